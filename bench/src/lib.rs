@@ -1,0 +1,1 @@
+//! Placeholder while the package is being written.
