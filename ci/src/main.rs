@@ -1,1 +1,109 @@
-fn main() {}
+//! `cargo ci`: the one tool of the project. It needs nothing but cargo; whatever else a step
+//! wants, `setup` installs.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod clock;
+mod command;
+mod forward;
+mod requirements;
+mod setup;
+mod steps;
+mod test;
+mod tidy;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo ci", about = "Checks, tests and benches of blockd")]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Formatting, lints, documents: all that needs no test to run
+    Check,
+    /// The project's own lint
+    Tidy,
+    /// Does every line of docs/REQUIREMENTS.md name a test that exists?
+    Requirements {
+        /// Let a line say `pending` in place of a test
+        #[arg(long)]
+        allow_pending: bool,
+    },
+    /// Every test, in its short form unless asked otherwise
+    Test {
+        /// The long form: minutes of simulation in place of seconds
+        #[arg(long)]
+        long: bool,
+    },
+    /// The protocol model; arguments go to its binary
+    Model(Forwarded),
+    /// The simulator of the real mapper; arguments go to its binary
+    Sim(Forwarded),
+    /// Crash at every IO boundary of short traces; arguments go to its binary
+    Crash(Forwarded),
+    /// Benches against their budgets
+    Bench {
+        #[command(subcommand)]
+        what: Bench,
+    },
+    /// The mapper on a real file through io_uring; arguments go to its binary
+    Pump(Forwarded),
+    /// Installs what tests and benches need and this machine lacks
+    Setup,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// The mapper's figures beside their budgets, then the pump
+    Mapper(Forwarded),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+struct Forwarded {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments.action) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cargo ci: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// True when all was well; what was not is already printed.
+fn run(action: &Action) -> Result<bool> {
+    let root = command::workspace_root()?;
+    let root: &Path = &root;
+    match action {
+        Action::Check => Ok(check::run(root)),
+        Action::Tidy => tidy::run(root).map(|()| true),
+        Action::Requirements { allow_pending } => {
+            requirements::run(root, *allow_pending).map(|()| true)
+        }
+        Action::Test { long } => Ok(test::run(root, *long)),
+        Action::Model(rest) => forward::tests(root, "model", &rest.arguments).map(|()| true),
+        Action::Sim(rest) => forward::tests(root, "sim", &rest.arguments).map(|()| true),
+        Action::Crash(rest) => forward::tests(root, "crash", &rest.arguments).map(|()| true),
+        Action::Bench { what: Bench::Mapper(rest) } => {
+            forward::bench_mapper(root, &rest.arguments).map(|()| true)
+        }
+        Action::Pump(rest) => forward::pump(root, &rest.arguments).map(|()| true),
+        Action::Setup => setup::run().map(|()| true),
+    }
+}

@@ -1,0 +1,52 @@
+//! `cargo ci check`: what can be said about the sources without running a test.
+
+use std::path::Path;
+
+use crate::command;
+use crate::steps::{Outcome, Steps};
+use crate::{requirements, tidy};
+
+/// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
+/// of features, which would hide a mapper that builds only with `mutations` on, or only with it off.
+const LINTED: [(&str, &[&str]); 3] = [
+    ("clippy, workspace", &["--workspace"]),
+    ("clippy, mapper alone", &["--package", "blockd-mapper"]),
+    (
+        "clippy, mapper with mutations",
+        &["--package", "blockd-mapper", "--features", "blockd-mapper/mutations"],
+    ),
+];
+
+/// Runs every check; true when all passed.
+#[must_use]
+pub(crate) fn run(root: &Path) -> bool {
+    let mut steps = Steps::new();
+    steps.run("lock file", || {
+        let mut cargo = command::cargo(root);
+        command::output(cargo.args(["metadata", "--locked", "--format-version", "1"]))?;
+        Ok(Outcome::Passed)
+    });
+    cargo_step(&mut steps, root, "fmt", &["fmt", "--all", "--check"]);
+    for (name, selection) in LINTED {
+        let mut arguments = vec!["clippy", "--quiet", "--all-targets"];
+        arguments.extend(selection);
+        arguments.extend(["--", "-D", "warnings"]);
+        cargo_step(&mut steps, root, name, &arguments);
+    }
+    steps.run("doc", || {
+        let mut cargo = command::cargo(root);
+        cargo.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]);
+        command::run(cargo.env("RUSTDOCFLAGS", "-D warnings"))?;
+        Ok(Outcome::Passed)
+    });
+    steps.run("tidy", || tidy::run(root).map(|()| Outcome::Passed));
+    steps.run("requirements", || requirements::run(root, false).map(|()| Outcome::Passed));
+    steps.finish()
+}
+
+fn cargo_step(steps: &mut Steps, root: &Path, name: &str, arguments: &[&str]) {
+    steps.run(name, || {
+        command::run(command::cargo(root).args(arguments))?;
+        Ok(Outcome::Passed)
+    });
+}

@@ -1,0 +1,135 @@
+//! Starting other programs: cargo above all.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// A cargo invocation in the workspace root. The cargo that started us is used again, so that one
+/// run never mixes toolchains.
+#[must_use]
+pub(crate) fn cargo(root: &Path) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut command = Command::new(program);
+    command.current_dir(root).stdin(Stdio::null());
+    command
+}
+
+/// The workspace root, as cargo sees it from the current directory.
+///
+/// # Errors
+/// When cargo cannot be started, or the current directory is not inside a workspace.
+pub(crate) fn workspace_root() -> Result<PathBuf> {
+    let mut command = cargo(Path::new("."));
+    command.args(["locate-project", "--workspace", "--message-format", "plain"]);
+    let manifest = PathBuf::from(output(&mut command)?.trim_end());
+    let root = manifest.parent().context("the workspace manifest has no directory")?;
+    Ok(root.to_path_buf())
+}
+
+/// Where build output goes. Builds with other compiler flags get a folder below it, or each would
+/// throw away the other's work.
+#[must_use]
+pub(crate) fn target_dir(root: &Path) -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root.join(dir),
+        None => root.join("target"),
+    }
+}
+
+/// Runs with our own stdout and stderr.
+///
+/// # Errors
+/// When the program cannot be started or does not exit with 0.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let line = describe(command);
+    let status = command.status().with_context(|| format!("cannot start: {line}"))?;
+    if !status.success() {
+        bail!("{status}: {line}");
+    }
+    Ok(())
+}
+
+/// Runs, shows stdout as it comes and also returns it.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_and_keep(command: &mut Command) -> Result<String> {
+    let line = describe(command);
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start: {line}"))?;
+    let pipe = child.stdout.take().context("the child has no stdout")?;
+    let mut kept = String::new();
+    for text in BufReader::new(pipe).lines() {
+        let text = text.with_context(|| format!("reading the output of: {line}"))?;
+        println!("{text}");
+        kept.push_str(&text);
+        kept.push('\n');
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("{status}: {line}");
+    }
+    Ok(kept)
+}
+
+/// Runs silently and returns stdout; stderr is part of the error.
+///
+/// # Errors
+/// As [`run`], and when the output is not UTF-8.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let line = describe(command);
+    let output = command.output().with_context(|| format!("cannot start: {line}"))?;
+    if !output.status.success() {
+        bail!("{}: {line}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("not UTF-8: output of {line}"))
+}
+
+/// Whether a program of this name is installed. The sbin folders are looked at as well: an
+/// ordinary user's `PATH` often lacks them.
+#[must_use]
+pub(crate) fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let extra = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(extra).any(|dir| dir.join(program).is_file())
+}
+
+/// What a person would type to get the same.
+fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let mut line = Vec::new();
+    for (index, word) in words.enumerate() {
+        let word = word.to_string_lossy();
+        // The full path of cargo says nothing to the reader.
+        let short = if index == 0 { word.rsplit('/').next().unwrap_or(&word) } else { &word };
+        line.push(short.to_owned());
+    }
+    line.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_program_is_an_error_that_names_the_command() {
+        let error = run(Command::new("sh").args(["-c", "exit 3"])).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("exit status: 3") && text.contains("sh -c exit 3"), "{text}");
+    }
+
+    #[test]
+    fn output_is_kept() {
+        let kept = run_and_keep(Command::new("sh").args(["-c", "echo one; echo two"])).unwrap();
+        assert_eq!(kept, "one\ntwo\n");
+    }
+
+    #[test]
+    fn a_program_nobody_has_is_not_installed() {
+        assert!(installed("sh"));
+        assert!(!installed("no-such-program-anywhere"));
+    }
+}

@@ -1,0 +1,124 @@
+//! `cargo ci setup`: installs what tests and benches need and this machine lacks. Debian's package
+//! manager is the only one it knows; elsewhere it names what is missing.
+
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command;
+
+/// A program that a test or a bench starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tool {
+    /// The name of the program.
+    pub(crate) program: &'static str,
+    /// The Debian package that has it.
+    pub(crate) package: &'static str,
+}
+
+/// Runs the reader written from the format's description.
+pub(crate) const PYTHON: Tool = Tool { program: "python3", package: "python3" };
+/// The pump's figures stand beside its.
+pub(crate) const FIO: Tool = Tool { program: "fio", package: "fio" };
+/// Makes the loop device that the pump also runs on.
+pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "util-linux" };
+/// Makes the file system that a whole-system test mounts.
+pub(crate) const MKFS: Tool = Tool { program: "mkfs.ext4", package: "e2fsprogs" };
+
+/// Everything that `setup` sees to.
+pub(crate) const ALL: [Tool; 4] = [PYTHON, FIO, LOSETUP, MKFS];
+
+/// Installs whatever of [`ALL`] is missing and says what it did.
+///
+/// # Errors
+/// When something is missing and cannot be installed.
+pub(crate) fn run() -> Result<()> {
+    for tool in ALL {
+        if command::installed(tool.program) {
+            println!("setup: {} is here", tool.program);
+        }
+    }
+    ensure(&ALL)
+}
+
+/// Makes sure that these tools are here: installs them when we are root on a Debian machine.
+///
+/// # Errors
+/// When one is missing and cannot be installed; the message names the package.
+pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
+    let missing: Vec<Tool> =
+        tools.iter().copied().filter(|tool| !command::installed(tool.program)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let root = is_root().context("finding out whether we are root")?;
+    if !root || !command::installed("apt-get") {
+        bail!("{}", complaint(&missing));
+    }
+    install(&missing)
+}
+
+fn install(missing: &[Tool]) -> Result<()> {
+    let packages = packages(missing);
+    println!("setup: installing {}", packages.join(" "));
+    command::run(apt_get().arg("update"))?;
+    command::run(apt_get().args(["install", "-y", "--no-install-recommends"]).args(&packages))?;
+    for tool in missing {
+        if !command::installed(tool.program) {
+            bail!("{} was installed, yet there is no {}", tool.package, tool.program);
+        }
+    }
+    println!("setup: installed {}", packages.join(" "));
+    Ok(())
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").arg("-q").stdin(Stdio::null());
+    command
+}
+
+/// The packages of these tools, each once.
+fn packages(tools: &[Tool]) -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = tools.iter().map(|tool| tool.package).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+fn complaint(missing: &[Tool]) -> String {
+    let programs: Vec<&str> = missing.iter().map(|tool| tool.program).collect();
+    format!(
+        "missing: {}; install the package(s) {}, or run `cargo ci setup` as root on Debian",
+        programs.join(", "),
+        packages(missing).join(", ")
+    )
+}
+
+/// The owner of our own entry in /proc is the effective user.
+fn is_root() -> std::io::Result<bool> {
+    Ok(std::fs::metadata("/proc/self")?.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_that_are_here_need_nothing() {
+        ensure(&[Tool { program: "sh", package: "dash" }]).unwrap();
+    }
+
+    #[test]
+    fn the_complaint_names_programs_and_packages() {
+        let text = complaint(&[FIO, LOSETUP]);
+        assert!(text.contains("fio, losetup") && text.contains("fio, util-linux"), "{text}");
+    }
+
+    #[test]
+    fn a_package_is_installed_once() {
+        let twice = Tool { program: "mount", package: "util-linux" };
+        assert_eq!(packages(&[LOSETUP, twice]), ["util-linux"]);
+    }
+}

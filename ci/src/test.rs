@@ -1,0 +1,148 @@
+//! `cargo ci test`: every test of the project, counted step by step.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::steps::{Outcome, Steps};
+use crate::{command, forward, setup};
+
+/// Said when miri is not there. It comes with a nightly toolchain only, which this project does not
+/// ask anyone to have.
+const NO_MIRI: &str = "miri is not part of this toolchain";
+
+/// Parts of the mapper that miri looks at: those that threads share. The rest would take hours.
+const UNDER_MIRI: [&str; 3] = ["leaf", "epoch", "ring"];
+
+/// A run of one of the tests package's binaries: its name, the arguments of the short form, and
+/// those of the long one.
+type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
+
+const FORWARDED: [Forwarded; 5] = [
+    ("model", &["--seconds", "10"], &["--seconds", "60"]),
+    ("model", &["--mutate"], &["--mutate"]),
+    ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
+    ("sim", &["--mutate"], &["--mutate"]),
+    ("crash", &[], &[]),
+];
+
+/// Runs everything; true when nothing failed.
+#[must_use]
+pub(crate) fn run(root: &Path, long: bool) -> bool {
+    let mut steps = Steps::new();
+    steps.run("unit, integration and documentation tests", || workspace(root));
+    steps.run("loom", || loom(root));
+    steps.run("miri", || miri(root));
+    steps.run("python reader", || python_reader(root));
+    for (binary, short, extended) in FORWARDED {
+        let arguments = if long { extended } else { short };
+        let name = [&[binary], arguments].concat().join(" ");
+        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
+        steps.run(&name, || forward::tests(root, binary, &arguments).map(|()| Outcome::Passed));
+    }
+    steps.finish()
+}
+
+fn workspace(root: &Path) -> Result<Outcome> {
+    // Tests of the workspace may start the same tools as the steps below.
+    setup::ensure(&[setup::PYTHON])?;
+    counted(command::cargo(root).args(["test", "--workspace"]))
+}
+
+/// The loom tests are those of the mapper whose path contains `loom_`, and its test files of such a
+/// name. They need every crate built with `--cfg loom`, hence the folder of their own.
+fn loom(root: &Path) -> Result<Outcome> {
+    let cargo = || {
+        let mut cargo = command::cargo(root);
+        cargo.env("RUSTFLAGS", "--cfg loom");
+        cargo.env("CARGO_TARGET_DIR", command::target_dir(root).join("loom"));
+        cargo.args(["test", "--release", "--package", "blockd-mapper"]);
+        cargo
+    };
+    let mut passed = tests_passed(&command::run_and_keep(cargo().args(["--lib", "loom_"]))?);
+    if has_loom_files(root)? {
+        passed += tests_passed(&command::run_and_keep(cargo().args(["--test", "loom_*"]))?);
+    }
+    if passed == 0 {
+        bail!("no loom test ran");
+    }
+    Ok(Outcome::Passed)
+}
+
+fn has_loom_files(root: &Path) -> Result<bool> {
+    let dir = root.join("mapper/tests");
+    if !dir.is_dir() {
+        return Ok(false);
+    }
+    for entry in std::fs::read_dir(&dir).with_context(|| format!("reading {}", dir.display()))? {
+        if entry?.file_name().to_string_lossy().starts_with("loom_") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn miri(root: &Path) -> Result<Outcome> {
+    // Only rustup understands `+nightly`, and only under the plain name.
+    let cargo = || {
+        let mut cargo = Command::new("cargo");
+        cargo.current_dir(root).stdin(Stdio::null()).args(["+nightly", "miri"]);
+        cargo
+    };
+    if command::output(cargo().arg("--version")).is_err() {
+        return Ok(Outcome::NotRun(NO_MIRI));
+    }
+    let mut cargo = cargo();
+    cargo.env("CARGO_TARGET_DIR", command::target_dir(root).join("miri"));
+    cargo.env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    cargo.args(["test", "--package", "blockd-mapper", "--lib", "--"]).args(UNDER_MIRI);
+    counted(&mut cargo)
+}
+
+/// The test builds a pool image and has a reader in Python, written from the format's description
+/// alone, tell its contents.
+fn python_reader(root: &Path) -> Result<Outcome> {
+    setup::ensure(&[setup::PYTHON])?;
+    let mut cargo = command::cargo(root);
+    counted(cargo.args(["test", "--package", "blockd-tests", "--test", "python_reader"]))
+}
+
+/// Runs a command that prints like `cargo test`. That none ran is a failure: a filter that no longer
+/// matches must not look like success.
+fn counted(command: &mut Command) -> Result<Outcome> {
+    let output = command::run_and_keep(command)?;
+    if tests_passed(&output) == 0 {
+        bail!("no test ran");
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The sum over all `test result: ok. N passed; ...` lines.
+fn tests_passed(output: &str) -> u64 {
+    output
+        .lines()
+        .filter_map(|line| line.strip_prefix("test result: ok. "))
+        .filter_map(|rest| rest.split_once(" passed")?.0.parse::<u64>().ok())
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passed_tests_of_all_binaries_are_added_up() {
+        let output = "running 2 tests\n\
+            test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out\n\
+            test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        assert_eq!(tests_passed(output), 42);
+    }
+
+    #[test]
+    fn a_run_without_a_test_is_a_failure() {
+        let line = "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out";
+        let error = counted(Command::new("echo").arg(line)).unwrap_err();
+        assert_eq!(error.to_string(), "no test ran");
+    }
+}
