@@ -1,1 +1,8 @@
-//! Placeholder while the package is being written.
+//! The thin extent mapper of blockd.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod format;
+pub mod geometry;
+pub mod io;
+pub mod units;

@@ -1,0 +1,119 @@
+//! The one error type of the mapper: what went wrong, where, and what was expected.
+
+use crate::format::FormatError;
+
+/// Why a call of the mapper failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapperError {
+    /// An argument is outside what is allowed. Nothing was changed.
+    #[error("{field} is {value}: must be {allowed}")]
+    Invalid {
+        /// The argument's name.
+        field: &'static str,
+        /// What was given.
+        value: u64,
+        /// What would be accepted.
+        allowed: &'static str,
+    },
+    /// A volume name breaks a rule. Nothing was changed.
+    #[error("volume name {name:?}: {problem}")]
+    Name {
+        /// The name as given.
+        name: String,
+        /// The rule it breaks.
+        problem: &'static str,
+    },
+    /// No such volume.
+    #[error("volume {0} does not exist")]
+    NoVolume(String),
+    /// The name is taken by a volume with other properties.
+    #[error("volume {name:?} exists with {field} {existing}, asked for {asked}")]
+    Exists {
+        /// The name.
+        name: String,
+        /// The property that differs.
+        field: &'static str,
+        /// Its present value.
+        existing: u64,
+        /// The value asked for.
+        asked: u64,
+    },
+    /// The volume can't do that: it is a snapshot, in use, or of another family.
+    #[error("volume {volume}: {problem}")]
+    Unsuitable {
+        /// Which volume.
+        volume: u32,
+        /// Why not.
+        problem: &'static str,
+    },
+    /// A request leaves the volume or isn't made of whole blocks.
+    #[error(
+        "request at byte {offset} of {len} bytes: volume has {size} bytes in blocks of {block_size}"
+    )]
+    OutOfRange {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes of the volume.
+        size: u64,
+        /// Its logical block in bytes.
+        block_size: u32,
+    },
+    /// Writing to a snapshot or to a pool opened read-only.
+    #[error("read-only")]
+    ReadOnly,
+    /// A limit of the mapper is reached.
+    #[error("{what}: the limit is {limit}")]
+    Limit {
+        /// What ran out.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// No room for what was asked, in bytes.
+    #[error("no space: {needed} bytes needed, {free} bytes free")]
+    NoSpace {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// A structure on the media isn't what it must be.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A device of the pool isn't the one the pool knows, or isn't there.
+    #[error("device {name:?}: {problem}")]
+    Device {
+        /// The caller's name for it, or the UUID of one that is missing.
+        name: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The delta ring of a pool that was not closed can't be used, and answered writes may be lost.
+    #[error("{problem}; opening without it loses answered writes that were not flushed")]
+    RingLost {
+        /// Why the ring can't be used.
+        problem: String,
+    },
+    /// An IO of the mapper itself failed. Final until the pool is opened again (R8).
+    #[error("{operation} on device {device} failed: {error}")]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// The caller's index of the device.
+        device: u8,
+        /// The media's answer.
+        error: crate::io::IoError,
+    },
+    /// The pool has failed earlier and must be opened again (R8).
+    #[error("pool failed earlier and must be opened again: {0}")]
+    Failed(String),
+    /// The pool has been closed.
+    #[error("pool is closed")]
+    Closed,
+    /// An internal rule was found broken; the pool stops rather than go on.
+    #[error("internal error: {0}")]
+    Internal(&'static str),
+}

@@ -1,0 +1,106 @@
+//! Switches that take one commit rule out of the mapper, so that a test can show the rule's absence
+//! is noticed. Without the feature `mutations` every question is `false` at compile time.
+
+/// Defines the switches with the rule each belongs to and what it takes away.
+macro_rules! mutations {
+    ($($name:ident $rule:literal $what:literal;)*) => {
+        /// One rule, or one form of it, taken out.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum Mutation {
+            $(#[doc = $what] $name,)*
+        }
+
+        impl Mutation {
+            /// Every switch there is.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The rule it belongs to.
+            #[must_use]
+            pub const fn id(self) -> &'static str {
+                match self { $(Self::$name => $rule,)* }
+            }
+
+            /// What is taken away.
+            #[must_use]
+            pub const fn what(self) -> &'static str {
+                match self { $(Self::$name => $what,)* }
+            }
+        }
+    };
+}
+
+mutations! {
+    LogBeforeData "R1" "the log is written without flushing the data first";
+    CaptureLate "R2" "changes are captured after the data flush instead of before";
+    CaptureOneSlot "R2" "a commit takes the changes of one worker only";
+    AnswerBeforeLog "R3" "a flush is answered before its log blocks are durable";
+    ShortFlushDuringCommit "R3" "the short flush is taken while a commit is on its way";
+    ReuseAtOnce "R4" "a dropped extent is free at once";
+    ReuseAtCapture "R4" "a dropped extent is free once its drop is captured";
+    ReuseUndrained "R4" "a dropped extent is free while older IO may still use it";
+    ClearBitsRead "R5a" "clear bits are read from the media";
+    BitsAtSubmission "R5b" "bits are set when the write is sent";
+    NoCancel "R5c" "a discard does not cancel the bits of writes in flight";
+    StaleCompletion "R5d" "a copy-on-write publishes what it saw when it was planned";
+    UnmapUnderWrite "R5e" "a discard unmaps an extent that slow writes are aimed at";
+    ReplayOld "R6" "replay applies records the checkpoint already holds";
+    RingsUnmerged "R6" "rings are replayed one after the other, not in LSN order";
+    NoChain "R6" "replay does not check that log blocks chain, nor their epoch";
+    FuaWithoutCommit "R7" "FUA sets the data's flag and never commits the map";
+    FuaJoinsCommit "R7" "FUA is satisfied by a commit already past its capture";
+    FlushErrorIgnored "R8" "a failed flush is taken for a good one";
+    RingAfterFailure "R8" "the ring is replayed after a failed flush";
+    NoRecord "R9" "writes are answered without a record in the ring";
+    TrimAtCapture "R9" "records leave the ring when captured";
+    OverwriteFullRing "R9" "a full ring is overwritten";
+    NoDiscardRecord "R9" "discards have no record in the ring";
+    NoStructureRecord "R9" "structure changes have no record in the ring";
+    DecrementAtOnce "R10" "a dropped reference counts at once";
+    NoFence "R11" "the pool opens while IO of its dead owner is under way";
+    NoOpeningFlush "R12" "nothing is flushed before the pool is read";
+    RingEmptiedAtReplay "R13" "the ring is emptied when it has been replayed";
+    ReplayedIsDurable "R13" "replayed records are taken for durable";
+    NoStamp "R14" "any ring is accepted, whatever its open id";
+    NextNotWritten "R14" "the ring is not told the next open id before the superblock";
+    EpochLate "R15" "log blocks of a new epoch are written before its superblock";
+    SnapshotUndrained "R16" "a snapshot does not wait for writes in flight";
+    StructureUndrained "R16" "rollback, resize and delete do not wait for writes in flight";
+    StructureEarly "R16" "structure changes are answered before they are durable";
+    FuzzyCheckpoint "R17a" "pages are written as they are by then, not as they were at the cut";
+    CheckpointUnflushed "R17b" "the superblock does not wait for the pages to be durable";
+    TruncateEarly "R17b" "the log is truncated before the superblock is durable";
+    DurableEarly "R17b" "a checkpoint counts as durable before its superblock is";
+    PagesInPlace "R17c" "pages that the present superblock refers to are written over";
+    NoIdleCheckpoint "R17d" "no checkpoint is taken when no LSN was assigned since the last";
+    ShrinkWholeExtents "R18" "a shrink drops whole extents only";
+}
+
+#[cfg(feature = "mutations")]
+mod active {
+    use super::Mutation;
+    use std::sync::atomic::{AtomicU16, Ordering};
+
+    /// 0, or the active switch plus one. Process-wide: every pool of the process is affected.
+    static ACTIVE: AtomicU16 = AtomicU16::new(0);
+
+    /// Takes a rule out of every pool of this process, or puts all back.
+    pub fn set(mutation: Option<Mutation>) {
+        ACTIVE.store(mutation.map_or(0, |m| m as u16 + 1), Ordering::Relaxed);
+    }
+
+    /// Whether this rule is taken out.
+    pub fn active(mutation: Mutation) -> bool {
+        ACTIVE.load(Ordering::Relaxed) == mutation as u16 + 1
+    }
+}
+
+#[cfg(feature = "mutations")]
+pub use active::{active, set};
+
+/// Whether this rule is taken out: never, without the feature.
+#[cfg(not(feature = "mutations"))]
+#[must_use]
+pub const fn active(_mutation: Mutation) -> bool {
+    false
+}
