@@ -7,7 +7,7 @@ use crate::steps::{Outcome, Steps};
 use crate::{requirements, tidy};
 
 /// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
-/// of features, which would hide a mapper that builds only with `mutations` on, or only with it off.
+/// of features, which would hide a mapper that builds only with `mutations` on, or only without.
 const LINTED: [(&str, &[&str]); 3] = [
     ("clippy, workspace", &["--workspace"]),
     ("clippy, mapper alone", &["--package", "blockd-mapper"]),

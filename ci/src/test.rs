@@ -108,8 +108,8 @@ fn python_reader(root: &Path) -> Result<Outcome> {
     counted(cargo.args(["test", "--package", "blockd-tests", "--test", "python_reader"]))
 }
 
-/// Runs a command that prints like `cargo test`. That none ran is a failure: a filter that no longer
-/// matches must not look like success.
+/// Runs a command that prints like `cargo test`. That none ran is a failure: a filter that no
+/// longer matches must not look like success.
 fn counted(command: &mut Command) -> Result<Outcome> {
     let output = command::run_and_keep(command)?;
     if tests_passed(&output) == 0 {

@@ -1,5 +1,5 @@
-//! Tells code, comments and string literals of a Rust file apart, well enough for lints: no macro is
-//! expanded and nothing is parsed.
+//! Tells code, comments and string literals of a Rust file apart, well enough for lints: no macro
+//! is expanded and nothing is parsed.
 
 /// One line of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,8 +54,8 @@ pub(super) fn lines(text: &str) -> Vec<Line> {
     reader.lines
 }
 
-/// The line, from 0, at which the module of tests at the end of the file begins; the number of lines
-/// when there is none.
+/// The line, from 0, at which the module of tests at the end of the file begins; the number of
+/// lines when there is none.
 pub(super) fn tests_start(lines: &[Line]) -> usize {
     for (index, line) in lines.iter().enumerate() {
         let code = line.code.trim();
