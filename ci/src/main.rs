@@ -107,3 +107,23 @@ fn run(action: &Action) -> Result<bool> {
         Action::Setup => setup::run().map(|()| true),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Arguments as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_of_another_binary_are_not_ours_to_read() {
+        let words = ["ci", "sim", "--seed", "1", "--mutate", "--help", "--", "x"];
+        let parsed = Arguments::try_parse_from(words).unwrap();
+        let Action::Sim(rest) = parsed.action else {
+            panic!("not taken for sim: {parsed:?}");
+        };
+        assert_eq!(rest.arguments, &words[2..]);
+    }
+}

@@ -47,7 +47,7 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
 fn workspace(root: &Path) -> Result<Outcome> {
     // Tests of the workspace may start the same tools as the steps below.
     setup::ensure(&[setup::PYTHON])?;
-    counted(command::cargo(root).args(["test", "--workspace"]))
+    counted(command::cargo(root).args(["test", "--workspace", "--no-fail-fast"]))
 }
 
 /// The loom tests are those of the mapper whose path contains `loom_`, and its test files of such a

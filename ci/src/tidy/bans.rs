@@ -1,7 +1,7 @@
 //! Words that must not stand in sources or documents.
 
 use super::Problem;
-use super::source::{self, has_word};
+use super::source::{self, Line, has_word};
 use super::tree::Tree;
 
 /// Unfinished or left-over code. Written in pieces, or this file would break its own rule.
@@ -81,6 +81,9 @@ fn check_rust(path: &str, text: &str) -> Vec<Problem> {
                 }
             }
         }
+        if excepts_without_reason(&lines[index..]) {
+            ban("#[allow", "an exception from a lint gives its reason");
+        }
         if index < tests_start && line.code.contains("use super::*") {
             ban("use super::*", "outside tests, name what you import");
         }
@@ -90,6 +93,24 @@ fn check_rust(path: &str, text: &str) -> Vec<Problem> {
 
 fn banned(path: &str, line: usize, word: &str, why: &str) -> Problem {
     Problem::new(path, line, format!("`{word}`: {why}"))
+}
+
+/// Whether an attribute that begins on the first of these lines silences a lint without saying why.
+fn excepts_without_reason(lines: &[Line]) -> bool {
+    let first = lines[0].code.trim();
+    let starts = ["#[allow(", "#![allow(", "#[expect(", "#![expect("];
+    if !starts.iter().any(|start| first.starts_with(start)) {
+        return false;
+    }
+    for line in lines {
+        if line.code.contains("reason =") {
+            return false;
+        }
+        if line.code.contains(']') {
+            break;
+        }
+    }
+    true
 }
 
 /// Files that hold nothing but tests.
@@ -166,6 +187,14 @@ mod tests {
             assert_eq!(problems("docs/A.md", &format!("see `{start}x`")), 1, "{start}");
             assert_eq!(problems("a/src/lib.rs", &format!("let a = \"docs{start}x\";")), 0);
         }
+    }
+
+    #[test]
+    fn an_exception_gives_its_reason() {
+        assert_eq!(problems("a/src/lib.rs", "#[allow(dead_code)]\nfn f() {}"), 1);
+        assert_eq!(problems("a/src/lib.rs", "#[expect(x, reason = \"y\")]\nfn f() {}"), 0);
+        assert_eq!(problems("a/src/lib.rs", "#![expect(\n  x,\n  reason = \"y\"\n)]"), 0);
+        assert_eq!(problems("a/src/lib.rs", "#[expect(\n  x\n)]\nlet reason = 1;"), 1);
     }
 
     #[test]

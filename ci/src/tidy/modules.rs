@@ -17,17 +17,23 @@ pub(super) fn check(tree: &Tree) -> Vec<Problem> {
 
 fn check_rules(tree: &Tree, rules: &[Rule]) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for (path, text) in tree.texts("rs") {
-        for &(folder, module, allowed) in rules {
+    for &(folder, module, allowed) in rules {
+        let mut files = 0;
+        for (path, text) in tree.texts("rs") {
             let Some(depth) = depth_in_module(path, folder, module) else {
                 continue;
             };
+            files += 1;
             for (line, import) in imports(text, depth) {
                 if import != module && !allowed.contains(&import.as_str()) {
                     let text = format!("module {module} may not import {import}");
                     problems.push(Problem::new(path, line, text));
                 }
             }
+        }
+        if files == 0 {
+            let text = format!("there is a rule for module {module}, and no such module");
+            problems.push(Problem::new(folder, 0, text));
         }
     }
     problems
@@ -136,9 +142,16 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_for_nothing_is_found() {
+        let found = problems("m/src/other.rs", "");
+        assert_eq!(found, ["m/src: there is a rule for module leaf, and no such module"]);
+    }
+
+    #[test]
     fn tests_import_what_they_like() {
         let text = "#[cfg(test)]\nmod tests {\n    use crate::pool::Pool;\n}\n";
         assert!(problems("m/src/leaf.rs", text).is_empty());
-        assert!(problems("m/src/leaf/tests.rs", "use crate::pool::Pool;").is_empty());
+        let files = [("m/src/leaf.rs", ""), ("m/src/leaf/tests.rs", "use crate::pool::Pool;")];
+        assert!(check_rules(&tree(&files), &RULE).is_empty());
     }
 }

@@ -3,9 +3,11 @@
 use super::Problem;
 use super::tree::Tree;
 
-/// Missing files, a changelog without its first section, and wrong executable bits.
+/// Missing files, a changelog without its first section, packages without lints, and wrong
+/// executable bits.
 pub(super) fn check(tree: &Tree) -> Vec<Problem> {
     let mut problems = changelog(tree);
+    problems.extend(lints(tree));
     for path in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "CONTRIBUTING.md", ".ci/run"] {
         if !tree.has(path) {
             problems.push(Problem::new(path, 0, "missing"));
@@ -25,6 +27,13 @@ pub(super) fn check(tree: &Tree) -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// A package that does not say so escapes the lints of the workspace.
+fn lints(tree: &Tree) -> Vec<Problem> {
+    let packages = tree.texts("toml").filter(|(path, _)| path.ends_with("/Cargo.toml"));
+    let lax = packages.filter(|(_, text)| !text.contains("[lints]\nworkspace = true"));
+    lax.map(|(path, _)| Problem::new(path, 0, "does not take the lints of the workspace")).collect()
 }
 
 /// The first section is where the next change is written down.
@@ -63,6 +72,16 @@ mod tests {
             files.remove(index);
             assert_eq!(check(&tree(&files))[0].path, *path);
         }
+    }
+
+    #[test]
+    fn a_package_takes_the_lints_of_the_workspace() {
+        let mut files = COMPLETE.to_vec();
+        files.push(("a/Cargo.toml", "[package]\n\n[lints]\nworkspace = true\n"));
+        files.push(("b/Cargo.toml", "[package]\n"));
+        let problems = check(&tree(&files));
+        assert_eq!(problems.len(), 1);
+        assert_eq!(problems[0].path, "b/Cargo.toml");
     }
 
     #[test]
