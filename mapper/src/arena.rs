@@ -1,0 +1,195 @@
+//! The leaves of a pool, in blocks that never move and are never returned.
+//!
+//! A leaf is cleared when it is given back, not when it is taken: giving back is the pool
+//! thread's work after every IO that could read the leaf has ended, while taking is on the path
+//! of a volume's first write, under its stripe. So a free leaf always maps nothing.
+
+use std::sync::OnceLock;
+
+use crate::leaf::Leaf;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, zeroed_slice};
+use crate::units::LeafId;
+
+/// Leaves that are made at once: 2 MiB of memory.
+pub const LEAVES_PER_BLOCK: u32 = if cfg!(loom) { 2 } else { 512 };
+
+/// What the pool knows of a leaf besides its entries: one cache line.
+#[derive(Debug, Default)]
+#[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
+#[repr(C, align(64))]
+pub struct LeafMeta {
+    /// Directories that hold the leaf. Above 1, it is copied before it is changed.
+    pub references: AtomicU32,
+    /// Entries that are mapped.
+    pub mapped: AtomicU32,
+    /// LSN of the last change of an entry.
+    pub last_lsn: AtomicU64,
+    /// Address of the metadata page that holds, or held, the leaf; 0 for none.
+    pub page: AtomicU64,
+    /// Checksum of that page, for its parent.
+    pub page_sum: AtomicU64,
+    /// The page holds the present content.
+    pub clean: AtomicBool,
+    /// A checkpoint has yet to write the content as of its LSN.
+    pub capture_pending: AtomicBool,
+    /// The leaf that follows in the free list; 0 for none. Belongs to the list's mutex.
+    next_free: AtomicU32,
+}
+
+impl LeafMeta {
+    /// As in a leaf that was never used.
+    fn reset(&self) {
+        self.references.store(0, Ordering::Relaxed);
+        self.mapped.store(0, Ordering::Relaxed);
+        self.last_lsn.store(0, Ordering::Relaxed);
+        self.page.store(0, Ordering::Relaxed);
+        self.page_sum.store(0, Ordering::Relaxed);
+        self.clean.store(false, Ordering::Relaxed);
+        self.capture_pending.store(false, Ordering::Relaxed);
+    }
+}
+
+/// No further leaves: the arena's limit is reached, or the machine's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no memory for leaves beyond {leaves}, of {limit} allowed")]
+pub struct ArenaFull {
+    /// Leaves that exist.
+    pub leaves: u32,
+    /// Leaves that may exist.
+    pub limit: u32,
+}
+
+/// Owns every leaf of a pool, in use or free.
+#[derive(Debug)]
+pub struct Arena {
+    blocks: Box<[OnceLock<Block>]>,
+    /// First leaf of the free list, which runs through [`LeafMeta`] so that it needs no memory.
+    free: Mutex<u32>,
+    /// Length of the free list, for those who only want to know.
+    free_count: AtomicU32,
+    /// Blocks made; held while one is added.
+    made: Mutex<u32>,
+}
+
+#[derive(Debug)]
+struct Block {
+    leaves: Box<[Leaf]>,
+    metas: Box<[LeafMeta]>,
+}
+
+impl Arena {
+    /// An arena without leaves that may grow to `max_leaves`, rounded up to whole blocks.
+    #[must_use]
+    pub fn new(max_leaves: u32) -> Self {
+        let blocks = max_leaves.div_ceil(LEAVES_PER_BLOCK).min(u32::MAX / LEAVES_PER_BLOCK);
+        Self {
+            blocks: (0..blocks).map(|_| OnceLock::new()).collect(),
+            free: Mutex::new(0),
+            free_count: AtomicU32::new(0),
+            made: Mutex::new(0),
+        }
+    }
+
+    /// The leaf with this id.
+    ///
+    /// # Panics
+    ///
+    /// If [`Arena::take`] never returned the id.
+    #[must_use]
+    #[inline]
+    pub fn leaf(&self, id: LeafId) -> &Leaf {
+        let (block, index) = self.place(id);
+        &block.leaves[index]
+    }
+
+    /// What is known of the leaf with this id. Panics as [`Arena::leaf`] does.
+    #[must_use]
+    #[inline]
+    pub fn meta(&self, id: LeafId) -> &LeafMeta {
+        let (block, index) = self.place(id);
+        &block.metas[index]
+    }
+
+    /// A leaf that maps nothing, without references. `None` if none is free: the engine refills.
+    pub fn take(&self) -> Option<LeafId> {
+        let mut first = self.free.lock();
+        if *first == 0 {
+            return None;
+        }
+        let id = LeafId(*first);
+        *first = self.meta(id).next_free.load(Ordering::Relaxed);
+        self.free_count.fetch_sub(1, Ordering::Relaxed);
+        drop(first);
+        debug_assert!(self.leaf(id).is_empty(), "free leaves map nothing");
+        Some(id)
+    }
+
+    /// Clears a leaf and makes it free. No directory holds it, and no reader can have it (its IO
+    /// epoch is drained).
+    pub fn give_back(&self, id: LeafId) {
+        let meta = self.meta(id);
+        debug_assert_eq!(meta.references.load(Ordering::Relaxed), 0, "still in a directory");
+        self.leaf(id).clear();
+        meta.reset();
+        let mut first = self.free.lock();
+        meta.next_free.store(*first, Ordering::Relaxed);
+        *first = id.0;
+        self.free_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Free leaves, as of a moment ago.
+    #[must_use]
+    pub fn free_count(&self) -> u32 {
+        self.free_count.load(Ordering::Relaxed)
+    }
+
+    /// Leaves that exist, in use or free.
+    #[must_use]
+    pub fn leaf_count(&self) -> u32 {
+        *self.made.lock() * LEAVES_PER_BLOCK
+    }
+
+    /// Makes blocks of leaves until so many are free. Allocates: not for the path of a request.
+    pub fn refill(&self, at_least_free: u32) -> Result<(), ArenaFull> {
+        let mut made = self.made.lock();
+        while self.free_count() < at_least_free {
+            let leaves = *made * LEAVES_PER_BLOCK;
+            self.add_block(*made).ok_or_else(|| ArenaFull { leaves, limit: self.limit() })?;
+            *made += 1;
+        }
+        Ok(())
+    }
+
+    /// Makes the block with this number and puts its leaves into the free list.
+    fn add_block(&self, number: u32) -> Option<()> {
+        let cell = self.blocks.get(number as usize)?;
+        let count = LEAVES_PER_BLOCK as usize;
+        let block = Block { leaves: zeroed_slice(count)?, metas: zeroed_slice(count)? };
+        let first_id = number * LEAVES_PER_BLOCK + 1;
+        for (meta, next) in block.metas.iter().zip(first_id + 1..) {
+            meta.next_free.store(next, Ordering::Relaxed);
+        }
+        let block = cell.get_or_init(|| block);
+        let last = block.metas.last()?;
+        let mut first = self.free.lock();
+        last.next_free.store(*first, Ordering::Relaxed);
+        *first = first_id;
+        self.free_count.fetch_add(LEAVES_PER_BLOCK, Ordering::Relaxed);
+        Some(())
+    }
+
+    fn limit(&self) -> u32 {
+        // `new` saw to it that the product fits.
+        u32::try_from(self.blocks.len()).map_or(u32::MAX, |blocks| blocks * LEAVES_PER_BLOCK)
+    }
+
+    #[inline]
+    fn place(&self, id: LeafId) -> (&Block, usize) {
+        // Id 0 wraps to the end of the table's range, where no block is.
+        let index = id.0.wrapping_sub(1);
+        let block = self.blocks[(index / LEAVES_PER_BLOCK) as usize]
+            .get()
+            .expect("leaf ids come from `take`, so their block was made");
+        (block, (index % LEAVES_PER_BLOCK) as usize)
+    }
+}

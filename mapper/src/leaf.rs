@@ -1,0 +1,177 @@
+//! A leaf: 256 entries of the map, read without a lock.
+//!
+//! An entry is two words. Word 0 holds the physical extent, a kind and a counter that changes with
+//! every [`Leaf::replace`]; word 1 is the bitmap of valid sub-blocks. All writers of a leaf hold
+//! the mutex of its stripe; readers hold nothing.
+//!
+//! # What a reader can see
+//!
+//! [`Leaf::load`] reads word 0, word 1 and word 0 again and starts over if word 0 changed. Every
+//! store is a release and the first two loads are acquires, so whoever sees a store also sees all
+//! that its writer stored before. A reader gets exactly the old or exactly the new mapping of each
+//! change. Case by case:
+//!
+//! * *Bits grow, same extent* ([`Leaf::grow`]): one store of word 1. Old or new bits.
+//! * *Other bits, same extent* (a discard of part of it): one store of word 1, then the counter.
+//!   Old or new bits, and both were right at some time during the read.
+//! * *Unmapped to mapped*: word 1, then word 0. Before the second store the entry is unmapped,
+//!   whose bits nobody looks at. Whoever sees the new word 0 sees the new bits.
+//! * *Mapped to unmapped*: word 0, then word 1. Whoever pairs the old word 0 with the cleared bits
+//!   finds word 0 changed when reading it again.
+//! * *Mapped to another extent* (a copied extent is published, a rollback): word 0 becomes `BUSY`,
+//!   then word 1, then word 0. With two stores in either order, some reader would pair one extent
+//!   with the bits of the other and read sub-blocks there that hold another volume's data. A
+//!   reader that meets `BUSY` waits for the writer's next two stores.
+//!
+//! A bit of a later tenancy is always stored after a change of word 0, so it is never paired with
+//! the word 0 of an earlier one. The counter makes that hold when the same extent comes back. It
+//! wraps after 65,536 replacements of one entry within one read of three words, and even then the
+//! extent must have come back too, which the reader's IO epoch forbids for a freed extent.
+
+use crate::mapping::Mapping;
+use crate::sync::{AtomicU64, Backoff, Ordering};
+use crate::units::PhysicalExtent;
+
+/// Entries of a leaf. Loom explores few: each is two objects of its model.
+pub const LEAF_ENTRIES: usize = if cfg!(loom) { 2 } else { 256 };
+
+const PHYSICAL_BITS: u32 = 40;
+const PHYSICAL_MASK: u64 = (1 << PHYSICAL_BITS) - 1;
+const KIND_MASK: u64 = 0xff << PHYSICAL_BITS;
+const MAPPED: u64 = 1 << PHYSICAL_BITS;
+/// Word 1 is being changed. Kind 2 is set aside for composite extents.
+const BUSY: u64 = 0xff << PHYSICAL_BITS;
+const COUNTER_ONE: u64 = 1 << 48;
+const COUNTER_MASK: u64 = 0xffff << 48;
+
+/// Two words, aligned so that they never lie on two cache lines.
+#[derive(Debug, Default)]
+#[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
+#[repr(C, align(16))]
+struct Entry {
+    word: AtomicU64,
+    valid: AtomicU64,
+}
+
+/// The mappings of 256 consecutive extents of a volume, one page of memory.
+#[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
+#[repr(C, align(4096))]
+pub struct Leaf {
+    entries: [Entry; LEAF_ENTRIES],
+}
+
+impl Leaf {
+    /// A leaf that maps nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { entries: std::array::from_fn(|_| Entry::default()) }
+    }
+
+    /// The present mapping of an entry. Takes no lock; see the module for what it can be.
+    #[must_use]
+    #[inline]
+    pub fn load(&self, index: usize) -> Mapping {
+        let entry = &self.entries[index];
+        let word = entry.word.load(Ordering::Acquire);
+        let valid = entry.valid.load(Ordering::Acquire);
+        if word & KIND_MASK != BUSY && entry.word.load(Ordering::Relaxed) == word {
+            return mapping(word, valid);
+        }
+        entry.load_slowly()
+    }
+
+    /// Sets bits of a mapped entry. The caller holds the leaf's stripe.
+    pub fn grow(&self, index: usize, bits: u64) {
+        let entry = &self.entries[index];
+        debug_assert_eq!(
+            entry.word.load(Ordering::Relaxed) & KIND_MASK,
+            MAPPED,
+            "bits belong to an extent"
+        );
+        entry.valid.fetch_or(bits, Ordering::Release);
+    }
+
+    /// Gives an entry another mapping. The caller holds the leaf's stripe.
+    pub fn replace(&self, index: usize, new: Mapping) {
+        let entry = &self.entries[index];
+        let old = entry.word.load(Ordering::Relaxed);
+        let counter = old.wrapping_add(COUNTER_ONE) & COUNTER_MASK;
+        let Some(physical) = new.physical else {
+            debug_assert_eq!(new.valid, 0, "bits belong to an extent");
+            entry.word.store(counter, Ordering::Release);
+            entry.valid.store(0, Ordering::Release);
+            return;
+        };
+        debug_assert!(physical.0 <= PHYSICAL_MASK, "physical extents have 40 bits");
+        let word = counter | MAPPED | (physical.0 & PHYSICAL_MASK);
+        if old & KIND_MASK == MAPPED && old & PHYSICAL_MASK != physical.0 {
+            entry.word.store(counter | BUSY, Ordering::Release);
+        }
+        entry.valid.store(new.valid, Ordering::Release);
+        entry.word.store(word, Ordering::Release);
+    }
+
+    /// Takes over every mapping of another leaf. The caller holds the stripe of both, and nobody
+    /// reads `self` yet.
+    pub fn copy_from(&self, other: &Self) {
+        for index in 0..LEAF_ENTRIES {
+            let mapping = other.load(index);
+            if mapping != self.load(index) {
+                self.replace(index, mapping);
+            }
+        }
+    }
+
+    /// Unmaps every entry. Writes only to those that were mapped.
+    pub fn clear(&self) {
+        for (index, entry) in self.entries.iter().enumerate() {
+            if entry.word.load(Ordering::Relaxed) & KIND_MASK != 0 {
+                self.replace(index, Mapping::UNMAPPED);
+            }
+        }
+    }
+
+    /// Whether no entry is mapped.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.iter().all(|entry| entry.word.load(Ordering::Acquire) & KIND_MASK == 0)
+    }
+}
+
+impl Default for Leaf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Leaf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mapped = (0..LEAF_ENTRIES).map(|i| (i, self.load(i))).filter(|(_, m)| m.is_mapped());
+        f.debug_map().entries(mapped).finish()
+    }
+}
+
+impl Entry {
+    /// The entry changed while it was read: waits for its writer.
+    #[cold]
+    fn load_slowly(&self) -> Mapping {
+        let mut backoff = Backoff::default();
+        loop {
+            let word = self.word.load(Ordering::Acquire);
+            let valid = self.valid.load(Ordering::Acquire);
+            if word & KIND_MASK != BUSY && self.word.load(Ordering::Relaxed) == word {
+                return mapping(word, valid);
+            }
+            backoff.wait();
+        }
+    }
+}
+
+/// Decodes the two words. The bits of an unmapped entry may be those of its next tenancy.
+#[inline]
+fn mapping(word: u64, valid: u64) -> Mapping {
+    if word & KIND_MASK == 0 {
+        return Mapping::UNMAPPED;
+    }
+    Mapping { physical: Some(PhysicalExtent(word & PHYSICAL_MASK)), valid }
+}
