@@ -1,0 +1,163 @@
+//! The table of a pool's devices in the superblock.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::format::{Problem, check_reserved};
+use crate::geometry::{Geometry, MAX_DEVICES, MAX_PHYSICAL_EXTENTS, MIN_BLOCK_SIZE, PAGE_BYTES};
+use crate::units::{DeviceIndex, PhysicalExtent};
+
+pub(crate) const RAW_DEVICES: usize = MAX_DEVICES;
+/// A superblock area at either end and something between.
+const MIN_EXTENTS: u64 = 3;
+const RAW_DEVICE_SIZE: usize = 64;
+const TABLE_AT: usize = 512;
+
+/// One device of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceRecord {
+    /// Identity of the device in the pool.
+    pub uuid: [u8; 16],
+    /// Bytes that the device had when it was last looked at.
+    pub size: u64,
+    /// The pool-wide number of its first extent.
+    pub first: PhysicalExtent,
+    /// Extents that it gives, superblock areas included.
+    pub extents: u64,
+    /// Bytes of its logical block.
+    pub block_size: u32,
+    /// What kind of storage it is; the number means something to the caller only.
+    pub class: u8,
+}
+
+/// 1 to 16 devices in the order of their extents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceTable {
+    records: [DeviceRecord; MAX_DEVICES],
+    count: u8,
+}
+
+impl DeviceTable {
+    /// A table of these devices; `None` unless there are 1 to 16.
+    #[must_use]
+    pub fn new(devices: &[DeviceRecord]) -> Option<Self> {
+        let mut records = [DeviceRecord::default(); MAX_DEVICES];
+        records.get_mut(..devices.len())?.copy_from_slice(devices);
+        let count = u8::try_from(devices.len()).ok().filter(|&count| count > 0)?;
+        Some(Self { records, count })
+    }
+
+    /// The devices.
+    #[must_use]
+    pub fn as_slice(&self) -> &[DeviceRecord] {
+        &self.records[..usize::from(self.count)]
+    }
+
+    /// The device that holds an extent.
+    #[must_use]
+    pub fn find(&self, extent: PhysicalExtent) -> Option<(DeviceIndex, &DeviceRecord)> {
+        (0..).map(DeviceIndex).zip(self.as_slice()).find(|(_, device)| {
+            extent.0.checked_sub(device.first.0).is_some_and(|within| within < device.extents)
+        })
+    }
+
+    /// One past the pool's last extent.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.as_slice().last().map_or(0, |last| last.first.0.saturating_add(last.extents))
+    }
+
+    pub(crate) fn validate(&self, geometry: Geometry) -> Result<(), Problem> {
+        let mut end = 0;
+        for (index, device) in self.as_slice().iter().enumerate() {
+            let (first, extents) = (device.first.0, device.extents);
+            if first < end || (index == 0 && first != 0) {
+                let allowed = "0 for the first, else beyond the device before";
+                return Err(Problem::entry(index, "first extent", first, allowed));
+            }
+            if extents < MIN_EXTENTS || extents > device.size / geometry.extent_size() {
+                let allowed = "at least 3 and no more than the device's size holds";
+                return Err(Problem::entry(index, "extent count", extents, allowed));
+            }
+            end = first.saturating_add(extents);
+            if end > MAX_PHYSICAL_EXTENTS {
+                let allowed = "such that the device ends within 2^40 extents";
+                return Err(Problem::entry(index, "first extent", first, allowed));
+            }
+            let block = device.block_size;
+            let blocks = MIN_BLOCK_SIZE.into()..=PAGE_BYTES;
+            if !block.is_power_of_two() || !blocks.contains(&u64::from(block)) {
+                let allowed = "a power of two from 512 to 4096";
+                return Err(Problem::entry(index, "block size", block.into(), allowed));
+            }
+            if self.as_slice()[..index].iter().any(|other| other.uuid == device.uuid) {
+                let allowed = "in the table once only";
+                return Err(Problem::entry(index, "device identity", index as u64, allowed));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn raw(&self) -> (u8, [RawDevice; RAW_DEVICES]) {
+        (self.count, self.records.map(RawDevice::new))
+    }
+
+    /// Reads the table without judging what is in it, except that unused places are empty.
+    pub(crate) fn from_raw(count: u8, raw: &[RawDevice; RAW_DEVICES]) -> Result<Self, Problem> {
+        let used = usize::from(count);
+        if used == 0 || used > MAX_DEVICES {
+            return Err(Problem::field("device count", count.into(), "from 1 to 16"));
+        }
+        for (index, device) in raw.iter().enumerate() {
+            let (bytes, at) = (device.as_bytes(), TABLE_AT + index * RAW_DEVICE_SIZE);
+            check_reserved(&device.reserved, at + RAW_DEVICE_SIZE - device.reserved.len())?;
+            if index >= used {
+                check_reserved(bytes, at)?;
+            }
+        }
+        let mut records = [DeviceRecord::default(); MAX_DEVICES];
+        for (record, raw) in records.iter_mut().zip(&raw[..used]) {
+            *record = raw.get();
+        }
+        Ok(Self { records, count })
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct RawDevice {
+    uuid: [u8; 16],
+    size: U64,
+    first: U64,
+    extents: U64,
+    block_size: U32,
+    class: u8,
+    reserved: [u8; 19],
+}
+
+const _: () = assert!(size_of::<RawDevice>() == RAW_DEVICE_SIZE);
+
+impl RawDevice {
+    fn new(device: DeviceRecord) -> Self {
+        Self {
+            uuid: device.uuid,
+            size: device.size.into(),
+            first: device.first.0.into(),
+            extents: device.extents.into(),
+            block_size: device.block_size.into(),
+            class: device.class,
+            reserved: [0; 19],
+        }
+    }
+
+    fn get(&self) -> DeviceRecord {
+        DeviceRecord {
+            uuid: self.uuid,
+            size: self.size.get(),
+            first: PhysicalExtent(self.first.get()),
+            extents: self.extents.get(),
+            block_size: self.block_size.get(),
+            class: self.class,
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Changes as the WAL and the delta ring hold them: units of 32 bytes.
+
+use crate::format::catalogue::{check_volume, name_len};
+use crate::format::{FormatError, Limits, Place, Problem, Structure, VolumeName, check_reserved};
+use crate::geometry::{LEAF_ENTRIES, MAX_NAME, MAX_VOLUME_SIZE};
+use crate::mapping::Mapping;
+use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
+
+/// Bytes of a unit.
+pub const UNIT_SIZE: usize = 32;
+/// A unit as four little-endian words.
+pub type Unit = [u64; 4];
+/// Units of the longest change: one, and six with a name of 128 bytes.
+pub const MAX_UNITS: usize = 1 + MAX_NAME.div_ceil(NAME_BYTES);
+
+/// Bytes of a name in each further unit.
+const NAME_BYTES: usize = 24;
+const MAX_EXTENTS: u64 = MAX_VOLUME_SIZE >> 16;
+
+const MAP: u8 = 1;
+const UNMAP: u8 = 2;
+const UNMAP_LEAF: u8 = 3;
+const CREATE: u8 = 4;
+const DELETE: u8 = 5;
+const RESIZE: u8 = 6;
+const SNAPSHOT: u8 = 7;
+const CLONE: u8 = 8;
+const ROLLBACK: u8 = 9;
+/// Grant, grow, mark and composite, in this order: reserved.
+const RESERVED: std::ops::RangeInclusive<u8> = 64..=67;
+const CONTINUED: u8 = 255;
+
+/// One change of the map or of the set of volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The extent's entry becomes exactly this.
+    Map {
+        /// Whose.
+        volume: VolumeId,
+        /// Which extent.
+        extent: ExtentIndex,
+        /// Where its data lies.
+        physical: PhysicalExtent,
+        /// Its valid sub-blocks.
+        valid: u64,
+    },
+    /// The extent's entry becomes empty.
+    Unmap {
+        /// Whose.
+        volume: VolumeId,
+        /// Which extent.
+        extent: ExtentIndex,
+    },
+    /// All 256 entries of a slot become empty.
+    UnmapLeaf {
+        /// Whose.
+        volume: VolumeId,
+        /// Which slot.
+        slot: SlotIndex,
+    },
+    /// A new, empty volume.
+    Create {
+        /// Its identity.
+        volume: VolumeId,
+        /// Its bytes.
+        size: u64,
+        /// Bytes of its logical block.
+        block_size: u32,
+        /// Its name.
+        name: VolumeName,
+    },
+    /// The volume or snapshot is gone, with every entry.
+    Delete {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// The volume has another size; what lay beyond it is gone.
+    Resize {
+        /// Which.
+        volume: VolumeId,
+        /// Its bytes from now on.
+        size: u64,
+    },
+    /// A new snapshot holds what its source holds now.
+    Snapshot {
+        /// The snapshot's identity.
+        volume: VolumeId,
+        /// What it is made from.
+        source: VolumeId,
+        /// The snapshot's name.
+        name: VolumeName,
+    },
+    /// A new volume holds what its source holds now.
+    Clone {
+        /// The clone's identity.
+        volume: VolumeId,
+        /// What it is made from.
+        source: VolumeId,
+        /// The clone's bytes, no fewer than its source's.
+        size: u64,
+        /// The clone's name.
+        name: VolumeName,
+    },
+    /// The volume holds what the snapshot holds, and has its size.
+    Rollback {
+        /// Which volume.
+        volume: VolumeId,
+        /// The snapshot.
+        snapshot: VolumeId,
+    },
+}
+
+impl Change {
+    /// The change that makes an extent's entry `mapping`.
+    #[must_use]
+    pub fn entry(volume: VolumeId, extent: ExtentIndex, mapping: Mapping) -> Self {
+        match mapping.physical {
+            None => Self::Unmap { volume, extent },
+            Some(physical) => Self::Map { volume, extent, physical, valid: mapping.valid },
+        }
+    }
+
+    /// The volume that it changes or makes.
+    #[must_use]
+    pub const fn volume(&self) -> VolumeId {
+        match *self {
+            Self::Map { volume, .. }
+            | Self::Unmap { volume, .. }
+            | Self::UnmapLeaf { volume, .. }
+            | Self::Create { volume, .. }
+            | Self::Delete { volume }
+            | Self::Resize { volume, .. }
+            | Self::Snapshot { volume, .. }
+            | Self::Clone { volume, .. }
+            | Self::Rollback { volume, .. } => volume,
+        }
+    }
+
+    /// Whether it changes the set of volumes rather than entries.
+    #[must_use]
+    pub const fn is_structure(&self) -> bool {
+        !matches!(self, Self::Map { .. } | Self::Unmap { .. } | Self::UnmapLeaf { .. })
+    }
+
+    /// Units that it takes.
+    #[must_use]
+    pub fn units(&self) -> usize {
+        1 + self.name().map_or(0, |name| name.as_bytes().len().div_ceil(NAME_BYTES))
+    }
+
+    const fn name(&self) -> Option<&VolumeName> {
+        match self {
+            Self::Create { name, .. } | Self::Snapshot { name, .. } | Self::Clone { name, .. } => {
+                Some(name)
+            }
+            _ => None,
+        }
+    }
+
+    /// Kind and the three words behind the head.
+    fn fields(&self) -> (u8, [u64; 3]) {
+        match *self {
+            Self::Map { extent, physical, valid, .. } => (MAP, [extent.0, physical.0, valid]),
+            Self::Unmap { extent, .. } => (UNMAP, [extent.0, 0, 0]),
+            Self::UnmapLeaf { slot, .. } => (UNMAP_LEAF, [slot.0.into(), 0, 0]),
+            Self::Create { size, block_size, ref name, .. } => {
+                (CREATE, [size, block_size.into(), name_len(name).into()])
+            }
+            Self::Delete { .. } => (DELETE, [0; 3]),
+            Self::Resize { size, .. } => (RESIZE, [size, 0, 0]),
+            Self::Snapshot { source, ref name, .. } => {
+                (SNAPSHOT, [source.0.into(), 0, name_len(name).into()])
+            }
+            Self::Clone { source, size, ref name, .. } => {
+                (CLONE, [source.0.into(), size, name_len(name).into()])
+            }
+            Self::Rollback { snapshot, .. } => (ROLLBACK, [snapshot.0.into(), 0, 0]),
+        }
+    }
+
+    /// Gives the change's units in their order. Returns how many they are.
+    #[inline]
+    pub fn for_each_unit(&self, lsn_delta: u16, mut unit: impl FnMut(Unit)) -> usize {
+        let (kind, [a, b, c]) = self.fields();
+        let Some(name) = self.name() else {
+            unit([head(kind, 1, lsn_delta, self.volume()), a, b, c]);
+            return 1;
+        };
+        let units = self.units();
+        let [count, ..] = units.to_le_bytes();
+        unit([head(kind, count, lsn_delta, self.volume()), a, b, c]);
+        for (piece, number) in name.as_bytes().chunks(NAME_BYTES).zip(1..) {
+            let mut bytes = [0; NAME_BYTES];
+            bytes[..piece.len()].copy_from_slice(piece);
+            let [a, b, c] = words(&bytes);
+            unit([head(CONTINUED, number, lsn_delta, self.volume()), a, b, c]);
+        }
+        units
+    }
+}
+
+/// Writes a change. Returns the units that it took, or `None` when there is no room.
+pub fn encode(change: &Change, lsn_delta: u16, out: &mut [u8]) -> Option<usize> {
+    let mut out = out.get_mut(..change.units() * UNIT_SIZE)?.chunks_exact_mut(8);
+    Some(change.for_each_unit(lsn_delta, |unit| {
+        for (word, out) in unit.iter().zip(&mut out) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+    }))
+}
+
+/// Reads the change at the beginning of some bytes, with its LSN delta and its units.
+pub fn decode(
+    bytes: &[u8],
+    limits: &Limits,
+    place: Place,
+) -> Result<(Change, u16, usize), FormatError> {
+    try_decode(bytes, limits).map_err(|problem| problem.of(Structure::Record, place))
+}
+
+pub(crate) fn try_decode(bytes: &[u8], limits: &Limits) -> Result<(Change, u16, usize), Problem> {
+    let available = bytes.len() / UNIT_SIZE;
+    let short = Problem::Length { found: bytes.len() as u64, expected: UNIT_SIZE as u64 };
+    let first = bytes.first_chunk::<UNIT_SIZE>().ok_or(short)?;
+    let unit = unit_from_bytes(first);
+    let [_, units, d0, d1, ..] = *first;
+    let units = usize::from(units);
+    if units == 0 || units > MAX_UNITS || units > available {
+        let allowed = "at least 1, at most 7, within the bytes there are";
+        return Err(Problem::field("units", units as u64, allowed));
+    }
+    let delta = u16::from_le_bytes([d0, d1]);
+    let change = if units == 1 {
+        change_from(unit, None, limits)?
+    } else {
+        change_from(unit, Some(&bytes[UNIT_SIZE..units * UNIT_SIZE]), limits)?
+    };
+    if change.units() != units {
+        let expected = change.units() as u64;
+        return Err(Problem::Mismatch { field: "units", found: units as u64, expected });
+    }
+    Ok((change, delta, units))
+}
+
+fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Change, Problem> {
+    let [head, a, b, c] = unit;
+    let [kind, _, _, _, v0, v1, v2, v3] = head.to_le_bytes();
+    let volume = volume_id("volume", u32::from_le_bytes([v0, v1, v2, v3]).into())?;
+    let name = |len| name_from(head, more.unwrap_or_default(), len);
+    match kind {
+        MAP => {
+            let (extent, physical) = (extent(a)?, PhysicalExtent(b));
+            if !limits.allows_physical(physical) {
+                return Err(Problem::field("physical extent", b, "an extent of the pool"));
+            }
+            if !limits.allows_bits(c) {
+                return Err(Problem::field("bitmap", c, "within the sub-blocks"));
+            }
+            Ok(Change::Map { volume, extent, physical, valid: c })
+        }
+        UNMAP => zero(&[b, c]).and(Ok(Change::Unmap { volume, extent: extent(a)? })),
+        UNMAP_LEAF => {
+            let slot = u32::try_from(a).ok().filter(|_| a < MAX_EXTENTS / LEAF_ENTRIES);
+            let slot = slot.ok_or_else(|| Problem::field("slot", a, "below 2^26"))?;
+            zero(&[b, c]).and(Ok(Change::UnmapLeaf { volume, slot: SlotIndex(slot) }))
+        }
+        CREATE => {
+            let block_size = u32::try_from(b).unwrap_or(0);
+            check_volume(a, block_size)?;
+            Ok(Change::Create { volume, size: a, block_size, name: name(c)? })
+        }
+        DELETE => zero(&[a, b, c]).and(Ok(Change::Delete { volume })),
+        RESIZE => zero(&[b, c]).and(Ok(Change::Resize { volume, size: size(a)? })),
+        SNAPSHOT => {
+            let source = volume_id("source", a)?;
+            zero(&[b]).and(Ok(Change::Snapshot { volume, source, name: name(c)? }))
+        }
+        CLONE => {
+            let (source, size) = (volume_id("source", a)?, size(b)?);
+            Ok(Change::Clone { volume, source, size, name: name(c)? })
+        }
+        ROLLBACK => {
+            let snapshot = volume_id("snapshot", a)?;
+            zero(&[b, c]).and(Ok(Change::Rollback { volume, snapshot }))
+        }
+        kind if RESERVED.contains(&kind) => {
+            Err(Problem::UnsupportedKind { what: "record kind", found: kind.into() })
+        }
+        kind => Err(Problem::field("record kind", kind.into(), "from 1 to 9")),
+    }
+}
+
+/// Reads a name from the units behind a head.
+fn name_from(head: u64, more: &[u8], len: u64) -> Result<VolumeName, Problem> {
+    let [_, _, d0, d1, v0, v1, v2, v3] = head.to_le_bytes();
+    let mut bytes = [0; MAX_UNITS * NAME_BYTES];
+    let units = more.chunks_exact(UNIT_SIZE).zip(bytes.chunks_exact_mut(NAME_BYTES));
+    for ((unit, out), number) in units.zip(1..) {
+        if unit[..8] != [CONTINUED, number, d0, d1, v0, v1, v2, v3] {
+            let found = u64::from(number);
+            return Err(Problem::field("further unit", found, "one that continues its head"));
+        }
+        out.copy_from_slice(&unit[8..]);
+    }
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let name = bytes.get(..len).ok_or(Problem::Name("must have 1 to 128 bytes"))?;
+    let name = VolumeName::from_bytes(name).map_err(Problem::Name)?;
+    check_reserved(&bytes[len..], UNIT_SIZE + len)?;
+    Ok(name)
+}
+
+fn head(kind: u8, units: u8, lsn_delta: u16, volume: VolumeId) -> u64 {
+    u64::from(kind) | u64::from(units) << 8 | u64::from(lsn_delta) << 16 | u64::from(volume.0) << 32
+}
+
+fn words(bytes: &[u8; NAME_BYTES]) -> [u64; 3] {
+    let mut words = [0; 3];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+fn unit_from_bytes(bytes: &[u8; UNIT_SIZE]) -> Unit {
+    let mut unit = [0; 4];
+    for (word, bytes) in unit.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    unit
+}
+
+fn extent(found: u64) -> Result<ExtentIndex, Problem> {
+    let allowed = "below 2^34";
+    if found < MAX_EXTENTS {
+        Ok(ExtentIndex(found))
+    } else {
+        Err(Problem::field("extent", found, allowed))
+    }
+}
+
+fn size(found: u64) -> Result<u64, Problem> {
+    // The block size isn't in the record; every one is a multiple of the smallest.
+    check_volume(found, crate::geometry::MIN_BLOCK_SIZE).map(|()| found)
+}
+
+fn volume_id(field: &'static str, found: u64) -> Result<VolumeId, Problem> {
+    match u32::try_from(found) {
+        Ok(id) if id != 0 => Ok(VolumeId(id)),
+        _ => Err(Problem::field(field, found, "from 1 to 2^32 - 1")),
+    }
+}
+
+fn zero(unused: &[u64]) -> Result<(), Problem> {
+    match unused.iter().find(|&&word| word != 0) {
+        None => Ok(()),
+        Some(&found) => Err(Problem::field("unused word", found, "0")),
+    }
+}

@@ -1,0 +1,358 @@
+//! The delta ring: every change of the map in shared memory before it becomes visible, so that
+//! the death of the process loses no answered write (rules R9, R13, R14).
+//!
+//! A slot has one producer, which publishes, and one consumer, the engine, which reads and trims.
+//! A record counts when its checksum fits and its position continues the slot. The checksum is
+//! stored last, with Release, and over an old record whose position was another one: so whatever
+//! prefix of the stores a killed process left, the record is there as a whole or isn't there.
+
+use std::sync::Arc;
+
+use self::recovery::{Group, check_header, corrupt, header};
+use crate::error::MapperError;
+use crate::format::record::Change;
+use crate::format::ring::{
+    HEADER_WORDS, LINE_WORDS, MAGIC, MAX_CAPACITY, MAX_SLOTS, MIN_CAPACITY, R_SUM, RECORD_WORDS,
+    W_CURRENT, W_MAGIC, W_NEXT, W_POISONED, body, record_sum, seed,
+};
+use crate::format::{FormatError, PoolId, Problem};
+use crate::sync::{AtomicU64, CachePadded, Ordering};
+use crate::units::Lsn;
+
+pub use crate::format::ring::{Dropped, words_needed};
+
+/// Memory that outlives the process: the caller maps it and keeps it mapped.
+pub trait RingMemory: Send + Sync + std::fmt::Debug {
+    /// All words of it, the same ones at each call.
+    fn words(&self) -> &[AtomicU64];
+}
+
+/// A ring's memory on the heap: for tests, and for pools that may lose what wasn't flushed.
+#[derive(Debug)]
+pub struct VecRingMemory(Box<[AtomicU64]>);
+
+impl VecRingMemory {
+    /// Zeroed memory for a ring.
+    #[must_use]
+    pub fn new(slots: usize, capacity: u64) -> Self {
+        Self((0..words_needed(slots, capacity)).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl RingMemory for VecRingMemory {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+/// Why the memory holds no ring that can be taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RingProblem {
+    /// There is no ring in the memory.
+    #[error("delta ring is missing")]
+    Missing,
+    /// Another version of this program wrote it.
+    #[error("delta ring has version {found}, this build reads version 1")]
+    Unsupported {
+        /// Its version.
+        found: u64,
+    },
+    /// It belongs to another pool.
+    #[error("delta ring belongs to another pool")]
+    Foreign,
+    /// The host was started again since.
+    #[error("delta ring is of an earlier boot of the host")]
+    OtherBoot,
+    /// A flush failed (rule R8): only what is on the media may be used.
+    #[error("delta ring is poisoned by a failed flush")]
+    Poisoned,
+    /// It holds something that no sequence of stores leaves behind.
+    #[error(transparent)]
+    Corrupt(#[from] FormatError),
+}
+
+/// A change found in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingRecord {
+    /// The slot that it was published in.
+    pub slot: usize,
+    /// Position of its first unit, counted from 1 over the life of the ring.
+    pub position: u64,
+    /// Units that it takes: the next record is at `position + units`.
+    pub units: u64,
+    /// When it happened.
+    pub lsn: Lsn,
+    /// What happened.
+    pub change: Change,
+    /// What it let go of.
+    pub dropped: Dropped,
+}
+
+/// A ring in use by this process.
+#[derive(Debug)]
+pub struct DeltaRing {
+    memory: Arc<dyn RingMemory>,
+    slots: usize,
+    capacity: u64,
+    seed: u64,
+    producers: Box<[CachePadded<Producer>]>,
+}
+
+/// What a slot's producer knows. Not in shared memory: adopting finds it out again.
+#[derive(Debug)]
+struct Producer {
+    /// Position of the last unit published.
+    head: AtomicU64,
+    /// Units promised to changes that are not published yet.
+    reserved: AtomicU64,
+}
+
+impl DeltaRing {
+    /// Makes an empty ring of the memory, whatever it held.
+    pub fn format(
+        memory: Arc<dyn RingMemory>,
+        pool_id: &PoolId,
+        boot_id: &[u8; 16],
+        slots: usize,
+        capacity: u64,
+    ) -> Result<Self, MapperError> {
+        let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
+        if !(1..=MAX_SLOTS).contains(&slots) {
+            return invalid("ring slots", slots as u64, "from 1 to 64");
+        }
+        if !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
+            return invalid("ring records per slot", capacity, "from 4 to 2^26");
+        }
+        let words = memory.words();
+        let needed = words_needed(slots, capacity);
+        if words.len() < needed {
+            return invalid("ring memory words", words.len() as u64, "what words_needed() gives");
+        }
+        // Without its magic it is no ring, until the last store makes it one.
+        put(&words[W_MAGIC], 0, Ordering::Release);
+        for word in &words[1..needed] {
+            put(word, 0, Ordering::Relaxed);
+        }
+        for slot in 0..slots {
+            put(&words[line(slot)], 1, Ordering::Relaxed);
+        }
+        let header = header(pool_id, boot_id, slots, capacity);
+        for (word, value) in words.iter().zip(header).skip(1) {
+            put(word, value, Ordering::Relaxed);
+        }
+        put(&words[W_MAGIC], MAGIC, Ordering::Release);
+        Ok(Self::with(memory, pool_id, slots, capacity))
+    }
+
+    /// Takes over the ring that a former process left.
+    pub fn adopt(
+        memory: Arc<dyn RingMemory>,
+        pool_id: &PoolId,
+        boot_id: &[u8; 16],
+    ) -> Result<Self, RingProblem> {
+        let (slots, capacity) = check_header(memory.words(), pool_id, boot_id)?;
+        let ring = Self::with(memory, pool_id, slots, capacity);
+        for (slot, producer) in ring.producers.iter().enumerate() {
+            let scan = ring.scan(slot, |_| ())?;
+            producer.0.head.store(scan.head, Ordering::Relaxed);
+            ring.forget(slot, scan);
+        }
+        Ok(ring)
+    }
+
+    /// The open that the ring serves.
+    #[must_use]
+    pub fn current(&self) -> u64 {
+        self.memory.words()[W_CURRENT].load(Ordering::Acquire)
+    }
+
+    /// The open that it is about to serve (rule R14).
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.memory.words()[W_NEXT].load(Ordering::Acquire)
+    }
+
+    /// Announces an open, before the superblock names it.
+    pub fn set_next(&self, id: u64) {
+        put(&self.memory.words()[W_NEXT], id, Ordering::SeqCst);
+    }
+
+    /// Makes an open the current one, once the superblock names it.
+    pub fn set_current(&self, id: u64) {
+        put(&self.memory.words()[W_CURRENT], id, Ordering::SeqCst);
+    }
+
+    /// Forbids every later process to take the ring over.
+    pub fn poison(&self) {
+        put(&self.memory.words()[W_POISONED], 1, Ordering::SeqCst);
+    }
+
+    /// Whether that was done.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.memory.words()[W_POISONED].load(Ordering::Acquire) != 0
+    }
+
+    /// Slots of the ring.
+    #[must_use]
+    pub const fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Units that a slot can hold.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Position of the slot's last published unit; 0 before the first. What lies up to here and
+    /// isn't trimmed can be [`read`](Self::read).
+    #[must_use]
+    pub fn head(&self, slot: usize) -> u64 {
+        self.producers[slot].0.head.load(Ordering::Acquire)
+    }
+
+    /// Units of the slot that are published and not trimmed.
+    #[must_use]
+    pub fn used(&self, slot: usize) -> u64 {
+        (self.head(slot) + 1).saturating_sub(self.first_needed(slot))
+    }
+
+    /// Whether half of the slot or more is in use or promised.
+    #[must_use]
+    pub fn half_full(&self, slot: usize) -> bool {
+        let reserved = self.producers[slot].0.reserved.load(Ordering::Relaxed);
+        (self.used(slot) + reserved) * 2 >= self.capacity
+    }
+
+    /// Promises room for so many units. For the slot's producer only.
+    #[must_use]
+    pub fn reserve(&self, slot: usize, units: u64) -> bool {
+        let producer = &self.producers[slot].0;
+        // Acquire of the trim position in used(): the engine is done with what lay in the room.
+        let reserved = producer.reserved.load(Ordering::Relaxed).saturating_add(units);
+        let fits = self.used(slot).saturating_add(reserved) <= self.capacity;
+        if fits {
+            producer.reserved.store(reserved, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Gives back room that was reserved and not used. For the slot's producer only.
+    pub fn release(&self, slot: usize, units: u64) {
+        let producer = &self.producers[slot].0;
+        let reserved = producer.reserved.load(Ordering::Relaxed);
+        debug_assert!(units <= reserved, "more units given back than were reserved");
+        producer.reserved.store(reserved.saturating_sub(units), Ordering::Relaxed);
+    }
+
+    /// Publishes a change into room that was reserved. Returns the position of its first unit, or
+    /// `None`, with nothing stored, if there was no such room. For the slot's producer only.
+    #[must_use]
+    pub fn publish(&self, slot: usize, lsn: Lsn, change: &Change, dropped: Dropped) -> Option<u64> {
+        let producer = &self.producers[slot].0;
+        let reserved = producer.reserved.load(Ordering::Relaxed);
+        let left = reserved.checked_sub(change.units() as u64)?;
+        let first = producer.head.load(Ordering::Relaxed) + 1;
+        let words = self.memory.words();
+        let mut position = first;
+        let mut dropped = dropped.to_word();
+        change.for_each_unit(0, |unit| {
+            let body = body(unit, lsn.0, dropped, position);
+            let cell = &words[self.cell(slot, position)..][..RECORD_WORDS];
+            for (word, value) in cell.iter().zip(body) {
+                put(word, value, Ordering::Relaxed);
+            }
+            put(&cell[R_SUM], record_sum(&body, self.seed), Ordering::Release);
+            position += 1;
+            dropped = 0;
+        });
+        producer.reserved.store(left, Ordering::Relaxed);
+        producer.head.store(position - 1, Ordering::Release);
+        Some(first)
+    }
+
+    /// The change at a position. `None` if it isn't published yet, or not as a whole.
+    ///
+    /// Never `None` for the first position of a change up to [`head`](Self::head) that isn't
+    /// trimmed, unless somebody else wrote to the memory.
+    #[must_use]
+    pub fn read(&self, slot: usize, position: u64) -> Option<RingRecord> {
+        match self.group(slot, position, u64::MAX) {
+            Ok(Group::Whole(record)) => Some(record),
+            _ => None,
+        }
+    }
+
+    /// Frees everything before `first_needed`, which is the first position of a change or the one
+    /// after the last. For the engine only.
+    pub fn trim(&self, slot: usize, first_needed: u64) {
+        if first_needed > self.first_needed(slot) {
+            debug_assert!(first_needed <= self.head(slot) + 1, "trimming what isn't published");
+            // Release: what the engine read of the freed room was read before.
+            put(&self.memory.words()[line(slot)], first_needed, Ordering::Release);
+        }
+    }
+
+    /// The first position of the slot that isn't trimmed.
+    #[must_use]
+    pub fn first_needed(&self, slot: usize) -> u64 {
+        self.memory.words()[line(slot)].load(Ordering::Acquire)
+    }
+
+    /// Every change that isn't trimmed, of all slots, in the order of their LSNs.
+    pub fn recover(&self) -> Result<Vec<RingRecord>, RingProblem> {
+        let mut records = Vec::new();
+        for slot in 0..self.slots {
+            self.scan(slot, |record| records.push(record))?;
+        }
+        records.sort_unstable_by_key(|record| record.lsn);
+        if let Some(pair) = records.windows(2).find(|pair| pair[0].lsn == pair[1].lsn) {
+            let problem = Problem::field("LSN", pair[1].lsn.0, "of one change only");
+            return Err(corrupt(problem, pair[1].slot, pair[1].position));
+        }
+        Ok(records)
+    }
+
+    fn with(memory: Arc<dyn RingMemory>, pool_id: &PoolId, slots: usize, capacity: u64) -> Self {
+        let producer =
+            |_| CachePadded(Producer { head: AtomicU64::new(0), reserved: AtomicU64::new(0) });
+        let producers = (0..slots).map(producer).collect();
+        Self { memory, slots, capacity, seed: seed(pool_id), producers }
+    }
+
+    /// First word of the record at a position.
+    #[inline]
+    fn cell(&self, slot: usize, position: u64) -> usize {
+        let cell = slot as u64 * self.capacity + position.wrapping_sub(1) % self.capacity;
+        #[expect(clippy::cast_possible_truncation, reason = "at most 2^32, and usize has 64 bits")]
+        let cell = cell as usize;
+        HEADER_WORDS + self.slots * LINE_WORDS + cell * RECORD_WORDS
+    }
+}
+
+/// Where a slot's trim position lies.
+const fn line(slot: usize) -> usize {
+    HEADER_WORDS + slot * LINE_WORDS
+}
+
+/// The one way into shared memory, so that tests can cut a process off after any store.
+#[inline]
+fn put(word: &AtomicU64, value: u64, ordering: Ordering) {
+    if stores::allowed() {
+        word.store(value, ordering);
+    }
+}
+
+#[cfg(any(test, feature = "mutations"))]
+pub mod stores;
+#[cfg(not(any(test, feature = "mutations")))]
+mod stores {
+    pub(super) const fn allowed() -> bool {
+        true
+    }
+}
+
+mod recovery;
+#[cfg(test)]
+mod tests;
