@@ -358,3 +358,7 @@ fn masks(from: u64, len: u64) -> impl Iterator<Item = (usize, u64)> {
 fn split(bit: u64) -> (usize, u32) {
     ((bit / 64) as usize, (bit % 64) as u32)
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

@@ -3,6 +3,9 @@
 //! A leaf is cleared when it is given back, not when it is taken: giving back is the pool
 //! thread's work after every IO that could read the leaf has ended, while taking is on the path
 //! of a volume's first write, under its stripe. So a free leaf always maps nothing.
+//!
+//! For the same reason a block is written with zeroes when it is made: its page faults, about a
+//! millisecond, are taken by the pool thread and not by the first writers of its leaves.
 
 use std::sync::OnceLock;
 
@@ -191,5 +194,129 @@ impl Arena {
             .get()
             .expect("leaf ids come from `take`, so their block was made");
         (block, (index % LEAVES_PER_BLOCK) as usize)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::leaf::LEAF_ENTRIES;
+    use crate::mapping::Mapping;
+    use crate::units::PhysicalExtent;
+
+    #[test]
+    fn metadata_of_a_leaf_is_a_cache_line() {
+        assert_eq!((size_of::<LeafMeta>(), align_of::<LeafMeta>()), (64, 64));
+    }
+
+    #[test]
+    fn an_arena_hands_out_every_leaf_once_and_then_none() {
+        let arena = Arena::new(1024);
+        assert_eq!(arena.take(), None);
+        arena.refill(513).unwrap();
+        assert_eq!((arena.free_count(), arena.leaf_count()), (1024, 1024));
+        let taken: HashSet<_> = std::iter::from_fn(|| arena.take()).collect();
+        assert_eq!((taken.len(), arena.free_count()), (1024, 0));
+        assert!(taken.iter().all(|id| (1..=1024).contains(&id.0)));
+        let full = arena.refill(1).unwrap_err();
+        assert_eq!(full, ArenaFull { leaves: 1024, limit: 1024 });
+    }
+
+    #[test]
+    fn a_refill_does_nothing_while_enough_are_free() {
+        let arena = Arena::new(u32::MAX);
+        arena.refill(1).unwrap();
+        arena.refill(LEAVES_PER_BLOCK).unwrap();
+        assert_eq!(arena.leaf_count(), LEAVES_PER_BLOCK);
+    }
+
+    #[test]
+    fn a_leaf_comes_back_as_if_never_used() {
+        let arena = Arena::new(1);
+        arena.refill(1).unwrap();
+        let id = arena.take().unwrap();
+        for index in 0..LEAF_ENTRIES {
+            arena.leaf(id).replace(index, Mapping { physical: Some(PhysicalExtent(9)), valid: 1 });
+        }
+        arena.meta(id).last_lsn.store(7, Ordering::Relaxed);
+        arena.meta(id).clean.store(true, Ordering::Relaxed);
+        arena.give_back(id);
+        assert_eq!(arena.take(), Some(id));
+        assert!(arena.leaf(id).is_empty());
+        assert_eq!(arena.meta(id).last_lsn.load(Ordering::Relaxed), 0);
+        assert!(!arena.meta(id).clean.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    #[should_panic(expected = "index out of bounds")]
+    fn id_0_is_no_leaf() {
+        let arena = Arena::new(1);
+        arena.refill(1).unwrap();
+        let _leaf = arena.leaf(LeafId(0));
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests {
+    use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::units::PhysicalExtent;
+
+    type Take = fn(&Arena) -> Option<LeafId>;
+    /// An arena and a cell per leaf, whose accesses loom tracks.
+    type Shared = (Arena, [UnsafeCell<()>; 2]);
+
+    fn use_leaves(shared: &Shared, take: Take) {
+        for _ in 0..2 {
+            let id = take(&shared.0).expect("two leaves for two threads");
+            shared.1[id.0 as usize - 1].with_mut(|_| ());
+            let mapping = Mapping { physical: Some(PhysicalExtent(3)), valid: 1 };
+            shared.0.leaf(id).replace(0, mapping);
+            shared.0.give_back(id);
+        }
+    }
+
+    /// Two threads take and give back; a leaf belongs to one of them at a time.
+    fn leaves_are_exclusive(take: Take) {
+        loom::model(move || {
+            let arena = Arena::new(2);
+            arena.refill(2).unwrap();
+            let shared = Arc::new((arena, [UnsafeCell::new(()), UnsafeCell::new(())]));
+            let other = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || use_leaves(&shared, take))
+            };
+            use_leaves(&shared, take);
+            other.join().unwrap();
+            assert_eq!(shared.0.free_count(), 2);
+            let left = [shared.0.take().unwrap(), shared.0.take().unwrap()];
+            assert!(left[0] != left[1] && shared.0.take().is_none());
+            assert!(left.iter().all(|&id| shared.0.leaf(id).is_empty()));
+        });
+    }
+
+    fn take_in_two_steps(arena: &Arena) -> Option<LeafId> {
+        let first = *arena.free.lock();
+        let id = (first != 0).then_some(LeafId(first))?;
+        *arena.free.lock() = arena.meta(id).next_free.load(Ordering::Relaxed);
+        arena.free_count.fetch_sub(1, Ordering::Relaxed);
+        Some(id)
+    }
+
+    #[test]
+    fn loom_arena_leaves_are_exclusive() {
+        leaves_are_exclusive(Arena::take);
+    }
+
+    #[test]
+    #[should_panic(expected = "two leaves for two threads")]
+    fn loom_arena_finds_a_take_in_two_steps() {
+        leaves_are_exclusive(take_in_two_steps);
     }
 }

@@ -112,3 +112,113 @@ impl Directory {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_leaves_and_nothing_is_outside() {
+        let directory = Directory::new(3).unwrap();
+        assert_eq!((directory.slot_count(), directory.dirty_words()), (3, 1));
+        directory.store(SlotIndex(2), Some(LeafId(9)));
+        assert_eq!(directory.load(SlotIndex(2)), Some(LeafId(9)));
+        assert_eq!(directory.load(SlotIndex(1)), None);
+        assert_eq!(directory.load(SlotIndex(3)), None);
+        assert_eq!(directory.load(SlotIndex(u32::MAX)), None);
+        assert_eq!(directory.iter().collect::<Vec<_>>(), [(SlotIndex(2), LeafId(9))]);
+        directory.store(SlotIndex(2), None);
+        assert_eq!(directory.iter().count(), 0);
+    }
+
+    #[test]
+    fn marks_are_taken_once() {
+        let directory = Directory::new(65).unwrap();
+        directory.mark_dirty(SlotIndex(1));
+        directory.mark_dirty(SlotIndex(64));
+        assert!(directory.is_dirty(SlotIndex(64)) && !directory.is_dirty(SlotIndex(63)));
+        assert_eq!(directory.take_dirty_word(0), 0b10);
+        assert_eq!(directory.take_dirty_word(0), 0);
+        assert_eq!(directory.take_dirty_word(1), 1);
+        assert_eq!(directory.take_dirty_word(2), 0);
+    }
+
+    #[test]
+    fn a_copy_reaches_as_far_as_the_smaller_directory() {
+        for (from_slots, to_slots) in [(70, 70), (70, 66), (70, 64), (3, 200)] {
+            let from = Directory::new(from_slots).unwrap();
+            let to = Directory::new(to_slots).unwrap();
+            for slot in (0..from_slots).map(SlotIndex) {
+                from.store(slot, Some(LeafId(slot.0 + 1)));
+                from.mark_dirty(slot);
+            }
+            from.copy_to(&to);
+            let common = from_slots.min(to_slots);
+            assert_eq!(to.iter().map(|(slot, _)| slot.0).max(), Some(common - 1));
+            let marked = (0..to.dirty_words()).map(|word| to.take_dirty_word(word).count_ones());
+            assert_eq!(marked.sum::<u32>(), common);
+        }
+    }
+
+    #[test]
+    fn the_largest_volume_costs_no_memory_before_it_is_used() {
+        let slots = crate::geometry::Geometry::new(64 << 10)
+            .unwrap()
+            .slots_for(crate::geometry::MAX_VOLUME_SIZE);
+        let before = resident_pages();
+        let directory = Directory::new(slots).unwrap();
+        directory.store(SlotIndex(slots - 1), Some(LeafId(1)));
+        directory.mark_dirty(SlotIndex(slots - 1));
+        // 256 MiB of slots; other tests of the process may use a little at the same time.
+        assert!(resident_pages() < before + (64 << 20) / 4096);
+        assert_eq!(directory.load(SlotIndex(slots - 1)), Some(LeafId(1)));
+    }
+
+    fn resident_pages() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        status.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests {
+    use loom::{sync::Arc, thread};
+
+    use super::*;
+
+    /// A change is in the hands of whoever took its mark, or still marked.
+    fn no_change_is_lost(mark: fn(&Directory)) {
+        loom::model(move || {
+            let directory = Arc::new(Directory::new(1).unwrap());
+            directory.mark_dirty(SlotIndex(0));
+            let worker = {
+                let directory = Arc::clone(&directory);
+                thread::spawn(move || {
+                    directory.store(SlotIndex(0), Some(LeafId(1)));
+                    mark(&directory);
+                })
+            };
+            assert_eq!(directory.take_dirty_word(0), 1);
+            let seen = directory.load(SlotIndex(0));
+            worker.join().unwrap();
+            assert!(seen.is_some() || directory.is_dirty(SlotIndex(0)), "lost");
+        });
+    }
+
+    #[test]
+    fn loom_directory_no_change_is_lost() {
+        no_change_is_lost(|directory| directory.mark_dirty(SlotIndex(0)));
+    }
+
+    #[test]
+    #[should_panic(expected = "lost")]
+    fn loom_directory_finds_a_look_before_the_mark() {
+        no_change_is_lost(|directory| {
+            if !directory.is_dirty(SlotIndex(0)) {
+                directory.mark_dirty(SlotIndex(0));
+            }
+        });
+    }
+}

@@ -128,3 +128,197 @@ impl IoEpochs {
 fn parity(epoch: u64) -> u8 {
     u8::from(epoch & 1 == 1)
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_unlinked_is_drained_two_advances_later() {
+        let epochs = IoEpochs::new(2);
+        let tag = epochs.current();
+        assert!(!epochs.drained(tag));
+        assert!(epochs.try_advance() && !epochs.drained(tag));
+        assert!(epochs.try_advance() && epochs.drained(tag));
+    }
+
+    #[test]
+    fn a_request_inside_lets_the_epoch_advance_once() {
+        let epochs = IoEpochs::new(2);
+        let parity = epochs.enter(1);
+        let tag = epochs.current();
+        assert!(epochs.try_advance());
+        assert!(!epochs.try_advance() && !epochs.is_idle());
+        // Later requests don't hold it up longer: they count under the other parity.
+        let later = epochs.enter(1);
+        assert_ne!(later, parity);
+        epochs.leave(1, parity);
+        assert!(epochs.try_advance() && epochs.drained(tag));
+        assert!(!epochs.try_advance());
+        epochs.leave(1, later);
+        assert!(epochs.try_advance() && epochs.is_idle());
+    }
+
+    #[test]
+    fn many_requests_of_a_slot_leave_in_any_order() {
+        let epochs = IoEpochs::new(1);
+        let parities = [epochs.enter(0), epochs.enter(0), epochs.enter(0)];
+        assert!(epochs.try_advance());
+        for parity in parities {
+            assert!(!epochs.try_advance());
+            epochs.leave(0, parity);
+        }
+        assert!(epochs.try_advance());
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests {
+    use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+    use super::*;
+    use crate::sync::AtomicBool;
+
+    type Enter = fn(&IoEpochs) -> u8;
+    type Drained = fn(&IoEpochs, u64) -> bool;
+
+    fn enter(epochs: &IoEpochs) -> u8 {
+        epochs.enter(0)
+    }
+
+    fn enter_without_second_look(epochs: &IoEpochs) -> u8 {
+        let parity = parity(epochs.epoch.0.load(Ordering::Acquire));
+        let count = &epochs.slots[0].0.counts[usize::from(parity)];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        parity
+    }
+
+    fn enter_without_fence(epochs: &IoEpochs) -> u8 {
+        let parity = parity(epochs.epoch.0.load(Ordering::Acquire));
+        let count = &epochs.slots[0].0.counts[usize::from(parity)];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        parity
+    }
+
+    fn drained(epochs: &IoEpochs, tag: u64) -> bool {
+        epochs.drained(tag)
+    }
+
+    fn drained_after_one_advance(epochs: &IoEpochs, tag: u64) -> bool {
+        epochs.epoch.0.load(Ordering::Acquire) > tag
+    }
+
+    /// Loom tracks accesses of `content`: one that may be at the same time as another is an error.
+    struct Shared {
+        epochs: IoEpochs,
+        linked: AtomicBool,
+        content: UnsafeCell<()>,
+        /// Tag of the unlinking + 1; 0 before it.
+        tag: AtomicU64,
+    }
+
+    impl Shared {
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                epochs: IoEpochs::new(1),
+                linked: AtomicBool::new(true),
+                content: UnsafeCell::new(()),
+                tag: AtomicU64::new(0),
+            })
+        }
+
+        fn read(&self, enter: Enter) {
+            let parity = enter(&self.epochs);
+            if self.linked.load(Ordering::Relaxed) {
+                self.content.with(|_| ());
+            }
+            self.epochs.leave(0, parity);
+        }
+
+        fn unlink(&self) {
+            self.linked.store(false, Ordering::Relaxed);
+            self.tag.store(self.epochs.current() + 1, Ordering::Release);
+        }
+
+        fn reuse_if(&self, drained: Drained) {
+            let tag = self.tag.load(Ordering::Acquire);
+            if tag > 0 && drained(&self.epochs, tag - 1) {
+                self.content.with_mut(|_| ());
+            }
+        }
+    }
+
+    /// The engine unlinks by itself, while one request after the other reads.
+    fn reader_and_engine(enter: Enter, drained: Drained) {
+        loom::model(move || {
+            let shared = Shared::new();
+            let reader = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    shared.read(enter);
+                    shared.read(enter);
+                })
+            };
+            shared.unlink();
+            for _ in 0..3 {
+                shared.epochs.try_advance();
+                shared.reuse_if(drained);
+            }
+            reader.join().unwrap();
+        });
+    }
+
+    /// Another worker unlinks, at any moment of the engine's advances.
+    fn reader_writer_and_engine(enter: Enter) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let shared = Shared::new();
+            let reader = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.read(enter))
+            };
+            let writer = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.unlink())
+            };
+            for _ in 0..3 {
+                shared.epochs.try_advance();
+            }
+            shared.reuse_if(drained);
+            reader.join().unwrap();
+            writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_epoch_no_reuse_under_a_reader() {
+        reader_and_engine(enter, drained);
+    }
+
+    #[test]
+    fn loom_epoch_no_reuse_when_another_thread_unlinks() {
+        reader_writer_and_engine(enter);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_epoch_finds_a_missing_second_advance() {
+        reader_and_engine(enter, drained_after_one_advance);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_epoch_finds_a_missing_fence() {
+        reader_and_engine(enter_without_fence, drained);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_epoch_finds_a_missing_second_look() {
+        reader_writer_and_engine(enter_without_second_look);
+    }
+}

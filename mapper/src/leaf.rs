@@ -175,3 +175,197 @@ fn mapping(word: u64, valid: u64) -> Mapping {
     }
     Mapping { physical: Some(PhysicalExtent(word & PHYSICAL_MASK)), valid }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn at(physical: u64, valid: u64) -> Mapping {
+        Mapping { physical: Some(PhysicalExtent(physical)), valid }
+    }
+
+    #[test]
+    fn a_leaf_is_a_page_and_starts_unmapped() {
+        assert_eq!((size_of::<Leaf>(), align_of::<Leaf>()), (4096, 4096));
+        let leaf = Leaf::new();
+        assert!(leaf.is_empty());
+        assert!((0..LEAF_ENTRIES).all(|index| leaf.load(index) == Mapping::UNMAPPED));
+    }
+
+    #[test]
+    fn entries_hold_what_was_put_there_and_nothing_else_changes() {
+        let leaf = Leaf::new();
+        leaf.replace(0, at(0, 0));
+        leaf.replace(255, at(PHYSICAL_MASK, u64::MAX));
+        leaf.grow(0, 0b101);
+        leaf.grow(0, 0b110);
+        assert_eq!(leaf.load(0), at(0, 0b111));
+        assert_eq!(leaf.load(255), at(PHYSICAL_MASK, u64::MAX));
+        assert!((1..255).all(|index| leaf.load(index) == Mapping::UNMAPPED));
+        leaf.replace(0, at(0, 0b001));
+        assert_eq!(leaf.load(0), at(0, 0b001));
+        leaf.replace(255, at(7, 0b10));
+        assert_eq!(leaf.load(255), at(7, 0b10));
+        leaf.replace(255, Mapping::UNMAPPED);
+        assert_eq!(leaf.load(255), Mapping::UNMAPPED);
+    }
+
+    #[test]
+    fn every_replacement_changes_word_0_even_when_the_counter_wraps() {
+        let leaf = Leaf::new();
+        for step in 0..=70_000u64 {
+            let before = leaf.entries[3].word.load(Ordering::Relaxed);
+            leaf.replace(3, if step % 3 == 0 { Mapping::UNMAPPED } else { at(5, step) });
+            assert_ne!(leaf.entries[3].word.load(Ordering::Relaxed), before);
+        }
+        assert_eq!(leaf.load(3), at(5, 70_000));
+    }
+
+    #[test]
+    fn a_copy_maps_the_same_also_over_older_content() {
+        let (from, to) = (Leaf::new(), Leaf::new());
+        from.replace(1, at(10, 1));
+        from.replace(2, at(20, 2));
+        to.replace(2, at(99, 4));
+        to.replace(3, at(98, 4));
+        to.copy_from(&from);
+        assert!((0..LEAF_ENTRIES).all(|index| to.load(index) == from.load(index)));
+        to.clear();
+        assert!(to.is_empty() && !from.is_empty());
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests {
+    use std::fmt::Debug;
+
+    use loom::sync::Arc;
+
+    use super::*;
+
+    type Load = fn(&Leaf) -> Mapping;
+    type Replace = fn(&Leaf, Mapping);
+
+    const fn at(physical: u64, valid: u64) -> Mapping {
+        Mapping { physical: Some(PhysicalExtent(physical)), valid }
+    }
+
+    fn load(leaf: &Leaf) -> Mapping {
+        leaf.load(0)
+    }
+
+    fn replace(leaf: &Leaf, new: Mapping) {
+        leaf.replace(0, new);
+    }
+
+    fn load_without_second_look(leaf: &Leaf) -> Mapping {
+        let word = leaf.entries[0].word.load(Ordering::Acquire);
+        let valid = leaf.entries[0].valid.load(Ordering::Acquire);
+        mapping(word, valid)
+    }
+
+    fn replace_word_first(leaf: &Leaf, new: Mapping) {
+        let entry = &leaf.entries[0];
+        let counter = entry.word.load(Ordering::Relaxed).wrapping_add(COUNTER_ONE) & COUNTER_MASK;
+        let word = new.physical.map_or(0, |physical| physical.0 | MAPPED);
+        entry.word.store(counter | word, Ordering::Release);
+        entry.valid.store(new.valid, Ordering::Release);
+    }
+
+    fn replace_bits_first(leaf: &Leaf, new: Mapping) {
+        leaf.entries[0].valid.store(new.valid, Ordering::Release);
+        replace_word_first(leaf, new);
+    }
+
+    fn replace_without_counter(leaf: &Leaf, new: Mapping) {
+        let entry = &leaf.entries[0];
+        entry.word.store(BUSY, Ordering::Release);
+        entry.valid.store(new.valid, Ordering::Release);
+        let word = new.physical.map_or(0, |physical| physical.0 | MAPPED);
+        entry.word.store(word, Ordering::Release);
+    }
+
+    /// A reader sees the mappings of `states`, each as it was, and in their order.
+    fn sees_only(states: &'static [Mapping], replace: Replace, load: Load) {
+        loom::model(move || {
+            let leaf = Arc::new(Leaf::new());
+            replace(&leaf, states[0]);
+            let writer = {
+                let leaf = Arc::clone(&leaf);
+                loom::thread::spawn(move || {
+                    for (old, new) in states.iter().zip(&states[1..]) {
+                        let grown = new.valid & old.valid == old.valid;
+                        if old.physical == new.physical && grown {
+                            leaf.grow(0, new.valid);
+                        } else {
+                            replace(&leaf, *new);
+                        }
+                    }
+                })
+            };
+            let first = place_of(states, load(&leaf));
+            let second = place_of(states, load(&leaf));
+            assert!(first <= second, "went back from {first} to {second}");
+            writer.join().unwrap();
+            assert_eq!(leaf.load(0), *states.last().unwrap());
+        });
+    }
+
+    fn place_of<T: PartialEq + Debug>(states: &[T], seen: T) -> usize {
+        let place = states.iter().position(|state| *state == seen);
+        place.unwrap_or_else(|| panic!("{seen:?} never was"))
+    }
+
+    const GROWN_THEN_MOVED: &[Mapping] = &[at(1, 0b1), at(1, 0b11), at(2, 0b100)];
+    const UNMAPPED_THEN_REUSED: &[Mapping] =
+        &[at(1, 0b11), Mapping::UNMAPPED, at(1, 0b100), at(1, 0b1100)];
+    const DISCARDED: &[Mapping] = &[at(1, 0b11), at(1, 0b10), at(1, 0b110), Mapping::UNMAPPED];
+    const MOVED: &[Mapping] = &[at(1, 0b1), at(2, 0b10)];
+    const MOVED_AND_BACK: &[Mapping] = &[at(1, 0b1), at(2, 0b10), at(1, 0b100)];
+
+    #[test]
+    fn loom_leaf_grow_then_move() {
+        sees_only(GROWN_THEN_MOVED, replace, load);
+    }
+
+    #[test]
+    fn loom_leaf_unmap_then_reuse() {
+        sees_only(UNMAPPED_THEN_REUSED, replace, load);
+    }
+
+    #[test]
+    fn loom_leaf_discard_of_a_part() {
+        sees_only(DISCARDED, replace, load);
+    }
+
+    #[test]
+    fn loom_leaf_move_and_back() {
+        sees_only(MOVED_AND_BACK, replace, load);
+    }
+
+    #[test]
+    #[should_panic(expected = "never was")]
+    fn loom_leaf_finds_a_missing_second_look() {
+        sees_only(GROWN_THEN_MOVED, replace, load_without_second_look);
+    }
+
+    #[test]
+    #[should_panic(expected = "never was")]
+    fn loom_leaf_finds_two_stores_word_first() {
+        sees_only(MOVED, replace_word_first, load);
+    }
+
+    #[test]
+    #[should_panic(expected = "never was")]
+    fn loom_leaf_finds_two_stores_bits_first() {
+        sees_only(MOVED, replace_bits_first, load);
+    }
+
+    #[test]
+    #[should_panic(expected = "never was")]
+    fn loom_leaf_finds_a_missing_counter() {
+        sees_only(MOVED_AND_BACK, replace_without_counter, load);
+    }
+}

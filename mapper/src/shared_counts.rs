@@ -87,3 +87,49 @@ fn place(extent: PhysicalExtent) -> Option<(usize, usize)> {
     let index = usize::try_from(extent.0 % PER_SLAB).ok()?;
     Some((slab, index))
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_go_up_and_down_next_to_each_other() {
+        let counts = SharedCounts::new(10_000);
+        assert_eq!(counts.extra(PhysicalExtent(4096)), 0);
+        counts.add(PhysicalExtent(4096), 2);
+        counts.add(PhysicalExtent(4095), 1);
+        assert_eq!(counts.extra(PhysicalExtent(4096)), 2);
+        assert_eq!(counts.extra(PhysicalExtent(4097)), 0);
+        assert_eq!(
+            counts.iter().collect::<Vec<_>>(),
+            [(PhysicalExtent(4095), 1), (PhysicalExtent(4096), 2)]
+        );
+        assert_eq!(counts.sub(PhysicalExtent(4096)), 1);
+        assert_eq!(counts.sub(PhysicalExtent(4096)), 0);
+        assert_eq!(counts.extra(PhysicalExtent(4096)), 0);
+    }
+
+    #[test]
+    fn outside_the_capacity_nothing_is_shared() {
+        let counts = SharedCounts::new(1);
+        assert_eq!(counts.extra(PhysicalExtent(4096)), 0);
+        assert_eq!(counts.extra(PhysicalExtent(u64::MAX)), 0);
+        assert_eq!(SharedCounts::new(0).extra(PhysicalExtent(0)), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "no reference beyond the first")]
+    fn the_first_reference_is_not_counted_here() {
+        let counts = SharedCounts::new(1);
+        counts.add(PhysicalExtent(0), 1);
+        counts.sub(PhysicalExtent(0));
+        counts.sub(PhysicalExtent(0));
+    }
+
+    #[test]
+    #[should_panic(expected = "the capacity covers")]
+    fn a_reference_outside_the_capacity_is_not_forgotten() {
+        SharedCounts::new(1).add(PhysicalExtent(4096), 1);
+    }
+}
