@@ -274,7 +274,7 @@ mod loom_tests {
 
     fn use_leaves(shared: &Shared, take: Take) {
         for _ in 0..2 {
-            let id = take(&shared.0).expect("two leaves for two threads");
+            let id = take(&shared.0).expect("no leaf is lost");
             shared.1[id.0 as usize - 1].with_mut(|_| ());
             let mapping = Mapping { physical: Some(PhysicalExtent(3)), valid: 1 };
             shared.0.leaf(id).replace(0, mapping);
@@ -295,7 +295,10 @@ mod loom_tests {
             use_leaves(&shared, take);
             other.join().unwrap();
             assert_eq!(shared.0.free_count(), 2);
-            let left = [shared.0.take().unwrap(), shared.0.take().unwrap()];
+            let left = [
+                shared.0.take().expect("no leaf is lost"),
+                shared.0.take().expect("no leaf is lost"),
+            ];
             assert!(left[0] != left[1] && shared.0.take().is_none());
             assert!(left.iter().all(|&id| shared.0.leaf(id).is_empty()));
         });
@@ -315,7 +318,7 @@ mod loom_tests {
     }
 
     #[test]
-    #[should_panic(expected = "two leaves for two threads")]
+    #[should_panic(expected = "no leaf is lost")]
     fn loom_arena_finds_a_take_in_two_steps() {
         leaves_are_exclusive(take_in_two_steps);
     }
