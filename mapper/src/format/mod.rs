@@ -111,7 +111,7 @@ impl Limits {
 }
 
 /// Index levels that a tree over `children` lowest pages needs: the least L with
-/// 252^L >= `children`.
+/// 252^L >= `children`. The tree of a volume in which anything is mapped has at least one.
 #[must_use]
 pub const fn levels_for(children: u64) -> u8 {
     let mut levels = 0;

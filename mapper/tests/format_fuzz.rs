@@ -1,0 +1,259 @@
+//! Every decoder on damaged structures and on noise: an error or a sound value, never a panic.
+//!
+//! `BLOCKD_FUZZ_SEED` and `BLOCKD_FUZZ_ITERATIONS` (decodes for each structure) repeat or lengthen
+//! a run; a failing case names its seed.
+
+mod samples;
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockd_mapper::format::catalogue::{decode_catalogue, encode_catalogue};
+use blockd_mapper::format::index_page::{decode_index, encode_index};
+use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
+use blockd_mapper::format::page::{PageExpect, PageKind, PageStamp};
+use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::wal::{WalStop, decode_block};
+use blockd_mapper::format::{Limits, Place, record};
+use blockd_mapper::io::Page;
+use blockd_mapper::ring::{DeltaRing, Dropped, RingMemory, VecRingMemory};
+use blockd_mapper::units::{Lsn, SlotIndex};
+use samples::{POOL, limits};
+
+const ITERATIONS: u64 = 100_000;
+const CRC_OF_PAGE: RangeInclusive<usize> = 8..=11;
+const CRC_OF_WAL: RangeInclusive<usize> = 4..=7;
+
+#[test]
+fn superblock() {
+    let mut page = Page::zeroed();
+    samples::superblock().encode(&mut page);
+    fuzz(&page, &CRC_OF_PAGE, |bytes| {
+        let Ok(read) = Superblock::decode(bytes, Place::Memory) else { return false };
+        let mut again = Page::zeroed();
+        read.encode(&mut again);
+        assert_eq!(Superblock::decode(&again.0, Place::Memory).unwrap(), read);
+        assert!(read.limits().is_ok() && read.wal_blocks() > 0);
+        true
+    });
+}
+
+/// What a tool expects that has no parent to ask.
+fn orphan(kind: PageKind, level: u8) -> PageExpect {
+    PageExpect { pool_id: POOL, kind, level, index: 2, tree: None, sum: None }
+}
+
+#[test]
+fn leaf_page() {
+    let mut page = Page::zeroed();
+    encode_leaf(&mut page, &samples::stamp(7, 2), samples::mapping);
+    let (_, limits) = limits();
+    fuzz(&page, &CRC_OF_PAGE, |bytes| {
+        let expect = orphan(PageKind::Leaf, 0);
+        let Ok(read) = decode_leaf(bytes, &expect, &limits, Place::Memory) else { return false };
+        let mut again = Page::zeroed();
+        encode_leaf(&mut again, &read.header().stamp, |index| read.entry(index));
+        assert!(again.0 == *bytes);
+        true
+    });
+}
+
+#[test]
+fn index_page() {
+    let mut page = Page::zeroed();
+    encode_index(&mut page, 1, &samples::stamp(7, 2), samples::reference);
+    let (_, limits) = limits();
+    fuzz(&page, &CRC_OF_PAGE, |bytes| {
+        let expect = orphan(PageKind::Index, 1);
+        let Ok(read) = decode_index(bytes, &expect, &limits, Place::Memory) else { return false };
+        let mut again = Page::zeroed();
+        encode_index(&mut again, 1, &read.header().stamp, |index| read.entry(index));
+        assert!(again.0 == *bytes);
+        true
+    });
+}
+
+#[test]
+fn catalogue_page() {
+    let mut page = Page::zeroed();
+    encode_catalogue(&mut page, &samples::stamp(0, 2), samples::volume);
+    let (geometry, limits) = limits();
+    fuzz(&page, &CRC_OF_PAGE, |bytes| {
+        let expect = orphan(PageKind::Catalogue, 0);
+        let read = decode_catalogue(bytes, &expect, geometry, &limits, Place::Memory);
+        let Ok(read) = read else { return false };
+        let mut again = Page::zeroed();
+        encode_catalogue(&mut again, &read.header().stamp, |index| read.records()[index]);
+        assert!(again.0 == *bytes);
+        true
+    });
+}
+
+#[test]
+fn wal_block() {
+    let (_, limits) = limits();
+    fuzz(&samples::wal_block(), &CRC_OF_WAL, |bytes| {
+        match decode_block(bytes, &samples::wal_expect(), &limits, Place::Memory) {
+            Ok(read) => {
+                assert_eq!(read.iter().last().unwrap().0, read.last_lsn());
+                true
+            }
+            Err(WalStop::End(_) | WalStop::Corrupt(_)) => false,
+        }
+    });
+}
+
+#[test]
+fn records() {
+    let (seed, iterations) = settings();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let samples: Vec<Vec<u8>> = samples::changes()
+        .iter()
+        .map(|change| {
+            let mut units = vec![0; change.units() * 32];
+            record::encode(change, 5, &mut units).unwrap();
+            units
+        })
+        .collect();
+    let mut sound = 0;
+    for iteration in 0..iterations * 2 {
+        let mut bytes = samples[random.usize(..samples.len())].clone();
+        damage(&mut bytes, &mut random);
+        let Ok((change, delta, units)) = record::decode(&bytes, &Limits::layout(), Place::Memory)
+        else {
+            continue;
+        };
+        let mut again = vec![0; units * 32];
+        assert_eq!(record::encode(&change, delta, &mut again), Some(units));
+        assert_eq!(again, bytes[..units * 32], "seed {seed}, iteration {iteration}");
+        sound += 1;
+    }
+    assert!(sound > iterations / 50, "only {sound} were sound: the damage never reaches deep");
+}
+
+#[test]
+fn ring() {
+    let (seed, iterations) = settings();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let original = Arc::new(VecRingMemory::new(2, 8));
+    let ring = DeltaRing::format(original.clone(), &POOL, &[1; 16], 2, 8).unwrap();
+    let mut published = Vec::new();
+    for (change, lsn) in samples::changes().iter().chain(&samples::changes()).zip(1..) {
+        published.push((Lsn(lsn), *change));
+        let (slot, units) = (usize::from(lsn % 3 == 0), change.units() as u64);
+        while !ring.reserve(slot, units) {
+            let first = ring.read(slot, ring.first_needed(slot)).unwrap();
+            ring.trim(slot, first.position + first.units);
+        }
+        ring.publish(slot, Lsn(lsn), change, Dropped::Nothing).unwrap();
+    }
+    let words = |ring: &dyn RingMemory| -> Vec<u64> {
+        ring.words().iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    };
+    let saved = words(&*original);
+    for iteration in 0..iterations / 20 {
+        let memory = Arc::new(VecRingMemory::new(2, 8));
+        let mut bytes: Vec<u8> = saved.iter().flat_map(|word| word.to_le_bytes()).collect();
+        damage_in_place(&mut bytes, &mut random);
+        for (word, bytes) in memory.words().iter().zip(bytes.chunks(8)) {
+            word.store(u64::from_le_bytes(bytes.try_into().unwrap()), Ordering::Relaxed);
+        }
+        let Ok(ring) = DeltaRing::adopt(memory, &POOL, &[1; 16]) else { continue };
+        let Ok(found) = ring.recover() else { continue };
+        // Trim positions aren't sealed: a lower one may show what was trimmed, but nothing that
+        // never was.
+        let known = found.iter().all(|record| published.contains(&(record.lsn, record.change)));
+        assert!(known, "seed {seed}, iteration {iteration}");
+    }
+}
+
+#[test]
+fn each_flipped_bit_is_seen() {
+    let (geometry, limits) = limits();
+    let mut page = Page::zeroed();
+    samples::superblock().encode(&mut page);
+    flip(&page, |bytes| Superblock::decode(bytes, Place::Memory).is_err());
+    let stamp = PageStamp { tree: 0, ..samples::stamp(0, 2) };
+    let sum = encode_leaf(&mut page, &stamp, samples::mapping);
+    let expect = PageExpect::leaf(POOL, SlotIndex(2), sum);
+    flip(&page, |bytes| decode_leaf(bytes, &expect, &limits, Place::Memory).is_err());
+    let expect = PageExpect { sum: None, ..expect };
+    flip(&page, |bytes| decode_leaf(bytes, &expect, &limits, Place::Memory).is_err());
+    encode_index(&mut page, 1, &stamp, samples::reference);
+    let expect = orphan(PageKind::Index, 1);
+    flip(&page, |bytes| decode_index(bytes, &expect, &limits, Place::Memory).is_err());
+    encode_catalogue(&mut page, &stamp, samples::volume);
+    let expect = orphan(PageKind::Catalogue, 0);
+    flip(&page, |bytes| {
+        decode_catalogue(bytes, &expect, geometry, &limits, Place::Memory).is_err()
+    });
+    let expect = samples::wal_expect();
+    flip(&samples::wal_block(), |bytes| {
+        matches!(decode_block(bytes, &expect, &limits, Place::Memory), Err(WalStop::End(_)))
+    });
+}
+
+fn flip(page: &Page, refused: impl Fn(&[u8]) -> bool) {
+    assert!(!refused(&page.0));
+    for bit in 0..4096 * 8 {
+        let mut page = page.clone();
+        page.0[bit / 8] ^= 1 << (bit % 8);
+        assert!(refused(&page.0), "bit {bit}");
+    }
+}
+
+/// Damages the page over and over, most often with a fresh CRC so that the damage is looked at.
+fn fuzz(page: &Page, crc: &RangeInclusive<usize>, decodes: impl Fn(&[u8]) -> bool) {
+    let (seed, iterations) = settings();
+    let mut random = fastrand::Rng::with_seed(seed);
+    assert!(decodes(&page.0));
+    let mut sound = 0;
+    for iteration in 0..iterations {
+        let mut bytes = page.0.to_vec();
+        damage(&mut bytes, &mut random);
+        if bytes.len() == 4096 && random.u8(..8) != 0 {
+            bytes[crc.clone()].fill(0);
+            let sealed = crc32c::crc32c(&bytes);
+            bytes[crc.clone()].copy_from_slice(&sealed.to_le_bytes());
+        }
+        let decode = std::panic::AssertUnwindSafe(|| decodes(&bytes));
+        let outcome = std::panic::catch_unwind(decode);
+        let outcome = outcome.unwrap_or_else(|_| panic!("seed {seed}, iteration {iteration}"));
+        sound += u64::from(outcome);
+    }
+    assert!(sound > iterations / 1000, "only {sound} were sound: the damage never reaches deep");
+}
+
+fn damage(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
+    match random.u8(..20) {
+        0 => bytes.truncate(random.usize(..bytes.len())),
+        1 => bytes.resize(random.usize(..9000), random.u8(..)),
+        2 => bytes.fill_with(|| random.u8(..)),
+        _ => damage_in_place(bytes, random),
+    }
+}
+
+fn damage_in_place(bytes: &mut [u8], random: &mut fastrand::Rng) {
+    for _ in 0..random.u8(1..4) {
+        // Half of it near the beginning, where the fields are.
+        let end = if random.bool() { bytes.len().min(320) } else { bytes.len() };
+        let at = random.usize(..end);
+        match random.u8(..4) {
+            0 => bytes[at] ^= 1 << random.u8(..8),
+            1 => bytes[at] = random.u8(..),
+            2 => bytes[at] = [0, 1, 2, 0xff][random.usize(..4)],
+            _ => {
+                let len = random.usize(1..40).min(bytes.len() - at);
+                let from = random.usize(..=bytes.len() - len);
+                bytes.copy_within(from..from + len, at);
+            }
+        }
+    }
+}
+
+fn settings() -> (u64, u64) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let seed = number("BLOCKD_FUZZ_SEED").unwrap_or(0x0b10_c4d0);
+    (seed, number("BLOCKD_FUZZ_ITERATIONS").unwrap_or(ITERATIONS))
+}
