@@ -19,9 +19,9 @@
 //!
 //! The second look is what makes two advances enough. Without it, a request that was delayed
 //! between reading `e` and counting can count under `e` when the epoch is `e + 1` already and the
-//! advance to `e + 2` has already looked at that parity. If then the link goes with the tag `e + 1`,
-//! the next advance looks at the other parity only, and the epoch becomes `e + 3` with the request
-//! inside.
+//! advance to `e + 2` has already looked at that parity. If then the link goes with the tag
+//! `e + 1`, the next advance looks at the other parity only, and the epoch becomes `e + 3` with
+//! the request inside.
 //!
 //! "After" above is the order of the sequentially consistent fences: in `enter` between the count
 //! and the second look, in `current` between the unlinking and the tag, in `try_advance` between

@@ -83,7 +83,7 @@ mod model {
             self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
 
-        #[expect(dead_code, reason = "kept level with parking_lot's interface")]
+        #[allow(dead_code, reason = "kept level with parking_lot's interface")]
         pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
