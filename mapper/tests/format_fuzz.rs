@@ -3,6 +3,8 @@
 //! `BLOCKD_FUZZ_SEED` and `BLOCKD_FUZZ_ITERATIONS` (decodes for each structure) repeat or lengthen
 //! a run; a failing case names its seed.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
+
 mod samples;
 
 use std::ops::RangeInclusive;

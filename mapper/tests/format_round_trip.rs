@@ -1,5 +1,7 @@
 //! Whatever is written comes back.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
+
 mod samples;
 
 use blockd_mapper::format::catalogue::{

@@ -1,6 +1,5 @@
 //! Leaf pages: 256 entries of 14 bytes.
 
-use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::page::{
@@ -19,6 +18,8 @@ const KIND_MAPPED: u64 = 1;
 const KIND_COMPOSITE: u64 = 2;
 const KIND_SHIFT: u32 = 40;
 const PHYSICAL_MASK: u64 = MAX_PHYSICAL_EXTENTS - 1;
+/// The six bytes of extent and kind in a word.
+const WORD_MASK: u64 = (1 << 48) - 1;
 
 /// A leaf page whose every entry has been checked.
 #[derive(Debug, Clone, Copy)]
@@ -84,16 +85,15 @@ fn try_decode<'a>(
 ) -> Result<LeafPage<'a>, Problem> {
     let header = try_open(bytes, expect)?;
     let raw = RawLeaf::ref_from_bytes(bytes).map_err(|_| short(bytes))?;
-    let mut mapped = 0;
-    let mut sound = true;
+    let (mut mapped, mut faults) = (0, 0);
     // One pass without branches over the entries; which of them is wrong is found out only when
     // one is.
     for entry in &raw.entries {
         let word = entry.word();
         mapped += word >> KIND_SHIFT & 1;
-        sound &= is_sound(word, entry.valid.get(), limits);
+        faults |= fault_bits(word, entry.valid(), limits);
     }
-    if !sound {
+    if faults != 0 {
         return Err(first_fault(&raw.entries, limits));
     }
     if mapped != u64::from(header.entries) {
@@ -104,19 +104,23 @@ fn try_decode<'a>(
     Ok(LeafPage { header, entries: &raw.entries })
 }
 
-const fn is_sound(word: u64, valid: u64, limits: &Limits) -> bool {
-    let empty = word | valid == 0;
-    let mapped = word >> KIND_SHIFT == KIND_MAPPED
-        && limits.allows_physical(PhysicalExtent(word & PHYSICAL_MASK))
-        && limits.allows_bits(valid);
-    empty | mapped
+/// Bits that are set only in an entry that isn't sound.
+#[inline]
+fn fault_bits(word: u64, valid: u64, limits: &Limits) -> u64 {
+    let (kind, physical) = (word >> KIND_SHIFT, word & PHYSICAL_MASK);
+    let mapped = (kind & KIND_MAPPED).wrapping_neg();
+    let outside = u64::from(!limits.allows_physical(PhysicalExtent(physical)));
+    (kind & !KIND_MAPPED)
+        | (mapped & outside)
+        | (!mapped & (physical | valid))
+        | limits.excess(valid)
 }
 
 #[cold]
 fn first_fault(entries: &[RawEntry; ENTRIES], limits: &Limits) -> Problem {
     for (index, entry) in entries.iter().enumerate() {
-        let (word, valid) = (entry.word(), entry.valid.get());
-        if is_sound(word, valid, limits) {
+        let (word, valid) = (entry.word(), entry.valid());
+        if fault_bits(word, valid, limits) == 0 {
             continue;
         }
         return match word >> KIND_SHIFT {
@@ -145,27 +149,33 @@ struct RawLeaf {
 
 const _: () = assert!(size_of::<RawLeaf>() == PAGE_SIZE);
 
-/// 40 bits of physical extent, 8 bits of kind, the bitmap.
+/// 40 bits of physical extent, 8 bits of kind, the bitmap. As bytes, because both parts are read
+/// as whole words, of which the first overlaps the second.
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawEntry {
-    word: [u8; 6],
-    valid: U64,
-}
+struct RawEntry([u8; 14]);
 
 impl RawEntry {
     fn new(mapping: Mapping) -> Self {
-        let Some(physical) = mapping.physical else {
-            return Self { word: [0; 6], valid: 0.into() };
-        };
-        let [a, b, c, d, e, f, ..] =
-            (physical.0 & PHYSICAL_MASK | KIND_MAPPED << KIND_SHIFT).to_le_bytes();
-        Self { word: [a, b, c, d, e, f], valid: mapping.valid.into() }
+        let Some(physical) = mapping.physical else { return Self([0; 14]) };
+        let word = physical.0 & PHYSICAL_MASK | KIND_MAPPED << KIND_SHIFT;
+        // Put together in registers: two stores that overlap would be slow to read again.
+        let bits = u128::from(word) | u128::from(mapping.valid) << 48;
+        let mut bytes = [0; 14];
+        bytes.copy_from_slice(&bits.to_le_bytes()[..14]);
+        Self(bytes)
     }
 
-    const fn word(&self) -> u64 {
-        let [a, b, c, d, e, f] = self.word;
-        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+    #[inline]
+    fn word(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]) & WORD_MASK
+    }
+
+    #[inline]
+    fn valid(&self) -> u64 {
+        let [.., a, b, c, d, e, f, g, h] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
     fn mapping(&self) -> Mapping {
@@ -173,6 +183,6 @@ impl RawEntry {
         if word >> KIND_SHIFT == 0 {
             return Mapping::default();
         }
-        Mapping { physical: Some(PhysicalExtent(word & PHYSICAL_MASK)), valid: self.valid.get() }
+        Mapping { physical: Some(PhysicalExtent(word & PHYSICAL_MASK)), valid: self.valid() }
     }
 }

@@ -90,8 +90,13 @@ impl Limits {
         }
     }
 
+    /// The bits of a bitmap that no sub-block has.
+    pub(crate) const fn excess(&self, valid: u64) -> u64 {
+        valid & !self.full_bitmap
+    }
+
     pub(crate) const fn allows_bits(&self, valid: u64) -> bool {
-        valid & !self.full_bitmap == 0
+        self.excess(valid) == 0
     }
 
     pub(crate) const fn allows_physical(&self, physical: PhysicalExtent) -> bool {
