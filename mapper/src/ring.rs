@@ -12,8 +12,8 @@ use self::recovery::{Group, check_header, corrupt, header};
 use crate::error::MapperError;
 use crate::format::record::Change;
 use crate::format::ring::{
-    HEADER_WORDS, LINE_WORDS, MAGIC, MAX_CAPACITY, MAX_SLOTS, MIN_CAPACITY, R_SUM, RECORD_WORDS,
-    W_CURRENT, W_MAGIC, W_NEXT, W_POISONED, body, record_sum, seed,
+    HEADER_WORDS, LINE_WORDS, MAGIC, MAX_CAPACITY, MAX_SLOTS, MIN_CAPACITY, R_POSITION, R_SUM,
+    RECORD_WORDS, W_CURRENT, W_MAGIC, W_NEXT, W_POISONED, body, record_sum, seed,
 };
 use crate::format::{FormatError, PoolId, Problem};
 use crate::sync::{AtomicU64, CachePadded, Ordering};
@@ -260,9 +260,11 @@ impl DeltaRing {
         change.for_each_unit(0, |unit| {
             let body = body(unit, lsn.0, dropped, position);
             let cell = &words[self.cell(slot, position)..][..RECORD_WORDS];
-            for (word, value) in cell.iter().zip(body) {
+            for (word, value) in cell.iter().zip(body).take(R_POSITION) {
                 put(word, value, Ordering::Relaxed);
             }
+            // Release here too, so that a new position never stands over old words.
+            put(&cell[R_POSITION], position, Ordering::Release);
             put(&cell[R_SUM], record_sum(&body, self.seed), Ordering::Release);
             position += 1;
             dropped = 0;

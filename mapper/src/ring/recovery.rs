@@ -33,11 +33,16 @@ impl DeltaRing {
         let cell = &self.memory.words()[self.cell(slot, position)..][..RECORD_WORDS];
         // Acquire: with the checksum come the words that were stored before it.
         let sum = cell[R_SUM].load(Ordering::Acquire);
+        let position = cell[R_POSITION].load(Ordering::Acquire);
+        if position == 0 {
+            return None;
+        }
         let mut body = [0; R_SUM];
-        for (value, word) in body.iter_mut().zip(cell) {
+        for (value, word) in body.iter_mut().zip(cell).take(R_POSITION) {
             *value = word.load(Ordering::Relaxed);
         }
-        (record_sum(&body, self.seed) == sum && body[R_POSITION] != 0).then_some(body)
+        body[R_POSITION] = position;
+        (record_sum(&body, self.seed) == sum).then_some(body)
     }
 
     /// Reads the change at a position that ends before `end`.
