@@ -55,13 +55,15 @@ impl Directory {
             .filter_map(|slot| self.load(SlotIndex(slot)).map(|leaf| (SlotIndex(slot), leaf)))
     }
 
-    /// Notes that a slot, or an entry of its leaf, has changed. After the change.
-    pub fn mark_dirty(&self, slot: SlotIndex) {
-        if let Some(word) = self.dirty.get((slot.0 / SLOTS_PER_WORD) as usize) {
+    /// Notes that a slot, or an entry of its leaf, has changed. After the change. `true` if it
+    /// was not noted before.
+    pub fn mark_dirty(&self, slot: SlotIndex) -> bool {
+        let bit = 1 << (slot.0 % SLOTS_PER_WORD);
+        self.dirty.get((slot.0 / SLOTS_PER_WORD) as usize).is_some_and(|word| {
             // Never a look first and a write only if needed: the look could see a mark that is
             // being taken by somebody who doesn't see the change yet.
-            word.fetch_or(1 << (slot.0 % SLOTS_PER_WORD), Ordering::AcqRel);
-        }
+            word.fetch_or(bit, Ordering::AcqRel) & bit == 0
+        })
     }
 
     /// Whether the slot has changed since its mark was taken.

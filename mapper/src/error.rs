@@ -91,6 +91,12 @@ pub enum MapperError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The pool uses features that this build may only read.
+    #[error("features {features:#x} are unknown to this build: open it read-only")]
+    Unsupported {
+        /// The unknown bits of the ro-compat word.
+        features: u64,
+    },
     /// The delta ring of a pool that was not closed can't be used, and answered writes may be lost.
     #[error("{problem}; opening without it loses answered writes that were not flushed")]
     RingLost {

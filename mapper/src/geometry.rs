@@ -188,9 +188,12 @@ mod tests {
 
     #[test]
     fn sub_blocks_follow_the_extent() {
-        for (extent, sub_block, count) in
-            [(64 << 10, 4096, 16), (128 << 10, 4096, 32), (256 << 10, 4096, 64), (1 << 20, 16384, 64)]
-        {
+        for (extent, sub_block, count) in [
+            (64 << 10, 4096, 16),
+            (128 << 10, 4096, 32),
+            (256 << 10, 4096, 64),
+            (1 << 20, 16384, 64),
+        ] {
             let geometry = Geometry::new(extent).unwrap();
             assert_eq!((geometry.sub_block_size(), geometry.sub_blocks()), (sub_block, count));
             assert_eq!(geometry.full_bitmap().count_ones(), count);

@@ -1,12 +1,29 @@
-//! The thin extent mapper of blockd.
+//! The thin extent mapper of blockd: maps volumes onto a pool's extents, allocates on first
+//! write, survives power loss and the death of its process.
+//!
+//! It does no IO, reads no clock, spawns no thread and draws no random number. Requests, IO
+//! results and time come in; IO commands and answers go out. One object so serves every front-end,
+//! the simulator and the fuzzers.
+//!
+//! (Under loom only the parts are built whose interleavings it explores.)
+//!
+//! - [`create::Creating`] makes a pool, [`open::Opening`] opens one.
+//! - [`worker::Worker`]: one per thread, plans reads, writes, discards and flushes.
+//! - [`engine::Engine`]: one per pool, commits, checkpoints, grants space, changes volumes.
 #![forbid(unsafe_code)]
 
 #[doc(hidden)]
 pub mod allocator;
 #[doc(hidden)]
 pub mod arena;
+#[cfg(not(loom))]
+mod change;
+#[cfg(not(loom))]
+pub mod create;
 #[doc(hidden)]
 pub mod directory;
+#[cfg(not(loom))]
+pub mod engine;
 pub mod error;
 pub mod format;
 pub mod geometry;
@@ -16,10 +33,22 @@ pub mod io_epoch;
 #[doc(hidden)]
 pub mod leaf;
 pub mod mapping;
+pub mod mutation;
 #[doc(hidden)]
 pub mod mutation_gate;
+#[cfg(not(loom))]
+pub mod open;
+pub mod plan;
+#[cfg(not(loom))]
+pub mod pool;
 pub mod ring;
 #[doc(hidden)]
 pub mod shared_counts;
+#[cfg(not(loom))]
+mod stripe;
 pub(crate) mod sync;
 pub mod units;
+#[cfg(not(loom))]
+mod volume;
+#[cfg(not(loom))]
+pub mod worker;

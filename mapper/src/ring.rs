@@ -238,6 +238,14 @@ impl DeltaRing {
         fits
     }
 
+    /// The rule taken out: room is promised that is not there, and what lies there is lost (R9).
+    #[cfg(feature = "mutations")]
+    pub(crate) fn force_reserve(&self, slot: usize) {
+        let producer = &self.producers[slot].0;
+        let reserved = producer.reserved.load(Ordering::Relaxed);
+        producer.reserved.store(reserved + 1, Ordering::Relaxed);
+    }
+
     /// Gives back room that was reserved and not used. For the slot's producer only.
     pub fn release(&self, slot: usize, units: u64) {
         let producer = &self.producers[slot].0;

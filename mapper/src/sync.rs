@@ -9,7 +9,7 @@ pub(crate) use {
 #[cfg(not(loom))]
 pub(crate) use {
     parking_lot::Mutex,
-    std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
 };
 
 /// Pause instructions before a waiter gives its core away: about a microsecond, longer than any

@@ -231,3 +231,11 @@ impl Problem {
         FormatError { structure, place, problem: self }
     }
 }
+
+impl FormatError {
+    /// Whether it was written by a version that this build can't read, rather than damaged.
+    #[must_use]
+    pub const fn is_unsupported(&self) -> bool {
+        matches!(self.problem, Problem::Unsupported { .. })
+    }
+}

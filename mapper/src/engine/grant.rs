@@ -1,0 +1,176 @@
+//! Grants of extents to volumes, of pages to dirty leaves, of leaves to everybody.
+
+use std::sync::Arc;
+
+use crate::sync::Ordering;
+use crate::volume::Volume;
+
+use super::Engine;
+
+/// Metadata extents added in one go; more follow at the next poll if they are needed.
+const EXTENTS_PER_STEP: u32 = 16;
+
+/// Slots beyond those dirty now that pages are kept ready for, if the pool has room.
+const PAGES_AHEAD: u64 = 512;
+
+impl Engine {
+    pub(super) fn step_grants(&mut self) {
+        if self.pool.arena.free_count() < self.pool.tuning.spare_leaves {
+            // Out of memory shows as writes that park, not as a failure of the pool.
+            let _ = self.pool.arena.refill(self.pool.tuning.spare_leaves);
+            self.pool.bump();
+        }
+        self.update_limits();
+        self.grant_space();
+    }
+
+    /// Most extents granted at a time: the quantum, but less when many volumes share little.
+    fn quantum(&self, volumes: usize) -> u64 {
+        let free = self.pool.free_space.lock().free_count();
+        let share = free / (8 * volumes.max(1) as u64);
+        self.pool.tuning.quantum.min(share).max(1)
+    }
+
+    fn grant_space(&mut self) {
+        let volumes: Vec<Arc<Volume>> = {
+            let all = self.pool.volumes.read();
+            if !all.values().any(|v| v.wants_space.load(Ordering::Acquire)) {
+                return;
+            }
+            all.values().cloned().collect()
+        };
+        let quantum = self.quantum(volumes.len());
+        let mut granted = false;
+        for volume in volumes.iter().filter(|v| v.wants_space.load(Ordering::Acquire)) {
+            granted |= self.grant(volume, quantum);
+        }
+        let starving = |v: &Volume| v.wants_space.load(Ordering::Acquire) && v.reserved() == 0;
+        if !granted && volumes.iter().any(|v| starving(v)) && self.take_idle_reserves(&volumes) {
+            for volume in volumes.iter().filter(|v| starving(v)) {
+                granted |= self.grant(volume, 1);
+            }
+        }
+        if granted {
+            self.pool.bump();
+        }
+    }
+
+    fn grant(&self, volume: &Volume, quantum: u64) -> bool {
+        let mut reserve = volume.reserve.lock();
+        let mut space = self.pool.free_space.lock();
+        let before = reserve.total();
+        while reserve.total() < before + quantum && reserve.has_room() {
+            let missing = before + quantum - reserve.total();
+            let Some((first, count)) = space.allocate(missing) else { break };
+            reserve.add(first, count);
+        }
+        let any = reserve.total() > before;
+        if any {
+            volume.wants_space.store(false, Ordering::Release);
+        }
+        any
+    }
+
+    /// Space that volumes hold without needing it now serves those that wait.
+    fn take_idle_reserves(&self, volumes: &[Arc<Volume>]) -> bool {
+        let mut space = self.pool.free_space.lock();
+        let mut any = false;
+        for volume in volumes.iter().filter(|v| !v.wants_space.load(Ordering::Acquire)) {
+            volume.take_back(|first, count| {
+                any = true;
+                space.free(first, count);
+            });
+        }
+        any
+    }
+
+    /// Takes an extent of the pool for metadata pages.
+    pub(super) fn add_page_extent(&mut self) -> bool {
+        let Some((extent, _)) = self.pool.free_space.lock().allocate(1) else { return false };
+        self.pages.add_extent(extent, false);
+        true
+    }
+
+    /// Pages that a checkpoint needs whatever is dirty: catalogue and new trees.
+    fn fixed_pages(&self) -> u64 {
+        self.new_tree_pages
+            + self.catalogue.page_count()
+            + self.catalogue.tree.most_pages()
+            + self.checkpoint_remainder()
+            + 4
+    }
+
+    fn checkpoint_remainder(&self) -> u64 {
+        if !self.checkpoint.is_running() {
+            return 0;
+        }
+        let leaves = self.checkpoint.leaves_to_write();
+        leaves + self.index_pages(leaves)
+    }
+
+    fn levels(&self) -> u64 {
+        self.trees.values().map(|t| t.tree.level_count() as u64).max().unwrap_or(1)
+    }
+
+    fn index_pages(&self, dirty: u64) -> u64 {
+        let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
+        all.min(dirty * self.levels())
+    }
+
+    /// Most slots that may be dirty when so many pages are free.
+    fn dirty_limit(&self, pages: u64) -> u64 {
+        let left = pages.saturating_sub(self.fixed_pages());
+        let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
+        (left / (1 + self.levels())).max(left.saturating_sub(all))
+    }
+
+    /// Lets in as many changes as pages can be found for, and finds more ahead of need.
+    pub(crate) fn update_limits(&mut self) {
+        let slots: u64 = {
+            let volumes = self.pool.volumes.read();
+            volumes.values().map(|v| u64::from(v.directory.load().slot_count())).sum()
+        };
+        let dirty = self.dirty_or_promised();
+        let wanted = (2 * dirty + PAGES_AHEAD).min(slots.max(1));
+        let reserve = self.pages.reserve_pages();
+        for _ in 0..EXTENTS_PER_STEP {
+            let limit = self.dirty_limit(self.pages.free_pages().saturating_sub(reserve));
+            if limit >= wanted || self.pool.read_only || !self.add_page_extent() {
+                break;
+            }
+        }
+        let free = self.pages.free_pages();
+        let limits = &self.pool.pages.0;
+        let before = limits.limit.load(Ordering::Relaxed);
+        let limit = self.dirty_limit(free.saturating_sub(reserve));
+        let freeing = self.dirty_limit(free);
+        let rose = freeing > limits.limit_freeing.load(Ordering::Relaxed) || limit > before;
+        limits.limit.store(limit, Ordering::Relaxed);
+        limits.limit_freeing.store(freeing, Ordering::Relaxed);
+        if rose {
+            self.pool.bump();
+        }
+        if !self.checkpoint.is_running() && limit > 2 * wanted {
+            let keep = free - (limit - 2 * wanted);
+            let mut space = self.pool.free_space.lock();
+            if self.pages.shrink(keep, &mut space) > 0 {
+                drop(space);
+                self.pool.bump();
+            }
+        }
+    }
+
+    fn dirty_or_promised(&self) -> u64 {
+        let pages = &self.pool.pages.0;
+        let promised = pages.promised.load(Ordering::Relaxed).max(0).unsigned_abs();
+        pages.dirty.load(Ordering::Relaxed) + promised
+    }
+
+    /// Whether changes park, or soon will, for want of pages that a checkpoint would free.
+    pub(super) fn pages_are_short(&self) -> bool {
+        let pages = &self.pool.pages.0;
+        let dirty = pages.dirty.load(Ordering::Relaxed);
+        let freeing = pages.limit_freeing.load(Ordering::Relaxed);
+        dirty > 0 && (pages.wanted.load(Ordering::Relaxed) || dirty * 4 > freeing * 3)
+    }
+}

@@ -1,0 +1,118 @@
+//! More space: a device that has grown below, or one more device.
+
+use crate::create::{NewDevice, device_record};
+use crate::error::MapperError;
+use crate::format::superblock::{DeviceRecord, DeviceTable};
+use crate::geometry::DEVICE_SHIFT;
+use crate::pool::Pool;
+use crate::shared_counts::SharedCounts;
+use crate::sync::Ordering;
+use crate::units::PhysicalExtent;
+
+use super::Engine;
+
+/// How many times its size at opening a device may grow to before the pool is opened anew: the
+/// table of extra references is made for so much.
+const GROWTH: u64 = 8;
+
+/// Makes room for the extra references of a device's extents.
+pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
+    if let Some(counts) = pool.counts.get(index) {
+        let capacity = (device.extents * GROWTH).min(1 << DEVICE_SHIFT);
+        counts.get_or_init(|| SharedCounts::new(capacity));
+    }
+}
+
+impl Engine {
+    /// Notes a device's new size for the next superblock. Returns the extents it gains.
+    pub(super) fn prepare_grow(&mut self, device: u8, size: u64) -> Result<u64, MapperError> {
+        let mut records = self.superblock.devices.as_slice().to_vec();
+        let record = records.get_mut(usize::from(device)).ok_or(MapperError::Invalid {
+            field: "device",
+            value: u64::from(device),
+            allowed: "the position of one of the pool's devices",
+        })?;
+        let extents = size / self.pool.geometry.extent_size();
+        let refuse = |allowed| Err(MapperError::Invalid { field: "size", value: size, allowed });
+        if size < record.size || extents < record.extents {
+            return refuse("no smaller than the device was");
+        }
+        if extents > (record.extents * GROWTH).min(1 << DEVICE_SHIFT) {
+            return refuse("at most 8 times the size at opening, and 2^36 extents");
+        }
+        let gained = extents - record.extents;
+        if gained == 0 {
+            return Ok(0);
+        }
+        (record.size, record.extents) = (size, extents);
+        self.controls.devices = DeviceTable::new(&records);
+        Ok(gained)
+    }
+
+    /// Notes a new device for the next superblock. Returns the extents it brings.
+    pub(super) fn prepare_add(
+        &mut self,
+        handle: u8,
+        device: &NewDevice,
+    ) -> Result<u64, MapperError> {
+        let mut records = self.superblock.devices.as_slice().to_vec();
+        if records.iter().any(|r| r.uuid == device.uuid) {
+            return Ok(0);
+        }
+        let record = device_record(self.pool.geometry, records.len(), device)?;
+        let smallest = self.smallest_block();
+        if smallest.is_some_and(|block| record.block_size > block) {
+            let problem =
+                format!("logical block of {} bytes is larger than a volume's", record.block_size);
+            return Err(MapperError::Device { name: device.name.clone(), problem });
+        }
+        let index = records.len();
+        records.push(record);
+        let table = DeviceTable::new(&records).ok_or(MapperError::Limit {
+            what: "devices of a pool",
+            limit: crate::geometry::MAX_DEVICES as u64,
+        })?;
+        self.pool.handles[index].store(handle, Ordering::SeqCst);
+        self.supers.set_fresh(index);
+        self.controls.devices = Some(table);
+        Ok(record.extents)
+    }
+
+    fn smallest_block(&self) -> Option<u32> {
+        self.pool.volumes.read().values().map(|v| v.identity.block_size).min()
+    }
+
+    /// The superblock names the new extents: they can be given out.
+    pub(super) fn use_new_extents(&mut self) {
+        let pool = std::sync::Arc::clone(&self.pool);
+        let mut space = pool.free_space.lock();
+        for (index, record) in self.superblock.devices.as_slice().iter().enumerate() {
+            make_counts(&pool, index, record);
+            extend(&mut space, index, record);
+        }
+        drop(space);
+        pool.bump();
+    }
+}
+
+/// Fits a device's free map to its record. The superblock area at the old end becomes free.
+fn extend(space: &mut crate::pool::FreeSpace, index: usize, record: &DeviceRecord) {
+    if space.devices.len() == index {
+        space.devices.push(crate::allocator::Allocator::new());
+    }
+    let Some(device) = space.devices.get_mut(index) else { return };
+    let had = device.total_count();
+    if had >= record.extents {
+        return;
+    }
+    if device.add_region(PhysicalExtent(had), record.extents - had).is_err() {
+        return;
+    }
+    // All of these are free until now, but for the old superblock area.
+    let _ = device.mark_used(PhysicalExtent(record.extents - 1));
+    let _ = if had == 0 {
+        device.mark_used(PhysicalExtent(0))
+    } else {
+        device.free(PhysicalExtent(had - 1), 1)
+    };
+}

@@ -1,0 +1,216 @@
+//! What can be asked of a pool: its space, its volumes, and whether all of it adds up.
+
+use std::collections::BTreeMap;
+
+use crate::format::catalogue::VolumeKind;
+use crate::leaf::LEAF_ENTRIES;
+use crate::pool::Space;
+use crate::sync::Ordering;
+use crate::units::{LeafId, PhysicalExtent, VolumeId};
+
+use super::Engine;
+
+/// A volume or snapshot, and what it takes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeInfo {
+    /// Identity.
+    pub id: VolumeId,
+    /// Name, unique in the pool.
+    pub name: String,
+    /// Volume or snapshot.
+    pub kind: VolumeKind,
+    /// What it was made from; 0 for nothing.
+    pub origin: VolumeId,
+    /// Bytes a client sees.
+    pub size: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// Bytes of mapped extents.
+    pub mapped: u64,
+    /// Bytes of valid sub-blocks.
+    pub valid: u64,
+    /// Bytes of extents that nobody else refers to.
+    pub exclusive: u64,
+    /// Bytes of extents that others refer to as well.
+    pub shared: u64,
+    /// Bytes granted and not used yet.
+    pub reserved: u64,
+}
+
+impl Engine {
+    /// Space of the pool, in bytes.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        let extent = self.pool.geometry.extent_size();
+        let (total, free) = {
+            let space = self.pool.free_space.lock();
+            (space.total_count(), space.free_count())
+        };
+        let volumes = self.pool.volumes.read();
+        let reserved: u64 = volumes.values().map(|v| v.reserved()).sum();
+        let supers = 2 * self.superblock.devices.as_slice().len() as u64;
+        let wal = u64::from(self.superblock.wal_extents);
+        let metadata = supers + wal + self.pages.extent_count();
+        let pending = self.releases.pending_extents();
+        let mapped = total.saturating_sub(free + reserved + metadata + pending);
+        Space {
+            total: total * extent,
+            free: free * extent,
+            reserved: reserved * extent,
+            mapped: mapped * extent,
+            pending: pending * extent,
+            metadata: metadata * extent,
+            metadata_free: self.pages.free_pages() * crate::geometry::PAGE_BYTES,
+        }
+    }
+
+    /// All volumes and snapshots, by id. Takes time with what is mapped: exclusive and shared are
+    /// counted, not kept.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<VolumeInfo> {
+        let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
+        let extent = self.pool.geometry.extent_size();
+        let info = |volume: &std::sync::Arc<crate::volume::Volume>| {
+            let exclusive = self.exclusive_extents(volume) * extent;
+            let mapped = volume.mapped.load(Ordering::Relaxed) * extent;
+            VolumeInfo {
+                id: volume.identity.id,
+                name: volume.identity.name.as_str().to_owned(),
+                kind: volume.identity.kind,
+                origin: volume.identity.origin,
+                size: volume.size.load(Ordering::Acquire),
+                block_size: volume.identity.block_size,
+                mapped,
+                valid: volume.valid.load(Ordering::Relaxed) * self.pool.geometry.sub_block_size(),
+                exclusive,
+                shared: mapped.saturating_sub(exclusive),
+                reserved: volume.reserved() * extent,
+            }
+        };
+        volumes.iter().map(info).collect()
+    }
+
+    fn exclusive_extents(&self, volume: &crate::volume::Volume) -> u64 {
+        let directory = volume.directory.load();
+        let mut count = 0;
+        for (_, leaf) in directory.iter() {
+            if self.pool.arena.meta(leaf).references.load(Ordering::Acquire) > 1 {
+                continue;
+            }
+            let entries = (0..LEAF_ENTRIES).map(|e| self.pool.arena.leaf(leaf).load(e));
+            count += entries.filter_map(|m| m.physical).filter(|&p| self.pool.extra(p) == 0).count()
+                as u64;
+        }
+        count
+    }
+
+    /// Counts everything again and compares: references, leaves, free space, accounting. For
+    /// tests and tools; the pool must be at rest ([`Engine::is_idle`]) and no worker may call.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        let recount = self.recount()?;
+        let space = self.pool.free_space.lock();
+        let geometry = self.pool.geometry;
+        let mut used = self.fixed_extents();
+        used.extend(self.pages.extents());
+        for volume in self.pool.volumes.read().values() {
+            used.extend(held_extents(volume));
+        }
+        used.extend(recount.extents.keys());
+        for (&physical, &references) in &recount.extents {
+            let extra = self.pool.extra(physical);
+            if extra + 1 != references {
+                return Err(format!(
+                    "extent {physical}: {references} references, counted {extra} + 1"
+                ));
+            }
+            if !space.is_used(physical) {
+                return Err(format!("extent {physical} is referenced and free"));
+            }
+        }
+        let pending = self.recovered.iter().map(|run| run.1).sum::<u64>();
+        let known = used.len() as u64 + pending + self.releases.pending_extents();
+        let unique: std::collections::BTreeSet<_> = used.iter().copied().collect();
+        if unique.len() != used.len() {
+            return Err("an extent has two owners".to_owned());
+        }
+        let taken = space.total_count() - space.free_count();
+        if taken != known {
+            return Err(format!("{taken} extents are taken, {known} are accounted for"));
+        }
+        let dirty_cover = self.pages.used_pages();
+        if dirty_cover > self.pages.extent_count() * geometry.pages_per_extent() {
+            return Err("more metadata pages are used than there are".to_owned());
+        }
+        Ok(())
+    }
+
+    fn recount(&self) -> Result<Recount, String> {
+        let mut recount = Recount::default();
+        for volume in self.pool.volumes.read().values() {
+            let (mut mapped, mut valid) = (0, 0);
+            for (slot, leaf) in volume.directory.load().iter() {
+                let first = recount.leaves.entry(leaf).or_insert((0, slot));
+                first.0 += 1;
+                if first.1 != slot {
+                    return Err(format!("leaf {leaf} is held at slots {} and {slot}", first.1));
+                }
+                let (m, v) = crate::change::totals(self.pool.arena.leaf(leaf));
+                (mapped, valid) = (mapped + m, valid + v);
+            }
+            let told =
+                (volume.mapped.load(Ordering::Relaxed), volume.valid.load(Ordering::Relaxed));
+            if told != (mapped, valid) {
+                let id = volume.identity.id;
+                return Err(format!(
+                    "volume {id}: accounts {told:?}, counted {:?}",
+                    (mapped, valid)
+                ));
+            }
+        }
+        for (&leaf, &(references, _)) in &recount.leaves {
+            let told = self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
+            if told != references {
+                return Err(format!("leaf {leaf}: {references} references, counted {told}"));
+            }
+            for entry in 0..LEAF_ENTRIES {
+                if let Some(physical) = self.pool.arena.leaf(leaf).load(entry).physical {
+                    *recount.extents.entry(physical).or_insert(0) += 1;
+                }
+            }
+        }
+        Ok(recount)
+    }
+
+    /// Superblock areas and the log.
+    pub(crate) fn fixed_extents(&self) -> Vec<PhysicalExtent> {
+        fixed_extents(&self.superblock)
+    }
+}
+
+/// Superblock areas and the log of a pool.
+pub(crate) fn fixed_extents(
+    superblock: &crate::format::superblock::Superblock,
+) -> Vec<PhysicalExtent> {
+    let mut extents = Vec::new();
+    for device in superblock.devices.as_slice() {
+        extents.push(device.first);
+        extents.push(PhysicalExtent(device.first.0 + device.extents - 1));
+    }
+    let wal = superblock.wal_start.0;
+    extents.extend((wal..wal + u64::from(superblock.wal_extents)).map(PhysicalExtent));
+    extents
+}
+
+/// References counted from the directories down.
+#[derive(Default)]
+struct Recount {
+    leaves: BTreeMap<LeafId, (u32, crate::units::SlotIndex)>,
+    /// By leaf references, not by volumes: that is how sharing is kept.
+    extents: BTreeMap<PhysicalExtent, u32>,
+}
+
+fn held_extents(volume: &crate::volume::Volume) -> Vec<PhysicalExtent> {
+    let mut held = Vec::new();
+    volume.for_each_reserved(|extent| held.push(extent));
+    held
+}

@@ -1,0 +1,338 @@
+//! The pool thread's half of the mapper: commits, checkpoints, grants, structure changes.
+//!
+//! The engine is stepped: [`Engine::poll`] gives IO commands until there are none, and
+//! [`Engine::complete`] takes each one back. It never waits and never asks the time.
+
+mod checkpoint;
+mod commit;
+mod control;
+mod grant;
+pub(crate) mod grow;
+pub(crate) mod info;
+pub(crate) mod pages;
+pub(crate) mod queue;
+pub(crate) mod release;
+pub(crate) mod structure;
+mod superblocks;
+pub(crate) mod tree;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub use control::{Control, ControlId, Outcome};
+pub use info::VolumeInfo;
+
+use crate::change::Spares;
+use crate::error::MapperError;
+use crate::format::catalogue::RECORDS_PER_PAGE;
+use crate::format::superblock::Superblock;
+use crate::format::wal::WalBlockBuilder;
+use crate::io::{IoBuffer, IoCommand, IoError};
+use crate::mutation::{Mutation, active};
+use crate::pool::Pool;
+use crate::sync::Ordering;
+use crate::units::{Lsn, PhysicalExtent, VolumeId};
+
+use checkpoint::Checkpoint;
+use commit::Commit;
+use control::Controls;
+use pages::PageSpace;
+use queue::{CommandQueue, Purpose};
+use release::Releases;
+use superblocks::SuperWriter;
+use tree::PageTree;
+
+/// The log's place and how far it is written.
+#[derive(Debug)]
+pub(crate) struct Wal {
+    pub(crate) start: PhysicalExtent,
+    pub(crate) blocks: u64,
+    /// The number of the next block.
+    pub(crate) next: u64,
+    /// Sum of the block before it.
+    pub(crate) last_sum: u64,
+    /// The first block that a replay would need.
+    pub(crate) tail: u64,
+}
+
+impl Wal {
+    pub(crate) const fn used(&self) -> u64 {
+        self.next - self.tail
+    }
+
+    /// Blocks that may be written before a checkpoint frees some.
+    pub(crate) const fn free(&self) -> u64 {
+        self.blocks - self.used()
+    }
+}
+
+/// The list of volumes as the catalogue holds it.
+#[derive(Debug)]
+pub(crate) struct Catalogue {
+    pub(crate) tree: PageTree,
+    /// By place in the catalogue.
+    pub(crate) places: Vec<Option<VolumeId>>,
+    /// Pages, of 15 places, whose records have changed.
+    pub(crate) dirty: Vec<bool>,
+}
+
+impl Catalogue {
+    pub(crate) fn page_count(&self) -> u64 {
+        (self.places.len() as u64).div_ceil(RECORDS_PER_PAGE)
+    }
+}
+
+/// The index of one volume's leaves, and its place in the catalogue.
+#[derive(Debug)]
+pub(crate) struct VolumeTree {
+    pub(crate) tree: PageTree,
+    pub(crate) place: usize,
+}
+
+/// Owner of a pool's metadata; there is one per open pool.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) now_ns: u64,
+    pub(crate) io: CommandQueue,
+    pub(crate) wal: Wal,
+    pub(crate) commit: Commit,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) supers: SuperWriter,
+    pub(crate) superblock: Superblock,
+    pub(crate) releases: Releases,
+    pub(crate) pages: PageSpace,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) trees: BTreeMap<VolumeId, VolumeTree>,
+    pub(crate) controls: Controls,
+    pub(crate) spares: Spares,
+    /// Index pages of trees that structure changes have made since the last checkpoint.
+    pub(crate) new_tree_pages: u64,
+    /// Extents used by a state that only replay has seen; free once that is durable (R13).
+    pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
+    pub(crate) closing: bool,
+    /// The superblock of this open is durable; no log block is written before (R15).
+    pub(crate) opened: bool,
+    builder: WalBlockBuilder,
+}
+
+/// What the opening of a pool has found out; an engine is made of it.
+#[derive(Debug)]
+pub(crate) struct EngineParts {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) wal: Wal,
+    pub(crate) superblock: Superblock,
+    pub(crate) pages: PageSpace,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) trees: BTreeMap<VolumeId, VolumeTree>,
+}
+
+impl Engine {
+    pub(crate) fn new(parts: EngineParts) -> Result<Self, MapperError> {
+        let EngineParts { pool, wal, superblock, pages, catalogue, trees } = parts;
+        let blocks = pool.tuning.commit_blocks.max(1);
+        // Two for a commit that wraps around the log's end, the rest for checkpoints.
+        let buffers: Option<Vec<IoBuffer>> =
+            (0..2 + queue::MAX_WRITES_OUT).map(|_| IoBuffer::new(blocks)).collect();
+        let buffers = buffers.ok_or(MapperError::Limit { what: "memory for IO", limit: 0 })?;
+        let slots = pool.tuning.workers + 1;
+        let mut engine = Self {
+            now_ns: 0,
+            io: CommandQueue::new(buffers),
+            wal,
+            commit: Commit::new(&pool, slots, blocks),
+            checkpoint: Checkpoint::default(),
+            supers: SuperWriter::default(),
+            superblock,
+            releases: Releases::default(),
+            pages,
+            catalogue,
+            trees,
+            controls: Controls::default(),
+            spares: Spares::with_capacity(64),
+            new_tree_pages: 0,
+            recovered: Vec::new(),
+            closing: false,
+            opened: false,
+            builder: WalBlockBuilder::new(),
+            pool,
+        };
+        engine.update_limits();
+        Ok(engine)
+    }
+
+    /// The pool it serves.
+    #[must_use]
+    pub const fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Goes on with everything that can go on, and gives the next IO command. `now_ns` is the
+    /// caller's monotonic clock. To be called until it gives `None`, after each event.
+    pub fn poll(&mut self, now_ns: u64) -> Option<IoCommand> {
+        self.now_ns = self.now_ns.max(now_ns);
+        if let Some(command) = self.io.pop() {
+            return Some(command);
+        }
+        if self.has_failed() {
+            self.controls.fail_all(&self.pool);
+            return None;
+        }
+        self.step_supers();
+        self.step_commit();
+        self.step_checkpoint();
+        self.step_controls();
+        self.step_releases();
+        self.step_grants();
+        self.io.pop()
+    }
+
+    /// Takes a command back with its result. A failed flush or write of metadata stops the pool
+    /// for good (R8).
+    pub fn complete(&mut self, command: IoCommand, result: Result<(), IoError>) {
+        let Some((purpose, device, operation)) = self.io.finish(command) else { return };
+        let result = if active(Mutation::FlushErrorIgnored) && operation == "flush" {
+            Ok(())
+        } else {
+            result
+        };
+        if let (Err(error), false) = (result, matches!(purpose, Purpose::Passdown { .. })) {
+            self.pool.fail(MapperError::Io { operation, device: device.0, error });
+            self.io.drop_waiting();
+            return;
+        }
+        match purpose {
+            Purpose::CommitFlush { device } => self.commit_flushed(device),
+            Purpose::CommitLog => self.commit_logged(),
+            Purpose::CheckpointPages => {}
+            Purpose::CheckpointFlush { device } => self.checkpoint_flushed(device),
+            Purpose::Super | Purpose::SuperFlush => {}
+            Purpose::Passdown { first, count } => {
+                self.releases.passed_down(&self.pool, first, count);
+                self.pool.bump();
+            }
+        }
+    }
+
+    /// When [`Self::poll`] should be called at the latest, in nanoseconds of the caller's clock.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        if self.has_failed() {
+            return None;
+        }
+        let commit = self.commit_deadline();
+        let checkpoint = self.checkpoint_deadline();
+        let drains = self.releases.has_drains().then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
+        [commit, checkpoint, drains].into_iter().flatten().min()
+    }
+
+    /// Whether the pool is at rest: nothing is under way and nothing waits to be done.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.commit.is_idle()
+            && self.checkpoint.is_idle()
+            && self.supers.is_idle()
+            && self.controls.is_idle()
+            && self.releases.is_idle()
+            && self.uncommitted() == 0
+    }
+
+    /// LSNs assigned and not yet taken by a commit.
+    pub(crate) fn uncommitted(&self) -> u64 {
+        self.pool.gate.last_assigned().0.saturating_sub(self.commit.consumed.0)
+    }
+
+    pub(crate) fn durable(&self) -> Lsn {
+        self.pool.durable_lsn()
+    }
+
+    /// Everything up to here is durable now: whoever waited for that goes on.
+    pub(crate) fn rise(&mut self, durable: Lsn) {
+        let lsn =
+            self.pool.progress.0.durable.fetch_max(durable.0, Ordering::SeqCst).max(durable.0);
+        self.releases.durable(&self.pool, Lsn(lsn));
+        self.pool.bump();
+    }
+
+    /// Numbers go on behind the highest that was replayed.
+    pub(crate) fn start_from(&mut self, highest: Lsn) {
+        let gate = self.pool.gate.close();
+        let last = gate.last_assigned();
+        if highest > last {
+            // Gaps are allowed: these numbers belong to the former process.
+            let _ = gate.take_lsn(highest.0 - last.0);
+        }
+        drop(gate);
+        self.commit.consumed = self.pool.durable_lsn();
+    }
+
+    /// What replay brought is durable; nothing is left of the former process.
+    pub(crate) fn is_recovered(&self) -> bool {
+        self.commit.is_idle()
+            && self.checkpoint.is_idle()
+            && self.uncommitted() == 0
+            && self.recovered.is_empty()
+            && !self.pool.wake.0.commit.load(Ordering::SeqCst)
+    }
+
+    /// Leaves for so many changes, made if there are none.
+    pub(crate) fn ensure_leaves(&mut self, changes: usize) -> Result<(), MapperError> {
+        if self.spares.ensure(&self.pool, changes) {
+            return Ok(());
+        }
+        let full = |_| MapperError::Limit { what: "memory for leaves", limit: 0 };
+        self.pool.arena.refill(self.pool.tuning.spare_leaves.max(16)).map_err(full)?;
+        self.spares.ensure(&self.pool, changes);
+        Ok(())
+    }
+
+    /// Lets go at once of what replay has dropped: nobody reads yet.
+    pub(crate) fn settle_replayed(&mut self) {
+        let drops = std::mem::take(&mut *self.pool.leaf_drops.lock());
+        for drop in drops {
+            self.releases.release_leaf(&self.pool, drop.leaf, drop.stripe);
+        }
+        self.releases.settle(&self.pool);
+    }
+
+    /// The rule taken out: the ring is emptied when it has been replayed (R13).
+    pub(crate) fn forget_ring(&mut self) {
+        for slot in 0..self.pool.ring.slots() {
+            self.pool.ring.trim(slot, self.pool.ring.head(slot) + 1);
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.pool.failure().is_some_and(|error| !(self.closing && error == MapperError::Closed))
+    }
+
+    fn step_releases(&mut self) {
+        let hold_leaves = self.checkpoint.holds_leaves();
+        while self.releases.step(&self.pool, hold_leaves) {}
+        let mut drops = std::mem::take(&mut *self.pool.leaf_drops.lock());
+        for drop in drops.drain(..) {
+            let item = release::Item::Leaf { leaf: drop.leaf, stripe: drop.stripe };
+            self.releases.drain(drop.tag, item);
+        }
+        {
+            // The memory goes back, so that the next push allocates nothing.
+            let mut list = self.pool.leaf_drops.lock();
+            if list.is_empty() {
+                *list = drops;
+            }
+        }
+        if self.pool.tuning.passdown {
+            self.releases.send_passdown(&self.pool, &mut self.io);
+        }
+        if self.pool.free_space.lock().freed_twice {
+            self.pool.fail(MapperError::Internal("an extent was freed that was free already"));
+        }
+        if std::mem::take(&mut self.releases.freed) > 0 {
+            self.pool.bump();
+        }
+    }
+}
+
+/// How often the engine looks whether IO that still uses dropped extents has ended, when nothing
+/// else calls it: 10 ms is short beside the second until a timer commit.
+const DRAIN_POLL_NS: u64 = 10_000_000;

@@ -1,0 +1,169 @@
+//! Metadata pages: whole extents of the pool, cut into pages of 4 KiB.
+
+use std::collections::BTreeMap;
+
+use crate::geometry::Geometry;
+use crate::pool::FreeSpace;
+use crate::units::{PageAddress, PhysicalExtent};
+
+/// Most pages of an extent: 1 MiB of 4 KiB, four words of bits.
+const WORDS: usize = 4;
+
+/// Pages of one metadata extent.
+#[derive(Clone, Copy, Debug)]
+struct PageExtent {
+    used: [u64; WORDS],
+    /// Of the run kept for metadata: never given back.
+    reserve: bool,
+}
+
+/// Which pages of the metadata extents are in use. Derived at load, never stored.
+#[derive(Debug)]
+pub(crate) struct PageSpace {
+    geometry: Geometry,
+    extents: BTreeMap<PhysicalExtent, PageExtent>,
+    free: u64,
+    cursor: PhysicalExtent,
+    reserve_pages: u64,
+}
+
+impl PageSpace {
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        let (extents, cursor) = (BTreeMap::new(), PhysicalExtent(0));
+        Self { geometry, extents, free: 0, cursor, reserve_pages: 0 }
+    }
+
+    pub(crate) fn add_extent(&mut self, extent: PhysicalExtent, reserve: bool) {
+        let page_extent = PageExtent { used: [0; WORDS], reserve };
+        if self.extents.insert(extent, page_extent).is_none() {
+            self.free += self.geometry.pages_per_extent();
+        }
+        if reserve {
+            self.reserve_pages += self.geometry.pages_per_extent();
+        }
+    }
+
+    /// Notes a page in use, its extent too. `false` if it was noted before.
+    pub(crate) fn mark_used(&mut self, address: PageAddress) -> bool {
+        let (extent, page) = self.geometry.page_place(address);
+        if !self.extents.contains_key(&extent) {
+            self.add_extent(extent, false);
+        }
+        let Some(pages) = self.extents.get_mut(&extent) else { return false };
+        let (word, bit) = split(page);
+        let fresh = pages.used[word] & bit == 0;
+        pages.used[word] |= bit;
+        self.free -= u64::from(fresh);
+        fresh
+    }
+
+    /// Frees a page that no superblock copy refers to any more.
+    pub(crate) fn free(&mut self, address: PageAddress) {
+        let (extent, page) = self.geometry.page_place(address);
+        if let Some(pages) = self.extents.get_mut(&extent) {
+            let (word, bit) = split(page);
+            debug_assert!(pages.used[word] & bit != 0, "page {address} freed twice");
+            self.free += u64::from(pages.used[word] & bit != 0);
+            pages.used[word] &= !bit;
+        }
+    }
+
+    /// A run of up to `max` free pages that lie in a row.
+    pub(crate) fn allocate(&mut self, max: u64) -> Option<(PageAddress, u64)> {
+        let pages = self.geometry.pages_per_extent();
+        let after = self.extents.range(self.cursor..).map(|(&e, _)| e);
+        let before = self.extents.range(..self.cursor).map(|(&e, _)| e);
+        let full = |extent: &PhysicalExtent| {
+            self.extents.get(extent).is_none_or(|p| ones(&p.used) == pages)
+        };
+        let extent = after.chain(before).find(|extent| !full(extent))?;
+        self.cursor = extent;
+        let used = &mut self.extents.get_mut(&extent)?.used;
+        let is_used = |used: &[u64; WORDS], page: u64| used[split(page).0] & split(page).1 != 0;
+        let first = (0..pages).find(|&page| !is_used(used, page))?;
+        let mut count = 0;
+        while count < max && first + count < pages && !is_used(used, first + count) {
+            let (word, bit) = split(first + count);
+            used[word] |= bit;
+            count += 1;
+        }
+        self.free -= count;
+        Some((self.geometry.page_address(extent, first), count))
+    }
+
+    /// Returns the pages of a run that were not needed.
+    pub(crate) fn free_run(&mut self, first: PageAddress, count: u64) {
+        for page in 0..count {
+            self.free(PageAddress(first.0 + page));
+        }
+    }
+
+    /// Gives extents without a page in use back to the pool, as long as `keep` free pages stay.
+    pub(crate) fn shrink(&mut self, keep: u64, space: &mut FreeSpace) -> u64 {
+        let pages = self.geometry.pages_per_extent();
+        let spare = self.free.saturating_sub(keep) / pages;
+        let empty: Vec<PhysicalExtent> = self
+            .extents
+            .iter()
+            .filter(|(_, p)| !p.reserve && ones(&p.used) == 0)
+            .map(|(&extent, _)| extent)
+            .take(usize::try_from(spare).unwrap_or(usize::MAX))
+            .collect();
+        for &extent in &empty {
+            self.extents.remove(&extent);
+            self.free -= pages;
+            space.free(extent, 1);
+        }
+        empty.len() as u64
+    }
+
+    pub(crate) const fn free_pages(&self) -> u64 {
+        self.free
+    }
+
+    pub(crate) const fn reserve_pages(&self) -> u64 {
+        self.reserve_pages
+    }
+
+    pub(crate) fn extents(&self) -> impl Iterator<Item = PhysicalExtent> + '_ {
+        self.extents.keys().copied()
+    }
+
+    pub(crate) fn extent_count(&self) -> u64 {
+        self.extents.len() as u64
+    }
+
+    pub(crate) fn used_pages(&self) -> u64 {
+        self.extents.values().map(|p| ones(&p.used)).sum()
+    }
+}
+
+fn split(page: u64) -> (usize, u64) {
+    (usize::try_from(page / 64).unwrap_or(WORDS) % WORDS, 1 << (page % 64))
+}
+
+fn ones(used: &[u64; WORDS]) -> u64 {
+    used.iter().map(|word| u64::from(word.count_ones())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_given_and_taken_back() {
+        let mut pages = PageSpace::new(Geometry::new(64 << 10).unwrap());
+        pages.add_extent(PhysicalExtent(5), true);
+        pages.add_extent(PhysicalExtent(9), false);
+        assert!(pages.mark_used(PageAddress(5 * 16 + 2)));
+        assert!(!pages.mark_used(PageAddress(5 * 16 + 2)));
+        assert_eq!(pages.allocate(10), Some((PageAddress(80), 2)));
+        assert_eq!(pages.allocate(100), Some((PageAddress(83), 13)));
+        assert_eq!(pages.allocate(3), Some((PageAddress(144), 3)));
+        assert_eq!(pages.free_pages(), 13);
+        pages.free_run(PageAddress(144), 3);
+        let mut space = FreeSpace::default();
+        assert_eq!(pages.shrink(0, &mut space), 1);
+        assert_eq!((pages.free_pages(), pages.reserve_pages()), (0, 16));
+    }
+}

@@ -1,0 +1,248 @@
+//! Dropped references on their way to being free: first durable, then drained (R4, R10).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::io::IoOp;
+use crate::leaf::LEAF_ENTRIES;
+use crate::mutation::{Mutation, active};
+use crate::pool::{Pool, split};
+use crate::stripe::stripe_index;
+use crate::sync::Ordering;
+use crate::units::{LeafId, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
+
+use super::queue::{CommandQueue, Purpose};
+
+/// Slots of a dropped directory that are looked at in one go.
+const SLOTS_PER_STEP: u32 = 1024;
+/// Leaves released in one go: each may free 256 extents.
+const LEAVES_PER_STEP: usize = 64;
+/// Extents released in one go.
+const EXTENTS_PER_STEP: usize = 4096;
+
+/// Something a change let go of.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    Extent {
+        physical: PhysicalExtent,
+        stripe: usize,
+    },
+    Leaf {
+        leaf: LeafId,
+        stripe: usize,
+    },
+    /// A whole volume's leaves.
+    Directory {
+        directory: Arc<Directory>,
+        lineage: VolumeId,
+    },
+}
+
+/// A directory being taken apart.
+#[derive(Debug)]
+struct Walk {
+    directory: Arc<Directory>,
+    lineage: VolumeId,
+    next: u32,
+}
+
+/// The stages a dropped reference goes through.
+#[derive(Debug, Default)]
+pub(crate) struct Releases {
+    /// Until the LSN is durable. Rising.
+    undurable: VecDeque<(Lsn, Item)>,
+    /// Until every IO of the epoch has ended. Rising. Leaves apart, since they must stay while a
+    /// checkpoint still has to write them.
+    undrained: VecDeque<(u64, Item)>,
+    undrained_leaves: VecDeque<(u64, Item)>,
+    walks: VecDeque<Walk>,
+    /// Extents freed since the engine last told anybody.
+    pub(crate) freed: u64,
+    /// Pages that no tree to be written refers to any more.
+    pub(crate) dead_pages: Vec<PageAddress>,
+    /// Runs to be told to the media before they are free.
+    passdown: Vec<(PhysicalExtent, u64)>,
+    passing_down: u64,
+}
+
+impl Releases {
+    /// A reference let go by the change with this LSN.
+    pub(crate) fn drop_at(&mut self, lsn: Lsn, item: Item) {
+        self.undurable.push_back((lsn, item));
+    }
+
+    /// Moves on what is durable by now.
+    pub(crate) fn durable(&mut self, pool: &Pool, durable: Lsn) {
+        // The epoch by now is no lower than at the time of the drop, so waiting for it waits for
+        // every IO that started before.
+        let tag = pool.epochs.current();
+        while let Some((_, item)) = self.undurable.pop_front_if(|(lsn, _)| *lsn <= durable) {
+            self.drain(tag, item);
+        }
+    }
+
+    /// A reference whose drop is durable, or needs not be.
+    pub(crate) fn drain(&mut self, tag: u64, item: Item) {
+        match item {
+            Item::Extent { .. } => self.undrained.push_back((tag, item)),
+            Item::Leaf { .. } | Item::Directory { .. } => {
+                self.undrained_leaves.push_back((tag, item));
+            }
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.undurable.is_empty() && !self.has_drains() && self.passing_down == 0
+    }
+
+    /// Whether something waits for IO to end, or for its turn.
+    pub(crate) fn has_drains(&self) -> bool {
+        !self.undrained.is_empty()
+            || !self.undrained_leaves.is_empty()
+            || !self.walks.is_empty()
+            || !self.passdown.is_empty()
+    }
+
+    /// Extents that will be free, as far as they are counted one by one.
+    pub(crate) fn pending_extents(&self) -> u64 {
+        let waiting = self.undurable.iter().map(|(_, item)| item);
+        let waiting = waiting.chain(self.undrained.iter().map(|(_, item)| item));
+        let extents = waiting.filter(|item| matches!(item, Item::Extent { .. })).count() as u64;
+        extents + self.passing_down + self.passdown.iter().map(|run| run.1).sum::<u64>()
+    }
+
+    /// Does a bounded piece of work; `true` if there may be more to do at once. `hold_leaves`: a
+    /// checkpoint has yet to write leaves.
+    pub(crate) fn step(&mut self, pool: &Pool, hold_leaves: bool) -> bool {
+        if self.has_drains() {
+            pool.epochs.try_advance();
+        }
+        let mut worked = 0;
+        while worked < EXTENTS_PER_STEP
+            && let Some((_, item)) = self.undrained.pop_front_if(|(tag, _)| drained(pool, *tag))
+        {
+            if let Item::Extent { physical, stripe } = item {
+                let _stripe = pool.stripes[stripe].lock();
+                self.release_extent(pool, physical);
+            }
+            worked += 1;
+        }
+        if !hold_leaves {
+            worked += self.step_leaves(pool);
+        }
+        worked > 0
+    }
+
+    fn step_leaves(&mut self, pool: &Pool) -> usize {
+        let mut worked = 0;
+        while worked < LEAVES_PER_STEP
+            && let Some((_, item)) =
+                self.undrained_leaves.pop_front_if(|(tag, _)| drained(pool, *tag))
+        {
+            match item {
+                Item::Leaf { leaf, stripe } => self.release_leaf(pool, leaf, stripe),
+                Item::Directory { directory, lineage } => {
+                    self.walks.push_back(Walk { directory, lineage, next: 0 });
+                }
+                Item::Extent { .. } => {}
+            }
+            worked += 1;
+        }
+        let Some(mut walk) = self.walks.pop_front() else { return worked };
+        let end = walk.next.saturating_add(SLOTS_PER_STEP).min(walk.directory.slot_count());
+        let mut leaves = 0;
+        while walk.next < end && leaves < LEAVES_PER_STEP {
+            let slot = SlotIndex(walk.next);
+            if let Some(leaf) = walk.directory.load(slot) {
+                self.release_leaf(pool, leaf, stripe_index(walk.lineage, slot));
+                leaves += 1;
+            }
+            walk.next += 1;
+        }
+        if walk.next < walk.directory.slot_count() {
+            self.walks.push_front(walk);
+        }
+        worked + 1
+    }
+
+    /// Lets go of everything at once, for replay: extents are counted out, and the free map is
+    /// derived afterwards.
+    pub(crate) fn settle(&mut self, pool: &Pool) {
+        while let Some((_, item)) = self.undurable.pop_front() {
+            match item {
+                Item::Extent { physical, stripe } => {
+                    let _stripe = pool.stripes[stripe].lock();
+                    self.release_extent(pool, physical);
+                }
+                Item::Leaf { leaf, stripe } => self.release_leaf(pool, leaf, stripe),
+                Item::Directory { directory, lineage } => {
+                    for (slot, leaf) in directory.iter() {
+                        self.release_leaf(pool, leaf, stripe_index(lineage, slot));
+                    }
+                }
+            }
+        }
+        self.passdown.clear();
+        self.freed = 0;
+    }
+
+    /// One directory fewer holds the leaf; with the last one its extents are let go too.
+    pub(crate) fn release_leaf(&mut self, pool: &Pool, leaf: LeafId, stripe: usize) {
+        let _stripe = pool.stripes[stripe].lock();
+        let meta = pool.arena.meta(leaf);
+        if meta.references.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        for entry in 0..LEAF_ENTRIES {
+            if let Some(physical) = pool.arena.leaf(leaf).load(entry).physical {
+                self.release_extent(pool, physical);
+            }
+        }
+        let page = PageAddress(meta.page.load(Ordering::Relaxed));
+        if page.0 != 0 {
+            self.dead_pages.push(page);
+        }
+        pool.arena.give_back(leaf);
+    }
+
+    /// One reference fewer; the last one makes the extent free. Under the stripe's mutex.
+    fn release_extent(&mut self, pool: &Pool, physical: PhysicalExtent) {
+        if let Some((counts, local)) = pool.counts_of(physical)
+            && counts.extra(local) > 0
+        {
+            counts.sub(local);
+            return;
+        }
+        self.freed += 1;
+        if !pool.tuning.passdown {
+            pool.free_space.lock().free(physical, 1);
+            return;
+        }
+        match self.passdown.last_mut() {
+            Some((first, count)) if first.0 + *count == physical.0 => *count += 1,
+            _ => self.passdown.push((physical, 1)),
+        }
+    }
+
+    /// Sends what was freed down to the media; it is free for reuse only afterwards.
+    pub(crate) fn send_passdown(&mut self, pool: &Pool, io: &mut CommandQueue) {
+        for (first, count) in self.passdown.drain(..) {
+            let (device, offset) = pool.place(first);
+            debug_assert_eq!(split(first).0, split(PhysicalExtent(first.0 + count - 1)).0);
+            let len = count * pool.geometry.extent_size();
+            self.passing_down += count;
+            io.push(device, IoOp::Discard { offset, len }, Purpose::Passdown { first, count });
+        }
+    }
+
+    /// The media knows, or doesn't care; either way the run is free.
+    pub(crate) fn passed_down(&mut self, pool: &Pool, first: PhysicalExtent, count: u64) {
+        self.passing_down -= count;
+        pool.free_space.lock().free(first, count);
+    }
+}
+
+fn drained(pool: &Pool, tag: u64) -> bool {
+    active(Mutation::ReuseUndrained) || pool.epochs.drained(tag)
+}

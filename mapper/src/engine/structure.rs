@@ -1,0 +1,278 @@
+//! Structure changes: what create, delete, resize, snapshot, clone and rollback do to the map.
+//!
+//! The same functions serve a running pool (with the mutation gate closed and the volume drained)
+//! and replay. They don't touch data, and take time with the size of a directory, not of a volume.
+
+use std::sync::Arc;
+
+use crate::change::Site;
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::format::VolumeName;
+use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeKind};
+use crate::format::record::Change;
+use crate::leaf::LEAF_ENTRIES;
+use crate::mapping::Mapping;
+use crate::mutation::{Mutation, active};
+use crate::stripe::stripe_index;
+use crate::sync::Ordering;
+use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId};
+use crate::volume::{DELETED, Identity, Volume};
+
+use super::release::Item;
+use super::tree::PageTree;
+use super::{Engine, VolumeTree};
+
+/// Volumes and snapshots of a pool. Each poll of the engine looks at all of them.
+pub(crate) const MAX_VOLUMES: usize = 1 << 16;
+
+impl Engine {
+    /// Carries out a structure change with this LSN. What it lets go of waits until the LSN is
+    /// durable.
+    pub(crate) fn apply_structure(&mut self, change: &Change, lsn: Lsn) -> Result<(), MapperError> {
+        match *change {
+            Change::Create { volume, size, block_size, name } => {
+                let kind = VolumeKind::Volume;
+                let (lineage, origin) = (volume, VolumeId(0));
+                let identity =
+                    Identity { id: volume, lineage, origin, kind, block_size, created: lsn, name };
+                let directory = self.new_directory(size)?;
+                self.add_volume(Volume::new(identity, size, directory))
+            }
+            Change::Delete { volume } => self.delete_volume(volume, lsn),
+            Change::Resize { volume, size } => self.resize_volume(volume, size, lsn),
+            Change::Snapshot { volume, source, name } => {
+                self.share(volume, source, name, None, lsn)
+            }
+            Change::Clone { volume, source, size, name } => {
+                self.share(volume, source, name, Some(size), lsn)
+            }
+            Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot, lsn),
+            _ => Err(MapperError::Internal("not a structure change")),
+        }
+    }
+
+    pub(crate) fn new_directory(&self, size: u64) -> Result<Directory, MapperError> {
+        let slots = self.pool.geometry.slots_for(size);
+        Directory::new(slots).ok_or(MapperError::Limit { what: "memory for a directory", limit: 0 })
+    }
+
+    fn new_tree(&self, id: VolumeId, size: u64) -> PageTree {
+        PageTree::new(id.0, u64::from(self.pool.geometry.slots_for(size)), 1)
+    }
+
+    /// Adds a volume that nobody has seen yet.
+    pub(crate) fn add_volume(&mut self, volume: Volume) -> Result<(), MapperError> {
+        let id = volume.identity.id;
+        if self.trees.len() >= MAX_VOLUMES {
+            return Err(MapperError::Limit { what: "volumes", limit: MAX_VOLUMES as u64 });
+        }
+        let tree = self.new_tree(id, volume.size.load(Ordering::Relaxed));
+        let free = self.catalogue.places.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.catalogue.places.len());
+        self.place_volume(place, id);
+        self.trees.insert(id, VolumeTree { tree, place });
+        self.controls.next_volume_id = self.controls.next_volume_id.max(id.0.saturating_add(1));
+        self.controls.lineages.insert(id, volume.identity.lineage);
+        self.pool.volumes.write().insert(id, Arc::new(volume));
+        self.mark_record(id);
+        Ok(())
+    }
+
+    fn place_volume(&mut self, place: usize, id: VolumeId) {
+        if place == self.catalogue.places.len() {
+            self.catalogue.places.push(None);
+        }
+        self.catalogue.places[place] = Some(id);
+        let pages = self.catalogue.page_count();
+        if pages > self.catalogue.dirty.len() as u64 {
+            self.catalogue.dirty.push(true);
+            let old = std::mem::replace(&mut self.catalogue.tree, PageTree::new(0, 1, 0));
+            self.catalogue.tree = old.resized(pages, 0, &mut self.releases.dead_pages);
+        }
+    }
+
+    /// The volume's record has changed.
+    fn mark_record(&mut self, id: VolumeId) {
+        let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
+        if let Some(tree) = self.trees.get(&id) {
+            self.catalogue.dirty[tree.place / per_page] = true;
+        }
+    }
+
+    fn delete_volume(&mut self, id: VolumeId, lsn: Lsn) -> Result<(), MapperError> {
+        let volume = self.pool.volume(id)?;
+        self.mark_record(id);
+        volume.state.store(DELETED, Ordering::SeqCst);
+        self.pool.volumes.write().remove(&id);
+        self.take_back_reserve(&volume);
+        let directory = volume.directory.load_full();
+        // Slots that were dirty will not be written, so they need no page any more.
+        let dirty = (0..directory.dirty_words()).map(|w| directory.take_dirty_word(w).count_ones());
+        let dirty: u64 = dirty.map(u64::from).sum();
+        let count = &self.pool.pages.0.dirty;
+        count.store(count.load(Ordering::Relaxed).saturating_sub(dirty), Ordering::Relaxed);
+        self.releases.drop_at(lsn, Item::Directory { directory, lineage: volume.identity.lineage });
+        if let Some(tree) = self.trees.remove(&id) {
+            self.releases.dead_pages.extend(tree.tree.addresses());
+            self.catalogue.places[tree.place] = None;
+        }
+        Ok(())
+    }
+
+    fn take_back_reserve(&self, volume: &Volume) {
+        let mut space = self.pool.free_space.lock();
+        volume.take_back(|first, count| {
+            space.free(first, count);
+        });
+    }
+
+    /// A new snapshot, or with `size` a clone, that holds what its source holds.
+    fn share(
+        &mut self,
+        id: VolumeId,
+        source: VolumeId,
+        name: VolumeName,
+        size: Option<u64>,
+        lsn: Lsn,
+    ) -> Result<(), MapperError> {
+        let source = self.pool.volume(source)?;
+        let kind = if size.is_some() { VolumeKind::Volume } else { VolumeKind::Snapshot };
+        let identity = Identity {
+            id,
+            lineage: source.identity.lineage,
+            origin: source.identity.id,
+            kind,
+            block_size: source.identity.block_size,
+            created: lsn,
+            name,
+        };
+        let size = size.unwrap_or_else(|| source.size.load(Ordering::Acquire));
+        let directory = self.shared_directory(&source.directory.load(), size)?;
+        let volume = Volume::new(identity, size, directory);
+        volume.mapped.store(source.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
+        volume.valid.store(source.valid.load(Ordering::Relaxed), Ordering::Relaxed);
+        if kind == VolumeKind::Snapshot {
+            // X2: an origin that has just been frozen holds no more than its data.
+            self.take_back_reserve(&source);
+        }
+        self.add_volume(volume)?;
+        self.new_tree_pages += self.trees.get(&id).map_or(0, |t| t.tree.most_pages());
+        Ok(())
+    }
+
+    /// A directory of this size over the same leaves, each with one more reference.
+    fn shared_directory(&self, from: &Directory, size: u64) -> Result<Directory, MapperError> {
+        let directory = self.new_directory(size)?;
+        for (slot, leaf) in from.iter() {
+            if slot.0 >= directory.slot_count() {
+                break;
+            }
+            self.pool.arena.meta(leaf).references.fetch_add(1, Ordering::AcqRel);
+            directory.store(slot, Some(leaf));
+            directory.mark_dirty(slot);
+        }
+        Ok(directory)
+    }
+
+    fn roll_back(&mut self, id: VolumeId, snapshot: VolumeId, lsn: Lsn) -> Result<(), MapperError> {
+        let volume = self.pool.volume(id)?;
+        let snapshot = self.pool.volume(snapshot)?;
+        let size = snapshot.size.load(Ordering::Acquire);
+        let directory = self.shared_directory(&snapshot.directory.load(), size)?;
+        let old = volume.directory.load_full();
+        for (slot, _) in old.iter() {
+            if slot.0 < directory.slot_count() {
+                directory.mark_dirty(slot);
+            }
+        }
+        volume.mapped.store(snapshot.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
+        volume.valid.store(snapshot.valid.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.install_directory(&volume, directory, size);
+        self.releases
+            .drop_at(lsn, Item::Directory { directory: old, lineage: volume.identity.lineage });
+        self.new_tree_pages += self.trees.get(&id).map_or(0, |t| t.tree.most_pages());
+        Ok(())
+    }
+
+    /// Swaps a volume's directory, and fits the tree to its size.
+    fn install_directory(&mut self, volume: &Volume, directory: Directory, size: u64) {
+        let slots = u64::from(directory.slot_count());
+        let changed = volume.directory.load().slot_count() != directory.slot_count();
+        // Shrinking: the size first, so that nobody looks for what is cut off.
+        volume.size.store(size, Ordering::Release);
+        volume.directory.store(Arc::new(directory));
+        let id = volume.identity.id;
+        if changed && let Some(tree) = self.trees.get_mut(&id) {
+            let old = std::mem::replace(&mut tree.tree, PageTree::new(id.0, 1, 1));
+            tree.tree = old.resized(slots, 1, &mut self.releases.dead_pages);
+            self.new_tree_pages += tree.tree.most_pages();
+        }
+        self.mark_record(id);
+    }
+
+    fn resize_volume(&mut self, id: VolumeId, size: u64, lsn: Lsn) -> Result<(), MapperError> {
+        let volume = self.pool.volume(id)?;
+        let old = volume.directory.load_full();
+        let directory = self.new_directory(size)?;
+        let shrinks = size < volume.size.load(Ordering::Acquire);
+        if shrinks {
+            self.cut_off(&volume, &old, size, lsn);
+        }
+        old.copy_to(&directory);
+        self.install_directory(&volume, directory, size);
+        Ok(())
+    }
+
+    /// Lets go of what lies beyond a new, smaller size, down to the sub-block (R18).
+    fn cut_off(&mut self, volume: &Volume, directory: &Directory, size: u64, lsn: Lsn) {
+        let geometry = self.pool.geometry;
+        let lineage = volume.identity.lineage;
+        let keep = geometry.slots_for(size);
+        for slot in (keep..directory.slot_count()).map(SlotIndex) {
+            let Some(leaf) = directory.load(slot) else { continue };
+            let (mapped, valid) = crate::change::totals(self.pool.arena.leaf(leaf));
+            volume.mapped.fetch_sub(mapped, Ordering::Relaxed);
+            volume.valid.fetch_sub(valid, Ordering::Relaxed);
+            let stripe = stripe_index(lineage, slot);
+            self.releases.drop_at(lsn, Item::Leaf { leaf, stripe });
+            directory.store(slot, None);
+        }
+        if keep == 0 {
+            return;
+        }
+        let pool = Arc::clone(&self.pool);
+        let site = Site { pool: &pool, volume, directory, ring_slot: pool.tuning.workers };
+        let stripe = stripe_index(lineage, SlotIndex(keep - 1));
+        let first = SlotIndex(keep - 1).first_extent().0;
+        for extent in (first..first + LEAF_ENTRIES as u64).map(ExtentIndex) {
+            let now = site.mapping(extent);
+            let new = cut_mapping(geometry, now, extent, size);
+            if new == now || !self.spares.ensure(&pool, 1) {
+                continue;
+            }
+            let dropped = site.set_unrecorded(&mut self.spares, lsn, extent, now, new);
+            if let Some(physical) = dropped {
+                self.releases.drop_at(lsn, Item::Extent { physical, stripe });
+            }
+        }
+    }
+}
+
+/// What is left of an entry when the volume ends at `size` bytes.
+fn cut_mapping(
+    geometry: crate::geometry::Geometry,
+    now: Mapping,
+    extent: ExtentIndex,
+    size: u64,
+) -> Mapping {
+    let start = extent.0 * geometry.extent_size();
+    if start >= size {
+        return Mapping::UNMAPPED;
+    }
+    if active(Mutation::ShrinkWholeExtents) {
+        return now;
+    }
+    let end = (size - start).min(geometry.extent_size());
+    Mapping { valid: now.valid & geometry.touched(0, end), ..now }
+}

@@ -1,0 +1,325 @@
+//! Reading the trees of the last checkpoint: catalogue, index pages, leaves. Load is the check:
+//! every page is compared with what its parent says of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::error::MapperError;
+use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
+use crate::format::index_page::decode_index;
+use crate::format::leaf_page::decode_leaf;
+use crate::format::page::PageExpect;
+use crate::format::superblock::Superblock;
+use crate::format::{INDEX_FANOUT, Limits, PageRef, Place};
+use crate::io::Page;
+use crate::pool::Pool;
+use crate::sync::Ordering;
+use crate::units::{LeafId, PageAddress, SlotIndex, VolumeId};
+use crate::volume::{Identity, Volume};
+
+use crate::engine::pages::PageSpace;
+use crate::engine::tree::PageTree;
+use crate::engine::{Catalogue, VolumeTree};
+
+/// What a page is for.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    CatalogueIndex { level: u8, index: u64 },
+    Catalogue { index: u64 },
+    Index { volume: VolumeId, level: u8, index: u64 },
+    Leaf { volume: VolumeId, slot: SlotIndex, leaf: LeafId },
+}
+
+/// A page to be read.
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    reference: PageRef,
+    what: What,
+}
+
+/// Pages that lie in a row, to be read at once.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) first: PageAddress,
+    wants: Vec<Want>,
+}
+
+impl Batch {
+    pub(super) fn pages(&self) -> usize {
+        self.wants.last().map_or(0, |last| {
+            usize::try_from(last.reference.address.0 - self.first.0 + 1).unwrap_or(0)
+        })
+    }
+}
+
+/// The loader: a list of pages wanted, filled by the pages that were read.
+#[derive(Debug)]
+pub(super) struct Loader {
+    superblock: Superblock,
+    limits: Limits,
+    wants: Vec<Want>,
+    /// Pages seen so far; only leaves may have several parents.
+    seen: BTreeSet<PageAddress>,
+    leaves: HashMap<PageAddress, (LeafId, SlotIndex)>,
+    records: BTreeMap<u64, VolumeRecord>,
+    pub(super) catalogue: Catalogue,
+    pub(super) trees: BTreeMap<VolumeId, VolumeTree>,
+    pub(super) pages: PageSpace,
+}
+
+impl Loader {
+    pub(super) fn new(pool: &Pool, superblock: &Superblock) -> Result<Self, MapperError> {
+        let records = u64::from(superblock.catalogue_records);
+        let catalogue_pages = records.div_ceil(RECORDS_PER_PAGE);
+        let tree = PageTree::new(0, catalogue_pages, 0);
+        if records > crate::engine::structure::MAX_VOLUMES as u64 {
+            let limit = crate::engine::structure::MAX_VOLUMES as u64;
+            return Err(MapperError::Limit { what: "records of the catalogue", limit });
+        }
+        let count = usize::try_from(records).unwrap_or(0);
+        let dirty = vec![false; usize::try_from(catalogue_pages).unwrap_or(0)];
+        let mut pages = PageSpace::new(pool.geometry);
+        let reserve = superblock.reserve_start.0;
+        for extent in reserve..reserve + u64::from(superblock.reserve_extents) {
+            pages.add_extent(crate::units::PhysicalExtent(extent), true);
+        }
+        let mut loader = Self {
+            limits: superblock.limits()?,
+            wants: Vec::new(),
+            seen: BTreeSet::new(),
+            leaves: HashMap::new(),
+            records: BTreeMap::new(),
+            catalogue: Catalogue { tree, places: vec![None; count], dirty },
+            trees: BTreeMap::new(),
+            pages,
+            superblock: superblock.clone(),
+        };
+        let levels = superblock.catalogue_levels;
+        if usize::from(levels) != loader.catalogue.tree.level_count() && records > 0 {
+            return Err(MapperError::Limit {
+                what: "levels of the catalogue",
+                limit: u64::from(levels),
+            });
+        }
+        let root = superblock.catalogue_root;
+        let what = match levels {
+            0 => What::Catalogue { index: 0 },
+            level => What::CatalogueIndex { level, index: 0 },
+        };
+        loader.want(root, what)?;
+        Ok(loader)
+    }
+
+    /// Notes a page to be read. A page with two parents, other than a leaf, is refused.
+    fn want(&mut self, reference: PageRef, what: What) -> Result<(), MapperError> {
+        if reference.is_none() {
+            return Ok(());
+        }
+        if !self.seen.insert(reference.address) {
+            return Err(MapperError::Format(
+                crate::format::Problem::field(
+                    "page address",
+                    reference.address.0,
+                    "named by one parent only",
+                )
+                .of(crate::format::Structure::IndexPage, Place::Page(reference.address)),
+            ));
+        }
+        self.pages.mark_used(reference.address);
+        self.wants.push(Want { reference, what });
+        Ok(())
+    }
+
+    /// The next pages to read, at most `max`; `None` when all are read.
+    pub(super) fn next_batch(&mut self, pool: &Pool, max: usize) -> Option<Batch> {
+        if self.wants.is_empty() {
+            return None;
+        }
+        // Descending, so that the lowest is taken from the end.
+        self.wants.sort_unstable_by_key(|want| std::cmp::Reverse(want.reference.address));
+        let first = self.wants.last()?.reference.address;
+        let extent = pool.geometry.page_place(first).0;
+        let mut wants = Vec::new();
+        while let Some(want) = self.wants.last() {
+            let address = want.reference.address;
+            let near = address.0 - first.0 < max as u64;
+            if !near || pool.geometry.page_place(address).0 != extent {
+                break;
+            }
+            wants.extend(self.wants.pop());
+        }
+        Some(Batch { first, wants })
+    }
+
+    pub(super) fn read(
+        &mut self,
+        pool: &Pool,
+        batch: &Batch,
+        pages: &[Page],
+    ) -> Result<(), MapperError> {
+        for want in &batch.wants {
+            let at =
+                usize::try_from(want.reference.address.0 - batch.first.0).unwrap_or(usize::MAX);
+            let page = pages.get(at).ok_or(MapperError::Internal("a page was not read"))?;
+            self.page(pool, *want, page)?;
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, pool: &Pool, want: Want, page: &Page) -> Result<(), MapperError> {
+        let place = Place::Page(want.reference.address);
+        let (id, sum) = (self.superblock.pool_id, want.reference.sum);
+        match want.what {
+            What::CatalogueIndex { level, index } => {
+                let expect = PageExpect::catalogue_index(id, level, index, sum);
+                let decoded = decode_index(&page.0, &expect, &self.limits, place)?;
+                self.catalogue.tree.install(level, index, want.reference, |i| decoded.entry(i));
+                for (child, reference) in (index * INDEX_FANOUT..).zip(decoded.iter()) {
+                    let what = match level {
+                        1 => What::Catalogue { index: child },
+                        _ => What::CatalogueIndex { level: level - 1, index: child },
+                    };
+                    self.want(reference, what)?;
+                }
+            }
+            What::Catalogue { index } => {
+                let expect = PageExpect::catalogue(id, index, sum);
+                let decoded =
+                    decode_catalogue(&page.0, &expect, pool.geometry, &self.limits, place)?;
+                self.catalogue.tree.install_single(want.reference);
+                for (at, record) in (index * RECORDS_PER_PAGE..).zip(decoded.records()) {
+                    if let Some(record) = record {
+                        self.volume(pool, at, record)?;
+                    }
+                }
+            }
+            What::Index { volume, level, index } => {
+                let expect = PageExpect::index(id, level, index, sum);
+                let decoded = decode_index(&page.0, &expect, &self.limits, place)?;
+                if let Some(tree) = self.trees.get_mut(&volume) {
+                    tree.tree.install(level, index, want.reference, |i| decoded.entry(i));
+                }
+                for (child, reference) in (index * INDEX_FANOUT..).zip(decoded.iter()) {
+                    self.child(pool, volume, level, child, reference)?;
+                }
+            }
+            What::Leaf { volume, slot, leaf } => {
+                let expect = PageExpect::leaf(id, slot, sum);
+                let decoded = decode_leaf(&page.0, &expect, &self.limits, place)?;
+                fill_leaf(pool, leaf, decoded.iter(), place)?;
+                let _ = volume;
+            }
+        }
+        Ok(())
+    }
+
+    fn volume(&mut self, pool: &Pool, at: u64, record: &VolumeRecord) -> Result<(), MapperError> {
+        let place = usize::try_from(at).unwrap_or(usize::MAX);
+        let bad = |what| Err(MapperError::Internal(what));
+        let Some(slot) = self.catalogue.places.get_mut(place) else {
+            return bad("the catalogue has more records than the superblock says");
+        };
+        *slot = Some(record.id);
+        if record.id.0 >= self.superblock.next_volume_id || self.trees.contains_key(&record.id) {
+            return bad("the catalogue names a volume twice, or one that was never made");
+        }
+        let identity = Identity {
+            id: record.id,
+            lineage: record.lineage,
+            origin: record.origin,
+            kind: record.kind,
+            block_size: record.block_size,
+            created: record.created_lsn,
+            name: record.name,
+        };
+        let slots = pool.geometry.slots_for(record.size);
+        let directory = crate::directory::Directory::new(slots)
+            .ok_or(MapperError::Limit { what: "memory for a directory", limit: 0 })?;
+        let tree = PageTree::new(record.id.0, u64::from(slots), 1);
+        if record.levels != 0 && usize::from(record.levels) != tree.level_count() {
+            return bad("a volume's tree has not the levels of its size");
+        }
+        self.trees.insert(record.id, VolumeTree { tree, place });
+        let volume = std::sync::Arc::new(Volume::new(identity, record.size, directory));
+        pool.volumes.write().insert(record.id, volume);
+        self.records.insert(at, *record);
+        let what = What::Index { volume: record.id, level: record.levels, index: 0 };
+        if record.levels > 0 { self.want(record.root, what) } else { Ok(()) }
+    }
+
+    /// A page that an index page of a volume refers to.
+    fn child(
+        &mut self,
+        pool: &Pool,
+        volume: VolumeId,
+        level: u8,
+        child: u64,
+        reference: PageRef,
+    ) -> Result<(), MapperError> {
+        if reference.is_none() {
+            return Ok(());
+        }
+        if level > 1 {
+            return self.want(reference, What::Index { volume, level: level - 1, index: child });
+        }
+        let slot = SlotIndex(u32::try_from(child).unwrap_or(u32::MAX));
+        let of = pool.volume(volume)?;
+        let directory = of.directory.load();
+        if slot.0 >= directory.slot_count() {
+            return Err(MapperError::Internal("a volume's tree goes beyond its size"));
+        }
+        if let Some(&(leaf, at)) = self.leaves.get(&reference.address) {
+            if at != slot {
+                return Err(MapperError::Internal("a leaf is shared at two different slots"));
+            }
+            pool.arena.meta(leaf).references.fetch_add(1, Ordering::Relaxed);
+            directory.store(slot, Some(leaf));
+            return Ok(());
+        }
+        if pool.arena.free_count() == 0 {
+            let full = |_| MapperError::Limit { what: "memory for leaves", limit: 0 };
+            pool.arena.refill(1).map_err(full)?;
+        }
+        let leaf = pool.arena.take().ok_or(MapperError::Internal("no leaf after a refill"))?;
+        let meta = pool.arena.meta(leaf);
+        meta.references.store(1, Ordering::Relaxed);
+        meta.page.store(reference.address.0, Ordering::Relaxed);
+        meta.page_sum.store(reference.sum, Ordering::Relaxed);
+        meta.clean.store(true, Ordering::Relaxed);
+        meta.last_lsn.store(self.superblock.checkpoint_lsn.0, Ordering::Relaxed);
+        directory.store(slot, Some(leaf));
+        self.leaves.insert(reference.address, (leaf, slot));
+        self.want(reference, What::Leaf { volume, slot, leaf })
+    }
+}
+
+/// Fills a leaf, notes its extents as used, and counts those that another leaf has already.
+fn fill_leaf(
+    pool: &Pool,
+    leaf: LeafId,
+    entries: impl Iterator<Item = crate::mapping::Mapping>,
+    place: Place,
+) -> Result<(), MapperError> {
+    let (target, mut mapped) = (pool.arena.leaf(leaf), 0);
+    let mut space = pool.free_space.lock();
+    for (index, mapping) in entries.enumerate() {
+        let Some(physical) = mapping.physical else { continue };
+        target.replace(index, mapping);
+        mapped += 1;
+        if !space.contains(physical) {
+            return Err(crate::format::Problem::field(
+                "physical extent",
+                physical.0,
+                "on one of the pool's devices",
+            )
+            .of(crate::format::Structure::LeafPage, place)
+            .into());
+        }
+        if !space.mark_used(physical) {
+            let (counts, local) =
+                pool.counts_of(physical).ok_or(MapperError::Internal("no counts for a device"))?;
+            counts.add(local, 1);
+        }
+    }
+    pool.arena.meta(leaf).mapped.store(mapped, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,650 @@
+//! Opening a pool: fence, flush, read, replay, take over the ring, and one ordinary commit before
+//! the first request (rules R11 to R15).
+
+mod find;
+mod load;
+mod replay;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::arena::Arena;
+use crate::engine::pages::PageSpace;
+use crate::engine::{Engine, EngineParts, Wal};
+use crate::error::MapperError;
+use crate::format::superblock::{Superblock, copy_offsets};
+use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
+use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
+use crate::mutation::{Mutation, active};
+use crate::pool::{FreeSpace, MAX_WORKERS, Pool, PoolParts, Tuning};
+use crate::ring::{DeltaRing, RingMemory, RingProblem, VecRingMemory};
+use crate::sync::Ordering;
+use crate::units::{DeviceIndex, Epoch, Lsn};
+
+use find::{Copies, Found};
+use load::{Batch, Loader};
+use replay::Replay;
+
+/// Reads that are out at once while the trees are loaded.
+const READS_OUT: usize = 4;
+/// Pages of one read: 256 KiB.
+const READ_PAGES: usize = 64;
+/// Records per worker of a ring in private memory, for pools whose caller keeps none.
+const PRIVATE_RING: u64 = 4096;
+
+/// A device that the caller has at hand.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PresentDevice {
+    /// The caller's name for it, for messages.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Its logical block in bytes.
+    pub block_size: u32,
+}
+
+/// What opening is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenMode {
+    /// To serve: the pool is this process's own from now on.
+    ReadWrite,
+    /// To look: nothing is written, and the ring is left alone.
+    ReadOnly,
+}
+
+/// How a pool is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The pool's devices, in any order: commands name them by their place here.
+    pub devices: Vec<PresentDevice>,
+    /// To serve or to look.
+    pub mode: OpenMode,
+    /// Shared memory that outlives this process, if the caller keeps any.
+    pub ring: Option<Arc<dyn RingMemory>>,
+    /// Identity of the host's boot: shared memory of another one says nothing.
+    pub boot_id: [u8; 16],
+    /// Random and not 0: identity of this open (R14).
+    pub open_id: u64,
+    /// Open although answered writes that were not flushed may be lost.
+    pub accept_loss: bool,
+    /// The node that opens it.
+    pub node: u32,
+    /// Settings.
+    pub tuning: Tuning,
+}
+
+/// What was found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OpenReport {
+    /// The pool had been closed in order.
+    pub was_clean: bool,
+    /// Log blocks replayed.
+    pub log_blocks: u64,
+    /// Changes replayed from the log.
+    pub log_changes: u64,
+    /// Changes replayed from the delta ring: answered, and not yet durable.
+    pub ring_changes: u64,
+    /// Why the ring of a pool that was not closed was not used.
+    pub ring_problem: Option<String>,
+}
+
+/// A pool that is ready.
+#[derive(Debug)]
+pub struct Opened {
+    /// For workers.
+    pub pool: Arc<Pool>,
+    /// For the pool thread.
+    pub engine: Engine,
+    /// What was found.
+    pub report: OpenReport,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Fence,
+    Flush,
+    /// Superblocks at the front of each device, then at the end.
+    Front,
+    Back,
+    Trees,
+    Log,
+    /// The engine writes the superblock of this open, then commits what was replayed.
+    Super,
+    Commit,
+    Done,
+}
+
+/// The opening of a pool, stepped by the caller like the engine.
+#[derive(Debug)]
+pub struct Opening {
+    options: OpenOptions,
+    stage: Stage,
+    queue: VecDeque<IoCommand>,
+    out: Vec<(u64, Option<Batch>)>,
+    next: u64,
+    copies: Copies,
+    found: Option<Found>,
+    pool: Option<Arc<Pool>>,
+    loader: Option<Loader>,
+    replay: Option<Replay>,
+    engine: Option<Engine>,
+    report: OpenReport,
+    failure: Option<MapperError>,
+}
+
+impl Opening {
+    /// Checks the options. Nothing is read before [`Self::poll`].
+    pub fn new(options: OpenOptions) -> Result<Self, MapperError> {
+        let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
+        if !(1..=MAX_DEVICES).contains(&options.devices.len()) {
+            return invalid("devices", options.devices.len() as u64, "1 to 16 devices");
+        }
+        if !(1..=MAX_WORKERS).contains(&options.tuning.workers) {
+            return invalid("workers", options.tuning.workers as u64, "from 1 to 63");
+        }
+        if options.open_id == 0 {
+            return invalid("open_id", 0, "random and not 0");
+        }
+        if options.tuning.quantum == 0 || options.tuning.commit_blocks == 0 {
+            return invalid("quantum or commit_blocks", 0, "at least 1");
+        }
+        let mut opening = Self {
+            options,
+            stage: Stage::Fence,
+            queue: VecDeque::new(),
+            out: Vec::new(),
+            next: 1,
+            copies: Copies::default(),
+            found: None,
+            pool: None,
+            loader: None,
+            replay: None,
+            engine: None,
+            report: OpenReport::default(),
+            failure: None,
+        };
+        if !active(Mutation::NoFence) {
+            opening.on_every_device(|_| IoOp::Fence);
+        }
+        Ok(opening)
+    }
+
+    /// The next IO command.
+    pub fn poll(&mut self) -> Option<IoCommand> {
+        loop {
+            if self.failure.is_some() {
+                return None;
+            }
+            if let Some(command) = self.queue.pop_front() {
+                return Some(command);
+            }
+            if let Some(command) = self.poll_engine() {
+                return Some(command);
+            }
+            if !self.out.is_empty() || matches!(self.stage, Stage::Done) {
+                return None;
+            }
+            match self.advance() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => self.failure = Some(error),
+            }
+        }
+    }
+
+    fn poll_engine(&mut self) -> Option<IoCommand> {
+        let command = self.engine.as_mut()?.poll(0);
+        command.filter(|_| matches!(self.stage, Stage::Super | Stage::Commit))
+    }
+
+    /// Takes a command back with its result.
+    pub fn complete(&mut self, command: IoCommand, result: Result<(), IoError>) {
+        if let Some(engine) = self.engine.as_mut() {
+            engine.complete(command, result);
+            if let Some(failure) = engine.pool().failure() {
+                self.failure = Some(failure);
+            }
+            return;
+        }
+        let Some(at) = self.out.iter().position(|(id, _)| *id == command.id) else { return };
+        let (_, batch) = self.out.swap_remove(at);
+        if let Err(error) = result {
+            let (operation, device) = (command.op.name(), command.device.0);
+            self.failure.get_or_insert(MapperError::Io { operation, device, error });
+            return;
+        }
+        if let IoOp::Read { offset, buffer } = command.op
+            && let Err(error) = self.took(command.device, offset, &buffer, batch)
+        {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    /// Whether there is nothing left to do.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.failure.is_some() || matches!(self.stage, Stage::Done)
+    }
+
+    /// The pool, ready to serve.
+    pub fn finish(self) -> Result<Opened, MapperError> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        match (self.stage, self.engine) {
+            (Stage::Done, Some(engine)) => {
+                let pool = Arc::clone(engine.pool());
+                Ok(Opened { pool, engine, report: self.report })
+            }
+            _ => Err(MapperError::Internal("the pool is not open yet")),
+        }
+    }
+
+    fn push(&mut self, device: DeviceIndex, op: IoOp, batch: Option<Batch>) {
+        self.out.push((self.next, batch));
+        self.queue.push_back(IoCommand { id: self.next, device, op });
+        self.next += 1;
+    }
+
+    fn on_every_device(&mut self, op: impl Fn(usize) -> IoOp) {
+        for index in 0..self.options.devices.len() {
+            self.push(DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX)), op(index), None);
+        }
+    }
+
+    fn read(
+        &mut self,
+        device: DeviceIndex,
+        offset: u64,
+        pages: usize,
+        batch: Option<Batch>,
+    ) -> Result<(), MapperError> {
+        let buffer =
+            IoBuffer::new(pages).ok_or(MapperError::Limit { what: "memory for IO", limit: 0 })?;
+        self.push(device, IoOp::Read { offset, buffer }, batch);
+        Ok(())
+    }
+
+    /// What a finished read has brought.
+    fn took(
+        &mut self,
+        device: DeviceIndex,
+        offset: u64,
+        buffer: &IoBuffer,
+        batch: Option<Batch>,
+    ) -> Result<(), MapperError> {
+        match self.stage {
+            Stage::Front | Stage::Back => {
+                for (page, at) in buffer.pages().iter().zip(0..) {
+                    self.copies.add(&page.0, device, offset + at * PAGE_BYTES);
+                }
+                Ok(())
+            }
+            Stage::Trees => match (&mut self.loader, &self.pool, batch) {
+                (Some(loader), Some(pool), Some(batch)) => {
+                    loader.read(pool, &batch, buffer.pages())
+                }
+                _ => Err(MapperError::Internal("a page nobody asked for")),
+            },
+            Stage::Log => match &mut self.replay {
+                Some(replay) => replay.took(device, offset, buffer.pages()),
+                None => Err(MapperError::Internal("a block nobody asked for")),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// All commands of a stage have ended; goes on. `false`: nothing to do before IO ends.
+    fn advance(&mut self) -> Result<bool, MapperError> {
+        match self.stage {
+            Stage::Fence => {
+                self.stage = Stage::Flush;
+                // R12: what can be read now may be in the device's cache only.
+                if !active(Mutation::NoOpeningFlush) && self.options.mode == OpenMode::ReadWrite {
+                    self.on_every_device(|_| IoOp::Flush);
+                }
+            }
+            Stage::Flush => {
+                self.stage = Stage::Front;
+                self.check_sizes()?;
+                for index in 0..self.options.devices.len() {
+                    let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
+                    self.read(device, 0, 2, None)?;
+                }
+            }
+            Stage::Front => {
+                self.stage = Stage::Back;
+                self.read_back()?;
+            }
+            Stage::Back => {
+                self.begin_trees()?;
+                self.stage = Stage::Trees;
+            }
+            Stage::Trees => return self.next_trees(),
+            Stage::Log => return self.next_log(),
+            Stage::Super => return self.after_super(),
+            Stage::Commit => return self.after_commit(),
+            Stage::Done => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn check_sizes(&self) -> Result<(), MapperError> {
+        let smallest = 3 * u64::from(*EXTENT_SIZE_RANGE.start());
+        match self.options.devices.iter().find(|d| d.size < smallest) {
+            Some(device) => Err(MapperError::Device {
+                name: device.name.clone(),
+                problem: format!("has {} bytes: too small to hold a pool", device.size),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The copies at the end lie where the device ends, as the pool knows it. Where no copy at the
+    /// front can be read, every size of extent is tried.
+    fn read_back(&mut self) -> Result<(), MapperError> {
+        let known = self.copies.any().cloned();
+        for index in 0..self.options.devices.len() {
+            let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
+            for offset in back_offsets(known.as_ref(), self.options.devices[index].size) {
+                self.read(device, offset, 2, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_trees(&mut self) -> Result<(), MapperError> {
+        let found = self.copies.choose(&self.options.devices)?;
+        let superblock = &found.superblock;
+        if superblock.unknown_ro_compat() != 0 && self.options.mode == OpenMode::ReadWrite {
+            return Err(MapperError::Unsupported { features: superblock.unknown_ro_compat() });
+        }
+        self.report.was_clean = superblock.clean;
+        let ring = self.take_ring(superblock)?;
+        let tuning = self.options.tuning.clone();
+        let pool = Pool::assemble(PoolParts {
+            pool_id: superblock.pool_id,
+            geometry: Geometry::new(superblock.extent_size)?,
+            arena: Arena::new(tuning.max_leaves),
+            tuning,
+            handles: found.handles,
+            ring,
+            next_lsn: Lsn(superblock.checkpoint_lsn.0 + 1),
+            read_only: self.options.mode == OpenMode::ReadOnly,
+        });
+        for (index, record) in superblock.devices.as_slice().iter().enumerate() {
+            crate::engine::grow::make_counts(&pool, index, record);
+        }
+        *pool.free_space.lock() = FreeSpace::of(&superblock.devices)?;
+        pool.progress.0.durable.store(superblock.checkpoint_lsn.0, Ordering::SeqCst);
+        self.loader = Some(Loader::new(&pool, superblock)?);
+        self.pool = Some(Arc::new(pool));
+        self.found = Some(found);
+        Ok(())
+    }
+
+    /// Decides whether the ring belongs to the state on the media (R14, R8).
+    fn take_ring(&mut self, superblock: &Superblock) -> Result<DeltaRing, MapperError> {
+        let slots = self.options.tuning.workers + 1;
+        let boot_id = self.options.boot_id;
+        let fresh = |memory: Arc<dyn RingMemory>| {
+            let capacity = largest_capacity(memory.words().len(), slots);
+            DeltaRing::format(memory, &superblock.pool_id, &boot_id, slots, capacity)
+        };
+        let private =
+            || -> Arc<dyn RingMemory> { Arc::new(VecRingMemory::new(slots, PRIVATE_RING)) };
+        if self.options.mode == OpenMode::ReadOnly {
+            return fresh(private());
+        }
+        let same_boot = superblock.boot_id == self.options.boot_id;
+        let memory = self.options.ring.clone();
+        let Some(memory) = memory else {
+            if !superblock.clean && same_boot {
+                self.lost("no delta ring was given".to_owned())?;
+            }
+            return fresh(private());
+        };
+        if superblock.clean || (!same_boot && !active(Mutation::NoStamp)) {
+            return fresh(memory);
+        }
+        match adopt(&memory, superblock, &self.options.boot_id, slots) {
+            Ok(ring) => Ok(ring),
+            // R8: what the ring calls valid, the device may have dropped. That was told by errors.
+            Err(problem @ RingUse::Poisoned) => {
+                self.report.ring_problem = Some(problem.to_string());
+                fresh(memory)
+            }
+            Err(problem) => {
+                self.lost(problem.to_string())?;
+                fresh(memory)
+            }
+        }
+    }
+
+    fn lost(&mut self, problem: String) -> Result<(), MapperError> {
+        if !self.options.accept_loss {
+            return Err(MapperError::RingLost { problem });
+        }
+        self.report.ring_problem = Some(problem);
+        Ok(())
+    }
+
+    fn next_trees(&mut self) -> Result<bool, MapperError> {
+        let (Some(pool), Some(loader)) = (self.pool.clone(), self.loader.as_mut()) else {
+            return Err(MapperError::Internal("no pool to load"));
+        };
+        let mut batches = Vec::new();
+        while batches.len() < READS_OUT
+            && let Some(batch) = loader.next_batch(&pool, READ_PAGES)
+        {
+            batches.push(batch);
+        }
+        if batches.is_empty() {
+            self.begin_log(&pool)?;
+            return Ok(true);
+        }
+        for batch in batches {
+            let (extent, page) = pool.geometry.page_place(batch.first);
+            let (device, base) = pool.place(extent);
+            self.read(device, base + page * PAGE_BYTES, batch.pages(), Some(batch))?;
+        }
+        Ok(true)
+    }
+
+    fn begin_log(&mut self, pool: &Arc<Pool>) -> Result<(), MapperError> {
+        let (Some(loader), Some(found)) = (self.loader.take(), &self.found) else {
+            return Err(MapperError::Internal("no trees to replay into"));
+        };
+        let superblock = found.superblock.clone();
+        let engine = make_engine(pool, loader, &superblock)?;
+        self.replay = Some(Replay::new(engine, &superblock)?);
+        self.stage = Stage::Log;
+        Ok(())
+    }
+
+    fn next_log(&mut self) -> Result<bool, MapperError> {
+        let Some(replay) = self.replay.as_mut() else {
+            return Err(MapperError::Internal("no log to replay"));
+        };
+        if let Some((device, offset, pages)) = replay.next_read()? {
+            self.read(device, offset, pages, None)?;
+            return Ok(true);
+        }
+        let Some(replay) = self.replay.take() else { return Ok(false) };
+        let engine = replay.finish(&mut self.report)?;
+        self.begin_super(engine);
+        Ok(true)
+    }
+
+    /// R14, R15: the ring learns the next id, then the superblock with it and the new epoch is
+    /// durable, then the ring's id is that one. No log block of the epoch before.
+    fn begin_super(&mut self, mut engine: Engine) {
+        if self.options.mode == OpenMode::ReadOnly {
+            self.engine = Some(engine);
+            self.stage = Stage::Done;
+            return;
+        }
+        if !active(Mutation::NextNotWritten) {
+            engine.pool().ring.set_next(self.options.open_id);
+        }
+        let present = engine.superblock.clone();
+        engine.superblock.epoch = Epoch(present.epoch.0 + 1);
+        let next = Superblock {
+            epoch: Epoch(present.epoch.0 + 1),
+            clean: false,
+            open_id: self.options.open_id,
+            boot_id: self.options.boot_id,
+            node: self.options.node,
+            ..present
+        };
+        engine.write_superblock(next);
+        engine.opened = active(Mutation::EpochLate);
+        if engine.opened {
+            engine.pool().want_commit();
+        }
+        self.engine = Some(engine);
+        self.stage = Stage::Super;
+    }
+
+    fn after_super(&mut self) -> Result<bool, MapperError> {
+        let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
+        if !engine.superblock_written() {
+            return Ok(false);
+        }
+        engine.pool().ring.set_current(self.options.open_id);
+        engine.opened = true;
+        engine.pool().want_commit();
+        if active(Mutation::RingEmptiedAtReplay) {
+            engine.forget_ring();
+        }
+        self.stage = Stage::Commit;
+        Ok(true)
+    }
+
+    /// R13: what the ring brought is committed like anything else, before the first request.
+    fn after_commit(&mut self) -> Result<bool, MapperError> {
+        let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
+        if engine.is_recovered() {
+            self.stage = Stage::Done;
+        }
+        Ok(false)
+    }
+}
+
+/// Why a ring is not used.
+#[derive(Debug, thiserror::Error)]
+enum RingUse {
+    #[error("delta ring is poisoned by a failed flush")]
+    Poisoned,
+    #[error("delta ring belongs to another open of the pool")]
+    Stale,
+    #[error("delta ring has {0} slots, {1} are needed")]
+    Slots(usize, usize),
+    #[error(transparent)]
+    Problem(RingProblem),
+}
+
+fn adopt(
+    memory: &Arc<dyn RingMemory>,
+    superblock: &Superblock,
+    boot_id: &[u8; 16],
+    slots: usize,
+) -> Result<DeltaRing, RingUse> {
+    let ring = match DeltaRing::adopt(Arc::clone(memory), &superblock.pool_id, boot_id) {
+        Ok(ring) => ring,
+        Err(RingProblem::Poisoned) => return Err(RingUse::Poisoned),
+        Err(problem) => return Err(RingUse::Problem(problem)),
+    };
+    let id = superblock.open_id;
+    if ring.current() != id && ring.next() == id {
+        // Restamped before a new next is written: two kills in a row must not lose the ring.
+        ring.set_current(id);
+    }
+    if ring.current() != id && !active(Mutation::NoStamp) {
+        return Err(RingUse::Stale);
+    }
+    if ring.slots() < slots {
+        return Err(RingUse::Slots(ring.slots(), slots));
+    }
+    Ok(ring)
+}
+
+/// Records per slot that fit into the memory.
+fn largest_capacity(words: usize, slots: usize) -> u64 {
+    let fixed = crate::ring::words_needed(slots, 0);
+    (words.saturating_sub(fixed) / (8 * slots.max(1))) as u64
+}
+
+fn back_offsets(known: Option<&Superblock>, size: u64) -> Vec<u64> {
+    let mut offsets = Vec::new();
+    let mut add = |geometry: Geometry, extents: u64| {
+        let offset = copy_offsets(geometry, extents).first_pair[1];
+        if extents >= 2 && offset + 2 * PAGE_BYTES <= size && !offsets.contains(&offset) {
+            offsets.push(offset);
+        }
+    };
+    match known.and_then(|k| Geometry::new(k.extent_size).ok().map(|g| (g, k))) {
+        Some((geometry, superblock)) => {
+            for device in superblock.devices.as_slice() {
+                add(geometry, device.extents);
+            }
+            add(geometry, size / geometry.extent_size());
+        }
+        None => {
+            let mut extent = *EXTENT_SIZE_RANGE.start();
+            while extent <= *EXTENT_SIZE_RANGE.end() {
+                if let Ok(geometry) = Geometry::new(extent) {
+                    add(geometry, size / geometry.extent_size());
+                }
+                extent *= 2;
+            }
+        }
+    }
+    offsets
+}
+
+/// The engine over the loaded trees; replay goes on into it.
+fn make_engine(
+    pool: &Arc<Pool>,
+    loader: Loader,
+    superblock: &Superblock,
+) -> Result<Engine, MapperError> {
+    let Loader { catalogue, trees, pages, .. } = loader;
+    note_fixed(pool, superblock, &pages);
+    for volume in pool.volumes.read().values() {
+        let (mut mapped, mut valid) = (0, 0);
+        for (_, leaf) in volume.directory.load().iter() {
+            let (m, v) = crate::change::totals(pool.arena.leaf(leaf));
+            (mapped, valid) = (mapped + m, valid + v);
+        }
+        volume.mapped.store(mapped, Ordering::Relaxed);
+        volume.valid.store(valid, Ordering::Relaxed);
+    }
+    let wal = Wal {
+        start: superblock.wal_start,
+        blocks: superblock.wal_blocks(),
+        next: superblock.wal_tail_sequence,
+        last_sum: superblock.wal_tail_hash,
+        tail: superblock.wal_tail_sequence,
+    };
+    let parts = EngineParts {
+        pool: Arc::clone(pool),
+        wal,
+        superblock: superblock.clone(),
+        pages,
+        catalogue,
+        trees,
+    };
+    Engine::new(parts)
+}
+
+/// Marks what belongs to no volume as used.
+fn note_fixed(pool: &Pool, superblock: &Superblock, pages: &PageSpace) {
+    let mut space = pool.free_space.lock();
+    for extent in crate::engine::info::fixed_extents(superblock) {
+        space.mark_used(extent);
+    }
+    for extent in pages.extents() {
+        space.mark_used(extent);
+    }
+}

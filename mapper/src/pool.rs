@@ -1,0 +1,475 @@
+//! What workers and the engine share of an open pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::allocator::Allocator;
+use crate::arena::Arena;
+use crate::error::MapperError;
+use crate::format::record::Change;
+use crate::format::superblock::DeviceTable;
+use crate::geometry::{DEVICE_SHIFT, Geometry, MAX_DEVICES};
+use crate::io_epoch::IoEpochs;
+use crate::mutation::{Mutation, active};
+use crate::mutation_gate::MutationGate;
+use crate::plan::CommitTicket;
+use crate::ring::{DeltaRing, Dropped};
+use crate::shared_counts::SharedCounts;
+use crate::stripe::{STRIPES, Stripe, stripe_index};
+use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
+use crate::volume::Volume;
+
+/// Most workers of a pool: a bit each in a word tells who waits, and the engine has the last.
+pub const MAX_WORKERS: usize = 63;
+
+/// A value alone on its cache line, so that writers of neighbours don't disturb it.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Padded<T>(pub(crate) T);
+
+/// Settings of an open pool that its format doesn't fix.
+#[derive(Clone, Debug)]
+pub struct Tuning {
+    /// Workers that may be made, 1 to [`MAX_WORKERS`].
+    pub workers: usize,
+    /// Extents granted to a volume at a time.
+    pub quantum: u64,
+    /// Nanoseconds after which a change is committed without being asked.
+    pub commit_interval_ns: u64,
+    /// Nanoseconds after which a changed map is checkpointed.
+    pub checkpoint_interval_ns: u64,
+    /// Leaves the arena keeps ready.
+    pub spare_leaves: u32,
+    /// Leaves at the most. The default is for 64 TiB fully mapped at the default extent.
+    pub max_leaves: u32,
+    /// Tell the media of freed extents.
+    pub passdown: bool,
+    /// Log blocks of one commit, at the most; also the pages of one metadata write.
+    pub commit_blocks: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            workers: 2,
+            quantum: 64,
+            commit_interval_ns: 1_000_000_000,
+            checkpoint_interval_ns: 60_000_000_000,
+            spare_leaves: 512,
+            max_leaves: 1 << 20,
+            passdown: false,
+            commit_blocks: 64,
+        }
+    }
+}
+
+/// Space of a pool in bytes; everything a space policy needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Space {
+    /// Whole extents of all devices.
+    pub total: u64,
+    /// Extents nobody has: new grants come from here.
+    pub free: u64,
+    /// Granted to volumes and not used yet.
+    pub reserved: u64,
+    /// Referenced by volumes and snapshots.
+    pub mapped: u64,
+    /// Dropped by volumes and not yet reusable (R4).
+    pub pending: u64,
+    /// Superblock areas, log and metadata extents, the reserve for metadata included.
+    pub metadata: u64,
+    /// Of `metadata`, pages that a checkpoint can still use.
+    pub metadata_free: u64,
+}
+
+/// Shared by the engine and all workers of one open pool.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) pool_id: [u8; 16],
+    pub(crate) geometry: Geometry,
+    pub(crate) tuning: Tuning,
+    /// The caller's index of each device of the table.
+    pub(crate) handles: [AtomicU8; MAX_DEVICES],
+    pub(crate) arena: Arena,
+    /// Per device of the table.
+    pub(crate) counts: Box<[std::sync::OnceLock<SharedCounts>]>,
+    pub(crate) stripes: Box<[Mutex<Stripe>]>,
+    pub(crate) gate: MutationGate,
+    pub(crate) epochs: IoEpochs,
+    pub(crate) ring: DeltaRing,
+    pub(crate) volumes: RwLock<BTreeMap<VolumeId, Arc<Volume>>>,
+    pub(crate) free_space: Mutex<FreeSpace>,
+    pub(crate) workers: Mutex<u64>,
+    pub(crate) progress: Padded<Progress>,
+    /// Completed writes by worker and device; each is written by its worker alone.
+    pub(crate) written: Box<[Padded<[AtomicU64; MAX_DEVICES]>]>,
+    /// Of these, how many the last good flush of the device covered.
+    pub(crate) flushed: Padded<[AtomicU64; MAX_DEVICES]>,
+    pub(crate) wake: Padded<Wake>,
+    pub(crate) pages: Padded<PagePromises>,
+    pub(crate) leaf_drops: Mutex<Vec<LeafDrop>>,
+    /// Copies of leaves that changed before a running checkpoint wrote them.
+    pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
+    pub(crate) read_only: bool,
+    failed: AtomicBool,
+    failure: Mutex<Option<MapperError>>,
+}
+
+/// How far commits have come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Everything up to this LSN survives power loss.
+    pub(crate) durable: AtomicU64,
+    /// Commits captured.
+    pub(crate) captured: AtomicU64,
+    /// Commits finished.
+    pub(crate) finished: AtomicU64,
+}
+
+/// Who wants what.
+#[derive(Debug, Default)]
+pub(crate) struct Wake {
+    /// Rises whenever a parked request may now succeed.
+    pub(crate) events: AtomicU64,
+    /// Bit per worker that parked something.
+    pub(crate) parked: AtomicU64,
+    /// Bit per worker that should try again.
+    pub(crate) wakeups: AtomicU64,
+    /// The engine has something to do.
+    pub(crate) engine: AtomicBool,
+    /// A flush waits for a commit, or a ring is half full.
+    pub(crate) commit: AtomicBool,
+}
+
+/// Pages promised to leaves that will be dirty, so that a checkpoint can always be written.
+#[derive(Debug, Default)]
+pub(crate) struct PagePromises {
+    /// Slots dirty since the last checkpoint's cut.
+    pub(crate) dirty: AtomicU64,
+    /// Slow writes in flight that will dirty a clean slot.
+    pub(crate) promised: AtomicI64,
+    /// Most dirty slots while writes that allocate are let in.
+    pub(crate) limit: AtomicU64,
+    /// Most dirty slots while changes that free space are let in: uses the reserve too.
+    pub(crate) limit_freeing: AtomicU64,
+    /// Somebody parked for want of a page since the last checkpoint began.
+    pub(crate) wanted: AtomicBool,
+}
+
+/// A reference to a leaf that a directory no longer holds, and not yet dropped (R10).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeafDrop {
+    pub(crate) leaf: LeafId,
+    pub(crate) stripe: usize,
+    /// IO epoch at the time.
+    pub(crate) tag: u64,
+}
+
+/// Free extents, by device.
+#[derive(Debug, Default)]
+pub(crate) struct FreeSpace {
+    pub(crate) devices: Vec<Allocator>,
+    /// Where the next search starts.
+    cursor: usize,
+    /// Something was given back that nobody had.
+    pub(crate) freed_twice: bool,
+}
+
+impl FreeSpace {
+    /// Nothing used yet on devices as the table has them.
+    pub(crate) fn of(table: &DeviceTable) -> Result<Self, MapperError> {
+        let mut devices = Vec::new();
+        for record in table.as_slice() {
+            let mut device = Allocator::new();
+            let bad = |_| MapperError::Limit { what: "extents of a device", limit: record.extents };
+            device.add_region(PhysicalExtent(0), record.extents).map_err(bad)?;
+            devices.push(device);
+        }
+        Ok(Self { devices, cursor: 0, freed_twice: false })
+    }
+
+    pub(crate) fn contains(&self, extent: PhysicalExtent) -> bool {
+        let (device, local) = split(extent);
+        self.devices.get(device).is_some_and(|a| a.contains(local))
+    }
+
+    /// Runs in use, in order.
+    pub(crate) fn used_runs(&self) -> impl Iterator<Item = (PhysicalExtent, u64)> + '_ {
+        self.devices.iter().enumerate().flat_map(|(index, device)| {
+            let base = (index as u64) << DEVICE_SHIFT;
+            device.used_runs().map(move |(first, count)| (PhysicalExtent(base + first.0), count))
+        })
+    }
+
+    /// A run of up to `max` extents, from the device that served last while it has any.
+    pub(crate) fn allocate(&mut self, max: u64) -> Option<(PhysicalExtent, u64)> {
+        for _ in 0..self.devices.len() {
+            if let Some((first, count)) = self.devices[self.cursor].allocate_run(max) {
+                let base = (self.cursor as u64) << DEVICE_SHIFT;
+                return Some((PhysicalExtent(base + first.0), count));
+            }
+            self.cursor = (self.cursor + 1) % self.devices.len();
+        }
+        None
+    }
+
+    /// Gives a run back. One that is free already is the sign of a fault, which the engine looks
+    /// for; while replay has no free map, nothing is noted.
+    pub(crate) fn free(&mut self, first: PhysicalExtent, count: u64) {
+        let (device, local) = split(first);
+        let freed = self.devices.get_mut(device).is_some_and(|a| a.free(local, count));
+        self.freed_twice |= !freed && !self.devices.is_empty();
+    }
+
+    pub(crate) fn mark_used(&mut self, extent: PhysicalExtent) -> bool {
+        let (device, local) = split(extent);
+        self.devices.get_mut(device).is_some_and(|a| a.mark_used(local))
+    }
+
+    pub(crate) fn is_used(&self, extent: PhysicalExtent) -> bool {
+        let (device, local) = split(extent);
+        self.devices.get(device).is_some_and(|a| a.is_used(local))
+    }
+
+    pub(crate) fn free_count(&self) -> u64 {
+        self.devices.iter().map(Allocator::free_count).sum()
+    }
+
+    pub(crate) fn total_count(&self) -> u64 {
+        self.devices.iter().map(Allocator::total_count).sum()
+    }
+}
+
+/// The device of the table that a physical extent lies on, and its place there.
+pub(crate) fn split(extent: PhysicalExtent) -> (usize, PhysicalExtent) {
+    let device = usize::try_from(extent.0 >> DEVICE_SHIFT).unwrap_or(usize::MAX);
+    (device, PhysicalExtent(extent.0 & ((1 << DEVICE_SHIFT) - 1)))
+}
+
+impl Pool {
+    /// Extent and sub-block size.
+    #[must_use]
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The pool's UUID.
+    #[must_use]
+    pub const fn id(&self) -> [u8; 16] {
+        self.pool_id
+    }
+
+    /// Everything up to this LSN survives power loss.
+    #[must_use]
+    pub fn durable_lsn(&self) -> Lsn {
+        Lsn(self.progress.0.durable.load(Ordering::SeqCst))
+    }
+
+    /// Changes whenever a parked request may now succeed. Read it *before* the request is tried:
+    /// if it differs after [`crate::plan::Step::Park`], try again at once.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.wake.0.events.load(Ordering::SeqCst)
+    }
+
+    /// Workers (a bit each) that parked a request which may now succeed. Each is reported once;
+    /// the caller wakes their threads. To be asked after every call of `complete` and `poll`.
+    #[must_use]
+    pub fn take_wakeups(&self) -> u64 {
+        if self.wake.0.wakeups.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.wake.0.wakeups.swap(0, Ordering::AcqRel)
+    }
+
+    /// Whether the engine has something to do; asking clears it.
+    #[must_use]
+    pub fn engine_wanted(&self) -> bool {
+        self.wake.0.engine.load(Ordering::Relaxed)
+            && self.wake.0.engine.swap(false, Ordering::AcqRel)
+    }
+
+    /// The result of the commit a flush waits for; `None` while it is on its way.
+    #[must_use]
+    pub fn commit_state(&self, ticket: &CommitTicket) -> Option<Result<(), MapperError>> {
+        let progress = &self.progress.0;
+        let finished = progress.finished.load(Ordering::SeqCst) > ticket.sequence;
+        let early = active(Mutation::AnswerBeforeLog)
+            && progress.captured.load(Ordering::SeqCst) > ticket.sequence;
+        if early || (finished && progress.durable.load(Ordering::SeqCst) >= ticket.lsn) {
+            return Some(Ok(()));
+        }
+        self.failure().map(Err)
+    }
+
+    /// Why the pool has stopped, if it has (R8).
+    #[must_use]
+    pub fn failure(&self) -> Option<MapperError> {
+        if self.failed.load(Ordering::SeqCst) { self.failure.lock().clone() } else { None }
+    }
+
+    /// Leaves the arena could still give out, in leaves; for metrics.
+    #[must_use]
+    pub fn spare_leaves(&self) -> u32 {
+        self.arena.free_count()
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<(), MapperError> {
+        if !self.failed.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(self.failure().unwrap_or(MapperError::Closed))
+    }
+
+    /// Stops the pool for good. The ring is poisoned first: after a failed flush the device may
+    /// have lost data that the ring calls valid (R8).
+    pub(crate) fn fail(&self, error: MapperError) {
+        if !active(Mutation::RingAfterFailure) {
+            self.ring.poison();
+        }
+        self.stop(error);
+    }
+
+    /// Stops the pool without a word about the ring: it has been closed.
+    pub(crate) fn stop(&self, error: MapperError) {
+        self.failure.lock().get_or_insert(error);
+        self.failed.store(true, Ordering::SeqCst);
+        self.bump();
+    }
+
+    /// Tells everybody who parked something to try again.
+    pub(crate) fn bump(&self) {
+        self.wake.0.events.fetch_add(1, Ordering::SeqCst);
+        let parked = self.wake.0.parked.swap(0, Ordering::SeqCst);
+        if parked != 0 {
+            self.wake.0.wakeups.fetch_or(parked, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn want_engine(&self) {
+        if !self.wake.0.engine.load(Ordering::Relaxed) {
+            self.wake.0.engine.store(true, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn want_commit(&self) {
+        self.wake.0.commit.store(true, Ordering::SeqCst);
+        self.want_engine();
+    }
+
+    /// The caller's index of a physical extent's device, and the extent's first byte on it.
+    pub(crate) fn place(&self, extent: PhysicalExtent) -> (DeviceIndex, u64) {
+        let (device, local) = split(extent);
+        let handle = self.handles[device % MAX_DEVICES].load(Ordering::Relaxed);
+        (DeviceIndex(handle), local.0 * self.geometry.extent_size())
+    }
+
+    /// References of an extent beyond the first.
+    pub(crate) fn extra(&self, extent: PhysicalExtent) -> u32 {
+        let (device, local) = split(extent);
+        self.counts.get(device).and_then(|c| c.get()).map_or(0, |c| c.extra(local))
+    }
+
+    pub(crate) fn counts_of(
+        &self,
+        extent: PhysicalExtent,
+    ) -> Option<(&SharedCounts, PhysicalExtent)> {
+        let (device, local) = split(extent);
+        Some((self.counts.get(device)?.get()?, local))
+    }
+
+    pub(crate) fn stripe(&self, lineage: VolumeId, slot: SlotIndex) -> &Mutex<Stripe> {
+        &self.stripes[stripe_index(lineage, slot)]
+    }
+
+    pub(crate) fn new_stripes() -> Box<[Mutex<Stripe>]> {
+        (0..STRIPES).map(|_| Mutex::new(Stripe::new())).collect()
+    }
+
+    /// Puts a change into the ring. Its room was reserved; without, the pool must not go on.
+    pub(crate) fn publish(&self, slot: usize, lsn: Lsn, change: &Change, dropped: Dropped) {
+        if self.ring.publish(slot, lsn, change, dropped).is_none() {
+            self.fail(MapperError::Internal("a change without room in the delta ring"));
+        }
+    }
+
+    /// Completed writes of a device over all workers.
+    pub(crate) fn written_on(&self, device: usize) -> u64 {
+        self.written.iter().map(|w| w.0[device].load(Ordering::SeqCst)).sum()
+    }
+
+    /// Notes that a flush of a device has covered this many completed writes.
+    pub(crate) fn note_flushed(&self, device: usize, covered: u64) {
+        self.flushed.0[device].fetch_max(covered, Ordering::SeqCst);
+    }
+
+    /// Promises a page to a clean slot. `freeing` changes may use what is kept back for them.
+    pub(crate) fn promise_page(&self, freeing: bool) -> bool {
+        let pages = &self.pages.0;
+        let limit = if freeing { &pages.limit_freeing } else { &pages.limit };
+        let promised = pages.promised.load(Ordering::Relaxed).max(0).unsigned_abs();
+        let used = pages.dirty.load(Ordering::Relaxed) + promised;
+        if used >= limit.load(Ordering::Relaxed) {
+            pages.wanted.store(true, Ordering::Relaxed);
+            return false;
+        }
+        pages.promised.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    pub(crate) fn return_page(&self) {
+        self.pages.0.promised.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn volume(&self, id: VolumeId) -> Result<Arc<Volume>, MapperError> {
+        let found = self.volumes.read().get(&id).cloned();
+        found.ok_or_else(|| MapperError::NoVolume(id.to_string()))
+    }
+
+    pub(crate) fn assemble(parts: PoolParts) -> Self {
+        let PoolParts { pool_id, geometry, tuning, handles, arena, ring, next_lsn, read_only } =
+            parts;
+        let slots = tuning.workers + 1;
+        Self {
+            pool_id,
+            geometry,
+            handles: handles.map(AtomicU8::new),
+            arena,
+            counts: (0..MAX_DEVICES).map(|_| std::sync::OnceLock::new()).collect(),
+            stripes: Self::new_stripes(),
+            gate: MutationGate::new(slots, next_lsn),
+            epochs: IoEpochs::new(slots),
+            ring,
+            volumes: RwLock::new(BTreeMap::new()),
+            free_space: Mutex::new(FreeSpace::default()),
+            workers: Mutex::new(0),
+            progress: Padded::default(),
+            written: (0..slots).map(|_| Padded::default()).collect(),
+            flushed: Padded::default(),
+            wake: Padded::default(),
+            pages: Padded::default(),
+            leaf_drops: Mutex::new(Vec::with_capacity(1024)),
+            shadows: Mutex::new(Vec::with_capacity(1024)),
+            read_only,
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            tuning,
+        }
+    }
+}
+
+/// What [`Pool::assemble`] needs.
+#[derive(Debug)]
+pub(crate) struct PoolParts {
+    pub(crate) pool_id: [u8; 16],
+    pub(crate) geometry: Geometry,
+    pub(crate) tuning: Tuning,
+    pub(crate) handles: [u8; MAX_DEVICES],
+    pub(crate) arena: Arena,
+    pub(crate) ring: DeltaRing,
+    pub(crate) next_lsn: Lsn,
+    pub(crate) read_only: bool,
+}

@@ -1,0 +1,110 @@
+//! The table of slow writes in flight, in stripes. A *slow write* is one whose completion changes
+//! the map. The mutex of a stripe guards the leaves, leaf references and extra references of every
+//! volume of a lineage at the slots that fall on it.
+
+use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
+
+/// Stripes of a pool. Writers of different leaves meet on one in a few hundred cases.
+pub(crate) const STRIPES: usize = 256;
+
+/// Slow writes in flight on one stripe. A sequential writer keeps all of its queue on one leaf, so
+/// this bounds its useful queue depth; the memory is touched only when used.
+const MAX_IN_FLIGHT: usize = 256;
+
+/// The stripe of a slot. Multiplicative hashing: neighbouring slots land far apart.
+pub(crate) fn stripe_index(lineage: VolumeId, slot: SlotIndex) -> usize {
+    let key = (u64::from(lineage.0) << 32) | u64::from(slot.0);
+    usize::from(key.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[7])
+}
+
+/// One extent's part of a write in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlowWrite {
+    pub(crate) token: u64,
+    pub(crate) volume: VolumeId,
+    pub(crate) extent: ExtentIndex,
+    /// Where the data goes.
+    pub(crate) target: PhysicalExtent,
+    /// The shared extent that is being copied away from.
+    pub(crate) source: Option<PhysicalExtent>,
+    /// Sub-blocks that the write makes valid.
+    pub(crate) own: u64,
+    /// Sub-blocks copied from the source.
+    pub(crate) copied: u64,
+    /// Sub-blocks that this write fills up with zeroes around its own bytes: nobody else may
+    /// write into them meanwhile.
+    pub(crate) filled: u64,
+    /// Sub-blocks that a discard has cleared since (R5c).
+    pub(crate) cancelled: u64,
+}
+
+/// The slow writes in flight of one stripe.
+#[derive(Debug)]
+pub(crate) struct Stripe {
+    in_flight: Vec<SlowWrite>,
+}
+
+impl Stripe {
+    pub(crate) fn new() -> Self {
+        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT) }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.in_flight.len() >= MAX_IN_FLIGHT
+    }
+
+    /// Whether the table was full before its last removal, so that somebody may wait for room.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        self.in_flight.len() + 1 >= MAX_IN_FLIGHT
+    }
+
+    pub(crate) fn add(&mut self, write: SlowWrite) {
+        debug_assert!(!self.is_full(), "callers ask is_full first");
+        self.in_flight.push(write);
+    }
+
+    pub(crate) fn remove(&mut self, token: u64) -> Option<SlowWrite> {
+        let at = self.in_flight.iter().position(|w| w.token == token)?;
+        Some(self.in_flight.swap_remove(at))
+    }
+
+    /// Slow writes in flight on one extent of one volume.
+    pub(crate) fn on(
+        &self,
+        volume: VolumeId,
+        extent: ExtentIndex,
+    ) -> impl Iterator<Item = &SlowWrite> {
+        self.in_flight.iter().filter(move |w| w.volume == volume && w.extent == extent)
+    }
+
+    /// Whether any slow write is in flight on a slot of a volume.
+    pub(crate) fn any_on_slot(&self, volume: VolumeId, slot: SlotIndex) -> bool {
+        self.in_flight.iter().any(|w| w.volume == volume && w.extent.slot() == slot)
+    }
+
+    /// Takes sub-blocks out of what every slow write on the extent will make valid (R5c).
+    pub(crate) fn cancel(&mut self, volume: VolumeId, extent: ExtentIndex, bits: u64) -> bool {
+        let mut any = false;
+        for write in &mut self.in_flight {
+            if write.volume == volume && write.extent == extent {
+                write.cancelled |= bits;
+                any = true;
+            }
+        }
+        any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_spread_over_the_stripes() {
+        let mut seen = [0u32; STRIPES];
+        for slot in 0..1024 {
+            seen[stripe_index(VolumeId(1), SlotIndex(slot))] += 1;
+        }
+        assert!(seen.iter().filter(|&&n| n > 0).count() > 200);
+    }
+}

@@ -1,0 +1,249 @@
+//! A volume as the data path sees it: its directory, its gate, its granted extents.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::format::VolumeName;
+use crate::format::catalogue::VolumeKind;
+use crate::pool::Padded;
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use crate::units::{Lsn, PhysicalExtent, VolumeId};
+
+/// Requests are taken.
+pub(crate) const OPEN: u8 = 0;
+/// A structure change waits for writes in flight; new writes park.
+pub(crate) const GATED: u8 = 1;
+/// The volume is gone; whoever still holds it gets an error.
+pub(crate) const DELETED: u8 = 2;
+
+/// Extents of one worker's slice of a volume's reserve. Small, so that what an idle worker sits on
+/// is at most 2 MiB at the default extent; large enough that the reserve's lock is taken once in
+/// eight first writes.
+pub(crate) const SLICE: usize = 8;
+
+/// Separate runs that a reserve may hold; a grant stops when the list is full.
+const MAX_RUNS: usize = 64;
+
+/// What never changes of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) id: VolumeId,
+    /// First ancestor: volumes of one lineage share leaves, always at the same slot.
+    pub(crate) lineage: VolumeId,
+    /// The volume or snapshot this one was made from; 0 for none.
+    pub(crate) origin: VolumeId,
+    pub(crate) kind: VolumeKind,
+    /// Logical block in bytes.
+    pub(crate) block_size: u32,
+    pub(crate) created: Lsn,
+    pub(crate) name: VolumeName,
+}
+
+/// One volume, shared by the engine and every worker that has it attached.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub(crate) identity: Identity,
+    /// Bytes.
+    pub(crate) size: AtomicU64,
+    pub(crate) state: AtomicU8,
+    pub(crate) directory: ArcSwap<Directory>,
+    /// Mapped extents.
+    pub(crate) mapped: AtomicU64,
+    /// Valid sub-blocks.
+    pub(crate) valid: AtomicU64,
+    pub(crate) reserve: Mutex<Reserve>,
+    /// The reserve is below its low mark and the engine has not answered yet.
+    pub(crate) wants_space: AtomicBool,
+    pub(crate) attachments: Mutex<Vec<Arc<AttachmentShared>>>,
+}
+
+impl Volume {
+    pub(crate) fn new(identity: Identity, size: u64, directory: Directory) -> Self {
+        Self {
+            identity,
+            size: AtomicU64::new(size),
+            state: AtomicU8::new(OPEN),
+            directory: ArcSwap::from_pointee(directory),
+            mapped: AtomicU64::new(0),
+            valid: AtomicU64::new(0),
+            reserve: Mutex::new(Reserve::default()),
+            wants_space: AtomicBool::new(false),
+            attachments: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Refuses a request that isn't whole blocks within the volume.
+    pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<(), MapperError> {
+        let size = self.size.load(Ordering::Acquire);
+        let block = u64::from(self.identity.block_size);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= size);
+        if inside && offset.is_multiple_of(block) && len.is_multiple_of(block) {
+            return Ok(());
+        }
+        let block_size = self.identity.block_size;
+        Err(MapperError::OutOfRange { offset, len, size, block_size })
+    }
+
+    /// Writes in flight over all workers. Exact once the gate is closed.
+    pub(crate) fn writes_in_flight(&self) -> u64 {
+        self.attachments.lock().iter().map(|a| a.writes.0.load(Ordering::SeqCst)).sum()
+    }
+
+    /// Takes every granted extent back, of the reserve and of every worker's slice.
+    pub(crate) fn take_back(&self, mut give: impl FnMut(PhysicalExtent, u64)) {
+        for attachment in self.attachments.lock().iter() {
+            let mut slice = attachment.slice.lock();
+            while let Some(extent) = slice.pop() {
+                give(extent, 1);
+            }
+        }
+        for (first, count) in self.reserve.lock().runs.drain(..) {
+            give(first, count);
+        }
+    }
+
+    /// Every granted extent not used yet.
+    pub(crate) fn for_each_reserved(&self, mut see: impl FnMut(PhysicalExtent)) {
+        for attachment in self.attachments.lock().iter() {
+            let slice = attachment.slice.lock();
+            slice.extents[slice.next..slice.end].iter().for_each(|&extent| see(extent));
+        }
+        for &(first, count) in &self.reserve.lock().runs {
+            (first.0..first.0 + count).map(PhysicalExtent).for_each(&mut see);
+        }
+    }
+
+    /// How many extents are granted and not used yet.
+    pub(crate) fn reserved(&self) -> u64 {
+        let slices: usize = self.attachments.lock().iter().map(|a| a.slice.lock().len()).sum();
+        self.reserve.lock().total() + slices as u64
+    }
+}
+
+/// Extents granted to a volume and not yet used, as runs.
+#[derive(Debug, Default)]
+pub(crate) struct Reserve {
+    runs: Vec<(PhysicalExtent, u64)>,
+}
+
+impl Reserve {
+    pub(crate) fn total(&self) -> u64 {
+        self.runs.iter().map(|run| run.1).sum()
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.runs.len() < MAX_RUNS
+    }
+
+    pub(crate) fn add(&mut self, first: PhysicalExtent, count: u64) {
+        if self.runs.capacity() == 0 {
+            self.runs.reserve_exact(MAX_RUNS);
+        }
+        self.runs.push((first, count));
+    }
+
+    /// Moves up to a slice of extents out, lowest first within the oldest run.
+    fn fill(&mut self, slice: &mut Slice) {
+        while let Some(run) = self.runs.first_mut() {
+            while run.1 > 0 && slice.len() < SLICE {
+                slice.push_last(run.0);
+                run.0.0 += 1;
+                run.1 -= 1;
+            }
+            if run.1 > 0 || slice.len() == SLICE {
+                if run.1 == 0 {
+                    self.runs.remove(0);
+                }
+                return;
+            }
+            self.runs.remove(0);
+        }
+    }
+}
+
+/// A few extents that one worker allocates from without asking anybody.
+#[derive(Debug, Default)]
+pub(crate) struct Slice {
+    extents: [PhysicalExtent; SLICE],
+    next: usize,
+    end: usize,
+}
+
+impl Slice {
+    pub(crate) const fn len(&self) -> usize {
+        self.end - self.next
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<PhysicalExtent> {
+        (self.next < self.end).then(|| {
+            self.next += 1;
+            self.extents[self.next - 1]
+        })
+    }
+
+    /// Puts an extent back that was taken and not used. `false` when there is no room.
+    pub(crate) fn push_first(&mut self, extent: PhysicalExtent) -> bool {
+        if self.next == 0 {
+            return false;
+        }
+        self.next -= 1;
+        self.extents[self.next] = extent;
+        true
+    }
+
+    fn push_last(&mut self, extent: PhysicalExtent) {
+        if self.next == self.end {
+            (self.next, self.end) = (0, 0);
+        }
+        if self.end < SLICE {
+            self.extents[self.end] = extent;
+            self.end += 1;
+        }
+    }
+}
+
+/// What the engine may look at of a worker's attachment.
+#[derive(Debug, Default)]
+pub(crate) struct AttachmentShared {
+    /// Writes of this worker on this volume in flight. Written by the worker alone.
+    pub(crate) writes: Padded<AtomicU64>,
+    pub(crate) slice: Mutex<Slice>,
+}
+
+impl AttachmentShared {
+    /// An extent to write into, and whether the engine should top the reserve up.
+    pub(crate) fn allocate(&self, volume: &Volume, low: u64) -> (Option<PhysicalExtent>, bool) {
+        let mut slice = self.slice.lock();
+        if let Some(extent) = slice.pop() {
+            return (Some(extent), false);
+        }
+        let mut reserve = volume.reserve.lock();
+        reserve.fill(&mut slice);
+        (slice.pop(), reserve.total() < low)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_takes_at_most_eight_and_keeps_order() {
+        let mut reserve = Reserve::default();
+        reserve.add(PhysicalExtent(10), 3);
+        reserve.add(PhysicalExtent(100), 20);
+        let mut slice = Slice::default();
+        reserve.fill(&mut slice);
+        assert_eq!((slice.len(), reserve.total()), (8, 15));
+        let first: Vec<u64> = std::iter::from_fn(|| slice.pop()).map(|e| e.0).collect();
+        assert_eq!(first, [10, 11, 12, 100, 101, 102, 103, 104]);
+        reserve.fill(&mut slice);
+        assert_eq!(slice.pop(), Some(PhysicalExtent(105)));
+        assert!(slice.push_first(PhysicalExtent(105)));
+        assert_eq!(slice.pop(), Some(PhysicalExtent(105)));
+    }
+}

@@ -1,0 +1,69 @@
+//! A worker's hold on a volume.
+
+use std::sync::Arc;
+
+use super::Worker;
+use crate::error::MapperError;
+use crate::format::catalogue::VolumeKind;
+use crate::pool::Pool;
+use crate::units::VolumeId;
+use crate::volume::{AttachmentShared, Volume};
+
+/// What a worker needs to serve a volume: the volume, a counter of its own, a slice of extents.
+#[derive(Debug)]
+pub struct Attachment {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) shared: Arc<AttachmentShared>,
+}
+
+impl Attachment {
+    /// Which volume it is.
+    #[must_use]
+    pub fn id(&self) -> VolumeId {
+        self.volume.identity.id
+    }
+
+    /// Bytes of the volume at present.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.volume.size.load(crate::sync::Ordering::Acquire)
+    }
+
+    /// Logical block of the volume in bytes.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.volume.identity.block_size
+    }
+
+    pub(crate) fn check_writable(&self, pool: &Pool) -> Result<(), MapperError> {
+        if pool.read_only || self.volume.identity.kind == VolumeKind::Snapshot {
+            return Err(MapperError::ReadOnly);
+        }
+        Ok(())
+    }
+}
+
+impl Worker {
+    /// Makes a volume servable by this worker.
+    pub fn attach(&mut self, volume: VolumeId) -> Result<Attachment, MapperError> {
+        self.pool.check_alive()?;
+        let volume = self.pool.volume(volume)?;
+        let shared = Arc::new(AttachmentShared::default());
+        volume.attachments.lock().push(Arc::clone(&shared));
+        Ok(Attachment { volume, shared })
+    }
+
+    /// Ends [`Self::attach`]. No request of the attachment may be in flight. Extents it still
+    /// held go back to the pool.
+    pub fn detach(&mut self, attachment: Attachment) {
+        let mut space = self.pool.free_space.lock();
+        let mut slice = attachment.shared.slice.lock();
+        while let Some(extent) = slice.pop() {
+            space.free(extent, 1);
+        }
+        drop(slice);
+        drop(space);
+        let mut all = attachment.volume.attachments.lock();
+        all.retain(|other| !Arc::ptr_eq(other, &attachment.shared));
+    }
+}

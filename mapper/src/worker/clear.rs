@@ -1,0 +1,269 @@
+//! Discard and write zeroes: changes of the map, with no IO but at ragged edges.
+
+use super::write::{Payload, Request};
+use super::{Attachment, Worker};
+use crate::change::Site;
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::mapping::Mapping;
+use crate::mutation::{Mutation, active};
+use crate::plan::{ParkReason, Plan, Step};
+use crate::units::{ExtentIndex, SlotIndex};
+
+/// Records one call may make before it comes back to the caller, so that a huge discard doesn't
+/// keep the worker from its other requests.
+const RECORDS_PER_CALL: u32 = 256;
+
+/// What becomes of an extent whose last valid sub-block is cleared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Emptied {
+    /// It goes back to the pool.
+    Unmap,
+    /// It stays, and an extent that is not mapped becomes so: room is kept for later writes.
+    Keep,
+}
+
+impl Worker {
+    /// Says that a range is no longer needed. Whole sub-blocks read as zeroes at once and their
+    /// space is free when all of an extent is; ragged edges keep their content. Durable at the
+    /// next flush.
+    pub fn discard(
+        &mut self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+    ) -> Result<Step, MapperError> {
+        attachment.volume.check_range(offset, len)?;
+        self.clear(attachment, offset, len, Emptied::Unmap)
+    }
+
+    /// Makes a range read as zeroes. With `unmap` its space is given back, else every extent of
+    /// the range is or stays mapped, so that later writes find room. Ragged edges are written;
+    /// the call covers edges and middle in turn. `fua` applies to the edges: for the rest flush.
+    pub fn write_zeroes(
+        &mut self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+        unmap: bool,
+        plan: &mut Plan,
+    ) -> Result<Step, MapperError> {
+        attachment.volume.check_range(offset, len)?;
+        let sub_block = self.pool.geometry.sub_block_size();
+        let end = offset + len;
+        let inner = offset.next_multiple_of(sub_block);
+        let inner_end = end - end % sub_block;
+        if offset < inner || inner >= inner_end {
+            let edge_end = inner.min(end).max(offset + u64::from(len > 0));
+            let edge = if offset < inner { edge_end - offset } else { len };
+            return self.zero_edge(attachment, offset, edge, plan);
+        }
+        let emptied = if unmap { Emptied::Unmap } else { Emptied::Keep };
+        self.clear(attachment, offset, inner_end - offset, emptied)
+    }
+
+    /// Part of one sub-block: zeroes to the media if it is valid, else it reads as zeroes already.
+    fn zero_edge(
+        &mut self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+        plan: &mut Plan,
+    ) -> Result<Step, MapperError> {
+        if len == 0 {
+            return Ok(Step::Done { covered: 0 });
+        }
+        let geometry = self.pool.geometry;
+        let directory = attachment.volume.directory.load();
+        let mapping = super::read::lookup(&self.pool, &directory, geometry.extent_of(offset));
+        let within = geometry.within(offset);
+        if mapping.valid & geometry.touched(within, within + len) == 0 {
+            drop(directory);
+            attachment.check_writable(&self.pool)?;
+            return Ok(Step::Done { covered: len });
+        }
+        drop(directory);
+        let request = Request { offset, len, fua: false, payload: Payload::Zeroes };
+        self.plan_write(attachment, request, plan)
+    }
+
+    fn clear(
+        &mut self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+        emptied: Emptied,
+    ) -> Result<Step, MapperError> {
+        if let Some(step) = self.begin_write(attachment)? {
+            return Ok(step);
+        }
+        let directory = attachment.volume.directory.load();
+        let (covered, park) = self.clear_range(attachment, &directory, offset, len, emptied);
+        drop(directory);
+        self.end_write(attachment);
+        match park {
+            Some(reason) if covered == 0 && len > 0 => Ok(self.park(reason)),
+            _ => Ok(Step::Done { covered }),
+        }
+    }
+
+    fn clear_range(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        offset: u64,
+        len: u64,
+        emptied: Emptied,
+    ) -> (u64, Option<ParkReason>) {
+        let geometry = self.pool.geometry;
+        let size = attachment.size();
+        let mut covered = 0;
+        for _ in 0..RECORDS_PER_CALL {
+            if covered >= len {
+                break;
+            }
+            let at = offset + covered;
+            let slot = geometry.slot_of(at);
+            let span_end = (at / geometry.leaf_span() + 1) * geometry.leaf_span();
+            let to_end = (offset + len).min(span_end);
+            let whole = at % geometry.leaf_span() == 0 && to_end == span_end.min(size);
+            if directory.load(slot).is_none() && emptied == Emptied::Unmap {
+                // Nothing is mapped; writes in flight on it are still to be cancelled.
+                self.cancel_slot(attachment, at, to_end);
+                covered += to_end - at;
+                continue;
+            }
+            if whole && emptied == Emptied::Unmap {
+                match self.clear_slot(attachment, directory, slot) {
+                    Ok(true) => {
+                        covered += to_end - at;
+                        continue;
+                    }
+                    Ok(false) => {}
+                    Err(reason) => return (covered, Some(reason)),
+                }
+            }
+            let from = geometry.within(at);
+            let to = (from + (offset + len - at)).min(geometry.extent_size());
+            let extent = geometry.extent_of(at);
+            // A volume's last sub-block may be cut short: its end is the volume's.
+            let cover_to = if at + (to - from) == size {
+                to.next_multiple_of(geometry.sub_block_size())
+            } else {
+                to
+            };
+            let bits = geometry.covered(from, cover_to);
+            if let Err(reason) = self.clear_extent(attachment, directory, extent, bits, emptied) {
+                return (covered, Some(reason));
+            }
+            covered += to - from;
+        }
+        (covered, None)
+    }
+
+    fn cancel_slot(&self, attachment: &Attachment, from: u64, to: u64) {
+        let geometry = self.pool.geometry;
+        let volume = &*attachment.volume;
+        let slot = geometry.slot_of(from);
+        let mut stripe = self.pool.stripe(volume.identity.lineage, slot).lock();
+        if !stripe.any_on_slot(volume.identity.id, slot) {
+            return;
+        }
+        let mut at = from;
+        while at < to {
+            let within = geometry.within(at);
+            let end = (within + (to - at)).min(geometry.extent_size());
+            let bits = geometry.covered(within, end);
+            stripe.cancel(volume.identity.id, geometry.extent_of(at), bits);
+            at += end - within;
+        }
+    }
+
+    /// What a change of the map needs besides the stripe. Given back by the record, or by hand.
+    fn prepare(&mut self, directory: &Directory, slot: SlotIndex) -> Result<bool, ParkReason> {
+        if !self.ensure_spares(1) {
+            return Err(ParkReason::Leaves);
+        }
+        if !self.pool.ring.reserve(self.slot, 1) {
+            return Err(ParkReason::Ring);
+        }
+        let promised = !directory.is_dirty(slot);
+        if promised && !self.pool.promise_page(true) {
+            self.pool.ring.release(self.slot, 1);
+            return Err(ParkReason::Metadata);
+        }
+        Ok(promised)
+    }
+
+    /// Drops a whole leaf with one record, if no slow write is in flight on it (R5e).
+    fn clear_slot(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        slot: SlotIndex,
+    ) -> Result<bool, ParkReason> {
+        let promised = self.prepare(directory, slot)?;
+        let pool = std::sync::Arc::clone(&self.pool);
+        let volume = &*attachment.volume;
+        let guard = pool.gate.enter(self.slot);
+        let stripe = pool.stripe(volume.identity.lineage, slot).lock();
+        let busy = stripe.any_on_slot(volume.identity.id, slot);
+        let leaf = directory.load(slot).filter(|_| !busy);
+        if let Some(leaf) = leaf {
+            let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
+            site.unmap_slot(|| guard.take_lsn(1), slot, leaf);
+            self.pool.want_engine();
+        } else {
+            pool.ring.release(self.slot, 1);
+        }
+        drop(stripe);
+        drop(guard);
+        if promised {
+            pool.return_page();
+        }
+        Ok(leaf.is_some())
+    }
+
+    fn clear_extent(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        extent: ExtentIndex,
+        bits: u64,
+        emptied: Emptied,
+    ) -> Result<(), ParkReason> {
+        let promised = self.prepare(directory, extent.slot())?;
+        let pool = std::sync::Arc::clone(&self.pool);
+        let volume = &*attachment.volume;
+        let guard = pool.gate.enter(self.slot);
+        let mut stripe = pool.stripe(volume.identity.lineage, extent.slot()).lock();
+        let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
+        let now = site.mapping(extent);
+        let busy =
+            stripe.cancel(volume.identity.id, extent, bits) && !active(Mutation::UnmapUnderWrite);
+        let valid = now.valid & !bits;
+        let new = match (now.physical, emptied) {
+            (None, Emptied::Unmap) => Ok(Mapping::UNMAPPED),
+            // Writes in flight have their extent already and will map it.
+            (None, Emptied::Keep) if busy => Ok(Mapping::UNMAPPED),
+            (None, Emptied::Keep) => self
+                .allocate(attachment)
+                .map(|physical| Mapping { physical: Some(physical), valid: 0 })
+                .ok_or(ParkReason::Space),
+            (Some(_), Emptied::Unmap) if valid == 0 && !busy && bits != 0 => Ok(Mapping::UNMAPPED),
+            (Some(physical), _) => Ok(Mapping { physical: Some(physical), valid }),
+        };
+        match new {
+            Ok(new) if new != now => {
+                site.set(&mut self.spares, || guard.take_lsn(1), extent, now, new);
+            }
+            _ => pool.ring.release(self.slot, 1),
+        }
+        drop(stripe);
+        drop(guard);
+        if promised {
+            pool.return_page();
+        }
+        new.map(|_| ())
+    }
+}

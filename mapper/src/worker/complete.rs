@@ -1,0 +1,220 @@
+//! The end of a request: what its IO has made true becomes visible.
+
+use super::{Attachment, Worker};
+use crate::change::Site;
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::geometry::MAX_DEVICES;
+use crate::io::IoError;
+use crate::mapping::Mapping;
+use crate::mutation::{Mutation, active};
+use crate::mutation_gate::MutationGuard;
+use crate::plan::{Answer, CommitTicket, OpKind, Plan, PlanKind};
+use crate::pool::Pool;
+use crate::stripe::{SlowWrite, Stripe};
+use crate::sync::Ordering;
+use crate::units::PhysicalExtent;
+
+impl Worker {
+    /// Ends a request whose operations have all ended: with `Ok` if each succeeded. To be called
+    /// exactly once per [`crate::plan::Step::Issue`], by the worker that planned it.
+    ///
+    /// A failed write changes nothing in the map. A failed flush stops the pool for good (R8).
+    pub fn complete(
+        &mut self,
+        attachment: &Attachment,
+        plan: &mut Plan,
+        result: Result<(), IoError>,
+    ) -> Result<Answer, MapperError> {
+        match plan.kind {
+            PlanKind::Idle => Err(MapperError::Internal("complete without a request in flight")),
+            PlanKind::Read => {
+                self.pool.epochs.leave(self.slot, plan.parity);
+                self.finish(plan, result, "read")
+            }
+            PlanKind::Flush => self.complete_flush(plan, result),
+            PlanKind::Write => self.complete_write(attachment, plan, result),
+        }
+    }
+
+    fn complete_flush(
+        &mut self,
+        plan: &mut Plan,
+        result: Result<(), IoError>,
+    ) -> Result<Answer, MapperError> {
+        let failed_on = plan.ops.first().map_or(0, |op| op.device.0);
+        if let Err(error) = result
+            && !active(Mutation::FlushErrorIgnored)
+        {
+            self.pool.fail(MapperError::Io { operation: "flush", device: failed_on, error });
+        } else {
+            for device in 0..MAX_DEVICES {
+                self.pool.note_flushed(device, plan.flushed[device]);
+            }
+        }
+        plan.reset();
+        self.pool.check_alive().map(|()| Answer::Done)
+    }
+
+    fn complete_write(
+        &mut self,
+        attachment: &Attachment,
+        plan: &mut Plan,
+        result: Result<(), IoError>,
+    ) -> Result<Answer, MapperError> {
+        if result.is_ok() {
+            self.count_written(plan);
+        }
+        if !plan.slow.is_empty() {
+            self.complete_slow(attachment, plan, result.is_ok());
+        }
+        let fua_commit = plan.fua_commit;
+        self.pool.epochs.leave(self.slot, plan.parity);
+        self.end_write(attachment);
+        let answer = self.finish(plan, result, "write")?;
+        if !fua_commit || active(Mutation::FuaWithoutCommit) {
+            return Ok(answer);
+        }
+        self.pool.check_alive()?;
+        self.pool.want_commit();
+        Ok(Answer::Wait(self.fua_ticket()))
+    }
+
+    /// R7: a FUA write that needs a commit is a flush that arrives now.
+    fn fua_ticket(&self) -> CommitTicket {
+        let ticket = self.ticket();
+        let finished = self.pool.progress.0.finished.load(Ordering::SeqCst);
+        if active(Mutation::FuaJoinsCommit) && finished < ticket.sequence {
+            return CommitTicket { lsn: 0, sequence: ticket.sequence - 1 };
+        }
+        ticket
+    }
+
+    /// Counts on every device written to, before the answer: a flush that finds the count covered
+    /// by an earlier one needs not be sent (the count is read before a flush is sent).
+    fn count_written(&self, plan: &Plan) {
+        for op in &plan.ops {
+            let changes = matches!(
+                op.kind,
+                OpKind::Write { .. } | OpKind::WriteZeroes { .. } | OpKind::Copy { .. }
+            );
+            if changes {
+                let device = self.table_index(op.device.0);
+                let count = &self.pool.written[self.slot].0[device];
+                count.store(count.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn table_index(&self, handle: u8) -> usize {
+        let handles = &self.pool.handles;
+        handles.iter().position(|h| h.load(Ordering::Relaxed) == handle).unwrap_or(0)
+    }
+
+    fn complete_slow(&mut self, attachment: &Attachment, plan: &mut Plan, ok: bool) {
+        let pool = std::sync::Arc::clone(&self.pool);
+        let directory = attachment.volume.directory.load();
+        let mut others_may_wait = false;
+        for piece in &plan.slow {
+            let guard = pool.gate.enter(self.slot);
+            let slot = piece.extent.slot();
+            let mut stripe = pool.stripe(attachment.volume.identity.lineage, slot).lock();
+            if let Some(write) = stripe.remove(piece.token) {
+                others_may_wait |=
+                    write.source.is_some() || write.filled != 0 || stripe.is_nearly_full();
+                self.finish_slow(attachment, &directory, &guard, &stripe, &write, ok);
+            }
+            drop(stripe);
+            drop(guard);
+            if piece.page_promised {
+                pool.return_page();
+            }
+            self.slow_in_flight -= 1;
+        }
+        if others_may_wait {
+            pool.bump();
+        }
+    }
+
+    /// Decides by the entry as it is *now* (R5d) what the write makes true.
+    fn finish_slow(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        guard: &MutationGuard<'_>,
+        stripe: &Stripe,
+        write: &SlowWrite,
+        ok: bool,
+    ) {
+        let pool = std::sync::Arc::clone(&self.pool);
+        let volume = &*attachment.volume;
+        let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
+        let now = site.mapping(write.extent);
+        let cancelled = if active(Mutation::NoCancel) { 0 } else { write.cancelled };
+        let own = if ok { write.own & !cancelled } else { 0 };
+        let alone = stripe.on(write.volume, write.extent).next().is_none();
+        let new = match write.source {
+            Some(_) => copied_mapping(write, now, own, ok),
+            None => in_place_mapping(write, now, own, alone),
+        };
+        if now.physical != Some(write.target) && new.physical != Some(write.target) && alone {
+            // Never shown to anybody, and no other write is aimed at it.
+            give_back(&pool, attachment, write.target);
+        }
+        if new == now {
+            pool.ring.release(self.slot, 1);
+        } else {
+            site.set(&mut self.spares, || guard.take_lsn(1), write.extent, now, new);
+        }
+    }
+
+    fn finish(
+        &self,
+        plan: &mut Plan,
+        result: Result<(), IoError>,
+        operation: &'static str,
+    ) -> Result<Answer, MapperError> {
+        let device = plan.ops.first().map_or(0, |op| op.device.0);
+        plan.reset();
+        match result {
+            Ok(()) => Ok(Answer::Done),
+            Err(error) => Err(MapperError::Io { operation, device, error }),
+        }
+    }
+}
+
+/// A first write, or one that makes more of an exclusive extent valid. `alone`: no other slow
+/// write is aimed at the extent.
+fn in_place_mapping(write: &SlowWrite, now: Mapping, own: u64, alone: bool) -> Mapping {
+    if now.physical == Some(write.target) {
+        let valid = now.valid | own;
+        // The last write over an extent that a discard has emptied meanwhile unmaps it (R5e).
+        return if valid == 0 && alone && write.cancelled != 0 {
+            Mapping::UNMAPPED
+        } else {
+            Mapping { physical: now.physical, valid }
+        };
+    }
+    if now.physical.is_none() && own != 0 {
+        return Mapping { physical: Some(write.target), valid: own };
+    }
+    now
+}
+
+/// A copy-on-write: (bits still set now AND copied) OR (own bits not cancelled).
+fn copied_mapping(write: &SlowWrite, now: Mapping, own: u64, ok: bool) -> Mapping {
+    let still = if active(Mutation::StaleCompletion) { u64::MAX } else { now.valid };
+    let valid = if ok { (still & write.copied) | own } else { 0 };
+    if valid != 0 {
+        return Mapping { physical: Some(write.target), valid };
+    }
+    if now.valid == 0 && write.cancelled != 0 { Mapping::UNMAPPED } else { now }
+}
+
+/// Returns an extent that was allocated and never shown.
+fn give_back(pool: &Pool, attachment: &Attachment, extent: PhysicalExtent) {
+    if !attachment.shared.slice.lock().push_first(extent) {
+        pool.free_space.lock().free(extent, 1);
+        pool.bump();
+    }
+}

@@ -1,0 +1,169 @@
+//! The data path: one worker per thread, no lock and no record for what is already mapped.
+
+mod attach;
+mod clear;
+mod complete;
+mod read;
+mod write;
+
+use std::sync::Arc;
+
+pub use attach::Attachment;
+
+use crate::change::Spares;
+use crate::error::MapperError;
+use crate::geometry::MAX_DEVICES;
+use crate::mutation::{Mutation, active};
+use crate::plan::{CommitTicket, OpKind, ParkReason, Plan, PlanKind, PlanOp, Step};
+use crate::pool::{MAX_WORKERS, Pool};
+use crate::sync::Ordering;
+use crate::units::DeviceIndex;
+use crate::volume::{DELETED, OPEN};
+
+/// One thread's access to a pool's volumes. Every request in flight belongs to the worker that
+/// planned it, and is completed by it.
+#[derive(Debug)]
+pub struct Worker {
+    pool: Arc<Pool>,
+    slot: usize,
+    spares: Spares,
+    /// Slow pieces in flight: each may use leaves when it completes.
+    slow_in_flight: usize,
+    next_token: u64,
+}
+
+impl Pool {
+    /// A new worker; there are as many as the pool was opened for.
+    pub fn worker(self: &Arc<Self>) -> Result<Worker, MapperError> {
+        let mut taken = self.workers.lock();
+        let limit = self.tuning.workers.min(MAX_WORKERS);
+        let slot = (0..limit)
+            .find(|slot| *taken & (1 << slot) == 0)
+            .ok_or(MapperError::Limit { what: "workers", limit: limit as u64 })?;
+        *taken |= 1 << slot;
+        Ok(Worker {
+            pool: Arc::clone(self),
+            slot,
+            spares: Spares::with_capacity(1024),
+            slow_in_flight: 0,
+            // The slot in the high bits makes tokens unique in the pool.
+            next_token: (slot as u64) << 48,
+        })
+    }
+}
+
+impl Worker {
+    /// The worker's bit in [`Pool::take_wakeups`], counted from 0.
+    #[must_use]
+    pub const fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// The pool it works on.
+    #[must_use]
+    pub const fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Makes every write answered before now durable, with the mapping that finds it (R2, R3).
+    ///
+    /// With nothing to commit it is a flush of each device written since its last one, done by
+    /// this worker itself; otherwise it waits for a commit captured from now on.
+    pub fn flush(&mut self, _volume: &Attachment, plan: &mut Plan) -> Result<Step, MapperError> {
+        self.pool.check_alive()?;
+        let ticket = self.ticket();
+        let durable = self.pool.progress.0.durable.load(Ordering::SeqCst);
+        let nothing_uncaptured = active(Mutation::ShortFlushDuringCommit)
+            && self.pool.progress.0.finished.load(Ordering::SeqCst)
+                < self.pool.progress.0.captured.load(Ordering::SeqCst);
+        if durable != ticket.lsn && !nothing_uncaptured {
+            self.pool.want_commit();
+            return Ok(Step::Wait(ticket));
+        }
+        plan.reset();
+        for device in 0..MAX_DEVICES {
+            let written = self.pool.written_on(device);
+            plan.flushed[device] = written;
+            if written > self.pool.flushed.0[device].load(Ordering::SeqCst) {
+                let handle = self.pool.handles[device].load(Ordering::Relaxed);
+                plan.push(PlanOp {
+                    kind: OpKind::Flush,
+                    stage: 0,
+                    device: DeviceIndex(handle),
+                    offset: 0,
+                    len: 0,
+                    buffer_offset: 0,
+                });
+            }
+        }
+        if plan.ops.is_empty() {
+            return Ok(Step::Done { covered: 0 });
+        }
+        plan.kind = PlanKind::Flush;
+        Ok(Step::Issue { covered: 0 })
+    }
+
+    /// A flush that arrives now: the next commit to be captured, and everything numbered so far.
+    fn ticket(&self) -> CommitTicket {
+        let sequence = self.pool.progress.0.captured.load(Ordering::SeqCst);
+        CommitTicket { lsn: self.pool.gate.last_assigned().0, sequence }
+    }
+
+    fn park(&self, reason: ParkReason) -> Step {
+        self.pool.wake.0.parked.fetch_or(1 << self.slot, Ordering::SeqCst);
+        match reason {
+            ParkReason::Ring => self.pool.want_commit(),
+            ParkReason::InFlight => {}
+            ParkReason::Space | ParkReason::Metadata | ParkReason::Leaves | ParkReason::Gated => {
+                self.pool.want_engine();
+            }
+        }
+        Step::Park(reason)
+    }
+
+    /// Counts a write in before it looks at the gate, so that a closing gate either sees it or
+    /// stops it (R16).
+    fn begin_write(&self, volume: &Attachment) -> Result<Option<Step>, MapperError> {
+        self.pool.check_alive()?;
+        volume.check_writable(&self.pool)?;
+        let writes = &volume.shared.writes.0;
+        writes.store(writes.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
+        crate::sync::fence(Ordering::SeqCst);
+        match volume.volume.state.load(Ordering::SeqCst) {
+            OPEN => Ok(None),
+            DELETED => {
+                self.end_write(volume);
+                Err(MapperError::NoVolume(volume.volume.identity.id.to_string()))
+            }
+            _ => {
+                self.end_write(volume);
+                Ok(Some(self.park(ParkReason::Gated)))
+            }
+        }
+    }
+
+    fn end_write(&self, volume: &Attachment) {
+        let writes = &volume.shared.writes.0;
+        writes.store(writes.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
+        if volume.volume.state.load(Ordering::SeqCst) != OPEN {
+            self.pool.want_engine();
+        }
+    }
+
+    fn ensure_spares(&mut self, more: usize) -> bool {
+        let needed = self.slow_in_flight + more;
+        self.spares.ensure(&self.pool, needed)
+            || (self.slow_in_flight == 0 && self.spares.ensure(&self.pool, more))
+    }
+
+    fn low_mark(&self) -> u64 {
+        self.pool.tuning.quantum / 2
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.spares.give_all_back(&self.pool);
+        *self.pool.workers.lock() &= !(1 << self.slot);
+    }
+}

@@ -1,0 +1,136 @@
+//! Reads: runs of valid sub-blocks from the media, zeroes for the rest (R5a).
+
+use super::{Attachment, Worker};
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::mapping::Mapping;
+use crate::mutation::{Mutation, active};
+use crate::plan::{OpKind, Plan, PlanKind, PlanOp, Step};
+use crate::pool::Pool;
+use crate::sync::Ordering;
+use crate::units::{DeviceIndex, ExtentIndex};
+use crate::volume::DELETED;
+
+impl Worker {
+    /// Plans a read of whole blocks. Adjacent pieces that lie adjacent on the media are one
+    /// operation.
+    pub fn read(
+        &mut self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+        plan: &mut Plan,
+    ) -> Result<Step, MapperError> {
+        if !active(Mutation::FlushErrorIgnored) {
+            self.pool.check_alive()?;
+        }
+        let volume = &*attachment.volume;
+        plan.reset();
+        // The epoch is entered before the map is looked at: what the read finds there is not
+        // reused before it ends (R4).
+        let parity = self.pool.epochs.enter(self.slot);
+        let usable = match volume.state.load(Ordering::SeqCst) {
+            DELETED => Err(MapperError::NoVolume(volume.identity.id.to_string())),
+            _ => volume.check_range(offset, len),
+        };
+        if usable.is_err() || len == 0 {
+            self.pool.epochs.leave(self.slot, parity);
+            return usable.map(|()| Step::Done { covered: 0 });
+        }
+        let covered = fill(&self.pool, &volume.directory.load(), offset, len, plan);
+        plan.kind = PlanKind::Read;
+        plan.parity = parity;
+        plan.volume = volume.identity.id;
+        Ok(Step::Issue { covered })
+    }
+}
+
+/// The present mapping of an extent, without a lock.
+pub(super) fn lookup(pool: &Pool, directory: &Directory, extent: ExtentIndex) -> Mapping {
+    directory
+        .load(extent.slot())
+        .map_or(Mapping::UNMAPPED, |leaf| pool.arena.leaf(leaf).load(extent.entry()))
+}
+
+/// Plans until the request or the plan's room ends; returns the bytes planned.
+fn fill(pool: &Pool, directory: &Directory, offset: u64, len: u64, plan: &mut Plan) -> u64 {
+    let geometry = pool.geometry;
+    let mut done = 0;
+    while done < len {
+        let at = offset + done;
+        let from = geometry.within(at);
+        let to = (from + (len - done)).min(geometry.extent_size());
+        let mapping = lookup(pool, directory, geometry.extent_of(at));
+        let planned = extent(pool, mapping, from, to, done, plan);
+        done += planned;
+        if planned < to - from {
+            break;
+        }
+    }
+    done
+}
+
+/// Plans bytes `from..to` of one extent; returns how many were planned.
+fn extent(
+    pool: &Pool,
+    mapping: Mapping,
+    from: u64,
+    to: u64,
+    buffer_offset: u64,
+    plan: &mut Plan,
+) -> u64 {
+    let geometry = pool.geometry;
+    let valid =
+        if active(Mutation::ClearBitsRead) { geometry.full_bitmap() } else { mapping.valid };
+    let Some(physical) = mapping.physical else {
+        return if push(plan, zeroes(buffer_offset, to - from)) { to - from } else { 0 };
+    };
+    let (device, base) = pool.place(physical);
+    let sub_block = geometry.sub_block_size();
+    let mut at = from;
+    while at < to {
+        let bit = at / sub_block;
+        let rest = valid >> bit;
+        let (is_valid, bits) = match rest.trailing_ones() {
+            0 => (false, rest.trailing_zeros()),
+            ones => (true, ones),
+        };
+        let end = ((bit + u64::from(bits)) * sub_block).min(to);
+        let op = if is_valid {
+            let (offset, len, buffer_offset) = (base + at, end - at, buffer_offset + (at - from));
+            PlanOp { kind: OpKind::Read, stage: 0, device, offset, len, buffer_offset }
+        } else {
+            zeroes(buffer_offset + (at - from), end - at)
+        };
+        if !push(plan, op) {
+            return at - from;
+        }
+        at = end;
+    }
+    to - from
+}
+
+const fn zeroes(buffer_offset: u64, len: u64) -> PlanOp {
+    let (kind, device) = (OpKind::ReadZeroes, DeviceIndex(0));
+    PlanOp { kind, stage: 0, device, offset: 0, len, buffer_offset }
+}
+
+/// Adds an operation, joined to the last one where they adjoin. `false`: there is no room.
+pub(super) fn push(plan: &mut Plan, op: PlanOp) -> bool {
+    if let Some(last) = plan.ops.last_mut() {
+        let joins = last.kind == op.kind
+            && last.stage == op.stage
+            && last.buffer_offset + last.len == op.buffer_offset
+            && (op.kind == OpKind::ReadZeroes
+                || (last.device == op.device && last.offset + last.len == op.offset));
+        if joins {
+            last.len += op.len;
+            return true;
+        }
+    }
+    if plan.room() == 0 {
+        return false;
+    }
+    plan.push(op);
+    true
+}

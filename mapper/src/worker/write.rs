@@ -1,0 +1,439 @@
+//! Writes: in place where all is mapped and exclusive, otherwise a slow write in the table.
+
+use super::read::{lookup, push};
+use super::{Attachment, Worker};
+use crate::change::Site;
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::mapping::Mapping;
+use crate::mutation::{Mutation, active};
+use crate::plan::{OpKind, ParkReason, Plan, PlanKind, PlanOp, SlowPiece, Step};
+use crate::stripe::{SlowWrite, Stripe};
+use crate::sync::Ordering;
+use crate::units::{ExtentIndex, PhysicalExtent};
+
+/// Where the bytes of a write come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Payload {
+    /// The client's buffer.
+    Client,
+    /// Nowhere: they are zeroes.
+    Zeroes,
+}
+
+/// A write request as it is planned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) fua: bool,
+    pub(super) payload: Payload,
+}
+
+/// One extent's part of a write.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    extent: ExtentIndex,
+    /// Bytes of the extent.
+    from: u64,
+    to: u64,
+    buffer_offset: u64,
+    fua: bool,
+    payload: Payload,
+    /// Sub-blocks touched, in whole or in part.
+    touched: u64,
+}
+
+/// How planning a piece ended.
+enum Planned {
+    Yes,
+    NoRoom,
+    Park(ParkReason),
+}
+
+impl Worker {
+    /// Plans a write of whole blocks. With `fua` it is durable when answered (R7).
+    ///
+    /// A plan may cover only the front of the request: where its operations fill up, or where a
+    /// later part must wait. Nothing is held while waiting.
+    pub fn write(
+        &mut self,
+        volume: &Attachment,
+        offset: u64,
+        len: u64,
+        fua: bool,
+        plan: &mut Plan,
+    ) -> Result<Step, MapperError> {
+        self.plan_write(volume, Request { offset, len, fua, payload: Payload::Client }, plan)
+    }
+
+    pub(super) fn plan_write(
+        &mut self,
+        attachment: &Attachment,
+        request: Request,
+        plan: &mut Plan,
+    ) -> Result<Step, MapperError> {
+        if let Some(step) = self.begin_write(attachment)? {
+            return Ok(step);
+        }
+        let checked = attachment.volume.check_range(request.offset, request.len);
+        if checked.is_err() || request.len == 0 {
+            self.end_write(attachment);
+            return checked.map(|()| Step::Done { covered: 0 });
+        }
+        plan.reset();
+        plan.kind = PlanKind::Write;
+        plan.volume = attachment.id();
+        plan.parity = self.pool.epochs.enter(self.slot);
+        let (covered, park) = self.plan_pieces(attachment, request, plan);
+        if covered > 0 {
+            return Ok(Step::Issue { covered });
+        }
+        self.pool.epochs.leave(self.slot, plan.parity);
+        plan.reset();
+        self.end_write(attachment);
+        Ok(self.park(park.unwrap_or(ParkReason::InFlight)))
+    }
+
+    fn plan_pieces(
+        &mut self,
+        attachment: &Attachment,
+        request: Request,
+        plan: &mut Plan,
+    ) -> (u64, Option<ParkReason>) {
+        let geometry = self.pool.geometry;
+        let directory = attachment.volume.directory.load();
+        let mut covered = 0;
+        while covered < request.len {
+            let at = request.offset + covered;
+            let from = geometry.within(at);
+            let to = (from + (request.len - covered)).min(geometry.extent_size());
+            let piece = Piece {
+                extent: geometry.extent_of(at),
+                from,
+                to,
+                buffer_offset: covered,
+                fua: request.fua,
+                payload: request.payload,
+                touched: geometry.touched(from, to),
+            };
+            match self.plan_piece(attachment, &directory, &piece, plan) {
+                Planned::Yes => covered += to - from,
+                Planned::NoRoom => break,
+                Planned::Park(reason) => return (covered, Some(reason)),
+            }
+        }
+        (covered, None)
+    }
+
+    fn plan_piece(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        piece: &Piece,
+        plan: &mut Plan,
+    ) -> Planned {
+        let mapping = lookup(&self.pool, directory, piece.extent);
+        match self.in_place(directory, piece, mapping) {
+            Some(physical) => self.plan_in_place(directory, piece, physical, plan),
+            None => self.plan_slow(attachment, directory, piece, plan),
+        }
+    }
+
+    /// The extent to overwrite, if every touched sub-block is valid and nobody shares it.
+    fn in_place(
+        &self,
+        directory: &Directory,
+        piece: &Piece,
+        mapping: Mapping,
+    ) -> Option<PhysicalExtent> {
+        let physical = mapping.physical?;
+        if piece.touched & !mapping.valid != 0 {
+            return None;
+        }
+        let leaf = directory.load(piece.extent.slot())?;
+        let alone = self.pool.arena.meta(leaf).references.load(Ordering::Acquire) == 1;
+        (alone && self.pool.extra(physical) == 0).then_some(physical)
+    }
+
+    fn plan_in_place(
+        &self,
+        directory: &Directory,
+        piece: &Piece,
+        physical: PhysicalExtent,
+        plan: &mut Plan,
+    ) -> Planned {
+        // R7: the data's own FUA is enough only if the mapping that finds it is durable. The
+        // leaf's last LSN stands for the entry's: never too low.
+        let fua = piece.fua
+            && (active(Mutation::FuaWithoutCommit) || {
+                let leaf = directory.load(piece.extent.slot()).unwrap_or_default();
+                let changed = self.pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
+                changed <= self.pool.progress.0.durable.load(Ordering::SeqCst)
+            });
+        let (device, base) = self.pool.place(physical);
+        let op = PlanOp {
+            kind: piece.payload.kind(fua),
+            stage: 0,
+            device,
+            offset: base + piece.from,
+            len: piece.to - piece.from,
+            buffer_offset: piece.buffer_offset,
+        };
+        if !push(plan, op) {
+            return Planned::NoRoom;
+        }
+        plan.fua_commit |= piece.fua && !fua;
+        Planned::Yes
+    }
+
+    /// Takes what the completion will need, so that it can't fail: leaves, a record's room in the
+    /// ring, a page for the next checkpoint.
+    fn plan_slow(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        piece: &Piece,
+        plan: &mut Plan,
+    ) -> Planned {
+        if plan.room() < 3 || plan.slow.len() == plan.slow.capacity() {
+            return Planned::NoRoom;
+        }
+        if !self.ensure_spares(1) {
+            return Planned::Park(ParkReason::Leaves);
+        }
+        if !self.reserve_record() {
+            return Planned::Park(ParkReason::Ring);
+        }
+        let page_promised = !directory.is_dirty(piece.extent.slot());
+        if page_promised && !self.pool.promise_page(false) {
+            self.pool.ring.release(self.slot, 1);
+            return Planned::Park(ParkReason::Metadata);
+        }
+        let pool = std::sync::Arc::clone(&self.pool);
+        let mut stripe =
+            pool.stripe(attachment.volume.identity.lineage, piece.extent.slot()).lock();
+        let planned = self.plan_locked(attachment, directory, piece, &mut stripe, plan);
+        drop(stripe);
+        let mut in_table = false;
+        if matches!(planned, Planned::Yes)
+            && let Some(slow) = plan.slow.last_mut()
+            && slow.token == self.next_token
+            && slow.extent == piece.extent
+        {
+            slow.page_promised = page_promised;
+            in_table = true;
+        }
+        if in_table {
+            self.slow_in_flight += 1;
+            if active(Mutation::BitsAtSubmission) {
+                self.publish_early(attachment, directory, piece.extent);
+            }
+        } else {
+            self.pool.ring.release(self.slot, 1);
+            if page_promised {
+                self.pool.return_page();
+            }
+        }
+        planned
+    }
+
+    fn reserve_record(&self) -> bool {
+        #[cfg(feature = "mutations")]
+        if active(Mutation::OverwriteFullRing) && !self.pool.ring.reserve(self.slot, 1) {
+            self.pool.ring.force_reserve(self.slot);
+            return true;
+        } else if active(Mutation::OverwriteFullRing) {
+            return true;
+        }
+        self.pool.ring.reserve(self.slot, 1)
+    }
+
+    fn plan_locked(
+        &mut self,
+        attachment: &Attachment,
+        directory: &Directory,
+        piece: &Piece,
+        stripe: &mut Stripe,
+        plan: &mut Plan,
+    ) -> Planned {
+        let volume = &*attachment.volume;
+        let site = Site { pool: &self.pool, volume, directory, ring_slot: self.slot };
+        let mapping = site.mapping(piece.extent);
+        if let Some(physical) = self.in_place(directory, piece, mapping) {
+            return self.plan_in_place(directory, piece, physical, plan);
+        }
+        let geometry = self.pool.geometry;
+        let whole = geometry.covered(piece.from, piece.to);
+        let shared =
+            mapping.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
+        let filled = piece.touched & !whole & !mapping.valid;
+        if stripe.is_full() || conflicts(stripe, volume.identity.id, piece, filled, shared) {
+            return Planned::Park(ParkReason::InFlight);
+        }
+        let copied = if shared.is_some() { mapping.valid & !whole } else { 0 };
+        // Each run of copied sub-blocks is an operation, and then the fills and the write.
+        if plan.room() < runs_of(copied) + 3 {
+            return if plan.ops.is_empty() {
+                Planned::Park(ParkReason::InFlight)
+            } else {
+                Planned::NoRoom
+            };
+        }
+        let sharing_target = stripe.on(volume.identity.id, piece.extent).next().map(|w| w.target);
+        let target = match mapping.physical {
+            Some(physical) if shared.is_none() => Some(physical),
+            None if sharing_target.is_some() => sharing_target,
+            _ => self.allocate(attachment),
+        };
+        let Some(target) = target else { return Planned::Park(ParkReason::Space) };
+        self.next_token += 1;
+        let write = SlowWrite {
+            token: self.next_token,
+            volume: volume.identity.id,
+            extent: piece.extent,
+            target,
+            source: shared,
+            own: piece.touched,
+            copied,
+            filled,
+            cancelled: 0,
+        };
+        stripe.add(write);
+        self.push_slow_ops(piece, &write, plan);
+        plan.slow.push(SlowPiece {
+            extent: piece.extent,
+            token: self.next_token,
+            page_promised: false,
+        });
+        plan.fua_commit |= piece.fua;
+        Planned::Yes
+    }
+
+    /// An extent of the volume's reserve; asks the engine for more ahead of need.
+    pub(super) fn allocate(&self, attachment: &Attachment) -> Option<PhysicalExtent> {
+        let volume = &attachment.volume;
+        let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
+        if low && !volume.wants_space.swap(true, Ordering::AcqRel) {
+            self.pool.want_engine();
+        }
+        extent
+    }
+
+    /// Copies first, then the client's bytes on top, with zeroes around them where a sub-block
+    /// that was clear becomes valid by a part of it.
+    fn push_slow_ops(&self, piece: &Piece, write: &SlowWrite, plan: &mut Plan) {
+        let sub_block = self.pool.geometry.sub_block_size();
+        let (device, base) = self.pool.place(write.target);
+        if let Some(source) = write.source {
+            let (from_device, from_base) = self.pool.place(source);
+            let mut bits = write.copied;
+            while bits != 0 {
+                let first = u64::from(bits.trailing_zeros());
+                let count = u64::from((bits >> first).trailing_ones());
+                let (offset, len) = (first * sub_block, count * sub_block);
+                plan.push(PlanOp {
+                    kind: OpKind::Copy { from_device, from_offset: from_base + offset },
+                    stage: 0,
+                    device,
+                    offset: base + offset,
+                    len,
+                    buffer_offset: 0,
+                });
+                bits &= u64::MAX.checked_shl(low_u32(first + count)).unwrap_or(0);
+            }
+        }
+        let stage = u8::from(write.copied != 0);
+        let zeroes = |from: u64, to: u64| PlanOp {
+            kind: OpKind::WriteZeroes { fua: false },
+            stage,
+            device,
+            offset: base + from,
+            len: to - from,
+            buffer_offset: piece.buffer_offset,
+        };
+        let head = piece.from - piece.from % sub_block;
+        if head < piece.from && write.filled >> (head / sub_block) & 1 == 1 {
+            plan.push(zeroes(head, piece.from));
+        }
+        plan.push(PlanOp {
+            kind: piece.payload.kind(false),
+            stage,
+            device,
+            offset: base + piece.from,
+            len: piece.to - piece.from,
+            buffer_offset: piece.buffer_offset,
+        });
+        let tail = piece.to.next_multiple_of(sub_block);
+        if tail > piece.to && write.filled >> (piece.to / sub_block) & 1 == 1 {
+            plan.push(zeroes(piece.to, tail));
+        }
+    }
+
+    /// The rule taken out: bits become valid before the data is there (R5b).
+    fn publish_early(&mut self, volume: &Attachment, directory: &Directory, extent: ExtentIndex) {
+        let pool = std::sync::Arc::clone(&self.pool);
+        if !pool.ring.reserve(self.slot, 1) {
+            return;
+        }
+        let guard = pool.gate.enter(self.slot);
+        let mut stripe = pool.stripe(volume.volume.identity.lineage, extent.slot()).lock();
+        let Some(write) = stripe.remove(self.next_token) else { return };
+        stripe.add(write);
+        let site = Site { pool: &pool, volume: &volume.volume, directory, ring_slot: self.slot };
+        let old = site.mapping(extent);
+        if write.source.is_some() || old.valid & write.own == write.own {
+            pool.ring.release(self.slot, 1);
+            return;
+        }
+        let new = Mapping { physical: Some(write.target), valid: old.valid | write.own };
+        site.set(&mut self.spares, || guard.take_lsn(1), extent, old, new);
+    }
+}
+
+impl Payload {
+    const fn kind(self, fua: bool) -> OpKind {
+        match self {
+            Self::Client => OpKind::Write { fua },
+            Self::Zeroes => OpKind::WriteZeroes { fua },
+        }
+    }
+}
+
+/// Whether the piece must wait for a slow write on the same extent: a copy lets nobody in and
+/// waits for everybody; a sub-block that is being filled up belongs to one writer.
+fn conflicts(
+    stripe: &Stripe,
+    volume: crate::units::VolumeId,
+    piece: &Piece,
+    filled: u64,
+    shared: Option<PhysicalExtent>,
+) -> bool {
+    stripe.on(volume, piece.extent).any(|other| {
+        other.source.is_some()
+            || shared.is_some()
+            || other.filled & piece.touched != 0
+            || filled & other.own != 0
+    })
+}
+
+/// Runs of set bits.
+const fn runs_of(bits: u64) -> usize {
+    (bits & !(bits << 1)).count_ones() as usize
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a bit's position in a word")]
+const fn low_u32(bits: u64) -> u32 {
+    bits as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs_of;
+
+    #[test]
+    fn runs_are_counted() {
+        assert_eq!([0, 1, 0b1011, u64::MAX].map(runs_of), [0, 1, 2, 1]);
+        assert_eq!(runs_of(0x5555_5555_5555_5555), 32);
+    }
+}

@@ -1,0 +1,205 @@
+//! One volume, one worker, no faults: what is written is read, before and after reopening.
+
+mod common;
+
+use blockd_mapper::engine::{Control, Outcome};
+use common::Rig;
+
+const MIB: usize = 1 << 20;
+const K: usize = 1024;
+
+fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|i| seed ^ u8::try_from(i % 251).unwrap()).collect()
+}
+
+#[test]
+fn unwritten_space_reads_as_zeroes() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("a", 8 << 20);
+    let volume = rig.attach(id);
+    assert!(rig.read(&volume, 0, MIB).iter().all(|&b| b == 0));
+    rig.check();
+}
+
+#[test]
+fn writes_of_every_shape_read_back_and_survive_a_clean_reopen() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("a", 8 << 20);
+    let volume = rig.attach(id);
+    let mut model = vec![0; 8 * MIB];
+    let shapes = [
+        (0, 512),
+        (512, 512),
+        (3584, 1024),
+        (64 * K - 512, 1024),
+        (100 * K, 300 * K),
+        (7 * MIB, 64 * K),
+        (4096, 4096),
+    ];
+    for (n, &(at, len)) in shapes.iter().enumerate() {
+        let data = pattern(u8::try_from(n).unwrap() + 1, len);
+        rig.write(&volume, at as u64, &data).unwrap();
+        model[at..at + len].copy_from_slice(&data);
+    }
+    assert_eq!(rig.read(&volume, 0, model.len()), model);
+    rig.flush(&volume).unwrap();
+    rig.check();
+    rig.worker.detach(volume);
+    assert_eq!(rig.control(Control::Close).unwrap(), Outcome::Closed);
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    assert!(rig.report.was_clean);
+    let volume = rig.attach(id);
+    assert_eq!(rig.read(&volume, 0, model.len()), model);
+    rig.check();
+}
+
+#[test]
+fn a_dirty_pool_replays_its_log() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("a", 8 << 20);
+    let volume = rig.attach(id);
+    let data = pattern(5, 256 * K);
+    rig.write(&volume, 32 * 1024, &data).unwrap();
+    rig.discard(&volume, 96 * 1024, 64 * K);
+    rig.flush(&volume).unwrap();
+    rig.worker.detach(volume);
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    assert!(!rig.report.was_clean && rig.report.log_changes > 0, "{:?}", rig.report);
+    let volume = rig.attach(id);
+    let read = rig.read(&volume, 32 * 1024, 256 * K);
+    assert_eq!(read[..64 * K], data[..64 * K]);
+    assert!(read[64 * K..128 * K].iter().all(|&b| b == 0));
+    assert_eq!(read[128 * K..], data[128 * K..]);
+    rig.check();
+}
+
+#[test]
+fn discard_gives_space_back_and_whole_leaves_take_one_record() {
+    let mut rig = Rig::new(&[48 * MIB]);
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    let before = {
+        rig.check();
+        rig.engine.space()
+    };
+    for at in (0..32).step_by(1) {
+        rig.write(&volume, at << 20, &pattern(3, MIB)).unwrap();
+    }
+    rig.flush(&volume).unwrap();
+    rig.discard(&volume, 0, 32 * MIB);
+    assert!(rig.read(&volume, 5 << 20, MIB).iter().all(|&b| b == 0));
+    rig.flush(&volume).unwrap();
+    rig.check();
+    let after = rig.engine.space();
+    assert_eq!(after.mapped, 0, "{after:?}");
+    assert!(
+        after.free + after.reserved + (8 << 20) >= before.free + before.reserved,
+        "{before:?} {after:?}"
+    );
+}
+
+#[test]
+fn zeroes_keep_space_or_give_it_back() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("a", 4 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(9, 256 * K)).unwrap();
+    rig.write_zeroes(&volume, 512, 128 * K, false);
+    let info = |rig: &Rig| rig.engine.volumes()[0].clone();
+    assert_eq!(info(&rig).mapped, 256 << 10);
+    let read = rig.read(&volume, 0, 256 * K);
+    assert_eq!(read[..512], pattern(9, 256 * K)[..512]);
+    assert!(read[512..512 + 128 * K].iter().all(|&b| b == 0));
+    assert_eq!(read[512 + 128 * K..], pattern(9, 256 * K)[512 + 128 * K..]);
+    rig.write_zeroes(&volume, 0, 4 * MIB, true);
+    assert_eq!(info(&rig).mapped, 0);
+    rig.write_zeroes(&volume, 0, MIB, false);
+    assert_eq!((info(&rig).mapped, info(&rig).valid), (1 << 20, 0));
+    assert!(rig.read(&volume, 0, MIB).iter().all(|&b| b == 0));
+    rig.check();
+}
+
+#[test]
+fn flush_counts_are_one_flush_and_no_write_or_one_log_block() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
+    rig.flush(&volume).unwrap();
+    rig.check();
+    let before = (rig.media.flushes, rig.media.writes);
+    rig.write(&volume, 0, &pattern(2, 4096)).unwrap();
+    rig.flush(&volume).unwrap();
+    assert_eq!((rig.media.flushes - before.0, rig.media.writes - before.1), (1, 0));
+    let before = (rig.media.flushes, rig.media.writes);
+    for extent in 0..126 {
+        rig.write(&volume, (2 << 20) + extent * (64 << 10), &pattern(4, 4096)).unwrap();
+    }
+    rig.flush(&volume).unwrap();
+    assert_eq!((rig.media.flushes - before.0, rig.media.writes - before.1), (1, 1));
+    assert_eq!(
+        rig.media.fua_writes,
+        1 + u64::from(rig.media.fua_writes > 1) * (rig.media.fua_writes - 1)
+    );
+    rig.check();
+}
+
+#[test]
+fn snapshots_and_clones_share_and_part() {
+    let mut rig = Rig::new(&[32 * MIB]);
+    let id = rig.create("a", 4 << 20);
+    let volume = rig.attach(id);
+    let (first, second) = (pattern(1, MIB), pattern(2, 128 * K));
+    rig.write(&volume, 0, &first).unwrap();
+    let Outcome::Created(snapshot) =
+        rig.control(Control::Snapshot { source: id, name: "s".into() }).unwrap()
+    else {
+        panic!("not created")
+    };
+    rig.write(&volume, 32 * 1024 + 512, &second).unwrap();
+    let Outcome::Created(clone) =
+        rig.control(Control::Clone { source: snapshot, name: "c".into(), size: None }).unwrap()
+    else {
+        panic!("not created")
+    };
+    let (frozen, copy) = (rig.attach(snapshot), rig.attach(clone));
+    rig.write(&copy, 0, &second).unwrap();
+    assert_eq!(rig.read(&frozen, 0, MIB), first);
+    let mut expect = first.clone();
+    expect[32 * K + 512..160 * K + 512].copy_from_slice(&second);
+    assert_eq!(rig.read(&volume, 0, MIB), expect);
+    let mut cloned = first.clone();
+    cloned[..128 * K].copy_from_slice(&second);
+    assert_eq!(rig.read(&copy, 0, MIB), cloned);
+    rig.check();
+    rig.control(Control::Rollback { volume: id, snapshot }).unwrap();
+    assert_eq!(rig.read(&volume, 0, MIB), first);
+    rig.check();
+    rig.worker.detach(frozen);
+    assert_eq!(rig.control(Control::Delete { volume: snapshot }).unwrap(), Outcome::Deleted);
+    assert_eq!(rig.control(Control::Delete { volume: snapshot }).unwrap(), Outcome::AlreadyDeleted);
+    rig.check();
+    assert_eq!(rig.read(&copy, 0, MIB), cloned);
+    rig.flush(&volume).unwrap();
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    let (volume, copy) = (rig.attach(id), rig.attach(clone));
+    assert_eq!(rig.read(&copy, 0, MIB), cloned);
+    assert_eq!(rig.read(&volume, 0, MIB), first);
+    rig.check();
+}
+
+#[test]
+fn what_a_resize_cuts_off_never_comes_back() {
+    let mut rig = Rig::new(&[32 * MIB]);
+    let id = rig.create("a", 20 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(1, 20 * MIB)).unwrap();
+    rig.control(Control::Resize { volume: id, size: (1 << 20) + 4096 }).unwrap();
+    assert!(rig.worker.read(&volume, 2 << 20, 4096, &mut rig.plan).is_err());
+    rig.control(Control::Resize { volume: id, size: 20 << 20 }).unwrap();
+    let read = rig.read(&volume, 0, 20 * MIB);
+    assert_eq!(read[..MIB + 4096], pattern(1, 20 * MIB)[..MIB + 4096]);
+    assert!(read[MIB + 4096..].iter().all(|&b| b == 0));
+    rig.check();
+    assert_eq!(rig.engine.volumes()[0].mapped, (1 << 20) + (64 << 10));
+}
