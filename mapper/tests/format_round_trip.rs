@@ -194,7 +194,8 @@ proptest! {
         let (mut lsn, mut sequence, mut previous) = (0, 5, 6);
         let mut seal = |builder: &mut WalBlockBuilder| {
             let mut page = Page::zeroed();
-            let stamp = WalStamp { pool_id: POOL, epoch: Epoch(epoch), node: 1, sequence, previous };
+            let begins_commit = sequence % 3 == 0;
+            let stamp = WalStamp { pool_id: POOL, epoch: Epoch(epoch), node: 1, sequence, previous, begins_commit };
             previous = builder.finish(&mut page, &stamp);
             sequence += 1;
             pages.push(page);

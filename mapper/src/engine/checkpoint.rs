@@ -18,7 +18,7 @@ use crate::sync::Ordering;
 use crate::units::{DeviceIndex, LeafId, Lsn, PageAddress, SlotIndex, VolumeId};
 
 use super::queue::{MAX_WRITES_OUT, Purpose};
-use super::{Engine, VolumeTree};
+use super::{Engine, NO_MEMORY, VolumeTree};
 
 /// Where a checkpoint is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -202,8 +202,11 @@ impl Engine {
                 self.pool.fail(crate::error::MapperError::Internal("no page for a checkpoint"));
                 return None;
             }
+            let Some(buffer) = self.io.buffer(max) else {
+                self.pool.fail(NO_MEMORY);
+                return None;
+            };
             let (first, count) = self.pages.allocate(max as u64)?;
-            let buffer = self.io.buffer(max)?;
             self.checkpoint.batch = Some(Batch { first, count, filled: 0, buffer });
         }
         self.checkpoint.batch.as_ref().map(|b| PageAddress(b.first.0 + b.filled as u64))
@@ -311,7 +314,10 @@ impl Engine {
     /// The rule taken out: a page that the present superblock refers to is written over (R17c).
     fn write_in_place(&mut self, pending: Pending, source: &Leaf, address: PageAddress) -> u64 {
         let stamp = self.leaf_stamp(pending);
-        let Some(mut buffer) = self.io.buffer(1) else { return 0 };
+        let Some(mut buffer) = self.io.buffer(1) else {
+            self.pool.fail(NO_MEMORY);
+            return 0;
+        };
         let sum = encode_leaf(&mut buffer.pages_mut()[0], &stamp, |i| source.load(i));
         let (device, offset) = self.page_offset(address);
         self.io.push(device, IoOp::Write { offset, buffer, fua: false }, Purpose::CheckpointPages);

@@ -13,9 +13,9 @@ use crate::stripe::stripe_index;
 use crate::sync::Ordering;
 use crate::units::{DeviceIndex, ExtentIndex, Lsn, VolumeId};
 
-use super::Engine;
 use super::queue::Purpose;
 use super::release::Item;
+use super::{Engine, NO_MEMORY};
 
 /// Where a commit is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -211,6 +211,7 @@ impl Engine {
             node: self.superblock.node,
             sequence: self.wal.next,
             previous: self.wal.last_sum,
+            begins_commit: self.commit.blocks.is_empty(),
         };
         let continues = self
             .commit
@@ -218,7 +219,10 @@ impl Engine {
             .last()
             .is_some_and(|(first, buffer)| first + buffer.pages().len() as u64 == position);
         if !continues {
-            let Some(mut buffer) = self.io.buffer(self.commit.max_blocks) else { return };
+            let Some(mut buffer) = self.io.buffer(self.commit.max_blocks) else {
+                self.pool.fail(NO_MEMORY);
+                return;
+            };
             buffer.set_pages(0);
             self.commit.blocks.push((position, buffer));
         }

@@ -316,6 +316,7 @@ impl Engine {
 
     fn begin_checkpoint_for(&mut self, id: ControlId, outcome: Outcome) {
         self.checkpoint.want();
+        self.pool.want_engine();
         let after = self.checkpoint.finished;
         self.controls.current = Some(Current::Checkpoint { id, after, outcome });
     }
@@ -406,6 +407,8 @@ impl Engine {
             return again(self, false);
         }
         self.begin_checkpoint(true);
+        // The checkpoint's step of this poll is over: ask for another poll.
+        self.pool.want_engine();
         again(self, true)
     }
 

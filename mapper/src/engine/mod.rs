@@ -157,6 +157,11 @@ impl Engine {
             builder: WalBlockBuilder::new(),
             pool,
         };
+        engine.controls.next_volume_id = engine.superblock.next_volume_id;
+        for volume in engine.pool.volumes.read().values() {
+            let (id, lineage) = (volume.identity.id, volume.identity.lineage);
+            engine.controls.lineages.insert(id, lineage);
+        }
         engine.update_limits();
         Ok(engine)
     }
@@ -175,6 +180,7 @@ impl Engine {
             return Some(command);
         }
         if self.has_failed() {
+            self.io.drop_waiting();
             self.controls.fail_all(&self.pool);
             return None;
         }
@@ -332,6 +338,9 @@ impl Engine {
         }
     }
 }
+
+/// Nothing may be left unwritten for want of a buffer: the pool stops instead.
+const NO_MEMORY: MapperError = MapperError::Limit { what: "memory for IO", limit: 0 };
 
 /// How often the engine looks whether IO that still uses dropped extents has ended, when nothing
 /// else calls it: 10 ms is short beside the second until a timer commit.

@@ -70,7 +70,8 @@ impl CommandQueue {
 
     /// Memory for a command: one of those that came back, or a new one.
     pub(crate) fn buffer(&mut self, pages: usize) -> Option<IoBuffer> {
-        if let Some(at) = self.buffers.iter().position(|b| b.capacity() >= pages) {
+        let fitting = self.buffers.iter().enumerate().filter(|(_, b)| b.capacity() >= pages);
+        if let Some((at, _)) = fitting.min_by_key(|(_, b)| b.capacity()) {
             let mut buffer = self.buffers.swap_remove(at);
             buffer.set_pages(pages);
             return Some(buffer);

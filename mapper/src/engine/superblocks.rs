@@ -8,8 +8,8 @@ use crate::io::IoOp;
 use crate::sync::Ordering;
 use crate::units::DeviceIndex;
 
-use super::Engine;
 use super::queue::Purpose;
+use super::{Engine, NO_MEMORY};
 
 /// Where the writing of a superblock is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -66,6 +66,13 @@ impl Engine {
         }
     }
 
+    /// Starts to write the present superblock once more, to copies that a crash left behind.
+    pub(crate) fn repeat_superblock(&mut self) {
+        self.supers.block = Some(self.superblock.clone());
+        self.supers.state = State::FirstPair;
+        self.push_pair(true);
+    }
+
     /// Takes note that it is durable. `false` while it isn't.
     pub(crate) fn superblock_written(&mut self) -> bool {
         if self.supers.state != State::Done {
@@ -120,7 +127,10 @@ impl Engine {
             let handle = self.pool.handles[usize::from(device)].load(Ordering::Relaxed);
             let pair = if first { offsets.first_pair } else { offsets.second_pair };
             for offset in pair {
-                let Some(mut buffer) = self.io.buffer(1) else { continue };
+                let Some(mut buffer) = self.io.buffer(1) else {
+                    self.pool.fail(NO_MEMORY);
+                    return;
+                };
                 copy.encode(&mut buffer.pages_mut()[0]);
                 let op = IoOp::Write { offset, buffer, fua: false };
                 self.io.push(DeviceIndex(handle), op, Purpose::Super);

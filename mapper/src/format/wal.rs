@@ -16,6 +16,8 @@ use crate::units::{Epoch, Lsn};
 
 /// Units of a block.
 pub const WAL_UNITS: usize = 126;
+/// In the count of units: the block is the first of its commit.
+const BEGINS_COMMIT: u16 = 1 << 15;
 const HEADER_SIZE: usize = 64;
 const MAGIC: [u8; 4] = *b"BDwl";
 const CRC_AT: usize = 4;
@@ -40,6 +42,8 @@ pub struct WalStamp {
     pub sequence: u64,
     /// Sum of the block before.
     pub previous: u64,
+    /// The block is the first of its commit: when it was written, all before it was durable.
+    pub begins_commit: bool,
 }
 
 /// Collects the changes of a block.
@@ -100,7 +104,8 @@ impl WalBlockBuilder {
 
     /// Writes the sealed block and begins the next. Returns the sum that the next block names.
     pub fn finish(&mut self, page: &mut Page, stamp: &WalStamp) -> u64 {
-        let units = u16::try_from(self.units).unwrap_or(0);
+        let flag = if stamp.begins_commit { BEGINS_COMMIT } else { 0 };
+        let units = u16::try_from(self.units).unwrap_or(0) | flag;
         let raw = RawHeader {
             magic: MAGIC,
             crc: 0.into(),
@@ -271,12 +276,27 @@ pub fn decode_block<'a>(
     check(raw, units, expect, limits)
         .map(|last| WalBlock {
             raw,
-            units: &units[..usize::from(raw.units.get()) * UNIT_SIZE],
+            units: &units[..raw.units_in_use() * UNIT_SIZE],
             limits: *limits,
             last,
             sum: sum(bytes),
         })
         .map_err(|problem| WalStop::Corrupt(of(problem)))
+}
+
+/// Whether a block, behind the one where the log ended, began a later commit. Then the log did
+/// not end there: when that commit was written all before it was durable, and has rotted since.
+#[must_use]
+pub fn begins_later_commit(bytes: &[u8], expect: &WalExpect, wal_blocks: u64) -> bool {
+    let Ok(page) = as_page(bytes) else { return false };
+    let Ok((raw, _)) = RawHeader::ref_from_prefix(page) else { return false };
+    let later = raw.sequence.get().checked_sub(expect.sequence);
+    raw.magic == MAGIC
+        && raw.pool_id == expect.pool_id
+        && later.is_some_and(|later| (1..wal_blocks).contains(&later))
+        && raw.units.get() & BEGINS_COMMIT != 0
+        && (expect.min_epoch.0..=expect.max_epoch.0).contains(&raw.epoch.get())
+        && raw.crc.get() == page_crc::<CRC_AT>(page)
 }
 
 /// Checks that the block was sealed as the next of the chain.
@@ -326,7 +346,7 @@ fn check(
         // The superblock of an epoch is durable before the epoch's first block is written.
         return Err(Problem::field("epoch", raw.epoch.get(), "no more than the superblock's"));
     }
-    let used = usize::from(raw.units.get());
+    let used = raw.units_in_use();
     if !(1..=WAL_UNITS).contains(&used) {
         return Err(Problem::field("units", used as u64, "from 1 to 126"));
     }
@@ -361,6 +381,12 @@ struct RawHeader {
     sequence: U64,
     base_lsn: U64,
     previous: U64,
+}
+
+impl RawHeader {
+    fn units_in_use(&self) -> usize {
+        usize::from(self.units.get() & !BEGINS_COMMIT)
+    }
 }
 
 const _: () = {

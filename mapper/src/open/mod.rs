@@ -108,6 +108,8 @@ enum Stage {
     Back,
     Trees,
     Log,
+    /// The engine writes the superblock that was found to every copy that hasn't got it.
+    Repair,
     /// The engine writes the superblock of this open, then commits what was replayed.
     Super,
     Commit,
@@ -194,7 +196,7 @@ impl Opening {
 
     fn poll_engine(&mut self) -> Option<IoCommand> {
         let command = self.engine.as_mut()?.poll(0);
-        command.filter(|_| matches!(self.stage, Stage::Super | Stage::Commit))
+        command.filter(|_| matches!(self.stage, Stage::Repair | Stage::Super | Stage::Commit))
     }
 
     /// Takes a command back with its result.
@@ -322,6 +324,7 @@ impl Opening {
             }
             Stage::Trees => return self.next_trees(),
             Stage::Log => return self.next_log(),
+            Stage::Repair => return self.after_repair(),
             Stage::Super => return self.after_super(),
             Stage::Commit => return self.after_commit(),
             Stage::Done => return Ok(false),
@@ -472,7 +475,33 @@ impl Opening {
         }
         let Some(replay) = self.replay.take() else { return Ok(false) };
         let engine = replay.finish(&mut self.report)?;
-        self.begin_super(engine);
+        let newest = engine.superblock.generation;
+        let copies = self.copies.good.iter().filter(|(_, copy)| copy.generation == newest);
+        let uneven = copies.count() < 4 * engine.superblock.devices.as_slice().len();
+        if uneven && self.options.mode == OpenMode::ReadWrite {
+            self.begin_repair(engine);
+        } else {
+            self.begin_super(engine);
+        }
+        Ok(true)
+    }
+
+    /// A crash has left copies behind. They catch up before the next generation is written: else
+    /// one crash after the other could leave a device two behind, where it counts as stale.
+    fn begin_repair(&mut self, mut engine: Engine) {
+        engine.repeat_superblock();
+        self.engine = Some(engine);
+        self.stage = Stage::Repair;
+    }
+
+    fn after_repair(&mut self) -> Result<bool, MapperError> {
+        let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
+        if !engine.superblock_written() {
+            return Ok(false);
+        }
+        if let Some(engine) = self.engine.take() {
+            self.begin_super(engine);
+        }
         Ok(true)
     }
 

@@ -7,8 +7,8 @@ use crate::engine::Engine;
 use crate::error::MapperError;
 use crate::format::record::Change;
 use crate::format::superblock::Superblock;
-use crate::format::wal::{WalExpect, WalStop, block_position, decode_block};
-use crate::format::{Limits, Place};
+use crate::format::wal::{WalExpect, WalStop, begins_later_commit, block_position, decode_block};
+use crate::format::{Limits, Place, Problem, Structure};
 use crate::geometry::PAGE_BYTES;
 use crate::io::Page;
 use crate::mapping::Mapping;
@@ -30,6 +30,10 @@ pub(super) struct Replay {
     /// Blocks still to be looked at, at the most.
     left: u64,
     ended: bool,
+    /// Blocks behind the end still to be looked at: a later commit there means that the log has
+    /// not ended but rotted.
+    scan: u64,
+    scanned: u64,
     /// Everything up to here is in the map.
     lsn: Lsn,
     checkpoint: Lsn,
@@ -56,6 +60,8 @@ impl Replay {
             },
             left: superblock.wal_blocks(),
             ended: superblock.clean,
+            scan: 0,
+            scanned: 0,
             lsn: superblock.checkpoint_lsn,
             checkpoint: superblock.checkpoint_lsn,
             before,
@@ -69,12 +75,14 @@ impl Replay {
 
     /// The next blocks of the log to read; `None` at its end.
     pub(super) fn next_read(&mut self) -> Result<Option<(DeviceIndex, u64, usize)>, MapperError> {
-        if self.ended || self.left == 0 {
+        let left = if self.ended { self.scan - self.scanned } else { self.left };
+        if left == 0 {
             return Ok(None);
         }
-        let position = block_position(self.expect.sequence, self.engine.wal.blocks);
+        let from = self.expect.sequence + self.scanned;
+        let position = block_position(from, self.engine.wal.blocks);
         let to_wrap = self.engine.wal.blocks - position;
-        let count = to_wrap.min(self.left).min(READ_PAGES as u64);
+        let count = to_wrap.min(left).min(READ_PAGES as u64);
         let (device, base) = self.engine.pool.place(self.engine.wal.start);
         let pages = usize::try_from(count).unwrap_or(READ_PAGES);
         Ok(Some((device, base + position * PAGE_BYTES, pages)))
@@ -87,15 +95,29 @@ impl Replay {
         pages: &[Page],
     ) -> Result<(), MapperError> {
         for (page, at) in pages.iter().zip(0..) {
-            if self.ended {
-                break;
-            }
             let place = Place::Device { device, offset: offset + at * PAGE_BYTES };
+            if self.ended {
+                self.scanned += 1;
+                let blocks = self.engine.wal.blocks;
+                if begins_later_commit(&page.0, &self.expect, blocks) && !active(Mutation::NoChain)
+                {
+                    return Err(Problem::field(
+                        "sequence",
+                        self.expect.sequence,
+                        "durable before a later commit",
+                    )
+                    .of(Structure::WalBlock, place)
+                    .into());
+                }
+                continue;
+            }
             let block = match decode_block(&page.0, &self.expected(&page.0), &self.limits, place) {
                 Ok(block) => block,
                 Err(WalStop::End(_)) => {
                     self.ended = true;
-                    break;
+                    self.scan = self.left;
+                    self.scanned = 1;
+                    continue;
                 }
                 Err(WalStop::Corrupt(error)) => return Err(error.into()),
             };

@@ -140,7 +140,10 @@ pub(crate) fn wal_block() -> Page {
     let mut page = Page::zeroed();
     let (sequence, previous) = (0x51, 0x6162_6364_6566_6768);
     let epoch = Epoch(0x21);
-    builder.finish(&mut page, &WalStamp { pool_id: POOL, epoch, node: 0x0a0b, sequence, previous });
+    builder.finish(
+        &mut page,
+        &WalStamp { pool_id: POOL, epoch, node: 0x0a0b, sequence, previous, begins_commit: false },
+    );
     page
 }
 
