@@ -70,7 +70,7 @@ impl Engine {
     pub(crate) fn repeat_superblock(&mut self) {
         self.supers.block = Some(self.superblock.clone());
         self.supers.state = State::FirstPair;
-        self.push_pair(true);
+        self.push_copies(true, None);
     }
 
     /// Takes note that it is durable. `false` while it isn't.
