@@ -129,9 +129,14 @@ impl Engine {
         }
         let pending = self.recovered.iter().map(|run| run.1).sum::<u64>();
         let known = used.len() as u64 + pending + self.releases.pending_extents();
-        let unique: std::collections::BTreeSet<_> = used.iter().copied().collect();
-        if unique.len() != used.len() {
-            return Err("an extent has two owners".to_owned());
+        used.sort_unstable();
+        if let Some(pair) = used.windows(2).find(|pair| pair[0] == pair[1]) {
+            let extent = pair[0];
+            let mapped = recount.extents.contains_key(&extent);
+            let metadata = self.pages.extents().any(|other| other == extent);
+            return Err(format!(
+                "extent {extent} has two owners: mapped {mapped}, metadata {metadata}"
+            ));
         }
         let taken = space.total_count() - space.free_count();
         if taken != known {

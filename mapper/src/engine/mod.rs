@@ -162,7 +162,7 @@ impl Engine {
             let (id, lineage) = (volume.identity.id, volume.identity.lineage);
             engine.controls.lineages.insert(id, lineage);
         }
-        engine.update_limits();
+        // No page extents are taken here: until the log is replayed the free map is too free.
         Ok(engine)
     }
 
