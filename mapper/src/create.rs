@@ -217,7 +217,7 @@ pub(crate) fn device_record(
 ) -> Result<DeviceRecord, MapperError> {
     let extents = device.size / geometry.extent_size();
     let refuse = |problem: String| MapperError::Device { name: device.name.clone(), problem };
-    if extents < 3 || extents > 1 << DEVICE_SHIFT {
+    if !(3..=1 << DEVICE_SHIFT).contains(&extents) {
         return Err(refuse(format!(
             "{} bytes: must be from 3 to 2^{DEVICE_SHIFT} extents of {} bytes",
             device.size,

@@ -1,14 +1,13 @@
 //! Sizes of a pool's parts, their limits, and the arithmetic between them.
 
 use crate::error::MapperError;
+pub use crate::units::LEAF_ENTRIES;
 use crate::units::{ExtentIndex, PageAddress, PhysicalExtent, SlotIndex};
 
 /// Bytes of a metadata page, a WAL block and a superblock copy.
 pub const PAGE_SIZE: usize = 4096;
 /// [`PAGE_SIZE`] in the type of byte offsets.
 pub const PAGE_BYTES: u64 = 4096;
-/// Entries of a leaf: with 16 bytes each a leaf is one page of memory.
-pub const LEAF_ENTRIES: u64 = 256;
 /// Extents of a slab, the unit in which space goes to a node when several share a pool.
 pub const SLAB_EXTENTS: u64 = 4096;
 /// Devices of a pool. The table of 16 fits into the superblock's page with room to spare.

@@ -17,9 +17,9 @@ pub enum Step {
         /// Bytes done.
         covered: u64,
     },
-    /// Answer when [`crate::pool::Pool::commit_state`] has a result for the ticket.
+    /// Answer when [`commit_state`](crate::pool::Pool::commit_state) has a result for the ticket.
     Wait(CommitTicket),
-    /// Nothing was done. Ask again when [`crate::pool::Pool::events`] has changed.
+    /// Nothing was done. Ask again when [`events`](crate::pool::Pool::events) has changed.
     Park(ParkReason),
 }
 
@@ -28,7 +28,7 @@ pub enum Step {
 pub enum Answer {
     /// Answer the client now.
     Done,
-    /// Answer when [`crate::pool::Pool::commit_state`] has a result for the ticket.
+    /// Answer when [`commit_state`](crate::pool::Pool::commit_state) has a result for the ticket.
     Wait(CommitTicket),
 }
 

@@ -18,17 +18,12 @@ use crate::plan::CommitTicket;
 use crate::ring::{DeltaRing, Dropped};
 use crate::shared_counts::SharedCounts;
 use crate::stripe::{STRIPES, Stripe, stripe_index};
-use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
 /// Most workers of a pool: a bit each in a word tells who waits, and the engine has the last.
 pub const MAX_WORKERS: usize = 63;
-
-/// A value alone on its cache line, so that writers of neighbours don't disturb it.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub(crate) struct Padded<T>(pub(crate) T);
 
 /// Settings of an open pool that its format doesn't fix.
 #[derive(Clone, Debug)]
@@ -103,13 +98,13 @@ pub struct Pool {
     pub(crate) volumes: RwLock<BTreeMap<VolumeId, Arc<Volume>>>,
     pub(crate) free_space: Mutex<FreeSpace>,
     pub(crate) workers: Mutex<u64>,
-    pub(crate) progress: Padded<Progress>,
+    pub(crate) progress: CachePadded<Progress>,
     /// Completed writes by worker and device; each is written by its worker alone.
-    pub(crate) written: Box<[Padded<[AtomicU64; MAX_DEVICES]>]>,
+    pub(crate) written: Box<[CachePadded<[AtomicU64; MAX_DEVICES]>]>,
     /// Of these, how many the last good flush of the device covered.
-    pub(crate) flushed: Padded<[AtomicU64; MAX_DEVICES]>,
-    pub(crate) wake: Padded<Wake>,
-    pub(crate) pages: Padded<PagePromises>,
+    pub(crate) flushed: CachePadded<[AtomicU64; MAX_DEVICES]>,
+    pub(crate) wake: CachePadded<Wake>,
+    pub(crate) pages: CachePadded<PagePromises>,
     pub(crate) leaf_drops: Mutex<Vec<LeafDrop>>,
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
@@ -446,11 +441,11 @@ impl Pool {
             volumes: RwLock::new(BTreeMap::new()),
             free_space: Mutex::new(FreeSpace::default()),
             workers: Mutex::new(0),
-            progress: Padded::default(),
-            written: (0..slots).map(|_| Padded::default()).collect(),
-            flushed: Padded::default(),
-            wake: Padded::default(),
-            pages: Padded::default(),
+            progress: CachePadded::default(),
+            written: (0..slots).map(|_| CachePadded::default()).collect(),
+            flushed: CachePadded::default(),
+            wake: CachePadded::default(),
+            pages: CachePadded::default(),
             leaf_drops: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,

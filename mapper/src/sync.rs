@@ -18,7 +18,7 @@ pub(crate) use {
 const PAUSES: u32 = 64;
 
 /// A value on cache lines of its own. 128 bytes, because the adjacent line is prefetched with it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(pub(crate) T);
 

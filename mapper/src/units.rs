@@ -1,5 +1,8 @@
 //! A type per unit, so that an extent of a volume is never taken for an extent of the pool.
 
+/// Entries of a leaf: with 16 bytes each a leaf is one page of memory.
+pub const LEAF_ENTRIES: u64 = 256;
+
 /// Defines an index type over an unsigned integer, printed with its name.
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
@@ -66,16 +69,13 @@ impl ExtentIndex {
     #[must_use]
     pub fn slot(self) -> SlotIndex {
         // A volume is at most 1 PiB of 64 KiB extents: 2^34 extents, 2^26 slots.
-        SlotIndex(u32::try_from(self.0 / crate::geometry::LEAF_ENTRIES).unwrap_or(u32::MAX))
+        SlotIndex(u32::try_from(self.0 / LEAF_ENTRIES).unwrap_or(u32::MAX))
     }
 
     /// The entry within its leaf.
     #[must_use]
     pub const fn entry(self) -> usize {
-        #[expect(clippy::cast_possible_truncation, reason = "the remainder is below 256")]
-        {
-            (self.0 % crate::geometry::LEAF_ENTRIES) as usize
-        }
+        (self.0 % LEAF_ENTRIES) as usize
     }
 }
 
@@ -83,6 +83,6 @@ impl SlotIndex {
     /// The first extent that the slot covers.
     #[must_use]
     pub const fn first_extent(self) -> ExtentIndex {
-        ExtentIndex(self.0 as u64 * crate::geometry::LEAF_ENTRIES)
+        ExtentIndex(self.0 as u64 * LEAF_ENTRIES)
     }
 }

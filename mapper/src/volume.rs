@@ -9,8 +9,7 @@ use crate::directory::Directory;
 use crate::error::MapperError;
 use crate::format::VolumeName;
 use crate::format::catalogue::VolumeKind;
-use crate::pool::Padded;
-use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{Lsn, PhysicalExtent, VolumeId};
 
 /// Requests are taken.
@@ -210,7 +209,7 @@ impl Slice {
 #[derive(Debug, Default)]
 pub(crate) struct AttachmentShared {
     /// Writes of this worker on this volume in flight. Written by the worker alone.
-    pub(crate) writes: Padded<AtomicU64>,
+    pub(crate) writes: CachePadded<AtomicU64>,
     pub(crate) slice: Mutex<Slice>,
 }
 

@@ -9,7 +9,7 @@ const MIB: usize = 1 << 20;
 const K: usize = 1024;
 
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|i| seed ^ u8::try_from(i % 251).unwrap()).collect()
+    (0..251).map(|i: u8| seed ^ i).cycle().take(len).collect()
 }
 
 #[test]

@@ -27,7 +27,7 @@ impl Engine {
     /// Notes a device's new size for the next superblock. Returns the extents it gains.
     pub(super) fn prepare_grow(&mut self, device: u8, size: u64) -> Result<u64, MapperError> {
         let mut records = self.superblock.devices.as_slice().to_vec();
-        let record = records.get_mut(usize::from(device)).ok_or(MapperError::Invalid {
+        let record = records.get_mut(usize::from(device)).ok_or_else(|| MapperError::Invalid {
             field: "device",
             value: u64::from(device),
             allowed: "the position of one of the pool's devices",

@@ -176,20 +176,27 @@ impl Engine {
     /// caller's monotonic clock. To be called until it gives `None`, after each event.
     pub fn poll(&mut self, now_ns: u64) -> Option<IoCommand> {
         self.now_ns = self.now_ns.max(now_ns);
-        if let Some(command) = self.io.pop() {
-            return Some(command);
+        // One step may be what another waits for; whoever sees that says the engine is wanted.
+        for _ in 0..STEPS_PER_POLL {
+            if let Some(command) = self.io.pop() {
+                return Some(command);
+            }
+            if self.has_failed() {
+                self.io.drop_waiting();
+                self.controls.fail_all(&self.pool);
+                return None;
+            }
+            self.step_supers();
+            self.step_commit();
+            self.step_checkpoint();
+            self.step_controls();
+            self.step_releases();
+            self.step_grants();
+            if !self.io.has_waiting() && !self.pool.engine_wanted() {
+                return None;
+            }
         }
-        if self.has_failed() {
-            self.io.drop_waiting();
-            self.controls.fail_all(&self.pool);
-            return None;
-        }
-        self.step_supers();
-        self.step_commit();
-        self.step_checkpoint();
-        self.step_controls();
-        self.step_releases();
-        self.step_grants();
+        self.pool.want_engine();
         self.io.pop()
     }
 
@@ -341,6 +348,9 @@ impl Engine {
 
 /// Nothing may be left unwritten for want of a buffer: the pool stops instead.
 const NO_MEMORY: MapperError = MapperError::Limit { what: "memory for IO", limit: 0 };
+
+/// Rounds of steps in one poll: workers that keep asking must not keep the caller in it.
+const STEPS_PER_POLL: usize = 8;
 
 /// How often the engine looks whether IO that still uses dropped extents has ended, when nothing
 /// else calls it: 10 ms is short beside the second until a timer commit.

@@ -49,6 +49,10 @@ impl CommandQueue {
         self.waiting.push_back(IoCommand { id, device, op });
     }
 
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub(crate) fn pop(&mut self) -> Option<IoCommand> {
         self.waiting.pop_front()
     }

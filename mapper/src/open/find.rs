@@ -39,7 +39,7 @@ impl Copies {
     /// Decides, or says by name what is missing, swapped, shrunk, foreign or too new.
     pub(super) fn choose(&self, present: &[PresentDevice]) -> Result<Found, MapperError> {
         if let Some(too_new) = self.bad.iter().find(|e| e.is_unsupported()) {
-            return Err(too_new.clone().into());
+            return Err((*too_new).into());
         }
         let Some(chosen) = newest(&self.good)?.cloned() else {
             let first = self.bad.first().cloned();

@@ -276,6 +276,8 @@ impl Replay {
         site.mark_dirty(slot);
         let stripe = stripe_index(volume.identity.lineage, slot);
         self.engine.releases.release_leaf(&pool, leaf, stripe);
+        // Nothing is told to the media: what the release freed may be mapped in the durable state.
+        self.settle();
         Ok(())
     }
 

@@ -126,7 +126,7 @@ impl Worker {
             let slot = geometry.slot_of(at);
             let span_end = (at / geometry.leaf_span() + 1) * geometry.leaf_span();
             let to_end = (offset + len).min(span_end);
-            let whole = at % geometry.leaf_span() == 0 && to_end == span_end.min(size);
+            let whole = at.is_multiple_of(geometry.leaf_span()) && to_end == span_end.min(size);
             if directory.load(slot).is_none() && emptied == Emptied::Unmap {
                 // Nothing is mapped; writes in flight on it are still to be cancelled.
                 self.cancel_slot(attachment, at, to_end);

@@ -1,6 +1,6 @@
 //! A pool over plain memory, driven to rest after every step. No faults: those are the
 //! simulator's business.
-#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "test code; every test file uses a part of it")]
 
 use std::sync::Arc;
 
