@@ -117,12 +117,13 @@ impl Site<'_> {
         let meta = self.pool.arena.meta(id);
         let leaf = self.pool.arena.leaf(id);
         let entry = extent.entry();
+        // Before the entry: who sees the change must not take its LSN for durable (R7).
+        meta.last_lsn.fetch_max(lsn.0, Ordering::AcqRel);
         if old.physical == new.physical && old.valid & !new.valid == 0 {
             leaf.grow(entry, new.valid);
         } else {
             leaf.replace(entry, new);
         }
-        meta.last_lsn.fetch_max(lsn.0, Ordering::AcqRel);
         meta.clean.store(false, Ordering::Relaxed);
         self.count(old, new, meta);
         self.mark_dirty(extent.slot());
@@ -161,7 +162,8 @@ impl Site<'_> {
         self.pool.publish(self.ring_slot, lsn, change, dropped);
         if self.pool.ring.half_full(self.ring_slot) {
             self.pool.want_commit();
-        } else {
+        } else if !self.pool.wake.0.dirty_noted.load(Ordering::Relaxed) {
+            // The engine starts the timer; once it has, it needs no word of every change.
             self.pool.want_engine();
         }
     }

@@ -135,6 +135,8 @@ pub(crate) struct Wake {
     pub(crate) wakeups: AtomicU64,
     /// The engine has something to do.
     pub(crate) engine: AtomicBool,
+    /// The engine knows that there are changes to commit.
+    pub(crate) dirty_noted: AtomicBool,
     /// A flush waits for a commit, or a ring is half full.
     pub(crate) commit: AtomicBool,
 }

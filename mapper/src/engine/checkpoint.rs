@@ -71,6 +71,8 @@ pub(crate) struct Checkpoint {
     dead: Vec<PageAddress>,
     sums: [u64; MAX_DEVICES],
     wanted: bool,
+    /// Pages that the running checkpoint may need besides those of leaves.
+    index_pages: u64,
     /// Marks the pool clean: nothing may change any more.
     closes: bool,
     last_ns: u64,
@@ -92,9 +94,9 @@ impl Checkpoint {
         self.phase == Phase::Leaves
     }
 
-    /// Leaves the running checkpoint still has to find pages for.
-    pub(crate) fn leaves_to_write(&self) -> u64 {
-        (self.pending.len() - self.next) as u64
+    /// Pages that the running checkpoint may still ask for.
+    pub(crate) fn pages_to_write(&self) -> u64 {
+        (self.pending.len() - self.next) as u64 + self.index_pages
     }
 
     pub(crate) fn want(&mut self) {
@@ -170,6 +172,8 @@ impl Engine {
         checkpoint.phase = Phase::Leaves;
         checkpoint.closes = closes;
         checkpoint.wanted = false;
+        self.checkpoint.index_pages =
+            self.index_pages(self.checkpoint.pending.len() as u64) + self.new_tree_pages;
         self.new_tree_pages = 0;
         if active(Mutation::TruncateEarly) {
             self.wal.tail = self.checkpoint.tail;
@@ -480,6 +484,7 @@ impl Engine {
             self.pages.free(address);
         }
         self.checkpoint.phase = Phase::Idle;
+        self.checkpoint.index_pages = 0;
         self.checkpoint.last_ns = self.now_ns;
         self.checkpoint.finished += 1;
         self.rise(self.checkpoint.lsn);

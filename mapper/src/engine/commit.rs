@@ -88,6 +88,7 @@ impl Engine {
         if self.commit.state == State::Idle {
             if self.uncommitted() > 0 && self.commit.dirty_since.is_none() {
                 self.commit.dirty_since = Some(self.now_ns);
+                self.pool.wake.0.dirty_noted.store(true, Ordering::SeqCst);
             }
             let asked = self.pool.wake.0.commit.load(Ordering::SeqCst);
             let due = self.commit_deadline().is_some_and(|at| at <= self.now_ns);
@@ -112,6 +113,7 @@ impl Engine {
         self.pool.wake.0.commit.store(false, Ordering::SeqCst);
         self.pool.progress.0.captured.fetch_add(1, Ordering::SeqCst);
         self.commit.dirty_since = None;
+        self.pool.wake.0.dirty_noted.store(false, Ordering::SeqCst);
         if !active(Mutation::CaptureLate) {
             self.capture();
         }

@@ -303,6 +303,14 @@ impl Engine {
                 Err(error) => self.end(id, Err(error)),
                 Ok(Prepared::Already(outcome)) => self.end_when_durable(id, outcome),
                 Ok(Prepared::Change(change, gated, outcome)) => {
+                    // Before the gate: while a change waits, no checkpoint can make room in the
+                    // log that a commit needs to make room in the ring.
+                    let slot = self.pool.tuning.workers;
+                    if !self.pool.ring.reserve(slot, change.units() as u64) {
+                        self.controls.queue.push_front((id, other));
+                        self.pool.want_commit();
+                        return false;
+                    }
                     for volume in &gated {
                         volume.state.store(GATED, Ordering::SeqCst);
                     }
@@ -355,10 +363,7 @@ impl Engine {
         let busy = gated.iter().any(|v| v.writes_in_flight() > 0) && !undrained;
         let slot = self.pool.tuning.workers;
         let units = change.units() as u64;
-        if busy || !self.pool.ring.reserve(slot, units) {
-            if !busy {
-                self.pool.want_commit();
-            }
+        if busy {
             self.controls.current = Some(Current::Draining { id, change, gated, outcome });
             return false;
         }

@@ -96,23 +96,16 @@ impl Engine {
         self.new_tree_pages
             + self.catalogue.page_count()
             + self.catalogue.tree.most_pages()
-            + self.checkpoint_remainder()
+            + self.checkpoint.pages_to_write()
             + 4
-    }
-
-    fn checkpoint_remainder(&self) -> u64 {
-        if !self.checkpoint.is_running() {
-            return 0;
-        }
-        let leaves = self.checkpoint.leaves_to_write();
-        leaves + self.index_pages(leaves)
     }
 
     fn levels(&self) -> u64 {
         self.trees.values().map(|t| t.tree.level_count() as u64).max().unwrap_or(1)
     }
 
-    fn index_pages(&self, dirty: u64) -> u64 {
+    /// Index pages that so many changed slots may touch.
+    pub(super) fn index_pages(&self, dirty: u64) -> u64 {
         let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
         all.min(dirty * self.levels())
     }

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use crate::change::Site;
 use crate::directory::Directory;
 use crate::error::MapperError;
-use crate::format::VolumeName;
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeKind};
 use crate::format::record::Change;
+use crate::format::{PageRef, VolumeName};
 use crate::leaf::LEAF_ENTRIES;
 use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::stripe::stripe_index;
 use crate::sync::Ordering;
-use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId};
+use crate::units::{ExtentIndex, Lsn, PageAddress, SlotIndex, VolumeId};
 use crate::volume::{DELETED, Identity, Volume};
 
 use super::release::Item;
@@ -107,11 +107,6 @@ impl Engine {
         self.pool.volumes.write().remove(&id);
         self.take_back_reserve(&volume);
         let directory = volume.directory.load_full();
-        // Slots that were dirty will not be written, so they need no page any more.
-        let dirty = (0..directory.dirty_words()).map(|w| directory.take_dirty_word(w).count_ones());
-        let dirty: u64 = dirty.map(u64::from).sum();
-        let count = &self.pool.pages.0.dirty;
-        count.store(count.load(Ordering::Relaxed).saturating_sub(dirty), Ordering::Relaxed);
         self.releases.drop_at(lsn, Item::Directory { directory, lineage: volume.identity.lineage });
         if let Some(tree) = self.trees.remove(&id) {
             self.releases.dead_pages.extend(tree.tree.addresses());
@@ -157,7 +152,27 @@ impl Engine {
             self.take_back_reserve(&source);
         }
         self.add_volume(volume)?;
-        self.new_tree_pages += self.trees.get(&id).map_or(0, |t| t.tree.most_pages());
+        self.refer_to_leaves(id)
+    }
+
+    /// Refers to the pages of all leaves that are as their pages are; the others are dirty for
+    /// this volume too.
+    fn refer_to_leaves(&mut self, id: VolumeId) -> Result<(), MapperError> {
+        let volume = self.pool.volume(id)?;
+        let Some(tree) = self.trees.get_mut(&id) else { return Ok(()) };
+        let directory = volume.directory.load();
+        for (slot, leaf) in directory.iter() {
+            let meta = self.pool.arena.meta(leaf);
+            if meta.clean.load(Ordering::Relaxed) {
+                let address = PageAddress(meta.page.load(Ordering::Relaxed));
+                let sum = meta.page_sum.load(Ordering::Relaxed);
+                tree.tree.set(u64::from(slot.0), PageRef { address, sum });
+            } else if directory.mark_dirty(slot) {
+                self.pool.pages.0.dirty.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.new_tree_pages += tree.tree.most_pages();
+        self.mark_record(id);
         Ok(())
     }
 
@@ -170,7 +185,6 @@ impl Engine {
             }
             self.pool.arena.meta(leaf).references.fetch_add(1, Ordering::AcqRel);
             directory.store(slot, Some(leaf));
-            directory.mark_dirty(slot);
         }
         Ok(directory)
     }
@@ -181,18 +195,17 @@ impl Engine {
         let size = snapshot.size.load(Ordering::Acquire);
         let directory = self.shared_directory(&snapshot.directory.load(), size)?;
         let old = volume.directory.load_full();
-        for (slot, _) in old.iter() {
-            if slot.0 < directory.slot_count() {
-                directory.mark_dirty(slot);
-            }
-        }
         volume.mapped.store(snapshot.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
         volume.valid.store(snapshot.valid.load(Ordering::Relaxed), Ordering::Relaxed);
         self.install_directory(&volume, directory, size);
         self.releases
             .drop_at(lsn, Item::Directory { directory: old, lineage: volume.identity.lineage });
-        self.new_tree_pages += self.trees.get(&id).map_or(0, |t| t.tree.most_pages());
-        Ok(())
+        let fresh = self.new_tree(id, size);
+        if let Some(tree) = self.trees.get_mut(&id) {
+            let former = std::mem::replace(&mut tree.tree, fresh);
+            self.releases.dead_pages.extend(former.addresses());
+        }
+        self.refer_to_leaves(id)
     }
 
     /// Swaps a volume's directory, and fits the tree to its size.

@@ -74,8 +74,11 @@ impl Worker {
             return Ok(Step::Done { covered: 0 });
         }
         let geometry = self.pool.geometry;
+        // The epoch keeps the leaf from being used for something else while it is looked at.
+        let parity = self.pool.epochs.enter(self.slot);
         let directory = attachment.volume.directory.load();
         let mapping = super::read::lookup(&self.pool, &directory, geometry.extent_of(offset));
+        self.pool.epochs.leave(self.slot, parity);
         let within = geometry.within(offset);
         if mapping.valid & geometry.touched(within, within + len) == 0 {
             drop(directory);
