@@ -1,1 +1,6 @@
-//! Placeholder while the package is being written.
+//! Whole-system tests of blockd.
+#![forbid(unsafe_code)]
+
+pub mod model;
+pub mod rig;
+pub mod sim;

@@ -1,0 +1,225 @@
+//! Every history of a few steps, each ended by every outcome of a crash.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::mutation::Mutation;
+use super::runner::now;
+use super::state::{Config, World};
+use super::step::Step;
+
+/// One enumeration.
+#[derive(Debug)]
+pub struct Space {
+    /// What is enumerated.
+    pub name: &'static str,
+    /// Steps of a history before its crash, at most.
+    pub depth: usize,
+    /// Pool and initial content.
+    pub cfg: Config,
+    /// The steps to choose from.
+    pub alphabet: &'static [Step],
+}
+
+/// What an enumeration found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Histories, each with one crash and its outcome.
+    pub histories: u64,
+    /// Values compared.
+    pub checks: u64,
+    /// Violations.
+    pub violations: u64,
+    /// Steps of the first violation, before its crash.
+    pub first: Option<Vec<Step>>,
+    /// False if time ran out: then nothing was enumerated.
+    pub complete: bool,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+const BASE: Config = Config {
+    extents: 3,
+    subs: 2,
+    vol_extents: 1,
+    volumes: 1,
+    fill: 0,
+    copy: 0,
+    ring: 4,
+    wal: 3,
+    per_block: 1,
+    recovery_commit: false,
+};
+
+/// The enumerations of one run.
+pub static SPACES: &[Space] = &[
+    Space {
+        name: "empty volume: writes, request steps, commit steps",
+        depth: 11,
+        cfg: BASE,
+        alphabet: &[
+            Step::Write(0, 0, 0, 1, false),
+            Step::Write(0, 0, 0, 2, false),
+            Step::Op(0),
+            Step::Op(1),
+            Step::Commit,
+            Step::Land(0),
+        ],
+    },
+    Space {
+        name: "volume with a clone: all requests, commit, checkpoint, structure",
+        depth: 7,
+        cfg: Config { fill: 0b11, copy: 2, ..BASE },
+        alphabet: EVERYTHING,
+    },
+    Space {
+        name: "volume with a snapshot: all requests, commit, checkpoint, structure",
+        depth: 7,
+        cfg: Config { fill: 0b11, copy: 1, ..BASE },
+        alphabet: EVERYTHING,
+    },
+    Space {
+        name: "volume with a clone: discards and copy-on-write of one extent",
+        depth: 12,
+        cfg: Config { fill: 0b11, copy: 2, ..BASE },
+        alphabet: &[
+            Step::Write(0, 0, 0, 1, false),
+            Step::Discard(0, 0, 0, 2, false),
+            Step::Write(0, 1, 0, 1, false),
+            Step::Op(0),
+            Step::Op(1),
+        ],
+    },
+];
+
+const EVERYTHING: &[Step] = &[
+    Step::Write(0, 0, 0, 1, false),
+    Step::Write(1, 1, 0, 1, true),
+    Step::Discard(0, 0, 0, 3, false),
+    Step::Discard(1, 0, 0, 1, true),
+    Step::Read(0, 0, 0),
+    Step::Flush(0, 0),
+    Step::Op(0),
+    Step::Op(1),
+    Step::Commit,
+    Step::Land(0),
+    Step::Ckpt,
+    Step::Reclaim,
+    Step::Copy(0, true),
+    Step::Delete(1),
+    Step::Rollback(0, 1),
+    Step::Resize(0, 1),
+    Step::Structure,
+    Step::FlushError(0, 0),
+    Step::Reopen,
+];
+
+struct Walk<'a> {
+    space: &'a Space,
+    out_of_time: &'a AtomicBool,
+    deadline: std::time::Instant,
+    path: Vec<Step>,
+    found: Found,
+}
+
+impl Walk<'_> {
+    fn note(&mut self, world: &World) {
+        self.found.histories += 1;
+        self.found.checks += world.checks;
+        if world.fault.is_some() {
+            self.found.violations += 1;
+            if self.found.first.is_none() {
+                self.found.first = Some(self.path.clone());
+            }
+        }
+        if self.found.histories.is_multiple_of(4096) && now() > self.deadline {
+            self.out_of_time.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn crash_ends(&mut self, world: &World) {
+        let mut killed = *world;
+        killed.checks = 0;
+        killed.apply(Step::Kill);
+        killed.apply(Step::Recover);
+        self.note(&killed);
+        // An odometer over the outcomes that the power loss asks for.
+        let mut digits: Vec<(u8, u8)> = Vec::new();
+        loop {
+            let mut lost = *world;
+            lost.checks = 0;
+            let mut at = 0;
+            lost.now += 1;
+            lost.power_loss(|n| {
+                if at == digits.len() {
+                    digits.push((0, n));
+                }
+                at += 1;
+                digits[at - 1].0
+            });
+            lost.apply(Step::Recover);
+            self.note(&lost);
+            while digits.last().is_some_and(|(digit, n)| digit + 1 == *n) {
+                digits.pop();
+            }
+            match digits.last_mut() {
+                Some((digit, _)) => *digit += 1,
+                None => break,
+            }
+        }
+    }
+
+    fn visit(&mut self, world: &World, depth: usize) {
+        if self.out_of_time.load(Ordering::Relaxed) {
+            return;
+        }
+        self.crash_ends(world);
+        if depth == 0 || world.fault.is_some() {
+            return;
+        }
+        for step in self.space.alphabet {
+            let mut next = *world;
+            if next.apply(*step) {
+                self.path.push(*step);
+                self.visit(&next, depth - 1);
+                self.path.pop();
+            }
+        }
+    }
+}
+
+/// Runs one enumeration on two threads; `time` limits it.
+pub fn enumerate(space: &Space, mutation: Mutation, time: Duration) -> Found {
+    let start = now();
+    let root = World::new(space.cfg, mutation);
+    let mut branches = Vec::new();
+    for first in space.alphabet {
+        let mut one = root;
+        if one.apply(*first) {
+            branches.push((one, vec![*first]));
+        }
+    }
+    let (next, out_of_time) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let work = || {
+        let (found, deadline) = (Found::default(), start + time);
+        let mut walk = Walk { space, out_of_time: &out_of_time, deadline, path: Vec::new(), found };
+        while let Some((world, path)) = branches.get(next.fetch_add(1, Ordering::Relaxed)) {
+            walk.path.clone_from(path);
+            walk.visit(world, space.depth - 1);
+        }
+        walk.found
+    };
+    let mut sum = Found::default();
+    std::thread::scope(|scope| {
+        let threads = [scope.spawn(work), scope.spawn(work)];
+        for found in threads.into_iter().filter_map(|t| t.join().ok()) {
+            sum.histories += found.histories;
+            sum.checks += found.checks;
+            sum.violations += found.violations;
+            sum.first = sum.first.take().or(found.first);
+        }
+    });
+    sum.complete = !out_of_time.load(Ordering::Relaxed);
+    sum.elapsed = start.elapsed();
+    sum
+}

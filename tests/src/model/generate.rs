@@ -1,0 +1,288 @@
+//! Random histories: sizes, steps and ending all follow from one seed.
+
+use fastrand::Rng;
+
+use super::mutation::Mutation;
+use super::oracle::Fault;
+use super::parts::{CkptState, CommitState, OpState, Phase};
+use super::state::{Config, OPS, World};
+use super::step::{KINDS, Step, kind_of};
+
+#[derive(Clone, Copy)]
+enum Draw {
+    Write,
+    Fua,
+    Discard,
+    Zeroes,
+    Read,
+    Flush,
+    Op,
+    Commit,
+    Land,
+    Ckpt,
+    Reclaim,
+    Copy,
+    Delete,
+    Rollback,
+    Resize,
+    Retry,
+    Structure,
+    Check,
+    Kill,
+    Power,
+    FlushError,
+    Persist,
+}
+
+const DRAWS: [Draw; 22] = [
+    Draw::Write,
+    Draw::Fua,
+    Draw::Discard,
+    Draw::Zeroes,
+    Draw::Read,
+    Draw::Flush,
+    Draw::Op,
+    Draw::Commit,
+    Draw::Land,
+    Draw::Ckpt,
+    Draw::Reclaim,
+    Draw::Copy,
+    Draw::Delete,
+    Draw::Rollback,
+    Draw::Resize,
+    Draw::Retry,
+    Draw::Structure,
+    Draw::Check,
+    Draw::Kill,
+    Draw::Power,
+    Draw::FlushError,
+    Draw::Persist,
+];
+
+// Weights in the order of DRAWS. Each history follows one of these, because a mixture of
+// everything seldom gets deep into anything.
+const PROFILES: [[u8; DRAWS.len()]; 6] = [
+    // Of everything a little.
+    [20, 5, 8, 3, 5, 8, 60, 45, 18, 10, 5, 2, 1, 1, 1, 1, 6, 4, 2, 2, 2, 2],
+    // Structure changes.
+    [20, 4, 5, 1, 6, 5, 60, 40, 14, 8, 5, 8, 4, 4, 5, 3, 24, 5, 2, 2, 1, 1],
+    // Commits and crashes.
+    [25, 5, 6, 1, 1, 8, 55, 60, 30, 2, 4, 1, 0, 0, 0, 1, 3, 2, 6, 6, 1, 3],
+    // Discards under slow writes and reads.
+    [30, 2, 25, 6, 14, 3, 60, 30, 10, 1, 10, 2, 0, 0, 0, 0, 6, 10, 1, 1, 0, 1],
+    // Checkpoints.
+    [22, 2, 6, 1, 2, 6, 50, 40, 18, 45, 4, 2, 1, 1, 1, 0, 6, 3, 2, 3, 1, 2],
+    // Many small writes, few commits: full rings and a full WAL.
+    [60, 6, 20, 2, 1, 8, 90, 16, 8, 5, 2, 2, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1],
+];
+
+const TABLE: usize = 256;
+
+/// Draw tables, made once.
+#[derive(Clone)]
+pub struct Tables {
+    draws: [[Draw; TABLE]; PROFILES.len()],
+}
+
+impl std::fmt::Debug for Tables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tables")
+    }
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Tables {
+    /// Spreads the weights over tables that one random byte indexes.
+    pub fn new() -> Self {
+        let mut draws = [[Draw::Op; TABLE]; PROFILES.len()];
+        for (table, weights) in draws.iter_mut().zip(PROFILES) {
+            let total: usize = weights.iter().map(|w| usize::from(*w)).sum();
+            for (at, place) in table.iter_mut().enumerate() {
+                let mut rest = at * total / TABLE;
+                for (draw, weight) in DRAWS.iter().zip(weights) {
+                    if rest < usize::from(weight) {
+                        *place = *draw;
+                        break;
+                    }
+                    rest -= usize::from(weight);
+                }
+            }
+        }
+        Self { draws }
+    }
+}
+
+/// How often each kind of step was taken.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    /// By kind.
+    pub kinds: [u64; KINDS.len()],
+    /// Values compared by the oracle.
+    pub checks: u64,
+}
+
+impl Counters {
+    /// All zero.
+    pub fn new() -> Self {
+        Self { kinds: [0; KINDS.len()], checks: 0 }
+    }
+
+    /// Adds another thread's counters.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in self.kinds.iter_mut().zip(other.kinds) {
+            *sum += more;
+        }
+        self.checks += other.checks;
+    }
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn small(rng: &mut Rng, n: u8) -> u8 {
+    ((rng.u32(..) >> 16) * u32::from(n)).to_le_bytes()[2]
+}
+
+fn sizes(rng: &mut Rng) -> Config {
+    let vol_extents = 1 + small(rng, 2);
+    Config {
+        extents: 2 + small(rng, 6),
+        subs: 2 + small(rng, 2),
+        vol_extents,
+        volumes: 1 + small(rng, 2),
+        fill: if rng.bool() { rng.u16(..) | rng.u16(..) } else { 0 },
+        copy: small(rng, 4) % 3,
+        ring: usize::from(3 + small(rng, 6)),
+        wal: 3 + small(rng, 4),
+        per_block: usize::from(1 + small(rng, 3)),
+        recovery_commit: rng.bool(),
+    }
+}
+
+/// The sizes that belong to a seed.
+pub fn config_of(seed: u64) -> Config {
+    sizes(&mut Rng::with_seed(seed))
+}
+
+fn draw(rng: &mut Rng, draw: Draw, world: &World) -> Step {
+    let cfg = &world.cfg;
+    let (v, q) = (small(rng, world.next_volume), small(rng, 2));
+    let e = small(rng, cfg.vol_extents);
+    let mask = 1 + small(rng, (1 << cfg.subs) - 1);
+    match draw {
+        Draw::Write => Step::Write(q, v, e, mask, false),
+        Draw::Fua => Step::Write(q, v, e, mask, true),
+        Draw::Discard => Step::Discard(q, v, e, mask, false),
+        Draw::Zeroes => Step::Discard(q, v, e, mask, true),
+        Draw::Read => Step::Read(v, e, small(rng, cfg.subs)),
+        Draw::Flush => Step::Flush(q, v),
+        Draw::Op => Step::Op(busy_slot(rng, world)),
+        Draw::Commit => Step::Commit,
+        Draw::Land => Step::Land(small(rng, 3)),
+        Draw::Ckpt => Step::Ckpt,
+        Draw::Reclaim => Step::Reclaim,
+        Draw::Copy => Step::Copy(v, rng.bool()),
+        Draw::Delete => Step::Delete(v),
+        Draw::Rollback => Step::Rollback(v, small(rng, world.next_volume)),
+        Draw::Resize => Step::Resize(v, 1 + small(rng, world.full_size())),
+        Draw::Retry => Step::Retry(v),
+        Draw::Structure => Step::Structure,
+        Draw::Check => Step::Check,
+        Draw::Kill => Step::Kill,
+        Draw::Power => Step::Power(rng.u16(..)),
+        Draw::FlushError => Step::FlushError(small(rng, 3), rng.u16(..)),
+        Draw::Persist => Step::Persist(small(rng, 32)),
+    }
+}
+
+fn busy_slot(rng: &mut Rng, world: &World) -> u8 {
+    let slots = 0..OPS.to_le_bytes()[0];
+    let first = small(rng, slots.end);
+    let from_first = slots.clone().map(|n| (first + n) % slots.end);
+    let mut busy = from_first.filter(|n| world.ops[usize::from(*n)].state != OpState::Free);
+    busy.next().unwrap_or(first)
+}
+
+fn draw_open(rng: &mut Rng, world: &World) -> Step {
+    let n = small(rng, 100);
+    match world.phase {
+        Phase::Failed if n < 50 => Step::Reopen,
+        Phase::Failed if n < 85 => Step::Check,
+        Phase::Open(0) if n < 12 => Step::Aside,
+        Phase::Open(0) if n < 24 => Step::Back,
+        Phase::Recover if n < 40 => Step::Commit,
+        Phase::Recover if n < 70 => Step::Land(small(rng, 4)),
+        Phase::Recover if n < 80 => Step::Ckpt,
+        Phase::Recover if n < 84 => Step::FlushError(0, rng.u16(..)),
+        _ if n < 86 => Step::Open,
+        _ if n < 94 => Step::Late(small(rng, 4)),
+        _ if n < 97 => Step::Kill,
+        _ => Step::Power(rng.u16(..)),
+    }
+}
+
+/// Runs the history of one seed; `seen` gets every step that was possible.
+pub fn run(
+    tables: &Tables,
+    seed: u64,
+    mutation: Mutation,
+    counters: &mut Counters,
+    mut seen: impl FnMut(Step),
+) -> Option<Fault> {
+    let mut rng = Rng::with_seed(seed);
+    let mut world = World::new(sizes(&mut rng), mutation);
+    let profile = usize::from(small(&mut rng, 6));
+    let length = 24 + small(&mut rng, 72);
+    let mut take = |world: &mut World, step: Step| {
+        let (phase, commit, ckpt) = (world.phase, world.commit.state, world.ckpt.state);
+        if world.apply(step) {
+            let idle = (commit == CommitState::Idle, ckpt == CkptState::Idle);
+            counters.kinds[kind_of(step, phase, idle.0, idle.1) as usize] += 1;
+            seen(step);
+        }
+        world.fault.is_some() || world.exhausted
+    };
+    let mut over = false;
+    for _ in 0..length {
+        let step = match world.phase {
+            Phase::Serve => {
+                let byte = usize::from(rng.u8(..));
+                draw(&mut rng, tables.draws[profile][byte], &world)
+            }
+            _ => draw_open(&mut rng, &world),
+        };
+        if take(&mut world, step) {
+            over = true;
+            break;
+        }
+    }
+    if !over {
+        for step in ending(&mut rng) {
+            if take(&mut world, *step) {
+                break;
+            }
+        }
+    }
+    counters.checks += world.checks;
+    world.fault
+}
+
+fn ending(rng: &mut Rng) -> &'static [Step] {
+    match small(rng, 8) {
+        0 | 1 => &[Step::Recover, Step::Drain],
+        2 => &[Step::Kill, Step::Recover, Step::Power(0), Step::Recover],
+        3 => &[Step::Kill, Step::Recover],
+        4 => &[Step::Power(0), Step::Recover],
+        5 => &[Step::Power(1), Step::Recover],
+        6 => &[Step::Power(7), Step::Recover],
+        _ => &[Step::Power(0x5A5A), Step::Recover, Step::Check],
+    }
+}

@@ -1,0 +1,163 @@
+//! The volume map and the records that change it.
+
+use super::state::{EXTS, SUBS, VOLS, ix};
+
+/// No extent.
+pub const NONE: u8 = u8::MAX;
+
+/// One extent of one volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Physical extent, or `NONE`.
+    pub p: u8,
+    /// Valid bitmap; a clear bit reads as zero.
+    pub bits: u8,
+    /// LSN of the last change.
+    pub lsn: u16,
+}
+
+/// An entry that maps nothing.
+pub const UNMAPPED: Entry = Entry { p: NONE, bits: 0, lsn: 0 };
+
+/// One line of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// False before creation and after deletion.
+    pub exists: bool,
+    /// Snapshots refuse writes.
+    pub read_only: bool,
+    /// Size in sub-blocks.
+    pub size: u8,
+    /// LSN of the last structure change.
+    pub lsn: u16,
+}
+
+/// A volume that does not exist.
+pub const NO_VOLUME: Volume = Volume { exists: false, read_only: false, size: 0, lsn: 0 };
+
+/// What a record does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// Entry (v, e) becomes (p, bits).
+    Map,
+    /// The same, caused by a discard.
+    Unmap,
+    /// Volume e becomes a copy of v; bits = 1 if writable.
+    Copy,
+    /// Volume v is gone.
+    Delete,
+    /// The content of v becomes that of e.
+    Rollback,
+    /// Volume v has `bits` sub-blocks; `p` = 1 if whole extents only are cleared (a mutation).
+    Resize,
+}
+
+/// One mapping change.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// Its place in the pool's one order.
+    pub lsn: u16,
+    /// What it does.
+    pub kind: RecordKind,
+    /// Volume.
+    pub v: u8,
+    /// Extent, or the other volume.
+    pub e: u8,
+    /// Physical extent.
+    pub p: u8,
+    /// Bitmap, or the size.
+    pub bits: u8,
+    /// Queue whose ring holds it.
+    pub q: u8,
+}
+
+/// Fills unused places.
+pub const NO_RECORD: Record =
+    Record { lsn: 0, kind: RecordKind::Map, v: 0, e: 0, p: NONE, bits: 0, q: 0 };
+
+impl Record {
+    /// True for snapshot, clone, delete, rollback, resize.
+    pub fn is_structure(&self) -> bool {
+        !matches!(self.kind, RecordKind::Map | RecordKind::Unmap)
+    }
+}
+
+/// All volumes.
+#[derive(Clone, Copy, Debug)]
+pub struct Map {
+    /// Entries by volume and extent.
+    pub entries: [[Entry; EXTS]; VOLS],
+    /// The catalogue.
+    pub volumes: [Volume; VOLS],
+}
+
+impl Default for Map {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Map {
+    /// No volumes.
+    pub fn new() -> Self {
+        Self { entries: [[UNMAPPED; EXTS]; VOLS], volumes: [NO_VOLUME; VOLS] }
+    }
+
+    /// The entry of extent `e` of volume `v`.
+    pub fn entry(&self, v: u8, e: u8) -> Entry {
+        self.entries[ix(v)][ix(e)]
+    }
+
+    /// Applies a record; `subs` is the number of sub-blocks in an extent.
+    pub fn apply(&mut self, r: &Record, subs: u8) {
+        let (v, e) = (ix(r.v), ix(r.e));
+        match r.kind {
+            RecordKind::Map | RecordKind::Unmap => {
+                self.entries[v][e] = Entry { p: r.p, bits: r.bits, lsn: r.lsn };
+            }
+            RecordKind::Copy => {
+                self.copy_entries(v, e, r.lsn);
+                let size = self.volumes[v].size;
+                self.volumes[e] = Volume { exists: true, read_only: r.bits == 0, size, lsn: r.lsn };
+            }
+            RecordKind::Delete => {
+                self.entries[v] = [UNMAPPED; EXTS];
+                self.volumes[v] = Volume { lsn: r.lsn, ..NO_VOLUME };
+            }
+            RecordKind::Rollback => {
+                self.copy_entries(e, v, r.lsn);
+                self.volumes[v].size = self.volumes[e].size;
+                self.volumes[v].lsn = r.lsn;
+            }
+            RecordKind::Resize => self.resize(r, subs),
+        }
+    }
+
+    fn copy_entries(&mut self, from: usize, to: usize, lsn: u16) {
+        self.entries[to] = self.entries[from];
+        for entry in &mut self.entries[to] {
+            entry.lsn = lsn;
+        }
+    }
+
+    fn resize(&mut self, r: &Record, subs: u8) {
+        let volume = &mut self.volumes[ix(r.v)];
+        volume.size = r.bits;
+        volume.lsn = r.lsn;
+        let mut first = 0_u8;
+        for entry in &mut self.entries[ix(r.v)] {
+            let inside = r.bits.saturating_sub(first).min(subs);
+            let whole_only = r.p == 1 && inside > 0;
+            let kept = if whole_only { entry.bits } else { entry.bits & ((1 << inside) - 1) };
+            if inside == 0 {
+                *entry = Entry { lsn: r.lsn, ..UNMAPPED };
+            } else if kept != entry.bits {
+                let p = if kept == 0 { NONE } else { entry.p };
+                *entry = Entry { p, bits: kept, lsn: r.lsn };
+            }
+            first += subs;
+        }
+        debug_assert!(ix(subs) <= SUBS);
+    }
+}

@@ -1,0 +1,32 @@
+//! A model of the commit protocol: every rule of it, and what happens without each of them.
+//!
+//! The model is not the mapper. It holds a pool of a few extents as one flat value and takes one
+//! small step at a time, so that millions of schedules of requests, commits, checkpoints, crashes
+//! and recoveries can be tried. An oracle compares what survives with what was promised.
+//!
+//! A [`mutation::Mutation`] removes one form of one rule. Rules whose removal shows only under a
+//! rare schedule have a scripted history in [`directed`].
+
+pub mod check;
+pub mod device;
+pub mod directed;
+pub mod exhaustive;
+pub mod generate;
+pub mod list;
+pub mod log;
+pub mod map;
+pub mod mutation;
+pub mod oracle;
+pub mod parts;
+pub mod runner;
+pub mod shrink;
+pub mod space;
+pub mod state;
+pub mod step;
+mod step_ckpt;
+mod step_commit;
+mod step_crash;
+mod step_io;
+mod step_open;
+mod step_struct;
+pub mod table;
