@@ -1,0 +1,105 @@
+//! Profiles bent towards what shows the absence of one rule, so that rare ones are found quickly.
+
+use blockd_mapper::mutation::Mutation;
+
+use super::profile::Profile;
+
+impl Profile {
+    /// Makes what shows the absence of a rule more likely.
+    pub fn bend(&mut self, mutation: Mutation, random: &mut fastrand::Rng) {
+        // Every mutation gets histories as they come, too.
+        if random.u8(..4) == 0 {
+            return;
+        }
+        self.silent = 0.0;
+        self.data_error = 0.0;
+        self.metadata_read_error = 0.0;
+        self.metadata_write_error = 0.0;
+        if mutation != Mutation::FlushErrorIgnored && mutation != Mutation::RingAfterFailure {
+            self.flush_error = 0.0;
+        }
+        match mutation {
+            Mutation::LogBeforeData
+            | Mutation::CaptureLate
+            | Mutation::CaptureOneSlot
+            | Mutation::AnswerBeforeLog
+            | Mutation::ShortFlushDuringCommit
+            | Mutation::FuaWithoutCommit
+            | Mutation::FuaJoinsCommit
+            | Mutation::NoOpeningFlush => self.bend_to_power(random),
+            Mutation::ReuseAtOnce
+            | Mutation::ReuseAtCapture
+            | Mutation::ReuseUndrained
+            | Mutation::DecrementAtOnce
+            | Mutation::RingEmptiedAtReplay
+            | Mutation::ReplayedIsDurable => self.bend_to_reuse(random),
+            Mutation::FlushErrorIgnored | Mutation::RingAfterFailure => {
+                self.flush_error = 0.05;
+                self.bend_to_reuse(random);
+            }
+            Mutation::NoChain | Mutation::EpochLate | Mutation::ReplayOld => {
+                self.bend_to_recovery(random);
+            }
+            Mutation::NoStamp | Mutation::NextNotWritten => {
+                self.wrong_ring = 0.4;
+                self.power = 0.1;
+                self.bend_to_recovery(random);
+            }
+            Mutation::FuzzyCheckpoint
+            | Mutation::CheckpointUnflushed
+            | Mutation::TruncateEarly
+            | Mutation::DurableEarly
+            | Mutation::PagesInPlace
+            | Mutation::NoIdleCheckpoint => self.bend_to_checkpoints(random),
+            Mutation::SnapshotUndrained
+            | Mutation::StructureUndrained
+            | Mutation::StructureEarly
+            | Mutation::NoStructureRecord
+            | Mutation::ShrinkWholeExtents => {
+                self.control = 0.1;
+                self.max_volumes = 4;
+                self.volume_extents = self.volume_extents.min(4);
+            }
+            _ => {}
+        }
+    }
+
+    fn bend_to_power(&mut self, random: &mut fastrand::Rng) {
+        self.power = 0.8;
+        self.crash = 0.03;
+        self.mix[4] = 20;
+        self.fua = [0.0, 0.3][random.usize(..2)];
+        self.volume_extents = self.volume_extents.min(8);
+    }
+
+    /// Small pools that are always nearly full, so that a freed extent is used again at once.
+    fn bend_to_reuse(&mut self, random: &mut fastrand::Rng) {
+        self.devices = vec![random.u64(18..30)];
+        self.wal_extents = 1;
+        self.reserve_extents = 2;
+        self.quantum = 1;
+        self.volume_extents = 8;
+        self.max_volumes = 4;
+        self.mix = [10, 30, 20, 5, 10];
+        self.crash = 0.03;
+        self.depth = self.depth.max(4);
+        self.control = 0.05;
+    }
+
+    fn bend_to_recovery(&mut self, random: &mut fastrand::Rng) {
+        self.crash = 0.04;
+        self.recovery_crash = [0.02, 0.05, 0.1][random.usize(..3)];
+        self.volume_extents = self.volume_extents.min(8);
+        self.mix[4] = self.mix[4].max(10);
+    }
+
+    fn bend_to_checkpoints(&mut self, random: &mut fastrand::Rng) {
+        self.controls[7] = 60;
+        self.control = 0.05;
+        self.checkpoint_interval_ns = 200_000;
+        self.wal_extents = 1;
+        self.crash = 0.03;
+        self.power = [0.5, 0.9][random.usize(..2)];
+        self.volume_extents = self.volume_extents.min(16);
+    }
+}

@@ -1,0 +1,446 @@
+//! What survives a crash of the simulated host's process: devices, ring memory, the oracle, and
+//! the randomness that drives everything.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockd_mapper::io::{IoCommand, IoError, IoOp};
+use blockd_mapper::ring::RingMemory;
+use blockd_mapper::units::DeviceIndex;
+
+use super::content::{Contents, Kind, PAGE_UNITS, UNIT, UNIT_BYTES, Value, index};
+use super::disk::{Action, Answered, Disk, Fault};
+use super::marks::{Mark, Marks};
+use super::oracle::Oracle;
+use super::profile::Profile;
+
+/// Ring memory of the simulation: it can be copied, set aside and brought back.
+#[derive(Debug)]
+pub struct Ring(Box<[AtomicU64]>);
+
+impl RingMemory for Ring {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+impl Ring {
+    /// Memory with these words.
+    #[must_use]
+    pub fn of(words: impl IntoIterator<Item = u64>) -> Arc<Self> {
+        Arc::new(Self(words.into_iter().map(AtomicU64::new).collect()))
+    }
+
+    /// A copy of the words.
+    #[must_use]
+    pub fn image(&self) -> Vec<u64> {
+        self.0.iter().map(|word| word.load(Ordering::SeqCst)).collect()
+    }
+}
+
+/// Who asked for an operation of a device.
+#[derive(Debug)]
+pub enum Origin {
+    /// The engine, an opening or a creation: the command goes back with the result.
+    Command(IoCommand),
+    /// A part of a client's request: its number, the operation of its plan.
+    Part(usize, usize),
+    /// The reading half of a copy.
+    CopyRead(usize, usize),
+}
+
+/// The events of a history, kept only when somebody wants to read them.
+#[derive(Debug, Default)]
+pub struct Trace {
+    lines: Option<Vec<String>>,
+    step: u64,
+}
+
+impl Trace {
+    /// A trace that keeps what it is told.
+    #[must_use]
+    pub fn kept() -> Self {
+        Self { lines: Some(Vec::new()), step: 0 }
+    }
+
+    /// Notes an event.
+    pub fn note(&mut self, line: impl FnOnce() -> String) {
+        self.step += 1;
+        if let Some(lines) = &mut self.lines {
+            lines.push(format!("{:>6} {}", self.step, line()));
+        }
+    }
+
+    /// The events so far.
+    #[must_use]
+    pub fn lines(&self) -> &[String] {
+        self.lines.as_deref().unwrap_or_default()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Core {
+    /// Decides everything.
+    pub random: fastrand::Rng,
+    /// What kind of history this is.
+    pub profile: Profile,
+    /// The devices.
+    pub disks: Vec<Disk>,
+    /// The bytes of metadata units.
+    pub contents: Contents,
+    /// What was promised.
+    pub oracle: Oracle,
+    /// What the history has been through.
+    pub marks: Marks,
+    /// The delta ring's memory.
+    pub ring: Arc<Ring>,
+    /// Images of it from earlier openings.
+    pub old_rings: Vec<Vec<u64>>,
+    /// Identity of the host's boot.
+    pub boot: u64,
+    /// Identity of the pool.
+    pub pool_id: [u8; 16],
+    /// The clock, in nanoseconds.
+    pub now: u64,
+    /// What happened.
+    pub trace: Trace,
+    /// A flush failed since the pool was opened.
+    pub flush_failed: bool,
+    /// An IO of the mapper itself failed since the pool was opened.
+    pub metadata_failed: bool,
+    /// Metadata was damaged on purpose: refusing is right, wrong data is not.
+    pub damaged: bool,
+    /// Device events so far: the boundaries at which a crash can be put.
+    pub boundaries: u64,
+    /// No faults but crashes from here on.
+    pub calm: bool,
+    /// Superblock writes seen so far.
+    pub origins: BTreeMap<u64, Origin>,
+    next_token: u64,
+}
+
+impl Core {
+    /// A host with empty devices.
+    #[must_use]
+    pub fn new(seed: u64, profile: Profile) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let units = u64::from(profile.extent_size) / UNIT;
+        let disks = profile.devices.iter().map(|extents| Disk::new(extents * units)).collect();
+        let mut pool_id = [0; 16];
+        random.fill(&mut pool_id);
+        Self {
+            boot: random.u64(1..),
+            random,
+            profile,
+            disks,
+            contents: Contents::default(),
+            oracle: Oracle::default(),
+            marks: Marks::default(),
+            ring: Ring::of([]),
+            old_rings: Vec::new(),
+            pool_id,
+            now: 1,
+            trace: Trace::default(),
+            flush_failed: false,
+            metadata_failed: false,
+            damaged: false,
+            boundaries: 0,
+            calm: false,
+            origins: BTreeMap::new(),
+            next_token: 0,
+        }
+    }
+
+    /// Whether something of this probability happens now.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.random.f64() < probability
+    }
+
+    /// The boot's identity as the mapper takes it.
+    #[must_use]
+    pub fn boot_id(&self) -> [u8; 16] {
+        let mut id = [0x42; 16];
+        id[..8].copy_from_slice(&self.boot.to_le_bytes());
+        id
+    }
+
+    /// Hands an operation to a device.
+    pub fn submit(&mut self, device: DeviceIndex, action: Action, origin: Origin, data: bool) {
+        self.next_token += 1;
+        let token = self.next_token;
+        self.trace.note(|| format!("submit {token} dev{device} {} {origin:?}", show(&action)));
+        self.origins.insert(token, origin);
+        self.disks[usize::from(device.0)].submit(token, action, data);
+    }
+
+    /// The token that the next operation will get.
+    #[must_use]
+    pub fn next_token(&self) -> u64 {
+        self.next_token + 1
+    }
+
+    /// Hands a command of the mapper to its device.
+    pub fn submit_command(&mut self, command: IoCommand) {
+        let action = match &command.op {
+            IoOp::Fence => Action::Fence,
+            IoOp::Flush => Action::Flush,
+            IoOp::Read { offset, buffer } => {
+                let count = buffer.as_bytes().len() as u64 / UNIT;
+                Action::Read { start: offset / UNIT, count }
+            }
+            IoOp::Write { offset, buffer, fua } => {
+                let values = self.contents.intern_all(buffer.as_bytes());
+                if is_superblock(buffer.as_bytes()) {
+                    self.marks.hit(Mark::CheckpointWritten);
+                }
+                Action::Write { start: offset / UNIT, values, fua: *fua }
+            }
+            IoOp::Discard { offset, len } => {
+                Action::Discard { start: offset / UNIT, count: len / UNIT }
+            }
+        };
+        self.submit(command.device, action, Origin::Command(command), false);
+    }
+
+    /// Whether any device has something to do.
+    #[must_use]
+    pub fn has_flights(&self) -> bool {
+        self.disks.iter().any(|disk| (0..disk.flights().len()).any(|at| disk.ready(at)))
+    }
+
+    /// IO of dead owners that has still to land.
+    #[must_use]
+    pub fn dead(&self) -> usize {
+        self.disks.iter().map(Disk::dead).sum()
+    }
+
+    /// Lets one operation of a dead owner land.
+    pub fn land(&mut self, opening: bool) {
+        let candidates: Vec<usize> =
+            (0..self.disks.len()).filter(|at| self.disks[*at].dead() > 0).collect();
+        if candidates.is_empty() {
+            return;
+        }
+        let at = candidates[self.random.usize(..candidates.len())];
+        self.boundaries += 1;
+        if self.disks[at].land(&mut self.random) {
+            self.marks.hit(Mark::DeadWriteLanded);
+            if opening {
+                self.marks.hit(Mark::DeadWriteWhileOpening);
+            }
+        }
+        self.trace.note(|| format!("dead IO lands on dev{at}"));
+    }
+
+    /// One event of device IO. Returns an answer, unless the event was the doing without it.
+    pub fn device_event(&mut self) -> Option<(Origin, Answered)> {
+        let (device, at) = self.pick()?;
+        self.boundaries += 1;
+        let late = self.profile.late;
+        if self.chance(late) {
+            let garbage = self.random.u64(..);
+            self.disks[device].execute(at, garbage);
+            self.marks.hit(Mark::SlowIo);
+            return None;
+        }
+        let fault = self.fault(device, at);
+        let answered = self.disks[device].answer(at, fault, &mut self.random);
+        self.count_fault(&answered);
+        self.trace.note(|| {
+            format!("answer {} {} {:?}", answered.token, show(&answered.action), answered.fault)
+        });
+        let origin = self.origins.remove(&answered.token)?;
+        Some((origin, answered))
+    }
+
+    fn pick(&mut self) -> Option<(usize, usize)> {
+        let first = self.random.usize(..self.disks.len());
+        for step in 0..self.disks.len() {
+            let device = (first + step) % self.disks.len();
+            let count = self.disks[device].flights().len();
+            if count == 0 {
+                continue;
+            }
+            let start = self.random.usize(..count);
+            let ready = (0..count)
+                .map(|step| (start + step) % count)
+                .find(|at| self.disks[device].ready(*at));
+            if let Some(at) = ready {
+                return Some((device, at));
+            }
+            self.marks.hit(Mark::FenceWaited);
+        }
+        None
+    }
+
+    fn fault(&mut self, device: usize, at: usize) -> Fault {
+        if self.calm {
+            return Fault::None;
+        }
+        let flight = &self.disks[device].flights()[at];
+        let (data, write, read, flush) = (
+            flight.data,
+            matches!(flight.action, Action::Write { .. }),
+            matches!(flight.action, Action::Read { .. }),
+            matches!(flight.action, Action::Flush),
+        );
+        let profile = &self.profile;
+        let chance = match (data, read, write, flush) {
+            (_, _, _, true) => profile.flush_error,
+            (true, true, ..) | (true, _, true, _) => profile.data_error,
+            (false, true, ..) => profile.metadata_read_error,
+            (false, _, true, _) => profile.metadata_write_error,
+            _ => 0.0,
+        };
+        let silent = if write && !data { profile.silent * 0.1 } else { 0.0 };
+        if self.chance(chance) {
+            return if data && write && self.random.bool() { Fault::NoSpace } else { Fault::Media };
+        }
+        if !self.damaged && self.chance(silent) {
+            return self.silent_fault(device, at).unwrap_or(Fault::None);
+        }
+        Fault::None
+    }
+
+    /// A silent fault of a page or superblock write. The log is left alone: a last block that was
+    /// never stored can't be told from one that was never written. Nor is client data ever hit:
+    /// it has no checksums.
+    fn silent_fault(&mut self, device: usize, at: usize) -> Option<Fault> {
+        let Action::Write { start, values, .. } = &self.disks[device].flights()[at].action else {
+            return None;
+        };
+        let (start, pages) = (*start, values.len() / PAGE_UNITS);
+        if !values.iter().step_by(PAGE_UNITS).all(|value| self.is_page(*value)) {
+            return None;
+        }
+        if self.random.bool() {
+            return Some(Fault::Dropped);
+        }
+        let disk = &self.disks[device];
+        let targets: Vec<u64> = (start + 8..disk.units().saturating_sub(8 * pages as u64))
+            .step_by(PAGE_UNITS)
+            .filter(|unit| (0..pages as u64).all(|page| self.is_page(disk.peek(unit + page * 8))))
+            .collect();
+        if targets.is_empty() {
+            return Some(Fault::Dropped);
+        }
+        Some(Fault::Misdirected(targets[self.random.usize(..targets.len())] - start))
+    }
+
+    /// Whether the unit is the first of a metadata page or a superblock.
+    #[must_use]
+    pub fn is_page(&self, value: Value) -> bool {
+        let mut bytes = [0; UNIT_BYTES];
+        matches!(value.kind(), Kind::Metadata(_)) && {
+            self.contents.bytes(value, &mut bytes);
+            is_superblock(&bytes) || bytes.starts_with(b"BDpg")
+        }
+    }
+
+    fn count_fault(&mut self, answered: &Answered) {
+        let data = self
+            .origins
+            .get(&answered.token)
+            .is_some_and(|origin| !matches!(origin, Origin::Command(_)));
+        let mark = match (answered.fault, &answered.action) {
+            (Fault::None, _) => return,
+            (Fault::Dropped, _) => Mark::DroppedWrite,
+            (Fault::Misdirected(_), _) => Mark::Misdirected,
+            (Fault::NoSpace, _) => Mark::WriteNoSpace,
+            (Fault::Media, Action::Flush) => Mark::FlushError,
+            (Fault::Media, Action::Read { .. }) if data => Mark::ReadError,
+            (Fault::Media, Action::Read { .. }) => Mark::MetadataReadError,
+            (Fault::Media, _) if data => Mark::WriteError,
+            (Fault::Media, _) => Mark::MetadataWriteError,
+        };
+        self.marks.hit(mark);
+        match mark {
+            Mark::FlushError => self.flush_failed = true,
+            Mark::MetadataWriteError => self.metadata_failed = true,
+            Mark::DroppedWrite | Mark::Misdirected => self.damaged = true,
+            _ => {}
+        }
+    }
+
+    /// Fills a command's buffer with what a read found, and gives the mapper's view of the result.
+    pub fn settle_command(
+        &self,
+        command: &mut IoCommand,
+        answered: &Answered,
+    ) -> Result<(), IoError> {
+        if let IoOp::Read { buffer, .. } = &mut command.op {
+            let bytes = buffer.as_bytes_mut();
+            for (unit, value) in bytes.chunks_mut(UNIT_BYTES).zip(&answered.values) {
+                self.contents.bytes(*value, unit);
+            }
+        }
+        told(answered.fault)
+    }
+
+    /// Changes a random metadata unit on a random device: rot, zeroes, or another unit's bytes.
+    pub fn damage(&mut self) -> Option<String> {
+        let device = self.random.usize(..self.disks.len());
+        let units = self.disks[device].units();
+        let disk = &self.disks[device];
+        let held: Vec<u64> =
+            (0..units).step_by(8).filter(|unit| self.is_page(disk.peek(*unit))).collect();
+        if held.is_empty() {
+            return None;
+        }
+        let unit = held[self.random.usize(..held.len())];
+        let value = match self.random.u8(..3) {
+            0 => Value::ZERO,
+            1 => disk.peek(held[self.random.usize(..held.len())]),
+            _ => {
+                let mut bytes = [0; UNIT_BYTES];
+                self.contents.bytes(disk.peek(unit), &mut bytes);
+                bytes[self.random.usize(..UNIT_BYTES)] ^= 1 << self.random.u8(..8);
+                self.contents.intern(&bytes)
+            }
+        };
+        self.disks[device].rot(unit, value);
+        self.damaged = true;
+        self.marks.hit(Mark::Rot);
+        Some(format!("rot: dev{device} unit {unit} becomes {value:?}"))
+    }
+}
+
+/// What the submitter is told.
+pub fn told(fault: Fault) -> Result<(), IoError> {
+    match fault {
+        Fault::None | Fault::Dropped | Fault::Misdirected(_) => Ok(()),
+        Fault::Media => Err(IoError::Media),
+        Fault::NoSpace => Err(IoError::NoSpace),
+    }
+}
+
+fn is_superblock(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"BLOCKDsb")
+}
+
+fn show(action: &Action) -> String {
+    match action {
+        Action::Read { start, count } => format!("read {start}+{count}"),
+        Action::Write { start, values, fua } => {
+            let fua = if *fua { " fua" } else { "" };
+            format!("write {start}+{}{fua} {:?}", values.len(), values.first())
+        }
+        Action::Discard { start, count } => format!("discard {start}+{count}"),
+        Action::Flush => "flush".into(),
+        Action::Fence => "fence".into(),
+    }
+}
+
+/// A position in units as bytes.
+#[must_use]
+pub fn bytes(units: usize) -> u64 {
+    units as u64 * UNIT
+}
+
+/// A position in bytes as units.
+#[must_use]
+pub fn units(bytes: u64) -> usize {
+    index(bytes / UNIT)
+}

@@ -1,0 +1,14 @@
+//! A deterministic simulator of the real mapper: devices that lose and tear what was not flushed,
+//! processes that die with IO in flight, clients of every kind, and an oracle that knows what they
+//! were promised. Everything follows from a seed.
+
+mod bend;
+pub mod content;
+pub mod core;
+pub mod disk;
+pub mod marks;
+pub mod oracle;
+pub mod profile;
+pub mod runner;
+pub mod up;
+pub mod world;

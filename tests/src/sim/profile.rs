@@ -1,0 +1,133 @@
+//! What kind of history a seed stands for: every probability is drawn anew, so that rare
+//! combinations get histories in which they are common (swarm testing).
+
+/// How a history goes. All probabilities are per decision.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Bytes of an extent.
+    pub extent_size: u32,
+    /// Extents of each device.
+    pub devices: Vec<u64>,
+    /// Extents of the log.
+    pub wal_extents: u64,
+    /// Extents of the metadata reserve.
+    pub reserve_extents: u64,
+    /// Records of each slot of the delta ring.
+    pub ring_capacity: u64,
+    /// Workers of the pool.
+    pub workers: usize,
+    /// Extents granted at a time.
+    pub quantum: u64,
+    /// Log blocks of a commit.
+    pub commit_blocks: usize,
+    /// Nanoseconds between timed commits.
+    pub commit_interval_ns: u64,
+    /// Nanoseconds between timed checkpoints.
+    pub checkpoint_interval_ns: u64,
+    /// Whether freed extents are discarded on the devices.
+    pub passdown: bool,
+    /// Volumes and snapshots at the most.
+    pub max_volumes: usize,
+    /// Extents of a volume at the most.
+    pub volume_extents: u64,
+    /// Client requests of the history.
+    pub operations: u32,
+    /// Client requests in flight at the most.
+    pub depth: usize,
+    /// Longest request in units, as a power of two.
+    pub size_bits: u32,
+    /// Share of requests that aim at the first extents of a volume.
+    pub hot: f64,
+    /// Relative weight of reads, writes, discards, write zeroes, flushes.
+    pub mix: [u32; 5],
+    /// Share of writes with FUA.
+    pub fua: f64,
+    /// Structure changes per client request.
+    pub control: f64,
+    /// Relative weight of create, delete, resize, snapshot, clone, rollback, commit, checkpoint,
+    /// close, add a device, grow a device.
+    pub controls: [u32; 11],
+    /// Process deaths and losses of power per client request.
+    pub crash: f64,
+    /// Share of crashes that are losses of power.
+    pub power: f64,
+    /// Crashes per step of opening.
+    pub recovery_crash: f64,
+    /// Share of openings with a wrong ring after a process death.
+    pub wrong_ring: f64,
+    /// Share of process deaths in the middle of a ring record.
+    pub torn_ring: f64,
+    /// Chance that an operation is done and answered later.
+    pub late: f64,
+    /// Relative weight of clients, device IO, engine, retries, dead IO.
+    pub pace: [u32; 5],
+    /// Media errors on data reads and writes.
+    pub data_error: f64,
+    /// Media errors on metadata reads.
+    pub metadata_read_error: f64,
+    /// Media errors on metadata writes.
+    pub metadata_write_error: f64,
+    /// Media errors on flushes.
+    pub flush_error: f64,
+    /// Silent faults of metadata: rot, dropped and misdirected writes. A history with these ends
+    /// at the first refusal.
+    pub silent: f64,
+}
+
+impl Profile {
+    /// The profile of a seed.
+    #[must_use]
+    pub fn draw(random: &mut fastrand::Rng) -> Self {
+        let one = |random: &mut fastrand::Rng, all: &[f64]| all[random.usize(..all.len())];
+        let weight = |random: &mut fastrand::Rng| [0, 1, 2, 5, 10, 30][random.usize(..6)];
+        let extent_size = [64, 64, 64, 64, 128, 256][random.usize(..6)] << 10;
+        let count = [1, 1, 1, 2, 3][random.usize(..5)];
+        let devices = (0..count).map(|_| random.u64(24..96)).collect();
+        let mut mix: [u32; 5] = std::array::from_fn(|_| weight(random));
+        mix[1] = mix[1].max(5);
+        mix[0] = mix[0].max(1);
+        let mut controls: [u32; 11] = std::array::from_fn(|_| weight(random));
+        controls[0] = controls[0].max(2);
+        controls[8] = controls[8].min(1);
+        let silent = if random.u8(..16) == 0 { 0.3 } else { 0.0 };
+        let errors = random.u8(..4) == 0;
+        let error = |random: &mut fastrand::Rng, all: &[f64]| {
+            if errors { one(random, all) } else { 0.0 }
+        };
+        Self {
+            extent_size,
+            devices,
+            wal_extents: random.u64(1..=4),
+            reserve_extents: random.u64(2..=6),
+            ring_capacity: [8, 12, 16, 32, 64][random.usize(..5)],
+            workers: random.usize(1..=4),
+            quantum: [1, 2, 4, 8, 16][random.usize(..5)],
+            commit_blocks: [1, 2, 8][random.usize(..3)],
+            commit_interval_ns: [100_000, 1_000_000, 1_000_000_000][random.usize(..3)],
+            checkpoint_interval_ns: [1_000_000, 100_000_000, 60_000_000_000][random.usize(..3)],
+            passdown: random.bool(),
+            max_volumes: random.usize(1..=6),
+            volume_extents: [2, 4, 8, 16, 40, 300][random.usize(..6)],
+            operations: random.u32(100..=900),
+            depth: [1, 2, 4, 8, 16, 32][random.usize(..6)],
+            size_bits: random.u32(0..=9),
+            hot: one(random, &[0.0, 0.5, 0.9]),
+            mix,
+            fua: one(random, &[0.0, 0.1, 0.5]),
+            control: one(random, &[0.002, 0.02, 0.1]),
+            controls,
+            crash: one(random, &[0.004, 0.015, 0.04]),
+            power: one(random, &[0.0, 0.3, 0.5, 1.0]),
+            recovery_crash: one(random, &[0.0, 0.01, 0.05]),
+            wrong_ring: one(random, &[0.0, 0.05, 0.3]),
+            torn_ring: one(random, &[0.0, 0.3]),
+            late: one(random, &[0.0, 0.2, 0.6]),
+            pace: std::array::from_fn(|_| [2, 5, 10, 30, 60][random.usize(..5)]),
+            data_error: error(random, &[0.0, 0.002, 0.01]),
+            metadata_read_error: error(random, &[0.0, 0.001, 0.01]),
+            metadata_write_error: error(random, &[0.0, 0.002, 0.01]),
+            flush_error: error(random, &[0.0, 0.005, 0.02]),
+            silent,
+        }
+    }
+}

@@ -1,0 +1,809 @@
+//! An open pool with its clients: requests become plans, plans become device operations, answers
+//! go to the oracle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use blockd_mapper::engine::{ControlId, Engine};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::io::IoError;
+use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, PlanOp, Step};
+use blockd_mapper::pool::Pool;
+use blockd_mapper::units::VolumeId;
+use blockd_mapper::worker::{Attachment, Worker};
+
+use super::content::{UNIT, Value, index};
+use super::core::{Core, Origin, bytes, told, units};
+use super::disk::{Action, Answered};
+use super::marks::Mark;
+use super::oracle::{Breach, ChangeId, Intent, Payload, Reading, Time, Violation};
+
+/// What a client asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Read, checked against the oracle.
+    Read,
+    /// Part of reading a whole pool back after opening.
+    Verify,
+    /// Write.
+    Write,
+    /// Discard.
+    Discard,
+    /// Write zeroes: with unmap or keeping the space.
+    Zeroes {
+        /// Whether the space is given back.
+        unmap: bool,
+    },
+    /// Flush.
+    Flush,
+}
+
+#[derive(Debug)]
+struct Request {
+    worker: usize,
+    volume: u32,
+    kind: Kind,
+    start: usize,
+    len: usize,
+    fua: bool,
+    since: Time,
+    change: Option<ChangeId>,
+    reading: Option<Reading>,
+    buffer: Vec<Value>,
+    parts: u32,
+    /// Something of it was planned or done.
+    begun: bool,
+    /// A device operation of it failed.
+    io_failed: bool,
+    error: Option<MapperError>,
+}
+
+#[derive(Debug)]
+struct Part {
+    request: usize,
+    start: usize,
+    len: usize,
+    rest: usize,
+    plan: Plan,
+    stage: u8,
+    outstanding: u32,
+    error: Option<IoError>,
+    ticket: Option<CommitTicket>,
+    parked: Option<ParkReason>,
+    /// It has become the flush behind a FUA request.
+    flushing: bool,
+}
+
+/// A pool in service.
+#[derive(Debug)]
+pub struct Up {
+    /// The control plane.
+    pub engine: Engine,
+    /// What everybody shares.
+    pub pool: Arc<Pool>,
+    /// The engine has to be polled.
+    pub engine_due: bool,
+    /// Structure changes under way: what each is.
+    pub controls: BTreeMap<ControlId, (u64, Option<Intent>, Mark)>,
+    /// Pieces still to be read back: volume, first unit, units.
+    pub verify: Vec<(u32, usize, usize)>,
+    /// Reading back: whether what is found is durable.
+    pub verifying: Option<bool>,
+    /// The pool has been closed in order.
+    pub closed: bool,
+    /// The caller lets requests end and starts no new ones.
+    pub draining: bool,
+    /// Parked for space at some time since space was last freed.
+    pub was_full: bool,
+    workers: Vec<Worker>,
+    attached: Vec<BTreeMap<u32, Attachment>>,
+    requests: Vec<Option<Request>>,
+    live: usize,
+    parts: Vec<Option<Part>>,
+    free_requests: Vec<usize>,
+    free_parts: Vec<usize>,
+    parked: Vec<BTreeSet<usize>>,
+    retry: Vec<usize>,
+    waiting: Vec<usize>,
+    spare_plans: Vec<Plan>,
+}
+
+impl Up {
+    /// Puts clients in front of a pool.
+    pub fn new(engine: Engine, pool: Arc<Pool>, workers: usize) -> Result<Self, Violation> {
+        let made: Result<Vec<Worker>, MapperError> = (0..workers).map(|_| pool.worker()).collect();
+        let workers = made.map_err(|error| {
+            Violation::new(Breach::Error, format!("no worker to be had: {error}"))
+        })?;
+        Ok(Self {
+            engine,
+            pool,
+            engine_due: true,
+            controls: BTreeMap::new(),
+            verify: Vec::new(),
+            verifying: None,
+            closed: false,
+            draining: false,
+            was_full: false,
+            attached: workers.iter().map(|_| BTreeMap::new()).collect(),
+            parked: workers.iter().map(|_| BTreeSet::new()).collect(),
+            workers,
+            requests: Vec::new(),
+            live: 0,
+            parts: Vec::new(),
+            free_requests: Vec::new(),
+            free_parts: Vec::new(),
+            retry: Vec::new(),
+            waiting: Vec::new(),
+            spare_plans: Vec::new(),
+        })
+    }
+
+    /// Requests not answered.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Workers of the pool.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Parked requests that may go on now.
+    #[must_use]
+    pub fn has_retries(&self) -> bool {
+        !self.retry.is_empty()
+    }
+
+    /// Requests whose commit has finished.
+    #[must_use]
+    pub fn has_committed(&self) -> bool {
+        self.waiting.iter().any(|at| self.is_committed(*at))
+    }
+
+    fn is_committed(&self, part: usize) -> bool {
+        self.parts[part]
+            .as_ref()
+            .and_then(|part| part.ticket.as_ref())
+            .is_some_and(|ticket| self.pool.commit_state(ticket).is_some())
+    }
+
+    /// Forgets everything, as the death of the process does.
+    pub fn abandon(&mut self) {
+        for part in self.parts.iter_mut().flatten() {
+            part.plan.abandon();
+        }
+        for plan in &mut self.spare_plans {
+            plan.abandon();
+        }
+    }
+
+    /// A client asks for something. `len` in units.
+    pub fn request(
+        &mut self,
+        core: &mut Core,
+        kind: Kind,
+        volume: u32,
+        place: (usize, usize),
+        fua: bool,
+    ) -> Result<(), Violation> {
+        let (start, len) = place;
+        let worker = core.random.usize(..self.workers.len());
+        let Some(known) = core.oracle.volumes().get(&volume) else { return Ok(()) };
+        let ordinal = known.ordinal;
+        let range = start..start + len;
+        let mut request = Request {
+            worker,
+            volume,
+            kind,
+            start,
+            len,
+            fua,
+            since: core.oracle.tick(),
+            change: None,
+            reading: None,
+            buffer: Vec::new(),
+            parts: 0,
+            begun: false,
+            io_failed: false,
+            error: None,
+        };
+        match kind {
+            Kind::Read => {
+                request.reading = core.oracle.begin_read(volume, range);
+                request.buffer = vec![Value::garbage(1); len];
+            }
+            Kind::Verify => request.buffer = vec![Value::garbage(1); len],
+            Kind::Write => {
+                let number = core.oracle.write_number();
+                request.buffer =
+                    range.clone().map(|unit| Value::data(number, ordinal, unit as u64)).collect();
+                let payload = Payload::Tags(number);
+                request.change = core.oracle.begin_change(volume, range, payload);
+            }
+            Kind::Discard => {
+                let inner = self.inner(core, volume, start, len);
+                request.change = core.oracle.begin_change(volume, range, Payload::Discard(inner));
+                self.mark_discard(core, &request);
+            }
+            Kind::Zeroes { .. } => {
+                request.change = core.oracle.begin_change(volume, range, Payload::Zeroes);
+            }
+            Kind::Flush => {}
+        }
+        core.trace.note(|| {
+            let kind = request.kind;
+            format!("client {kind:?} volume {volume} {start}+{len} fua {fua} worker {worker}")
+        });
+        if kind == Kind::Write {
+            self.mark_concurrent(core, &request);
+        }
+        request.parts = 1;
+        let request = put(&mut self.requests, &mut self.free_requests, request);
+        self.live += 1;
+        self.start_part(core, request, start, len)
+    }
+
+    /// The units of a discard that certainly become zero: those of sub-blocks covered in whole.
+    fn inner(&self, core: &Core, volume: u32, start: usize, len: usize) -> std::ops::Range<usize> {
+        let sub_block = index(self.pool.geometry().sub_block_size() / UNIT);
+        let end = start + len;
+        let units = core.oracle.volumes().get(&volume).map_or(0, |volume| volume.units);
+        let inner_end = if end == units { end } else { end / sub_block * sub_block };
+        let inner_start = start.next_multiple_of(sub_block).min(end);
+        inner_start..inner_end.max(inner_start)
+    }
+
+    fn mark_discard(&self, core: &mut Core, request: &Request) {
+        let range = request.start..request.start + request.len;
+        let hit = self.requests.iter().flatten().any(|other| {
+            other.kind == Kind::Write
+                && other.volume == request.volume
+                && other.start < range.end
+                && range.start < other.start + other.len
+        });
+        if hit {
+            core.marks.hit(Mark::DiscardUnderWrite);
+        }
+    }
+
+    fn mark_concurrent(&self, core: &mut Core, request: &Request) {
+        let extent = index(self.pool.geometry().extent_size() / UNIT);
+        let Some(volume) = core.oracle.volumes().get(&request.volume) else { return };
+        if volume.live.value(request.start) != Value::ZERO {
+            return;
+        }
+        let hit = self.requests.iter().flatten().any(|other| {
+            other.kind == Kind::Write
+                && other.volume == request.volume
+                && other.start / extent == request.start / extent
+        });
+        if hit {
+            core.marks.hit(Mark::ConcurrentFirst);
+        }
+    }
+
+    fn start_part(
+        &mut self,
+        core: &mut Core,
+        request: usize,
+        start: usize,
+        rest: usize,
+    ) -> Result<(), Violation> {
+        let plan = self.spare_plans.pop().unwrap_or_else(|| Plan::with_capacity(48));
+        let part = Part {
+            request,
+            start,
+            len: 0,
+            rest,
+            plan,
+            stage: 0,
+            outstanding: 0,
+            error: None,
+            ticket: None,
+            parked: None,
+            flushing: false,
+        };
+        let part = put(&mut self.parts, &mut self.free_parts, part);
+        self.drive(core, part)
+    }
+
+    /// Takes a part as far as it goes without waiting.
+    fn drive(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
+        loop {
+            let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+            let Some(request) = self.requests[part.request].as_mut() else { return Ok(()) };
+            let flush = request.kind == Kind::Flush || part.flushing;
+            if part.rest == 0 && !flush {
+                return self.part_done(core, at);
+            }
+            let before = self.pool.events();
+            let worker = request.worker;
+            let step = self.ask(core, at);
+            self.after_call(core);
+            match step {
+                Ok(Step::Issue { covered }) => return self.issue(core, at, units(covered)),
+                Ok(Step::Done { covered }) => {
+                    self.touch(at);
+                    let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+                    let covered = units(covered);
+                    if flush {
+                        core.marks.hit(Mark::FlushShort);
+                        return self.part_ended(core, at);
+                    }
+                    if covered == 0 || covered > part.rest {
+                        let text = format!("{covered} units done of {} asked for", part.rest);
+                        return Err(Violation::new(Breach::Error, text));
+                    }
+                    part.start += covered;
+                    part.rest -= covered;
+                }
+                Ok(Step::Wait(ticket)) => {
+                    self.touch(at);
+                    core.marks.hit(Mark::FlushLong);
+                    if let Some(part) = self.parts[at].as_mut() {
+                        part.ticket = Some(ticket);
+                    }
+                    self.waiting.push(at);
+                    return Ok(());
+                }
+                Ok(Step::Park(reason)) => {
+                    self.park(core, at, worker, reason, before);
+                    return Ok(());
+                }
+                Err(error) => return self.fail_part(core, at, error),
+            }
+        }
+    }
+
+    fn park(&mut self, core: &mut Core, at: usize, worker: usize, reason: ParkReason, before: u64) {
+        core.trace.note(|| format!("part {at} parks: {reason:?}"));
+        core.marks.hit(match reason {
+            ParkReason::Space => Mark::ParkSpace,
+            ParkReason::Metadata => Mark::ParkMetadata,
+            ParkReason::Leaves => Mark::ParkLeaves,
+            ParkReason::Ring => Mark::ParkRing,
+            ParkReason::InFlight => Mark::ParkInFlight,
+            ParkReason::Gated => Mark::ParkGated,
+        });
+        if reason == ParkReason::Space {
+            self.was_full = true;
+        }
+        if let Some(part) = self.parts[at].as_mut() {
+            part.parked = Some(reason);
+        }
+        if self.pool.events() == before {
+            self.parked[worker].insert(at);
+        } else {
+            self.retry.push(at);
+        }
+    }
+
+    fn touch(&mut self, at: usize) {
+        if let Some(part) = &self.parts[at]
+            && let Some(request) = self.requests[part.request].as_mut()
+        {
+            request.begun = true;
+        }
+    }
+
+    /// The call of the worker that the part is at.
+    fn ask(&mut self, core: &mut Core, at: usize) -> Result<Step, MapperError> {
+        let no_part = MapperError::Closed;
+        let Some(part) = self.parts[at].as_mut() else { return Err(no_part) };
+        let Some(request) = self.requests[part.request].as_ref() else { return Err(no_part) };
+        let worker = &mut self.workers[request.worker];
+        let attachments = &mut self.attached[request.worker];
+        if let std::collections::btree_map::Entry::Vacant(vacant) =
+            attachments.entry(request.volume)
+        {
+            vacant.insert(worker.attach(VolumeId(request.volume))?);
+        }
+        let attachment = &attachments[&request.volume];
+        let (offset, len) = (bytes(part.start), bytes(part.rest));
+        if part.flushing {
+            return worker.flush(attachment, &mut part.plan);
+        }
+        let step = match request.kind {
+            Kind::Read | Kind::Verify => worker.read(attachment, offset, len, &mut part.plan),
+            Kind::Write => worker.write(attachment, offset, len, request.fua, &mut part.plan),
+            Kind::Discard => worker.discard(attachment, offset, len),
+            Kind::Zeroes { unmap } => {
+                worker.write_zeroes(attachment, offset, len, unmap, &mut part.plan)
+            }
+            Kind::Flush => worker.flush(attachment, &mut part.plan),
+        };
+        core.trace.note(|| {
+            format!("part {at} {:?} {}+{}: {step:?}", request.kind, part.start, part.rest)
+        });
+        step
+    }
+
+    /// Lets go of a volume that was deleted, or of a random one.
+    pub fn detach(&mut self, worker: usize, volume: u32) {
+        let busy = self
+            .requests
+            .iter()
+            .flatten()
+            .any(|request| request.worker == worker && request.volume == volume);
+        if !busy && let Some(attachment) = self.attached[worker].remove(&volume) {
+            self.workers[worker].detach(attachment);
+        }
+    }
+
+    fn issue(&mut self, core: &mut Core, at: usize, covered: usize) -> Result<(), Violation> {
+        self.touch(at);
+        let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+        let request = part.request;
+        part.len = covered;
+        part.stage = 0;
+        part.error = None;
+        part.parked = None;
+        let rest = part.rest.saturating_sub(covered);
+        let kind = self.requests[request].as_ref().map(|request| request.kind);
+        mark_plan(core, kind, part.plan.ops());
+        if rest > 0 && !part.flushing {
+            core.marks.hit(Mark::SplitRequest);
+            if core.random.bool() {
+                // The rest at once, beside this part; otherwise after it.
+                part.rest = covered;
+                let start = part.start + covered;
+                if let Some(request) = self.requests[request].as_mut() {
+                    request.parts += 1;
+                }
+                self.send_stage(core, at)?;
+                return self.start_part(core, request, start, rest);
+            }
+        }
+        self.send_stage(core, at)
+    }
+
+    /// Sends the operations of the part's stage; finishes the plan when there are none left.
+    fn send_stage(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
+        loop {
+            let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+            let Some(request) = self.requests[part.request].as_mut() else { return Ok(()) };
+            let stage = part.stage;
+            for (number, op) in part.plan.ops().iter().enumerate() {
+                if op.stage == stage && send_op(core, request, part.start, (at, number), op) {
+                    part.outstanding += 1;
+                }
+            }
+            if part.outstanding > 0 {
+                return Ok(());
+            }
+            if part.stage >= 1 || part.error.is_some() {
+                return self.finish_plan(core, at);
+            }
+            part.stage += 1;
+        }
+    }
+
+    /// A device has answered an operation of a part.
+    pub fn answered(
+        &mut self,
+        core: &mut Core,
+        at: usize,
+        op: usize,
+        copy_read: bool,
+        answered: Answered,
+    ) -> Result<(), Violation> {
+        let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+        let Some(request) = self.requests[part.request].as_mut() else { return Ok(()) };
+        let planned = part.plan.ops()[op];
+        match told(answered.fault) {
+            Ok(()) if copy_read => {
+                let start = planned.offset / UNIT;
+                let action = Action::Write { start, values: answered.values, fua: false };
+                core.submit(planned.device, action, Origin::Part(at, op), true);
+                return Ok(());
+            }
+            Ok(()) => {
+                if matches!(planned.kind, OpKind::Read) {
+                    let to = part.start - request.start + units(planned.buffer_offset);
+                    let values = &answered.values;
+                    request.buffer[to..to + values.len()].copy_from_slice(values);
+                }
+            }
+            Err(error) => {
+                part.error = Some(error);
+                request.io_failed = true;
+            }
+        }
+        part.outstanding -= 1;
+        if part.outstanding > 0 {
+            return Ok(());
+        }
+        if part.stage >= 1 || part.error.is_some() {
+            return self.finish_plan(core, at);
+        }
+        part.stage += 1;
+        self.send_stage(core, at)
+    }
+
+    fn finish_plan(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
+        let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+        let Some(request) = self.requests[part.request].as_ref() else { return Ok(()) };
+        let attachment = &self.attached[request.worker][&request.volume];
+        let result = part.error.map_or(Ok(()), Err);
+        let answer = self.workers[request.worker].complete(attachment, &mut part.plan, result);
+        core.trace.note(|| format!("part {at} complete({result:?}): {answer:?}"));
+        let flush = request.kind == Kind::Flush || part.flushing;
+        part.start += part.len;
+        part.rest -= part.len.min(part.rest);
+        part.len = 0;
+        self.after_call(core);
+        match answer {
+            Ok(Answer::Done) if flush => {
+                core.marks.hit(Mark::FlushShort);
+                self.part_ended(core, at)
+            }
+            Ok(Answer::Done) => self.drive(core, at),
+            Ok(Answer::Wait(ticket)) => {
+                core.marks.hit(Mark::FuaLong);
+                if let Some(part) = self.parts[at].as_mut() {
+                    part.ticket = Some(ticket);
+                }
+                self.waiting.push(at);
+                Ok(())
+            }
+            Err(error) => self.fail_part(core, at, error),
+        }
+    }
+
+    /// Goes on with a random one of the requests whose commit is done.
+    pub fn committed(&mut self, core: &mut Core) -> Result<(), Violation> {
+        let ready: Vec<usize> =
+            (0..self.waiting.len()).filter(|at| self.is_committed(self.waiting[*at])).collect();
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let at = self.waiting.swap_remove(ready[core.random.usize(..ready.len())]);
+        let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+        let Some(ticket) = part.ticket.take() else { return Ok(()) };
+        let result = self.pool.commit_state(&ticket).unwrap_or(Ok(()));
+        core.trace.note(|| format!("part {at} commit: {result:?}"));
+        let flush = part.flushing
+            || self.requests[part.request].as_ref().is_some_and(|r| r.kind == Kind::Flush);
+        match result {
+            Ok(()) if flush => self.part_ended(core, at),
+            Ok(()) => self.drive(core, at),
+            Err(error) => self.fail_part(core, at, error),
+        }
+    }
+
+    /// Tries a parked request again.
+    pub fn retry(&mut self, core: &mut Core) -> Result<(), Violation> {
+        if self.retry.is_empty() {
+            return Ok(());
+        }
+        let at = self.retry.swap_remove(core.random.usize(..self.retry.len()));
+        let parked = self.parts[at].as_mut().and_then(|part| part.parked.take());
+        self.drive(core, at)?;
+        let still = self.parts[at].as_ref().is_some_and(|part| part.parked.is_some());
+        if parked == Some(ParkReason::Space) && !still {
+            core.marks.hit(Mark::SpaceResumed);
+        }
+        Ok(())
+    }
+
+    /// What a caller does after every call of the mapper: wake whoever may go on.
+    pub fn after_call(&mut self, core: &mut Core) {
+        self.engine_due |= self.pool.engine_wanted();
+        let wakeups = self.pool.take_wakeups();
+        if wakeups == 0 {
+            return;
+        }
+        core.trace.note(|| format!("wake {wakeups:b}"));
+        for worker in 0..self.workers.len() {
+            if wakeups & (1 << self.workers[worker].slot()) != 0 {
+                self.retry.extend(std::mem::take(&mut self.parked[worker]));
+            }
+        }
+    }
+
+    /// Gives up every parked request: the client's patience has ended.
+    pub fn give_up(&mut self, core: &mut Core) -> Result<usize, Violation> {
+        let mut all: Vec<usize> = self.parked.iter_mut().flat_map(std::mem::take).collect();
+        all.retain(|at| {
+            let reason = self.parts[*at].as_ref().and_then(|part| part.parked);
+            matches!(reason, Some(ParkReason::Space | ParkReason::Metadata))
+        });
+        for at in &all {
+            core.marks.hit(Mark::GaveUpFull);
+            self.fail_part(core, *at, MapperError::NoSpace { needed: 0, free: 0 })?;
+        }
+        Ok(all.len())
+    }
+
+    /// Why requests are parked, for a message.
+    #[must_use]
+    pub fn describe_stuck(&self) -> String {
+        let parked: Vec<_> = self.parts.iter().flatten().filter_map(|part| part.parked).collect();
+        format!(
+            "{} requests, {} waiting for a commit, parked {parked:?}, {} controls, failure {:?}",
+            self.live,
+            self.waiting.len(),
+            self.controls.len(),
+            self.pool.failure()
+        )
+    }
+
+    fn part_done(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
+        let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
+        let Some(request) = self.requests[part.request].as_ref() else { return Ok(()) };
+        let zeroes = matches!(request.kind, Kind::Zeroes { .. } | Kind::Discard);
+        if request.fua && zeroes && request.parts == 1 && request.error.is_none() {
+            part.flushing = true;
+            return self.drive(core, at);
+        }
+        self.part_ended(core, at)
+    }
+
+    fn fail_part(
+        &mut self,
+        core: &mut Core,
+        at: usize,
+        error: MapperError,
+    ) -> Result<(), Violation> {
+        if let Some(part) = &self.parts[at]
+            && let Some(request) = self.requests[part.request].as_mut()
+        {
+            request.error.get_or_insert(error);
+        }
+        self.part_ended(core, at)
+    }
+
+    fn part_ended(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
+        let Some(part) = self.parts[at].take() else { return Ok(()) };
+        self.free_parts.push(at);
+        self.spare_plans.push(part.plan);
+        let Some(request) = self.requests[part.request].as_mut() else { return Ok(()) };
+        request.parts -= 1;
+        if request.parts > 0 {
+            return Ok(());
+        }
+        let request = self.requests[part.request].take();
+        self.free_requests.push(part.request);
+        self.live -= 1;
+        request.map_or(Ok(()), |request| self.end(core, &request))
+    }
+
+    fn end(&self, core: &mut Core, request: &Request) -> Result<(), Violation> {
+        core.trace.note(|| {
+            format!(
+                "answer {:?} volume {} {}+{}: {:?}",
+                request.kind, request.volume, request.start, request.len, request.error
+            )
+        });
+        if let Some(error) = &request.error {
+            return self.end_failed(core, request, error);
+        }
+        if let Some(change) = request.change {
+            core.oracle.end_change(request.volume, change, false, request.fua);
+        }
+        match request.kind {
+            Kind::Read => {
+                core.marks.hit(Mark::Read);
+                if let Some(reading) = &request.reading {
+                    core.oracle.end_read(reading, &request.buffer)?;
+                }
+            }
+            Kind::Verify => {
+                let durable = self.verifying == Some(true);
+                core.oracle.settle(request.volume, request.start, &request.buffer, durable)?;
+            }
+            Kind::Write if request.fua => core.marks.hit(Mark::WriteFua),
+            Kind::Write => core.marks.hit(Mark::Write),
+            Kind::Discard => core.marks.hit(Mark::Discard),
+            Kind::Zeroes { unmap: true } => core.marks.hit(Mark::ZeroesUnmap),
+            Kind::Zeroes { unmap: false } => core.marks.hit(Mark::ZeroesKeep),
+            Kind::Flush => {
+                core.marks.hit(Mark::Flush);
+                core.oracle.end_flush(request.volume, request.since);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_failed(
+        &self,
+        core: &mut Core,
+        request: &Request,
+        error: &MapperError,
+    ) -> Result<(), Violation> {
+        if let Some(reading) = &request.reading {
+            core.oracle.drop_read(reading);
+        }
+        if let Some(change) = request.change {
+            if request.begun {
+                core.oracle.end_change(request.volume, change, true, false);
+            } else {
+                core.oracle.withdraw(request.volume, change);
+            }
+        }
+        let volume = core.oracle.volumes().get(&request.volume);
+        let excused = match error {
+            MapperError::Io { .. } => request.io_failed || self.pool.failure().is_some(),
+            MapperError::NoVolume(_) => volume.is_none() || core.oracle.is_busy(request.volume),
+            MapperError::OutOfRange { .. } => {
+                core.oracle.was_cut(request.volume, request.since)
+                    || core.oracle.is_busy(request.volume)
+                    || volume.is_none()
+            }
+            MapperError::ReadOnly => volume.is_some_and(|volume| volume.snapshot),
+            MapperError::NoSpace { needed: 0, free: 0 } => true,
+            _ => self.pool.failure().is_some(),
+        };
+        if excused {
+            return Ok(());
+        }
+        let text = format!("{:?} of volume {} failed: {error}", request.kind, request.volume);
+        Err(Violation::new(Breach::Error, text))
+    }
+}
+
+fn put<T>(all: &mut Vec<Option<T>>, free: &mut Vec<usize>, item: T) -> usize {
+    match free.pop() {
+        Some(at) => {
+            all[at] = Some(item);
+            at
+        }
+        None => {
+            all.push(Some(item));
+            all.len() - 1
+        }
+    }
+}
+
+/// Sends one operation of a plan. `false`: it was done on the spot.
+fn send_op(
+    core: &mut Core,
+    request: &mut Request,
+    part_start: usize,
+    place: (usize, usize),
+    op: &PlanOp,
+) -> bool {
+    let (start, count) = (op.offset / UNIT, op.len / UNIT);
+    let at = part_start - request.start + units(op.buffer_offset);
+    let origin = Origin::Part(place.0, place.1);
+    let (action, origin, device) = match op.kind {
+        OpKind::ReadZeroes => {
+            request.buffer[at..at + units(op.len)].fill(Value::ZERO);
+            return false;
+        }
+        OpKind::Read => (Action::Read { start, count }, origin, op.device),
+        OpKind::Write { fua } => {
+            let values = request.buffer[at..at + units(op.len)].to_vec();
+            (Action::Write { start, values, fua }, origin, op.device)
+        }
+        OpKind::WriteZeroes { fua } => {
+            let values = vec![Value::ZERO; index(count)];
+            (Action::Write { start, values, fua }, origin, op.device)
+        }
+        OpKind::Copy { from_device, from_offset } => {
+            let action = Action::Read { start: from_offset / UNIT, count };
+            (action, Origin::CopyRead(place.0, place.1), from_device)
+        }
+        OpKind::Flush => (Action::Flush, origin, op.device),
+    };
+    core.submit(device, action, origin, true);
+    true
+}
+
+fn mark_plan(core: &mut Core, kind: Option<Kind>, ops: &[PlanOp]) {
+    if kind != Some(Kind::Write) {
+        return;
+    }
+    if ops.iter().any(|op| matches!(op.kind, OpKind::Copy { .. })) {
+        core.marks.hit(Mark::CopyOnWrite);
+    }
+    if ops.iter().any(|op| matches!(op.kind, OpKind::WriteZeroes { .. })) {
+        core.marks.hit(Mark::PartialFill);
+    }
+    if ops.iter().any(|op| matches!(op.kind, OpKind::Write { fua: true })) {
+        core.marks.hit(Mark::FuaShort);
+    }
+}

@@ -1,0 +1,267 @@
+//! Structure changes: what is asked for, and what its outcome means to the oracle.
+
+use blockd_mapper::engine::{Control, Engine, Outcome};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::units::VolumeId;
+
+use super::super::content::{UNIT, index};
+use super::super::core::{bytes, units};
+use super::super::marks::Mark;
+use super::super::oracle::{Breach, Intent, Listed, Violation};
+use super::{Phase, World};
+
+/// The volumes of a pool as the oracle compares them.
+pub(super) fn listed(engine: &Engine) -> Vec<Listed> {
+    engine
+        .volumes()
+        .into_iter()
+        .map(|info| Listed {
+            id: info.id.0,
+            name: info.name.to_string(),
+            units: units(info.size),
+            snapshot: info.kind == blockd_mapper::format::catalogue::VolumeKind::Snapshot,
+        })
+        .collect()
+}
+
+impl World {
+    /// One structure change of the profile's kinds.
+    pub(super) fn control(&mut self) -> Result<(), Violation> {
+        if self.core.oracle.pending() >= 3 {
+            return Ok(());
+        }
+        let weights = self.core.profile.controls;
+        match self.choose(&weights) {
+            Some(0) => self.create_volume(),
+            Some(1) => self.delete_volume(),
+            Some(2) => self.resize_volume(),
+            Some(3) => self.copy_volume(true),
+            Some(4) => self.copy_volume(false),
+            Some(5) => self.roll_back(),
+            Some(6) => self.submit(Control::Commit, None, Mark::CommitAsked),
+            Some(7) => {
+                if self.up().is_some_and(|up| up.live() > 0) {
+                    self.core.marks.hit(Mark::CheckpointDuringIo);
+                }
+                self.submit(Control::Checkpoint, None, Mark::CheckpointAsked)
+            }
+            Some(8) => {
+                if let Some(up) = self.up() {
+                    up.draining = true;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn submit(
+        &mut self,
+        control: Control,
+        intent: Option<Intent>,
+        mark: Mark,
+    ) -> Result<(), Violation> {
+        self.next_control += 1;
+        let number = self.next_control;
+        self.core.trace.note(|| format!("control {number}: {control:?}"));
+        if let Some(intent) = &intent {
+            self.core.oracle.begin_control(number, intent.clone());
+        }
+        let Phase::Up(up) = &mut self.phase else { return Ok(()) };
+        let id = up.engine.submit(control);
+        up.controls.insert(id, (number, intent, mark));
+        up.engine_due = true;
+        Ok(())
+    }
+
+    fn fresh_name(&mut self, prefix: &str) -> String {
+        self.next_name += 1;
+        format!("{prefix}{}", self.next_name)
+    }
+
+    /// A size in units: a multiple of the block, now and then of nothing else.
+    fn size(&mut self, block: usize) -> usize {
+        let extent = index(u64::from(self.core.profile.extent_size) / UNIT);
+        let extents = index(self.core.profile.volume_extents);
+        let random = &mut self.core.random;
+        let whole = random.usize(1..=extents) * extent;
+        if random.u8(..3) == 0 {
+            (whole - random.usize(..extent)).next_multiple_of(block.max(8))
+        } else {
+            whole
+        }
+    }
+
+    pub(super) fn create_volume(&mut self) -> Result<(), Violation> {
+        if self.core.oracle.volumes().len() + self.core.oracle.pending()
+            >= self.core.profile.max_volumes
+        {
+            return Ok(());
+        }
+        let block_units = if self.core.random.u8(..4) == 0 { 8 } else { 1 };
+        let units = self.size(8);
+        let name = self.fresh_name("v");
+        let control = Control::Create {
+            name: name.clone(),
+            size: bytes(units),
+            block_size: u32::try_from(bytes(block_units)).unwrap_or(u32::MAX),
+        };
+        self.submit(control, Some(Intent::Create { name, units, block_units }), Mark::Create)
+    }
+
+    /// A volume that no structure change is using, of this kind.
+    fn idle_volume(&mut self, wanted: impl Fn(bool) -> bool) -> Option<u32> {
+        let all: Vec<u32> = self
+            .core
+            .oracle
+            .volumes()
+            .iter()
+            .filter(|(id, volume)| wanted(volume.snapshot) && !self.core.oracle.is_busy(**id))
+            .map(|(id, _)| *id)
+            .collect();
+        (!all.is_empty()).then(|| all[self.core.random.usize(..all.len())])
+    }
+
+    fn delete_volume(&mut self) -> Result<(), Violation> {
+        let Some(id) = self.idle_volume(|_| true) else { return Ok(()) };
+        let control = Control::Delete { volume: VolumeId(id) };
+        self.submit(control, Some(Intent::Delete { volume: id }), Mark::Delete)
+    }
+
+    fn resize_volume(&mut self) -> Result<(), Violation> {
+        let Some(id) = self.idle_volume(|snapshot| !snapshot) else { return Ok(()) };
+        let Some(volume) = self.core.oracle.volumes().get(&id) else { return Ok(()) };
+        let (old, block) = (volume.units, volume.block_units);
+        let units = self.size(block);
+        let mark = if units < old { Mark::Shrink } else { Mark::Grow };
+        let control = Control::Resize { volume: VolumeId(id), size: bytes(units) };
+        self.submit(control, Some(Intent::Resize { volume: id, units }), mark)
+    }
+
+    fn copy_volume(&mut self, snapshot: bool) -> Result<(), Violation> {
+        if self.core.oracle.volumes().len() + self.core.oracle.pending()
+            >= self.core.profile.max_volumes + 3
+        {
+            return Ok(());
+        }
+        let Some(source) = self.idle_volume(|_| true) else { return Ok(()) };
+        let Some(volume) = self.core.oracle.volumes().get(&source) else { return Ok(()) };
+        let units = volume.units;
+        let name = self.fresh_name(if snapshot { "s" } else { "c" });
+        let id = VolumeId(source);
+        let (control, mark) = if snapshot {
+            (Control::Snapshot { source: id, name: name.clone() }, Mark::Snapshot)
+        } else {
+            (Control::Clone { source: id, name: name.clone(), size: None }, Mark::Clone)
+        };
+        self.submit(control, Some(Intent::Copy { source, name, units, snapshot }), mark)
+    }
+
+    fn roll_back(&mut self) -> Result<(), Violation> {
+        let Some(snapshot) = self.idle_volume(|snapshot| snapshot) else { return Ok(()) };
+        let Some(volume) = self.idle_volume(|snapshot| !snapshot) else { return Ok(()) };
+        let control = Control::Rollback { volume: VolumeId(volume), snapshot: VolumeId(snapshot) };
+        self.submit(control, Some(Intent::Rollback { volume, snapshot }), Mark::Rollback)
+    }
+
+    pub(super) fn submit_close(&mut self) -> Result<(), Violation> {
+        self.submit(Control::Close, None, Mark::Close)
+    }
+
+    pub(super) fn take_outcomes(&mut self) -> Result<(), Violation> {
+        loop {
+            let Phase::Up(up) = &mut self.phase else { return Ok(()) };
+            let Some((id, result)) = up.engine.take_outcome() else { return Ok(()) };
+            let Some((number, intent, mark)) = up.controls.remove(&id) else {
+                let text = format!("an outcome nobody asked for: {result:?}");
+                return Err(Violation::new(Breach::Error, text));
+            };
+            self.core.trace.note(|| format!("control {number}: {result:?}"));
+            match result {
+                Ok(outcome) => self.control_done(number, intent.as_ref(), mark, &outcome),
+                Err(error) => self.control_failed(number, intent.as_ref(), &error)?,
+            }
+        }
+    }
+
+    fn control_done(
+        &mut self,
+        number: u64,
+        intent: Option<&Intent>,
+        mark: Mark,
+        outcome: &Outcome,
+    ) {
+        self.core.marks.hit(mark);
+        let made = match outcome {
+            Outcome::Created(id) => Some(id.0),
+            Outcome::Closed => {
+                if let Phase::Up(up) = &mut self.phase {
+                    up.closed = true;
+                }
+                None
+            }
+            _ => None,
+        };
+        self.core.oracle.end_control(number, Ok(made));
+        if let Some(Intent::Rollback { volume, .. }) = intent
+            && let Phase::Up(up) = &self.phase
+        {
+            let found = listed(&up.engine).into_iter().find(|found| found.id == *volume);
+            if let Some(found) = found {
+                self.core.oracle.set_units(*volume, found.units);
+            }
+        }
+        if let Some(Intent::Delete { volume }) = intent
+            && let Phase::Up(up) = &mut self.phase
+        {
+            for worker in 0..up.workers() {
+                up.detach(worker, *volume);
+            }
+        }
+    }
+
+    fn control_failed(
+        &mut self,
+        number: u64,
+        intent: Option<&Intent>,
+        error: &MapperError,
+    ) -> Result<(), Violation> {
+        let failed = match &self.phase {
+            Phase::Up(up) => up.pool.failure().is_some(),
+            _ => true,
+        };
+        let refusal = matches!(
+            error,
+            MapperError::NoSpace { .. }
+                | MapperError::Limit { .. }
+                | MapperError::Unsuitable { .. }
+                | MapperError::Invalid { .. }
+        );
+        if !failed {
+            self.core.oracle.end_control(number, Err(()));
+        }
+        if failed || refusal {
+            return Ok(());
+        }
+        let text = format!("{intent:?} failed: {error}");
+        Err(Violation::new(Breach::Error, text))
+    }
+
+    /// The pool is closed: everything that was answered is on the media.
+    pub(super) fn finish_close(&mut self) -> Result<(), Violation> {
+        self.abandon();
+        self.core.oracle.closed();
+        for disk in &mut self.core.disks {
+            disk.lose_owner();
+        }
+        self.core.origins.clear();
+        self.killed = false;
+        self.durable = true;
+        if self.core.random.bool() {
+            // Nothing depends on the ring any more.
+            let words = super::ring_words(&self.core.profile);
+            self.core.ring = super::Ring::of(std::iter::repeat_n(0, words));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! Process death and loss of power.
+
+use super::super::core::Ring;
+use super::super::disk::Keep;
+use super::super::marks::Mark;
+use super::{Phase, RingHanded, World, ring_words};
+
+/// How the host stops.
+#[derive(Clone, Debug)]
+pub enum Crash {
+    /// The process dies; its ring stays.
+    Kill,
+    /// Power is lost; per device, what of its cache survives.
+    Power(Vec<Keep>),
+}
+
+impl World {
+    /// A crash of the profile's kind.
+    pub(super) fn random_crash(&mut self) {
+        let power = self.core.profile.power;
+        let crash = if self.core.chance(power) {
+            let keep = (0..self.core.disks.len()).map(|_| self.random_keep()).collect();
+            Crash::Power(keep)
+        } else {
+            Crash::Kill
+        };
+        self.crash(&crash);
+    }
+
+    fn random_keep(&mut self) -> Keep {
+        let random = &mut self.core.random;
+        let share = [0.1, 0.5, 0.9][random.usize(..3)];
+        match random.u8(..8) {
+            0 => Keep::Nothing,
+            1 => Keep::Everything,
+            2..=4 => Keep::Some(share),
+            _ => {
+                self.core.marks.hit(Mark::PowerTorn);
+                Keep::Torn(share)
+            }
+        }
+    }
+
+    /// Stops the host in this way, whatever it is doing.
+    pub fn crash(&mut self, crash: &Crash) {
+        self.core.trace.note(|| format!("CRASH {crash:?}"));
+        let opening = matches!(self.phase, Phase::Opening(_));
+        let mut lost = self.core.flush_failed || self.core.metadata_failed;
+        if let Phase::Up(up) = &self.phase {
+            lost |= up.pool.failure().is_some();
+        }
+        self.abandon();
+        self.core.origins.clear();
+        let image = self.core.ring.image();
+        self.core.old_rings.push(image);
+        if self.core.old_rings.len() > 4 {
+            self.core.old_rings.remove(0);
+        }
+        match crash {
+            Crash::Kill => self.kill(opening, lost),
+            Crash::Power(keep) => self.lose_power(opening, keep),
+        }
+        self.core.flush_failed = false;
+        self.core.metadata_failed = false;
+    }
+
+    fn kill(&mut self, opening: bool, lost: bool) {
+        self.core.marks.hit(if opening { Mark::KillRecovery } else { Mark::Kill });
+        for disk in &mut self.core.disks {
+            disk.lose_owner();
+        }
+        if lost {
+            // A failed flush or metadata write: what is left is what power loss leaves (R8).
+            self.core.oracle.power_lost();
+            self.durable = true;
+        } else {
+            self.core.oracle.killed();
+        }
+        self.killed = true;
+        let wrong = self.core.profile.wrong_ring;
+        if self.right_ring.is_none() && self.core.chance(wrong) {
+            self.hand_wrong_ring();
+        }
+        if self.core.profile.silent > 0.0 && !self.core.damaged && self.core.chance(0.2) {
+            let what = self.core.damage();
+            self.core.trace.note(|| format!("{what:?}"));
+        }
+    }
+
+    fn lose_power(&mut self, opening: bool, keep: &[Keep]) {
+        self.core.marks.hit(if opening { Mark::PowerRecovery } else { Mark::Power });
+        if self.killed {
+            self.core.marks.hit(Mark::PowerAfterKill);
+        }
+        let random = &mut self.core.random;
+        for (disk, keep) in self.core.disks.iter_mut().zip(keep) {
+            disk.lose_power(keep, random);
+        }
+        self.core.oracle.power_lost();
+        self.core.boot = self.core.boot.wrapping_add(1);
+        self.killed = false;
+        self.durable = true;
+        self.right_ring = None;
+        self.ring_handed = RingHanded::Right;
+        self.accept_loss = false;
+        let words = ring_words(&self.core.profile);
+        self.core.ring = match self.core.old_rings.last() {
+            // A ring of another boot means nothing.
+            Some(image) if self.core.random.u8(..4) == 0 => Ring::of(image.iter().copied()),
+            _ => Ring::of(std::iter::repeat_n(0, words)),
+        };
+    }
+
+    /// Sets the ring aside and puts another one in its place: none, an older one, or another
+    /// pool's.
+    fn hand_wrong_ring(&mut self) {
+        let words = ring_words(&self.core.profile);
+        let right = std::sync::Arc::clone(&self.core.ring);
+        let present = right.image();
+        let older: Vec<Vec<u64>> =
+            self.core.old_rings.iter().filter(|image| **image != present).cloned().collect();
+        let choice = self.core.random.usize(..3);
+        if choice == 1 && !older.is_empty() {
+            let image = older[self.core.random.usize(..older.len())].clone();
+            self.core.ring = Ring::of(image);
+            self.core.marks.hit(Mark::RingStale);
+        } else if choice == 2 {
+            let ring = Ring::of(std::iter::repeat_n(0, words));
+            let (slots, capacity) =
+                (self.core.profile.workers + 1, self.core.profile.ring_capacity);
+            let memory = std::sync::Arc::clone(&ring);
+            let boot = self.core.boot_id();
+            let made =
+                blockd_mapper::ring::DeltaRing::format(memory, &[7; 16], &boot, slots, capacity);
+            drop(made);
+            self.core.ring = ring;
+            self.core.marks.hit(Mark::RingForeign);
+        } else {
+            self.core.ring = Ring::of(std::iter::repeat_n(0, words));
+            self.core.marks.hit(Mark::RingMissing);
+        }
+        self.core.trace.note(|| "the ring is another one".into());
+        self.right_ring = Some(right);
+        self.ring_handed = RingHanded::Wrong;
+    }
+}
