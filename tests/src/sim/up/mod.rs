@@ -1,22 +1,27 @@
 //! An open pool with its clients: requests become plans, plans become device operations, answers
 //! go to the oracle.
 
+mod end;
+mod ops;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blockd_mapper::engine::{ControlId, Engine};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
-use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, PlanOp, Step};
+use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::pool::Pool;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
 
-use super::content::{UNIT, Value, index};
-use super::core::{Core, Origin, bytes, told, units};
-use super::disk::{Action, Answered};
-use super::marks::Mark;
-use super::oracle::{Breach, ChangeId, Intent, Payload, Reading, Time, Violation};
+use crate::sim::content::{UNIT, Value, index};
+use crate::sim::core::{Core, Origin, bytes, told, units};
+use crate::sim::disk::{Action, Answered};
+use crate::sim::marks::Mark;
+use crate::sim::oracle::{Breach, ChangeId, Intent, Payload, Reading, Time, Violation};
+
+use ops::{mark_plan, put, send_op};
 
 /// What a client asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -629,181 +634,5 @@ impl Up {
             self.controls.len(),
             self.pool.failure()
         )
-    }
-
-    fn part_done(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
-        let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
-        let Some(request) = self.requests[part.request].as_ref() else { return Ok(()) };
-        let zeroes = matches!(request.kind, Kind::Zeroes { .. } | Kind::Discard);
-        if request.fua && zeroes && request.parts == 1 && request.error.is_none() {
-            part.flushing = true;
-            return self.drive(core, at);
-        }
-        self.part_ended(core, at)
-    }
-
-    fn fail_part(
-        &mut self,
-        core: &mut Core,
-        at: usize,
-        error: MapperError,
-    ) -> Result<(), Violation> {
-        if let Some(part) = &self.parts[at]
-            && let Some(request) = self.requests[part.request].as_mut()
-        {
-            request.error.get_or_insert(error);
-        }
-        self.part_ended(core, at)
-    }
-
-    fn part_ended(&mut self, core: &mut Core, at: usize) -> Result<(), Violation> {
-        let Some(part) = self.parts[at].take() else { return Ok(()) };
-        self.free_parts.push(at);
-        self.spare_plans.push(part.plan);
-        let Some(request) = self.requests[part.request].as_mut() else { return Ok(()) };
-        request.parts -= 1;
-        if request.parts > 0 {
-            return Ok(());
-        }
-        let request = self.requests[part.request].take();
-        self.free_requests.push(part.request);
-        self.live -= 1;
-        request.map_or(Ok(()), |request| self.end(core, &request))
-    }
-
-    fn end(&self, core: &mut Core, request: &Request) -> Result<(), Violation> {
-        core.trace.note(|| {
-            format!(
-                "answer {:?} volume {} {}+{}: {:?}",
-                request.kind, request.volume, request.start, request.len, request.error
-            )
-        });
-        if let Some(error) = &request.error {
-            return self.end_failed(core, request, error);
-        }
-        if let Some(change) = request.change {
-            core.oracle.end_change(request.volume, change, false, request.fua);
-        }
-        match request.kind {
-            Kind::Read => {
-                core.marks.hit(Mark::Read);
-                if let Some(reading) = &request.reading {
-                    core.oracle.end_read(reading, &request.buffer)?;
-                }
-            }
-            Kind::Verify => {
-                let durable = self.verifying == Some(true);
-                core.oracle.settle(request.volume, request.start, &request.buffer, durable)?;
-            }
-            Kind::Write if request.fua => core.marks.hit(Mark::WriteFua),
-            Kind::Write => core.marks.hit(Mark::Write),
-            Kind::Discard => core.marks.hit(Mark::Discard),
-            Kind::Zeroes { unmap: true } => core.marks.hit(Mark::ZeroesUnmap),
-            Kind::Zeroes { unmap: false } => core.marks.hit(Mark::ZeroesKeep),
-            Kind::Flush => {
-                core.marks.hit(Mark::Flush);
-                core.oracle.end_flush(request.volume, request.since);
-            }
-        }
-        Ok(())
-    }
-
-    fn end_failed(
-        &self,
-        core: &mut Core,
-        request: &Request,
-        error: &MapperError,
-    ) -> Result<(), Violation> {
-        if let Some(reading) = &request.reading {
-            core.oracle.drop_read(reading);
-        }
-        if let Some(change) = request.change {
-            if request.begun {
-                core.oracle.end_change(request.volume, change, true, false);
-            } else {
-                core.oracle.withdraw(request.volume, change);
-            }
-        }
-        let volume = core.oracle.volumes().get(&request.volume);
-        let excused = match error {
-            MapperError::Io { .. } => request.io_failed || self.pool.failure().is_some(),
-            MapperError::NoVolume(_) => volume.is_none() || core.oracle.is_busy(request.volume),
-            MapperError::OutOfRange { .. } => {
-                core.oracle.was_cut(request.volume, request.since)
-                    || core.oracle.is_busy(request.volume)
-                    || volume.is_none()
-            }
-            MapperError::ReadOnly => volume.is_some_and(|volume| volume.snapshot),
-            MapperError::NoSpace { needed: 0, free: 0 } => true,
-            _ => self.pool.failure().is_some(),
-        };
-        if excused {
-            return Ok(());
-        }
-        let text = format!("{:?} of volume {} failed: {error}", request.kind, request.volume);
-        Err(Violation::new(Breach::Error, text))
-    }
-}
-
-fn put<T>(all: &mut Vec<Option<T>>, free: &mut Vec<usize>, item: T) -> usize {
-    match free.pop() {
-        Some(at) => {
-            all[at] = Some(item);
-            at
-        }
-        None => {
-            all.push(Some(item));
-            all.len() - 1
-        }
-    }
-}
-
-/// Sends one operation of a plan. `false`: it was done on the spot.
-fn send_op(
-    core: &mut Core,
-    request: &mut Request,
-    part_start: usize,
-    place: (usize, usize),
-    op: &PlanOp,
-) -> bool {
-    let (start, count) = (op.offset / UNIT, op.len / UNIT);
-    let at = part_start - request.start + units(op.buffer_offset);
-    let origin = Origin::Part(place.0, place.1);
-    let (action, origin, device) = match op.kind {
-        OpKind::ReadZeroes => {
-            request.buffer[at..at + units(op.len)].fill(Value::ZERO);
-            return false;
-        }
-        OpKind::Read => (Action::Read { start, count }, origin, op.device),
-        OpKind::Write { fua } => {
-            let values = request.buffer[at..at + units(op.len)].to_vec();
-            (Action::Write { start, values, fua }, origin, op.device)
-        }
-        OpKind::WriteZeroes { fua } => {
-            let values = vec![Value::ZERO; index(count)];
-            (Action::Write { start, values, fua }, origin, op.device)
-        }
-        OpKind::Copy { from_device, from_offset } => {
-            let action = Action::Read { start: from_offset / UNIT, count };
-            (action, Origin::CopyRead(place.0, place.1), from_device)
-        }
-        OpKind::Flush => (Action::Flush, origin, op.device),
-    };
-    core.submit(device, action, origin, true);
-    true
-}
-
-fn mark_plan(core: &mut Core, kind: Option<Kind>, ops: &[PlanOp]) {
-    if kind != Some(Kind::Write) {
-        return;
-    }
-    if ops.iter().any(|op| matches!(op.kind, OpKind::Copy { .. })) {
-        core.marks.hit(Mark::CopyOnWrite);
-    }
-    if ops.iter().any(|op| matches!(op.kind, OpKind::WriteZeroes { .. })) {
-        core.marks.hit(Mark::PartialFill);
-    }
-    if ops.iter().any(|op| matches!(op.kind, OpKind::Write { fua: true })) {
-        core.marks.hit(Mark::FuaShort);
     }
 }
