@@ -63,7 +63,6 @@ pub struct ArenaFull {
 }
 
 /// Owns every leaf of a pool, in use or free.
-#[derive(Debug)]
 pub struct Arena {
     blocks: Box<[OnceLock<Block>]>,
     /// First leaf of the free list, which runs through [`LeafMeta`] so that it needs no memory.
@@ -78,6 +77,17 @@ pub struct Arena {
 struct Block {
     leaves: Box<[Leaf]>,
     metas: Box<[LeafMeta]>,
+}
+
+impl std::fmt::Debug for Arena {
+    /// Counts, not the leaves: a pool has millions of entries.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (leaves, free) = (self.leaf_count(), self.free_count());
+        f.debug_struct("Arena")
+            .field("leaves", &leaves)
+            .field("free", &free)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Arena {

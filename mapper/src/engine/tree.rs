@@ -10,11 +10,16 @@ const FANOUT: usize = 252;
 const _: () = assert!(FANOUT as u64 == INDEX_FANOUT, "the tree has the format's fan-out");
 
 /// One index page: what it refers to, and where its present content lies.
-#[derive(Debug)]
 struct Node {
     entries: [PageRef; FANOUT],
     own: PageRef,
     dirty: bool,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}{}", self.own.address, if self.dirty { " dirty" } else { "" })
+    }
 }
 
 impl Node {
