@@ -1,0 +1,406 @@
+#!/usr/bin/env python3
+"""Reads a blockd pool, written from docs/ON_DISK_FORMAT.md alone.
+
+    blockd_reader.py IMAGE [IMAGE2 ...] info
+    blockd_reader.py IMAGE [IMAGE2 ...] volumes
+    blockd_reader.py IMAGE [IMAGE2 ...] read NAME [--out FILE]
+    blockd_reader.py IMAGE [IMAGE2 ...] dump DIRECTORY
+    blockd_reader.py IMAGE [IMAGE2 ...] check
+
+`read` writes the content of one volume, `dump` that of each to a file of its name (a name has no
+slash). `check` looks at what no single page tells: that no extent is used for two things.
+
+It needs nothing but Python's standard library, and never writes to an image. The delta ring is not
+on media, so what is shown is what a loss of power would have left. Exit status: 0 when all is well,
+1 with `blockd_reader: ...` on standard error when the pool is refused.
+"""
+
+import os
+import struct
+import sys
+import unicodedata
+import uuid
+from dataclasses import dataclass, field
+
+from checksums import crc_fits, xxh3_64
+from superblock import BLOCK, Image, Refused, require, superblocks_of
+
+ENTRIES = 256  # of a leaf
+FANOUT = 252  # references of an index page
+RECORDS = 15  # of a catalogue page
+LEAF, INDEX, CATALOGUE = 1, 2, 3
+MAP, UNMAP, UNMAP_LEAF, CREATE, DELETE, RESIZE, SNAPSHOT, CLONE, ROLLBACK = range(1, 10)
+NAMED = (CREATE, SNAPSHOT, CLONE)
+
+
+# ---- volumes
+
+
+@dataclass
+class Volume:
+    id: int
+    lineage: int
+    origin: int
+    block: int
+    size: int
+    created: int
+    kind: int
+    name: str
+    levels: int = 0
+    root: tuple = (0, 0)
+    entries: dict = field(default_factory=dict)  # logical extent -> (physical extent, bitmap)
+
+
+def name_from(data, what):
+    try:
+        name = data.decode()
+    except UnicodeDecodeError:
+        raise Refused(f"{what}: its name isn't UTF-8") from None
+    good = 1 <= len(data) <= 128 and name not in (".", "..") and not name.startswith("node-")
+    good &= "/" not in name and all(unicodedata.category(c) != "Cc" for c in name)
+    require(good, f"{what}: bad name {name!r}")
+    return name
+
+
+class Pool:
+    """The state of a pool: that of the checkpoint, with the log applied."""
+
+    def __init__(self, paths):
+        self.page_extents = set()
+        self.log_blocks = self.pages_read = 0
+        self.volumes = {}
+        self._choose([Image(path) for path in paths])
+        self._read_catalogue()
+        for volume in self.volumes.values():
+            self._read_tree(volume)
+        self._replay()
+
+    def _choose(self, images):
+        copies = [(image, superblocks_of(image)) for image in images]
+        for image, found in copies:
+            require(found, f"{image.path}: no superblock copy is sound")
+        everything = [s for _, found in copies for s in found]
+        require(len({s.pool for s in everything}) == 1, "the devices are of different pools")
+        newest = max(s.generation for s in everything)
+        newest = [s for s in everything if s.generation == newest]
+        same = len({s.identity for s in newest}) == 1
+        require(same, "superblock copies of one generation differ: two writers were at work")
+        self.sb = newest[0]
+        self.copies = len(newest)
+        by_uuid = {device.uuid: device for device in self.sb.table}
+        for image, found in copies:
+            for copy in found:
+                device = by_uuid.get(copy.uuid)
+                require(device, f"{image.path}: isn't in the pool's table")
+                require(device.image in (None, image), f"{image.path}: a device twice")
+                device.image = image
+        for i, device in enumerate(self.sb.table):
+            require(device.image, f"device {i} ({uuid.UUID(bytes=device.uuid)}) is missing")
+
+    def read_extent(self, extent, at, size):
+        for device in self.sb.table:
+            if device.first <= extent < device.first + device.extents:
+                return device.image.read((extent - device.first) * self.sb.extent_size + at, size)
+        raise Refused(f"physical extent {extent} isn't on any device")
+
+    # ---- pages
+
+    def page(self, reference, kind, level, index, tree=None):
+        """The page a reference leads to, with everything checked that its parent knows of it."""
+        address, page_sum = reference
+        extent, number = divmod(address, self.sb.pages)
+        what = f"page {address} (kind {kind}, level {level}, index {index})"
+        block = self.read_extent(extent, number * BLOCK, BLOCK)
+        require(block[:4] == b"BDpg", f"{what}: no page is there")
+        require(crc_fits(block, 8), f"{what}: CRC doesn't fit")
+        require(xxh3_64(block) == page_sum, f"{what}: isn't the one its parent names (sum)")
+        has = struct.unpack_from("<BBHxxxxI16sIHHQQQ", block, 4)
+        require(has[2] == 1, f"{what}: unknown version {has[2]}")
+        require(has[4] == self.sb.pool, f"{what}: of another pool")
+        require((has[0], has[1], has[8]) == (kind, level, index), f"{what}: another page")
+        require(tree is None or has[3] == tree, f"{what}: of another tree")
+        require(has[7] == 0, f"{what}: reserved bytes aren't zero")
+        self.page_extents.add(extent)
+        self.pages_read += 1
+        return block, has[6]
+
+    def bottom(self, root, levels, kind, count, tree=None):
+        """Walks down from a root; yields (index, page, entries in use) of each bottom page."""
+        require(count <= FANOUT**levels, f"{levels} levels are too few for {count} pages")
+        todo = [(root, levels, 0)]
+        while todo:
+            reference, level, index = todo.pop()
+            if reference[0] == 0:
+                require(reference[1] == 0, "a reference to no page has a sum")
+                continue
+            require(index < -(-count // FANOUT**level), "a reference leads beyond the end")
+            page, used = self.page(reference, INDEX if level else kind, level, index, tree)
+            if level == 0:
+                yield index, page, used
+                continue
+            below = list(struct.iter_unpack("<QQ", page[64:]))
+            require(sum(r != (0, 0) for r in below) == used, f"index page {index}: bad count")
+            todo += [(r, level - 1, FANOUT * index + i) for i, r in enumerate(below)]
+
+    def _read_catalogue(self):
+        sb = self.sb
+        count = -(-sb.catalogue_records // RECORDS)
+        pages = self.bottom((sb.root, sb.root_sum), sb.catalogue_levels, CATALOGUE, count, 0)
+        for index, page, used in pages:
+            require(not any(page[3904:]), "catalogue: reserved bytes aren't zero")
+            for place in range(RECORDS):
+                record = page[64 + 256 * place : 320 + 256 * place]
+                if any(record):
+                    require(index * RECORDS + place < sb.catalogue_records, "record beyond the end")
+                    self._add(self._volume(record))
+                    used -= 1
+            require(used == 0, f"catalogue page {index}: bad count")
+
+    def _volume(self, record):
+        id, lineage, origin, block, size, created, address, root_sum, kind, levels, length = (
+            struct.unpack_from("<IIIIQQQQBBB", record)
+        )
+        what = f"volume {id}"
+        require(1 <= length <= 128, f"{what}: name of {length} bytes")
+        rest = record[51:128] + record[128 + length :]
+        require(not any(rest), f"{what}: reserved bytes aren't zero, or unknown flags")
+        name = name_from(record[128 : 128 + length], what)
+        require(levels <= 4 and kind in (1, 2), f"{what}: kind {kind}, {levels} levels")
+        return Volume(id, lineage, origin, block, size, created, kind, name, levels, (address, root_sum))
+
+    def _add(self, volume):
+        what = f"volume {volume.id}"
+        require(volume.id and volume.id not in self.volumes, f"{what}: twice, or 0")
+        require(volume.lineage, f"{what}: no lineage")
+        good = volume.block in [512 << i for i in range(8)]
+        require(good, f"{what}: logical block of {volume.block} bytes")
+        self._check_size(volume, volume.size)
+        require(all(v.name != volume.name for v in self.volumes.values()), f"{what}: name taken")
+        self.volumes[volume.id] = volume
+
+    def _check_size(self, volume, size):
+        good = 0 < size <= 1 << 50 and size % volume.block == 0
+        require(good, f"volume {volume.id}: bad size {size}")
+
+    def slots(self, volume):
+        return -(-volume.size // (ENTRIES * self.sb.extent_size))
+
+    def _read_tree(self, volume):
+        what = f"volume {volume.id}"
+        if volume.levels == 0:
+            require(volume.root == (0, 0), f"{what}: a root without levels")
+            return
+        for slot, page, used in self.bottom(volume.root, volume.levels, LEAF, self.slots(volume)):
+            require(not any(page[3648:]), f"{what}, leaf {slot}: reserved bytes aren't zero")
+            for i, (low, high, kind, bits) in enumerate(struct.iter_unpack("<IBBQ", page[64:3648])):
+                extent = slot * ENTRIES + i
+                require(kind != 2, f"{what}: extent {extent} is composite: unsupported")
+                if kind == 1:
+                    self._map(volume, extent, low | high << 32, bits)
+                    used -= 1
+                else:
+                    require(not (low or high or kind or bits), f"{what}: bad entry {extent}")
+            require(used == 0, f"{what}, leaf {slot}: bad count")
+
+    def valid(self, volume, extent):
+        """The bits of the sub-blocks that begin within the volume."""
+        left = volume.size - extent * self.sb.extent_size
+        whole = self.sb.extent_size // self.sb.sub_block
+        return (1 << max(0, min(whole, -(-left // self.sb.sub_block)))) - 1
+
+    def _map(self, volume, extent, physical, bits):
+        where = f"volume {volume.id}, extent {extent}"
+        require(extent * self.sb.extent_size < volume.size, f"{where}: beyond the volume's size")
+        require(bits & ~self.valid(volume, extent) == 0, f"{where}: bits beyond the end")
+        on = any(d.first < physical < d.first + d.extents - 1 for d in self.sb.table)
+        require(on, f"{where}: physical extent {physical} can't hold data")
+        volume.entries[extent] = (physical, bits)
+
+    # ---- log
+
+    def _replay(self):
+        sb, blocks = self.sb, self.sb.wal_extents * self.sb.pages
+        log = self.read_extent(sb.wal_start, 0, blocks * BLOCK)
+        places = [log[BLOCK * i : BLOCK * (i + 1)] for i in range(blocks)]
+        sequence, before, epoch, lsn = sb.tail_sequence, sb.tail_hash, 0, 0
+        while self.log_blocks < blocks:
+            block = places[sequence % blocks]
+            head = self._log_head(block)
+            if not head or (head[3], head[5]) != (sequence, before) or head[0] < epoch:
+                break
+            epoch = head[0]
+            require(epoch <= sb.epoch, f"log block {sequence}: of a later epoch, {epoch}")
+            require(head[2] == 1, f"log block {sequence}: unknown version {head[2]}")
+            lsn = self._apply_block(block, head, sequence, lsn)
+            sequence, before = sequence + 1, xxh3_64(block)
+            self.log_blocks += 1
+        for place, block in enumerate(places):
+            found = int.from_bytes(block[40:48], "little")
+            if not (sequence < found < sequence + blocks and found % blocks == place):
+                continue
+            head = self._log_head(block)
+            if head and head[1] & 0x8000 and epoch <= head[0] <= sb.epoch:
+                raise Refused(f"log block {sequence} is damaged: block {found} was written behind it")
+
+    def _log_head(self, block):
+        """(epoch, units, version, sequence, base LSN, sum before), or None if it isn't a block."""
+        if block[:4] != b"BDwl" or block[8:24] != self.sb.pool or not crc_fits(block, 4):
+            return None
+        return struct.unpack_from("<QxxxxHHQQQ", block, 24)
+
+    def _apply_block(self, block, head, sequence, lsn):
+        what, units, base = f"log block {sequence}", head[1] & 0x7FFF, head[4]
+        require(1 <= units <= 126, f"{what}: {units} units")
+        require(not any(block[64 + 32 * units :]), f"{what}: bytes behind its units")
+        at = 0
+        while at < units:
+            unit = block[64 + 32 * at : 96 + 32 * at]
+            kind, length, delta, volume, a, b, c = struct.unpack("<BBHIQQQ", unit)
+            require(kind not in (64, 65, 66, 67), f"{what}: kind {kind} is unsupported")
+            require(1 <= kind <= 9 and volume, f"{what}: unsound record")
+            require(at or delta == 0, f"{what}: its first LSN isn't its base")
+            require(base + delta > lsn, f"{what}: LSNs don't rise")
+            lsn = base + delta
+            name, further = b"", -(-c // 24) if kind in NAMED else 0
+            require(length == 1 + further and at + length <= units, f"{what}: unsound length")
+            for j in range(1, length):
+                more = block[64 + 32 * (at + j) : 96 + 32 * (at + j)]
+                require(more[:8] == bytes([255, j]) + unit[2:8], f"{what}: unsound further unit")
+                name += more[8:]
+            if further:
+                require(not any(name[c:]), f"{what}: bytes behind a name")
+                name = name_from(name[:c], what)
+            if lsn > self.sb.checkpoint_lsn:
+                self._apply(f"record {lsn}", lsn, kind, volume, a, b, c, name)
+            at += length
+        return lsn
+
+    def _apply(self, what, lsn, kind, id, a, b, c, name):
+        unused = {MAP: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}
+        require(not any(unused.get(kind, (b, c))), f"{what}: unused fields aren't zero")
+        if kind == CREATE:
+            return self._add(Volume(id, id, 0, b, a, lsn, 1, name))
+        other = self.volumes.get(a if kind in (SNAPSHOT, CLONE, ROLLBACK) else id)
+        require(other, f"{what}: its volume doesn't exist")
+        if kind in (SNAPSHOT, CLONE):
+            size, new = (other.size, 2) if kind == SNAPSHOT else (b, 1)
+            require(size >= other.size, f"{what}: a clone smaller than its source")
+            copy = Volume(id, other.lineage, a, other.block, size, lsn, new, name)
+            copy.entries = dict(other.entries)
+            return self._add(copy)
+        volume = self.volumes.get(id)
+        require(volume, f"{what}: volume {id} doesn't exist")
+        require(kind == DELETE or volume.kind == 1, f"{what}: changes a snapshot")
+        if kind == MAP:
+            self._map(volume, a, b, c)
+        elif kind == UNMAP:
+            volume.entries.pop(a, None)
+        elif kind == UNMAP_LEAF:
+            for extent in range(a * ENTRIES, (a + 1) * ENTRIES):
+                volume.entries.pop(extent, None)
+        elif kind == DELETE:
+            del self.volumes[id]
+        elif kind == RESIZE:
+            self._check_size(volume, a)
+            volume.size = a
+            kept = {e: (p, bits & self.valid(volume, e)) for e, (p, bits) in volume.entries.items()}
+            volume.entries = {e: entry for e, entry in kept.items() if entry[1]}
+        else:
+            require(other.kind == 2, f"{what}: rollback to what isn't a snapshot")
+            volume.size, volume.entries = other.size, dict(other.entries)
+
+    # ---- what is asked of a pool
+
+    def contents(self, volume):
+        """Yields (byte of the volume, bytes) of everything that may not be zero, in order."""
+        size, sub = self.sb.extent_size, self.sb.sub_block
+        for extent, (physical, bits) in sorted(volume.entries.items()):
+            for i in range(size // sub):
+                at = extent * size + i * sub
+                if bits >> i & 1:
+                    yield at, self.read_extent(physical, i * sub, min(sub, volume.size - at))
+
+    def check(self):
+        """What the pages don't tell alone: who uses which extent. Returns the number of free ones."""
+        sb, taken = self.sb, {}
+        for device in sb.table:
+            taken |= {device.first: "superblock", device.first + device.extents - 1: "superblock"}
+        for extent in range(sb.wal_start, sb.wal_start + sb.wal_extents):
+            taken[extent] = "log"
+        for extent in self.page_extents:
+            require(extent not in taken, f"extent {extent}: pages and {taken.get(extent)}")
+            taken[extent] = "pages"
+        for extent in range(sb.reserve_start, sb.reserve_start + sb.reserve_extents):
+            taken.setdefault(extent, "reserve")
+        for volume in self.volumes.values():
+            require(volume.id < sb.next_id or volume.created > sb.checkpoint_lsn, "bad next id")
+            owner, seen = f"lineage {volume.lineage}", set()
+            for physical, _ in volume.entries.values():
+                require(physical not in seen, f"volume {volume.id}: extent {physical} twice")
+                seen.add(physical)
+                other = taken.setdefault(physical, owner)
+                require(other == owner, f"extent {physical}: {owner} and {other}")
+        return sum(device.extents for device in sb.table) - len(taken)
+
+
+# ---- commands
+
+
+def write_out(pool, volume, path):
+    with open(path, "wb") if path else os.fdopen(1, "wb", closefd=False) as out:
+        position = 0
+        for at, data in list(pool.contents(volume)) + [(volume.size, b"")]:
+            while position < at and not path:
+                position += out.write(bytes(min(at - position, 1 << 20)))
+            if path:
+                out.seek(at)
+            out.write(data)
+            position = at + len(data)
+        if path:
+            out.truncate(volume.size)
+
+
+def show_info(pool):
+    sb = pool.sb
+    print(f"pool {uuid.UUID(bytes=sb.pool)}, version {sb.major}.{sb.minor}, {'clean' if sb.clean else 'dirty'}")
+    print(f"extents of {sb.extent_size} bytes, sub-blocks of {sb.sub_block}")
+    print(f"generation {sb.generation} ({pool.copies} copies), epoch {sb.epoch}, checkpoint {sb.checkpoint_lsn}")
+    print(f"{pool.pages_read} pages read, {pool.log_blocks} blocks of the log from {sb.tail_sequence}")
+    for i, device in enumerate(sb.table):
+        print(f"device {i}: {device.image.path}, {uuid.UUID(bytes=device.uuid)},"
+              f" extents {device.first} to {device.first + device.extents - 1}")
+
+
+def show_volumes(pool):
+    for _, v in sorted(pool.volumes.items()):
+        kind = "snapshot" if v.kind == 2 else "volume"
+        print(f"{v.id}\t{kind}\t{v.size}\t{v.block}\t{v.origin}\t{v.lineage}\t{len(v.entries)}\t{v.name}")
+
+
+def main(arguments):
+    operands = {"info": (0,), "volumes": (0,), "read": (1, 3), "dump": (1,), "check": (0,)}
+    at = next((i for i, a in enumerate(arguments) if a in operands), 0)
+    images, command, *rest = arguments[:at], *(arguments[at:] or [None])
+    if not images or len(rest) not in operands[command] or rest[1:2] not in ([], ["--out"]):
+        sys.exit(__doc__)
+    try:
+        pool = Pool(images)
+        if command == "info":
+            show_info(pool)
+        elif command == "volumes":
+            show_volumes(pool)
+        elif command == "check":
+            print(f"ok: {len(pool.volumes)} volumes, {pool.check()} extents free")
+        elif command == "dump":
+            for volume in pool.volumes.values():
+                write_out(pool, volume, os.path.join(rest[0], volume.name))
+        else:
+            named = [v for v in pool.volumes.values() if v.name == rest[0]]
+            require(named, f"no volume is called {rest[0]!r}")
+            write_out(pool, named[0], rest[2] if rest[1:] else None)
+    except (Refused, OSError) as why:
+        sys.exit(f"blockd_reader: {why}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

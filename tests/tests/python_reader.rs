@@ -1,0 +1,425 @@
+//! A reader written from `docs/ON_DISK_FORMAT.md` alone, in another language, against what the
+//! mapper writes: if both agree, byte for byte, the document says what the code does.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blockd_mapper::engine::Control;
+use blockd_mapper::units::VolumeId;
+use blockd_tests::rig::{Media, Rig};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+/// What a volume must hold.
+#[derive(Clone)]
+struct Expected {
+    id: VolumeId,
+    block: usize,
+    data: Vec<u8>,
+}
+
+/// A pool and, beside it, plain memory that the same requests were done to.
+struct World {
+    rig: Rig,
+    volumes: BTreeMap<String, Expected>,
+    random: fastrand::Rng,
+}
+
+impl World {
+    fn new(extent_size: usize, devices: &[usize], seed: u64) -> Self {
+        let media = Media::create(u32::try_from(extent_size).unwrap(), devices).unwrap();
+        let random = fastrand::Rng::with_seed(seed);
+        Self { rig: Rig::open(media).unwrap(), volumes: BTreeMap::new(), random }
+    }
+
+    fn id(&self, name: &str) -> VolumeId {
+        self.volumes[name].id
+    }
+
+    fn data(&mut self, name: &str) -> &mut Vec<u8> {
+        &mut self.volumes.get_mut(name).unwrap().data
+    }
+
+    fn create(&mut self, name: &str, size: usize, block: usize) {
+        let block_size = u32::try_from(block).unwrap();
+        let control = Control::Create { name: name.to_owned(), size: size as u64, block_size };
+        let id = self.rig.make(control).unwrap();
+        self.volumes.insert(name.to_owned(), Expected { id, block, data: vec![0; size] });
+    }
+
+    fn write(&mut self, name: &str, at: usize, len: usize) {
+        let data: Vec<u8> = std::iter::repeat_with(|| self.random.u8(..)).take(len).collect();
+        self.rig.write(self.id(name), at as u64, &data).unwrap();
+        self.data(name)[at..at + len].copy_from_slice(&data);
+    }
+
+    /// Writes of whole blocks at places of their own choice.
+    fn scatter(&mut self, name: &str, writes: usize) {
+        let (block, size) = (self.volumes[name].block, self.volumes[name].data.len());
+        for _ in 0..writes {
+            let at = self.random.usize(..size / block) * block;
+            let len = (self.random.usize(1..40) * block).min(size - at);
+            self.write(name, at, len);
+        }
+    }
+
+    /// Whole sub-blocks: what becomes of the rest of a discarded range is left open.
+    fn discard(&mut self, name: &str, at: usize, len: usize) {
+        self.rig.discard(self.id(name), at as u64, len).unwrap();
+        self.data(name)[at..at + len].fill(0);
+    }
+
+    fn zero(&mut self, name: &str, at: usize, len: usize, unmap: bool) {
+        self.rig.write_zeroes(self.id(name), at as u64, len, unmap).unwrap();
+        self.data(name)[at..at + len].fill(0);
+    }
+
+    fn resize(&mut self, name: &str, size: usize) {
+        let control = Control::Resize { volume: self.id(name), size: size as u64 };
+        self.rig.control(control).unwrap();
+        self.data(name).resize(size, 0);
+    }
+
+    fn snapshot(&mut self, source: &str, name: &str) {
+        let control = Control::Snapshot { source: self.id(source), name: name.to_owned() };
+        let id = self.rig.make(control).unwrap();
+        self.volumes.insert(name.to_owned(), Expected { id, ..self.volumes[source].clone() });
+    }
+
+    fn clone(&mut self, source: &str, name: &str, size: usize) {
+        let (source_id, size64) = (self.id(source), Some(size as u64));
+        let control = Control::Clone { source: source_id, name: name.to_owned(), size: size64 };
+        let id = self.rig.make(control).unwrap();
+        let from = self.volumes[source].clone();
+        self.volumes.insert(name.to_owned(), Expected { id, ..from });
+        self.data(name).resize(size, 0);
+    }
+
+    fn roll_back(&mut self, name: &str, snapshot: &str) {
+        let (volume, from) = (self.id(name), self.id(snapshot));
+        self.rig.control(Control::Rollback { volume, snapshot: from }).unwrap();
+        *self.data(name) = self.volumes[snapshot].data.clone();
+    }
+
+    fn delete(&mut self, name: &str) {
+        self.rig.control(Control::Delete { volume: self.id(name) }).unwrap();
+        self.volumes.remove(name);
+    }
+
+    fn flush(&mut self, name: &str) {
+        self.rig.flush(self.id(name)).unwrap();
+    }
+
+    /// The process dies and another takes over.
+    fn reopen(&mut self) {
+        self.rig = Rig::open(self.rig.media.clone()).unwrap();
+    }
+
+    fn first_history(&mut self) {
+        let long = "ü".repeat(64);
+        self.create("plain", 5 * MIB + 3 * 512, 512);
+        self.create("four", 40 * MIB, 4096);
+        self.create("tail", MIB + 512, 512);
+        self.create(&long, 3 * MIB, 512);
+        self.create("empty", 20 * MIB, 4096);
+        self.create("gone", 2 * MIB, 512);
+        for name in ["plain", "four", "tail", &long, "gone"] {
+            self.scatter(name, 12);
+            self.flush(name);
+        }
+        self.write("plain", 2 * MIB, MIB);
+        self.write("four", 0, 2 * MIB);
+        self.write("tail", MIB, 512);
+        self.discard("four", 128 * KIB, 512 * KIB);
+        self.discard("plain", 2 * MIB + 8 * KIB, 100 * KIB);
+        self.zero("plain", 2 * MIB + 700 * KIB + 512, 3 * 512, true);
+        self.zero("plain", 2 * MIB + 300 * KIB + 512, 200 * KIB, false);
+        self.snapshot("plain", "monday");
+        self.scatter("plain", 8);
+        self.clone("monday", "copy", 7 * MIB);
+        self.scatter("copy", 8);
+        self.write("copy", 6 * MIB, 512);
+        self.delete("gone");
+        self.flush("plain");
+    }
+
+    fn second_history(&mut self) {
+        self.resize("tail", MIB + 4096 + 512);
+        self.resize("four", 20 * MIB + 12 * KIB);
+        self.resize("four", 37 * MIB);
+        self.snapshot("plain", "tuesday");
+        self.snapshot("four", "of four");
+        self.scatter("plain", 8);
+        self.scatter("four", 8);
+        self.roll_back("plain", "monday");
+        self.scatter("plain", 8);
+        self.delete("monday");
+        self.create("late", 3 * MIB, 512);
+        self.scatter("late", 8);
+        self.snapshot("tail", "of tail");
+        self.clone("of tail", "copy of tail", 2 * MIB);
+        self.discard("four", 0, 36 * MIB);
+        self.scatter("four", 2);
+        self.flush("late");
+    }
+
+    fn third_history(&mut self) {
+        self.resize("copy", 2 * MIB);
+        self.resize("copy", 4 * MIB);
+        self.roll_back("plain", "tuesday");
+        self.scatter("plain", 4);
+        self.delete("copy of tail");
+        self.create("gone", 4 * MIB, 4096);
+        self.scatter("gone", 4);
+        self.flush("gone");
+    }
+
+    /// Compares every volume: the mapper's own reads, then what the reader makes of the media.
+    fn compare(&mut self, place: &Place) -> Info {
+        for (name, expected) in &self.volumes {
+            let read = self.rig.read(expected.id, 0, expected.data.len()).unwrap();
+            assert!(read == expected.data, "{place:?}: the mapper reads {name} wrong");
+        }
+        place.put(&self.rig.media);
+        place.compare(&self.volumes).unwrap();
+        place.run(&["check"]).unwrap();
+        Info::of(&place.run(&["info"]).unwrap())
+    }
+}
+
+/// What the reader says of a pool.
+struct Info {
+    clean: bool,
+    pages: u64,
+    log_blocks: u64,
+}
+
+impl Info {
+    fn of(text: &str) -> Self {
+        let line = text.lines().find(|line| line.contains("pages read")).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (pages, log_blocks) = (words[0].parse().unwrap(), words[3].parse().unwrap());
+        Self { clean: text.contains(", clean"), pages, log_blocks }
+    }
+}
+
+/// A directory with the images of a pool.
+#[derive(Debug)]
+struct Place {
+    directory: PathBuf,
+    devices: usize,
+}
+
+impl Place {
+    fn new(name: &str, devices: usize) -> Self {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python_reader").join(name);
+        fs::create_dir_all(&directory).unwrap();
+        Self { directory, devices }
+    }
+
+    fn image(&self, device: usize) -> PathBuf {
+        self.directory.join(format!("disk{device}"))
+    }
+
+    fn put(&self, media: &Media) {
+        for (device, bytes) in media.devices.iter().enumerate() {
+            fs::write(self.image(device), bytes).unwrap();
+        }
+    }
+
+    /// Turns one bit of an image over.
+    fn flip(&self, device: usize, byte: usize) {
+        let file = File::options().read(true).write(true).open(self.image(device)).unwrap();
+        let mut bytes = [0];
+        file.read_exact_at(&mut bytes, byte as u64).unwrap();
+        file.write_all_at(&[bytes[0] ^ 0x10], byte as u64).unwrap();
+    }
+
+    /// Runs the reader. The error is what it says on standard error.
+    fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("reader/blockd_reader.py");
+        let mut command = Command::new("python3");
+        // Any order of the devices must do.
+        let images = (0..self.devices).rev().map(|device| self.image(device));
+        command.args(["-B", "-E", "-S"]).arg(script).args(images).args(arguments);
+        let output = match command.output() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                panic!("this test needs python3: install the package `python3`")
+            }
+            other => other.unwrap(),
+        };
+        let said = String::from_utf8(output.stderr).unwrap();
+        if output.status.success() {
+            return Ok(String::from_utf8(output.stdout).unwrap());
+        }
+        assert!(said.starts_with("blockd_reader: "), "not an error by name: {said}");
+        Err(said)
+    }
+
+    fn compare(&self, volumes: &BTreeMap<String, Expected>) -> Result<(), String> {
+        let list = self.run(&["volumes"])?;
+        let names = list.lines().map(|line| line.rsplit('\t').next().unwrap().to_owned());
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        assert!(names.iter().eq(volumes.keys()), "{list}");
+        let contents = self.directory.join("contents");
+        let _ = fs::remove_dir_all(&contents);
+        fs::create_dir(&contents).unwrap();
+        self.run(&["dump", contents.to_str().unwrap()])?;
+        for (name, expected) in volumes {
+            self.check_content(&contents.join(name), name, expected);
+        }
+        Ok(())
+    }
+
+    fn compare_one(&self, name: &str, expected: &Expected) -> Result<(), String> {
+        let out = self.directory.join("content");
+        self.run(&["read", name, "--out", out.to_str().unwrap()])?;
+        self.check_content(&out, name, expected);
+        Ok(())
+    }
+
+    fn check_content(&self, file: &Path, name: &str, expected: &Expected) {
+        let content = fs::read(file).unwrap();
+        assert_eq!(content.len(), expected.data.len(), "size of {name}");
+        let differs = content.iter().zip(&expected.data).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "{self:?}: first wrong byte of {name}");
+    }
+}
+
+/// Every stage of a pool's life, read from its media alone.
+fn whole_life(name: &str, extent_size: usize, devices: &[usize]) {
+    let place = Place::new(name, devices.len());
+    let mut world = World::new(extent_size, devices, 1);
+    world.first_history();
+    let info = world.compare(&place);
+    assert!(!info.clean && info.pages == 0 && info.log_blocks > 4, "all is in the log");
+    world.rig.control(Control::Checkpoint).unwrap();
+    let info = world.compare(&place);
+    assert!(!info.clean && info.pages > 4 && info.log_blocks == 0, "all is in the trees");
+    world.second_history();
+    let info = world.compare(&place);
+    assert!(!info.clean && info.pages > 4 && info.log_blocks > 0, "some is in either");
+    world.reopen();
+    world.third_history();
+    assert!(world.compare(&place).log_blocks > 1, "the log goes on over the opens");
+    world.rig.control(Control::Close).unwrap();
+    place.put(&world.rig.media);
+    place.compare(&world.volumes).unwrap();
+    let info = Info::of(&place.run(&["info"]).unwrap());
+    assert!(info.clean && info.log_blocks == 0, "closed in order");
+}
+
+#[test]
+fn one_device_small_extents() {
+    whole_life("one", 64 * KIB, &[32 * MIB + 5000 * 512]);
+}
+
+#[test]
+fn one_device_larger_extents() {
+    whole_life("larger", 256 * KIB, &[48 * MIB]);
+}
+
+#[test]
+fn two_devices() {
+    whole_life("two", 256 * KIB, &[20 * MIB, 33 * MIB + 512]);
+}
+
+#[test]
+fn two_devices_small_extents() {
+    whole_life("small", 64 * KIB, &[12 * MIB, 21 * MIB]);
+}
+
+/// A small pool with something in the trees and something in the log.
+fn small_world() -> World {
+    let mut world = World::new(64 * KIB, &[12 * MIB, 9 * MIB], 2);
+    world.create("a", 20 * MIB, 512);
+    world.create("b", MIB, 4096);
+    world.scatter("a", 10);
+    world.snapshot("a", "s");
+    world.scatter("b", 3);
+    world.rig.control(Control::Checkpoint).unwrap();
+    for _ in 0..3 {
+        world.scatter("a", 2);
+        world.flush("a");
+    }
+    world
+}
+
+/// Where pages with these first bytes lie: device and byte.
+fn pages_with(media: &Media, magic: &[u8]) -> Vec<(usize, usize)> {
+    let devices = media.devices.iter().enumerate();
+    let pages = devices
+        .flat_map(|(device, bytes)| (0..bytes.len() / PAGE).map(move |page| (device, page * PAGE)));
+    pages.filter(|&(device, at)| media.devices[device][at..].starts_with(magic)).collect()
+}
+
+#[test]
+fn damaged_superblocks() {
+    let place = Place::new("superblocks", 2);
+    let mut world = small_world();
+    world.compare(&place);
+    let found = pages_with(&world.rig.media, b"BLOCKDsb");
+    assert_eq!(found.len(), 8, "four copies on each device");
+    let (name, expected) = world.volumes.first_key_value().unwrap();
+    for &(device, at) in &found {
+        let byte = at + world.random.usize(..PAGE);
+        place.flip(device, byte);
+        place.compare_one(name, expected).unwrap();
+        place.flip(device, byte);
+    }
+    // Each device from its end alone, then one of them not at all.
+    for &(device, at) in found.iter().filter(|(_, at)| *at <= PAGE) {
+        place.flip(device, at + 300);
+    }
+    place.compare(&world.volumes).unwrap();
+    for &(device, at) in &found[6..] {
+        place.flip(device, at + 300);
+    }
+    let error = place.compare(&world.volumes).unwrap_err();
+    assert!(error.contains("no superblock copy is sound"), "{error}");
+}
+
+#[test]
+fn a_missing_device() {
+    let mut place = Place::new("missing", 2);
+    place.put(&small_world().rig.media);
+    place.devices = 1;
+    let error = place.run(&["info"]).unwrap_err();
+    assert!(error.contains("device 1 ") && error.contains("is missing"), "{error}");
+}
+
+#[test]
+fn damaged_pages_and_log() {
+    let place = Place::new("pages", 2);
+    let mut world = small_world();
+    world.compare(&place);
+    let media = world.rig.media.clone();
+    let mut errors = BTreeMap::new();
+    for magic in [b"BDpg\x01", &b"BDpg\x02"[..], b"BDpg\x03", b"BDwl"] {
+        for (device, at) in pages_with(&media, magic) {
+            let byte = at + world.random.usize(..PAGE);
+            place.flip(device, byte);
+            // A page or block that is no longer needed may rot.
+            if let Err(error) = place.run(&["volumes"]) {
+                let allowed = match magic {
+                    b"BDwl" => ["is damaged: block", "is damaged: block"],
+                    _ => ["CRC doesn't fit", "no page is there"],
+                };
+                assert!(allowed.iter().any(|words| error.contains(words)), "{error}");
+                *errors.entry(magic).or_insert(0) += 1;
+            }
+            place.flip(device, byte);
+        }
+    }
+    assert_eq!(errors.len(), 4, "{errors:?}");
+    place.compare(&world.volumes).unwrap();
+}
