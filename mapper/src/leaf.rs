@@ -55,7 +55,7 @@ struct Entry {
 
 /// The mappings of 256 consecutive extents of a volume, one page of memory.
 #[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
-#[repr(C, align(4096))]
+#[repr(C, align(64))]
 pub struct Leaf {
     entries: [Entry; LEAF_ENTRIES],
 }
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_leaf_is_a_page_and_starts_unmapped() {
-        assert_eq!((size_of::<Leaf>(), align_of::<Leaf>()), (4096, 4096));
+        assert_eq!((size_of::<Leaf>(), align_of::<Leaf>()), (4096, 64));
         let leaf = Leaf::new();
         assert!(leaf.is_empty());
         assert!((0..LEAF_ENTRIES).all(|index| leaf.load(index) == Mapping::UNMAPPED));

@@ -57,6 +57,7 @@ mutations! {
     NoDiscardRecord "R9" "discards have no record in the ring";
     NoStructureRecord "R9" "structure changes have no record in the ring";
     DecrementAtOnce "R10" "a dropped reference counts at once";
+    FastUnderCopy "R10c" "a write goes in place while a copy-on-write of the extent is in flight";
     NoFence "R11" "the pool opens while IO of its dead owner is under way";
     NoOpeningFlush "R12" "nothing is flushed before the pool is read";
     RingEmptiedAtReplay "R13" "the ring is emptied when it has been replayed";

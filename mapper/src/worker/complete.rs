@@ -166,6 +166,13 @@ impl Worker {
         } else {
             site.set(&mut self.spares, || guard.take_lsn(1), write.extent, now, new);
         }
+        // The copy is visible: whoever looks finds its target, and the source may be let go.
+        if let Some(source) = write.source
+            && !active(Mutation::FastUnderCopy)
+            && let Some((counts, local)) = pool.counts_of(source)
+        {
+            counts.sub(local);
+        }
     }
 
     fn finish(

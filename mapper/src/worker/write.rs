@@ -287,6 +287,9 @@ impl Worker {
             _ => self.allocate(attachment),
         };
         let Some(target) = target else { return Planned::Park(ParkReason::Space) };
+        if let Some(source) = shared {
+            self.hold(source);
+        }
         self.next_token += 1;
         let write = SlowWrite {
             token: self.next_token,
@@ -308,6 +311,17 @@ impl Worker {
         });
         plan.fua_commit |= piece.fua;
         Planned::Yes
+    }
+
+    /// A copy holds one more reference to what it copies, so that the extent does not become
+    /// exclusive meanwhile: a write in place would be lost when the copy is shown (R10c).
+    fn hold(&self, source: PhysicalExtent) {
+        if active(Mutation::FastUnderCopy) {
+            return;
+        }
+        if let Some((counts, local)) = self.pool.counts_of(source) {
+            counts.add(local, 1);
+        }
     }
 
     /// An extent of the volume's reserve; asks the engine for more ahead of need.
