@@ -117,14 +117,21 @@ pub fn newest(copies: &[(Place, Superblock)]) -> Result<Option<&Superblock>, For
     for (place, copy) in copies.iter().filter(|(_, copy)| copy.generation == newest.generation) {
         let same = Superblock { this_device: newest.this_device, ..copy.clone() };
         if same != *newest {
-            let (first, second) = (newest.sum(), copy.sum());
-            let generation = newest.generation;
-            return Err(
-                Problem::Disagree { generation, first, second }.of(Structure::Superblock, *place)
-            );
+            return Err(disagree(newest, copy, *place));
         }
     }
     Ok(Some(newest))
+}
+
+/// Apart, and never inlined: it holds whole pages on the stack. With them in `newest`, rustc 1.95
+/// (LLVM's shrink-wrapping beside stack probes) leaves out the saving of registers, and the
+/// optimised function crashes.
+#[cold]
+#[inline(never)]
+fn disagree(newest: &Superblock, copy: &Superblock, place: Place) -> FormatError {
+    let (first, second) = (newest.sum(), copy.sum());
+    let generation = newest.generation;
+    Problem::Disagree { generation, first, second }.of(Structure::Superblock, place)
 }
 
 impl Superblock {
