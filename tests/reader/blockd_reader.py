@@ -7,8 +7,9 @@
     blockd_reader.py IMAGE [IMAGE2 ...] dump DIRECTORY
     blockd_reader.py IMAGE [IMAGE2 ...] check
 
-`read` writes the content of one volume, `dump` that of each to a file of its name (a name has no
-slash). `check` looks at what no single page tells: that no extent is used for two things.
+`read` writes the content of one volume, `dump` lists all and writes that of each to a file of its
+name (a name has no slash). `check` looks at what no single page tells: that no extent is used for
+two things.
 
 It needs nothing but Python's standard library, and never writes to an image. The delta ring is not
 on media, so what is shown is what a loss of power would have left. Exit status: 0 when all is well,
@@ -89,11 +90,14 @@ class Pool:
         self.copies = len(newest)
         by_uuid = {device.uuid: device for device in self.sb.table}
         for image, found in copies:
-            for copy in found:
-                device = by_uuid.get(copy.uuid)
-                require(device, f"{image.path}: isn't in the pool's table")
-                require(device.image in (None, image), f"{image.path}: a device twice")
-                device.image = image
+            copy = max(found, key=lambda s: s.generation)
+            device = by_uuid.get(copy.uuid)
+            require(device, f"{image.path}: isn't in the pool's table")
+            require(not device.image, f"{image.path}: a device twice")
+            stale = copy.generation + 1 < self.sb.generation
+            require(not stale, f"{image.path}: stale, of generation {copy.generation}")
+            require(image.size >= device.size, f"{image.path}: has shrunk from {device.size} bytes")
+            device.image = image
         for i, device in enumerate(self.sb.table):
             require(device.image, f"device {i} ({uuid.UUID(bytes=device.uuid)}) is missing")
 
@@ -385,16 +389,16 @@ def main(arguments):
         sys.exit(__doc__)
     try:
         pool = Pool(images)
-        if command == "info":
+        if command in ("info", "check"):
             show_info(pool)
-        elif command == "volumes":
+        if command in ("volumes", "dump"):
             show_volumes(pool)
-        elif command == "check":
+        if command == "check":
             print(f"ok: {len(pool.volumes)} volumes, {pool.check()} extents free")
-        elif command == "dump":
+        if command == "dump":
             for volume in pool.volumes.values():
                 write_out(pool, volume, os.path.join(rest[0], volume.name))
-        else:
+        if command == "read":
             named = [v for v in pool.volumes.values() if v.name == rest[0]]
             require(named, f"no volume is called {rest[0]!r}")
             write_out(pool, named[0], rest[2] if rest[1:] else None)

@@ -26,8 +26,12 @@ pub struct Media {
 }
 
 impl Media {
-    /// Makes a pool on new devices of these sizes.
-    pub fn create(extent_size: u32, sizes: &[usize]) -> Result<Self, MapperError> {
+    /// Makes a pool on new devices of these sizes, with a log of so many bytes or the default.
+    pub fn create(
+        extent_size: u32,
+        sizes: &[usize],
+        wal_size: Option<u64>,
+    ) -> Result<Self, MapperError> {
         let mut media = Self { devices: sizes.iter().map(|&s| vec![UNWRITTEN; s]).collect() };
         let device = |(index, &size): (usize, &usize)| NewDevice {
             name: format!("disk{index}"),
@@ -40,7 +44,7 @@ impl Media {
             pool_id: [7; 16],
             extent_size,
             devices: sizes.iter().enumerate().map(device).collect(),
-            wal_size: None,
+            wal_size,
             reserve_size: None,
             node: 0,
         })?;
