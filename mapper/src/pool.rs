@@ -327,6 +327,10 @@ impl Pool {
         if !active(Mutation::RingAfterFailure) {
             self.ring.poison();
         }
+        // A pool that is closing has stopped already, but its close must not succeed now.
+        if let Some(closed @ MapperError::Closed) = &mut *self.failure.lock() {
+            *closed = error.clone();
+        }
         self.stop(error);
     }
 

@@ -297,7 +297,7 @@ impl Engine {
         let progress = &self.pool.progress.0;
         progress.durable.fetch_max(consumed.0, Ordering::SeqCst);
         progress.finished.store(progress.captured.load(Ordering::SeqCst), Ordering::SeqCst);
-        self.rise(consumed);
+        // Before anybody is told that there is room.
         self.trim();
         if !self.recovered.is_empty() && self.uncommitted() == 0 {
             let mut space = self.pool.free_space.lock();
@@ -305,6 +305,9 @@ impl Engine {
                 space.free(first, count);
             }
         }
+        self.rise(consumed);
+        // Who asked while it was under way is served by the next one.
+        self.pool.want_engine();
     }
 
     /// R9: a record leaves the ring when its LSN is durable, not before.
