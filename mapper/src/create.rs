@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use crate::error::MapperError;
 use crate::format::superblock::{DeviceRecord, DeviceTable, Superblock, copy_offsets};
 use crate::format::{FORMAT_MAJOR, FORMAT_MINOR, PageRef};
-use crate::geometry::{DEFAULT_EXTENT_SIZE, DEVICE_SHIFT, Geometry, MAX_DEVICES};
+use crate::geometry::{
+    DEFAULT_EXTENT_SIZE, DEVICE_SHIFT, EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES,
+};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::units::{DeviceIndex, Epoch, Lsn, PhysicalExtent};
 
@@ -142,10 +144,16 @@ impl Creating {
         self.stages.push_back(indices.iter().map(|&d| (d, Work::Fence)).collect());
         // An old superblock must not be found beside a half-made pool.
         let mut clear = Vec::new();
+        // Nor one at the end of a pool with extents of another size.
         for (&index, device) in indices.iter().zip(&devices) {
-            let offsets = copy_offsets(geometry, device.extents);
-            for offset in [offsets.first_pair[0], offsets.first_pair[1]] {
-                clear.push((index, Work::Clear { offset, pages: 2 }));
+            clear.push((index, Work::Clear { offset: 0, pages: 2 }));
+            let mut extent = *EXTENT_SIZE_RANGE.start();
+            while extent <= *EXTENT_SIZE_RANGE.end() {
+                if let Some(last) = (device.size / u64::from(extent)).checked_sub(1) {
+                    let offset = last * u64::from(extent);
+                    clear.push((index, Work::Clear { offset, pages: 2 }));
+                }
+                extent *= 2;
             }
         }
         let runs = [

@@ -373,3 +373,33 @@ fn workers_are_limited_and_names_come_back() {
     drop(rig);
     assert_eq!(pool.worker().unwrap().slot(), 0);
 }
+
+/// What a guest may write: pages that look like this pool's superblock, far newer.
+#[test]
+fn a_superblock_planted_by_a_client_is_data() {
+    for front in [true, false] {
+        let (mut media, _) = pool_with_data(&[12 * MIB, 21 * MIB]);
+        let mut planted = Page::zeroed();
+        let at = copies(&media, 0)[0];
+        let bytes = &media.devices[0][at..at + 4096];
+        let genuine = Superblock::decode(bytes, Place::Memory).unwrap();
+        Superblock { generation: 1 << 40, ..genuine }.encode(&mut planted);
+        // Every extent for data may hold the page; log and reserve come before them.
+        let keep: Vec<Vec<usize>> = (0..2).map(|device| copies(&media, device)).collect();
+        let metadata = 33 << 16;
+        for device in 0..2 {
+            let start = if device == 0 { metadata } else { 1 << 16 };
+            let end = media.devices[device].len() / (64 << 10) * (64 << 10) - (64 << 10);
+            for at in (start..end).step_by(64 << 10) {
+                media.devices[device][at..at + 4096].copy_from_slice(&planted.0);
+            }
+            if !front {
+                for &at in keep[device].iter().filter(|&&at| at < 8192) {
+                    media.devices[device][at] ^= 0xff;
+                }
+            }
+        }
+        let rig = Rig::open(media).unwrap();
+        assert_eq!(rig.engine.volumes()[0].name, "data");
+    }
+}

@@ -1,9 +1,9 @@
 //! Which superblock counts, and which of the caller's devices is which of the pool's.
 
 use crate::error::MapperError;
-use crate::format::superblock::{DeviceRecord, Superblock, newest};
+use crate::format::superblock::{DeviceRecord, Superblock, copy_offsets, newest};
 use crate::format::{FormatError, Place};
-use crate::geometry::MAX_DEVICES;
+use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::units::DeviceIndex;
 
 use super::PresentDevice;
@@ -12,8 +12,11 @@ use super::PresentDevice;
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     pub(super) good: Vec<(Place, Superblock)>,
-    pub(super) bad: Vec<FormatError>,
+    bad: Vec<FormatError>,
 }
+
+/// Bytes at a device's front that hold copies.
+const FRONT: u64 = 2 * PAGE_BYTES;
 
 /// The superblock that counts, and the caller's index of each device of its table.
 #[derive(Debug)]
@@ -31,17 +34,71 @@ impl Copies {
         }
     }
 
-    /// The size of an extent and of a device, as any readable copy has it.
-    pub(super) fn any(&self) -> Option<&Superblock> {
-        self.good.iter().map(|(_, copy)| copy).max_by_key(|copy| copy.generation)
+    /// Where a device's last copies may lie. What its own front says, or, if that can't be read,
+    /// what each size of extent would give, the last place first.
+    pub(super) fn back_offsets(&self, handle: usize, size: u64) -> Vec<u64> {
+        let fits = |offset: &u64| offset.checked_add(FRONT).is_some_and(|end| end <= size);
+        if let Some(own) = self.newest_where(handle, |offset| offset < FRONT) {
+            return own_offsets(own).map(|pair| pair[1]).into_iter().filter(fits).collect();
+        }
+        let mut offsets = Vec::new();
+        let mut extent = *EXTENT_SIZE_RANGE.start();
+        while extent <= *EXTENT_SIZE_RANGE.end() {
+            let extents = size / u64::from(extent);
+            let last = extents.saturating_sub(1) * u64::from(extent);
+            if extents >= 3 && !offsets.contains(&last) {
+                offsets.push(last);
+            }
+            extent *= 2;
+        }
+        offsets.retain(fits);
+        offsets
+    }
+
+    /// Drops copies that are none: what lies where a copy might lie can be a client's data, made
+    /// to look like one. A device's own front says where the end is; without it, the last place
+    /// that holds a copy of just that place is the end, since places before it are data.
+    fn drop_planted(&mut self, present: &[PresentDevice]) {
+        for (handle, device) in present.iter().enumerate() {
+            let front = self.newest_where(handle, |offset| offset < FRONT).cloned();
+            let end = match &front {
+                Some(own) => own_offsets(own).map(|pair| pair[1]),
+                None => self.back_offsets(handle, device.size).into_iter().find(|&offset| {
+                    self.newest_where(handle, |at| at == offset || at == offset + PAGE_BYTES)
+                        .is_some_and(|copy| own_offsets(copy).is_some_and(|pair| pair[1] == offset))
+                }),
+            };
+            self.good.retain(|(place, _)| match place {
+                Place::Device { device, offset } if usize::from(device.0) == handle => {
+                    *offset < FRONT || end.is_some_and(|end| (end..end + FRONT).contains(offset))
+                }
+                _ => true,
+            });
+            if let Some(own) = front {
+                self.good.retain(|(place, copy)| !on(place, handle) || copy.pool_id == own.pool_id);
+            }
+        }
+    }
+
+    /// An error that says the pool is too new for this build. Only the front is asked: elsewhere
+    /// it could be a client's data.
+    fn too_new(&self) -> Option<FormatError> {
+        let front =
+            |e: &&FormatError| matches!(e.place, Place::Device { offset, .. } if offset < FRONT);
+        self.bad.iter().filter(front).find(|e| e.is_unsupported()).copied()
     }
 
     /// Decides, or says by name what is missing, swapped, shrunk, foreign or too new.
-    pub(super) fn choose(&self, present: &[PresentDevice]) -> Result<Found, MapperError> {
-        if let Some(too_new) = self.bad.iter().find(|e| e.is_unsupported()) {
-            return Err((*too_new).into());
+    pub(super) fn choose(&mut self, present: &[PresentDevice]) -> Result<Found, MapperError> {
+        if let Some(too_new) = self.too_new() {
+            return Err(too_new.into());
         }
-        let Some(chosen) = newest(&self.good)?.cloned() else {
+        self.drop_planted(present);
+        // The first device that says so names the pool; one of another pool is refused below.
+        let pool = (0..present.len()).find_map(|handle| self.newest_on(handle)).map(|c| c.pool_id);
+        let of_pool: Vec<_> =
+            self.good.iter().filter(|(_, copy)| Some(copy.pool_id) == pool).cloned().collect();
+        let Some(chosen) = newest(&of_pool)?.cloned() else {
             let first = self.bad.first().cloned();
             return Err(first.map_or(MapperError::Internal("no device was read"), Into::into));
         };
@@ -75,10 +132,25 @@ impl Copies {
     }
 
     fn newest_on(&self, handle: usize) -> Option<&Superblock> {
-        let on = |place: &Place| matches!(place, Place::Device { device, .. } if usize::from(device.0) == handle);
-        let copies = self.good.iter().filter(|(place, _)| on(place)).map(|(_, copy)| copy);
-        copies.max_by_key(|copy| copy.generation)
+        self.newest_where(handle, |_| true)
     }
+
+    fn newest_where(&self, handle: usize, at: impl Fn(u64) -> bool) -> Option<&Superblock> {
+        let here = |place: &Place| matches!(place, Place::Device { offset, .. } if at(*offset));
+        let copies = self.good.iter().filter(|(place, _)| on(place, handle) && here(place));
+        copies.map(|(_, copy)| copy).max_by_key(|copy| copy.generation)
+    }
+}
+
+fn on(place: &Place, handle: usize) -> bool {
+    matches!(place, Place::Device { device, .. } if usize::from(device.0) == handle)
+}
+
+/// Where the copies of the device lie that a copy says it is of: front, then end.
+fn own_offsets(copy: &Superblock) -> Option<[u64; 2]> {
+    let geometry = Geometry::new(copy.extent_size).ok()?;
+    let record = copy.devices.as_slice().get(usize::from(copy.this_device.0))?;
+    Some(copy_offsets(geometry, record.extents).first_pair)
 }
 
 fn position(

@@ -13,9 +13,10 @@ use crate::format::{INDEX_FANOUT, Limits, PageRef, Place};
 use crate::io::Page;
 use crate::pool::Pool;
 use crate::sync::Ordering;
-use crate::units::{LeafId, PageAddress, SlotIndex, VolumeId};
+use crate::units::{LeafId, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::{Identity, Volume};
 
+use crate::engine::info::fixed_extents;
 use crate::engine::pages::PageSpace;
 use crate::engine::tree::PageTree;
 use crate::engine::{Catalogue, VolumeTree};
@@ -56,6 +57,8 @@ impl Batch {
 pub(super) struct Loader {
     superblock: Superblock,
     limits: Limits,
+    /// Superblock areas, log and reserve: no entry may name them.
+    fixed: BTreeSet<PhysicalExtent>,
     wants: Vec<Want>,
     /// Pages seen so far; only leaves may have several parents.
     seen: BTreeSet<PageAddress>,
@@ -78,12 +81,14 @@ impl Loader {
         let count = usize::try_from(records).unwrap_or(0);
         let dirty = vec![false; usize::try_from(catalogue_pages).unwrap_or(0)];
         let mut pages = PageSpace::new(pool.geometry);
-        let reserve = superblock.reserve_start.0;
-        for extent in reserve..reserve + u64::from(superblock.reserve_extents) {
-            pages.add_extent(crate::units::PhysicalExtent(extent), true);
+        let first = superblock.reserve_start.0;
+        let reserve = (first..first + u64::from(superblock.reserve_extents)).map(PhysicalExtent);
+        for extent in reserve.clone() {
+            pages.add_extent(extent, true);
         }
         let mut loader = Self {
             limits: superblock.limits()?,
+            fixed: fixed_extents(superblock).into_iter().chain(reserve.clone()).collect(),
             wants: Vec::new(),
             seen: BTreeSet::new(),
             leaves: HashMap::new(),
@@ -205,7 +210,7 @@ impl Loader {
             What::Leaf { volume, slot, leaf } => {
                 let expect = PageExpect::leaf(id, slot, sum);
                 let decoded = decode_leaf(&page.0, &expect, &self.limits, place)?;
-                fill_leaf(pool, leaf, decoded.iter(), place)?;
+                self.fill_leaf(pool, leaf, decoded.iter(), place)?;
                 let _ = volume;
             }
         }
@@ -292,34 +297,38 @@ impl Loader {
     }
 }
 
-/// Fills a leaf, notes its extents as used, and counts those that another leaf has already.
-fn fill_leaf(
-    pool: &Pool,
-    leaf: LeafId,
-    entries: impl Iterator<Item = crate::mapping::Mapping>,
-    place: Place,
-) -> Result<(), MapperError> {
-    let (target, mut mapped) = (pool.arena.leaf(leaf), 0);
-    let mut space = pool.free_space.lock();
-    for (index, mapping) in entries.enumerate() {
-        let Some(physical) = mapping.physical else { continue };
-        target.replace(index, mapping);
-        mapped += 1;
-        if !space.contains(physical) {
-            return Err(crate::format::Problem::field(
-                "physical extent",
-                physical.0,
-                "on one of the pool's devices",
-            )
-            .of(crate::format::Structure::LeafPage, place)
-            .into());
+impl Loader {
+    /// Fills a leaf, notes its extents as used, and counts those that another leaf has already.
+    fn fill_leaf(
+        &self,
+        pool: &Pool,
+        leaf: LeafId,
+        entries: impl Iterator<Item = crate::mapping::Mapping>,
+        place: Place,
+    ) -> Result<(), MapperError> {
+        let (target, mut mapped) = (pool.arena.leaf(leaf), 0);
+        let mut space = pool.free_space.lock();
+        for (index, mapping) in entries.enumerate() {
+            let Some(physical) = mapping.physical else { continue };
+            target.replace(index, mapping);
+            mapped += 1;
+            if !space.contains(physical) || self.fixed.contains(&physical) {
+                return Err(crate::format::Problem::field(
+                    "physical extent",
+                    physical.0,
+                    "an extent for data on one of the pool's devices",
+                )
+                .of(crate::format::Structure::LeafPage, place)
+                .into());
+            }
+            if !space.mark_used(physical) {
+                let (counts, local) = pool
+                    .counts_of(physical)
+                    .ok_or(MapperError::Internal("no counts for a device"))?;
+                counts.add(local, 1);
+            }
         }
-        if !space.mark_used(physical) {
-            let (counts, local) =
-                pool.counts_of(physical).ok_or(MapperError::Internal("no counts for a device"))?;
-            counts.add(local, 1);
-        }
+        pool.arena.meta(leaf).mapped.store(mapped, Ordering::Relaxed);
+        Ok(())
     }
-    pool.arena.meta(leaf).mapped.store(mapped, Ordering::Relaxed);
-    Ok(())
 }

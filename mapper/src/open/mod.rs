@@ -12,7 +12,7 @@ use crate::arena::Arena;
 use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
-use crate::format::superblock::{Superblock, copy_offsets};
+use crate::format::superblock::Superblock;
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::mutation::{Mutation, active};
@@ -343,13 +343,10 @@ impl Opening {
         }
     }
 
-    /// The copies at the end lie where the device ends, as the pool knows it. Where no copy at the
-    /// front can be read, every size of extent is tried.
     fn read_back(&mut self) -> Result<(), MapperError> {
-        let known = self.copies.any().cloned();
         for index in 0..self.options.devices.len() {
             let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
-            for offset in back_offsets(known.as_ref(), self.options.devices[index].size) {
+            for offset in self.copies.back_offsets(index, self.options.devices[index].size) {
                 self.read(device, offset, 2, None)?;
             }
         }
@@ -602,34 +599,6 @@ fn adopt(
 fn largest_capacity(words: usize, slots: usize) -> u64 {
     let fixed = crate::ring::words_needed(slots, 0);
     (words.saturating_sub(fixed) / (8 * slots.max(1))) as u64
-}
-
-fn back_offsets(known: Option<&Superblock>, size: u64) -> Vec<u64> {
-    let mut offsets = Vec::new();
-    let mut add = |geometry: Geometry, extents: u64| {
-        let offset = copy_offsets(geometry, extents).first_pair[1];
-        if extents >= 2 && offset + 2 * PAGE_BYTES <= size && !offsets.contains(&offset) {
-            offsets.push(offset);
-        }
-    };
-    match known.and_then(|k| Geometry::new(k.extent_size).ok().map(|g| (g, k))) {
-        Some((geometry, superblock)) => {
-            for device in superblock.devices.as_slice() {
-                add(geometry, device.extents);
-            }
-            add(geometry, size / geometry.extent_size());
-        }
-        None => {
-            let mut extent = *EXTENT_SIZE_RANGE.start();
-            while extent <= *EXTENT_SIZE_RANGE.end() {
-                if let Ok(geometry) = Geometry::new(extent) {
-                    add(geometry, size / geometry.extent_size());
-                }
-                extent *= 2;
-            }
-        }
-    }
-    offsets
 }
 
 /// The engine over the loaded trees; replay goes on into it.
