@@ -6,6 +6,7 @@ mod bend;
 pub mod content;
 pub mod core;
 pub mod disk;
+pub mod enumerate;
 pub mod marks;
 pub mod oracle;
 pub mod profile;

@@ -86,6 +86,31 @@ pub struct Frozen {
     names: (u64, u64),
 }
 
+impl Frozen {
+    /// Per device, how many writes a loss of power could keep or lose.
+    #[must_use]
+    pub fn volatile(&self) -> Vec<usize> {
+        self.disks.iter().map(Disk::volatile).collect()
+    }
+
+    /// Units compared until then.
+    #[must_use]
+    pub fn checks(&self) -> u64 {
+        self.oracle.checks()
+    }
+
+    /// A mark for [`Frozen::truncate`].
+    #[must_use]
+    pub fn mark(&self) -> usize {
+        self.contents.mark()
+    }
+
+    /// Gives back the metadata that a thawed world has written since the mark.
+    pub fn truncate(&self, mark: usize) {
+        self.contents.truncate(mark);
+    }
+}
+
 impl World {
     /// A pool is made on empty devices.
     pub fn create(seed: u64, profile: Profile, trace: Trace) -> Result<Self, Violation> {
@@ -149,6 +174,8 @@ impl World {
         core.calm = true;
         let mut world = Self::around(core, 0);
         world.durable = frozen.durable;
+        // A thawed world exists to be opened and read back.
+        world.winding_up = true;
         (world.next_control, world.next_name) = frozen.names;
         world
     }
@@ -171,6 +198,12 @@ impl World {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
+    }
+
+    /// Whether all requests of the history are done.
+    #[must_use]
+    pub fn is_winding_up(&self) -> bool {
+        self.winding_up
     }
 
     /// Whether a pool is being opened.
