@@ -1,0 +1,54 @@
+//! The mapper's figures beside their budgets, on this machine.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use blockd_bench::budgets::{Scratch, counts, lookup, scale};
+use blockd_bench::report::{self, Row};
+use blockd_bench::{clock, facts};
+use clap::Parser;
+use serde_json::{Value, json};
+
+/// Measures the mapper without IO: lookups, plans, allocation, opening, memory, counts. Ends with 1
+/// if a count (allocations, flushes, writes) is not as it must be; times and memory are only shown.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// One JSON object on standard output instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Internal: a step in a process of its own
+    #[arg(long, num_args = 3, hide = true)]
+    child: Option<Vec<String>>,
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    if let Some(child) = &arguments.child {
+        scale::in_child(child)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let watch = clock::Clock::start();
+    let scratch = Scratch::new()?;
+    if !arguments.json {
+        facts::print();
+    }
+    let sections: [(&str, Vec<Row>); 4] = [
+        ("counts", counts::rows(&scratch)?),
+        ("the map's structures", lookup::rows()?),
+        ("the mapper, data not written", scale::rows(&scratch)?),
+        ("beside others, 1,048,576 mappings", lookup::comparison(&scratch)?),
+    ];
+    let failed = sections.iter().flat_map(|(_, rows)| rows).any(Row::fails);
+    if arguments.json {
+        let rows = sections.iter().flat_map(|(_, rows)| rows).map(Row::to_json);
+        let rows: Vec<Value> = rows.collect();
+        println!("{}", json!({ "machine": facts::to_json(), "rows": rows }));
+    } else {
+        for (title, rows) in &sections {
+            report::print(title, rows);
+        }
+        println!("\n{:.0} s", watch.seconds());
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
