@@ -341,6 +341,13 @@ impl DeltaRing {
     }
 }
 
+/// Forbids every later process to take over what this memory holds.
+pub fn poison(memory: &dyn RingMemory) {
+    if let Some(word) = memory.words().get(W_POISONED) {
+        put(word, 1, Ordering::SeqCst);
+    }
+}
+
 /// Where a slot's trim position lies.
 const fn line(slot: usize) -> usize {
     HEADER_WORDS + slot * LINE_WORDS

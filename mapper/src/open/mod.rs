@@ -212,6 +212,14 @@ impl Opening {
         let (_, batch) = self.out.swap_remove(at);
         if let Err(error) = result {
             let (operation, device) = (command.op.name(), command.device.0);
+            if matches!(command.op, IoOp::Flush)
+                && let Some(memory) = &self.options.ring
+                && !active(Mutation::RingAfterFailure)
+            {
+                // R8, before the ring is even looked at: the device may have dropped what it calls
+                // valid.
+                crate::ring::poison(&**memory);
+            }
             self.failure.get_or_insert(MapperError::Io { operation, device, error });
             return;
         }
@@ -510,6 +518,9 @@ impl Opening {
             self.stage = Stage::Done;
             return;
         }
+        if active(Mutation::RingEmptiedAtReplay) {
+            engine.forget_ring();
+        }
         if !active(Mutation::NextNotWritten) {
             engine.pool().ring.set_next(self.options.open_id);
         }
@@ -540,9 +551,6 @@ impl Opening {
         engine.pool().ring.set_current(self.options.open_id);
         engine.opened = true;
         engine.pool().want_commit();
-        if active(Mutation::RingEmptiedAtReplay) {
-            engine.forget_ring();
-        }
         self.stage = Stage::Commit;
         Ok(true)
     }
