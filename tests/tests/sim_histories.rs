@@ -27,7 +27,7 @@ fn a_seed_is_one_history() {
 fn every_crash_of_a_short_trace_is_recovered_from() {
     let mut counts = Counts::default();
     for number in 0..2 {
-        let depth = Depth { subsets: 1, nested_every: 64 };
+        let depth = Depth { subsets: 1, nested_every: 8 };
         trace(seed_of(3, number), depth, &mut counts).unwrap();
     }
     assert!(counts.crash_points > 0 && counts.nested > 0 && counts.checks > 0, "{counts:?}");
