@@ -6,7 +6,7 @@ use crate::directory::Directory;
 use crate::format::record::Change;
 use crate::leaf::Leaf;
 use crate::mapping::Mapping;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, Situation, active, met};
 use crate::pool::{LeafDrop, Pool};
 use crate::ring::Dropped;
 use crate::stripe::stripe_index;
@@ -129,6 +129,7 @@ impl Site<'_> {
         self.mark_dirty(extent.slot());
         if meta.mapped.load(Ordering::Relaxed) == 0 {
             // An empty leaf says no more than no leaf. Lookups may still be on it.
+            met(Situation::LeafEmptied);
             self.directory.store(extent.slot(), None);
             self.drop_leaf(id, extent.slot());
         }
@@ -136,6 +137,7 @@ impl Site<'_> {
 
     /// Takes a whole slot out of the map with one record. Its leaf is dropped with the record.
     pub(crate) fn unmap_slot(&self, take: impl FnOnce() -> Lsn, slot: SlotIndex, leaf: LeafId) {
+        met(Situation::SlotDropped);
         let (mapped, valid) = totals(self.pool.arena.leaf(leaf));
         let lsn = take();
         let change = Change::UnmapLeaf { volume: self.volume.identity.id, slot };
@@ -230,6 +232,7 @@ impl Site<'_> {
         }
         if meta.capture_pending.load(Ordering::Relaxed) {
             if !active(Mutation::FuzzyCheckpoint) {
+                met(Situation::LeafCopied);
                 let shadow = spares.pop(self.pool);
                 self.pool.arena.leaf(shadow).copy_from(self.pool.arena.leaf(id));
                 self.pool.shadows.lock().push((id, shadow));
@@ -243,6 +246,7 @@ impl Site<'_> {
 
     /// Gives the volume its own copy of a shared leaf: this is when sharing reaches the extents.
     fn unshare(&self, spares: &mut Spares, slot: SlotIndex, shared: LeafId) -> LeafId {
+        met(Situation::LeafUnshared);
         let own = spares.pop(self.pool);
         let from = self.pool.arena.leaf(shared);
         self.pool.arena.leaf(own).copy_from(from);

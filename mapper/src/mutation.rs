@@ -1,5 +1,6 @@
 //! Switches that take one commit rule out of the mapper, so that a test can show the rule's absence
-//! is noticed. Without the feature `mutations` every question is `false` at compile time.
+//! is noticed, and counters of situations that a test must have met to have shown anything. Without
+//! the feature `mutations` every question is `false` at compile time, and nothing is counted.
 
 /// Defines the switches with the rule each belongs to and what it takes away.
 macro_rules! mutations {
@@ -76,6 +77,70 @@ mutations! {
     NoIdleCheckpoint "R17d" "no checkpoint is taken when no LSN was assigned since the last";
     ShrinkWholeExtents "R18" "a shrink drops whole extents only";
 }
+
+/// Defines the situations that are counted.
+macro_rules! situations {
+    ($($name:ident $what:literal;)*) => {
+        /// Something inside the mapper that tests want to have met.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum Situation {
+            $(#[doc = $what] $name,)*
+        }
+
+        impl Situation {
+            /// Every situation there is.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// What happened.
+            #[must_use]
+            pub const fn what(self) -> &'static str {
+                match self { $(Self::$name => $what,)* }
+            }
+        }
+    };
+}
+
+situations! {
+    LeafCopied "a leaf changed before a checkpoint had written it";
+    LeafUnshared "a volume got its own copy of a shared leaf";
+    LeafEmptied "a leaf without entries was dropped";
+    SlotDropped "a whole slot was discarded with one record";
+    CommitWrapped "a commit went around the log's end";
+    LogFull "a commit could not take all changes for want of room in the log";
+    ReservesTaken "idle reserves of other volumes served one that waited";
+    RecoveredFreed "extents that only replay had seen became free";
+    PagesShrunk "metadata extents were given back to the pool";
+    EmptiedUnderWrite "the last write over a discarded extent unmapped it";
+    CopyCancelled "all bits of a copy were cancelled";
+    Passdown "freed extents were told to the media";
+}
+
+#[cfg(feature = "mutations")]
+mod met {
+    use super::Situation;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static MET: [AtomicU64; Situation::ALL.len()] =
+        [const { AtomicU64::new(0) }; Situation::ALL.len()];
+
+    /// Counts a situation, over all pools of this process.
+    pub fn met(situation: Situation) {
+        MET[situation as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often it was met in this process.
+    pub fn times_met(situation: Situation) -> u64 {
+        MET[situation as usize].load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(feature = "mutations")]
+pub use met::{met, times_met};
+
+/// Counts a situation: not without the feature.
+#[cfg(not(feature = "mutations"))]
+pub const fn met(_situation: Situation) {}
 
 #[cfg(feature = "mutations")]
 mod active {

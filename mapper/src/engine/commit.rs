@@ -6,7 +6,7 @@ use crate::format::record::Change;
 use crate::format::wal::{WalStamp, block_position};
 use crate::geometry::{MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoOp};
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, Situation, active, met};
 use crate::pool::Pool;
 use crate::ring::{Dropped, RingRecord};
 use crate::stripe::stripe_index;
@@ -158,6 +158,7 @@ impl Engine {
             self.seal_block();
         }
         if full {
+            met(Situation::LogFull);
             // The rest is for the next commit, after a checkpoint if the log is what was full.
             self.pool.wake.0.commit.store(true, Ordering::SeqCst);
         } else {
@@ -221,6 +222,9 @@ impl Engine {
             .last()
             .is_some_and(|(first, buffer)| first + buffer.pages().len() as u64 == position);
         if !continues {
+            if !self.commit.blocks.is_empty() {
+                met(Situation::CommitWrapped);
+            }
             let Some(mut buffer) = self.io.buffer(self.commit.max_blocks) else {
                 self.pool.fail(NO_MEMORY);
                 return;
@@ -300,6 +304,7 @@ impl Engine {
         // Before anybody is told that there is room.
         self.trim();
         if !self.recovered.is_empty() && self.uncommitted() == 0 {
+            met(Situation::RecoveredFreed);
             let mut space = self.pool.free_space.lock();
             for (first, count) in self.recovered.drain(..) {
                 space.free(first, count);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::mutation::{Situation, met};
 use crate::sync::Ordering;
 use crate::volume::Volume;
 
@@ -78,6 +79,7 @@ impl Engine {
         for volume in volumes.iter().filter(|v| !v.wants_space.load(Ordering::Acquire)) {
             volume.take_back(|first, count| {
                 any = true;
+                met(Situation::ReservesTaken);
                 space.free(first, count);
             });
         }
@@ -148,6 +150,7 @@ impl Engine {
             let mut space = self.pool.free_space.lock();
             if self.pages.shrink(keep, &mut space) > 0 {
                 drop(space);
+                met(Situation::PagesShrunk);
                 self.pool.bump();
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::directory::Directory;
 use crate::io::IoOp;
 use crate::leaf::LEAF_ENTRIES;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, Situation, active, met};
 use crate::pool::{Pool, split};
 use crate::stripe::stripe_index;
 use crate::sync::Ordering;
@@ -232,6 +232,7 @@ impl Releases {
             debug_assert_eq!(split(first).0, split(PhysicalExtent(first.0 + count - 1)).0);
             let len = count * pool.geometry.extent_size();
             self.passing_down += count;
+            met(Situation::Passdown);
             io.push(device, IoOp::Discard { offset, len }, Purpose::Passdown { first, count });
         }
     }

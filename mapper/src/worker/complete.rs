@@ -7,7 +7,7 @@ use crate::error::MapperError;
 use crate::geometry::MAX_DEVICES;
 use crate::io::IoError;
 use crate::mapping::Mapping;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, Situation, active, met};
 use crate::mutation_gate::MutationGuard;
 use crate::plan::{Answer, CommitTicket, OpKind, Plan, PlanKind};
 use crate::pool::Pool;
@@ -197,6 +197,7 @@ fn in_place_mapping(write: &SlowWrite, now: Mapping, own: u64, alone: bool) -> M
         let valid = now.valid | own;
         // The last write over an extent that a discard has emptied meanwhile unmaps it (R5e).
         return if valid == 0 && alone && write.cancelled != 0 {
+            met(Situation::EmptiedUnderWrite);
             Mapping::UNMAPPED
         } else {
             Mapping { physical: now.physical, valid }
@@ -215,7 +216,11 @@ fn copied_mapping(write: &SlowWrite, now: Mapping, own: u64, ok: bool) -> Mappin
     if valid != 0 {
         return Mapping { physical: Some(write.target), valid };
     }
-    if now.valid == 0 && write.cancelled != 0 { Mapping::UNMAPPED } else { now }
+    if now.valid == 0 && write.cancelled != 0 {
+        met(Situation::CopyCancelled);
+        return Mapping::UNMAPPED;
+    }
+    now
 }
 
 /// Returns an extent that was allocated and never shown.
