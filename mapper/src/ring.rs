@@ -341,6 +341,12 @@ impl DeltaRing {
     }
 }
 
+/// Whether the memory holds the ring of this open, going by its header alone.
+pub(crate) fn names(memory: &dyn RingMemory, open_id: u64) -> bool {
+    let word = |at: usize| memory.words().get(at).map(|word| word.load(Ordering::Acquire));
+    word(W_CURRENT) == Some(open_id) || word(W_NEXT) == Some(open_id)
+}
+
 /// Forbids every later process to take over what this memory holds.
 pub fn poison(memory: &dyn RingMemory) {
     if let Some(word) = memory.words().get(W_POISONED) {

@@ -418,7 +418,9 @@ impl Opening {
         match adopt(&memory, superblock, &self.options.boot_id, slots) {
             Ok(ring) => Ok(ring),
             // R8: what the ring calls valid, the device may have dropped. That was told by errors.
-            Err(problem @ RingUse::Poisoned) => {
+            Err(problem @ RingUse::Poisoned)
+                if crate::ring::names(&*memory, superblock.open_id) =>
+            {
                 self.report.ring_problem = Some(problem.to_string());
                 fresh(memory)
             }
@@ -559,6 +561,10 @@ impl Opening {
     fn after_commit(&mut self) -> Result<bool, MapperError> {
         let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
         if engine.is_recovered() {
+            if self.report.log_changes + self.report.ring_changes > 0 {
+                // The log is written into the trees soon, while the pool serves.
+                engine.want_checkpoint();
+            }
             self.stage = Stage::Done;
         }
         Ok(false)
