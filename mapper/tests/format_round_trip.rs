@@ -149,7 +149,7 @@ proptest! {
 
     #[test]
     fn leaf_page(entries in vec(any::<Option<(u64, u64)>>(), 256), stamp in stamps(9)) {
-        let entry = |index: usize| entries[index].map_or_else(Mapping::default, |(physical, valid)| {
+        let entry = |index: usize| entries[index].map_or(Mapping::UNMAPPED, |(physical, valid)| {
             Mapping { physical: Some(PhysicalExtent(physical >> 24)), valid }
         });
         let mut page = Page::zeroed();
@@ -195,7 +195,9 @@ proptest! {
         let mut seal = |builder: &mut WalBlockBuilder| {
             let mut page = Page::zeroed();
             let begins_commit = sequence % 3 == 0;
-            let stamp = WalStamp { pool_id: POOL, epoch: Epoch(epoch), node: 1, sequence, previous, begins_commit };
+            let epoch = Epoch(epoch);
+            let (pool_id, node) = (POOL, 1);
+            let stamp = WalStamp { pool_id, epoch, node, sequence, previous, begins_commit };
             previous = builder.finish(&mut page, &stamp);
             sequence += 1;
             pages.push(page);

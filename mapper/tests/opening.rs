@@ -387,14 +387,14 @@ fn a_superblock_planted_by_a_client_is_data() {
         // Every extent for data may hold the page; log and reserve come before them.
         let keep: Vec<Vec<usize>> = (0..2).map(|device| copies(&media, device)).collect();
         let metadata = 33 << 16;
-        for device in 0..2 {
+        for (device, keep) in keep.iter().enumerate() {
             let start = if device == 0 { metadata } else { 1 << 16 };
             let end = media.devices[device].len() / (64 << 10) * (64 << 10) - (64 << 10);
             for at in (start..end).step_by(64 << 10) {
                 media.devices[device][at..at + 4096].copy_from_slice(&planted.0);
             }
             if !front {
-                for &at in keep[device].iter().filter(|&&at| at < 8192) {
+                for &at in keep.iter().filter(|&&at| at < 8192) {
                     media.devices[device][at] ^= 0xff;
                 }
             }

@@ -288,6 +288,12 @@ impl Engine {
             && !self.pool.wake.0.commit.load(Ordering::SeqCst)
     }
 
+    /// Has the map written out at the next opportunity.
+    pub(crate) fn want_checkpoint(&mut self) {
+        self.checkpoint.want();
+        self.pool.want_engine();
+    }
+
     /// Leaves for so many changes, made if there are none.
     pub(crate) fn ensure_leaves(&mut self, changes: usize) -> Result<(), MapperError> {
         if self.spares.ensure(&self.pool, changes) {
