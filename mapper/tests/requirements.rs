@@ -122,3 +122,60 @@ fn a_refusal_for_space_names_what_is_needed_and_what_is_free() {
     assert!(said.contains("bytes needed") && said.contains("bytes free"), "{said}");
     rig.check();
 }
+
+#[test]
+fn a_snapshot_sends_the_unused_reserve_back() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; 4096]).unwrap();
+    assert!(rig.engine.volumes()[0].reserved > 0);
+    rig.control(Control::Snapshot { source: id, name: "s".into() }).unwrap();
+    let infos = rig.engine.volumes();
+    assert_eq!((infos[0].reserved, infos[1].reserved), (0, 0));
+    assert_eq!((infos[1].mapped, infos[1].shared), (EXTENT, EXTENT));
+    rig.check();
+}
+
+#[test]
+fn a_volume_as_large_as_the_free_space_is_taken_as_it_is() {
+    let mut rig = Rig::new(&[24 * MIB]);
+    let free = rig.engine.space().free;
+    let id = rig.create("all", free);
+    assert_eq!(rig.engine.volumes()[0].size, free);
+    let volume = rig.attach(id);
+    rig.write(&volume, free - 4096, &[1; 4096]).unwrap();
+    rig.check();
+}
+
+#[test]
+fn a_full_pool_that_grows_goes_on() {
+    let mut rig = Rig::new(&[8 * MIB]);
+    let id = rig.create("a", 64 << 20);
+    let volume = rig.attach(id);
+    let (mut plan, mut written) = (Plan::with_capacity(64), 0);
+    let block = vec![3; 64 << 10];
+    let parked_at = loop {
+        rig.settle();
+        let probe = rig.worker.write(&volume, written, EXTENT, false, &mut plan).unwrap();
+        if matches!(probe, Step::Park(_)) && rig.engine.space().free == 0 {
+            break written;
+        }
+        if plan.is_armed() {
+            // Not this one: the write below does it with its data.
+            rig.worker
+                .complete(&volume, &mut plan, Err(blockd_mapper::io::IoError::Media))
+                .unwrap_err();
+        }
+        rig.write(&volume, written, &block).unwrap();
+        written += EXTENT;
+    };
+    let events = rig.pool.events();
+    rig.media.devices[0].resize(16 * MIB, 0xEE);
+    rig.control(Control::GrowDevice { device: 0, size: 16 << 20 }).unwrap();
+    assert!(rig.pool.events() > events && rig.pool.take_wakeups() != 0, "nobody was told");
+    rig.write(&volume, parked_at, &block).unwrap();
+    let all = rig.read(&volume, 0, usize::try_from(parked_at + EXTENT).unwrap());
+    assert!(all.iter().all(|&b| b == 3));
+    rig.check();
+}
