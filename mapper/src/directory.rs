@@ -211,7 +211,9 @@ mod loom_tests {
 
     #[test]
     fn loom_directory_no_change_is_lost() {
-        no_change_is_lost(|directory| directory.mark_dirty(SlotIndex(0)));
+        no_change_is_lost(|directory| {
+            let _ = directory.mark_dirty(SlotIndex(0));
+        });
     }
 
     #[test]
