@@ -1,28 +1,57 @@
 //! A pool over plain memory with one worker, driven to rest after every step. Nothing fails here
-//! and nothing is reordered: those are the simulator's business.
+//! and nothing is reordered: those are the simulator's business. What is done to the media can be
+//! kept in a journal, for tests that cut it off somewhere.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::engine::{Control, Engine, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::{IoCommand, IoOp};
-use blockd_mapper::open::{OpenMode, OpenOptions, Opening, PresentDevice};
-use blockd_mapper::plan::{Answer, CommitTicket, OpKind, Plan, Step};
+use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
+use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::pool::{Pool, Tuning};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
 
 /// Rounds after which something that should have ended never will.
 const PATIENCE: usize = 100_000;
+/// Attempts after which a parked request is given up: nobody else is there to make room.
+const ATTEMPTS: usize = 12;
 /// What a device holds before anything is written: nobody may count on zeroes.
 const UNWRITTEN: u8 = 0xEE;
+/// Bytes of a block as [`Rig::blocks`] counts them.
+pub const BLOCK: usize = 4096;
+
+/// Something that happened to a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Bytes were written.
+    Write {
+        /// The device.
+        device: usize,
+        /// The first byte.
+        at: usize,
+        /// What was written.
+        bytes: Vec<u8>,
+        /// Durable as soon as it is there.
+        fua: bool,
+    },
+    /// Everything written to the device is durable.
+    Flush {
+        /// The device.
+        device: usize,
+    },
+}
 
 /// The devices of a pool, as bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Media {
     /// One entry for each device.
     pub devices: Vec<Vec<u8>>,
+    /// What was done to them, if anybody wants to know.
+    pub journal: Option<Vec<Event>>,
 }
 
 impl Media {
@@ -32,18 +61,12 @@ impl Media {
         sizes: &[usize],
         wal_size: Option<u64>,
     ) -> Result<Self, MapperError> {
-        let mut media = Self { devices: sizes.iter().map(|&s| vec![UNWRITTEN; s]).collect() };
-        let device = |(index, &size): (usize, &usize)| NewDevice {
-            name: format!("disk{index}"),
-            uuid: [byte(index) + 1; 16],
-            size: size as u64,
-            block_size: 512,
-            class: 0,
-        };
+        let devices = sizes.iter().map(|&s| vec![UNWRITTEN; s]).collect();
+        let mut media = Self { devices, journal: None };
         let mut creating = Creating::new(&CreateOptions {
             pool_id: [7; 16],
             extent_size,
-            devices: sizes.iter().enumerate().map(device).collect(),
+            devices: (0..sizes.len()).map(|index| media.new_device(index)).collect(),
             wal_size,
             reserve_size: None,
             node: 0,
@@ -56,20 +79,107 @@ impl Media {
         Ok(media)
     }
 
+    /// A device as it is described to a pool that doesn't know it.
+    #[must_use]
+    pub fn new_device(&self, index: usize) -> NewDevice {
+        NewDevice {
+            name: format!("disk{index}"),
+            uuid: [byte(index) + 1; 16],
+            size: self.devices[index].len() as u64,
+            block_size: 512,
+            class: 0,
+        }
+    }
+
+    /// How the pool is opened unless a test has something else in mind: with no ring.
+    #[must_use]
+    pub fn options(&self) -> OpenOptions {
+        let device = |(index, bytes): (usize, &Vec<u8>)| PresentDevice {
+            name: format!("disk{index}"),
+            size: bytes.len() as u64,
+            block_size: 512,
+        };
+        OpenOptions {
+            devices: self.devices.iter().enumerate().map(device).collect(),
+            mode: OpenMode::ReadWrite,
+            ring: None,
+            boot_id: [9; 16],
+            open_id: 0x1234,
+            accept_loss: true,
+            node: 0,
+            tuning: Tuning::default(),
+        }
+    }
+
+    /// Adds bytes that nobody has written, at the end of a device or as a new one.
+    pub fn extend(&mut self, device: usize, bytes: usize) {
+        if device == self.devices.len() {
+            self.devices.push(Vec::new());
+        }
+        let len = self.devices[device].len() + bytes;
+        self.devices[device].resize(len, UNWRITTEN);
+    }
+
     fn run(&mut self, command: &mut IoCommand) {
-        let device = &mut self.devices[usize::from(command.device.0)];
+        let device = usize::from(command.device.0);
         match &mut command.op {
-            IoOp::Fence | IoOp::Flush | IoOp::Discard { .. } => {}
+            IoOp::Fence | IoOp::Discard { .. } => {}
+            IoOp::Flush => self.flush(device),
             IoOp::Read { offset, buffer } => {
                 let (at, bytes) = (place(*offset), buffer.as_bytes_mut());
-                bytes.copy_from_slice(&device[at..at + bytes.len()]);
+                bytes.copy_from_slice(&self.devices[device][at..at + bytes.len()]);
             }
-            IoOp::Write { offset, buffer, .. } => {
-                let (at, bytes) = (place(*offset), buffer.as_bytes());
-                device[at..at + bytes.len()].copy_from_slice(bytes);
+            IoOp::Write { offset, buffer, fua } => {
+                self.write(device, place(*offset), buffer.as_bytes(), *fua);
             }
         }
     }
+
+    fn write(&mut self, device: usize, at: usize, bytes: &[u8], fua: bool) {
+        self.devices[device][at..at + bytes.len()].copy_from_slice(bytes);
+        if let Some(journal) = &mut self.journal {
+            journal.push(Event::Write { device, at, bytes: bytes.to_vec(), fua });
+        }
+    }
+
+    fn flush(&mut self, device: usize) {
+        if let Some(journal) = &mut self.journal {
+            journal.push(Event::Flush { device });
+        }
+    }
+}
+
+/// A request that changes a volume.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'a> {
+    /// These bytes.
+    Write {
+        /// The bytes.
+        data: &'a [u8],
+        /// Durable on answer.
+        fua: bool,
+    },
+    /// Nobody needs so many bytes any more.
+    Discard {
+        /// How many.
+        len: usize,
+    },
+    /// So many bytes read as zeroes.
+    Zeroes {
+        /// How many.
+        len: usize,
+        /// Their space is given back.
+        unmap: bool,
+    },
+}
+
+/// How far a request came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Bytes done, from the start.
+    pub bytes: usize,
+    /// What it waits for, and would for ever.
+    pub stuck: Option<ParkReason>,
 }
 
 /// An open pool.
@@ -77,6 +187,8 @@ impl Media {
 pub struct Rig {
     /// What it lies on.
     pub media: Media,
+    /// What opening has found.
+    pub report: OpenReport,
     engine: Engine,
     pool: Arc<Pool>,
     worker: Worker,
@@ -86,33 +198,47 @@ pub struct Rig {
 
 impl Rig {
     /// Opens the pool on these devices, with no ring.
-    pub fn open(mut media: Media) -> Result<Self, MapperError> {
-        let device = |(index, bytes): (usize, &Vec<u8>)| PresentDevice {
-            name: format!("disk{index}"),
-            size: bytes.len() as u64,
-            block_size: 512,
+    pub fn open(media: Media) -> Result<Self, MapperError> {
+        let options = media.options();
+        Self::open_with(media, options).map_err(|(error, _)| error)
+    }
+
+    /// Opens the pool so; an error comes with what the attempt has made of the media.
+    pub fn open_with(
+        mut media: Media,
+        options: OpenOptions,
+    ) -> Result<Self, (MapperError, Box<Media>)> {
+        let opened = match run_opening(&mut media, options) {
+            Ok(opened) => opened,
+            Err(error) => return Err((error, Box::new(media))),
         };
-        let mut opening = Opening::new(OpenOptions {
-            devices: media.devices.iter().enumerate().map(device).collect(),
-            mode: OpenMode::ReadWrite,
-            ring: None,
-            boot_id: [9; 16],
-            open_id: 0x1234,
-            accept_loss: true,
-            node: 0,
-            tuning: Tuning::default(),
-        })?;
-        while let Some(mut command) = opening.poll() {
-            media.run(&mut command);
-            opening.complete(command, Ok(()));
-        }
-        let opened = opening.finish()?;
-        let worker = opened.pool.worker()?;
+        let worker = match opened.pool.worker() {
+            Ok(worker) => worker,
+            Err(error) => return Err((error, Box::new(media))),
+        };
         let plan = Plan::with_capacity(64);
-        let mut rig =
-            Self { media, engine: opened.engine, pool: opened.pool, worker, plan, now: 1 };
+        let (engine, pool, report) = (opened.engine, opened.pool, opened.report);
+        let mut rig = Self { media, report, engine, pool, worker, plan, now: 1 };
         rig.settle();
         Ok(rig)
+    }
+
+    /// The engine, to be asked about the pool.
+    #[must_use]
+    pub const fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Lets time pass until nothing is left to be done, then counts everything anew.
+    pub fn check(&mut self) -> Result<(), String> {
+        for _ in 0..4 {
+            self.now += 2_000_000_000;
+            self.settle();
+        }
+        if !self.engine.is_idle() {
+            return Err(format!("never at rest: {:?}", self.engine));
+        }
+        self.engine.check_invariants()
     }
 
     /// Steps the engine until it has nothing to do at this time.
@@ -148,20 +274,51 @@ impl Rig {
 
     /// Writes to a volume.
     pub fn write(&mut self, id: VolumeId, offset: u64, data: &[u8]) -> Result<(), MapperError> {
-        let ask = |w: &mut Worker, v: &Attachment, o, l, p: &mut Plan| w.write(v, o, l, false, p);
-        self.all(id, offset, &mut data.to_vec(), ask)
+        self.whole(id, offset, Request::Write { data, fua: false })
     }
 
     /// Reads from a volume.
     pub fn read(&mut self, id: VolumeId, offset: u64, len: usize) -> Result<Vec<u8>, MapperError> {
         let mut data = vec![0xAB; len];
-        self.all(id, offset, &mut data, |w, v, o, l, p| w.read(v, o, l, p))?;
+        let progress = self.all(id, offset, &mut data, |w, v, o, l, p| w.read(v, o, l, p))?;
+        assert_eq!(progress.stuck, None, "a read parked");
         Ok(data)
+    }
+
+    /// All of a volume that isn't zero, by the number of its 4 KiB block, whatever its size.
+    pub fn blocks(
+        &mut self,
+        id: VolumeId,
+        size: u64,
+    ) -> Result<BTreeMap<u64, Vec<u8>>, MapperError> {
+        let volume = self.worker.attach(id)?;
+        let (mut blocks, mut done) = (BTreeMap::new(), 0);
+        while done < size {
+            let len = size - done;
+            let Step::Issue { covered } = self.worker.read(&volume, done, len, &mut self.plan)?
+            else {
+                panic!("a read of {len} bytes at {done} wasn't planned");
+            };
+            for op in self.plan.ops().iter().filter(|op| op.kind == OpKind::Read) {
+                let (at, len) = (place(op.offset), place(op.len));
+                let bytes = &self.media.devices[usize::from(op.device.0)][at..at + len];
+                let first = (done + op.buffer_offset) / BLOCK as u64;
+                for (number, block) in (first..).zip(bytes.chunks(BLOCK)) {
+                    if block.iter().any(|byte| *byte != 0) {
+                        blocks.insert(number, block.to_vec());
+                    }
+                }
+            }
+            self.finish(&volume)?;
+            done += covered;
+        }
+        self.worker.detach(volume);
+        Ok(blocks)
     }
 
     /// Discards a range of a volume.
     pub fn discard(&mut self, id: VolumeId, offset: u64, len: usize) -> Result<(), MapperError> {
-        self.all(id, offset, &mut vec![0; len], |w, v, o, l, _| w.discard(v, o, l))
+        self.whole(id, offset, Request::Discard { len })
     }
 
     /// Makes a range of a volume read as zeroes.
@@ -172,7 +329,41 @@ impl Rig {
         len: usize,
         unmap: bool,
     ) -> Result<(), MapperError> {
-        self.all(id, offset, &mut vec![0; len], |w, v, o, l, p| w.write_zeroes(v, o, l, unmap, p))
+        self.whole(id, offset, Request::Zeroes { len, unmap })
+    }
+
+    fn whole(
+        &mut self,
+        id: VolumeId,
+        offset: u64,
+        request: Request<'_>,
+    ) -> Result<(), MapperError> {
+        let progress = self.request(id, offset, request)?;
+        assert_eq!(progress.stuck, None, "{request:?}");
+        Ok(())
+    }
+
+    /// Does a request, or as much of it as there is room for.
+    pub fn request(
+        &mut self,
+        id: VolumeId,
+        offset: u64,
+        request: Request<'_>,
+    ) -> Result<Progress, MapperError> {
+        match request {
+            Request::Write { data, fua } => {
+                self.all(id, offset, &mut data.to_vec(), |w, v, o, l, p| w.write(v, o, l, fua, p))
+            }
+            Request::Discard { len } => {
+                self.all(id, offset, &mut vec![0; len], |w, v, o, l, _| w.discard(v, o, l))
+            }
+            Request::Zeroes { len, unmap } => {
+                let ask = |w: &mut Worker, v: &Attachment, o, l, p: &mut Plan| {
+                    w.write_zeroes(v, o, l, unmap, p)
+                };
+                self.all(id, offset, &mut vec![0; len], ask)
+            }
+        }
     }
 
     /// Makes what was answered durable, through a volume.
@@ -198,23 +389,30 @@ impl Rig {
         offset: u64,
         data: &mut [u8],
         ask: impl Fn(&mut Worker, &Attachment, u64, u64, &mut Plan) -> Result<Step, MapperError>,
-    ) -> Result<(), MapperError> {
+    ) -> Result<Progress, MapperError> {
         let volume = self.worker.attach(id)?;
         let (mut done, len) = (0, data.len() as u64);
+        let (mut parked, mut stuck) = (0, None);
         for _ in 0..PATIENCE {
-            if done == len {
+            if done == len || stuck.is_some() {
                 self.worker.detach(volume);
-                return Ok(());
+                return Ok(Progress { bytes: place(done), stuck });
             }
             match ask(&mut self.worker, &volume, offset + done, len - done, &mut self.plan)? {
                 Step::Issue { covered } => {
                     self.perform(&mut data[place(done)..]);
                     self.finish(&volume)?;
-                    done += covered;
+                    (done, parked) = (done + covered, 0);
                 }
-                Step::Done { covered } => done += covered,
+                Step::Done { covered } => (done, parked) = (done + covered, 0),
                 Step::Wait(ticket) => self.wait(&ticket)?,
-                Step::Park(_) => self.settle(),
+                Step::Park(reason) => {
+                    parked += 1;
+                    stuck = (parked > ATTEMPTS).then_some(reason);
+                    // The timers may free something.
+                    self.now += if parked > ATTEMPTS / 2 { 1_000_000_000 } else { 0 };
+                    self.settle();
+                }
             }
         }
         panic!("the request never ended");
@@ -222,31 +420,25 @@ impl Rig {
 
     /// Does the planned operations on the media; `data` is the request's buffer.
     fn perform(&mut self, data: &mut [u8]) {
+        let media = &mut self.media;
         for stage in 0..2 {
             for op in self.plan.ops().iter().filter(|op| op.stage == stage) {
                 let (at, len, from) = (place(op.offset), place(op.len), place(op.buffer_offset));
-                let buffer = from..from + len;
-                if let OpKind::Copy { from_device, from_offset } = op.kind {
-                    let start = place(from_offset);
-                    let source = &self.media.devices[usize::from(from_device.0)];
-                    let copy = source[start..start + len].to_vec();
-                    self.media.devices[usize::from(op.device.0)][at..at + len]
-                        .copy_from_slice(&copy);
-                    continue;
-                }
-                if matches!(op.kind, OpKind::Flush) {
-                    continue;
-                }
-                if matches!(op.kind, OpKind::ReadZeroes) {
-                    data[buffer].fill(0);
-                    continue;
-                }
-                let media = &mut self.media.devices[usize::from(op.device.0)][at..at + len];
+                let (device, buffer) = (usize::from(op.device.0), from..from + len);
                 match op.kind {
-                    OpKind::Read => data[buffer].copy_from_slice(media),
-                    OpKind::Write { .. } => media.copy_from_slice(&data[buffer]),
-                    OpKind::WriteZeroes { .. } => media.fill(0),
-                    OpKind::ReadZeroes | OpKind::Copy { .. } | OpKind::Flush => {}
+                    OpKind::Read => {
+                        data[buffer].copy_from_slice(&media.devices[device][at..at + len]);
+                    }
+                    OpKind::ReadZeroes => data[buffer].fill(0),
+                    OpKind::Write { fua } => media.write(device, at, &data[buffer], fua),
+                    OpKind::WriteZeroes { fua } => media.write(device, at, &vec![0; len], fua),
+                    OpKind::Copy { from_device, from_offset } => {
+                        let start = place(from_offset);
+                        let source = &media.devices[usize::from(from_device.0)];
+                        let copy = source[start..start + len].to_vec();
+                        media.write(device, at, &copy, false);
+                    }
+                    OpKind::Flush => media.flush(device),
                 }
             }
         }
@@ -268,6 +460,16 @@ impl Rig {
         }
         panic!("the commit never ended");
     }
+}
+
+/// Steps an opening to its end.
+fn run_opening(media: &mut Media, options: OpenOptions) -> Result<Opened, MapperError> {
+    let mut opening = Opening::new(options)?;
+    while let Some(mut command) = opening.poll() {
+        media.run(&mut command);
+        opening.complete(command, Ok(()));
+    }
+    opening.finish()
 }
 
 /// An offset or length as an index into memory.
