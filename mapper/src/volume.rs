@@ -50,6 +50,8 @@ pub(crate) struct Volume {
     pub(crate) size: AtomicU64,
     pub(crate) state: AtomicU8,
     pub(crate) directory: ArcSwap<Directory>,
+    /// Rises after each swap of the directory.
+    pub(crate) shape: AtomicU64,
     /// Mapped extents.
     pub(crate) mapped: AtomicU64,
     /// Valid sub-blocks.
@@ -67,6 +69,7 @@ impl Volume {
             size: AtomicU64::new(size),
             state: AtomicU8::new(OPEN),
             directory: ArcSwap::from_pointee(directory),
+            shape: AtomicU64::new(0),
             mapped: AtomicU64::new(0),
             valid: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),

@@ -152,10 +152,10 @@ impl Engine {
     /// Notes everything that has changed since the last cut, while nothing can change (R17a).
     pub(super) fn begin_checkpoint(&mut self, closes: bool) -> bool {
         let pool = std::sync::Arc::clone(&self.pool);
-        let volumes: Vec<_> = pool.volumes.read().values().cloned().collect();
+        let volumes = pool.volumes.read();
         let gate = pool.gate.close();
         self.checkpoint.lsn = gate.last_assigned();
-        for volume in &volumes {
+        for volume in volumes.values() {
             let Some(tree) = self.trees.get_mut(&volume.identity.id) else { continue };
             let lineage = volume.identity.lineage;
             let note = Note { pool: &pool, volume: volume.identity.id, lineage };
@@ -166,6 +166,7 @@ impl Engine {
         self.checkpoint.tail = self.wal.next;
         self.checkpoint.tail_sum = self.wal.last_sum;
         drop(gate);
+        drop(volumes);
         let checkpoint = &mut self.checkpoint;
         checkpoint.dead.append(&mut self.releases.dead_pages);
         checkpoint.trees.extend(self.trees.keys());
@@ -480,7 +481,7 @@ impl Engine {
             return false;
         }
         self.wal.tail = self.checkpoint.tail;
-        for address in std::mem::take(&mut self.checkpoint.dead) {
+        for address in self.checkpoint.dead.drain(..) {
             self.pages.free(address);
         }
         self.checkpoint.phase = Phase::Idle;

@@ -1,9 +1,11 @@
 //! Grants of extents to volumes, of pages to dirty leaves, of leaves to everybody.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::mutation::{Situation, met};
 use crate::sync::Ordering;
+use crate::units::VolumeId;
 use crate::volume::Volume;
 
 use super::Engine;
@@ -33,26 +35,25 @@ impl Engine {
     }
 
     fn grant_space(&mut self) {
-        let volumes: Vec<Arc<Volume>> = {
-            let all = self.pool.volumes.read();
-            if !all.values().any(|v| v.wants_space.load(Ordering::Acquire)) {
-                return;
-            }
-            all.values().cloned().collect()
-        };
+        let pool = Arc::clone(&self.pool);
+        let volumes = pool.volumes.read();
+        let wants = |v: &&Arc<Volume>| v.wants_space.load(Ordering::Acquire);
+        if !volumes.values().any(|v| wants(&v)) {
+            return;
+        }
         let quantum = self.quantum(volumes.len());
         let mut granted = false;
-        for volume in volumes.iter().filter(|v| v.wants_space.load(Ordering::Acquire)) {
+        for volume in volumes.values().filter(wants) {
             granted |= self.grant(volume, quantum);
         }
-        let starving = |v: &Volume| v.wants_space.load(Ordering::Acquire) && v.reserved() == 0;
-        if !granted && volumes.iter().any(|v| starving(v)) && self.take_idle_reserves(&volumes) {
-            for volume in volumes.iter().filter(|v| starving(v)) {
+        let starving = |v: &&Arc<Volume>| wants(v) && v.reserved() == 0;
+        if !granted && volumes.values().any(|v| starving(&v)) && self.take_idle_reserves(&volumes) {
+            for volume in volumes.values().filter(starving) {
                 granted |= self.grant(volume, 1);
             }
         }
         if granted {
-            self.pool.bump();
+            pool.bump();
         }
     }
 
@@ -73,10 +74,10 @@ impl Engine {
     }
 
     /// Space that volumes hold without needing it now serves those that wait.
-    fn take_idle_reserves(&self, volumes: &[Arc<Volume>]) -> bool {
+    fn take_idle_reserves(&self, volumes: &BTreeMap<VolumeId, Arc<Volume>>) -> bool {
         let mut space = self.pool.free_space.lock();
         let mut any = false;
-        for volume in volumes.iter().filter(|v| !v.wants_space.load(Ordering::Acquire)) {
+        for volume in volumes.values().filter(|v| !v.wants_space.load(Ordering::Acquire)) {
             volume.take_back(|first, count| {
                 any = true;
                 met(Situation::ReservesTaken);

@@ -131,9 +131,12 @@ impl Engine {
     pub(crate) fn new(parts: EngineParts) -> Result<Self, MapperError> {
         let EngineParts { pool, wal, superblock, pages, catalogue, trees } = parts;
         let blocks = pool.tuning.commit_blocks.max(1);
-        // Two for a commit that wraps around the log's end, the rest for checkpoints.
-        let buffers: Option<Vec<IoBuffer>> =
-            (0..2 + queue::MAX_WRITES_OUT).map(|_| IoBuffer::new(blocks)).collect();
+        // Two for a commit that wraps around the log's end, some for the pages of checkpoints, and
+        // one for each copy of the superblock that is written at a time.
+        let copies = 2 * superblock.devices.as_slice().len();
+        let sizes = std::iter::repeat_n(blocks, 2 + queue::MAX_WRITES_OUT)
+            .chain(std::iter::repeat_n(1, copies));
+        let buffers: Option<Vec<IoBuffer>> = sizes.map(IoBuffer::new).collect();
         let buffers = buffers.ok_or(MapperError::Limit { what: "memory for IO", limit: 0 })?;
         let slots = pool.tuning.workers + 1;
         let mut engine = Self {

@@ -215,6 +215,7 @@ impl Engine {
         // Shrinking: the size first, so that nobody looks for what is cut off.
         volume.size.store(size, Ordering::Release);
         volume.directory.store(Arc::new(directory));
+        volume.shape.fetch_add(1, Ordering::SeqCst);
         let id = volume.identity.id;
         if changed && let Some(tree) = self.trees.get_mut(&id) {
             let old = std::mem::replace(&mut tree.tree, PageTree::new(id.0, 1, 1));

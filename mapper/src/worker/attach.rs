@@ -1,8 +1,10 @@
 //! A worker's hold on a volume.
 
+use std::cell::{Ref, RefCell};
 use std::sync::Arc;
 
 use super::Worker;
+use crate::directory::Directory;
 use crate::error::MapperError;
 use crate::format::catalogue::VolumeKind;
 use crate::pool::Pool;
@@ -14,6 +16,9 @@ use crate::volume::{AttachmentShared, Volume};
 pub struct Attachment {
     pub(crate) volume: Arc<Volume>,
     pub(crate) shared: Arc<AttachmentShared>,
+    /// The directory as of a version of the volume's shape: asking the volume for it each time
+    /// would cost a locked instruction.
+    directory: RefCell<(u64, Arc<Directory>)>,
 }
 
 impl Attachment {
@@ -35,6 +40,16 @@ impl Attachment {
         self.volume.identity.block_size
     }
 
+    /// The volume's directory. In a request's IO epoch: whoever swaps it waits for the epoch, so
+    /// one that is still found here is still whole.
+    pub(crate) fn directory(&self) -> Ref<'_, Directory> {
+        let version = self.volume.shape.load(crate::sync::Ordering::Acquire);
+        if self.directory.borrow().0 != version {
+            *self.directory.borrow_mut() = (version, self.volume.directory.load_full());
+        }
+        Ref::map(self.directory.borrow(), |cached| &*cached.1)
+    }
+
     pub(crate) fn check_writable(&self, pool: &Pool) -> Result<(), MapperError> {
         if pool.read_only || self.volume.identity.kind == VolumeKind::Snapshot {
             return Err(MapperError::ReadOnly);
@@ -50,19 +65,18 @@ impl Worker {
         let volume = self.pool.volume(volume)?;
         let shared = Arc::new(AttachmentShared::default());
         volume.attachments.lock().push(Arc::clone(&shared));
-        Ok(Attachment { volume, shared })
+        let shape = volume.shape.load(crate::sync::Ordering::Acquire);
+        let directory = RefCell::new((shape, volume.directory.load_full()));
+        Ok(Attachment { volume, shared, directory })
     }
 
     /// Ends [`Self::attach`]. No request of the attachment may be in flight. Extents it still
     /// held go back to the pool.
     pub fn detach(&mut self, attachment: Attachment) {
-        let mut space = self.pool.free_space.lock();
-        let mut slice = attachment.shared.slice.lock();
-        while let Some(extent) = slice.pop() {
-            space.free(extent, 1);
+        let take = || attachment.shared.slice.lock().pop();
+        while let Some(extent) = take() {
+            self.pool.free_space.lock().free(extent, 1);
         }
-        drop(slice);
-        drop(space);
         let mut all = attachment.volume.attachments.lock();
         all.retain(|other| !Arc::ptr_eq(other, &attachment.shared));
     }

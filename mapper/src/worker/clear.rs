@@ -1,7 +1,7 @@
 //! Discard and write zeroes: changes of the map, with no IO but at ragged edges.
 
 use super::write::{Payload, Request};
-use super::{Attachment, Worker};
+use super::{Attachment, Begun, Worker};
 use crate::change::Site;
 use crate::directory::Directory;
 use crate::error::MapperError;
@@ -76,7 +76,7 @@ impl Worker {
         let geometry = self.pool.geometry;
         // The epoch keeps the leaf from being used for something else while it is looked at.
         let parity = self.pool.epochs.enter(self.slot);
-        let directory = attachment.volume.directory.load();
+        let directory = attachment.directory();
         let mapping = super::read::lookup(&self.pool, &directory, geometry.extent_of(offset));
         self.pool.epochs.leave(self.slot, parity);
         let within = geometry.within(offset);
@@ -97,13 +97,14 @@ impl Worker {
         len: u64,
         emptied: Emptied,
     ) -> Result<Step, MapperError> {
-        if let Some(step) = self.begin_write(attachment)? {
-            return Ok(step);
-        }
-        let directory = attachment.volume.directory.load();
+        let parity = match self.begin_write(attachment)? {
+            Begun::Parity(parity) => parity,
+            Begun::Not(step) => return Ok(step),
+        };
+        let directory = attachment.directory();
         let (covered, park) = self.clear_range(attachment, &directory, offset, len, emptied);
         drop(directory);
-        self.end_write(attachment);
+        self.end_write(attachment, parity);
         match park {
             Some(reason) if covered == 0 && len > 0 => Ok(self.park(reason)),
             _ => Ok(Step::Done { covered }),

@@ -69,8 +69,7 @@ impl Worker {
             self.complete_slow(attachment, plan, result.is_ok());
         }
         let fua_commit = plan.fua_commit;
-        self.pool.epochs.leave(self.slot, plan.parity);
-        self.end_write(attachment);
+        self.end_write(attachment, plan.parity);
         let answer = self.finish(plan, result, "write")?;
         if !fua_commit || active(Mutation::FuaWithoutCommit) {
             return Ok(answer);
@@ -113,7 +112,7 @@ impl Worker {
 
     fn complete_slow(&mut self, attachment: &Attachment, plan: &mut Plan, ok: bool) {
         let pool = std::sync::Arc::clone(&self.pool);
-        let directory = attachment.volume.directory.load();
+        let directory = attachment.directory();
         let mut others_may_wait = false;
         for piece in &plan.slow {
             let guard = pool.gate.enter(self.slot);

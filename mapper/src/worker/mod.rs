@@ -122,27 +122,28 @@ impl Worker {
     }
 
     /// Counts a write in before it looks at the gate, so that a closing gate either sees it or
-    /// stops it (R16).
-    fn begin_write(&self, volume: &Attachment) -> Result<Option<Step>, MapperError> {
+    /// stops it (R16), and enters the IO epoch, whose fence serves for both. Gives the parity.
+    fn begin_write(&self, volume: &Attachment) -> Result<Begun, MapperError> {
         self.pool.check_alive()?;
         volume.check_writable(&self.pool)?;
         let writes = &volume.shared.writes.0;
-        writes.store(writes.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
-        crate::sync::fence(Ordering::SeqCst);
+        writes.store(writes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let parity = self.pool.epochs.enter(self.slot);
         match volume.volume.state.load(Ordering::SeqCst) {
-            OPEN => Ok(None),
+            OPEN => Ok(Begun::Parity(parity)),
             DELETED => {
-                self.end_write(volume);
+                self.end_write(volume, parity);
                 Err(MapperError::NoVolume(volume.volume.identity.id.to_string()))
             }
             _ => {
-                self.end_write(volume);
-                Ok(Some(self.park(ParkReason::Gated)))
+                self.end_write(volume, parity);
+                Ok(Begun::Not(self.park(ParkReason::Gated)))
             }
         }
     }
 
-    fn end_write(&self, volume: &Attachment) {
+    fn end_write(&self, volume: &Attachment, parity: u8) {
+        self.pool.epochs.leave(self.slot, parity);
         let writes = &volume.shared.writes.0;
         writes.store(writes.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
         if volume.volume.state.load(Ordering::SeqCst) != OPEN {
@@ -159,6 +160,14 @@ impl Worker {
     fn low_mark(&self) -> u64 {
         self.pool.tuning.quantum / 2
     }
+}
+
+/// How a write begins.
+enum Begun {
+    /// In this parity of the IO epochs.
+    Parity(u8),
+    /// Not at all.
+    Not(Step),
 }
 
 impl Drop for Worker {

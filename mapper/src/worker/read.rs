@@ -37,7 +37,7 @@ impl Worker {
             self.pool.epochs.leave(self.slot, parity);
             return usable.map(|()| Step::Done { covered: 0 });
         }
-        let covered = fill(&self.pool, &volume.directory.load(), offset, len, plan);
+        let covered = fill(&self.pool, &attachment.directory(), offset, len, plan);
         plan.kind = PlanKind::Read;
         plan.parity = parity;
         plan.volume = volume.identity.id;

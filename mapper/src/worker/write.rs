@@ -1,7 +1,7 @@
 //! Writes: in place where all is mapped and exclusive, otherwise a slow write in the table.
 
 use super::read::{lookup, push};
-use super::{Attachment, Worker};
+use super::{Attachment, Begun, Worker};
 use crate::change::Site;
 use crate::directory::Directory;
 use crate::error::MapperError;
@@ -73,25 +73,25 @@ impl Worker {
         request: Request,
         plan: &mut Plan,
     ) -> Result<Step, MapperError> {
-        if let Some(step) = self.begin_write(attachment)? {
-            return Ok(step);
-        }
+        let parity = match self.begin_write(attachment)? {
+            Begun::Parity(parity) => parity,
+            Begun::Not(step) => return Ok(step),
+        };
         let checked = attachment.volume.check_range(request.offset, request.len);
         if checked.is_err() || request.len == 0 {
-            self.end_write(attachment);
+            self.end_write(attachment, parity);
             return checked.map(|()| Step::Done { covered: 0 });
         }
         plan.reset();
         plan.kind = PlanKind::Write;
         plan.volume = attachment.id();
-        plan.parity = self.pool.epochs.enter(self.slot);
+        plan.parity = parity;
         let (covered, park) = self.plan_pieces(attachment, request, plan);
         if covered > 0 {
             return Ok(Step::Issue { covered });
         }
-        self.pool.epochs.leave(self.slot, plan.parity);
         plan.reset();
-        self.end_write(attachment);
+        self.end_write(attachment, parity);
         Ok(self.park(park.unwrap_or(ParkReason::InFlight)))
     }
 
@@ -102,7 +102,7 @@ impl Worker {
         plan: &mut Plan,
     ) -> (u64, Option<ParkReason>) {
         let geometry = self.pool.geometry;
-        let directory = attachment.volume.directory.load();
+        let directory = attachment.directory();
         let mut covered = 0;
         while covered < request.len {
             let at = request.offset + covered;
