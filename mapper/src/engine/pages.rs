@@ -102,19 +102,19 @@ impl PageSpace {
     pub(crate) fn shrink(&mut self, keep: u64, space: &mut FreeSpace) -> u64 {
         let pages = self.geometry.pages_per_extent();
         let spare = self.free.saturating_sub(keep) / pages;
-        let empty: Vec<PhysicalExtent> = self
-            .extents
-            .iter()
-            .filter(|(_, p)| !p.reserve && ones(&p.used) == 0)
-            .map(|(&extent, _)| extent)
-            .take(usize::try_from(spare).unwrap_or(usize::MAX))
-            .collect();
-        for &extent in &empty {
+        let mut given = 0;
+        // One by one: a list of them would be an allocation after each checkpoint.
+        while given < spare {
+            let empty = |(_, p): &(&PhysicalExtent, &PageExtent)| !p.reserve && ones(&p.used) == 0;
+            let Some(extent) = self.extents.iter().find(empty).map(|(&extent, _)| extent) else {
+                break;
+            };
             self.extents.remove(&extent);
             self.free -= pages;
             space.free(extent, 1);
+            given += 1;
         }
-        empty.len() as u64
+        given
     }
 
     pub(crate) const fn free_pages(&self) -> u64 {

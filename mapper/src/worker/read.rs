@@ -45,6 +45,21 @@ impl Worker {
     }
 }
 
+impl Worker {
+    /// Looks at the entry of a byte without using it, so that it is in the cache when a request is
+    /// planned there. For front-ends that take requests in batches: warmed first and planned then,
+    /// the misses of a batch overlap.
+    pub fn warm(&self, attachment: &Attachment, offset: u64) {
+        // Leaves are never unmapped, so a stale one may be looked at; what it says is not used.
+        let extent = self.pool.geometry.extent_of(offset);
+        let directory = attachment.directory();
+        if let Some(leaf) = directory.load(extent.slot()) {
+            std::hint::black_box(self.pool.arena.meta(leaf).references.load(Ordering::Relaxed));
+            std::hint::black_box(self.pool.arena.leaf(leaf).load(extent.entry()));
+        }
+    }
+}
+
 /// The present mapping of an extent, without a lock.
 pub(super) fn lookup(pool: &Pool, directory: &Directory, extent: ExtentIndex) -> Mapping {
     directory
