@@ -157,8 +157,9 @@ impl Worker {
             || (self.slow_in_flight == 0 && self.spares.ensure(&self.pool, more))
     }
 
+    /// A reserve below this asks for more: an empty one always does.
     fn low_mark(&self) -> u64 {
-        self.pool.tuning.quantum / 2
+        (self.pool.tuning.quantum / 2).max(1)
     }
 }
 
