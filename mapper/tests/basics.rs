@@ -203,3 +203,27 @@ fn what_a_resize_cuts_off_never_comes_back() {
     rig.check();
     assert_eq!(rig.engine.volumes()[0].mapped, (1 << 20) + (64 << 10));
 }
+
+#[test]
+fn checkpoints_under_writes_take_no_leaves_for_good() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    for slot in 0..32 {
+        rig.write(&volume, slot << 24, &pattern(1, 4096)).unwrap();
+    }
+    rig.check();
+    let spare = rig.pool.spare_leaves();
+    for round in 0..2000_u64 {
+        let at = ((round % 32) << 24) + (round / 32 % 15 + 1) * 4096;
+        rig.write(&volume, at, &pattern(2, 4096)).unwrap();
+        rig.flush(&volume).unwrap();
+    }
+    rig.check();
+    // The worker itself keeps a few ready.
+    assert!(
+        rig.pool.spare_leaves() + 8 >= spare,
+        "{} of {spare} are left",
+        rig.pool.spare_leaves()
+    );
+}

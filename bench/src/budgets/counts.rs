@@ -1,6 +1,7 @@
 //! Counts, which no noise touches: flushes and writes of a FLUSH, allocations of the data path.
 
 use anyhow::Result;
+use blockd_mapper::engine::Control;
 use blockd_mapper::worker::Attachment;
 
 use super::Scratch;
@@ -78,7 +79,11 @@ fn allocation_rows(rig: &mut Rig, volume: &Attachment) -> Result<Vec<Row>> {
         Ok(())
     };
     first(rig, warm)?;
-    flushed(rig, &warm[..warm.len().min(5000)])?;
+    // Warm means that the lists of a checkpoint have had their length too.
+    for _ in 0..2 {
+        flushed(rig, &warm[..warm.len().min(5000)])?;
+        rig.control(Control::Checkpoint)?;
+    }
     let mut rows = Vec::new();
     rows.extend(count(rig, "first write", |rig| first(rig, measured))?);
     rows.extend(count(rig, "overwrite", |rig| first(rig, measured))?);
