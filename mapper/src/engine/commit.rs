@@ -92,7 +92,9 @@ impl Engine {
             }
             let asked = self.pool.wake.0.commit.load(Ordering::SeqCst);
             let due = self.commit_deadline().is_some_and(|at| at <= self.now_ns);
-            if (asked || due) && self.opened {
+            // In a full log a commit gets nowhere; a checkpoint, due by then, makes room.
+            let stuck = self.wal.free() == 0 && self.uncommitted() > 0;
+            if (asked || due) && self.opened && !stuck {
                 self.start_commit();
             }
         }
