@@ -60,7 +60,7 @@ mutations! {
     DecrementAtOnce "R10" "a dropped reference counts at once";
     FastUnderCopy "R10c" "a write goes in place while a copy-on-write of the extent is in flight";
     NoFence "R11" "the pool opens while IO of its dead owner is under way";
-    NoOpeningFlush "R12" "nothing is flushed before the pool is read";
+    NoOpeningFlush "R12" "nothing is flushed while the pool is opened";
     RingEmptiedAtReplay "R13" "the ring is emptied when it has been replayed";
     ReplayedIsDurable "R13" "replayed records are taken for durable";
     NoStamp "R14" "any ring is accepted, whatever its open id";

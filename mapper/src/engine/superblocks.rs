@@ -5,6 +5,7 @@
 
 use crate::format::superblock::{Superblock, copy_offsets};
 use crate::io::IoOp;
+use crate::mutation::{Mutation, active};
 use crate::sync::Ordering;
 use crate::units::DeviceIndex;
 
@@ -139,6 +140,10 @@ impl Engine {
     }
 
     fn push_flushes(&mut self) {
+        if active(Mutation::NoOpeningFlush) && !self.opened {
+            self.pool.want_engine();
+            return;
+        }
         let count = self.supers.block.as_ref().map_or(0, |b| b.devices.as_slice().len());
         for device in 0..count {
             let handle = self.pool.handles[device].load(Ordering::Relaxed);

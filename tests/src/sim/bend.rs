@@ -74,7 +74,7 @@ impl Profile {
 
     /// Small pools that are always nearly full, so that a freed extent is used again at once.
     fn bend_to_reuse(&mut self, random: &mut fastrand::Rng) {
-        self.devices = vec![random.u64(18..30)];
+        self.devices = vec![random.u64(44..64)];
         self.wal_extents = 1;
         self.reserve_extents = 2;
         self.quantum = 1;

@@ -50,6 +50,47 @@ pub enum Origin {
     CopyRead(usize, usize),
 }
 
+/// Kinds of IO that a script can hold back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// A client's reads.
+    Read,
+    /// A client's writes, and the writing half of copies.
+    Write,
+    /// The reading half of copies.
+    CopyRead,
+    /// Flushes.
+    Flush,
+    /// Blocks of the log.
+    Log,
+    /// Pages of the trees.
+    Page,
+    /// Superblocks.
+    Super,
+    /// Anything else.
+    Other,
+}
+
+fn class(action: &Action, origin: &Origin) -> Class {
+    match (action, origin) {
+        (Action::Flush, _) => Class::Flush,
+        (Action::Read { .. }, Origin::Part(..)) => Class::Read,
+        (_, Origin::CopyRead(..)) => Class::CopyRead,
+        (Action::Write { .. }, Origin::Part(..)) => Class::Write,
+        (_, Origin::Command(IoCommand { op: IoOp::Write { buffer, .. }, .. })) => {
+            let bytes = buffer.as_bytes();
+            if is_superblock(bytes) {
+                Class::Super
+            } else if bytes.starts_with(b"BDwl") {
+                Class::Log
+            } else {
+                Class::Page
+            }
+        }
+        _ => Class::Other,
+    }
+}
+
 /// The events of a history, kept only when somebody wants to read them.
 #[derive(Debug, Default)]
 pub struct Trace {
@@ -116,8 +157,13 @@ pub struct Core {
     pub boundaries: u64,
     /// No faults but crashes from here on.
     pub calm: bool,
-    /// Superblock writes seen so far.
+    /// Who waits for which operation.
     pub origins: BTreeMap<u64, Origin>,
+    /// What is held back when it is submitted, until [`Core::release`].
+    pub holding: Vec<Class>,
+    held: BTreeMap<u64, Class>,
+    /// The next flush fails, and the device drops what it had not made durable.
+    pub fail_flush: bool,
     next_token: u64,
 }
 
@@ -149,6 +195,9 @@ impl Core {
             boundaries: 0,
             calm: false,
             origins: BTreeMap::new(),
+            holding: Vec::new(),
+            held: BTreeMap::new(),
+            fail_flush: false,
             next_token: 0,
         }
     }
@@ -171,8 +220,40 @@ impl Core {
         self.next_token += 1;
         let token = self.next_token;
         self.trace.note(|| format!("submit {token} dev{device} {} {origin:?}", show(&action)));
+        let class = class(&action, &origin);
+        if self.holding.contains(&class) {
+            self.held.insert(token, class);
+        }
         self.origins.insert(token, origin);
         self.disks[usize::from(device.0)].submit(token, action, data);
+    }
+
+    /// Lets operations of a kind go on that were held back.
+    pub fn release(&mut self, class: Class) {
+        self.held.retain(|_, held| *held != class);
+    }
+
+    /// Lets everything go on, and holds nothing back from here on.
+    pub fn release_all(&mut self) {
+        self.holding.clear();
+        self.held.clear();
+    }
+
+    /// Has the devices do what is held back, without an answer.
+    pub fn execute_held(&mut self) {
+        for disk in &mut self.disks {
+            for at in 0..disk.flights().len() {
+                if self.held.contains_key(&disk.flights()[at].token) {
+                    disk.execute(at, 0);
+                }
+            }
+        }
+    }
+
+    /// Whether an operation may be answered now.
+    fn may(&self, device: usize, at: usize) -> bool {
+        let disk = &self.disks[device];
+        disk.ready(at) && !self.held.contains_key(&disk.flights()[at].token)
     }
 
     /// The token that the next operation will get.
@@ -207,7 +288,8 @@ impl Core {
     /// Whether any device has something to do.
     #[must_use]
     pub fn has_flights(&self) -> bool {
-        self.disks.iter().any(|disk| (0..disk.flights().len()).any(|at| disk.ready(at)))
+        (0..self.disks.len())
+            .any(|device| (0..self.disks[device].flights().len()).any(|at| self.may(device, at)))
     }
 
     /// IO of dead owners that has still to land.
@@ -264,18 +346,23 @@ impl Core {
                 continue;
             }
             let start = self.random.usize(..count);
-            let ready = (0..count)
-                .map(|step| (start + step) % count)
-                .find(|at| self.disks[device].ready(*at));
+            let ready =
+                (0..count).map(|step| (start + step) % count).find(|at| self.may(device, *at));
             if let Some(at) = ready {
                 return Some((device, at));
             }
-            self.marks.hit(Mark::FenceWaited);
+            if (0..count).any(|at| !self.disks[device].ready(at)) {
+                self.marks.hit(Mark::FenceWaited);
+            }
         }
         None
     }
 
     fn fault(&mut self, device: usize, at: usize) -> Fault {
+        let flush = matches!(self.disks[device].flights()[at].action, Action::Flush);
+        if flush && std::mem::take(&mut self.fail_flush) {
+            return Fault::Media;
+        }
         if self.calm {
             return Fault::None;
         }

@@ -102,6 +102,8 @@ pub enum Keep {
     Some(f64),
     /// Each unit of each with this probability.
     Torn(f64),
+    /// Of each write, the units from this one on.
+    From(usize),
     /// Those of the bit mask, by [`Disk::volatile`] order, whole.
     Mask(Vec<bool>),
     /// Those of the bit mask; of the last one only the units for which the second mask is set
@@ -234,6 +236,12 @@ impl Disk {
         Answered { token: flight.token, action: flight.action, values: Vec::new(), fault }
     }
 
+    /// How many writes are in the cache and not durable: the first of [`Disk::volatile`].
+    #[must_use]
+    pub fn cached_writes(&self) -> usize {
+        self.log.len()
+    }
+
     /// How many writes a loss of power could keep or lose now, oldest first.
     #[must_use]
     pub fn volatile(&self) -> usize {
@@ -276,6 +284,7 @@ impl Disk {
                         true
                     }
                     Keep::Torn(share) => random.f64() < *share,
+                    Keep::From(first) => offset >= *first,
                     Keep::Mask(mask) => chosen(at, mask),
                     Keep::MaskTorn(mask, units) => {
                         chosen(at, mask) && (Some(at) != last || units & (1 << (offset % 8)) != 0)

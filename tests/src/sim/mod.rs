@@ -5,6 +5,7 @@
 mod bend;
 pub mod content;
 pub mod core;
+pub mod directed;
 pub mod disk;
 pub mod enumerate;
 pub mod marks;

@@ -130,4 +130,44 @@ impl Profile {
             silent,
         }
     }
+
+    /// A profile in which nothing happens by itself: for scripts.
+    #[must_use]
+    pub fn still() -> Self {
+        Self {
+            extent_size: 64 << 10,
+            devices: vec![128],
+            wal_extents: 1,
+            reserve_extents: 2,
+            ring_capacity: 64,
+            workers: 2,
+            quantum: 1,
+            commit_blocks: 1,
+            commit_interval_ns: 1_000_000_000_000,
+            checkpoint_interval_ns: 1_000_000_000_000,
+            passdown: false,
+            max_volumes: 6,
+            volume_extents: 64,
+            operations: 0,
+            depth: 16,
+            size_bits: 3,
+            hot: 0.0,
+            mix: [1; 5],
+            fua: 0.0,
+            control: 0.0,
+            controls: [0; 11],
+            crash: 0.0,
+            power: 0.5,
+            recovery_crash: 0.0,
+            wrong_ring: 0.0,
+            torn_ring: 0.0,
+            late: 0.0,
+            pace: [0, 10, 10, 10, 10],
+            data_error: 0.0,
+            metadata_read_error: 0.0,
+            metadata_write_error: 0.0,
+            flush_error: 0.0,
+            silent: 0.0,
+        }
+    }
 }

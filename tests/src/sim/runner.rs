@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use blockd_mapper::mutation::Mutation;
 
 use super::core::Trace;
+use super::directed::{self, Script};
 use super::marks::Marks;
 use super::oracle::{Breach, Violation};
 use super::profile::Profile;
@@ -32,6 +33,9 @@ pub struct History {
 /// Runs the history of a seed. `bias` bends the profile towards what shows the absence of a rule.
 #[must_use]
 pub fn history(seed: u64, bias: Option<Mutation>, traced: bool) -> History {
+    if let Some(script) = directed::of(seed, bias) {
+        return scripted(seed, script, traced);
+    }
     let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let mut profile = Profile::draw(&mut random);
     if let Some(mutation) = bias {
@@ -39,12 +43,33 @@ pub fn history(seed: u64, bias: Option<Mutation>, traced: bool) -> History {
     }
     let trace = if traced { Trace::kept() } else { Trace::default() };
     let made = std::panic::catch_unwind(AssertUnwindSafe(|| World::create(seed, profile, trace)));
-    let mut world = match made {
+    let world = match made {
         Ok(Ok(world)) => world,
         Ok(Err(violation)) => return failed(seed, violation),
         Err(_) => return failed(seed, panicked()),
     };
-    let violation = match std::panic::catch_unwind(AssertUnwindSafe(|| world.run())) {
+    finish(seed, world, World::run)
+}
+
+fn scripted(seed: u64, script: &Script, traced: bool) -> History {
+    let trace = if traced { Trace::kept() } else { Trace::default() };
+    let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        World::scripted(seed, script.profile(), trace)
+    }));
+    match made {
+        Ok(Ok(world)) => finish(seed, world, |world| script.play(world)),
+        Ok(Err(violation)) => failed(seed, violation),
+        Err(_) => failed(seed, panicked()),
+    }
+}
+
+/// Takes a history to its end, and lets go of the mapper.
+fn finish(
+    seed: u64,
+    mut world: World,
+    run: impl FnOnce(&mut World) -> Result<(), Violation>,
+) -> History {
+    let violation = match std::panic::catch_unwind(AssertUnwindSafe(|| run(&mut world))) {
         Ok(result) => result.err(),
         Err(_) => Some(panicked()),
     };

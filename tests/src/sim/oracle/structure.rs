@@ -80,9 +80,23 @@ impl Oracle {
         }
     }
 
+    /// A crash: whether a cut under way has happened is for the size found afterwards to say. Until
+    /// then nothing is cut.
+    fn leave_cuts_open(&mut self) {
+        for pending in self.pending.values_mut() {
+            if let Intent::Resize { volume, .. } = &pending.intent
+                && let Some(change) = pending.change.take()
+                && let Some(volume) = self.volumes.get_mut(volume)
+            {
+                volume.withdraw(change);
+            }
+        }
+    }
+
     /// The process died: what was under way may or may not have happened.
     pub fn killed(&mut self) {
         self.note_copies();
+        self.leave_cuts_open();
         let now = self.tick();
         for volume in self.volumes.values_mut() {
             volume.killed(now);
@@ -102,6 +116,7 @@ impl Oracle {
     /// Power was lost, or all that is left is what power loss leaves.
     pub fn power_lost(&mut self) {
         self.note_copies();
+        self.leave_cuts_open();
         let now = self.tick();
         for volume in self.volumes.values_mut() {
             volume.power_lost(now);
@@ -160,8 +175,8 @@ impl Oracle {
                 }
             }
             Intent::Resize { volume, units } => {
+                // It happened as a whole or not at all, and the size tells which.
                 if there(volume).is_some_and(|found| found.units == *units) {
-                    // Its change of content, if any, stays possible; the cut is certain.
                     self.cut(*volume, *units);
                 }
             }

@@ -3,6 +3,7 @@
 use blockd_mapper::error::MapperError;
 
 use super::{Kind, Request, Up};
+use crate::sim::content::{UNIT, index};
 use crate::sim::core::Core;
 use crate::sim::marks::Mark;
 use crate::sim::oracle::{Breach, Violation};
@@ -48,13 +49,16 @@ impl Up {
         request.map_or(Ok(()), |request| self.end(core, &request))
     }
 
-    fn end(&self, core: &mut Core, request: &Request) -> Result<(), Violation> {
+    fn end(&mut self, core: &mut Core, request: &Request) -> Result<(), Violation> {
         core.trace.note(|| {
             format!(
                 "answer {:?} volume {} {}+{}: {:?}",
                 request.kind, request.volume, request.start, request.len, request.error
             )
         });
+        if matches!(request.kind, Kind::Discard | Kind::Zeroes { .. }) {
+            self.overtake(request);
+        }
         if let Some(error) = &request.error {
             return self.end_failed(core, request, error);
         }
@@ -120,4 +124,40 @@ impl Up {
         let text = format!("{:?} of volume {} failed: {error}", request.kind, request.volume);
         Err(Violation::new(Breach::Error, text))
     }
+
+    /// A discard or write-zeroes has ended: notes the writes in flight that it went over.
+    fn overtake(&mut self, done: &Request) {
+        let units = self.sub_block_units();
+        for other in self.requests.iter_mut().flatten() {
+            let writes = matches!(other.kind, Kind::Write | Kind::Zeroes { .. });
+            if writes && other.volume == done.volume {
+                other.overtaken |= overlap(units, (other.start, other.len), (done.start, done.len));
+            }
+        }
+    }
+
+    /// Whether a write there would meet, in one sub-block, a write that was in flight already when
+    /// a discard of the place was answered. The media alone orders these two, and nothing is
+    /// promised for them (decision 0001), so no client of the simulation does it.
+    #[must_use]
+    pub fn overtakes(&self, volume: u32, place: (usize, usize)) -> bool {
+        let units = self.sub_block_units();
+        self.requests.iter().flatten().any(|other| {
+            other.overtaken
+                && other.volume == volume
+                && overlap(units, (other.start, other.len), place)
+        })
+    }
+
+    pub(super) fn sub_block_units(&self) -> usize {
+        index(self.pool.geometry().sub_block_size() / UNIT)
+    }
+}
+
+/// Whether two places, start and length, have a sub-block in common.
+fn overlap(sub_block: usize, one: (usize, usize), other: (usize, usize)) -> bool {
+    let span =
+        |(start, len): (usize, usize)| (start / sub_block, (start + len).div_ceil(sub_block));
+    let ((a, b), (c, d)) = (span(one), span(other));
+    a < d && c < b
 }

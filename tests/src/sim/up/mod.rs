@@ -60,6 +60,8 @@ struct Request {
     begun: bool,
     /// A device operation of it failed.
     io_failed: bool,
+    /// What it overlaps was discarded or zeroed meanwhile, and that was answered.
+    overtaken: bool,
     error: Option<MapperError>,
 }
 
@@ -213,6 +215,7 @@ impl Up {
             parts: 0,
             begun: false,
             io_failed: false,
+            overtaken: false,
             error: None,
         };
         match kind {
@@ -253,7 +256,7 @@ impl Up {
 
     /// The units of a discard that certainly become zero: those of sub-blocks covered in whole.
     fn inner(&self, core: &Core, volume: u32, start: usize, len: usize) -> std::ops::Range<usize> {
-        let sub_block = index(self.pool.geometry().sub_block_size() / UNIT);
+        let sub_block = self.sub_block_units();
         let end = start + len;
         let units = core.oracle.volumes().get(&volume).map_or(0, |volume| volume.units);
         let inner_end = if end == units { end } else { end / sub_block * sub_block };

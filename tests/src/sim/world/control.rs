@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    fn submit(
+    pub(super) fn submit(
         &mut self,
         control: Control,
         intent: Option<Intent>,
@@ -144,7 +144,8 @@ impl World {
         {
             return Ok(());
         }
-        let Some(source) = self.idle_volume(|_| true) else { return Ok(()) };
+        // A snapshot is taken of a volume, and a clone made of a snapshot.
+        let Some(source) = self.idle_volume(|kind| kind != snapshot) else { return Ok(()) };
         let Some(volume) = self.core.oracle.volumes().get(&source) else { return Ok(()) };
         let units = volume.units;
         let name = self.fresh_name(if snapshot { "s" } else { "c" });

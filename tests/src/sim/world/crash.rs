@@ -51,6 +51,7 @@ impl World {
         }
         self.abandon();
         self.core.origins.clear();
+        self.core.release_all();
         let image = self.core.ring.image();
         self.core.old_rings.push(image);
         if self.core.old_rings.len() > 4 {

@@ -6,6 +6,7 @@
 mod control;
 mod crash;
 mod open;
+pub mod script;
 mod serve;
 
 use std::sync::Arc;
@@ -70,6 +71,8 @@ pub struct World {
     crashes_in_row: u32,
     /// Stores to the ring after which the process dies, if it is to die in the middle.
     cut_stores: Option<u64>,
+    /// A script says what happens: every opening is followed by reading everything back.
+    scripted: bool,
 }
 
 /// A host that lost its process or its power, to be used more than once.
@@ -142,6 +145,7 @@ impl World {
             open_failures: 0,
             crashes_in_row: 0,
             cut_stores: None,
+            scripted: false,
         }
     }
 

@@ -127,7 +127,7 @@ impl World {
         result
     }
 
-    fn opening_event(&mut self) -> Result<(), Violation> {
+    pub(super) fn opening_event(&mut self) -> Result<(), Violation> {
         let Phase::Opening(opening) = &mut self.phase else { return Ok(()) };
         while let Some(command) = opening.poll() {
             self.core.submit_command(command);
@@ -183,7 +183,7 @@ impl World {
         let list = listed(&engine);
         self.core.oracle.opened(&list)?;
         let mut up = Up::new(engine, pool, self.core.profile.workers)?;
-        if self.durable || self.core.random.u8(..5) < 2 || self.winding_up {
+        if self.durable || self.core.random.u8(..5) < 2 || self.winding_up || self.scripted {
             up.verifying = Some(self.durable);
             for volume in &list {
                 let mut start = 0;

@@ -13,7 +13,7 @@ const IDLE_LIMIT: u32 = 400;
 
 /// What may happen next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Event {
+pub(super) enum Event {
     Client,
     Control,
     Device,
@@ -93,7 +93,7 @@ impl World {
         self.choose(&weights).map(|at| events[at])
     }
 
-    fn carry_out(&mut self, event: Event) -> Result<(), Violation> {
+    pub(super) fn carry_out(&mut self, event: Event) -> Result<(), Violation> {
         match event {
             Event::Client => self.client(),
             Event::Control => self.control(),
@@ -273,6 +273,10 @@ impl World {
         let share = self.core.profile.fua;
         let fua = changes && self.core.chance(share);
         let Phase::Up(up) = &mut self.phase else { return Ok(()) };
+        let writes = matches!(kind, Kind::Write | Kind::Zeroes { .. });
+        if writes && up.overtakes(id, (start, len)) {
+            return Ok(());
+        }
         up.request(&mut self.core, kind, id, (start, len), fua)
     }
 

@@ -1,0 +1,312 @@
+//! Scripts that show the absence of rules which chance shows too seldom. Each is a history like any
+//! other: with all rules in place it has to be clean, and normal runs contain it now and then.
+
+use blockd_mapper::mutation::Mutation;
+
+use super::core::Class;
+use super::disk::Keep;
+use super::oracle::Violation;
+use super::profile::Profile;
+use super::world::World;
+use super::world::script::BLOCK;
+
+/// One of the scripts.
+#[derive(Debug)]
+pub struct Script {
+    /// The rules whose absence it shows.
+    pub shows: &'static [Mutation],
+    bend: fn(&mut Profile),
+    steps: fn(&mut World) -> Result<(), Violation>,
+}
+
+/// One history in this many is a script when no rule is aimed at.
+const SHARE: u64 = 16;
+
+/// The script of a seed, if its history is one: of the rule that is aimed at, or any.
+#[must_use]
+pub fn of(seed: u64, aim: Option<Mutation>) -> Option<&'static Script> {
+    let Some(rule) = aim else {
+        let any = seed.is_multiple_of(SHARE);
+        let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
+        return any.then(|| &ALL[number]);
+    };
+    ALL.iter().find(|script| script.shows.contains(&rule)).filter(|_| seed.is_multiple_of(2))
+}
+
+impl Script {
+    /// The profile of its history.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        let mut profile = Profile::still();
+        (self.bend)(&mut profile);
+        profile
+    }
+
+    /// Plays it, and reads everything back at the end.
+    pub fn play(&self, world: &mut World) -> Result<(), Violation> {
+        (self.steps)(world)?;
+        world.wind_up_script()
+    }
+}
+
+/// Every script.
+pub const ALL: &[Script] = &[
+    Script {
+        shows: &[Mutation::ReuseAtOnce, Mutation::ReuseAtCapture],
+        bend: small,
+        steps: reuse_before_durable,
+    },
+    Script { shows: &[Mutation::ReuseUndrained], bend: small, steps: reuse_under_read },
+    Script { shows: &[Mutation::CaptureLate], bend: small, steps: written_behind_the_flush },
+    Script { shows: &[Mutation::RingAfterFailure], bend: small, steps: dropped_by_the_device },
+    Script { shows: &[Mutation::NoChain], bend: long_commits, steps: stale_successor },
+    Script { shows: &[Mutation::DecrementAtOnce], bend: as_it_is, steps: exclusive_too_early },
+    Script { shows: &[Mutation::FastUnderCopy], bend: as_it_is, steps: write_under_copy },
+    Script { shows: &[Mutation::NoOpeningFlush], bend: as_it_is, steps: log_in_the_cache },
+    Script { shows: &[Mutation::RingEmptiedAtReplay], bend: as_it_is, steps: killed_twice },
+    Script { shows: &[Mutation::EpochLate], bend: as_it_is, steps: power_lost_at_the_superblock },
+    Script { shows: &[Mutation::SnapshotUndrained], bend: as_it_is, steps: snapshot_under_write },
+    Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
+    Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
+    Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
+];
+
+fn as_it_is(_: &mut Profile) {}
+
+/// Few extents, so that a freed one is used again at once.
+fn small(profile: &mut Profile) {
+    profile.devices = vec![64];
+}
+
+/// Commits of several blocks.
+fn long_commits(profile: &mut Profile) {
+    profile.devices = vec![200];
+    profile.commit_blocks = 8;
+    profile.ring_capacity = 512;
+    profile.quantum = 16;
+    profile.workers = 1;
+}
+
+/// Two volumes: the first holds durable data, the second waits for space with a write.
+fn full(world: &mut World) -> Result<(u32, u32), Violation> {
+    let (first, second) = (world.volume(4)?, world.volume(64)?);
+    for extent in 0..4 {
+        world.write(first, extent, 0)?;
+    }
+    world.flush(first)?;
+    world.fill(second)?;
+    Ok((first, second))
+}
+
+/// R4: an extent is used again while power loss would still bring its old mapping back.
+fn reuse_before_durable(world: &mut World) -> Result<(), Violation> {
+    let (first, _) = full(world)?;
+    world.hold(&[Class::Log]);
+    world.discard(first, 0)?;
+    world.flush(first)?;
+    world.lose_power_keeping_caches();
+    world.open()
+}
+
+/// R4: a read that found the extent is still on its way when another volume writes there.
+fn reuse_under_read(world: &mut World) -> Result<(), Violation> {
+    let (first, _) = full(world)?;
+    world.hold(&[Class::Read]);
+    world.read(first, 0, 0)?;
+    world.hold(&[]);
+    world.discard(first, 0)?;
+    world.flush(first)?;
+    world.release(Class::Read)
+}
+
+/// R2: a write completes behind the data flush, and its record is captured all the same. Its
+/// extent holds another volume's data below.
+fn written_behind_the_flush(world: &mut World) -> Result<(), Violation> {
+    let (first, _) = full(world)?;
+    world.hold(&[Class::Write]);
+    world.discard(first, 0)?;
+    world.flush(first)?;
+    world.hold(&[]);
+    world.write(first, 1, 1)?;
+    world.hold(&[Class::Flush]);
+    world.flush(first)?;
+    world.release(Class::Write)?;
+    world.hold(&[]);
+    world.release(Class::Flush)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// R8: a flush fails, the device has dropped a write, and its record is replayed.
+fn dropped_by_the_device(world: &mut World) -> Result<(), Violation> {
+    let (first, _) = full(world)?;
+    world.discard(first, 0)?;
+    world.flush(first)?;
+    world.core.fail_flush = true;
+    world.flush(first)?;
+    world.core.fail_flush = false;
+    world.kill_process();
+    world.open()
+}
+
+/// R6: of a commit of several blocks all but the first reach the media. The next commit takes the
+/// place of the first, and the others seem to follow it.
+fn stale_successor(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(160)?;
+    world.flush(volume)?;
+    for extent in 0..150 {
+        world.write(volume, extent, 0)?;
+    }
+    world.hold(&[Class::Log]);
+    world.flush(volume)?;
+    world.lose_power_keeping(&Keep::From(BLOCK));
+    world.open()?;
+    world.write(volume, 159, 0)?;
+    world.flush(volume)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// A volume with data and a clone of it, both durable.
+fn family(world: &mut World) -> Result<(u32, u32), Violation> {
+    let volume = world.volume(4)?;
+    for (extent, block) in [(0, 0), (0, 1), (0, 2), (1, 0)] {
+        world.write(volume, extent, block)?;
+    }
+    world.flush(volume)?;
+    let snapshot = world.copy(volume, true)?.unwrap_or(volume);
+    let clone = world.copy(snapshot, false)?.unwrap_or(volume);
+    world.delete(snapshot)?;
+    Ok((volume, clone))
+}
+
+/// R10: a clone takes an extent for its own while power loss would bring it back to its source.
+fn exclusive_too_early(world: &mut World) -> Result<(), Violation> {
+    let (volume, clone) = family(world)?;
+    world.hold(&[Class::Log]);
+    world.write(volume, 0, 0)?;
+    world.write(clone, 0, 1)?;
+    world.write(clone, 0, 2)?;
+    world.lose_power_keeping_caches();
+    world.open()
+}
+
+/// R10c: a write in place of what a copy under way has read already.
+fn write_under_copy(world: &mut World) -> Result<(), Violation> {
+    let (volume, clone) = family(world)?;
+    // Both have leaves of their own.
+    world.write(volume, 2, 0)?;
+    // A reader keeps the dropped reference from counting, until the clone has begun its copy.
+    world.hold(&[Class::Read]);
+    world.read(volume, 1, 0)?;
+    world.hold(&[]);
+    world.write(volume, 0, 0)?;
+    world.flush(volume)?;
+    world.hold(&[Class::Write]);
+    world.write(clone, 0, 1)?;
+    world.hold(&[]);
+    world.release(Class::Read)?;
+    world.write(clone, 0, 2)?;
+    world.release(Class::Write)?;
+    world.read(clone, 0, 2)
+}
+
+/// R12: what is replayed lies in the device's cache, and a flush is answered over it.
+fn log_in_the_cache(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.hold(&[Class::Log]);
+    world.flush(volume)?;
+    world.core.execute_held();
+    world.kill_process();
+    world.open()?;
+    world.flush(volume)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// R13: the process dies again before what the ring brought is durable.
+fn killed_twice(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    for class in [Class::Super, Class::Log] {
+        world.kill_process();
+        world.hold(&[class]);
+        world.open_until_held()?;
+    }
+    world.kill_process();
+    world.open()
+}
+
+/// R15: power is lost while the superblock of an epoch is on its way.
+fn power_lost_at_the_superblock(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.kill_process();
+    world.hold(&[Class::Super]);
+    world.open_until_held()?;
+    world.lose_power_keeping_caches();
+    world.open()
+}
+
+/// R16: a write in place lands after the snapshot was taken and looked at.
+fn snapshot_under_write(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.flush(volume)?;
+    world.hold(&[Class::Write]);
+    world.write(volume, 0, 0)?;
+    world.hold(&[]);
+    if let Some(snapshot) = world.copy(volume, true)? {
+        world.read(snapshot, 0, 0)?;
+        world.release(Class::Write)?;
+        world.read(snapshot, 0, 0)?;
+    }
+    world.release(Class::Write)
+}
+
+/// R17a: a volume shrinks while a checkpoint has still to write the leaf that is cut, and power is
+/// lost before the new size is durable.
+fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
+    let leaf = 256;
+    let volume = world.volume(8 * leaf)?;
+    for number in 0..8 {
+        world.write(volume, number * leaf, 0)?;
+    }
+    world.write(volume, 7 * leaf + 3, 0)?;
+    world.flush(volume)?;
+    // More than half of the log is used, and a checkpoint begins.
+    world.hold(&[Class::Page]);
+    for block in 1..10 {
+        world.write(volume, 0, block)?;
+        world.flush(volume)?;
+    }
+    world.hold(&[Class::Log]);
+    world.resize(volume, (7 * leaf + 1) * world.extent_units())?;
+    world.release(Class::Page)?;
+    world.lose_power_keeping_caches();
+    world.open()
+}
+
+/// R17b: the log goes round while a checkpoint is under way.
+fn log_round_a_checkpoint(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(8)?;
+    world.hold(&[Class::Page]);
+    for number in 0..40 {
+        world.write(volume, number % 4, number / 4)?;
+        world.flush(volume)?;
+    }
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// R17b: a flush finds everything durable, while the superblock that says so is on its way.
+fn flush_under_superblock(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.hold(&[Class::Super, Class::Log]);
+    world.checkpoint()?;
+    world.flush(volume)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}

@@ -1,0 +1,246 @@
+//! Histories whose events are written down: for schedules that chance finds too seldom.
+
+use blockd_mapper::engine::Control;
+use blockd_mapper::units::VolumeId;
+
+use super::super::content::{UNIT, index};
+use super::super::core::{Class, Trace, bytes};
+use super::super::disk::Keep;
+use super::super::marks::Mark;
+use super::super::oracle::{Breach, Intent, Violation};
+use super::super::profile::Profile;
+use super::super::up::Kind;
+use super::{Crash, Phase, World};
+
+/// Events of one [`World::settle`] at the most.
+const MAX_EVENTS: u32 = 1_000_000;
+
+/// Units written at a time: one sub-block.
+pub const BLOCK: usize = 8;
+
+impl World {
+    /// A pool that is open and at rest, where nothing happens but what the script says.
+    pub fn scripted(seed: u64, profile: Profile, trace: Trace) -> Result<Self, Violation> {
+        let mut world = Self::create(seed, profile, trace)?;
+        world.scripted = true;
+        world.core.calm = true;
+        world.open()?;
+        Ok(world)
+    }
+
+    /// Units of an extent.
+    #[must_use]
+    pub fn extent_units(&self) -> usize {
+        index(u64::from(self.core.profile.extent_size) / UNIT)
+    }
+
+    /// Opens the pool, and again if it is refused with reason, and reads everything back.
+    pub fn open(&mut self) -> Result<(), Violation> {
+        // Requests seem to be left, so that the history does not wind up by itself.
+        self.operations_left = 1;
+        while !self.is_serving() {
+            self.step()?;
+        }
+        self.settle()
+    }
+
+    /// Goes on with an opening until it waits for what is held back.
+    pub fn open_until_held(&mut self) -> Result<(), Violation> {
+        self.operations_left = 1;
+        if matches!(self.phase, Phase::Down) {
+            self.start_opening()?;
+        }
+        while let Phase::Opening(opening) = &mut self.phase {
+            while let Some(command) = opening.poll() {
+                self.core.submit_command(command);
+            }
+            if !opening.is_done() && !self.core.has_flights() && self.core.dead() == 0 {
+                break;
+            }
+            self.opening_event()?;
+        }
+        Ok(())
+    }
+
+    /// Lets everything happen that can, without any time passing that a timer would notice.
+    pub fn settle(&mut self) -> Result<(), Violation> {
+        let mut quiet = 0;
+        for _ in 0..MAX_EVENTS {
+            let Phase::Up(up) = &self.phase else { return Ok(()) };
+            let failed = up.pool.failure().is_some();
+            if up.engine_due {
+                self.poll_engine()?;
+            } else if up.has_retries() {
+                self.carry_out(super::serve::Event::Retry)?;
+            } else if up.has_committed() {
+                self.carry_out(super::serve::Event::Committed)?;
+            } else if self.core.has_flights() {
+                self.carry_out(super::serve::Event::Device)?;
+            } else if quiet < 4 && !failed {
+                quiet += 1;
+                self.poll_engine()?;
+                continue;
+            } else {
+                return Ok(());
+            }
+            quiet = 0;
+        }
+        let text = format!("no rest after {MAX_EVENTS} events: {}", self.describe());
+        Err(Violation::new(Breach::NoProgress, text))
+    }
+
+    /// A client's request, without waiting for anything.
+    pub fn ask(
+        &mut self,
+        kind: Kind,
+        volume: u32,
+        place: (usize, usize),
+        fua: bool,
+    ) -> Result<(), Violation> {
+        let Phase::Up(up) = &mut self.phase else { return Ok(()) };
+        up.request(&mut self.core, kind, volume, place, fua)
+    }
+
+    /// Writes a sub-block of an extent, and lets everything happen that can.
+    pub fn write(&mut self, volume: u32, extent: usize, block: usize) -> Result<(), Violation> {
+        let start = extent * self.extent_units() + block * BLOCK;
+        self.ask(Kind::Write, volume, (start, BLOCK), false)?;
+        self.settle()
+    }
+
+    /// Reads a sub-block of an extent, and lets everything happen that can.
+    pub fn read(&mut self, volume: u32, extent: usize, block: usize) -> Result<(), Violation> {
+        let start = extent * self.extent_units() + block * BLOCK;
+        self.ask(Kind::Read, volume, (start, BLOCK), false)?;
+        self.settle()
+    }
+
+    /// Discards an extent, and lets everything happen that can.
+    pub fn discard(&mut self, volume: u32, extent: usize) -> Result<(), Violation> {
+        let units = self.extent_units();
+        self.ask(Kind::Discard, volume, (extent * units, units), false)?;
+        self.settle()
+    }
+
+    /// Flushes, and lets everything happen that can.
+    pub fn flush(&mut self, volume: u32) -> Result<(), Violation> {
+        self.ask(Kind::Flush, volume, (0, BLOCK), false)?;
+        self.settle()
+    }
+
+    /// Requests not answered.
+    #[must_use]
+    pub fn unanswered(&self) -> usize {
+        match &self.phase {
+            Phase::Up(up) => up.live(),
+            _ => 0,
+        }
+    }
+
+    /// Holds back IO of these kinds from here on, and no other; what is held stays so.
+    pub fn hold(&mut self, classes: &[Class]) {
+        self.core.holding = classes.to_vec();
+    }
+
+    /// Lets go of what is held of a kind, and lets everything happen that can.
+    pub fn release(&mut self, class: Class) -> Result<(), Violation> {
+        self.core.holding.retain(|held| *held != class);
+        self.core.release(class);
+        self.settle()
+    }
+
+    /// A new volume, of this many extents.
+    pub fn volume(&mut self, extents: usize) -> Result<u32, Violation> {
+        let units = extents * self.extent_units();
+        self.next_name += 1;
+        let name = format!("v{}", self.next_name);
+        let size = bytes(units);
+        let control = Control::Create { name: name.clone(), size, block_size: 512 };
+        let intent = Intent::Create { name, units, block_units: 1 };
+        self.submit(control, Some(intent), Mark::Create)?;
+        self.made()
+    }
+
+    /// A snapshot or a clone. `None` while it is not there yet.
+    pub fn copy(&mut self, source: u32, snapshot: bool) -> Result<Option<u32>, Violation> {
+        let units = self.core.oracle.volumes().get(&source).map_or(0, |volume| volume.units);
+        self.next_name += 1;
+        let name = format!("c{}", self.next_name);
+        let (id, mark) = (VolumeId(source), Mark::Snapshot);
+        let before = self.newest();
+        let intent = Intent::Copy { source, name: name.clone(), units, snapshot };
+        if snapshot {
+            self.submit(Control::Snapshot { source: id, name }, Some(intent), mark)?;
+        } else {
+            let control = Control::Clone { source: id, name, size: None };
+            self.submit(control, Some(intent), Mark::Clone)?;
+        }
+        self.settle()?;
+        Ok((self.newest() != before).then(|| self.newest()).flatten())
+    }
+
+    /// Another size, without waiting until it is durable.
+    pub fn resize(&mut self, volume: u32, units: usize) -> Result<(), Violation> {
+        let control = Control::Resize { volume: VolumeId(volume), size: bytes(units) };
+        self.submit(control, Some(Intent::Resize { volume, units }), Mark::Shrink)?;
+        self.settle()
+    }
+
+    /// The end of a volume or snapshot.
+    pub fn delete(&mut self, volume: u32) -> Result<(), Violation> {
+        let control = Control::Delete { volume: VolumeId(volume) };
+        self.submit(control, Some(Intent::Delete { volume }), Mark::Delete)?;
+        self.settle()
+    }
+
+    /// A checkpoint, as far as it goes.
+    pub fn checkpoint(&mut self) -> Result<(), Violation> {
+        self.submit(Control::Checkpoint, None, Mark::CheckpointAsked)?;
+        self.settle()
+    }
+
+    fn newest(&self) -> Option<u32> {
+        self.core.oracle.volumes().keys().next_back().copied()
+    }
+
+    fn made(&mut self) -> Result<u32, Violation> {
+        self.settle()?;
+        self.newest().ok_or_else(|| Violation::new(Breach::Error, "no volume was made".into()))
+    }
+
+    /// Writes to extent after extent of a volume until a write waits for space.
+    pub fn fill(&mut self, volume: u32) -> Result<(), Violation> {
+        let mut extent = 0;
+        while self.unanswered() == 0 {
+            self.write(volume, extent, 0)?;
+            extent += 1;
+        }
+        Ok(())
+    }
+
+    /// Power is lost: what is in the caches survives, what the devices had not got does not.
+    pub fn lose_power_keeping_caches(&mut self) {
+        let disks = self.core.disks.iter();
+        let keep = disks.map(|disk| Keep::Mask(vec![true; disk.cached_writes()])).collect();
+        self.crash(&Crash::Power(keep));
+    }
+
+    /// Power is lost, and this survives on every device.
+    pub fn lose_power_keeping(&mut self, keep: &Keep) {
+        let keep = vec![keep.clone(); self.core.disks.len()];
+        self.crash(&Crash::Power(keep));
+    }
+
+    /// The process is killed, or has died of a failure of its own.
+    pub fn kill_process(&mut self) {
+        self.crash(&Crash::Kill);
+    }
+
+    /// Nothing is left to be said: everything is let go and read back once more.
+    pub fn wind_up_script(&mut self) -> Result<(), Violation> {
+        self.core.release_all();
+        self.settle()?;
+        self.operations_left = 0;
+        self.run()
+    }
+}
