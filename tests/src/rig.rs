@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::engine::{Control, Engine, Outcome};
@@ -12,6 +13,7 @@ use blockd_mapper::io::{IoCommand, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
 use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::pool::{Pool, Tuning};
+use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
 
@@ -45,13 +47,37 @@ pub enum Event {
     },
 }
 
+/// What was done to the devices, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Journal {
+    /// One after the other.
+    pub events: Vec<Event>,
+    /// The ring to be watched.
+    pub ring: Option<Arc<dyn RingMemory>>,
+    /// Its words at the moment of each event, before its end was reported.
+    pub images: Vec<Vec<u64>>,
+}
+
+impl Journal {
+    fn note(&mut self, event: Event) {
+        self.events.push(event);
+        self.images.extend(self.ring.as_ref().map(|ring| image(&**ring)));
+    }
+}
+
+/// The words of a ring.
+#[must_use]
+pub fn image(ring: &dyn RingMemory) -> Vec<u64> {
+    ring.words().iter().map(|word| word.load(Ordering::SeqCst)).collect()
+}
+
 /// The devices of a pool, as bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Media {
     /// One entry for each device.
     pub devices: Vec<Vec<u8>>,
     /// What was done to them, if anybody wants to know.
-    pub journal: Option<Vec<Event>>,
+    pub journal: Option<Journal>,
 }
 
 impl Media {
@@ -138,13 +164,13 @@ impl Media {
     fn write(&mut self, device: usize, at: usize, bytes: &[u8], fua: bool) {
         self.devices[device][at..at + bytes.len()].copy_from_slice(bytes);
         if let Some(journal) = &mut self.journal {
-            journal.push(Event::Write { device, at, bytes: bytes.to_vec(), fua });
+            journal.note(Event::Write { device, at, bytes: bytes.to_vec(), fua });
         }
     }
 
     fn flush(&mut self, device: usize) {
         if let Some(journal) = &mut self.journal {
-            journal.push(Event::Flush { device });
+            journal.note(Event::Flush { device });
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Every crash of a short trace: at each boundary of device IO, with each choice of what the
 //! caches keep; and then every crash again while the pool is being opened.
 
+use std::time::Instant;
+
 use super::core::Trace;
 use super::disk::Keep;
 use super::oracle::Violation;
 use super::profile::Profile;
+use super::runner::clock;
 use super::world::{Crash, Frozen, World};
 
 /// Crashes of a kind that are also carried out while opening: death, nothing kept, all kept.
@@ -79,8 +82,19 @@ pub fn short_profile(seed: u64) -> Profile {
     profile
 }
 
-/// Enumerates the crashes of one seeded trace.
+/// Enumerates the crashes of one seeded trace, however long it takes.
 pub fn trace(seed: u64, depth: Depth, counts: &mut Counts) -> Result<(), Box<Found>> {
+    let century = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
+    trace_until(seed, depth, clock() + century, counts).map(|_| ())
+}
+
+/// Enumerates the crashes of one seeded trace. `false`: the time limit has cut it short.
+pub fn trace_until(
+    seed: u64,
+    depth: Depth,
+    until: Instant,
+    counts: &mut Counts,
+) -> Result<bool, Box<Found>> {
     let at_start =
         |violation| Box::new(Found { seed, boundary: 0, crash: "none".into(), violation });
     let mut world = World::create(seed, short_profile(seed), Trace::default()).map_err(at_start)?;
@@ -96,16 +110,22 @@ pub fn trace(seed: u64, depth: Depth, counts: &mut Counts) -> Result<(), Box<Fou
         let nested = depth.nested_every > 0 && counts.boundaries.is_multiple_of(depth.nested_every);
         let frozen = world.freeze();
         for (number, crash) in crashes(&frozen, depth.subsets, seed ^ boundary).iter().enumerate() {
+            if clock() > until {
+                world.abandon();
+                return Ok(false);
+            }
             counts.crash_points += 1;
             // A death, nothing kept and everything kept stand for the rest.
             let nested = nested && number < NESTED_CRASHES;
-            recover(&frozen, crash, seed ^ boundary, nested, counts).map_err(|violation| {
-                Box::new(Found { seed, boundary, crash: format!("{crash:?}"), violation })
-            })?;
+            recover(&frozen, crash, seed ^ boundary, nested.then_some(until), counts).map_err(
+                |violation| {
+                    Box::new(Found { seed, boundary, crash: format!("{crash:?}"), violation })
+                },
+            )?;
         }
     }
     world.abandon();
-    Ok(())
+    Ok(true)
 }
 
 /// The crashes that are tried at one moment.
@@ -145,12 +165,13 @@ fn crashes(frozen: &Frozen, subsets: usize, seed: u64) -> Vec<Crash> {
     all
 }
 
-/// Crashes, opens, reads everything back; with `nested` also crashes at each boundary of that.
+/// Crashes, opens, reads everything back; with `nested` also crashes at each boundary of that, as
+/// long as there is time.
 fn recover(
     frozen: &Frozen,
     crash: &Crash,
     seed: u64,
-    nested: bool,
+    nested: Option<Instant>,
     counts: &mut Counts,
 ) -> Result<(), Violation> {
     let mark = frozen.mark();
@@ -159,12 +180,13 @@ fn recover(
     let mut boundary = world.core.boundaries;
     while !world.is_serving() {
         world.step()?;
+        let nested = nested.is_some_and(|until| clock() < until);
         if nested && world.is_opening() && world.core.boundaries != boundary {
             boundary = world.core.boundaries;
             let again = world.freeze();
             for second in crashes(&again, 0, seed ^ boundary).iter().take(NESTED_CRASHES) {
                 counts.nested += 1;
-                recover(&again, second, seed ^ boundary, false, counts)?;
+                recover(&again, second, seed ^ boundary, None, counts)?;
             }
         }
     }

@@ -1,0 +1,236 @@
+//! Runs a script once and keeps all of it: what was done to the devices, and what the volumes
+//! held after each step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use blockd_mapper::engine::Control;
+use blockd_mapper::open::OpenOptions;
+use blockd_mapper::pool::Tuning;
+use blockd_mapper::ring::{RingMemory, VecRingMemory, words_needed};
+use blockd_mapper::units::VolumeId;
+
+use crate::rig::{Event, Journal, Media, Request, Rig, image};
+
+use super::script::{Do, Script};
+
+/// Bytes of a unit: what a device writes as a whole.
+pub const UNIT: usize = 512;
+const EXTENT: usize = 64 << 10;
+const SLOTS: usize = 2;
+const RING: u64 = 64;
+
+/// What the volumes hold, by name.
+pub type State = BTreeMap<String, Vec<u8>>;
+
+/// A script as it went.
+#[derive(Debug)]
+pub struct Recording {
+    /// The devices before the first event.
+    pub base: Vec<Vec<u8>>,
+    /// What was done to them.
+    pub events: Vec<Event>,
+    /// The ring at each event.
+    pub images: Vec<Vec<u64>>,
+    /// The ring at the end.
+    pub last_image: Vec<u64>,
+    /// Events until each state was answered; `states[0]` is the empty pool.
+    pub ends: Vec<usize>,
+    /// The volumes after each step.
+    pub states: Vec<State>,
+    /// The newest state that is durable once each state has been answered.
+    pub durable: Vec<usize>,
+}
+
+/// A ring with these words, or an empty one.
+#[must_use]
+pub fn ring(words: Option<&[u64]>) -> Arc<dyn RingMemory> {
+    let memory = VecRingMemory::new(SLOTS, RING);
+    debug_assert_eq!(memory.words().len(), words_needed(SLOTS, RING));
+    for (word, value) in memory.words().iter().zip(words.unwrap_or_default()) {
+        word.store(*value, std::sync::atomic::Ordering::SeqCst);
+    }
+    Arc::new(memory)
+}
+
+/// How a pool is opened here.
+#[must_use]
+pub fn options(media: &Media, boot: u8, open_id: u64, ring: &Arc<dyn RingMemory>) -> OpenOptions {
+    let tuning = Tuning {
+        workers: SLOTS - 1,
+        quantum: 2,
+        spare_leaves: 32,
+        max_leaves: 512,
+        ..Tuning::default()
+    };
+    OpenOptions {
+        ring: Some(Arc::clone(ring)),
+        boot_id: [boot; 16],
+        open_id,
+        accept_loss: false,
+        tuning,
+        ..media.options()
+    }
+}
+
+struct Recorder {
+    rig: Rig,
+    ids: BTreeMap<&'static str, VolumeId>,
+    state: State,
+    random: fastrand::Rng,
+    recording: Recording,
+}
+
+/// Runs a script.
+pub fn record(script: &Script, seed: u64) -> Result<Recording, String> {
+    let sizes: Vec<usize> = script.devices.iter().map(|extents| extents * EXTENT).collect();
+    let text = |error: &dyn std::fmt::Display| format!("{}: {error}", script.name);
+    let media =
+        Media::create(64 << 10, &sizes, Some(EXTENT as u64)).map_err(|error| text(&error))?;
+    let ring = ring(None);
+    let how = options(&media, 1, 1, &ring);
+    let mut rig = Rig::open_with(media, how).map_err(|(error, _)| text(&error))?;
+    rig.media.journal = Some(Journal { ring: Some(Arc::clone(&ring)), ..Journal::default() });
+    let recording = Recording {
+        base: rig.media.devices.clone(),
+        events: Vec::new(),
+        images: Vec::new(),
+        last_image: Vec::new(),
+        ends: vec![0],
+        states: vec![State::new()],
+        durable: vec![0],
+    };
+    let (ids, state, random) = (BTreeMap::new(), State::new(), fastrand::Rng::with_seed(seed));
+    let mut recorder = Recorder { rig, ids, state, random, recording };
+    for step in script.steps {
+        recorder.step(*step).map_err(|error| text(&error))?;
+    }
+    let mut recording = recorder.recording;
+    let journal = recorder.rig.media.journal.unwrap_or_default();
+    (recording.events, recording.images) = (journal.events, journal.images);
+    recording.last_image = image(&*ring);
+    Ok(recording)
+}
+
+impl Recorder {
+    fn step(&mut self, step: Do) -> Result<(), String> {
+        if let Do::FlushEach(name, count) = step {
+            for number in 0..count {
+                self.step(Do::Write(name, number * 40, 8))?;
+                self.step(Do::Flush(name))?;
+            }
+            return Ok(());
+        }
+        self.perform(step).map_err(|error| format!("{step:?}: {error}"))?;
+        // A change of structure is durable on answer, and all that was answered before it.
+        let durable = !matches!(
+            step,
+            Do::Write(..) | Do::Fua(..) | Do::Discard(..) | Do::Zeroes(..) | Do::FlushEach(..)
+        );
+        let events = self.rig.media.journal.as_ref().map_or(0, |journal| journal.events.len());
+        let before = self.recording.durable.last().copied().unwrap_or(0);
+        // A FUA write behind durable states only is durable with them.
+        let at = self.recording.states.len();
+        let fua = matches!(step, Do::Fua(..)) && before + 1 == at;
+        self.recording.states.push(self.state.clone());
+        self.recording.ends.push(events);
+        self.recording.durable.push(if durable || fua { at } else { before });
+        Ok(())
+    }
+
+    fn perform(&mut self, step: Do) -> Result<(), String> {
+        match step {
+            Do::Write(name, at, len) => self.write(name, at, len, false),
+            Do::Fua(name, at, len) => self.write(name, at, len, true),
+            Do::Discard(name, at, len) => {
+                let whole = (at.next_multiple_of(8) * UNIT, (at + len) / 8 * 8 * UNIT);
+                self.request(name, at, Request::Discard { len: len * UNIT })?;
+                self.data(name)?[whole.0..whole.1].fill(0);
+                Ok(())
+            }
+            Do::Zeroes(name, at, len, unmap) => {
+                self.request(name, at, Request::Zeroes { len: len * UNIT, unmap })?;
+                self.data(name)?[at * UNIT..(at + len) * UNIT].fill(0);
+                Ok(())
+            }
+            Do::Flush(name) => {
+                let id = self.id(name)?;
+                self.rig.flush(id).map_err(|error| error.to_string())
+            }
+            _ => self.structure(step),
+        }
+    }
+
+    fn structure(&mut self, step: Do) -> Result<(), String> {
+        let control = match step {
+            Do::Create(name, units) => {
+                self.state.insert(name.to_owned(), vec![0; units * UNIT]);
+                let size = (units * UNIT) as u64;
+                Control::Create { name: name.to_owned(), size, block_size: 512 }
+            }
+            Do::Snapshot(source, name) => {
+                self.copy(source, name)?;
+                Control::Snapshot { source: self.id(source)?, name: name.to_owned() }
+            }
+            Do::CloneOf(source, name) => {
+                self.copy(source, name)?;
+                Control::Clone { source: self.id(source)?, name: name.to_owned(), size: None }
+            }
+            Do::Rollback(name, snapshot) => {
+                self.copy(snapshot, name)?;
+                Control::Rollback { volume: self.id(name)?, snapshot: self.id(snapshot)? }
+            }
+            Do::Resize(name, units) => {
+                self.data(name)?.resize(units * UNIT, 0);
+                Control::Resize { volume: self.id(name)?, size: (units * UNIT) as u64 }
+            }
+            Do::Delete(name) => {
+                self.state.remove(name);
+                Control::Delete { volume: self.id(name)? }
+            }
+            _ => Control::Checkpoint,
+        };
+        let makes = matches!(step, Do::Create(..) | Do::Snapshot(..) | Do::CloneOf(..));
+        if let (true, Do::Create(name, _) | Do::Snapshot(_, name) | Do::CloneOf(_, name)) =
+            (makes, step)
+        {
+            let id = self.rig.make(control).map_err(|error| error.to_string())?;
+            self.ids.insert(name, id);
+            return Ok(());
+        }
+        self.rig.control(control).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, name: &str, at: usize, len: usize, fua: bool) -> Result<(), String> {
+        let mut data = vec![0; len * UNIT];
+        self.random.fill(&mut data);
+        let done = self.request(name, at, Request::Write { data: &data, fua })?;
+        self.data(name)?[at * UNIT..at * UNIT + done].copy_from_slice(&data[..done]);
+        Ok(())
+    }
+
+    /// Returns how many bytes found room.
+    fn request(&mut self, name: &str, at: usize, request: Request<'_>) -> Result<usize, String> {
+        let id = self.id(name)?;
+        let done = self.rig.request(id, (at * UNIT) as u64, request);
+        let done = done.map_err(|error| error.to_string())?;
+        match (request, done.stuck) {
+            (Request::Write { .. }, _) | (_, None) => Ok(done.bytes),
+            (_, Some(reason)) => Err(format!("stuck: {reason:?}")),
+        }
+    }
+
+    fn copy(&mut self, from: &str, to: &str) -> Result<(), String> {
+        let data = self.data(from)?.clone();
+        self.state.insert(to.to_owned(), data);
+        Ok(())
+    }
+
+    fn id(&self, name: &str) -> Result<VolumeId, String> {
+        self.ids.get(name).copied().ok_or_else(|| format!("there is no {name}"))
+    }
+
+    fn data(&mut self, name: &str) -> Result<&mut Vec<u8>, String> {
+        self.state.get_mut(name).ok_or_else(|| format!("there is no {name}"))
+    }
+}

@@ -1,0 +1,241 @@
+//! Short traces written by hand: each is about one thing that a crash could tear apart.
+
+/// A place or a length in 512-byte units. An extent has 128, a sub-block 8.
+pub type Units = usize;
+
+/// One operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Do {
+    /// A new volume of a size.
+    Create(&'static str, Units),
+    /// A write.
+    Write(&'static str, Units, Units),
+    /// A write that is durable on answer.
+    Fua(&'static str, Units, Units),
+    /// A discard.
+    Discard(&'static str, Units, Units),
+    /// Write zeroes; `true`: give the space back.
+    Zeroes(&'static str, Units, Units, bool),
+    /// A flush.
+    Flush(&'static str),
+    /// A snapshot of a volume, and its name.
+    Snapshot(&'static str, &'static str),
+    /// A clone of a snapshot, and its name.
+    CloneOf(&'static str, &'static str),
+    /// A volume becomes what a snapshot is.
+    Rollback(&'static str, &'static str),
+    /// A new size.
+    Resize(&'static str, Units),
+    /// A volume or snapshot goes.
+    Delete(&'static str),
+    /// The map is written out.
+    Checkpoint,
+    /// So many first writes of a sub-block in a row, each with a flush.
+    FlushEach(&'static str, usize),
+}
+
+/// A trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Script {
+    /// Its name, to repeat it.
+    pub name: &'static str,
+    /// Extents of each device.
+    pub devices: &'static [usize],
+    /// What is done, and cut off anywhere.
+    pub steps: &'static [Do],
+}
+
+use Do::{
+    Checkpoint, CloneOf, Create, Delete, Discard, Flush, FlushEach, Fua, Resize, Rollback,
+    Snapshot, Write, Zeroes,
+};
+
+const ONE: &[usize] = &[30];
+const TWO: &[usize] = &[22, 14];
+/// Little more than the least a pool can have.
+const FULL: &[usize] = &[26];
+
+const fn script(name: &'static str, devices: &'static [usize], steps: &'static [Do]) -> Script {
+    Script { name, devices, steps }
+}
+
+/// All of them.
+pub const SCRIPTS: &[Script] = &[
+    script("first-write", ONE, &[Create("a", 512), Write("a", 0, 8), Flush("a")]),
+    script(
+        "partial-sub-block",
+        ONE,
+        &[Create("a", 512), Write("a", 3, 2), Write("a", 6, 5), Flush("a"), Write("a", 1, 1)],
+    ),
+    script(
+        "overwrite",
+        ONE,
+        &[Create("a", 512), Write("a", 0, 16), Flush("a"), Write("a", 4, 8), Flush("a")],
+    ),
+    script(
+        "discard",
+        ONE,
+        &[
+            Create("a", 512),
+            Write("a", 0, 300),
+            Flush("a"),
+            Discard("a", 0, 128),
+            Discard("a", 130, 40),
+            Write("a", 8, 8),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "write-zeroes",
+        ONE,
+        &[
+            Create("a", 512),
+            Write("a", 0, 256),
+            Flush("a"),
+            Zeroes("a", 5, 30, true),
+            Zeroes("a", 130, 20, false),
+            Zeroes("a", 300, 20, false),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "flush-pairs",
+        ONE,
+        &[
+            Create("a", 512),
+            Flush("a"),
+            Flush("a"),
+            Write("a", 0, 8),
+            Flush("a"),
+            Flush("a"),
+            Write("a", 0, 8),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "fua",
+        ONE,
+        &[
+            Create("a", 512),
+            Fua("a", 0, 8),
+            Fua("a", 2, 3),
+            Write("a", 200, 8),
+            Fua("a", 128, 8),
+            Fua("a", 0, 8),
+        ],
+    ),
+    script(
+        "snapshot",
+        ONE,
+        &[
+            Create("a", 400),
+            Write("a", 0, 140),
+            Snapshot("a", "s"),
+            Write("a", 2, 4),
+            Write("a", 130, 8),
+            Flush("a"),
+            Delete("s"),
+        ],
+    ),
+    script(
+        "clone",
+        ONE,
+        &[
+            Create("a", 300),
+            Write("a", 0, 24),
+            Snapshot("a", "s"),
+            CloneOf("s", "c"),
+            Write("c", 4, 8),
+            Flush("c"),
+            Delete("a"),
+            Delete("s"),
+            Write("c", 0, 8),
+        ],
+    ),
+    script(
+        "rollback",
+        ONE,
+        &[
+            Create("a", 300),
+            Write("a", 0, 24),
+            Snapshot("a", "s"),
+            Write("a", 8, 140),
+            Flush("a"),
+            Rollback("a", "s"),
+            Write("a", 130, 8),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "shrink-then-grow",
+        ONE,
+        &[
+            Create("a", 400),
+            Write("a", 0, 400),
+            Flush("a"),
+            Resize("a", 136),
+            Resize("a", 500),
+            Write("a", 300, 8),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "checkpoint",
+        ONE,
+        &[
+            Create("a", 512),
+            Write("a", 0, 24),
+            Checkpoint,
+            Write("a", 8, 8),
+            Write("a", 200, 8),
+            Flush("a"),
+            Discard("a", 0, 128),
+            Checkpoint,
+            Write("a", 0, 8),
+        ],
+    ),
+    script(
+        "log-goes-round",
+        ONE,
+        &[Create("a", 1024), FlushEach("a", 12), Discard("a", 0, 128), FlushEach("a", 14)],
+    ),
+    script(
+        "full-pool",
+        FULL,
+        &[
+            Create("a", 1280),
+            Write("a", 0, 1280),
+            Flush("a"),
+            Discard("a", 128, 512),
+            Flush("a"),
+            Write("a", 0, 1280),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "two-devices",
+        TWO,
+        &[
+            Create("a", 2400),
+            Write("a", 0, 1500),
+            Flush("a"),
+            Checkpoint,
+            Write("a", 100, 8),
+            Write("a", 1600, 200),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "reuse-after-delete",
+        FULL,
+        &[
+            Create("a", 512),
+            Write("a", 0, 512),
+            Flush("a"),
+            Delete("a"),
+            Create("b", 640),
+            Write("b", 0, 640),
+            Flush("b"),
+        ],
+    ),
+];
