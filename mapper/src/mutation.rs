@@ -69,7 +69,7 @@ mutations! {
     SnapshotUndrained "R16" "a snapshot does not wait for writes in flight";
     StructureUndrained "R16" "rollback, resize and delete do not wait for writes in flight";
     StructureEarly "R16" "structure changes are answered before they are durable";
-    FuzzyCheckpoint "R17a" "pages are written as they are by then, not as they were at the cut";
+    FuzzyCheckpoint "R17a" "pages are written as they are by then, and the shape changes meanwhile";
     CheckpointUnflushed "R17b" "the superblock does not wait for the pages to be durable";
     TruncateEarly "R17b" "the log is truncated before the superblock is durable";
     DurableEarly "R17b" "a checkpoint counts as durable before its superblock is";

@@ -273,7 +273,8 @@ impl Engine {
 
     fn begin_next(&mut self) -> bool {
         // A checkpoint writes the volumes of its cut: their number and shape stay until it ends.
-        if !(self.opened || self.pool.read_only) || self.checkpoint.is_running() {
+        let shape_stays = self.checkpoint.is_running() && !active(Mutation::FuzzyCheckpoint);
+        if !(self.opened || self.pool.read_only) || shape_stays {
             return false;
         }
         let Some((id, control)) = self.controls.queue.pop_front() else { return false };

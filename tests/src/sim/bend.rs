@@ -60,6 +60,24 @@ impl Profile {
                 self.max_volumes = 4;
                 self.volume_extents = self.volume_extents.min(4);
             }
+            Mutation::NoCancel => {
+                self.volume_extents = 2;
+                self.hot = 0.9;
+                self.depth = 32;
+                self.size_bits = 6;
+                self.late = 0.0;
+                self.mix = [10, 30, 20, 10, 2];
+                self.pace = [60, 10, 10, 10, 10];
+            }
+            Mutation::OverwriteFullRing => {
+                self.ring_capacity = 8;
+                self.workers = 1;
+                self.commit_interval_ns = 1_000_000_000;
+                self.mix = [5, 30, 10, 5, 1];
+                self.fua = 0.0;
+                self.crash = 0.02;
+                self.power = 0.2;
+            }
             _ => {}
         }
     }

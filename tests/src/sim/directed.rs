@@ -69,6 +69,8 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
+    Script { shows: &[], bend: small, steps: a_pool_grows },
+    Script { shows: &[], bend: as_it_is, steps: asked_twice },
 ];
 
 fn as_it_is(_: &mut Profile) {}
@@ -89,7 +91,7 @@ fn long_commits(profile: &mut Profile) {
 
 /// Two volumes: the first holds durable data, the second waits for space with a write.
 fn full(world: &mut World) -> Result<(u32, u32), Violation> {
-    let (first, second) = (world.volume(4)?, world.volume(64)?);
+    let (first, second) = (world.volume(4)?, world.volume(200)?);
     for extent in 0..4 {
         world.write(first, extent, 0)?;
     }
@@ -308,5 +310,27 @@ fn flush_under_superblock(world: &mut World) -> Result<(), Violation> {
     world.checkpoint()?;
     world.flush(volume)?;
     world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// A full pool gets room twice, and what is written there outlasts a loss of power.
+fn a_pool_grows(world: &mut World) -> Result<(), Violation> {
+    let (_, second) = full(world)?;
+    world.add_device(32)?;
+    world.fill(second)?;
+    world.grow_device(0, 80)?;
+    world.flush(second)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.look()?;
+    world.open()
+}
+
+/// Commands that were carried out already, and a pool that is looked at between two openings.
+fn asked_twice(world: &mut World) -> Result<(), Violation> {
+    let (volume, clone) = family(world)?;
+    world.delete(clone)?;
+    world.delete(clone)?;
+    world.resize(volume, 4 * world.extent_units())?;
+    world.kill_process();
     world.open()
 }

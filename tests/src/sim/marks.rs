@@ -79,7 +79,6 @@ marks! {
     ParkRing "requests parked for a full ring";
     ParkInFlight "requests parked for a write in flight";
     ParkGated "requests parked for a structure change";
-    ParkLeaves "requests parked for leaves";
     SpaceResumed "parked requests that went on after space was freed";
     GaveUpFull "requests given up in a full pool";
     CopyOnWrite "writes that copied from a shared extent";
@@ -91,7 +90,6 @@ marks! {
     FlushShort "flushes without a commit";
     FlushLong "flushes that waited for a commit";
     SplitRequest "requests planned in several parts";
-    WalWrapped "logs that went round";
     CheckpointWritten "superblocks written";
     ReadOnlyOpen "pools opened read-only";
     Verified "pools read back completely after opening";

@@ -370,8 +370,8 @@ impl Up {
         core.trace.note(|| format!("part {at} parks: {reason:?}"));
         core.marks.hit(match reason {
             ParkReason::Space => Mark::ParkSpace,
-            ParkReason::Metadata => Mark::ParkMetadata,
-            ParkReason::Leaves => Mark::ParkLeaves,
+            // Histories have few leaves: memory does not run out.
+            ParkReason::Leaves | ParkReason::Metadata => Mark::ParkMetadata,
             ParkReason::Ring => Mark::ParkRing,
             ParkReason::InFlight => Mark::ParkInFlight,
             ParkReason::Gated => Mark::ParkGated,

@@ -193,6 +193,9 @@ impl World {
         outcome: &Outcome,
     ) {
         self.core.marks.hit(mark);
+        if matches!(outcome, Outcome::Existing(_) | Outcome::AlreadyDeleted | Outcome::Unchanged) {
+            self.core.marks.hit(Mark::RepeatedControl);
+        }
         let made = match outcome {
             Outcome::Created(id) => Some(id.0),
             Outcome::Closed => {

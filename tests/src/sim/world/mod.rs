@@ -304,6 +304,9 @@ impl World {
 
     fn end(&mut self) {
         self.core.marks.hit(Mark::Drained);
+        if self.core.damaged {
+            self.core.marks.hit(Mark::DamageHarmless);
+        }
         self.finished = true;
         self.abandon();
     }

@@ -71,6 +71,10 @@ impl World {
     }
 
     pub(super) fn start_opening(&mut self) -> Result<(), Violation> {
+        self.start_opening_to(OpenMode::ReadWrite)
+    }
+
+    pub(super) fn start_opening_to(&mut self, mode: OpenMode) -> Result<(), Violation> {
         let profile = &self.core.profile;
         let devices = (1..)
             .zip(&self.core.disks)
@@ -93,7 +97,7 @@ impl World {
         let ring: Arc<dyn RingMemory> = Arc::<Ring>::clone(&self.core.ring);
         let options = OpenOptions {
             devices,
-            mode: OpenMode::ReadWrite,
+            mode,
             ring: Some(ring),
             boot_id: self.core.boot_id(),
             open_id: self.core.random.u64(1..),

@@ -1,15 +1,19 @@
 //! Histories whose events are written down: for schedules that chance finds too seldom.
 
+use blockd_mapper::create::NewDevice;
 use blockd_mapper::engine::Control;
+use blockd_mapper::io::IoOp;
+use blockd_mapper::open::OpenMode;
 use blockd_mapper::units::VolumeId;
 
 use super::super::content::{UNIT, index};
 use super::super::core::{Class, Trace, bytes};
-use super::super::disk::Keep;
+use super::super::disk::{Disk, Keep};
 use super::super::marks::Mark;
 use super::super::oracle::{Breach, Intent, Violation};
 use super::super::profile::Profile;
 use super::super::up::Kind;
+use super::control::listed;
 use super::{Crash, Phase, World};
 
 /// Events of one [`World::settle`] at the most.
@@ -60,6 +64,59 @@ impl World {
             self.opening_event()?;
         }
         Ok(())
+    }
+
+    /// Opens the pool only to look at it, and lets go of it again.
+    pub fn look(&mut self) -> Result<(), Violation> {
+        self.start_opening_to(OpenMode::ReadOnly)?;
+        while let Phase::Opening(opening) = &mut self.phase {
+            if opening.is_done() {
+                break;
+            }
+            while let Some(command) = opening.poll() {
+                if matches!(command.op, IoOp::Write { .. } | IoOp::Discard { .. }) {
+                    let text = format!("a pool opened to be looked at is changed: {command:?}");
+                    return Err(Violation::new(Breach::Error, text));
+                }
+                self.core.submit_command(command);
+            }
+            if let Some((origin, answered)) = self.core.device_event() {
+                self.deliver(origin, answered)?;
+            }
+        }
+        let Phase::Opening(opening) = std::mem::replace(&mut self.phase, Phase::Down) else {
+            return Ok(());
+        };
+        let refused = |error| Violation::new(Breach::Refused, format!("to be looked at: {error}"));
+        let opened = opening.finish().map_err(refused)?;
+        self.core.marks.hit(Mark::ReadOnlyOpen);
+        self.core.oracle.opened(&listed(&opened.engine))
+    }
+
+    /// A device more, of this many extents.
+    pub fn add_device(&mut self, extents: u64) -> Result<(), Violation> {
+        let size = extents * u64::from(self.core.profile.extent_size);
+        let handle = u8::try_from(self.core.disks.len()).unwrap_or(u8::MAX);
+        self.core.disks.push(Disk::new(size / UNIT));
+        let device = NewDevice {
+            name: format!("dev{}", handle + 1),
+            uuid: [handle + 1; 16],
+            size,
+            block_size: 512,
+            class: 0,
+        };
+        self.submit(Control::AddDevice { handle, device }, None, Mark::AddDevice)?;
+        self.settle()
+    }
+
+    /// A device becomes this many extents large.
+    pub fn grow_device(&mut self, device: u8, extents: u64) -> Result<(), Violation> {
+        let size = extents * u64::from(self.core.profile.extent_size);
+        if let Some(disk) = self.core.disks.get_mut(usize::from(device)) {
+            disk.grow(size / UNIT);
+        }
+        self.submit(Control::GrowDevice { device, size }, None, Mark::GrowDevice)?;
+        self.settle()
     }
 
     /// Lets everything happen that can, without any time passing that a timer would notice.
