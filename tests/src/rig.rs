@@ -277,15 +277,23 @@ impl Rig {
         }
     }
 
-    /// Does a control command.
+    /// One command of the engine, at this time; `false`: it has none.
+    fn step(&mut self) -> bool {
+        let Some(mut command) = self.engine.poll(self.now) else { return false };
+        self.media.run(&mut command);
+        self.engine.complete(command, Ok(()));
+        true
+    }
+
+    /// Does a control command. What the engine does behind its answer is left for later.
     pub fn control(&mut self, control: Control) -> Result<Outcome, MapperError> {
         self.engine.submit(control);
-        for _ in 0..64 {
-            self.settle();
+        for _ in 0..PATIENCE {
+            let stepped = self.step();
             if let Some((_, outcome)) = self.engine.take_outcome() {
                 return outcome;
             }
-            self.now += 1_000_000;
+            self.now += if stepped { 0 } else { 1_000_000 };
         }
         panic!("the command never ended: {:?}", self.engine);
     }
@@ -482,7 +490,7 @@ impl Rig {
             if let Some(result) = self.pool.commit_state(ticket) {
                 return result;
             }
-            self.settle();
+            self.step();
         }
         panic!("the commit never ended");
     }

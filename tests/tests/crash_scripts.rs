@@ -1,0 +1,58 @@
+//! The crash enumeration of traces written by hand: it finds nothing in the mapper as it is, and
+//! finds what is wrong when a rule is removed.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use blockd_mapper::mutation::{self, Mutation};
+use blockd_tests::crash::{enumerate, script::SCRIPTS};
+use blockd_tests::sim::enumerate::{Counts, Depth};
+use blockd_tests::sim::runner::clock;
+
+/// Rules that one request at a time and orderly devices suffice to show.
+const CAUGHT: [Mutation; 12] = [
+    Mutation::LogBeforeData,
+    Mutation::AnswerBeforeLog,
+    Mutation::ClearBitsRead,
+    Mutation::BitsAtSubmission,
+    Mutation::FuaWithoutCommit,
+    Mutation::NoRecord,
+    Mutation::TrimAtCapture,
+    Mutation::NoDiscardRecord,
+    Mutation::NoStructureRecord,
+    Mutation::ReplayedIsDurable,
+    Mutation::NextNotWritten,
+    Mutation::CheckpointUnflushed,
+];
+
+fn run(nested_every: u64, counts: &mut Counts) -> Result<(), String> {
+    let until = clock() + Duration::from_secs(60);
+    let depth = Depth { subsets: 4, nested_every };
+    for script in SCRIPTS {
+        let ended =
+            catch_unwind(AssertUnwindSafe(|| enumerate(script, None, depth, 1, until, counts)));
+        match ended {
+            Ok(Ok(whole)) => assert!(whole, "{}: no end in sight", script.name),
+            Ok(Err(finding)) => return Err(finding.to_string()),
+            Err(_) => return Err(format!("{}: panicked", script.name)),
+        }
+    }
+    Ok(())
+}
+
+/// One test, for mutations hold in the whole process.
+#[test]
+fn every_script_and_some_mutations() {
+    let mut counts = Counts::default();
+    run(100, &mut counts).unwrap();
+    println!("{counts:?}");
+    assert!(counts.crash_points > 1000 && counts.nested > 100 && counts.checks > 100_000);
+    for mutation in CAUGHT {
+        mutation::set(Some(mutation));
+        let found = run(16, &mut Counts::default());
+        mutation::set(None);
+        assert!(found.is_err(), "{mutation:?} was not noticed");
+    }
+}
