@@ -2,9 +2,10 @@
 //! and nothing is reordered: those are the simulator's business. What is done to the media can be
 //! kept in a journal, for tests that cut it off somewhere.
 
+mod journal;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::engine::{Control, Engine, Outcome};
@@ -13,9 +14,10 @@ use blockd_mapper::io::{IoCommand, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
 use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::pool::{Pool, Tuning};
-use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
+
+pub use journal::{Event, Journal, image};
 
 /// Rounds after which something that should have ended never will.
 const PATIENCE: usize = 100_000;
@@ -25,51 +27,6 @@ const ATTEMPTS: usize = 12;
 const UNWRITTEN: u8 = 0xEE;
 /// Bytes of a block as [`Rig::blocks`] counts them.
 pub const BLOCK: usize = 4096;
-
-/// Something that happened to a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// Bytes were written.
-    Write {
-        /// The device.
-        device: usize,
-        /// The first byte.
-        at: usize,
-        /// What was written.
-        bytes: Vec<u8>,
-        /// Durable as soon as it is there.
-        fua: bool,
-    },
-    /// Everything written to the device is durable.
-    Flush {
-        /// The device.
-        device: usize,
-    },
-}
-
-/// What was done to the devices, in order.
-#[derive(Clone, Debug, Default)]
-pub struct Journal {
-    /// One after the other.
-    pub events: Vec<Event>,
-    /// The ring to be watched.
-    pub ring: Option<Arc<dyn RingMemory>>,
-    /// Its words at the moment of each event, before its end was reported.
-    pub images: Vec<Vec<u64>>,
-}
-
-impl Journal {
-    fn note(&mut self, event: Event) {
-        self.events.push(event);
-        self.images.extend(self.ring.as_ref().map(|ring| image(&**ring)));
-    }
-}
-
-/// The words of a ring.
-#[must_use]
-pub fn image(ring: &dyn RingMemory) -> Vec<u64> {
-    ring.words().iter().map(|word| word.load(Ordering::SeqCst)).collect()
-}
 
 /// The devices of a pool, as bytes.
 #[derive(Clone, Debug, Default)]

@@ -79,7 +79,8 @@ fn op() -> impl Strategy<Value = Op> {
     let fua = prop::bool::weighted(0.1);
     prop_oneof![
         4 => (1_usize..900).prop_map(|blocks| Op::Create { blocks }),
-        24 => (which(), range(), fua).prop_map(|(which, range, fua)| Op::Write { which, range, fua }),
+        24 => (which(), range(), fua)
+            .prop_map(|(which, range, fua)| Op::Write { which, range, fua }),
         8 => (which(), range()).prop_map(|(which, range)| Op::Discard { which, range }),
         8 => (which(), range(), any::<bool>())
             .prop_map(|(which, range, unmap)| Op::Zeroes { which, range, unmap }),
