@@ -60,26 +60,31 @@ impl Profile {
                 self.max_volumes = 4;
                 self.volume_extents = self.volume_extents.min(4);
             }
-            Mutation::NoCancel => {
-                self.volume_extents = 2;
-                self.hot = 0.9;
-                self.depth = 32;
-                self.size_bits = 6;
-                self.late = 0.0;
-                self.mix = [10, 30, 20, 10, 2];
-                self.pace = [60, 10, 10, 10, 10];
-            }
-            Mutation::OverwriteFullRing => {
-                self.ring_capacity = 8;
-                self.workers = 1;
-                self.commit_interval_ns = 1_000_000_000;
-                self.mix = [5, 30, 10, 5, 1];
-                self.fua = 0.0;
-                self.crash = 0.02;
-                self.power = 0.2;
-            }
+            Mutation::NoCancel => self.bend_to_overlaps(),
+            Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             _ => {}
         }
+    }
+
+    /// Discards and writes of the same few blocks, many in flight.
+    fn bend_to_overlaps(&mut self) {
+        self.volume_extents = 2;
+        self.hot = 0.9;
+        self.depth = 32;
+        self.size_bits = 6;
+        self.late = 0.0;
+        self.mix = [10, 30, 20, 10, 2];
+        self.pace = [60, 10, 10, 10, 10];
+    }
+
+    fn bend_to_full_rings(&mut self) {
+        self.ring_capacity = 8;
+        self.workers = 1;
+        self.commit_interval_ns = 1_000_000_000;
+        self.mix = [5, 30, 10, 5, 1];
+        self.fua = 0.0;
+        self.crash = 0.02;
+        self.power = 0.2;
     }
 
     fn bend_to_power(&mut self, random: &mut fastrand::Rng) {
