@@ -1,5 +1,6 @@
 //! What a request needs from the media, in arrays that the caller owns and uses again.
 
+use crate::error::MapperError;
 use crate::geometry::MAX_DEVICES;
 use crate::units::{DeviceIndex, ExtentIndex, VolumeId};
 
@@ -108,8 +109,6 @@ pub enum OpKind {
 pub(crate) struct SlowPiece {
     pub(crate) extent: ExtentIndex,
     pub(crate) token: u64,
-    /// A page was promised for the leaf, which was clean.
-    pub(crate) page_promised: bool,
 }
 
 /// What an armed plan has to undo or finish.
@@ -173,6 +172,14 @@ impl Plan {
     /// it belongs to must not be used afterwards.
     pub fn abandon(&mut self) {
         self.reset();
+    }
+
+    /// Refuses to plan over a request in flight.
+    pub(crate) fn check_idle(&self) -> Result<(), MapperError> {
+        if self.is_armed() {
+            return Err(MapperError::Internal("a plan was used again with its request in flight"));
+        }
+        Ok(())
     }
 
     pub(crate) fn reset(&mut self) {

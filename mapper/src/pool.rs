@@ -109,6 +109,8 @@ pub struct Pool {
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
     pub(crate) read_only: bool,
+    /// Requests are served: a failure is told to clients by errors.
+    pub(crate) serving: AtomicBool,
     failed: AtomicBool,
     failure: Mutex<Option<MapperError>>,
 }
@@ -152,6 +154,9 @@ pub(crate) struct PagePromises {
     pub(crate) limit: AtomicU64,
     /// Most dirty slots while changes that free space are let in: uses the reserve too.
     pub(crate) limit_freeing: AtomicU64,
+    /// A checkpoint waits for slow writes in flight on dirty slots, which have no promise and
+    /// would dirty their slots once more: no more of them are let in.
+    pub(crate) strict: AtomicBool,
     /// Somebody parked for want of a page since the last checkpoint began.
     pub(crate) wanted: AtomicBool,
 }
@@ -314,6 +319,11 @@ impl Pool {
         self.arena.free_count()
     }
 
+    /// Whether the pool has failed or is closing.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn check_alive(&self) -> Result<(), MapperError> {
         if !self.failed.load(Ordering::SeqCst) {
             return Ok(());
@@ -322,10 +332,15 @@ impl Pool {
     }
 
     /// Stops the pool for good. The ring is poisoned first: after a failed flush the device may
-    /// have lost data that the ring calls valid (R8).
+    /// have lost data that the ring calls valid (R8). While the pool is being opened, only a
+    /// failed flush does that, and nobody has been told.
     pub(crate) fn fail(&self, error: MapperError) {
-        if !active(Mutation::RingAfterFailure) {
-            self.ring.poison();
+        let flush = matches!(error, MapperError::Io { operation: "flush", .. });
+        match self.serving.load(Ordering::SeqCst) {
+            _ if active(Mutation::RingAfterFailure) => {}
+            true => self.ring.poison(),
+            false if flush => self.ring.poison_unheard(),
+            false => {}
         }
         // A pool that is closing has stopped already, but its close must not succeed now.
         if let Some(closed @ MapperError::Closed) = &mut *self.failure.lock() {
@@ -351,9 +366,8 @@ impl Pool {
     }
 
     pub(crate) fn want_engine(&self) {
-        if !self.wake.0.engine.load(Ordering::Relaxed) {
-            self.wake.0.engine.store(true, Ordering::Release);
-        }
+        // Always written: a look first could miss that the engine is just taking the flag away.
+        self.wake.0.engine.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn want_commit(&self) {
@@ -455,6 +469,7 @@ impl Pool {
             leaf_drops: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,
+            serving: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             tuning,

@@ -71,6 +71,11 @@ pub enum RingProblem {
     Corrupt(#[from] FormatError),
 }
 
+/// A flush failed while requests were served.
+const POISONED: u64 = 1;
+/// A flush failed while the pool was being opened.
+const POISONED_UNHEARD: u64 = 2;
+
 /// A change found in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingRecord {
@@ -182,9 +187,14 @@ impl DeltaRing {
         put(&self.memory.words()[W_CURRENT], id, Ordering::SeqCst);
     }
 
-    /// Forbids every later process to take the ring over.
+    /// Forbids every later process to take the ring over (R8). Clients were told by errors.
     pub fn poison(&self) {
-        put(&self.memory.words()[W_POISONED], 1, Ordering::SeqCst);
+        put(&self.memory.words()[W_POISONED], POISONED, Ordering::SeqCst);
+    }
+
+    /// The same before the pool served anybody: nobody was told.
+    pub(crate) fn poison_unheard(&self) {
+        poison_unheard(&*self.memory);
     }
 
     /// Whether that was done.
@@ -347,11 +357,17 @@ pub(crate) fn names(memory: &dyn RingMemory, open_id: u64) -> bool {
     word(W_CURRENT) == Some(open_id) || word(W_NEXT) == Some(open_id)
 }
 
-/// Forbids every later process to take over what this memory holds.
-pub fn poison(memory: &dyn RingMemory) {
+/// Forbids every later process to take over what this memory holds, although nobody was told of
+/// the failure: whoever opens next must accept the loss.
+pub(crate) fn poison_unheard(memory: &dyn RingMemory) {
     if let Some(word) = memory.words().get(W_POISONED) {
-        put(word, 1, Ordering::SeqCst);
+        put(word, POISONED_UNHEARD, Ordering::SeqCst);
     }
+}
+
+/// Whether clients were told of the failure that poisoned the ring.
+pub(crate) fn poison_was_told(memory: &dyn RingMemory) -> bool {
+    memory.words().get(W_POISONED).is_some_and(|word| word.load(Ordering::Acquire) == POISONED)
 }
 
 /// Where a slot's trim position lies.

@@ -25,6 +25,12 @@ impl SharedCounts {
         Self { slabs: (0..extent_capacity.div_ceil(PER_SLAB)).map(|_| OnceLock::new()).collect() }
     }
 
+    /// Extents there are counters for.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.slabs.len() as u64 * PER_SLAB
+    }
+
     /// References beyond the first. Where nothing is shared, one load.
     #[must_use]
     #[inline]

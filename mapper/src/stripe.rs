@@ -36,26 +36,51 @@ pub(crate) struct SlowWrite {
     pub(crate) filled: u64,
     /// Sub-blocks that a discard has cleared since (R5c).
     pub(crate) cancelled: u64,
+    /// A request parked because of this one.
+    pub(crate) awaited: bool,
+    /// A metadata page was promised for its leaf.
+    pub(crate) page_promised: bool,
 }
 
 /// The slow writes in flight of one stripe.
 #[derive(Debug)]
 pub(crate) struct Stripe {
     in_flight: Vec<SlowWrite>,
+    /// A request parked because the table was full.
+    awaited: bool,
 }
 
 impl Stripe {
     pub(crate) fn new() -> Self {
-        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT) }
+        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT), awaited: false }
     }
 
     pub(crate) fn is_full(&self) -> bool {
         self.in_flight.len() >= MAX_IN_FLIGHT
     }
 
-    /// Whether the table was full before its last removal, so that somebody may wait for room.
-    pub(crate) fn is_nearly_full(&self) -> bool {
-        self.in_flight.len() + 1 >= MAX_IN_FLIGHT
+    /// Somebody waits for room in the table.
+    pub(crate) fn await_room(&mut self) {
+        self.awaited = true;
+    }
+
+    /// Whether somebody waited for room; from now on nobody does.
+    pub(crate) fn take_awaited(&mut self) -> bool {
+        std::mem::take(&mut self.awaited)
+    }
+
+    /// Slow writes in flight on one extent of one volume, to be marked.
+    pub(crate) fn on_mut(
+        &mut self,
+        volume: VolumeId,
+        extent: ExtentIndex,
+    ) -> impl Iterator<Item = &mut SlowWrite> {
+        self.in_flight.iter_mut().filter(move |w| w.volume == volume && w.extent == extent)
+    }
+
+    /// Every slow write without a page promised for its leaf.
+    pub(crate) fn unpromised(&mut self) -> impl Iterator<Item = &mut SlowWrite> {
+        self.in_flight.iter_mut().filter(|w| !w.page_promised)
     }
 
     pub(crate) fn add(&mut self, write: SlowWrite) {

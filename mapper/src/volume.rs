@@ -59,6 +59,8 @@ pub(crate) struct Volume {
     pub(crate) reserve: Mutex<Reserve>,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
+    /// A write has found no extent since the last grant.
+    pub(crate) starves: AtomicBool,
     pub(crate) attachments: Mutex<Vec<Arc<AttachmentShared>>>,
 }
 
@@ -74,6 +76,7 @@ impl Volume {
             valid: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),
             wants_space: AtomicBool::new(false),
+            starves: AtomicBool::new(false),
             attachments: Mutex::new(Vec::new()),
         }
     }

@@ -24,7 +24,7 @@ const RULES: &[Rule] = &[
     ("mapper/src", "io_epoch", &["sync"]),
     ("mapper/src", "mutation_gate", &["sync", "units"]),
     ("mapper/src", "ring", &["error", "format", "sync", "units"]),
-    ("mapper/src", "plan", &["geometry", "units"]),
+    ("mapper/src", "plan", &["error", "geometry", "units"]),
     ("mapper/src", "stripe", &["units"]),
     ("mapper/src", "volume", &["directory", "error", "format", "sync", "units"]),
     (

@@ -115,7 +115,9 @@ impl Engine {
         let mut again = true;
         while again {
             again = match self.checkpoint.phase {
-                Phase::Idle => self.checkpoint_is_due() && self.begin_checkpoint(false),
+                Phase::Idle => {
+                    self.checkpoint_is_due() && self.pages_suffice() && self.begin_checkpoint(false)
+                }
                 Phase::Leaves => self.write_leaves(),
                 Phase::Index => self.write_index(),
                 Phase::Catalogue => self.write_catalogue(),
@@ -161,8 +163,20 @@ impl Engine {
             let note = Note { pool: &pool, volume: volume.identity.id, lineage };
             note.dirty_slots(&volume.directory.load(), tree, &mut self.checkpoint.pending);
         }
+        // Nobody is promised a page that this checkpoint needs: the limits are set anew when it is
+        // known how many are left. Writes in flight that found their slot dirty have no promise,
+        // and it is clean now.
+        pool.pages.0.limit.store(0, Ordering::SeqCst);
+        pool.pages.0.limit_freeing.store(0, Ordering::SeqCst);
+        for stripe in &pool.stripes {
+            for write in stripe.lock().unpromised() {
+                write.page_promised = true;
+                pool.pages.0.promised.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         pool.pages.0.dirty.store(0, Ordering::Relaxed);
         pool.pages.0.wanted.store(false, Ordering::Relaxed);
+        pool.pages.0.strict.store(false, Ordering::Relaxed);
         self.checkpoint.tail = self.wal.next;
         self.checkpoint.tail_sum = self.wal.last_sum;
         drop(gate);
@@ -490,7 +504,8 @@ impl Engine {
         self.checkpoint.finished += 1;
         self.rise(self.checkpoint.lsn);
         self.pool.want_engine();
-        true
+        // Commands that waited for the end come before the next one.
+        false
     }
 }
 

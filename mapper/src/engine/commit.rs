@@ -141,6 +141,7 @@ impl Engine {
 
     /// Takes records of all slots in LSN order up to the cut, as far as the log has room (R6).
     fn capture(&mut self) {
+        let assigned = self.pool.gate.last_assigned();
         let cut = self.pool.gate.cut();
         let mut room = self.wal.free().min(self.commit.max_blocks as u64);
         let durable = self.durable();
@@ -165,6 +166,10 @@ impl Engine {
             self.pool.wake.0.commit.store(true, Ordering::SeqCst);
         } else {
             self.commit.consumed = self.commit.consumed.max(cut);
+            if cut < assigned {
+                // Somebody is just publishing; a flush may wait for that.
+                self.pool.wake.0.commit.store(true, Ordering::SeqCst);
+            }
         }
         if active(Mutation::TrimAtCapture) {
             self.trim();

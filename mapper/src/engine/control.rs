@@ -277,6 +277,13 @@ impl Engine {
         if !(self.opened || self.pool.read_only) || shape_stays {
             return false;
         }
+        if matches!(self.controls.queue.front(), Some((_, Control::Close)))
+            && !self.controls.undurable.is_empty()
+        {
+            // What was done before it is answered before it.
+            self.pool.want_commit();
+            return false;
+        }
         let Some((id, control)) = self.controls.queue.pop_front() else { return false };
         if self.pool.read_only && control != Control::Close {
             self.end(id, Err(MapperError::ReadOnly));
@@ -288,6 +295,7 @@ impl Engine {
             Control::Close => {
                 self.closing = true;
                 self.pool.stop(MapperError::Closed);
+                crate::sync::fence(Ordering::SeqCst);
                 self.controls.current = Some(Current::Closing { id, final_begun: false });
             }
             Control::GrowDevice { device, size } => match self.prepare_grow(device, size) {
@@ -304,6 +312,10 @@ impl Engine {
                 Err(error) => self.end(id, Err(error)),
                 Ok(Prepared::Already(outcome)) => self.end_when_durable(id, outcome),
                 Ok(Prepared::Change(change, gated, outcome)) => {
+                    if let Err(error) = self.ensure_leaves(1) {
+                        self.end(id, Err(error));
+                        return true;
+                    }
                     // Before the gate: while a change waits, no checkpoint can make room in the
                     // log that a commit needs to make room in the ring.
                     let slot = self.pool.tuning.workers;
@@ -403,7 +415,10 @@ impl Engine {
         }
         if final_begun || self.pool.read_only {
             self.end(id, Ok(Outcome::Closed));
-            return true;
+            // The pool may have another owner from now on: nothing more is done to it.
+            self.closed = true;
+            self.controls.fail_all(&self.pool);
+            return false;
         }
         if !self.pool.epochs.is_idle() || !self.commit.is_idle() {
             return again(self, false);
@@ -538,7 +553,7 @@ impl Engine {
             }
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
-        self.check_room_for_tree(size.unwrap_or(source_size))?;
+        self.check_room_for_tree(source)?;
         let volume = self.next_id()?;
         let outcome = Outcome::Created(volume);
         Ok(match size {
@@ -553,9 +568,10 @@ impl Engine {
     }
 
     /// A new tree's pages must be found before it is promised.
-    fn check_room_for_tree(&self, size: u64) -> Result<(), MapperError> {
-        let slots = u64::from(self.pool.geometry.slots_for(size));
-        let needed = super::tree::PageTree::new(0, slots, 1).most_pages() + self.new_tree_pages;
+    fn check_room_for_tree(&self, like: VolumeId) -> Result<(), MapperError> {
+        // A clone that is larger may have a level or two more above.
+        let tree = self.trees.get(&like).map_or(0, |t| t.tree.present_pages() + 2);
+        let needed = tree + self.new_tree_pages;
         let geometry = self.pool.geometry;
         let free = self.pool.free_space.lock().free_count() * geometry.pages_per_extent()
             + self.pages.free_pages().saturating_sub(self.pages.reserve_pages());
@@ -577,7 +593,7 @@ impl Engine {
             let problem = "is of another family than the volume";
             return Err(MapperError::Unsuitable { volume: snapshot.0, problem });
         }
-        self.check_room_for_tree(from.size.load(Ordering::Acquire))?;
+        self.check_room_for_tree(snapshot)?;
         let change = Change::Rollback { volume: id, snapshot };
         Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
     }

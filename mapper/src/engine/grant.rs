@@ -20,8 +20,11 @@ impl Engine {
     pub(super) fn step_grants(&mut self) {
         if self.pool.arena.free_count() < self.pool.tuning.spare_leaves {
             // Out of memory shows as writes that park, not as a failure of the pool.
+            let before = self.pool.arena.leaf_count();
             let _ = self.pool.arena.refill(self.pool.tuning.spare_leaves);
-            self.pool.bump();
+            if self.pool.arena.leaf_count() > before {
+                self.pool.bump();
+            }
         }
         self.update_limits();
         self.grant_space();
@@ -46,8 +49,8 @@ impl Engine {
         for volume in volumes.values().filter(wants) {
             granted |= self.grant(volume, quantum);
         }
-        let starving = |v: &&Arc<Volume>| wants(v) && v.reserved() == 0;
-        if !granted && volumes.values().any(|v| starving(&v)) && self.take_idle_reserves(&volumes) {
+        let starving = |v: &&Arc<Volume>| v.starves.load(Ordering::Acquire);
+        if !granted && volumes.values().any(|v| starving(&v)) && self.take_reserves(&volumes) {
             for volume in volumes.values().filter(starving) {
                 granted |= self.grant(volume, 1);
             }
@@ -69,19 +72,20 @@ impl Engine {
         let any = reserve.total() > before;
         if any {
             volume.wants_space.store(false, Ordering::Release);
+            volume.starves.store(false, Ordering::Release);
         }
         any
     }
 
-    /// Space that volumes hold without needing it now serves those that wait.
-    fn take_idle_reserves(&self, volumes: &BTreeMap<VolumeId, Arc<Volume>>) -> bool {
-        let mut space = self.pool.free_space.lock();
+    /// Space that volumes hold and have not used serves those that wait: all of it is taken back,
+    /// since a volume may starve on one worker while another of its workers holds extents.
+    fn take_reserves(&self, volumes: &BTreeMap<VolumeId, Arc<Volume>>) -> bool {
         let mut any = false;
-        for volume in volumes.values().filter(|v| !v.wants_space.load(Ordering::Acquire)) {
+        for volume in volumes.values() {
             volume.take_back(|first, count| {
                 any = true;
                 met(Situation::ReservesTaken);
-                space.free(first, count);
+                self.pool.free_space.lock().free(first, count);
             });
         }
         any
@@ -120,8 +124,31 @@ impl Engine {
         (left / (1 + self.levels())).max(left.saturating_sub(all))
     }
 
+    /// Whether there are pages for what is dirty and, at the next checkpoint, for what writes in
+    /// flight will dirty again. If not, those are waited for and no more are let in.
+    pub(super) fn pages_suffice(&self) -> bool {
+        let unpromised: usize = {
+            let count = |stripe: &parking_lot::Mutex<crate::stripe::Stripe>| {
+                stripe.lock().unpromised().count()
+            };
+            self.pool.stripes.iter().map(count).sum()
+        };
+        let needed = self.dirty_or_promised() + unpromised as u64;
+        if unpromised == 0 || self.dirty_limit(self.pages.free_pages()) >= needed {
+            return true;
+        }
+        let pages = &self.pool.pages.0;
+        pages.strict.store(true, Ordering::SeqCst);
+        pages.limit.store(0, Ordering::SeqCst);
+        pages.limit_freeing.store(0, Ordering::SeqCst);
+        false
+    }
+
     /// Lets in as many changes as pages can be found for, and finds more ahead of need.
     pub(crate) fn update_limits(&mut self) {
+        if self.pool.pages.0.strict.load(Ordering::Relaxed) {
+            return;
+        }
         let slots: u64 = {
             let volumes = self.pool.volumes.read();
             volumes.values().map(|v| u64::from(v.directory.load().slot_count())).sum()
@@ -135,26 +162,38 @@ impl Engine {
                 break;
             }
         }
+        let given = self.shrink_pages(wanted, reserve);
         let free = self.pages.free_pages();
         let limits = &self.pool.pages.0;
-        let before = limits.limit.load(Ordering::Relaxed);
         let limit = self.dirty_limit(free.saturating_sub(reserve));
         let freeing = self.dirty_limit(free);
-        let rose = freeing > limits.limit_freeing.load(Ordering::Relaxed) || limit > before;
-        limits.limit.store(limit, Ordering::Relaxed);
-        limits.limit_freeing.store(freeing, Ordering::Relaxed);
-        if rose {
+        let rose = freeing > limits.limit_freeing.swap(freeing, Ordering::SeqCst);
+        let rose = limit > limits.limit.swap(limit, Ordering::SeqCst) || rose;
+        if rose || given {
             self.pool.bump();
         }
-        if !self.checkpoint.is_running() && limit > 2 * wanted {
-            let keep = free - (limit - 2 * wanted);
-            let mut space = self.pool.free_space.lock();
-            if self.pages.shrink(keep, &mut space) > 0 {
-                drop(space);
-                met(Situation::PagesShrunk);
-                self.pool.bump();
-            }
+    }
+
+    /// Gives metadata extents back that are far from being needed. The limit is lowered first, and
+    /// what is promised by then looked at again: nobody is promised what is given away.
+    fn shrink_pages(&mut self, wanted: u64, reserve: u64) -> bool {
+        let free = self.pages.free_pages();
+        let limit = self.dirty_limit(free.saturating_sub(reserve));
+        let keep = 2 * wanted;
+        if self.checkpoint.is_running() || limit <= keep {
+            return false;
         }
+        self.pool.pages.0.limit.store(keep, Ordering::SeqCst);
+        crate::sync::fence(Ordering::SeqCst);
+        if self.dirty_or_promised() > keep {
+            return false;
+        }
+        let mut space = self.pool.free_space.lock();
+        let given = self.pages.shrink(free - (limit - keep), &mut space) > 0;
+        if given {
+            met(Situation::PagesShrunk);
+        }
+        given
     }
 
     fn dirty_or_promised(&self) -> u64 {
@@ -168,6 +207,7 @@ impl Engine {
         let pages = &self.pool.pages.0;
         let dirty = pages.dirty.load(Ordering::Relaxed);
         let freeing = pages.limit_freeing.load(Ordering::Relaxed);
-        dirty > 0 && (pages.wanted.load(Ordering::Relaxed) || dirty * 4 > freeing * 3)
+        let load = dirty + self.new_tree_pages;
+        load > 0 && (pages.wanted.load(Ordering::Relaxed) || load * 4 > freeing * 3)
     }
 }

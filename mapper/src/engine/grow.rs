@@ -37,7 +37,8 @@ impl Engine {
         if size < record.size || extents < record.extents {
             return refuse("no smaller than the device was");
         }
-        if extents > (record.extents * GROWTH).min(1 << DEVICE_SHIFT) {
+        let counts = self.pool.counts.get(usize::from(device)).and_then(|c| c.get());
+        if extents > counts.map_or(0, SharedCounts::capacity).min(1 << DEVICE_SHIFT) {
             return refuse("at most 8 times the size at opening, and 2^36 extents");
         }
         let gained = extents - record.extents;
@@ -67,6 +68,14 @@ impl Engine {
             return Err(MapperError::Device { name: device.name.clone(), problem });
         }
         let index = records.len();
+        let mut handles = self.pool.handles[..index].iter();
+        if handles.any(|h| h.load(Ordering::SeqCst) == handle) {
+            return Err(MapperError::Invalid {
+                field: "handle",
+                value: u64::from(handle),
+                allowed: "a number that no device of the pool has",
+            });
+        }
         records.push(record);
         let table = DeviceTable::new(&records).ok_or(MapperError::Limit {
             what: "devices of a pool",

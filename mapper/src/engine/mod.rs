@@ -111,6 +111,8 @@ pub struct Engine {
     /// Extents used by a state that only replay has seen; free once that is durable (R13).
     pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
     pub(crate) closing: bool,
+    /// The pool is clean, and nothing is done to it any more.
+    pub(crate) closed: bool,
     /// The superblock of this open is durable; no log block is written before (R15).
     pub(crate) opened: bool,
     builder: WalBlockBuilder,
@@ -156,6 +158,7 @@ impl Engine {
             new_tree_pages: 0,
             recovered: Vec::new(),
             closing: false,
+            closed: false,
             opened: false,
             builder: WalBlockBuilder::new(),
             pool,
@@ -181,13 +184,14 @@ impl Engine {
         self.now_ns = self.now_ns.max(now_ns);
         // One step may be what another waits for; whoever sees that says the engine is wanted.
         for _ in 0..STEPS_PER_POLL {
-            if let Some(command) = self.io.pop() {
-                return Some(command);
-            }
-            if self.has_failed() {
+            // Before what waits is given out: after a failure nothing more may be written (R8).
+            if self.closed || self.has_failed() {
                 self.io.drop_waiting();
                 self.controls.fail_all(&self.pool);
                 return None;
+            }
+            if let Some(command) = self.io.pop() {
+                return Some(command);
             }
             self.step_supers();
             self.step_commit();
@@ -200,7 +204,7 @@ impl Engine {
             }
         }
         self.pool.want_engine();
-        self.io.pop()
+        if self.has_failed() { None } else { self.io.pop() }
     }
 
     /// Takes a command back with its result. A failed flush or write of metadata stops the pool

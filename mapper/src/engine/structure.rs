@@ -171,7 +171,7 @@ impl Engine {
                 self.pool.pages.0.dirty.fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.new_tree_pages += tree.tree.most_pages();
+        self.new_tree_pages += tree.tree.present_pages();
         self.mark_record(id);
         Ok(())
     }
@@ -220,7 +220,7 @@ impl Engine {
         if changed && let Some(tree) = self.trees.get_mut(&id) {
             let old = std::mem::replace(&mut tree.tree, PageTree::new(id.0, 1, 1));
             tree.tree = old.resized(slots, 1, &mut self.releases.dead_pages);
-            self.new_tree_pages += tree.tree.most_pages();
+            self.new_tree_pages += tree.tree.present_pages();
         }
         self.mark_record(id);
     }
@@ -230,8 +230,14 @@ impl Engine {
         let old = volume.directory.load_full();
         let directory = self.new_directory(size)?;
         let shrinks = size < volume.size.load(Ordering::Acquire);
+        let last =
+            self.pool.geometry.slot_of(volume.size.load(Ordering::Acquire).saturating_sub(1));
+        if let Some(leaf) = old.load(last) {
+            // A FUA write beyond the old end must wait until the new size is durable (R7).
+            self.pool.arena.meta(leaf).last_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        }
         if shrinks {
-            self.cut_off(&volume, &old, size, lsn);
+            self.cut_off(&volume, &old, size, lsn)?;
         }
         old.copy_to(&directory);
         self.install_directory(&volume, directory, size);
@@ -239,7 +245,15 @@ impl Engine {
     }
 
     /// Lets go of what lies beyond a new, smaller size, down to the sub-block (R18).
-    fn cut_off(&mut self, volume: &Volume, directory: &Directory, size: u64, lsn: Lsn) {
+    fn cut_off(
+        &mut self,
+        volume: &Volume,
+        directory: &Directory,
+        size: u64,
+        lsn: Lsn,
+    ) -> Result<(), MapperError> {
+        // All that is changed below lies on one leaf: the first change makes it this volume's own.
+        self.ensure_leaves(1)?;
         let geometry = self.pool.geometry;
         let lineage = volume.identity.lineage;
         let keep = geometry.slots_for(size);
@@ -253,7 +267,7 @@ impl Engine {
             directory.store(slot, None);
         }
         if keep == 0 {
-            return;
+            return Ok(());
         }
         let pool = Arc::clone(&self.pool);
         let site = Site { pool: &pool, volume, directory, ring_slot: pool.tuning.workers };
@@ -262,7 +276,7 @@ impl Engine {
         for extent in (first..first + LEAF_ENTRIES as u64).map(ExtentIndex) {
             let now = site.mapping(extent);
             let new = cut_mapping(geometry, now, extent, size);
-            if new == now || !self.spares.ensure(&pool, 1) {
+            if new == now {
                 continue;
             }
             let dropped = site.set_unrecorded(&mut self.spares, lsn, extent, now, new);
@@ -270,6 +284,7 @@ impl Engine {
                 self.releases.drop_at(lsn, Item::Extent { physical, stripe });
             }
         }
+        Ok(())
     }
 }
 

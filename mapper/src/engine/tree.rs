@@ -62,6 +62,12 @@ impl PageTree {
         self.levels.iter().map(|level| level.len() as u64).sum()
     }
 
+    /// Index pages that a checkpoint would write if all of them had changed.
+    pub(crate) fn present_pages(&self) -> u64 {
+        let lowest = self.levels.first().map_or(0, |level| level.iter().flatten().count());
+        self.levels.iter().map(|level| level.len().min(lowest) as u64).sum()
+    }
+
     /// The reference to the top page.
     pub(crate) fn root(&self) -> PageRef {
         match self.levels.last() {

@@ -60,6 +60,8 @@ pub(super) struct Loader {
     /// Superblock areas, log and reserve: no entry may name them.
     fixed: BTreeSet<PhysicalExtent>,
     wants: Vec<Want>,
+    /// The list is in order.
+    sorted: bool,
     /// Pages seen so far; only leaves may have several parents.
     seen: BTreeSet<PageAddress>,
     leaves: HashMap<PageAddress, (LeafId, SlotIndex)>,
@@ -90,6 +92,7 @@ impl Loader {
             limits: superblock.limits()?,
             fixed: fixed_extents(superblock).into_iter().chain(reserve.clone()).collect(),
             wants: Vec::new(),
+            sorted: false,
             seen: BTreeSet::new(),
             leaves: HashMap::new(),
             records: BTreeMap::new(),
@@ -131,6 +134,7 @@ impl Loader {
         }
         self.pages.mark_used(reference.address);
         self.wants.push(Want { reference, what });
+        self.sorted = false;
         Ok(())
     }
 
@@ -140,7 +144,9 @@ impl Loader {
             return None;
         }
         // Descending, so that the lowest is taken from the end.
-        self.wants.sort_unstable_by_key(|want| std::cmp::Reverse(want.reference.address));
+        if !std::mem::replace(&mut self.sorted, true) {
+            self.wants.sort_unstable_by_key(|want| std::cmp::Reverse(want.reference.address));
+        }
         let first = self.wants.last()?.reference.address;
         let extent = pool.geometry.page_place(first).0;
         let mut wants = Vec::new();
@@ -275,6 +281,9 @@ impl Loader {
         if let Some(&(leaf, at)) = self.leaves.get(&reference.address) {
             if at != slot {
                 return Err(MapperError::Internal("a leaf is shared at two different slots"));
+            }
+            if pool.arena.meta(leaf).page_sum.load(Ordering::Relaxed) != reference.sum {
+                return Err(MapperError::Internal("two parents of a leaf name different sums"));
             }
             pool.arena.meta(leaf).references.fetch_add(1, Ordering::Relaxed);
             directory.store(slot, Some(leaf));

@@ -12,6 +12,7 @@ use crate::arena::Arena;
 use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
+use crate::format::record::MAX_UNITS;
 use crate::format::superblock::Superblock;
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
@@ -218,7 +219,7 @@ impl Opening {
             {
                 // R8, before the ring is even looked at: the device may have dropped what it calls
                 // valid.
-                crate::ring::poison(&**memory);
+                crate::ring::poison_unheard(&**memory);
             }
             self.failure.get_or_insert(MapperError::Io { operation, device, error });
             return;
@@ -244,6 +245,7 @@ impl Opening {
         match (self.stage, self.engine) {
             (Stage::Done, Some(engine)) => {
                 let pool = Arc::clone(engine.pool());
+                pool.serving.store(true, Ordering::SeqCst);
                 Ok(Opened { pool, engine, report: self.report })
             }
             _ => Err(MapperError::Internal("the pool is not open yet")),
@@ -397,6 +399,13 @@ impl Opening {
         let boot_id = self.options.boot_id;
         let fresh = |memory: Arc<dyn RingMemory>| {
             let capacity = largest_capacity(memory.words().len(), slots);
+            if capacity < MAX_UNITS as u64 {
+                return Err(MapperError::Invalid {
+                    field: "ring records per slot",
+                    value: capacity,
+                    allowed: "enough for the longest change, 7",
+                });
+            }
             DeltaRing::format(memory, &superblock.pool_id, &boot_id, slots, capacity)
         };
         let private =
@@ -419,7 +428,8 @@ impl Opening {
             Ok(ring) => Ok(ring),
             // R8: what the ring calls valid, the device may have dropped. That was told by errors.
             Err(problem @ RingUse::Poisoned)
-                if crate::ring::names(&*memory, superblock.open_id) =>
+                if crate::ring::names(&*memory, superblock.open_id)
+                    && crate::ring::poison_was_told(&*memory) =>
             {
                 self.report.ring_problem = Some(problem.to_string());
                 fresh(memory)
@@ -622,7 +632,7 @@ fn make_engine(
     superblock: &Superblock,
 ) -> Result<Engine, MapperError> {
     let Loader { catalogue, trees, pages, .. } = loader;
-    note_fixed(pool, superblock, &pages);
+    note_fixed(pool, superblock, &pages)?;
     for volume in pool.volumes.read().values() {
         let (mut mapped, mut valid) = (0, 0);
         for (_, leaf) in volume.directory.load().iter() {
@@ -650,13 +660,14 @@ fn make_engine(
     Engine::new(parts)
 }
 
-/// Marks what belongs to no volume as used.
-fn note_fixed(pool: &Pool, superblock: &Superblock, pages: &PageSpace) {
+/// Marks what belongs to no volume as used. What a volume has already taken can't be metadata.
+fn note_fixed(pool: &Pool, superblock: &Superblock, pages: &PageSpace) -> Result<(), MapperError> {
     let mut space = pool.free_space.lock();
-    for extent in crate::engine::info::fixed_extents(superblock) {
-        space.mark_used(extent);
+    let fixed = crate::engine::info::fixed_extents(superblock);
+    for extent in fixed.into_iter().chain(pages.extents()) {
+        if !space.mark_used(extent) {
+            return Err(MapperError::Internal("an extent holds both metadata and data"));
+        }
     }
-    for extent in pages.extents() {
-        space.mark_used(extent);
-    }
+    Ok(())
 }

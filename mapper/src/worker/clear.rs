@@ -74,18 +74,19 @@ impl Worker {
             return Ok(Step::Done { covered: 0 });
         }
         let geometry = self.pool.geometry;
-        // The epoch keeps the leaf from being used for something else while it is looked at.
-        let parity = self.pool.epochs.enter(self.slot);
+        // As a write of its own: gated, counted, and in an epoch that keeps the leaf.
+        let parity = match self.begin_write(attachment)? {
+            Begun::Parity(parity) => parity,
+            Begun::Not(step) => return Ok(step),
+        };
         let directory = attachment.directory();
         let mapping = super::read::lookup(&self.pool, &directory, geometry.extent_of(offset));
-        self.pool.epochs.leave(self.slot, parity);
+        drop(directory);
+        self.end_write(attachment, parity);
         let within = geometry.within(offset);
         if mapping.valid & geometry.touched(within, within + len) == 0 {
-            drop(directory);
-            attachment.check_writable(&self.pool)?;
             return Ok(Step::Done { covered: len });
         }
-        drop(directory);
         let request = Request { offset, len, fua: false, payload: Payload::Zeroes };
         self.plan_write(attachment, request, plan)
     }
@@ -184,13 +185,18 @@ impl Worker {
     }
 
     /// What a change of the map needs besides the stripe. Given back by the record, or by hand.
-    fn prepare(&mut self, directory: &Directory, slot: SlotIndex) -> Result<bool, ParkReason> {
+    fn prepare(&mut self) -> Result<(), ParkReason> {
         if !self.ensure_spares(1) {
             return Err(ParkReason::Leaves);
         }
         if !self.pool.ring.reserve(self.slot, 1) {
             return Err(ParkReason::Ring);
         }
+        Ok(())
+    }
+
+    /// A page for the leaf of a slot. Inside the gate: no cut comes between this and the change.
+    fn promise(&self, directory: &Directory, slot: SlotIndex) -> Result<bool, ParkReason> {
         let promised = !directory.is_dirty(slot);
         if promised && !self.pool.promise_page(true) {
             self.pool.ring.release(self.slot, 1);
@@ -206,10 +212,11 @@ impl Worker {
         directory: &Directory,
         slot: SlotIndex,
     ) -> Result<bool, ParkReason> {
-        let promised = self.prepare(directory, slot)?;
+        self.prepare()?;
         let pool = std::sync::Arc::clone(&self.pool);
         let volume = &*attachment.volume;
         let guard = pool.gate.enter(self.slot);
+        let promised = self.promise(directory, slot)?;
         let stripe = pool.stripe(volume.identity.lineage, slot).lock();
         let busy = stripe.any_on_slot(volume.identity.id, slot);
         let leaf = directory.load(slot).filter(|_| !busy);
@@ -236,10 +243,11 @@ impl Worker {
         bits: u64,
         emptied: Emptied,
     ) -> Result<(), ParkReason> {
-        let promised = self.prepare(directory, extent.slot())?;
+        self.prepare()?;
         let pool = std::sync::Arc::clone(&self.pool);
         let volume = &*attachment.volume;
         let guard = pool.gate.enter(self.slot);
+        let promised = self.promise(directory, extent.slot())?;
         let mut stripe = pool.stripe(volume.identity.lineage, extent.slot()).lock();
         let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
         let now = site.mapping(extent);

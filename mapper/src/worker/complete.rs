@@ -26,10 +26,20 @@ impl Worker {
         plan: &mut Plan,
         result: Result<(), IoError>,
     ) -> Result<Answer, MapperError> {
+        if plan.kind != PlanKind::Idle
+            && plan.kind != PlanKind::Flush
+            && plan.volume != attachment.id()
+        {
+            return Err(MapperError::Internal("complete with another volume than planned"));
+        }
         match plan.kind {
             PlanKind::Idle => Err(MapperError::Internal("complete without a request in flight")),
             PlanKind::Read => {
                 self.pool.epochs.leave(self.slot, plan.parity);
+                if self.pool.has_stopped() {
+                    // It may be waiting for this read to end.
+                    self.pool.want_engine();
+                }
                 self.finish(plan, result, "read")
             }
             PlanKind::Flush => self.complete_flush(plan, result),
@@ -119,19 +129,21 @@ impl Worker {
             let slot = piece.extent.slot();
             let mut stripe = pool.stripe(attachment.volume.identity.lineage, slot).lock();
             if let Some(write) = stripe.remove(piece.token) {
-                others_may_wait |=
-                    write.source.is_some() || write.filled != 0 || stripe.is_nearly_full();
+                others_may_wait |= write.awaited | stripe.take_awaited();
                 self.finish_slow(attachment, &directory, &guard, &stripe, &write, ok);
+                if write.page_promised {
+                    pool.return_page();
+                }
             }
             drop(stripe);
             drop(guard);
-            if piece.page_promised {
-                pool.return_page();
-            }
             self.slow_in_flight -= 1;
         }
         if others_may_wait {
             pool.bump();
+        }
+        if pool.pages.0.strict.load(Ordering::Relaxed) {
+            pool.want_engine();
         }
     }
 

@@ -71,6 +71,7 @@ impl Worker {
     /// this worker itself; otherwise it waits for a commit captured from now on.
     pub fn flush(&mut self, _volume: &Attachment, plan: &mut Plan) -> Result<Step, MapperError> {
         self.pool.check_alive()?;
+        plan.check_idle()?;
         let ticket = self.ticket();
         let durable = self.pool.progress.0.durable.load(Ordering::SeqCst);
         let nothing_uncaptured = active(Mutation::ShortFlushDuringCommit)
@@ -124,11 +125,15 @@ impl Worker {
     /// Counts a write in before it looks at the gate, so that a closing gate either sees it or
     /// stops it (R16), and enters the IO epoch, whose fence serves for both. Gives the parity.
     fn begin_write(&self, volume: &Attachment) -> Result<Begun, MapperError> {
-        self.pool.check_alive()?;
         volume.check_writable(&self.pool)?;
         let writes = &volume.shared.writes.0;
         writes.store(writes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let parity = self.pool.epochs.enter(self.slot);
+        // After the epoch's fence: a pool that closes either sees this write or stops it.
+        if let Err(stopped) = self.pool.check_alive() {
+            self.end_write(volume, parity);
+            return Err(stopped);
+        }
         match volume.volume.state.load(Ordering::SeqCst) {
             OPEN => Ok(Begun::Parity(parity)),
             DELETED => {
@@ -146,7 +151,7 @@ impl Worker {
         self.pool.epochs.leave(self.slot, parity);
         let writes = &volume.shared.writes.0;
         writes.store(writes.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
-        if volume.volume.state.load(Ordering::SeqCst) != OPEN {
+        if volume.volume.state.load(Ordering::SeqCst) != OPEN || self.pool.has_stopped() {
             self.pool.want_engine();
         }
     }
@@ -173,6 +178,11 @@ enum Begun {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        if self.slow_in_flight > 0 {
+            // Its writes are still in the table: the slot must not get another owner.
+            debug_assert!(std::thread::panicking(), "a worker was dropped with writes in flight");
+            return;
+        }
         self.spares.give_all_back(&self.pool);
         *self.pool.workers.lock() &= !(1 << self.slot);
     }

@@ -21,18 +21,20 @@ impl Worker {
         len: u64,
         plan: &mut Plan,
     ) -> Result<Step, MapperError> {
-        if !active(Mutation::FlushErrorIgnored) {
-            self.pool.check_alive()?;
-        }
+        plan.check_idle()?;
         let volume = &*attachment.volume;
         plan.reset();
         // The epoch is entered before the map is looked at: what the read finds there is not
         // reused before it ends (R4).
         let parity = self.pool.epochs.enter(self.slot);
-        let usable = match volume.state.load(Ordering::SeqCst) {
+        let alive = match self.pool.check_alive() {
+            Err(_) if active(Mutation::FlushErrorIgnored) => Ok(()),
+            other => other,
+        };
+        let usable = alive.and_then(|()| match volume.state.load(Ordering::SeqCst) {
             DELETED => Err(MapperError::NoVolume(volume.identity.id.to_string())),
             _ => volume.check_range(offset, len),
-        };
+        });
         if usable.is_err() || len == 0 {
             self.pool.epochs.leave(self.slot, parity);
             return usable.map(|()| Step::Done { covered: 0 });

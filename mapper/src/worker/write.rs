@@ -73,6 +73,7 @@ impl Worker {
         request: Request,
         plan: &mut Plan,
     ) -> Result<Step, MapperError> {
+        plan.check_idle()?;
         let parity = match self.begin_write(attachment)? {
             Begun::Parity(parity) => parity,
             Begun::Not(step) => return Ok(step),
@@ -205,35 +206,20 @@ impl Worker {
         if !self.reserve_record() {
             return Planned::Park(ParkReason::Ring);
         }
-        let page_promised = !directory.is_dirty(piece.extent.slot());
-        if page_promised && !self.pool.promise_page(false) {
-            self.pool.ring.release(self.slot, 1);
-            return Planned::Park(ParkReason::Metadata);
-        }
         let pool = std::sync::Arc::clone(&self.pool);
         let mut stripe =
             pool.stripe(attachment.volume.identity.lineage, piece.extent.slot()).lock();
+        let token = self.next_token;
         let planned = self.plan_locked(attachment, directory, piece, &mut stripe, plan);
         drop(stripe);
-        let mut in_table = false;
-        if matches!(planned, Planned::Yes)
-            && let Some(slow) = plan.slow.last_mut()
-            && slow.token == self.next_token
-            && slow.extent == piece.extent
-        {
-            slow.page_promised = page_promised;
-            in_table = true;
-        }
-        if in_table {
-            self.slow_in_flight += 1;
-            if active(Mutation::BitsAtSubmission) {
-                self.publish_early(attachment, directory, piece.extent);
-            }
-        } else {
+        if self.next_token == token {
+            // It needs no slow write, or there is none yet.
             self.pool.ring.release(self.slot, 1);
-            if page_promised {
-                self.pool.return_page();
-            }
+            return planned;
+        }
+        self.slow_in_flight += 1;
+        if active(Mutation::BitsAtSubmission) {
+            self.publish_early(attachment, directory, piece.extent);
         }
         planned
     }
@@ -268,7 +254,11 @@ impl Worker {
         let shared =
             mapping.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
         let filled = piece.touched & !whole & !mapping.valid;
-        if stripe.is_full() || conflicts(stripe, volume.identity.id, piece, filled, shared) {
+        if stripe.is_full() {
+            stripe.await_room();
+            return Planned::Park(ParkReason::InFlight);
+        }
+        if conflicts(stripe, volume.identity.id, piece, filled, shared) {
             return Planned::Park(ParkReason::InFlight);
         }
         let copied = if shared.is_some() { mapping.valid & !whole } else { 0 };
@@ -280,13 +270,24 @@ impl Worker {
                 Planned::NoRoom
             };
         }
+        // Under the stripe's mutex, where a checkpoint's cut looks for writes without a promise.
+        let page_promised = !directory.is_dirty(piece.extent.slot())
+            || self.pool.pages.0.strict.load(Ordering::Relaxed);
+        if page_promised && !self.pool.promise_page(false) {
+            return Planned::Park(ParkReason::Metadata);
+        }
         let sharing_target = stripe.on(volume.identity.id, piece.extent).next().map(|w| w.target);
         let target = match mapping.physical {
             Some(physical) if shared.is_none() => Some(physical),
             None if sharing_target.is_some() => sharing_target,
             _ => self.allocate(attachment),
         };
-        let Some(target) = target else { return Planned::Park(ParkReason::Space) };
+        let Some(target) = target else {
+            if page_promised {
+                self.pool.return_page();
+            }
+            return Planned::Park(ParkReason::Space);
+        };
         if let Some(source) = shared {
             self.hold(source);
         }
@@ -301,14 +302,12 @@ impl Worker {
             copied,
             filled,
             cancelled: 0,
+            awaited: false,
+            page_promised,
         };
         stripe.add(write);
         self.push_slow_ops(piece, &write, plan);
-        plan.slow.push(SlowPiece {
-            extent: piece.extent,
-            token: self.next_token,
-            page_promised: false,
-        });
+        plan.slow.push(SlowPiece { extent: piece.extent, token: self.next_token });
         plan.fua_commit |= piece.fua;
         Planned::Yes
     }
@@ -328,6 +327,9 @@ impl Worker {
     pub(super) fn allocate(&self, attachment: &Attachment) -> Option<PhysicalExtent> {
         let volume = &attachment.volume;
         let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
+        if extent.is_none() {
+            volume.starves.store(true, Ordering::Release);
+        }
         if low && !volume.wants_space.swap(true, Ordering::AcqRel) {
             self.pool.want_engine();
         }
@@ -417,18 +419,23 @@ impl Payload {
 /// Whether the piece must wait for a slow write on the same extent: a copy lets nobody in and
 /// waits for everybody; a sub-block that is being filled up belongs to one writer.
 fn conflicts(
-    stripe: &Stripe,
+    stripe: &mut Stripe,
     volume: crate::units::VolumeId,
     piece: &Piece,
     filled: u64,
     shared: Option<PhysicalExtent>,
 ) -> bool {
-    stripe.on(volume, piece.extent).any(|other| {
-        other.source.is_some()
+    let mut any = false;
+    for other in stripe.on_mut(volume, piece.extent) {
+        let in_the_way = other.source.is_some()
             || shared.is_some()
             || other.filled & piece.touched != 0
-            || filled & other.own != 0
-    })
+            || filled & other.own != 0;
+        // Its completion wakes whoever waits; marked under the mutex, so that none is missed.
+        other.awaited |= in_the_way;
+        any |= in_the_way;
+    }
+    any
 }
 
 /// Runs of set bits.
