@@ -12,7 +12,10 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("blockd", &["blockd-mapper", "blockd-pmem", "blockd-api"]),
     ("blockd-csi", &["blockd-api"]),
     ("blockd-bench", &["blockd-mapper", "blockd"]),
-    ("blockd-tests", &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd", "blockd-csi"]),
+    (
+        "blockd-tests",
+        &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd", "blockd-csi", "blockd-bench"],
+    ),
     ("blockd-ci", &[]),
 ];
 

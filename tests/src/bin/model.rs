@@ -1,4 +1,5 @@
 //! Checks the commit protocol's model: random histories, mutations, complete enumerations.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 use std::time::Duration;

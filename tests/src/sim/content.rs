@@ -2,8 +2,8 @@
 //!
 //! Client data is never real bytes: a unit holds a tag that names the write it came from, so moving
 //! 64 KiB moves 128 words and every read says exactly whose data it got. Metadata has to be real
-//! bytes, because the mapper decodes it; those units are kept in a [`Contents`] arena and the device
-//! holds their index.
+//! bytes, because the mapper decodes it; those units are kept in a [`Contents`] arena and the
+//! device holds their index.
 
 use std::cell::RefCell;
 use std::rc::Rc;
