@@ -71,6 +71,8 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
     Script { shows: &[], bend: small, steps: a_pool_grows },
     Script { shows: &[], bend: as_it_is, steps: asked_twice },
+    Script { shows: &[], bend: long_commits, steps: many_changes },
+    Script { shows: &[], bend: short_commits, steps: many_changes },
 ];
 
 fn as_it_is(_: &mut Profile) {}
@@ -87,6 +89,12 @@ fn long_commits(profile: &mut Profile) {
     profile.ring_capacity = 512;
     profile.quantum = 16;
     profile.workers = 1;
+}
+
+/// More changes than one commit takes.
+fn short_commits(profile: &mut Profile) {
+    long_commits(profile);
+    profile.commit_blocks = 1;
 }
 
 /// Two volumes: the first holds durable data, the second waits for space with a write.
@@ -332,5 +340,18 @@ fn asked_twice(world: &mut World) -> Result<(), Violation> {
     world.delete(clone)?;
     world.resize(volume, 4 * world.extent_units())?;
     world.kill_process();
+    world.open()
+}
+
+/// Commits of more than a block go round the log.
+fn many_changes(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(80)?;
+    for block in 0..12 {
+        for extent in 0..80 {
+            world.write(volume, extent, block)?;
+        }
+        world.flush(volume)?;
+    }
+    world.lose_power_keeping(&Keep::Nothing);
     world.open()
 }

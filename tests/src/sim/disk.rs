@@ -436,6 +436,11 @@ impl Disk {
                         self.cached(number, start + offset as u64, vec![*value]);
                     }
                 }
+                // A failed write has ended, too: a flush covers what of it is in the cache.
+                let clock = self.clock;
+                for entry in self.log.iter_mut().filter(|entry| entry.number == number) {
+                    entry.answered = Some(clock);
+                }
             }
             (Action::Write { start, values, .. }, Fault::Misdirected(by)) => {
                 let room = self.units().saturating_sub(values.len() as u64);
