@@ -162,14 +162,20 @@ impl Engine {
                 break;
             }
         }
+        // As it was for the workers: what a shrink does to it in between is no news to them.
+        let before = self.pool.pages.0.limit.load(Ordering::Relaxed);
         let given = self.shrink_pages(wanted, reserve);
         let free = self.pages.free_pages();
         let limits = &self.pool.pages.0;
         let limit = self.dirty_limit(free.saturating_sub(reserve));
         let freeing = self.dirty_limit(free);
         let rose = freeing > limits.limit_freeing.swap(freeing, Ordering::SeqCst);
-        let rose = limit > limits.limit.swap(limit, Ordering::SeqCst) || rose;
-        if rose || given {
+        limits.limit.store(limit, Ordering::SeqCst);
+        let rose = limit > before || rose;
+        // Somebody may have met the limit while it was lower for a moment.
+        let met_it = limit > self.dirty_or_promised()
+            && self.pool.pages.0.wanted.swap(false, Ordering::SeqCst);
+        if rose || given || met_it {
             self.pool.bump();
         }
     }
