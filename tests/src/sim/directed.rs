@@ -346,11 +346,19 @@ fn asked_twice(world: &mut World) -> Result<(), Violation> {
 /// Commits of more than a block go round the log.
 fn many_changes(world: &mut World) -> Result<(), Violation> {
     let volume = world.volume(80)?;
-    for block in 0..12 {
-        for extent in 0..80 {
-            world.write(volume, extent, block)?;
+    for round in 0..7 {
+        // 160 changes, more than the 126 of a block.
+        for block in [2 * round, 2 * round + 1] {
+            for extent in 0..80 {
+                world.write(volume, extent, block)?;
+            }
         }
         world.flush(volume)?;
+        if round == 2 {
+            // One block alone, so that later pairs straddle the log's end.
+            world.write(volume, 0, 15)?;
+            world.flush(volume)?;
+        }
     }
     world.lose_power_keeping(&Keep::Nothing);
     world.open()
