@@ -14,7 +14,8 @@ pub(crate) fn tests(root: &Path, binary: &str, arguments: &[String]) -> Result<(
     release(root, "blockd-tests", binary, arguments)
 }
 
-/// The mapper's figures, then the pump with its defaults: together they are the whole table.
+/// The mapper's figures, then the pump with its defaults, as root on a loop device too: together
+/// they are the whole table.
 ///
 /// # Errors
 /// When either cannot be built or does not exit with 0, or a tool is missing.
@@ -22,7 +23,9 @@ pub(crate) fn bench_mapper(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&[setup::FIO, setup::LOSETUP])?;
     let budgets = release(root, "blockd-bench", "mapper", arguments);
     // A missed budget must not hide the pump's figures.
-    let pump = release(root, "blockd-bench", "pump", &[]);
+    let arguments =
+        if setup::is_root().unwrap_or(false) { &["--loop".to_owned()][..] } else { &[] };
+    let pump = release(root, "blockd-bench", "pump", arguments);
     budgets.and(pump)
 }
 

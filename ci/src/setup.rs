@@ -97,7 +97,11 @@ fn complaint(missing: &[Tool]) -> String {
 }
 
 /// The owner of our own entry in /proc is the effective user.
-fn is_root() -> std::io::Result<bool> {
+/// Whether this process may do what only root may.
+///
+/// # Errors
+/// When that can't be found out.
+pub(crate) fn is_root() -> std::io::Result<bool> {
     Ok(std::fs::metadata("/proc/self")?.uid() == 0)
 }
 
