@@ -141,8 +141,8 @@ fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
-/// Whether a path that begins with `start` stands in the line. A folder of that name further down in a
-/// path is another one.
+/// Whether a path that begins with `start` stands in the line. A folder of that name further down
+/// in a path is another one.
 fn has_path(line: &str, start: &str) -> bool {
     line.match_indices(start)
         .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-}*".contains(c)))
