@@ -96,8 +96,8 @@ fn complaint(missing: &[Tool]) -> String {
     )
 }
 
-/// The owner of our own entry in /proc is the effective user.
-/// Whether this process may do what only root may.
+/// Whether this process may do what only root may: the owner of our own entry in /proc is the
+/// effective user.
 ///
 /// # Errors
 /// When that can't be found out.
