@@ -307,6 +307,12 @@ impl Pool {
         self.failure().map(Err)
     }
 
+    /// Commits finished so far: when it rises, a flush that waits may have its result.
+    #[must_use]
+    pub fn commits_finished(&self) -> u64 {
+        self.progress.0.finished.load(Ordering::SeqCst)
+    }
+
     /// Why the pool has stopped, if it has (R8).
     #[must_use]
     pub fn failure(&self) -> Option<MapperError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::format::catalogue::VolumeKind;
 use crate::leaf::LEAF_ENTRIES;
-use crate::pool::Space;
+use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
 use crate::units::{LeafId, PhysicalExtent, VolumeId};
 
@@ -35,6 +35,43 @@ pub struct VolumeInfo {
     pub shared: u64,
     /// Bytes granted and not used yet.
     pub reserved: u64,
+}
+
+/// What a volume or snapshot is, without what it takes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeSummary {
+    /// Identity.
+    pub id: VolumeId,
+    /// Name, unique in the pool.
+    pub name: String,
+    /// Volume or snapshot.
+    pub kind: VolumeKind,
+    /// Bytes a client sees.
+    pub size: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// Bytes of mapped extents.
+    pub mapped: u64,
+    /// Bytes of valid sub-blocks.
+    pub valid: u64,
+}
+
+impl Pool {
+    /// All volumes and snapshots, by id, without counting anything. May be called from any thread.
+    #[must_use]
+    pub fn summaries(&self) -> Vec<VolumeSummary> {
+        let volumes = self.volumes.read();
+        let summary = |volume: &std::sync::Arc<crate::volume::Volume>| VolumeSummary {
+            id: volume.identity.id,
+            name: volume.identity.name.as_str().to_owned(),
+            kind: volume.identity.kind,
+            size: volume.size.load(Ordering::Acquire),
+            block_size: volume.identity.block_size,
+            mapped: volume.mapped.load(Ordering::Relaxed) * self.geometry.extent_size(),
+            valid: volume.valid.load(Ordering::Relaxed) * self.geometry.sub_block_size(),
+        };
+        volumes.values().map(summary).collect()
+    }
 }
 
 impl Engine {
@@ -71,8 +108,12 @@ impl Engine {
         let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
         let extent = self.pool.geometry.extent_size();
         let info = |volume: &std::sync::Arc<crate::volume::Volume>| {
-            let exclusive = self.exclusive_extents(volume) * extent;
             let mapped = volume.mapped.load(Ordering::Relaxed) * extent;
+            let lineage = volume.identity.lineage;
+            let family = volumes.iter().filter(|other| other.identity.lineage == lineage).count();
+            // Who has no relatives shares nothing.
+            let alone = family == 1;
+            let exclusive = if alone { mapped } else { self.exclusive_extents(volume) * extent };
             VolumeInfo {
                 id: volume.identity.id,
                 name: volume.identity.name.as_str().to_owned(),

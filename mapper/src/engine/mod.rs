@@ -15,12 +15,14 @@ pub(crate) mod release;
 pub(crate) mod structure;
 mod superblocks;
 pub(crate) mod tree;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use control::{Control, ControlId, Outcome};
-pub use info::VolumeInfo;
+pub use info::{VolumeInfo, VolumeSummary};
+pub use usage::{Use, UsedExtent};
 
 use crate::change::Spares;
 use crate::error::MapperError;

@@ -135,6 +135,12 @@ fn disagree(newest: &Superblock, copy: &Superblock, place: Place) -> FormatError
 }
 
 impl Superblock {
+    /// Whether bytes begin as a superblock of any version does, sound or not.
+    #[must_use]
+    pub fn has_magic(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC)
+    }
+
     /// Checks a copy of the superblock.
     pub fn decode(bytes: &[u8], place: Place) -> Result<Self, FormatError> {
         try_decode(bytes).map_err(|problem| problem.of(Structure::Superblock, place))

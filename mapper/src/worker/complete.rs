@@ -75,6 +75,7 @@ impl Worker {
         if result.is_ok() {
             self.count_written(plan);
         }
+        self.check_written_through(plan, result);
         if !plan.slow.is_empty() {
             self.complete_slow(attachment, plan, result.is_ok());
         }
@@ -87,6 +88,21 @@ impl Worker {
         self.pool.check_alive()?;
         self.pool.want_commit();
         Ok(Answer::Wait(self.fua_ticket()))
+    }
+
+    /// R8: a write through that fails may have failed in its flush, and what that flush dropped can
+    /// be anybody's. Where there was no space nothing was written, so there was nothing to flush.
+    fn check_written_through(&self, plan: &Plan, result: Result<(), IoError>) {
+        let through =
+            |kind| matches!(kind, OpKind::Write { fua: true } | OpKind::WriteZeroes { fua: true });
+        let first = plan.ops.iter().find(|op| through(op.kind));
+        if let (Some(op), Err(error)) = (first, result)
+            && error != IoError::NoSpace
+            && !active(Mutation::FlushErrorIgnored)
+        {
+            let operation = "write through";
+            self.pool.fail(MapperError::Io { operation, device: op.device.0, error });
+        }
     }
 
     /// R7: a FUA write that needs a commit is a flush that arrives now.

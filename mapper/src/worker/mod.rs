@@ -4,11 +4,13 @@ mod attach;
 mod clear;
 mod complete;
 mod read;
+mod status;
 mod write;
 
 use std::sync::Arc;
 
 pub use attach::Attachment;
+pub use status::{Content, Stretch};
 
 use crate::change::Spares;
 use crate::error::MapperError;

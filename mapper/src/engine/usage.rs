@@ -1,0 +1,75 @@
+//! Who uses which extents: for pictures of a pool.
+
+use crate::leaf::LEAF_ENTRIES;
+use crate::pool::Pool;
+use crate::units::{DeviceIndex, VolumeId};
+
+use super::Engine;
+
+/// What an extent of the media is used for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Use {
+    /// Superblocks, log, and pages of the map.
+    Metadata,
+    /// Granted to a volume, and not written yet.
+    Reserved(VolumeId),
+    /// Mapped by this volume alone.
+    Mapped(VolumeId),
+    /// Mapped by several volumes or snapshots.
+    Shared,
+}
+
+/// An extent in use.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct UsedExtent {
+    /// The caller's index of the device.
+    pub device: DeviceIndex,
+    /// Position on the device, in extents.
+    pub extent: u64,
+    /// What for.
+    pub usage: Use,
+}
+
+impl Engine {
+    /// The extents of metadata.
+    #[must_use]
+    pub fn metadata_extents(&self) -> Vec<UsedExtent> {
+        let extents = self.fixed_extents().into_iter().chain(self.pages.extents());
+        extents.map(|extent| used(&self.pool, extent, Use::Metadata)).collect()
+    }
+}
+
+impl Pool {
+    /// The extents that volumes map or hold. May be called from any thread: what changes
+    /// meanwhile is seen as it was or as it is.
+    #[must_use]
+    pub fn volume_extents(&self) -> Vec<UsedExtent> {
+        let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
+        let mut found = Vec::new();
+        for volume in volumes {
+            let id = volume.identity.id;
+            volume.for_each_reserved(|extent| found.push(used(self, extent, Use::Reserved(id))));
+            for (_, leaf) in volume.directory.load().iter() {
+                for entry in 0..LEAF_ENTRIES {
+                    if let Some(extent) = self.arena.leaf(leaf).load(entry).physical {
+                        found.push(used(self, extent, Use::Mapped(id)));
+                    }
+                }
+            }
+        }
+        found.sort_unstable();
+        found.dedup_by(|next, kept| {
+            let same = (next.device, next.extent) == (kept.device, kept.extent);
+            if same && next.usage != kept.usage {
+                kept.usage = Use::Shared;
+            }
+            same
+        });
+        found
+    }
+}
+
+fn used(pool: &Pool, extent: crate::units::PhysicalExtent, usage: Use) -> UsedExtent {
+    let (device, offset) = pool.place(extent);
+    UsedExtent { device, extent: offset / pool.geometry.extent_size(), usage }
+}

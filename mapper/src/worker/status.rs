@@ -1,0 +1,102 @@
+//! What of a volume holds data: for clients that copy only that.
+
+use super::read::lookup;
+use super::{Attachment, Worker};
+use crate::error::MapperError;
+use crate::sync::Ordering;
+use crate::volume::DELETED;
+
+/// What a stretch of a volume holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// No extent is mapped: it reads as zeroes, and takes no space.
+    Hole,
+    /// Its extents are mapped, and nothing valid is in them: it reads as zeroes.
+    Zeroes,
+    /// Written, and not discarded since.
+    Data,
+}
+
+/// A stretch of a volume with one kind of content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    /// Bytes.
+    pub len: u64,
+    /// What is there.
+    pub content: Content,
+}
+
+impl Worker {
+    /// Describes a range from its start on, in at most `limit` stretches, each of other content
+    /// than the one before. Where more would be needed, the description ends before the range
+    /// does. At least one stretch is pushed for a range that is not empty.
+    pub fn stretches(
+        &mut self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+        limit: usize,
+        out: &mut Vec<Stretch>,
+    ) -> Result<(), MapperError> {
+        let volume = &*attachment.volume;
+        // In an epoch, so that the leaves looked at stay the volume's own.
+        let parity = self.pool.epochs.enter(self.slot);
+        let usable =
+            self.pool.check_alive().and_then(|()| match volume.state.load(Ordering::SeqCst) {
+                DELETED => Err(MapperError::NoVolume(volume.identity.id.to_string())),
+                _ => volume.check_range(offset, len),
+            });
+        if usable.is_ok() {
+            self.look(attachment, offset, len, limit, out);
+        }
+        self.pool.epochs.leave(self.slot, parity);
+        if self.pool.has_stopped() {
+            self.pool.want_engine();
+        }
+        usable
+    }
+
+    fn look(
+        &self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+        limit: usize,
+        out: &mut Vec<Stretch>,
+    ) {
+        let geometry = self.pool.geometry;
+        let directory = attachment.directory();
+        let (mut at, end) = (offset, offset + len);
+        let sub_block = geometry.sub_block_size();
+        while at < end {
+            let slot = geometry.slot_of(at);
+            let (content, to) = if directory.load(slot).is_none() {
+                // Nothing under this leaf: the walk takes big steps over what is empty.
+                (Content::Hole, (at / geometry.leaf_span() + 1) * geometry.leaf_span())
+            } else {
+                let mapping = lookup(&self.pool, &directory, geometry.extent_of(at));
+                let (empty, valid) = match mapping.physical {
+                    Some(_) => (Content::Zeroes, mapping.valid),
+                    None => (Content::Hole, 0),
+                };
+                let bit = geometry.within(at) / sub_block;
+                let rest = valid >> bit;
+                let (content, bits) = match rest.trailing_ones() {
+                    0 => (empty, rest.trailing_zeros()),
+                    ones => (Content::Data, ones),
+                };
+                let start = at - geometry.within(at);
+                let to = start + ((bit + u64::from(bits)) * sub_block).min(geometry.extent_size());
+                (content, to)
+            };
+            let len = to.min(end) - at;
+            let full = out.len() >= limit.max(1);
+            match out.last_mut() {
+                Some(last) if last.content == content => last.len += len,
+                _ if full => return,
+                _ => out.push(Stretch { len, content }),
+            }
+            at += len;
+        }
+    }
+}
