@@ -1,0 +1,16 @@
+//! The control API of blockd, `blockd.v1`: generated from `proto/blockd/v1/control.proto`.
+#![forbid(unsafe_code)]
+
+/// Version 1 of the control API.
+#[allow(
+    clippy::all,
+    clippy::too_many_lines,
+    missing_debug_implementations,
+    reason = "generated code"
+)]
+pub mod v1 {
+    tonic::include_proto!("blockd.v1");
+}
+
+/// Messages as bytes: details of errors are encoded by whoever makes them.
+pub use prost::Message;

@@ -1,0 +1,195 @@
+//! Hands out a worker's IO memory in powers of two of pages. All of it is there from the start: a
+//! request never waits for the kernel to find memory.
+
+use crate::block::Buffer;
+
+/// Largest order: 256 pages, 1 MiB. Longer requests are cut into pieces.
+pub(super) const MAX_ORDER: u8 = 8;
+
+const NONE: u32 = u32::MAX;
+/// State of a page that is not the first one of a free run.
+const TAKEN: u8 = u8::MAX;
+
+/// A buddy allocator over page numbers.
+#[derive(Debug)]
+pub(super) struct Arena {
+    /// First free run of each order.
+    heads: [u32; MAX_ORDER as usize + 1],
+    next: Box<[u32]>,
+    previous: Box<[u32]>,
+    /// Order of the free run that begins at this page.
+    free_order: Box<[u8]>,
+    /// Operations in flight on the buffer that begins at this page.
+    busy: Box<[u16]>,
+    /// The order of a buffer to be freed when it is no longer busy.
+    doomed: Box<[u8]>,
+    free_pages: u32,
+}
+
+impl Arena {
+    /// An arena of so many pages, rounded down to whole runs of the largest order.
+    pub(super) fn new(pages: u32) -> Self {
+        let run = 1 << MAX_ORDER;
+        let pages = pages / run * run;
+        let count = pages as usize;
+        let mut arena = Self {
+            heads: [NONE; MAX_ORDER as usize + 1],
+            next: vec![NONE; count].into(),
+            previous: vec![NONE; count].into(),
+            free_order: vec![TAKEN; count].into(),
+            busy: vec![0; count].into(),
+            doomed: vec![TAKEN; count].into(),
+            free_pages: pages,
+        };
+        for page in (0..pages).step_by(run as usize).rev() {
+            arena.push(page, MAX_ORDER);
+        }
+        arena
+    }
+
+    pub(super) const fn free_pages(&self) -> u32 {
+        self.free_pages
+    }
+
+    pub(super) const fn total_pages(&self) -> usize {
+        self.next.len()
+    }
+
+    /// A buffer of at least so many bytes, if there is one and it is not too long.
+    pub(super) fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
+        let pages = bytes.max(1).div_ceil(super::PAGE as u64).checked_next_power_of_two()?;
+        let order = u8::try_from(pages.trailing_zeros()).ok()?;
+        let mut from = (order..=MAX_ORDER).find(|&o| self.heads[usize::from(o)] != NONE)?;
+        let page = self.heads[usize::from(from)];
+        self.unlink(page, from);
+        while from > order {
+            from -= 1;
+            self.push(page + (1 << from), from);
+        }
+        self.free_pages -= 1 << order;
+        Some(Buffer::new(page, order))
+    }
+
+    /// Takes a buffer back, now or when its last operation has ended.
+    pub(super) fn free(&mut self, buffer: &Buffer) {
+        let at = buffer.page() as usize;
+        if self.busy[at] > 0 {
+            self.doomed[at] = buffer.order();
+            return;
+        }
+        self.release(buffer.page(), buffer.order());
+    }
+
+    pub(super) fn is_busy(&self, buffer: &Buffer) -> bool {
+        self.busy[buffer.page() as usize] > 0
+    }
+
+    pub(super) fn begin(&mut self, page: u32) {
+        self.busy[page as usize] += 1;
+    }
+
+    pub(super) fn end(&mut self, page: u32) {
+        let at = page as usize;
+        self.busy[at] = self.busy[at].saturating_sub(1);
+        if self.busy[at] == 0 && self.doomed[at] != TAKEN {
+            let order = std::mem::replace(&mut self.doomed[at], TAKEN);
+            self.release(page, order);
+        }
+    }
+
+    fn release(&mut self, mut page: u32, mut order: u8) {
+        self.free_pages += 1 << order;
+        while order < MAX_ORDER {
+            let buddy = page ^ (1 << order);
+            if self.free_order.get(buddy as usize) != Some(&order) {
+                break;
+            }
+            self.unlink(buddy, order);
+            page = page.min(buddy);
+            order += 1;
+        }
+        self.push(page, order);
+    }
+
+    fn push(&mut self, page: u32, order: u8) {
+        let head = self.heads[usize::from(order)];
+        let at = page as usize;
+        self.next[at] = head;
+        self.previous[at] = NONE;
+        self.free_order[at] = order;
+        if head != NONE {
+            self.previous[head as usize] = page;
+        }
+        self.heads[usize::from(order)] = page;
+    }
+
+    fn unlink(&mut self, page: u32, order: u8) {
+        let at = page as usize;
+        let (next, previous) = (self.next[at], self.previous[at]);
+        if previous == NONE {
+            self.heads[usize::from(order)] = next;
+        } else {
+            self.next[previous as usize] = next;
+        }
+        if next != NONE {
+            self.previous[next as usize] = previous;
+        }
+        self.free_order[at] = TAKEN;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_can_be_had_again_whole() {
+        let mut arena = Arena::new(512);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut taken: Vec<Buffer> = Vec::new();
+        let mut owner = vec![false; 512];
+        for _ in 0..100_000 {
+            if random.bool() {
+                if let Some(buffer) = arena.allocate(random.u64(1..=1 << 20)) {
+                    let pages = buffer.page()..buffer.page() + (1 << buffer.order());
+                    for page in pages {
+                        assert!(!std::mem::replace(&mut owner[page as usize], true));
+                    }
+                    taken.push(buffer);
+                }
+            } else if !taken.is_empty() {
+                let buffer = taken.swap_remove(random.usize(..taken.len()));
+                let pages = buffer.page()..buffer.page() + (1 << buffer.order());
+                pages.for_each(|page| owner[page as usize] = false);
+                arena.free(&buffer);
+            }
+        }
+        taken.iter().for_each(|buffer| arena.free(buffer));
+        assert_eq!(arena.free_pages(), 512);
+        let whole: Vec<_> = (0..2).map(|_| arena.allocate(1 << 20)).collect();
+        assert!(whole.iter().all(Option::is_some));
+        assert!(arena.allocate(1).is_none());
+    }
+
+    #[test]
+    fn a_busy_buffer_is_freed_when_its_last_operation_has_ended() {
+        let mut arena = Arena::new(256);
+        let buffer = arena.allocate(4096).unwrap();
+        let page = buffer.page();
+        arena.begin(page);
+        arena.begin(page);
+        assert!(arena.is_busy(&buffer));
+        arena.free(&buffer);
+        arena.end(page);
+        assert_eq!(arena.free_pages(), 255);
+        arena.end(page);
+        assert_eq!(arena.free_pages(), 256);
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused() {
+        let mut arena = Arena::new(256);
+        assert!(arena.allocate((1 << 20) + 1).is_none());
+        assert!(arena.allocate(u64::MAX).is_none());
+    }
+}

@@ -1,0 +1,245 @@
+//! A device of a pool: how it is opened, and what it can do.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockd_mapper::io::{IoBuffer, IoError};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::sys::statvfs::fstatvfs;
+use rustix::fs::{AtFlags, StatxFlags, statx};
+
+use super::ioctl;
+use super::mapped::Mapped;
+
+/// What a device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// A regular file.
+    File,
+    /// A block device.
+    Disk,
+    /// Memory of this process: gone with it.
+    Memory,
+}
+
+/// How a device is found, or made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceSpec {
+    /// Where it is; a name only for memory.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Bytes of a file or memory that is made. What is there already is as long as it is.
+    pub size: Option<u64>,
+    /// A file's space is allocated when it is made, and never given back.
+    pub preallocate: bool,
+    /// Past the page cache, where the file system can.
+    pub direct: bool,
+}
+
+/// What is known of an open device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceInfo {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Bytes.
+    pub size: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// Past the page cache.
+    pub direct: bool,
+    /// In memory, and served by copying.
+    pub mapped: bool,
+    /// A file with holes, that freed extents become again.
+    pub sparse: bool,
+}
+
+/// An open device. All IO goes through this one open file description: its owner lock ends when
+/// the last IO has ended, also after the death of the process (rule R11).
+#[derive(Debug)]
+pub struct Device {
+    file: Arc<File>,
+    info: DeviceInfo,
+    mapped: Option<Mapped>,
+}
+
+impl Device {
+    /// Opens a device that is there.
+    pub fn open(spec: &DeviceSpec) -> std::io::Result<Self> {
+        if spec.kind == DeviceKind::Memory {
+            return Self::memory(spec);
+        }
+        let (file, direct) = open_file(&spec.path, spec.direct, false)?;
+        Self::of(spec, file, direct)
+    }
+
+    /// Makes a file, or opens what a pool is to be made on. A file that is there must be empty
+    /// space: the caller has looked.
+    pub fn create(spec: &DeviceSpec) -> std::io::Result<Self> {
+        if spec.kind != DeviceKind::File {
+            return Self::open(spec);
+        }
+        let (file, direct) = open_file(&spec.path, spec.direct, true)?;
+        if let Some(size) = spec.size {
+            if file.metadata()?.len() < size {
+                file.set_len(size)?;
+            }
+            if spec.preallocate {
+                let len = i64::try_from(size).map_err(std::io::Error::other)?;
+                fallocate(&file, FallocateFlags::empty(), 0, len)?;
+            }
+        }
+        Self::of(spec, file, direct)
+    }
+
+    fn of(spec: &DeviceSpec, file: File, direct: bool) -> std::io::Result<Self> {
+        let kind = file.metadata()?.file_type();
+        let wanted = match spec.kind {
+            DeviceKind::Disk => kind.is_block_device(),
+            _ => kind.is_file(),
+        };
+        if !wanted {
+            let expected = if spec.kind == DeviceKind::Disk { "block device" } else { "file" };
+            return Err(std::io::Error::other(format!("it is no {expected}")));
+        }
+        let (size, block_size, sparse) = if spec.kind == DeviceKind::Disk {
+            (ioctl::device_size(&file)?, ioctl::device_block_size(&file)?, false)
+        } else {
+            (file.metadata()?.len(), direct_block(&file, direct), !spec.preallocate)
+        };
+        let memory = fstatfs(&file).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+        let file = Arc::new(file);
+        let mapped = (memory && spec.kind == DeviceKind::File)
+            .then(|| Mapped::new(Arc::clone(&file), size))
+            .transpose()?;
+        let (path, kind) = (spec.path.clone(), spec.kind);
+        let mapped_info = mapped.is_some();
+        let info = DeviceInfo { path, kind, size, block_size, direct, mapped: mapped_info, sparse };
+        Ok(Self { file, info, mapped })
+    }
+
+    fn memory(spec: &DeviceSpec) -> std::io::Result<Self> {
+        let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+        let file = File::from(nix::sys::memfd::memfd_create(c"blockd-pool", flags)?);
+        let size = spec.size.unwrap_or(0);
+        file.set_len(size)?;
+        let file = Arc::new(file);
+        let mapped = Some(Mapped::new(Arc::clone(&file), size)?);
+        let (path, kind) = (spec.path.clone(), DeviceKind::Memory);
+        let (block_size, direct, sparse) = (512, false, true);
+        let info = DeviceInfo { path, kind, size, block_size, direct, mapped: true, sparse };
+        Ok(Self { file, info, mapped })
+    }
+
+    /// What is known of it.
+    #[must_use]
+    pub const fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Its file, to be registered with rings.
+    #[must_use]
+    pub const fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Its memory, where it is in memory.
+    #[must_use]
+    pub const fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.as_ref()
+    }
+
+    /// Whether freed extents are worth telling of: never on a file whose space was allocated once
+    /// and for all.
+    #[must_use]
+    pub fn takes_discards(&self) -> bool {
+        self.info.sparse || self.info.kind == DeviceKind::Disk
+    }
+
+    /// Tries once to become the owner.
+    pub fn try_lock(&self) -> std::io::Result<bool> {
+        match self.file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// Tells the media that nobody needs a range. May take long.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        if let Some(mapped) = &self.mapped {
+            return mapped.punch(offset, len);
+        }
+        if self.info.kind == DeviceKind::Disk {
+            return ioctl::discard(&self.file, offset, len).map_err(|error| io_error(&error));
+        }
+        let (Ok(start), Ok(bytes)) = (i64::try_from(offset), i64::try_from(len)) else {
+            return Err(IoError::Media);
+        };
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(self.file.as_fd(), flags, start, bytes).map_err(|error| io_error(&error.into()))
+    }
+
+    /// Bytes free in the file system below a sparse file.
+    #[must_use]
+    pub fn free_below(&self) -> Option<u64> {
+        if !self.info.sparse || self.info.kind != DeviceKind::File {
+            return None;
+        }
+        let fs = fstatvfs(self.file.as_fd()).ok()?;
+        fs.blocks_available().checked_mul(fs.fragment_size())
+    }
+}
+
+/// Opens a file for reading and writing, past the page cache if wanted and possible; says which.
+fn open_file(path: &Path, direct: bool, create: bool) -> std::io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(create).truncate(false);
+    options.mode(0o600);
+    if direct {
+        match options.clone().custom_flags(libc::O_DIRECT).open(path) {
+            Ok(file) => return Ok((file, true)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((options.open(path)?, false))
+}
+
+/// The smallest block that a file can be read and written by: past the page cache, what the kernel
+/// says of it (since Linux 6.1 and not on all file systems), else what a read finds out. A hole is
+/// read without the disk, so the read alone would not do.
+fn direct_block(file: &File, direct: bool) -> u32 {
+    if !direct {
+        return 512;
+    }
+    let flags = AtFlags::EMPTY_PATH;
+    let asked = statx(file, c"", flags, StatxFlags::DIOALIGN);
+    if let Ok(told) = asked
+        && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+        && told.stx_dio_offset_align.is_power_of_two()
+    {
+        return told.stx_dio_offset_align.clamp(512, 4096);
+    }
+    let refused = IoBuffer::new(1).is_some_and(|mut buffer| {
+        let read = file.read_at(&mut buffer.as_bytes_mut()[..512], 512);
+        read.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+    });
+    if refused { 4096 } else { 512 }
+}
+
+/// What an error of the operating system means to the mapper.
+#[must_use]
+pub fn io_error(error: &std::io::Error) -> IoError {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => IoError::NoSpace,
+        Some(libc::ENODEV | libc::ENXIO) => IoError::Gone,
+        _ => IoError::Media,
+    }
+}

@@ -1,0 +1,32 @@
+//! The few questions to block devices that have no safe interface.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
+nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
+nix::ioctl_write_ptr_bad!(blkdiscard, nix::request_code_none!(0x12, 119), [u64; 2]);
+
+/// Bytes of a block device.
+pub(super) fn device_size(file: &File) -> std::io::Result<u64> {
+    let mut size = 0;
+    // SAFETY: the kernel writes a u64 there, or refuses what is no block device.
+    unsafe { blkgetsize64(file.as_raw_fd(), &raw mut size) }?;
+    Ok(size)
+}
+
+/// Logical block of a block device in bytes.
+pub(super) fn device_block_size(file: &File) -> std::io::Result<u32> {
+    let mut size = 0;
+    // SAFETY: the kernel writes an int there, or refuses what is no block device.
+    unsafe { blksszget(file.as_raw_fd(), &raw mut size) }?;
+    u32::try_from(size).map_err(std::io::Error::other)
+}
+
+/// Tells a block device that nobody needs a range any more. Waits for it.
+pub(super) fn discard(file: &File, offset: u64, len: u64) -> std::io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: the kernel reads two u64 there, or refuses what is no block device.
+    unsafe { blkdiscard(file.as_raw_fd(), &raw const range) }?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! The media: files, disks and memory, and the ring that does their IO.
+
+mod arena;
+mod device;
+mod doorbell;
+#[expect(unsafe_code, reason = "ioctls of block devices")]
+mod ioctl;
+#[expect(unsafe_code, reason = "copies to and from a mapping that others may write")]
+mod mapped;
+mod message;
+mod operation;
+#[expect(unsafe_code, reason = "shares a ring of buffers with the kernel")]
+mod receive;
+#[expect(unsafe_code, reason = "hands memory to the kernel through io_uring")]
+mod ring;
+
+pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, io_error};
+pub use doorbell::Doorbell;
+pub use mapped::Mapped;
+pub use message::Message;
+pub use operation::{Ended, FileSlot, IoDirection, RingOptions};
+pub use receive::Chunk;
+pub use ring::Ring;
+
+/// Bytes of a page of IO memory.
+pub const PAGE: usize = 4096;

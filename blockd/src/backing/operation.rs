@@ -1,0 +1,48 @@
+//! What a ring is asked for, and what it says when that has ended.
+
+use blockd_mapper::io::IoCommand;
+
+use super::message::Message;
+use super::receive::Chunk;
+
+/// How a ring is made.
+#[derive(Clone, Copy, Debug)]
+pub struct RingOptions {
+    /// Operations that can be out at once.
+    pub operations: u32,
+    /// Bytes of IO memory.
+    pub arena_bytes: usize,
+    /// Whether it will receive from clients.
+    pub receives: bool,
+}
+
+/// Names a file that a ring knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileSlot(pub(super) u32);
+
+/// Which way data goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoDirection {
+    /// From the file.
+    Read,
+    /// To the file.
+    Write {
+        /// Durable when it completes.
+        dsync: bool,
+    },
+}
+
+/// An operation that has ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// IO on a file, by its token: all of it, or an error.
+    Io(u64, std::io::Result<()>),
+    /// A command, to be handed back.
+    Command(IoCommand, std::io::Result<()>),
+    /// Something was received: into a chunk, or so many bytes into the buffer that was named.
+    Received(u64, std::io::Result<(usize, Option<Chunk>)>),
+    /// A message has been sent, all of it or not at all any more.
+    Sent(u64, std::io::Result<()>, Box<Message>),
+    /// The doorbell was rung.
+    Rung,
+}

@@ -1,0 +1,102 @@
+//! `blockd add`: the common case in one command, a volume that clients can use.
+
+use blockd_api::v1::{AttachVolumeRequest, CreateVolumeRequest, Volume};
+use serde::Serialize;
+
+use super::shapes::{self, VolumeShape};
+use super::{Context, amount, size_argument};
+use crate::error::Error;
+use crate::units;
+
+/// Make a volume and attach it
+///
+/// The volume takes space from its pool as it is written. What is printed is where it is served: an
+/// NBD URI, for qemu, nbdcopy, nbd-client and the like. A volume that is there already, with this
+/// size, is left as it is.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db"
+)]
+pub(crate) struct Add {
+    /// Its name: 1 to 128 bytes without '/'
+    pub name: String,
+
+    /// How much clients see, like 512M, 10G, 1T (powers of 1024)
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub size: String,
+
+    /// The pool that it takes space from [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// The least that clients can address: 512 to 4096 [default: 512, or what the pool's disks
+    /// have]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub block_size: Option<String>,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Added {
+    changed: bool,
+    created: bool,
+    attached: bool,
+    uri: String,
+    volume: VolumeShape,
+}
+
+impl Add {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let size_bytes = size_argument("size", &self.size)?;
+        let block_size = block_size_argument(self.block_size.as_deref())?;
+        let mut client = context.client().await?;
+        let request = CreateVolumeRequest {
+            name: self.name.clone(),
+            pool: self.pool.clone(),
+            block_size,
+            size_bytes,
+            ..Default::default()
+        };
+        let created = client.create_volume(request).await?.changed;
+        let request = AttachVolumeRequest { name: self.name, pool: self.pool, read_only: false };
+        let answer = client.attach_volume(request).await?;
+        let volume = shapes::volume(answer.volume)?;
+        let added = Added {
+            changed: created || answer.changed,
+            created,
+            attached: answer.changed,
+            uri: shapes::place(&volume).to_owned(),
+            volume: VolumeShape::from(&volume),
+        };
+        context.output.either(&added, || human(&added, &volume, context))
+    }
+}
+
+fn human(added: &Added, volume: &Volume, context: &Context) -> String {
+    if !context.output.terminal().interactive {
+        return format!("{}\n", added.uri);
+    }
+    let name = &volume.name;
+    let what = match (added.created, added.attached) {
+        (true, _) => format!(
+            "{name}: {} in pool {}, thin, attached",
+            units::human(amount(volume.size_bytes)),
+            volume.pool
+        ),
+        (false, true) => format!("{name}: was there already, attached"),
+        (false, false) => format!("{name}: was there and attached already"),
+    };
+    format!("{what}\n{}\n", added.uri)
+}
+
+/// A block size, or 0 where the daemon is to choose.
+pub(super) fn block_size_argument(text: Option<&str>) -> Result<u32, Error> {
+    let Some(text) = text else {
+        return Ok(0);
+    };
+    let bytes = size_argument("block-size", text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two() && (512..=4096).contains(bytes))
+        .ok_or_else(|| Error::invalid("block-size", text, "512, 1024, 2048 or 4096"))
+}

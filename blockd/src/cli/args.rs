@@ -1,0 +1,198 @@
+//! The command line as clap sees it. The arguments of a verb stand in the verb's own file.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use super::{
+    add, attach, completions, del, events, import_export, man, pool, resize, top, volumes,
+};
+use crate::error::KINDS;
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blockd",
+    version,
+    about = "Thin-provisioned block devices from user space",
+    long_about = "Thin-provisioned block devices from user space.\n\n\
+        `blockd serve` is the daemon; every other verb speaks to it through its control socket. \
+        A volume lives in a pool, takes space only for what is written to it, and is served over \
+        NBD while it is attached.",
+    after_help = "Example:\n  blockd serve &\n  blockd add --size 10G data\n\n\
+        `blockd VERB --help` says more about a verb; `--help` here, about units and exit codes.",
+    propagate_version = false,
+    arg_required_else_help = true
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What every verb takes.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Control socket of the daemon [default: /run/blockd/control.sock, or in $XDG_RUNTIME_DIR]
+    #[arg(long, global = true, env = "BLOCKD_SOCKET", hide_env_values = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Print JSON; sizes are bytes, and what the keys mean stays the same
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Print sizes as exact bytes
+    #[arg(long, global = true)]
+    pub bytes: bool,
+
+    /// How long the daemon may take to answer one call: 500ms, 30s, 2m
+    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub timeout: Duration,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Serve(Serve),
+    #[command(subcommand)]
+    Config(Config),
+    Add(add::Add),
+    Del(del::Del),
+    List(volumes::List),
+    Show(volumes::Show),
+    Resize(resize::Resize),
+    Attach(attach::Attach),
+    Detach(attach::Detach),
+    Import(import_export::Import),
+    Export(import_export::Export),
+    #[command(subcommand)]
+    Pool(pool::Pool),
+    Top(top::Top),
+    Events(events::Events),
+    Completions(completions::Completions),
+    Man(man::Man),
+    Version(Version),
+}
+
+/// Run the daemon
+///
+/// Opens the pools of the configuration and serves their volumes until SIGTERM. Volumes that were
+/// attached when it last ran are attached again. Without a configuration there is one pool,
+/// "default", in a sparse file of the state directory, made at the first start.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd serve --config /etc/blockd/blockd.toml")]
+pub(crate) struct Serve {
+    /// Configuration (TOML) [default: /etc/blockd/blockd.toml, or in ~/.config, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Check or show a configuration
+///
+/// Neither needs a daemon or changes anything.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Example:\n  blockd config check --config /etc/blockd/blockd.toml")]
+pub(crate) enum Config {
+    /// Read a configuration and name what is wrong in it
+    #[command(after_help = "Example:\n  blockd config check --config /etc/blockd/blockd.toml")]
+    Check(ConfigFile),
+    /// Print a configuration as the daemon understands it, with every default
+    #[command(after_help = "Example:\n  blockd config show > blockd.toml")]
+    Show(ConfigFile),
+}
+
+/// Which configuration.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigFile {
+    /// Configuration (TOML) [default: /etc/blockd/blockd.toml, or in ~/.config, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Print the version, and the daemon's when one answers
+///
+/// That no daemon answers is no error here.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd version --json")]
+pub(crate) struct Version {}
+
+/// The command line with everything that is put together at run time.
+#[must_use]
+pub(crate) fn command() -> clap::Command {
+    Arguments::command().after_long_help(format!("{UNITS}\n{}", exit_codes()))
+}
+
+const UNITS: &str = "Units:\n  \
+    A size is a whole number with a unit, 10G for 10 GiB. K M G T P E are powers of 1024, KiB to\n  \
+    EiB say the same, and a number alone is bytes.\n";
+
+/// The table of exit codes, as help and manual show it.
+#[must_use]
+pub(crate) fn exit_codes() -> String {
+    let mut codes: BTreeMap<u8, &str> = KINDS.iter().map(|row| (row.exit, row.text)).collect();
+    codes.insert(0, "done, or there was nothing to do");
+    codes.insert(2, "the command line cannot be understood");
+    let mut text = "Exit codes:\n".to_owned();
+    for (code, meaning) in codes {
+        text.push_str(&format!("  {code:>2}  {meaning}\n"));
+    }
+    text
+}
+
+/// Reads a time: a whole number and `ms`, `s` or `m`; seconds without a unit.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u32 = digits.parse().map_err(|_| "must be like 500ms, 30s or 2m".to_owned())?;
+    let number = u64::from(number);
+    match &text[digits.len()..] {
+        _ if number == 0 => Err("must be more than 0".to_owned()),
+        "ms" => Ok(Duration::from_millis(number)),
+        "" | "s" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number * 60)),
+        _ => Err("must be like 500ms, 30s or 2m".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("7"), Ok(Duration::from_secs(7)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "0", "s", "1h", "-1s", "1.5s", "99999999999s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    /// Every verb says what it does, how it is called, and by an example.
+    #[test]
+    fn every_verb_explains_itself() {
+        fn walk(command: &clap::Command, path: &str) {
+            for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+                let path = format!("{path} {}", sub.get_name());
+                let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+                assert!(!about.is_empty() && !about.contains('\n'), "{path}: {about}");
+                assert!(about.len() <= 72 && !about.ends_with('.'), "{path}: {about}");
+                let after = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(after.contains(&format!("Example:\n  {path}")), "{path}: {after}");
+                for argument in sub.get_arguments() {
+                    assert!(argument.get_help().is_some(), "{path}: {}", argument.get_id());
+                }
+                walk(sub, &path);
+            }
+        }
+        walk(&command(), "blockd");
+    }
+}

@@ -1,0 +1,148 @@
+//! The connection to the daemon: gRPC over its Unix socket, each call with a deadline.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_api::v1::control_client::ControlClient;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+
+use crate::config::MAX_SOCKET_PATH;
+use crate::error::Error;
+
+/// A daemon that answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    inner: ControlClient<Channel>,
+    socket: PathBuf,
+    timeout: Duration,
+}
+
+/// Calls with one answer. Each gives up when the daemon does not answer in time.
+macro_rules! calls {
+    ($($name:ident: $request:ident -> $response:ident;)*) => {
+        impl Client {
+            $(
+                pub(crate) async fn $name(
+                    &mut self,
+                    request: v1::$request,
+                ) -> Result<v1::$response, Error> {
+                    let answer = self.inner.$name(request).await;
+                    answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+                }
+            )*
+        }
+    };
+}
+
+calls! {
+    version: VersionRequest -> VersionResponse;
+    list_pools: ListPoolsRequest -> ListPoolsResponse;
+    get_pool: GetPoolRequest -> GetPoolResponse;
+    create_pool: CreatePoolRequest -> CreatePoolResponse;
+    create_volume: CreateVolumeRequest -> CreateVolumeResponse;
+    delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
+    get_volume: GetVolumeRequest -> GetVolumeResponse;
+    list_volumes: ListVolumesRequest -> ListVolumesResponse;
+    resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse;
+    attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
+    detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
+    list_connections: ListConnectionsRequest -> ListConnectionsResponse;
+    stats: StatsRequest -> StatsResponse;
+}
+
+impl Client {
+    /// Finds out whether a daemon listens. The connection is made anew when it breaks.
+    ///
+    /// # Errors
+    /// Where no daemon was found, and what would help.
+    pub(crate) async fn connect(socket: Option<&Path>, timeout: Duration) -> Result<Self, Error> {
+        let socket = match socket {
+            Some(socket) => socket.to_path_buf(),
+            None => crate::config::default_socket(),
+        };
+        probe(&socket).await?;
+        let path = socket.clone();
+        let connector = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The host is not used, and has to be there.
+        let endpoint = Endpoint::from_static("http://blockd.invalid").timeout(timeout);
+        let channel = endpoint.connect_with_connector_lazy(connector);
+        Ok(Self { inner: ControlClient::new(channel), socket, timeout })
+    }
+
+    /// What happens from now on, or also what has happened.
+    pub(crate) async fn events(
+        &mut self,
+        request: v1::EventsRequest,
+    ) -> Result<Streaming<v1::Event>, Error> {
+        let answer = self.inner.events(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// All runs of extents of a pool.
+    pub(crate) async fn pool_extents(
+        &mut self,
+        request: v1::PoolExtentsRequest,
+    ) -> Result<Vec<v1::PoolExtentsResponse>, Error> {
+        let answer = self.inner.pool_extents(request).await;
+        let mut stream = answer.map_err(|status| self.failed(&status))?.into_inner();
+        let mut parts = Vec::new();
+        while let Some(part) = stream.message().await.map_err(|status| self.failed(&status))? {
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
+    /// The error of a call that was answered by `status`, or not answered.
+    pub(crate) fn failed(&self, status: &Status) -> Error {
+        let problem = match status.code() {
+            _ if !status.details().is_empty() => return Error::from_status(status),
+            Code::DeadlineExceeded | Code::Cancelled => {
+                format!("the daemon gave no answer within {:?}", self.timeout)
+            }
+            Code::Unavailable | Code::Unknown => "the daemon has gone away".to_owned(),
+            Code::Unimplemented => {
+                "the daemon does not know this call: it is older than this command".to_owned()
+            }
+            _ => return Error::from_status(status),
+        };
+        Error::Unreachable { address: self.socket.display().to_string(), problem }
+    }
+}
+
+/// Connects once by hand: what keeps us out is lost in the errors of a channel.
+async fn probe(socket: &Path) -> Result<(), Error> {
+    use std::os::unix::ffi::OsStrExt;
+
+    let length = socket.as_os_str().as_bytes().len();
+    if length > MAX_SOCKET_PATH || length == 0 {
+        let allowed = format!("a path of 1 to {MAX_SOCKET_PATH} bytes");
+        return Err(Error::invalid("socket", socket.display(), allowed));
+    }
+    let Err(error) = UnixStream::connect(socket).await else {
+        return Ok(());
+    };
+    let address = socket.display().to_string();
+    let is_socket =
+        std::fs::metadata(socket).is_ok_and(|metadata| metadata.file_type().is_socket());
+    let problem = match error.kind() {
+        ErrorKind::PermissionDenied => "permission denied: only root and the user who runs the \
+             daemon may use it"
+            .to_owned(),
+        ErrorKind::NotFound => NO_DAEMON.to_owned(),
+        ErrorKind::ConnectionRefused if is_socket => NO_DAEMON.to_owned(),
+        ErrorKind::ConnectionRefused => "is not a socket".to_owned(),
+        _ => error.to_string(),
+    };
+    Err(Error::Unreachable { address, problem })
+}
+
+const NO_DAEMON: &str = "no daemon answers there: start one with `blockd serve`";

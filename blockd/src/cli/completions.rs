@@ -1,0 +1,25 @@
+//! `blockd completions`.
+
+use clap_complete::Shell;
+
+use super::{Context, args};
+use crate::error::Error;
+
+/// Print completions for a shell
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  blockd completions bash > /etc/bash_completion.d/blockd",
+    long_about = "Print completions for a shell\n\nNeeds no daemon."
+)]
+pub(crate) struct Completions {
+    /// Which shell
+    pub shell: Shell,
+}
+
+impl Completions {
+    pub(super) fn run(&self, context: &Context) -> Result<(), Error> {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut args::command(), "blockd", &mut text);
+        context.output.text(&String::from_utf8_lossy(&text))
+    }
+}

@@ -1,0 +1,74 @@
+//! `blockd del`.
+
+use blockd_api::v1::{DeleteVolumeRequest, DetachVolumeRequest};
+use serde::Serialize;
+
+use super::client::Client;
+use super::{Context, amount};
+use crate::error::{Error, ErrorKind};
+use crate::units;
+
+/// Detach a volume and delete it with all it holds
+///
+/// Refused while clients are connected, unless forced: then their connections are ended, and writes
+/// that wait for space fail. A volume that does not exist is no error.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd del data")]
+pub(crate) struct Del {
+    /// The volume
+    pub name: String,
+
+    /// The pool that it is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// Also when clients are connected
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Deleted {
+    changed: bool,
+    detached: bool,
+    closed_connections: u32,
+    freed_bytes: u64,
+}
+
+impl Del {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let mut client = context.client().await?;
+        let name = self.name;
+        let detached =
+            if self.force { false } else { detach(&mut client, &name, &self.pool).await? };
+        let request =
+            DeleteVolumeRequest { name: name.clone(), pool: self.pool, force: self.force };
+        let answer = client.delete_volume(request).await?;
+        let deleted = Deleted {
+            changed: answer.changed,
+            detached: detached || answer.detached,
+            closed_connections: answer.closed_connections,
+            freed_bytes: answer.volume.map_or(0, |volume| amount(volume.exclusive_bytes)),
+        };
+        context.output.either(&deleted, || {
+            if deleted.changed {
+                format!("{name}: deleted, {} freed\n", units::human(deleted.freed_bytes))
+            } else {
+                format!("{name}: there was no such volume\n")
+            }
+        })
+    }
+}
+
+/// Refused by the daemon while clients are connected. Whether there is such a volume is the next
+/// call's matter.
+async fn detach(client: &mut Client, name: &str, pool: &str) -> Result<bool, Error> {
+    let request =
+        DetachVolumeRequest { name: name.to_owned(), pool: pool.to_owned(), force: false };
+    match client.detach_volume(request).await {
+        Ok(answer) => Ok(answer.changed),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}

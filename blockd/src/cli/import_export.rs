@@ -1,0 +1,111 @@
+//! `blockd import` and `blockd export`: arguments, the volume's part in it, and what is said
+//! afterwards. The bytes are moved by `transfer`.
+
+mod export;
+mod import;
+
+pub(crate) use export::Export;
+pub(crate) use import::Import;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1::{self, GetVolumeRequest, Volume};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::client::Client;
+use super::shapes;
+use super::transfer::{Stop, qemu};
+use crate::error::Error;
+use crate::nbd_client::{ServerAddress, Uri};
+
+/// Waits for a transfer. Ctrl-C and SIGTERM end it in order: it is stopped, and then still waited
+/// for.
+async fn interruptible<T>(
+    stop: &Arc<Stop>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let failed = |source| Error::io("listening for signals", source);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = interrupt.recv() => stop.set(),
+            _ = terminate.recv() => stop.set(),
+        }
+    }
+}
+
+/// Runs what blocks on a thread made for that.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Error::Unexpected { what: "transfer".to_owned(), problem: error.to_string() })
+    })
+}
+
+/// The address of an attached volume.
+fn address(volume: &Volume) -> Result<Uri, Error> {
+    let uri: Result<Uri, _> = volume.nbd_uri.parse();
+    uri.map_err(|error| Error::Unexpected {
+        what: format!("the address of volume {}", volume.name),
+        problem: error.to_string(),
+    })
+}
+
+/// The same for qemu.
+fn qemu_export(volume: &Volume, patience: Duration) -> Result<qemu::Export, Error> {
+    let uri = address(volume)?;
+    let ServerAddress::Unix(path) = uri.server else {
+        return Err(Error::in_use(
+            format!("volume {}", volume.name),
+            "is not served on a Unix socket, which qcow2 needs",
+        ));
+    };
+    let socket = path.into_os_string().into_string();
+    let socket = socket.map_err(|path| Error::invalid("NBD socket", path.display(), "UTF-8"))?;
+    Ok(qemu::Export { socket, name: uri.export, reconnect_seconds: patience.as_secs() })
+}
+
+/// The volume once the transfer's own connections are gone: the daemon sees their end a moment
+/// after us, and what comes next, like `del`, should not be refused for them.
+async fn settled(client: &mut Client, volume: &Volume, others: u32) -> Result<Volume, Error> {
+    /// Far more than it takes. What still hangs then is not waited for.
+    const MAX_LOOKS: u32 = 200;
+    const LOOK: Duration = Duration::from_millis(10);
+
+    let mut looks = 0;
+    loop {
+        let request = GetVolumeRequest { name: volume.name.clone(), pool: volume.pool.clone() };
+        let now = shapes::volume(client.get_volume(request).await?.volume)?;
+        looks += 1;
+        if now.connections <= others || looks == MAX_LOOKS {
+            return Ok(now);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The error with a word on what it leaves behind.
+fn with_note(error: &Error, note: &str) -> Error {
+    let mut detail = error.detail();
+    detail.message = format!("{}; {note}", detail.message);
+    Error::Remote(detail)
+}
+
+/// The error of a name that is taken.
+fn taken(name: &str, problem: &str) -> Error {
+    let message = format!("{name} {problem}");
+    let kind = crate::error::ErrorKind::Exists.row().wire.into();
+    Error::Remote(v1::ErrorDetail {
+        kind,
+        field: "name".to_owned(),
+        value: name.to_owned(),
+        allowed: "a name that is not taken".to_owned(),
+        message,
+    })
+}

@@ -1,0 +1,238 @@
+//! `blockd export`.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest, GetVolumeRequest, Volume};
+use serde::Serialize;
+
+use super::{address, blocking, interruptible, qemu_export, settled, taken, with_note};
+use crate::cli::args::duration;
+use crate::cli::shapes;
+use crate::cli::transfer::export::{self, Sink};
+use crate::cli::transfer::format::Format;
+use crate::cli::transfer::nbd::Target;
+use crate::cli::transfer::progress::Progress;
+use crate::cli::transfer::{Stop, qemu};
+use crate::cli::{Context, amount};
+use crate::clock::Clock;
+use crate::error::Error;
+
+/// Copy a volume into a disk image
+///
+/// What was never written becomes a hole of the file. A volume that is not attached is attached
+/// read-only meanwhile. Nothing keeps clients from writing: what they write during the export may
+/// be in the image or not.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  blockd export data data.img\n  blockd export data - | gzip > data.gz"
+)]
+pub(crate) struct Export {
+    /// The volume
+    pub name: String,
+
+    /// The image to be made; "-" is standard output, which gets raw bytes
+    pub file: PathBuf,
+
+    /// What the image is to be
+    #[arg(long, value_enum, default_value_t = Format::Raw)]
+    pub format: Format,
+
+    /// The pool that the volume is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// Replace a file that is there already
+    #[arg(long)]
+    pub force: bool,
+
+    /// How long to wait for a daemon that has gone away
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub reconnect: Duration,
+}
+
+/// What `--json` prints; on standard error when the image goes to standard output.
+#[derive(Debug, Serialize)]
+struct Answer {
+    file: PathBuf,
+    size_bytes: u64,
+    /// What the file takes on its file system; null when it is none.
+    allocated_bytes: Option<u64>,
+    seconds: f64,
+}
+
+impl Export {
+    pub(in crate::cli) async fn run(self, context: &Context) -> Result<(), Error> {
+        let to_stdout = self.file.as_os_str() == "-";
+        if to_stdout && self.format == Format::Qcow2 {
+            return Err(Error::invalid("format", "qcow2", "raw for standard output"));
+        }
+        let mut client = context.client().await?;
+        let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
+        let mut volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        // Before anything is attached: most often it is this that is wrong.
+        let output = if to_stdout { None } else { Some(self.create()?) };
+        let attached = !volume.attached;
+        if attached {
+            let request = AttachVolumeRequest {
+                name: volume.name.clone(),
+                pool: volume.pool.clone(),
+                read_only: true,
+            };
+            volume = shapes::volume(client.attach_volume(request).await?.volume)?;
+        }
+        let clock = Clock::start();
+        let copied = self.copy(context, &volume, output).await;
+        if attached {
+            let request = DetachVolumeRequest {
+                name: volume.name.clone(),
+                pool: volume.pool.clone(),
+                force: true,
+            };
+            client.detach_volume(request).await?;
+        }
+        copied.map_err(|error| self.give_up(&error))?;
+        if !attached {
+            settled(&mut client, &volume, volume.connections).await?;
+        }
+        self.say(context, &volume, &clock)
+    }
+
+    /// The output, empty. A file that is there already is not touched unless that is wanted.
+    fn create(&self) -> Result<File, Error> {
+        let mut options = OpenOptions::new();
+        options.write(true);
+        if self.force {
+            options.create(true).truncate(true);
+        } else {
+            options.create_new(true);
+        }
+        options.open(&self.file).map_err(|source| {
+            if source.kind() == std::io::ErrorKind::AlreadyExists {
+                return taken(
+                    &self.file.display().to_string(),
+                    "exists: choose another name, or --force to replace it",
+                );
+            }
+            Error::file("create", &self.file, source)
+        })
+    }
+
+    async fn copy(
+        &self,
+        context: &Context,
+        volume: &Volume,
+        output: Option<File>,
+    ) -> Result<(), Error> {
+        let stop = Arc::new(Stop::default());
+        let size_bytes = amount(volume.size_bytes);
+        let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());
+        let work = {
+            let (stop, patience, path) = (Arc::clone(&stop), self.reconnect, self.file.clone());
+            let (source, qemu_source) = (address(volume)?, qemu_export(volume, patience));
+            let format = self.format;
+            move || {
+                let done = match format {
+                    Format::Raw => {
+                        let export = export::Export {
+                            source: &Target::new(source, size_bytes),
+                            size_bytes,
+                            name: &path.display().to_string(),
+                            patience,
+                            stop: &stop,
+                            progress: &progress,
+                        };
+                        sink(output, size_bytes, &path)
+                            .and_then(|sink| export.run(sink))
+                            .map(|_| ())
+                    }
+                    Format::Qcow2 => qemu_source.and_then(|source| {
+                        let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
+                        qemu::export(&source, &path, &run)
+                    }),
+                };
+                progress.clear();
+                done
+            }
+        };
+        interruptible(&stop, blocking(work)).await
+    }
+
+    /// Half an image is of no use to anybody.
+    fn give_up(&self, error: &Error) -> Error {
+        let regular = std::fs::metadata(&self.file).is_ok_and(|metadata| metadata.is_file());
+        if regular && std::fs::remove_file(&self.file).is_ok() {
+            return with_note(error, &format!("{} is removed", self.file.display()));
+        }
+        with_note(error, "the output is incomplete")
+    }
+
+    fn say(&self, context: &Context, volume: &Volume, clock: &Clock) -> Result<(), Error> {
+        let metadata = std::fs::metadata(&self.file).ok().filter(std::fs::Metadata::is_file);
+        let answer = Answer {
+            file: self.file.clone(),
+            size_bytes: amount(volume.size_bytes),
+            allocated_bytes: metadata.map(|metadata| metadata.blocks() * 512),
+            seconds: clock.elapsed().as_secs_f64(),
+        };
+        if self.file.as_os_str() == "-" {
+            return Ok(());
+        }
+        context.output.either(&answer, || {
+            let size = |bytes| context.output.size(bytes);
+            let takes = answer
+                .allocated_bytes
+                .map_or(String::new(), |bytes| format!(", takes {}", size(bytes)));
+            let file = answer.file.display();
+            format!("{}: {} exported to {file}{takes}\n", volume.name, size(answer.size_bytes))
+        })
+    }
+}
+
+/// Where the bytes go: a regular file gets its size, and with it one large hole.
+fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Error> {
+    let Some(file) = output else {
+        return Ok(Sink::Stream(Box::new(Stdout)));
+    };
+    let failed = |source| Error::file("write", path, source);
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Ok(Sink::Stream(Box::new(Special(file))));
+    }
+    file.set_len(size_bytes).map_err(failed)?;
+    Ok(Sink::File(file))
+}
+
+/// A block device, or whatever else has a path and is no regular file. What was written is durable
+/// when it is flushed, where the file can say so.
+struct Special(File);
+
+impl Write for Special {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        self.0.write(data)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self.0.sync_all() {
+            // A pipe or a terminal keeps nothing.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// Standard output, locked for each write.
+struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        std::io::stdout().write(data)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stdout().flush()
+    }
+}

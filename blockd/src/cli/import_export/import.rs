@@ -1,0 +1,328 @@
+//! `blockd import`.
+
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1::{
+    AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetPoolRequest,
+    GetVolumeRequest, Volume,
+};
+use nix::unistd::{Whence, lseek};
+use serde::Serialize;
+
+use super::{address, blocking, interruptible, qemu_export, settled, taken, with_note};
+use crate::cli::args::duration;
+use crate::cli::client::Client;
+use crate::cli::shapes::{self, VolumeShape};
+use crate::cli::transfer::format::{Format, WantedFormat};
+use crate::cli::transfer::import::{self, Imported, Source};
+use crate::cli::transfer::nbd::Target;
+use crate::cli::transfer::progress::Progress;
+use crate::cli::transfer::{Stop, qemu};
+use crate::cli::{Context, amount};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind};
+use crate::units;
+
+/// Copy a disk image into a new volume
+///
+/// The volume is made as large as the image, rounded up to whole blocks, attached, and written over
+/// NBD. Holes and zeroes of the image take no space. When the daemon goes away meanwhile, the
+/// import waits for it and goes on. An import that fails deletes the volume again if it made it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd import debian.qcow2 debian\n  \
+                  zcat disk.gz | blockd import - disk --size 20G")]
+pub(crate) struct Import {
+    /// The image, or a block device; "-" is standard input, which has to be raw
+    pub file: PathBuf,
+
+    /// The volume to be made
+    pub name: String,
+
+    /// What the image is
+    #[arg(long, value_enum, default_value_t = WantedFormat::Auto)]
+    pub format: WantedFormat,
+
+    /// The pool that the volume takes space from [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// The volume's size, like 512M, 10G [default: that of the image; needed for "-"]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub size: Option<String>,
+
+    /// Write into a volume that is there already; all it holds is lost
+    #[arg(long)]
+    pub overwrite: bool,
+
+    /// How long to wait for a daemon that has gone away
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub reconnect: Duration,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Answer {
+    changed: bool,
+    created: bool,
+    uri: String,
+    source_bytes: u64,
+    /// Null for qcow2: qemu-img does not tell.
+    written_bytes: Option<u64>,
+    /// Zeroes after the image's end, to a whole block.
+    padded_bytes: u64,
+    seconds: f64,
+    volume: VolumeShape,
+}
+
+/// The image, opened.
+struct Image {
+    source: Source,
+    path: PathBuf,
+    format: Format,
+    /// None for a stream.
+    size_bytes: Option<u64>,
+}
+
+/// The volume to be written.
+struct Place {
+    volume: Volume,
+    created: bool,
+}
+
+impl Import {
+    pub(in crate::cli) async fn run(self, context: &Context) -> Result<(), Error> {
+        // What is wrong with the image or the arguments is said before anything is made.
+        let image = self.open()?;
+        let mut client = context.client().await?;
+        let block_bytes = self.block_bytes(&mut client).await?;
+        let size_bytes = self.volume_size(&image, block_bytes)?;
+        let clock = Clock::start();
+        let place = self.place(&mut client, size_bytes).await?;
+        let progress = Progress::shown("importing", size_bytes, !context.output.is_json());
+        let source_bytes = image.size_bytes;
+        let copied = self.copy(&place, image, progress).await;
+        let (done, written_bytes) = match copied {
+            Ok(done) => done,
+            Err(error) => return Err(give_up(&mut client, &place, &error).await),
+        };
+        let volume = settled(&mut client, &place.volume, 0).await?;
+        let source_bytes = source_bytes.unwrap_or(done.source_bytes);
+        let rounded = place.created && self.size.is_none();
+        let rest_bytes = amount(volume.size_bytes).saturating_sub(source_bytes);
+        let answer = Answer {
+            changed: true,
+            created: place.created,
+            uri: shapes::place(&volume).to_owned(),
+            source_bytes,
+            written_bytes,
+            padded_bytes: if rounded { rest_bytes } else { 0 },
+            seconds: clock.elapsed().as_secs_f64(),
+            volume: VolumeShape::from(&volume),
+        };
+        context.output.either(&answer, || human(&answer, &volume, context))
+    }
+
+    fn open(&self) -> Result<Image, Error> {
+        let path = self.file.clone();
+        if path.as_os_str() == "-" {
+            if self.format == WantedFormat::Qcow2 {
+                return Err(Error::invalid("format", "qcow2", "raw for standard input"));
+            }
+            if self.size.is_none() {
+                return Err(Error::invalid("size", "", "given for standard input"));
+            }
+            let source = Source::Stream(Box::new(std::io::stdin()));
+            return Ok(Image { source, path, format: Format::Raw, size_bytes: None });
+        }
+        let failed = |source| Error::file("open", &path, source);
+        let mut file = File::open(&path).map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(Error::invalid("FILE", path.display(), "a file, a block device or \"-\""));
+        }
+        let format = self.format.of(&mut file, &path)?;
+        let size_bytes = match format {
+            Format::Raw => size_of(&file, &path)?,
+            Format::Qcow2 => qemu::virtual_size(&path)?,
+        };
+        let name = path.display().to_string();
+        let source = Source::File { file, size_bytes, name };
+        Ok(Image { source, path, format, size_bytes: Some(size_bytes) })
+    }
+
+    /// The smallest block that a volume of the pool can have.
+    async fn block_bytes(&self, client: &mut Client) -> Result<u64, Error> {
+        let request = GetPoolRequest { name: self.pool.clone() };
+        let pool = shapes::pool(client.get_pool(request).await?.pool)?;
+        let largest = pool.devices.iter().map(|device| device.block_size).max();
+        Ok(u64::from(largest.unwrap_or(0)).max(MIN_BLOCK_BYTES))
+    }
+
+    /// The size of the volume: what was asked for, or that of the image in whole blocks.
+    fn volume_size(&self, image: &Image, block_bytes: u64) -> Result<u64, Error> {
+        let asked = self.size.as_deref().map(|size| units::parse_size("size", size)).transpose()?;
+        match (asked, image.size_bytes) {
+            (Some(asked), Some(image)) if asked < image => {
+                let allowed = format!("at least the image's {image} bytes");
+                Err(Error::invalid("size", asked, allowed))
+            }
+            (Some(asked), _) => Ok(asked),
+            (None, Some(0)) => {
+                let allowed = "more than 0 bytes long, or --size given";
+                Err(Error::invalid("FILE", image.path.display(), allowed))
+            }
+            (None, Some(size)) => Ok(size.next_multiple_of(block_bytes)),
+            (None, None) => Err(Error::invalid("size", "", "given for standard input")),
+        }
+    }
+
+    /// Makes the volume, or finds it, and attaches it.
+    async fn place(&self, client: &mut Client, size_bytes: u64) -> Result<Place, Error> {
+        let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
+        let existing = match client.get_volume(request).await {
+            Ok(answer) => Some(shapes::volume(answer.volume)?),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(volume) = &existing {
+            self.check_existing(volume, size_bytes)?;
+        }
+        let created = existing.is_none();
+        if created {
+            let request = CreateVolumeRequest {
+                name: self.name.clone(),
+                pool: self.pool.clone(),
+                size_bytes: units::to_wire(size_bytes),
+                ..Default::default()
+            };
+            client.create_volume(request).await?;
+        }
+        let request = AttachVolumeRequest {
+            name: self.name.clone(),
+            pool: self.pool.clone(),
+            read_only: false,
+        };
+        match client.attach_volume(request).await.and_then(|answer| shapes::volume(answer.volume)) {
+            Ok(volume) => Ok(Place { volume, created }),
+            Err(error) => {
+                let volume = Volume {
+                    name: self.name.clone(),
+                    pool: self.pool.clone(),
+                    ..Default::default()
+                };
+                Err(give_up(client, &Place { volume, created }, &error).await)
+            }
+        }
+    }
+
+    fn check_existing(&self, volume: &Volume, size_bytes: u64) -> Result<(), Error> {
+        let what = format!("volume {}", volume.name);
+        if !self.overwrite {
+            let problem = "exists: choose another name, or --overwrite to lose what it holds";
+            return Err(taken(&volume.name, problem));
+        }
+        if volume.connections > 0 {
+            return Err(Error::in_use(what, "has clients that are connected"));
+        }
+        if amount(volume.size_bytes) < size_bytes {
+            let allowed = format!("at most the {} bytes of {what}", volume.size_bytes);
+            return Err(Error::invalid("size", size_bytes, allowed));
+        }
+        Ok(())
+    }
+
+    /// Moves the bytes. Returns how many were written where that is known.
+    async fn copy(
+        &self,
+        place: &Place,
+        image: Image,
+        progress: Progress,
+    ) -> Result<(Imported, Option<u64>), Error> {
+        let stop = Arc::new(Stop::default());
+        let size_bytes = amount(place.volume.size_bytes);
+        let (empty, patience) = (place.created, self.reconnect);
+        let work: Work = match image.format {
+            Format::Raw => {
+                let target = Target::new(address(&place.volume)?, size_bytes);
+                let block_bytes = usize::try_from(place.volume.block_size).unwrap_or(512).max(512);
+                let stop = Arc::clone(&stop);
+                Box::new(move || {
+                    let import = import::Import {
+                        target: &target,
+                        size_bytes,
+                        block_bytes,
+                        empty,
+                        patience,
+                        stop: &stop,
+                        progress: &progress,
+                    };
+                    let done = import.run(image.source);
+                    progress.clear();
+                    done.map(|done| (done, Some(done.written_bytes)))
+                })
+            }
+            Format::Qcow2 => {
+                let target = qemu_export(&place.volume, patience)?;
+                let stop = Arc::clone(&stop);
+                Box::new(move || {
+                    let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
+                    let done = qemu::import(&image.path, &target, empty, &run);
+                    progress.clear();
+                    done.map(|()| (Imported::default(), None))
+                })
+            }
+        };
+        interruptible(&stop, blocking(work)).await
+    }
+}
+
+/// No volume has smaller blocks.
+const MIN_BLOCK_BYTES: u64 = 512;
+
+/// What moves the bytes.
+type Work = Box<dyn FnOnce() -> Result<(Imported, Option<u64>), Error> + Send>;
+
+/// Of a file or a block device: the latter's metadata say nothing.
+fn size_of(file: &File, path: &Path) -> Result<u64, Error> {
+    let end = lseek(file, 0, Whence::SeekEnd)
+        .map_err(|errno| Error::file("find the end of", path, errno.into()))?;
+    Ok(u64::try_from(end).unwrap_or(0))
+}
+
+/// A volume that was made for this import goes again; another one is said to be incomplete.
+async fn give_up(client: &mut Client, place: &Place, error: &Error) -> Error {
+    let name = &place.volume.name;
+    if !place.created {
+        return with_note(error, &format!("volume {name} is incomplete"));
+    }
+    let request =
+        DeleteVolumeRequest { name: name.clone(), pool: place.volume.pool.clone(), force: true };
+    match client.delete_volume(request).await {
+        Ok(_) => with_note(error, &format!("volume {name} was incomplete and is deleted")),
+        Err(_) => {
+            let note = format!("volume {name} is incomplete: `blockd del {name}` deletes it");
+            with_note(error, &note)
+        }
+    }
+}
+
+fn human(answer: &Answer, volume: &Volume, context: &Context) -> String {
+    let size = |bytes| context.output.size(bytes);
+    let padded = match answer.padded_bytes {
+        0 => String::new(),
+        padded => format!(", {padded} zero bytes added to make whole blocks"),
+    };
+    let written =
+        answer.written_bytes.map_or(String::new(), |bytes| format!(", {} written", size(bytes)));
+    format!(
+        "{}: {} imported{written}, {} mapped{padded}\n{}\n",
+        volume.name,
+        size(answer.source_bytes),
+        size(amount(volume.mapped_bytes)),
+        answer.uri
+    )
+}

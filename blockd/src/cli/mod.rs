@@ -1,0 +1,165 @@
+//! The command line: everything but `serve` and `config` speaks to the daemon through its control
+//! socket, and moves data over NBD.
+
+mod add;
+pub(crate) mod args;
+mod attach;
+mod client;
+mod completions;
+mod del;
+mod events;
+mod import_export;
+mod man;
+mod map;
+mod output;
+mod pool;
+mod resize;
+mod shapes;
+mod top;
+mod transfer;
+mod version;
+mod volumes;
+
+use std::process::ExitCode;
+
+use args::{Arguments, Global, Verb};
+use clap::FromArgMatches;
+use client::Client;
+use output::Output;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::{config, daemon, units};
+
+/// What a verb works with.
+#[derive(Debug)]
+struct Context {
+    global: Global,
+    output: Output,
+}
+
+impl Context {
+    /// A connection to the daemon.
+    async fn client(&self) -> Result<Client, Error> {
+        Client::connect(self.global.socket.as_deref(), self.global.timeout).await
+    }
+}
+
+/// Runs the command line of this process to its end. Errors go to standard error, in one line; with
+/// `--json` also to standard output, in parts.
+#[must_use]
+pub fn main() -> ExitCode {
+    let matches = args::command().get_matches();
+    let Arguments { global, verb } = match Arguments::from_arg_matches(&matches) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    };
+    let output = Output::new(global.json, global.bytes);
+    let context = Context { global, output };
+    match run(&context, verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::reader_is_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&context, &error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(context: &Context, verb: Verb) -> Result<(), Error> {
+    match verb {
+        Verb::Serve(serve) => daemon::serve(serve.config.as_deref()),
+        Verb::Config(config) => configuration(context, &config),
+        Verb::Completions(completions) => completions.run(context),
+        Verb::Man(man) => man.run(context),
+        verb => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|source| Error::io("starting", source))?;
+            let ended = runtime.block_on(ask(context, verb));
+            // A thread that still reads standard input or keys must not hold the end up.
+            runtime.shutdown_background();
+            ended
+        }
+    }
+}
+
+fn configuration(context: &Context, config: &args::Config) -> Result<(), Error> {
+    let json = context.output.is_json();
+    let text = match config {
+        args::Config::Check(file) => config::check(file.config.as_deref(), json)?,
+        args::Config::Show(file) => config::show(file.config.as_deref(), json)?,
+    };
+    context.output.text(&text)
+}
+
+/// Runs a verb that speaks to the daemon.
+async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
+    match verb {
+        Verb::Add(add) => add.run(context).await,
+        Verb::Del(del) => del.run(context).await,
+        Verb::List(list) => list.run(context).await,
+        Verb::Show(show) => show.run(context).await,
+        Verb::Resize(resize) => resize.run(context).await,
+        Verb::Attach(attach) => attach.run(context).await,
+        Verb::Detach(detach) => detach.run(context).await,
+        Verb::Import(import) => import.run(context).await,
+        Verb::Export(export) => export.run(context).await,
+        Verb::Pool(pool) => pool.run(context).await,
+        Verb::Top(top) => top.run(context).await,
+        Verb::Events(events) => events.run(context).await,
+        Verb::Version(_) => version::run(context).await,
+        // `run` has dealt with these.
+        Verb::Serve(_) | Verb::Config(_) | Verb::Completions(_) | Verb::Man(_) => Ok(()),
+    }
+}
+
+/// What `--json` prints of an error.
+#[derive(Serialize)]
+struct Failure {
+    error: Parts,
+}
+
+#[derive(Serialize)]
+struct Parts {
+    code: u8,
+    kind: &'static str,
+    field: Option<String>,
+    value: Option<String>,
+    allowed: Option<String>,
+    message: String,
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        let some = |text: String| (!text.is_empty()).then_some(text);
+        let detail = error.detail();
+        Self {
+            error: Parts {
+                code: error.exit_code(),
+                kind: error.kind().row().name,
+                field: some(detail.field),
+                value: some(detail.value),
+                allowed: some(detail.allowed),
+                message: detail.message,
+            },
+        }
+    }
+}
+
+fn report(context: &Context, error: &Error) {
+    eprintln!("blockd: error: {error}");
+    if context.output.is_json() {
+        // That standard output cannot be written either would be no news.
+        let _ = context.output.json(&Failure::of(error));
+    }
+}
+
+/// An amount from the daemon. Negative ones mean that there is none.
+fn amount(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+/// The size in a command's arguments, as the control API takes it.
+fn size_argument(field: &str, text: &str) -> Result<i64, Error> {
+    units::parse_size(field, text).map(units::to_wire)
+}

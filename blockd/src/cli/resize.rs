@@ -1,0 +1,76 @@
+//! `blockd resize`.
+
+use blockd_api::v1::ResizeVolumeRequest;
+use serde::Serialize;
+
+use super::shapes::{self, VolumeShape};
+use super::{Context, amount, size_argument};
+use crate::error::Error;
+
+/// Change a volume's size
+///
+/// Growing takes no space. Shrinking loses what lies beyond the new size, and has to be asked for.
+/// Clients that are connected over NBD see the new size when they connect again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd resize data --size 20G")]
+pub(crate) struct Resize {
+    /// The volume
+    pub name: String,
+
+    /// The new size, like 512M, 10G, 1T (powers of 1024)
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub size: String,
+
+    /// The pool that it is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// The size may be smaller than it is: what it cuts off is lost
+    #[arg(long)]
+    pub shrink: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Resized {
+    changed: bool,
+    previous_size_bytes: u64,
+    connections_with_old_size: u32,
+    volume: VolumeShape,
+}
+
+impl Resize {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let size_bytes = size_argument("size", &self.size)?;
+        let mut client = context.client().await?;
+        let request = ResizeVolumeRequest {
+            name: self.name.clone(),
+            pool: self.pool,
+            shrink: self.shrink,
+            size_bytes,
+            ..Default::default()
+        };
+        let answer = client.resize_volume(request).await?;
+        let resized = Resized {
+            changed: answer.changed,
+            previous_size_bytes: amount(answer.previous_size_bytes),
+            connections_with_old_size: answer.connections_with_old_size,
+            volume: VolumeShape::from(&shapes::volume(answer.volume)?),
+        };
+        context.output.either(&resized, || human(&resized, context))
+    }
+}
+
+fn human(resized: &Resized, context: &Context) -> String {
+    let name = &resized.volume.name;
+    let now = context.output.size(resized.volume.size_bytes);
+    if !resized.changed {
+        return format!("{name}: has {now} already\n");
+    }
+    let before = context.output.size(resized.previous_size_bytes);
+    let late = match resized.connections_with_old_size {
+        0 => String::new(),
+        count => format!("; {count} connection(s) see it when they connect again"),
+    };
+    format!("{name}: {now}, was {before}{late}\n")
+}

@@ -1,0 +1,246 @@
+//! Volumes, pools and the like as `--json` prints them. Programs rely on these: keys are added,
+//! never renamed.
+
+use blockd_api::v1::{self, Volume};
+use serde::Serialize;
+
+use super::amount;
+use crate::error::Error;
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct VolumeShape {
+    pub name: String,
+    pub pool: String,
+    pub kind: &'static str,
+    pub origin: Option<String>,
+    pub size_bytes: u64,
+    pub block_size: u32,
+    pub mapped_bytes: u64,
+    pub valid_bytes: u64,
+    pub exclusive_bytes: u64,
+    pub shared_bytes: u64,
+    pub reserved_bytes: u64,
+    pub attached: bool,
+    pub read_only: bool,
+    pub connections: u32,
+    pub device_path: Option<String>,
+    pub nbd_uris: Vec<String>,
+}
+
+impl From<&Volume> for VolumeShape {
+    fn from(volume: &Volume) -> Self {
+        Self {
+            name: volume.name.clone(),
+            pool: volume.pool.clone(),
+            kind: match volume.kind() {
+                v1::VolumeKind::Snapshot => "snapshot",
+                v1::VolumeKind::Volume | v1::VolumeKind::Unspecified => "volume",
+            },
+            origin: some(&volume.origin),
+            size_bytes: amount(volume.size_bytes),
+            block_size: volume.block_size,
+            mapped_bytes: amount(volume.mapped_bytes),
+            valid_bytes: amount(volume.valid_bytes),
+            exclusive_bytes: amount(volume.exclusive_bytes),
+            shared_bytes: amount(volume.shared_bytes),
+            reserved_bytes: amount(volume.reserved_bytes),
+            attached: volume.attached,
+            read_only: volume.read_only,
+            connections: volume.connections,
+            device_path: some(&volume.device_path),
+            nbd_uris: volume.nbd_uris.clone(),
+        }
+    }
+}
+
+/// A client that is connected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ConnectionShape {
+    pub id: u64,
+    pub pool: String,
+    pub volume: String,
+    pub export: String,
+    pub peer: String,
+    pub tls: bool,
+    pub read_only: bool,
+    pub(crate) structured_replies: bool,
+    pub extended_headers: bool,
+    pub worker: u32,
+    pub in_flight: u32,
+}
+
+impl From<&v1::Connection> for ConnectionShape {
+    fn from(connection: &v1::Connection) -> Self {
+        Self {
+            id: connection.id,
+            pool: connection.pool.clone(),
+            volume: connection.volume.clone(),
+            export: connection.export.clone(),
+            peer: connection.peer.clone(),
+            tls: connection.tls,
+            read_only: connection.read_only,
+            structured_replies: connection.structured_replies,
+            extended_headers: connection.extended_headers,
+            worker: connection.worker,
+            in_flight: connection.in_flight,
+        }
+    }
+}
+
+/// A device of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct DeviceShape {
+    pub path: Option<String>,
+    pub kind: &'static str,
+    pub size_bytes: u64,
+    pub block_size: u32,
+    pub direct: bool,
+    pub sparse: bool,
+    pub discard: bool,
+}
+
+impl From<&v1::Device> for DeviceShape {
+    fn from(device: &v1::Device) -> Self {
+        Self {
+            path: some(&device.path),
+            kind: device_kind(device),
+            size_bytes: amount(device.size_bytes),
+            block_size: device.block_size,
+            direct: device.direct,
+            sparse: device.sparse,
+            discard: device.discard,
+        }
+    }
+}
+
+/// The kind of a device in a word.
+pub(crate) fn device_kind(device: &v1::Device) -> &'static str {
+    match device.kind() {
+        v1::DeviceKind::File => "file",
+        v1::DeviceKind::Disk => "disk",
+        v1::DeviceKind::Memory => "memory",
+        v1::DeviceKind::Unspecified => "unknown",
+    }
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PoolShape {
+    pub name: String,
+    pub is_default: bool,
+    pub id: Option<String>,
+    pub state: &'static str,
+    pub failure: Option<String>,
+    pub size_bytes: u64,
+    pub free_bytes: u64,
+    pub mapped_bytes: u64,
+    pub reserved_bytes: u64,
+    pub pending_bytes: u64,
+    pub metadata_bytes: u64,
+    pub metadata_free_bytes: u64,
+    pub backing_free_bytes: Option<u64>,
+    pub promised_bytes: u64,
+    pub extent_size: u32,
+    pub volume_count: u32,
+    pub devices: Vec<DeviceShape>,
+}
+
+impl From<&v1::Pool> for PoolShape {
+    fn from(pool: &v1::Pool) -> Self {
+        Self {
+            name: pool.name.clone(),
+            is_default: pool.is_default,
+            id: some(&pool.id),
+            state: super::pool::state_name(pool),
+            failure: some(&pool.failure),
+            size_bytes: amount(pool.size_bytes),
+            free_bytes: amount(pool.free_bytes),
+            mapped_bytes: amount(pool.mapped_bytes),
+            reserved_bytes: amount(pool.reserved_bytes),
+            pending_bytes: amount(pool.pending_bytes),
+            metadata_bytes: amount(pool.metadata_bytes),
+            metadata_free_bytes: amount(pool.metadata_free_bytes),
+            backing_free_bytes: u64::try_from(pool.backing_free_bytes).ok(),
+            promised_bytes: amount(pool.promised_bytes),
+            extent_size: pool.extent_size,
+            volume_count: pool.volume_count,
+            devices: pool.devices.iter().map(DeviceShape::from).collect(),
+        }
+    }
+}
+
+fn some(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The volume of an answer. A daemon that leaves it out breaks the contract.
+pub(crate) fn volume(volume: Option<Volume>) -> Result<Volume, Error> {
+    volume.ok_or_else(|| lacks("volume"))
+}
+
+/// The pool of an answer.
+pub(crate) fn pool(pool: Option<v1::Pool>) -> Result<v1::Pool, Error> {
+    pool.ok_or_else(|| lacks("pool"))
+}
+
+fn lacks(what: &str) -> Error {
+    Error::Unexpected {
+        what: "the daemon's answer".to_owned(),
+        problem: format!("lacks the {what}"),
+    }
+}
+
+/// Where clients find an attached volume: its block device, or its URI.
+pub(crate) fn place(volume: &Volume) -> &str {
+    if volume.device_path.is_empty() { &volume.nbd_uri } else { &volume.device_path }
+}
+
+/// In words whether clients can use it.
+pub(crate) fn state(volume: &Volume) -> &'static str {
+    match (volume.attached, volume.read_only) {
+        (false, _) => "detached",
+        (true, false) => "attached",
+        (true, true) => "attached, read-only",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_this_shape() {
+        let volume = Volume {
+            name: "data".to_owned(),
+            pool: "default".to_owned(),
+            block_size: 512,
+            size_bytes: 10 << 30,
+            attached: true,
+            nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
+            ..Default::default()
+        };
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"device_path":null,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"]}"#;
+        assert_eq!(serde_json::to_string(&VolumeShape::from(&volume)).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_pool_has_this_shape() {
+        let device = v1::Device { kind: v1::DeviceKind::Memory.into(), ..Default::default() };
+        let pool = v1::Pool {
+            name: "default".to_owned(),
+            backing_free_bytes: -1,
+            devices: vec![device],
+            ..Default::default()
+        };
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}]}"#;
+        assert_eq!(serde_json::to_string(&PoolShape::from(&pool)).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_connection_has_this_shape() {
+        let expected = r#"{"id":0,"pool":"","volume":"","export":"","peer":"","tls":false,"read_only":false,"structured_replies":false,"extended_headers":false,"worker":0,"in_flight":0}"#;
+        let shape = ConnectionShape::from(&v1::Connection::default());
+        assert_eq!(serde_json::to_string(&shape).unwrap(), expected);
+    }
+}

@@ -1,0 +1,76 @@
+//! `blockd top`: what goes on, refreshed each second.
+
+mod draw;
+mod model;
+mod plain;
+mod screen;
+
+use std::time::Duration;
+
+use blockd_api::v1::{ListPoolsRequest, ListVolumesRequest, StatsRequest};
+
+use super::Context;
+use super::client::Client;
+use crate::error::Error;
+use model::{Answers, Snapshot};
+
+/// Show pools and volumes at work, refreshed each second
+///
+/// Rates are operations and MiB a second; latencies are the median and the 99th percentile of the
+/// last second's requests, for each stage that a request goes through. Keys: q quits, s sorts, p
+/// pauses, h helps. With --json, or where the output is no terminal, a snapshot each second.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd top\n  blockd top --once")]
+pub(crate) struct Top {
+    /// Print one snapshot, of rates over a second, and end
+    #[arg(long)]
+    pub once: bool,
+
+    /// Only this pool
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// Between two rounds of questions.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+impl Top {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let mut client = context.client().await?;
+        let interactive = context.output.terminal().interactive;
+        if self.once || context.output.is_json() || !interactive {
+            return self.stream(context, &mut client).await;
+        }
+        screen::run(&mut client, &self.pool, context.output.terminal().colour).await
+    }
+
+    /// Prints snapshots, until the reader goes away or for ever.
+    async fn stream(&self, context: &Context, client: &mut Client) -> Result<(), Error> {
+        let mut before = ask(client, &self.pool).await?;
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            let now = ask(client, &self.pool).await?;
+            let snapshot = Snapshot::between(Some(&before), &now);
+            if context.output.is_json() {
+                context.output.json_line(&snapshot)?;
+            } else {
+                context.output.text(&plain::snapshot(&snapshot, &context.output))?;
+            }
+            if self.once {
+                return Ok(());
+            }
+            before = now;
+        }
+    }
+}
+
+/// One round of questions.
+async fn ask(client: &mut Client, pool: &str) -> Result<Answers, Error> {
+    let mut pools = client.list_pools(ListPoolsRequest {}).await?.pools;
+    pools.retain(|candidate| pool.is_empty() || candidate.name == pool);
+    let request = ListVolumesRequest { pool: pool.to_owned() };
+    let volumes = client.list_volumes(request).await?.volumes;
+    let request = StatsRequest { pool: pool.to_owned(), volume: String::new() };
+    let stats = client.stats(request).await?;
+    Ok(Answers { pools, volumes, stats })
+}

@@ -1,0 +1,106 @@
+//! A snapshot as plain text, for logs and pipes.
+
+use super::model::{STAGES, Snapshot};
+use crate::cli::output::table::{Side, Table};
+use crate::cli::output::{Output, human_ns};
+
+/// Pools, volumes and latencies, a table each.
+#[must_use]
+pub(super) fn snapshot(snapshot: &Snapshot, output: &Output) -> String {
+    let tables = [pools(snapshot, output), volumes(snapshot, output), latencies(snapshot)];
+    let texts = tables.map(|table| table.render(output.terminal()));
+    texts.join("\n") + "\n"
+}
+
+fn pools(snapshot: &Snapshot, output: &Output) -> Table {
+    let mut table = Table::new(&[
+        ("pool", Side::Left),
+        ("state", Side::Left),
+        ("size", Side::Right),
+        ("used", Side::Right),
+        ("free", Side::Right),
+        ("promised", Side::Right),
+    ]);
+    for pool in &snapshot.pools {
+        table.row([
+            pool.name.as_str().into(),
+            pool.state.into(),
+            output.size(pool.size_bytes).into(),
+            output.size(pool.used_bytes).into(),
+            output.size(pool.free_bytes).into(),
+            output.size(pool.promised_bytes).into(),
+        ]);
+    }
+    table
+}
+
+fn volumes(snapshot: &Snapshot, output: &Output) -> Table {
+    let mut table = Table::new(&[
+        ("volume", Side::Left),
+        ("pool", Side::Left),
+        ("size", Side::Right),
+        ("mapped", Side::Right),
+        ("read/s", Side::Right),
+        ("write/s", Side::Right),
+        ("read B/s", Side::Right),
+        ("write B/s", Side::Right),
+        ("conn", Side::Right),
+        ("parked", Side::Right),
+    ]);
+    for volume in &snapshot.volumes {
+        table.row([
+            volume.name.as_str().into(),
+            volume.pool.as_str().into(),
+            output.size(volume.size_bytes).into(),
+            output.size(volume.mapped_bytes).into(),
+            volume.reads_per_second.to_string().into(),
+            volume.writes_per_second.to_string().into(),
+            output.size(volume.read_bytes_per_second).into(),
+            output.size(volume.write_bytes_per_second).into(),
+            volume.connections.to_string().into(),
+            volume.parked.to_string().into(),
+        ]);
+    }
+    table
+}
+
+fn latencies(snapshot: &Snapshot) -> Table {
+    let mut columns = vec![("latency", Side::Left)];
+    columns.extend(STAGES.iter().map(|&(_, name)| (name, Side::Right)));
+    let mut table = Table::new(&columns);
+    for volume in &snapshot.volumes {
+        let stages = volume.latency.iter().map(|latency| match latency.p99_ns {
+            0 => "-".into(),
+            p99 => format!("{}/{}", human_ns(latency.p50_ns), human_ns(p99)).into(),
+        });
+        table.row(std::iter::once(volume.name.as_str().into()).chain(stages));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::tests::answers;
+    use super::*;
+    use crate::cli::output::terminal::Terminal;
+
+    #[test]
+    fn a_snapshot_is_three_tables() {
+        let shown = Snapshot::between(Some(&answers(2)), &answers(4));
+        let text = snapshot(&shown, &Output::with(false, false, Terminal::none()));
+        let expected = "\
+POOL     STATE    SIZE   USED    FREE  PROMISED
+default  open   48 GiB  8 GiB  40 GiB    20 GiB
+
+VOLUME   POOL       SIZE   MAPPED  READ/S  WRITE/S  READ B/S  WRITE B/S  CONN  PARKED
+archive  default  10 GiB  900 MiB       0        0       0 B        0 B     0       0
+data     default  10 GiB  512 MiB    1000     2000     4 MiB      8 MiB     2       3
+
+LATENCY        MAP  WAIT        MEDIA  COMMIT         TOTAL
+archive          -     -            -       -             -
+data     1 us/2 ms     -  40 us/80 ms       -  50 us/100 ms
+
+";
+        assert_eq!(text, expected);
+    }
+}

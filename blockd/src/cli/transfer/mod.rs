@@ -1,0 +1,80 @@
+//! Moving a volume's bytes: a few connections with a request each, so that several are always under
+//! way, one thread on the side of the file, and all of it able to wait for a daemon that is started
+//! anew.
+
+pub(super) mod export;
+pub(super) mod format;
+pub(super) mod import;
+pub(super) mod nbd;
+pub(super) mod port;
+pub(super) mod progress;
+pub(super) mod qemu;
+mod zeroes;
+
+#[cfg(test)]
+mod memory;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::Error;
+
+/// Bytes of one request: large enough that its cost is in the bytes, small enough for buffers.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// Connections, and so requests under way. One is the file's turn, the others are the daemon's.
+const CONNECTION_COUNT: usize = 4;
+
+/// Set by whoever wants a transfer to end early.
+#[derive(Debug, Default)]
+pub(super) struct Stop(AtomicBool);
+
+impl Stop {
+    /// Asks for the end.
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// An error once the end was asked for.
+    fn check(&self) -> Result<(), Error> {
+        if self.0.load(Ordering::Relaxed) { Err(interrupted()) } else { Ok(()) }
+    }
+}
+
+/// The error of a transfer that was stopped.
+pub(super) fn interrupted() -> Error {
+    Error::Unexpected { what: "transfer".to_owned(), problem: "interrupted".to_owned() }
+}
+
+/// Of several failures the first that says something: a stopped thread only tells that another one
+/// failed.
+fn first_error(results: Vec<Result<(), Failure>>) -> Result<(), Error> {
+    let mut peers = false;
+    for result in results {
+        match result {
+            Ok(()) => {}
+            Err(Failure::Own(error)) => return Err(error),
+            Err(Failure::Peer) => peers = true,
+        }
+    }
+    if peers { Err(interrupted()) } else { Ok(()) }
+}
+
+/// Why a thread of a transfer ended early.
+#[derive(Debug)]
+enum Failure {
+    /// It met this.
+    Own(Error),
+    /// The thread at the other end of its channel is gone.
+    Peer,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Own(error)
+    }
+}
+
+/// The result of a thread; a panic goes on in the caller.
+fn joined<T>(handle: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -1,0 +1,205 @@
+//! qcow2, through qemu-img.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::progress::Progress;
+use super::{Stop, interrupted};
+use crate::error::Error;
+
+/// Between two looks at whether the transfer was stopped.
+const STOP_WAIT: Duration = Duration::from_millis(100);
+
+/// Where qemu finds a volume, and how long it waits for a daemon that has gone away.
+#[derive(Clone, Debug)]
+pub(crate) struct Export {
+    /// The daemon's NBD socket.
+    pub(crate) socket: String,
+    /// The export's name.
+    pub(crate) name: String,
+    /// Seconds of patience.
+    pub(crate) reconnect_seconds: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Info {
+    #[serde(rename = "virtual-size")]
+    virtual_size: u64,
+}
+
+impl Export {
+    /// In qemu's language; a comma in a value is written twice.
+    fn options(&self) -> String {
+        let quoted = |text: &str| text.replace(',', ",,");
+        format!(
+            "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export={},\
+             file.reconnect-delay={}",
+            quoted(&self.socket),
+            quoted(&self.name),
+            self.reconnect_seconds
+        )
+    }
+}
+
+/// The size of the disk in an image.
+pub(crate) fn virtual_size(image: &Path) -> Result<u64, Error> {
+    let mut command = Command::new("qemu-img");
+    command.args(["info", "-f", "qcow2", "--output=json", "--"]).arg(image);
+    let output = command.stdin(Stdio::null()).output().map_err(not_started)?;
+    if !output.status.success() {
+        return Err(said(image, &output.stderr));
+    }
+    let info: Result<Info, _> = serde_json::from_slice(&output.stdout);
+    info.map(|info| info.virtual_size).map_err(|error| Error::Unexpected {
+        what: "qemu-img info".to_owned(),
+        problem: error.to_string(),
+    })
+}
+
+/// An image into a volume; `empty` when the volume holds nothing yet.
+pub(crate) fn import(
+    image: &Path,
+    target: &Export,
+    empty: bool,
+    run: &Run<'_>,
+) -> Result<(), Error> {
+    let mut arguments = words(&["convert", "-n", "-f", "qcow2", "--target-image-opts"]);
+    if empty {
+        arguments.push("--target-is-zero".into());
+    }
+    arguments.extend(["--".into(), image.as_os_str().to_owned(), target.options().into()]);
+    run.go(arguments, image)
+}
+
+/// A volume into a new image.
+pub(crate) fn export(source: &Export, image: &Path, run: &Run<'_>) -> Result<(), Error> {
+    let mut arguments = words(&["convert", "--image-opts", "-O", "qcow2", "--"]);
+    arguments.extend([source.options().into(), image.as_os_str().to_owned()]);
+    run.go(arguments, image)
+}
+
+fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+/// How qemu-img is run.
+pub(crate) struct Run<'a> {
+    /// To end early.
+    pub(crate) stop: &'a Stop,
+    /// Shown in per cent of this.
+    pub(crate) size_bytes: u64,
+    /// Told how far it is.
+    pub(crate) progress: &'a Progress,
+}
+
+impl Run<'_> {
+    fn go(&self, mut arguments: Vec<OsString>, image: &Path) -> Result<(), Error> {
+        if self.progress.is_shown() {
+            arguments.insert(1, "-p".into());
+        }
+        let mut command = Command::new("qemu-img");
+        command.args(arguments).stdin(Stdio::null());
+        let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = spawned.map_err(not_started)?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        std::thread::scope(|scope| {
+            let shown = scope.spawn(|| self.follow(stdout));
+            let complaint = scope.spawn(move || {
+                let mut text = Vec::new();
+                stderr.map(|mut stderr| stderr.read_to_end(&mut text));
+                text
+            });
+            let status = self.wait(&mut child)?;
+            super::joined(shown);
+            let complaint = super::joined(complaint);
+            if status { Ok(()) } else { Err(said(image, &complaint)) }
+        })
+    }
+
+    /// Whether it succeeded. Stopped, it is ended.
+    fn wait(&self, child: &mut Child) -> Result<bool, Error> {
+        let failed = |source| Error::io("waiting for qemu-img", source);
+        loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(status.success());
+            }
+            if self.stop.check().is_err() {
+                child.kill().and_then(|()| child.wait()).map_err(failed)?;
+                return Err(interrupted());
+            }
+            std::thread::sleep(STOP_WAIT);
+        }
+    }
+
+    /// Reads `    (12.34/100%)` and a carriage return, again and again.
+    fn follow(&self, stdout: Option<ChildStdout>) {
+        let Some(mut stdout) = stdout else { return };
+        let mut buffer = [0; 256];
+        let mut line = String::new();
+        while let Ok(count) = stdout.read(&mut buffer) {
+            if count == 0 {
+                return;
+            }
+            line.push_str(&String::from_utf8_lossy(&buffer[..count]));
+            while let Some((done, rest)) = line.split_once('\r') {
+                if let Some(share) = per_ten_thousand(done) {
+                    let bytes = u128::from(self.size_bytes) * u128::from(share) / 10_000;
+                    self.progress.set(u64::try_from(bytes).unwrap_or(u64::MAX));
+                }
+                line = rest.to_owned();
+            }
+        }
+    }
+}
+
+fn per_ten_thousand(line: &str) -> Option<u32> {
+    let (whole, rest) = line.trim().strip_prefix('(')?.split_once('.')?;
+    let (hundredths, _) = rest.split_once('/')?;
+    let share = whole.parse::<u32>().ok()? * 100 + hundredths.parse::<u32>().ok()?;
+    Some(share.min(10_000))
+}
+
+fn not_started(source: io::Error) -> Error {
+    if source.kind() == io::ErrorKind::NotFound {
+        return Error::NotFound {
+            what: "program",
+            name: "qemu-img (qcow2 needs it: install the package qemu-utils)".to_owned(),
+        };
+    }
+    Error::io("starting qemu-img", source)
+}
+
+fn said(image: &Path, stderr: &[u8]) -> Error {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.lines().next().unwrap_or("failed and said nothing");
+    let line = line.strip_prefix("qemu-img: ").unwrap_or(line);
+    Error::io(format!("qemu-img, {}", image.display()), io::Error::other(line.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_read_from_qemu_img() {
+        assert_eq!(per_ten_thousand("    (12.34/100%)"), Some(1234));
+        assert_eq!(per_ten_thousand("    (100.00/100%)"), Some(10_000));
+        assert_eq!(per_ten_thousand("anything else"), None);
+    }
+
+    #[test]
+    fn commas_in_names_do_not_end_an_option() {
+        let export = Export {
+            socket: "/run/a,b".to_owned(),
+            name: "c,file.driver=file".to_owned(),
+            reconnect_seconds: 60,
+        };
+        let options = export.options();
+        assert!(options.contains("path=/run/a,,b,file.export=c,,file.driver=file,"), "{options}");
+    }
+}

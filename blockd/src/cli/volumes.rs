@@ -1,0 +1,165 @@
+//! `blockd list` and `blockd show`.
+
+use blockd_api::v1::{
+    Connection, GetVolumeRequest, ListConnectionsRequest, ListVolumesRequest, Volume,
+};
+use serde::Serialize;
+
+use super::output::percent;
+use super::output::table::{Cell, Side, Table, properties};
+use super::output::terminal::Tone;
+use super::shapes::{self, ConnectionShape, VolumeShape};
+use super::{Context, amount};
+use crate::error::Error;
+
+/// List volumes
+///
+/// MAPPED is the space that a volume takes in its pool; SIZE is what clients see.
+#[derive(Debug, clap::Args)]
+#[command(visible_alias = "ls", after_help = "Example:\n  blockd list\n  blockd list --json")]
+pub(crate) struct List {
+    /// Only volumes of this pool
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// Show one volume: sizes, space, where it is served, who is connected
+///
+/// `mapped` is the space of the extents that the volume refers to, `valid` what was written of it,
+/// `exclusive` what deleting the volume would give back.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd show data")]
+pub(crate) struct Show {
+    /// The volume
+    pub name: String,
+
+    /// The pool that it is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// What `list --json` prints.
+#[derive(Debug, Serialize)]
+struct Listed {
+    volumes: Vec<VolumeShape>,
+}
+
+/// What `show --json` prints.
+#[derive(Debug, Serialize)]
+struct Shown {
+    volume: VolumeShape,
+    connections: Vec<ConnectionShape>,
+}
+
+impl List {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let mut client = context.client().await?;
+        let volumes = client.list_volumes(ListVolumesRequest { pool: self.pool }).await?.volumes;
+        let listed = Listed { volumes: volumes.iter().map(VolumeShape::from).collect() };
+        context.output.either(&listed, || {
+            if volumes.is_empty() && context.output.terminal().interactive {
+                return "no volumes; `blockd add --size 10G NAME` makes one\n".to_owned();
+            }
+            table(&volumes, context)
+        })
+    }
+}
+
+impl Show {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let mut client = context.client().await?;
+        let request = GetVolumeRequest { name: self.name, pool: self.pool };
+        let volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        let request =
+            ListConnectionsRequest { pool: volume.pool.clone(), volume: volume.name.clone() };
+        let connections = client.list_connections(request).await?.connections;
+        let shown = Shown {
+            volume: VolumeShape::from(&volume),
+            connections: connections.iter().map(ConnectionShape::from).collect(),
+        };
+        context.output.either(&shown, || details(&volume, &connections, context))
+    }
+}
+
+fn table(volumes: &[Volume], context: &Context) -> String {
+    let output = &context.output;
+    let mut table = Table::new(&[
+        ("name", Side::Left),
+        ("pool", Side::Left),
+        ("size", Side::Right),
+        ("mapped", Side::Right),
+        ("state", Side::Left),
+        ("conn", Side::Right),
+        ("where", Side::Left),
+    ]);
+    for volume in volumes {
+        let state = shapes::state(volume);
+        let tone = if volume.attached { Tone::Good } else { Tone::Dim };
+        table.row([
+            volume.name.as_str().into(),
+            volume.pool.as_str().into(),
+            output.size(amount(volume.size_bytes)).into(),
+            output.size(amount(volume.mapped_bytes)).into(),
+            Cell::toned(state, tone),
+            volume.connections.to_string().into(),
+            match shapes::place(volume) {
+                "" => "-".into(),
+                place => place.into(),
+            },
+        ]);
+    }
+    table.render(output.terminal())
+}
+
+fn details(volume: &Volume, connections: &[Connection], context: &Context) -> String {
+    let output = &context.output;
+    let size = |value: i64| output.size(amount(value));
+    let share = percent(amount(volume.mapped_bytes), amount(volume.size_bytes));
+    let mut rows = vec![
+        ("name", volume.name.clone()),
+        ("pool", volume.pool.clone()),
+        ("size", size(volume.size_bytes)),
+        ("block size", output.size(u64::from(volume.block_size))),
+        ("mapped", format!("{}, {share} of the size", size(volume.mapped_bytes))),
+        ("valid", size(volume.valid_bytes)),
+        ("exclusive", size(volume.exclusive_bytes)),
+        ("shared", size(volume.shared_bytes)),
+        ("reserved", size(volume.reserved_bytes)),
+        ("state", shapes::state(volume).to_owned()),
+    ];
+    if !volume.origin.is_empty() {
+        rows.push(("made from", volume.origin.clone()));
+    }
+    if !volume.device_path.is_empty() {
+        rows.push(("device", volume.device_path.clone()));
+    }
+    rows.extend(volume.nbd_uris.iter().map(|uri| ("uri", uri.clone())));
+    let mut text = properties(&rows, output.paint());
+    if !connections.is_empty() {
+        text.push('\n');
+        text.push_str(&connection_table(connections, context));
+    }
+    text
+}
+
+fn connection_table(connections: &[Connection], context: &Context) -> String {
+    let mut table = Table::new(&[
+        ("client", Side::Left),
+        ("export", Side::Left),
+        ("worker", Side::Right),
+        ("in flight", Side::Right),
+        ("tls", Side::Left),
+        ("mode", Side::Left),
+    ]);
+    for connection in connections {
+        table.row([
+            connection.peer.as_str().into(),
+            connection.export.as_str().into(),
+            connection.worker.to_string().into(),
+            connection.in_flight.to_string().into(),
+            if connection.tls { "yes" } else { "no" }.into(),
+            if connection.read_only { "read-only" } else { "read-write" }.into(),
+        ]);
+    }
+    table.render(context.output.terminal())
+}

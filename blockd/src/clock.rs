@@ -1,0 +1,45 @@
+//! The only place that asks the operating system for the time.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A monotonic clock that counts from its start.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// A clock at 0.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Nanoseconds since the start; enough for 584 years.
+    #[must_use]
+    pub fn ns(self) -> u64 {
+        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Time since the start.
+    #[must_use]
+    pub fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Seconds since 1970, by the host's clock.
+#[must_use]
+pub fn wall_seconds() -> u64 {
+    since_1970().as_secs()
+}
+
+/// Milliseconds since 1970, by the host's clock.
+#[must_use]
+pub fn wall_ms() -> i64 {
+    i64::try_from(since_1970().as_millis()).unwrap_or(i64::MAX)
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

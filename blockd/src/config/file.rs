@@ -1,0 +1,227 @@
+//! The file as it is written: keys, and their defaults.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pool::MAX_WORKERS;
+
+use super::place::{CONTROL_SOCKET, NBD_SOCKET, Places};
+
+/// The whole file. An empty text stands for a value that is not given.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) runtime_dir: String,
+    pub(super) state_dir: String,
+    pub(super) control_socket: String,
+    pub(super) stop_timeout: String,
+    pub(super) default_pool: String,
+    pub(super) log: Log,
+    pub(super) metrics: Metrics,
+    pub(super) workers: Workers,
+    pub(super) nbd: Nbd,
+    #[serde(rename = "pool")]
+    pub(super) pools: Vec<Pool>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Log {
+    pub(super) format: String,
+    pub(super) level: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Metrics {
+    pub(super) address: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Workers {
+    pub(super) count: i64,
+    pub(super) buffer_size: Amount,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Nbd {
+    pub(super) handshake_timeout: String,
+    pub(super) max_handshakes: i64,
+    pub(super) send_timeout: String,
+    pub(super) max_connections: i64,
+    pub(super) max_requests: i64,
+    pub(super) tls: Tls,
+    #[serde(rename = "listener")]
+    pub(super) listeners: Vec<Listener>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Tls {
+    pub(super) certificate: String,
+    pub(super) key: String,
+    pub(super) client_ca: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Listener {
+    pub(super) unix: String,
+    pub(super) mode: String,
+    pub(super) tcp: String,
+    pub(super) tls: String,
+    pub(super) max_connections: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Pool {
+    pub(super) name: String,
+    pub(super) path: String,
+    pub(super) devices: Vec<String>,
+    pub(super) kind: String,
+    pub(super) size: Amount,
+    pub(super) preallocate: bool,
+    pub(super) direct: bool,
+    pub(super) extent_size: Amount,
+    pub(super) lock_wait: String,
+    pub(super) commit_interval: String,
+    pub(super) ring_records: i64,
+    pub(super) accept_loss: bool,
+}
+
+/// A size: bytes as a number, or a text with a unit.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(super) enum Amount {
+    Bytes(i64),
+    Text(String),
+}
+
+impl Amount {
+    pub(super) fn text(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl std::fmt::Display for Amount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bytes(bytes) => bytes.fmt(f),
+            Self::Text(text) => text.fmt(f),
+        }
+    }
+}
+
+impl Default for File {
+    fn default() -> Self {
+        Self {
+            runtime_dir: String::new(),
+            state_dir: String::new(),
+            control_socket: String::new(),
+            stop_timeout: "30s".to_owned(),
+            default_pool: String::new(),
+            log: Log::default(),
+            metrics: Metrics::default(),
+            workers: Workers::default(),
+            nbd: Nbd::default(),
+            pools: Vec::new(),
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: "text".to_owned(), level: "info".to_owned() }
+    }
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self { count: 0, buffer_size: Amount::text("16M") }
+    }
+}
+
+impl Default for Nbd {
+    fn default() -> Self {
+        Self {
+            handshake_timeout: "10s".to_owned(),
+            max_handshakes: 128,
+            send_timeout: "60s".to_owned(),
+            max_connections: 1024,
+            max_requests: 128,
+            tls: Tls::default(),
+            listeners: Vec::new(),
+        }
+    }
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self {
+            unix: String::new(),
+            mode: "0600".to_owned(),
+            tcp: String::new(),
+            tls: "off".to_owned(),
+            max_connections: 0,
+        }
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            path: String::new(),
+            devices: Vec::new(),
+            kind: "auto".to_owned(),
+            size: Amount::Bytes(0),
+            preallocate: false,
+            direct: true,
+            extent_size: Amount::text("256K"),
+            lock_wait: "30s".to_owned(),
+            commit_interval: "1s".to_owned(),
+            ring_records: 1 << 13,
+            accept_loss: false,
+        }
+    }
+}
+
+/// What the pool of a daemon without a configuration is called.
+pub(super) const DEFAULT_POOL: &str = "default";
+
+impl File {
+    /// The same with everything filled in that depends on where it runs.
+    pub(super) fn completed(mut self, places: &Places) -> Self {
+        let fill = |text: &mut String, value: String| {
+            if text.is_empty() {
+                *text = value;
+            }
+        };
+        fill(&mut self.runtime_dir, places.runtime_dir.display().to_string());
+        fill(&mut self.state_dir, places.state_dir.display().to_string());
+        let runtime = self.runtime_dir.trim_end_matches('/').to_owned();
+        fill(&mut self.control_socket, format!("{runtime}/{CONTROL_SOCKET}"));
+        if self.workers.count == 0 {
+            self.workers.count = i64::try_from(places.workers.min(MAX_WORKERS)).unwrap_or(1);
+        }
+        if self.nbd.listeners.is_empty() {
+            let unix = format!("{runtime}/{NBD_SOCKET}");
+            self.nbd.listeners.push(Listener { unix, ..Listener::default() });
+        }
+        for listener in &mut self.nbd.listeners {
+            if listener.max_connections == 0 {
+                listener.max_connections = self.nbd.max_connections;
+            }
+        }
+        if self.pools.is_empty() {
+            let path = format!("{}/default.pool", self.state_dir.trim_end_matches('/'));
+            let name = DEFAULT_POOL.to_owned();
+            let (kind, size) = ("file".to_owned(), Amount::text("90%"));
+            self.pools.push(Pool { name, path, kind, size, ..Pool::default() });
+        }
+        fill(&mut self.default_pool, self.pools[0].name.clone());
+        self
+    }
+}

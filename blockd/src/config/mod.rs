@@ -1,0 +1,210 @@
+//! The configuration: read from a file, checked once, and with all defaults in one place.
+//!
+//! `deploy/blockd.toml` documents every key; a test holds its values equal to the defaults.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::Error;
+
+mod command;
+mod file;
+mod parse;
+mod place;
+
+pub use command::{check, show};
+pub use parse::{check_name, check_socket_path};
+pub use place::{Places, default_socket};
+
+/// Bytes that the path of a Unix socket may have: `sun_path` less the closing zero.
+pub const MAX_SOCKET_PATH: usize = 107;
+
+/// What the daemon does, with every value checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The file it comes from; without one, all is as by default.
+    pub source: Option<PathBuf>,
+    /// Sockets, the lock against a second daemon, delta rings. Has to be a tmpfs.
+    pub runtime_dir: PathBuf,
+    /// What is remembered from one start to the next.
+    pub state_dir: PathBuf,
+    /// Where the control API is served.
+    pub control_socket: PathBuf,
+    /// How long requests may take to end when the daemon is told to.
+    pub stop_timeout: Duration,
+    /// In the file's order.
+    pub pools: Vec<PoolConfig>,
+    /// The pool that is meant when none is named.
+    pub default_pool: String,
+    /// The NBD server.
+    pub nbd: NbdConfig,
+    /// Threads of the data path.
+    pub workers: WorkersConfig,
+    /// Where metrics are served over HTTP.
+    pub metrics: Option<SocketAddr>,
+    /// What is logged, and how.
+    pub log: LogConfig,
+}
+
+/// A pool to open at start, and to create when it isn't there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolConfig {
+    /// Unique.
+    pub name: String,
+    /// Its devices; at least one.
+    pub devices: Vec<DeviceConfig>,
+    /// Bytes of an extent.
+    pub extent_size: u32,
+    /// How long to wait for the IO of a previous owner to end.
+    pub lock_wait: Duration,
+    /// Open it even if that loses answered writes that were not flushed.
+    pub accept_loss: bool,
+    /// How long a mapping may wait for its commit.
+    pub commit_interval: Duration,
+    /// Records that each worker's slot of the delta ring holds.
+    pub ring_records: u64,
+}
+
+/// A device of a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceConfig {
+    /// Empty for memory.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// How large it is made.
+    pub size: SizeWish,
+    /// All of a file's space is taken at creation.
+    pub preallocate: bool,
+    /// IO bypasses the page cache, where the device can do that.
+    pub direct: bool,
+}
+
+/// How large a device is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SizeWish {
+    /// It isn't: it has to be there.
+    Existing,
+    /// So many bytes.
+    Bytes(u64),
+    /// A part of what is free on its file system, in percent.
+    OfFree(u8),
+}
+
+/// How a device holds its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// A block device if the path is one, a file otherwise.
+    Auto,
+    /// A regular file.
+    File,
+    /// A block device.
+    Disk,
+    /// Memory of the daemon.
+    Memory,
+}
+
+/// The NBD server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NbdConfig {
+    /// Where it listens.
+    pub listeners: Vec<ListenerConfig>,
+    /// How long a client may take to say what it wants.
+    pub handshake_timeout: Duration,
+    /// Clients of a listener that may negotiate at once.
+    pub max_handshakes: usize,
+    /// How long a client may leave its replies unread.
+    pub send_timeout: Duration,
+    /// Requests of a connection that are worked on at once.
+    pub max_requests: usize,
+    /// Certificates, if any.
+    pub tls: Option<TlsConfig>,
+}
+
+/// An address that NBD is served on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListenerConfig {
+    /// Where.
+    pub address: ListenAddress,
+    /// Whether connections are encrypted.
+    pub tls: TlsUse,
+    /// Connections at once.
+    pub max_connections: usize,
+}
+
+/// Where to listen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ListenAddress {
+    /// A Unix socket, with the mode of its file.
+    Unix {
+        /// Absolute.
+        path: PathBuf,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A port.
+    Tcp(SocketAddr),
+}
+
+/// Whether connections are encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TlsUse {
+    /// Never.
+    Off,
+    /// When the client wants to.
+    Allowed,
+    /// Always; nothing is told to clients before.
+    Required,
+}
+
+/// Files of the NBD server's certificates, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsConfig {
+    /// The server's chain.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who signs the certificates that clients must show; without it they show none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Threads of the data path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WorkersConfig {
+    /// How many.
+    pub count: usize,
+    /// Memory for the data of requests, in bytes for each worker.
+    pub buffer_bytes: usize,
+}
+
+/// What is logged, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogConfig {
+    /// One JSON object in each line.
+    pub json: bool,
+    /// A level, or directives as `tracing-subscriber` reads them.
+    pub filter: String,
+}
+
+impl Config {
+    /// Reads and checks a file. Without one, the file at the usual place if there is one, and else
+    /// all is as by default.
+    pub fn load(path: Option<&Path>) -> Result<Self, Error> {
+        let places = Places::of_process();
+        let usual = places.config_file();
+        let path = path.or_else(|| usual.exists().then_some(usual.as_path()));
+        let Some(path) = path else { return Self::parse("", None, &places) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::file("read the configuration", path, error))?;
+        Self::parse(&text, Some(path), &places)
+    }
+
+    /// Checks a file's text.
+    pub fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Self, Error> {
+        parse::parse(text, path, places)
+    }
+}
+
+#[cfg(test)]
+mod tests;

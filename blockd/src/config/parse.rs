@@ -1,0 +1,428 @@
+//! From the file's text to checked values. Every error names file, line, key, value and what is
+//! allowed.
+
+use std::fmt::Display;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd_mapper::format::VolumeName;
+use toml::de::{DeTable, DeValue};
+
+use crate::error::Error;
+use crate::pool::MAX_WORKERS;
+use crate::units::{MAX_SIZE, exact, parse_size};
+
+use super::file::{Amount, File, Listener, Pool, Workers};
+use super::{
+    Config, DeviceConfig, DeviceKind, ListenAddress, ListenerConfig, LogConfig, MAX_SOCKET_PATH,
+    NbdConfig, Places, PoolConfig, SizeWish, TlsConfig, TlsUse, WorkersConfig,
+};
+
+/// Reads and checks a file.
+pub(super) fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Config, Error> {
+    let source = Source { text, path };
+    let file = source.read()?.completed(places);
+    source.check(&file)
+}
+
+/// The file with everything filled in that was not given.
+pub(super) fn complete(text: &str, path: Option<&Path>, places: &Places) -> Result<File, Error> {
+    let source = Source { text, path };
+    let file = source.read()?.completed(places);
+    source.check(&file)?;
+    Ok(file)
+}
+
+/// The text, to find lines in.
+struct Source<'a> {
+    text: &'a str,
+    path: Option<&'a Path>,
+}
+
+/// A key of the file: tables, and positions in arrays of tables, down to its name.
+type Key<'a> = &'a [&'a str];
+
+impl Source<'_> {
+    fn read(&self) -> Result<File, Error> {
+        toml::from_str(self.text).map_err(|error| {
+            let line = error.span().map(|span| self.line_of(span.start));
+            let key = line.and_then(|line| self.key_in(line));
+            let message = error.message().replace('\n', ", ");
+            let problem = match key {
+                Some(key) if !message.contains(&key) => format!("{key}: {message}"),
+                _ => message,
+            };
+            Error::Config { place: self.place(line), problem }
+        })
+    }
+
+    fn line_of(&self, at: usize) -> usize {
+        self.text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
+    }
+
+    fn key_in(&self, line: usize) -> Option<String> {
+        let (key, _) = self.text.lines().nth(line.checked_sub(1)?)?.split_once('=')?;
+        Some(key.trim().to_owned())
+    }
+
+    fn place(&self, line: Option<usize>) -> String {
+        let file = self.path.map_or_else(|| "configuration".into(), |path| path.to_string_lossy());
+        line.map_or_else(|| file.to_string(), |line| format!("{file}:{line}"))
+    }
+
+    /// The line that a key is on, if the file has it.
+    fn line_of_key(&self, key: Key<'_>) -> Option<usize> {
+        let table = DeTable::parse(self.text).ok()?;
+        let mut value = DeValue::Table(table.into_inner());
+        let mut line = None;
+        for step in key {
+            let next = match &value {
+                DeValue::Table(table) => table.get(*step),
+                DeValue::Array(array) => array.get(step.parse::<usize>().ok()?),
+                _ => None,
+            }?;
+            line = Some(self.line_of(next.span().start));
+            value = next.get_ref().clone();
+        }
+        line
+    }
+
+    fn refuse(&self, key: Key<'_>, value: impl Display, allowed: impl Display) -> Error {
+        let line = self.line_of_key(key).or_else(|| self.line_of_key(key.split_last()?.1));
+        let names = key.iter().filter(|step| step.parse::<usize>().is_err());
+        let name = names.copied().collect::<Vec<_>>().join(".");
+        Error::invalid(format!("{}: {name}", self.place(line)), value, allowed)
+    }
+
+    fn check(&self, file: &File) -> Result<Config, Error> {
+        let pools = file
+            .pools
+            .iter()
+            .enumerate()
+            .map(|(index, pool)| self.pool(&index.to_string(), pool))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.pools_differ(&pools)?;
+        if !pools.iter().any(|pool| pool.name == file.default_pool) {
+            let allowed = "the name of a pool in this file";
+            return Err(self.refuse(&["default_pool"], &file.default_pool, allowed));
+        }
+        let stop_timeout = self.duration(&["stop_timeout"], &file.stop_timeout, 1, 3600)?;
+        Ok(Config {
+            source: self.path.map(Path::to_path_buf),
+            runtime_dir: self.absolute(&["runtime_dir"], &file.runtime_dir)?,
+            state_dir: self.absolute(&["state_dir"], &file.state_dir)?,
+            control_socket: self.socket(&["control_socket"], &file.control_socket)?,
+            stop_timeout,
+            pools,
+            default_pool: file.default_pool.clone(),
+            nbd: self.nbd(file)?,
+            workers: self.workers(&file.workers)?,
+            metrics: self.metrics(&file.metrics.address)?,
+            log: self.log(file)?,
+        })
+    }
+
+    fn workers(&self, workers: &Workers) -> Result<WorkersConfig, Error> {
+        let most = i64::try_from(MAX_WORKERS).unwrap_or(1);
+        let buffer = &workers.buffer_size;
+        let buffer_bytes = self.size(&["workers", "buffer_size"], buffer, (4 << 20, 1 << 30))?;
+        Ok(WorkersConfig {
+            count: self.count(&["workers", "count"], workers.count, (1, most))?,
+            buffer_bytes: usize::try_from(buffer_bytes).unwrap_or(usize::MAX),
+        })
+    }
+
+    fn nbd(&self, file: &File) -> Result<NbdConfig, Error> {
+        let tls = &file.nbd.tls;
+        let given = |text: &str| !text.is_empty();
+        for (name, value, other) in
+            [("key", &tls.key, &tls.certificate), ("certificate", &tls.certificate, &tls.key)]
+        {
+            if given(other) && !given(value) {
+                let allowed = "a file, as certificate and key belong together";
+                return Err(self.refuse(&["nbd", "tls", name], value, allowed));
+            }
+        }
+        if given(&tls.client_ca) && !given(&tls.certificate) {
+            let allowed = "left out, as there is no certificate of the server";
+            return Err(self.refuse(&["nbd", "tls", "client_ca"], &tls.client_ca, allowed));
+        }
+        let path = |name, text: &str| self.absolute(&["nbd", "tls", name], text);
+        let tls = if given(&tls.certificate) {
+            let ca = given(&tls.client_ca).then(|| path("client_ca", &tls.client_ca));
+            Some(TlsConfig {
+                certificate: path("certificate", &tls.certificate)?,
+                key: path("key", &tls.key)?,
+                client_ca: ca.transpose()?,
+            })
+        } else {
+            None
+        };
+        let listener = |(index, listener): (usize, &Listener)| {
+            self.listener(&index.to_string(), listener, tls.is_some())
+        };
+        let listeners: Result<Vec<_>, _> =
+            file.nbd.listeners.iter().enumerate().map(listener).collect();
+        let timeout = &file.nbd.handshake_timeout;
+        let send_timeout = &file.nbd.send_timeout;
+        let (max_requests, max_handshakes) = (file.nbd.max_requests, file.nbd.max_handshakes);
+        Ok(NbdConfig {
+            listeners: listeners?,
+            handshake_timeout: self.duration(&["nbd", "handshake_timeout"], timeout, 1, 600)?,
+            max_handshakes: self.count(&["nbd", "max_handshakes"], max_handshakes, (1, 4096))?,
+            send_timeout: self.duration(&["nbd", "send_timeout"], send_timeout, 1, 3600)?,
+            max_requests: self.count(&["nbd", "max_requests"], max_requests, (1, 1024))?,
+            tls,
+        })
+    }
+
+    fn listener(
+        &self,
+        index: &str,
+        listener: &Listener,
+        has_certificate: bool,
+    ) -> Result<ListenerConfig, Error> {
+        let key = |name| ["nbd", "listener", index, name];
+        let address = match (listener.unix.as_str(), listener.tcp.as_str()) {
+            (path, "") if !path.is_empty() => ListenAddress::Unix {
+                path: self.socket(&key("unix"), path)?,
+                mode: self.mode(&key("mode"), &listener.mode)?,
+            },
+            ("", address) if !address.is_empty() => {
+                ListenAddress::Tcp(self.address(&key("tcp"), address)?)
+            }
+            (path, _) => {
+                let allowed = "given, or else tcp, and not both";
+                return Err(self.refuse(&key("unix"), path, allowed));
+            }
+        };
+        let tls = match listener.tls.as_str() {
+            "off" => TlsUse::Off,
+            "allowed" if has_certificate => TlsUse::Allowed,
+            "required" if has_certificate => TlsUse::Required,
+            "allowed" | "required" => {
+                let allowed = "off, as nbd.tls.certificate is not given";
+                return Err(self.refuse(&key("tls"), &listener.tls, allowed));
+            }
+            other => return Err(self.refuse(&key("tls"), other, "off, allowed or required")),
+        };
+        let max = listener.max_connections;
+        let max_connections = self.count(&key("max_connections"), max, (1, 65_536))?;
+        Ok(ListenerConfig { address, tls, max_connections })
+    }
+
+    fn pool(&self, index: &str, pool: &Pool) -> Result<PoolConfig, Error> {
+        let key = |name| ["pool", index, name];
+        if let Err(allowed) = check_name(&pool.name) {
+            return Err(self.refuse(&key("name"), &pool.name, allowed));
+        }
+        let kind = match pool.kind.as_str() {
+            "auto" => DeviceKind::Auto,
+            "file" => DeviceKind::File,
+            "disk" => DeviceKind::Disk,
+            "memory" => DeviceKind::Memory,
+            other => {
+                return Err(self.refuse(&key("kind"), other, "auto, file, disk or memory"));
+            }
+        };
+        let size = self.size_wish(&key("size"), &pool.size)?;
+        if kind == DeviceKind::Memory && !matches!(size, SizeWish::Bytes(_)) {
+            let allowed = "more than 0 bytes for a pool in memory";
+            return Err(self.refuse(&key("size"), &pool.size, allowed));
+        }
+        let extents = (64 << 10, 1 << 20);
+        let extent_size = self.size(&key("extent_size"), &pool.extent_size, extents)?;
+        if !extent_size.is_power_of_two() {
+            let allowed = "a power of two from 64K to 1M";
+            return Err(self.refuse(&key("extent_size"), &pool.extent_size, allowed));
+        }
+        let device = |path| DeviceConfig {
+            path,
+            kind,
+            size,
+            preallocate: pool.preallocate,
+            direct: pool.direct,
+        };
+        let paths = self.device_paths(index, pool, kind)?;
+        let interval = &pool.commit_interval;
+        let records = pool.ring_records;
+        let records = self.count(&key("ring_records"), records, (256, 1 << 24))?;
+        Ok(PoolConfig {
+            name: pool.name.clone(),
+            devices: paths.into_iter().map(device).collect(),
+            extent_size: u32::try_from(extent_size).unwrap_or(u32::MAX),
+            lock_wait: self.duration(&key("lock_wait"), &pool.lock_wait, 0, 3600)?,
+            accept_loss: pool.accept_loss,
+            commit_interval: self.duration(&key("commit_interval"), interval, 0, 60)?,
+            ring_records: records as u64,
+        })
+    }
+
+    fn device_paths(
+        &self,
+        index: &str,
+        pool: &Pool,
+        kind: DeviceKind,
+    ) -> Result<Vec<PathBuf>, Error> {
+        let key = |name| ["pool", index, name];
+        match (pool.path.as_str(), pool.devices.as_slice()) {
+            ("", []) if kind == DeviceKind::Memory => Ok(vec![PathBuf::new()]),
+            (path, _) if kind == DeviceKind::Memory => {
+                Err(self.refuse(&key("path"), path, "left out for a pool in memory"))
+            }
+            ("", []) => Err(self.refuse(&key("path"), "", "an absolute path, or else devices")),
+            (path, []) => Ok(vec![self.absolute(&key("path"), path)?]),
+            ("", paths) => paths.iter().map(|path| self.absolute(&key("devices"), path)).collect(),
+            (path, _) => Err(self.refuse(&key("path"), path, "left out beside devices")),
+        }
+    }
+
+    fn pools_differ(&self, pools: &[PoolConfig]) -> Result<(), Error> {
+        let mut names = std::collections::BTreeSet::new();
+        let mut paths = std::collections::BTreeSet::new();
+        for (index, pool) in pools.iter().enumerate() {
+            let index = index.to_string();
+            if !names.insert(&pool.name) {
+                let allowed = "another name: each pool has one of its own";
+                return Err(self.refuse(&["pool", &index, "name"], &pool.name, allowed));
+            }
+            for device in pool.devices.iter().filter(|device| device.kind != DeviceKind::Memory) {
+                if !paths.insert(&device.path) {
+                    let allowed = "another path: each device belongs to one pool, once";
+                    let path = device.path.display();
+                    return Err(self.refuse(&["pool", &index, "path"], path, allowed));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn log(&self, file: &File) -> Result<LogConfig, Error> {
+        let json = match file.log.format.as_str() {
+            "text" => false,
+            "json" => true,
+            other => return Err(self.refuse(&["log", "format"], other, "text or json")),
+        };
+        let filter = file.log.level.clone();
+        if tracing_subscriber::EnvFilter::try_new(&filter).is_err() || filter.is_empty() {
+            let allowed = "error, warn, info, debug, trace, or directives like info,blockd=debug";
+            return Err(self.refuse(&["log", "level"], filter, allowed));
+        }
+        Ok(LogConfig { json, filter })
+    }
+
+    fn metrics(&self, address: &str) -> Result<Option<SocketAddr>, Error> {
+        if address.is_empty() {
+            return Ok(None);
+        }
+        self.address(&["metrics", "address"], address).map(Some)
+    }
+
+    fn address(&self, key: Key<'_>, text: &str) -> Result<SocketAddr, Error> {
+        let allowed = "HOST:PORT with a host that is known here, like 127.0.0.1:10809";
+        let mut found = text.to_socket_addrs().map_err(|_| self.refuse(key, text, allowed))?;
+        found.next().ok_or_else(|| self.refuse(key, text, allowed))
+    }
+
+    fn absolute(&self, key: Key<'_>, text: &str) -> Result<PathBuf, Error> {
+        let path = PathBuf::from(text);
+        if !path.is_absolute() || text.contains('\0') {
+            return Err(self.refuse(key, text, "an absolute path"));
+        }
+        Ok(path)
+    }
+
+    fn socket(&self, key: Key<'_>, text: &str) -> Result<PathBuf, Error> {
+        let path = self.absolute(key, text)?;
+        check_socket_path(&path).map_err(|allowed| self.refuse(key, text, allowed))?;
+        Ok(path)
+    }
+
+    fn mode(&self, key: Key<'_>, text: &str) -> Result<u32, Error> {
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+        mode.ok_or_else(|| self.refuse(key, text, "permission bits in octal, like 0660"))
+    }
+
+    fn count(&self, key: Key<'_>, value: i64, (low, high): (i64, i64)) -> Result<usize, Error> {
+        usize::try_from(value)
+            .ok()
+            .filter(|_| (low..=high).contains(&value))
+            .ok_or_else(|| self.refuse(key, value, format!("from {low} to {high}")))
+    }
+
+    fn size_wish(&self, key: Key<'_>, amount: &Amount) -> Result<SizeWish, Error> {
+        if let Amount::Text(text) = amount
+            && let Some(digits) = text.strip_suffix('%')
+        {
+            let percent = digits.parse().ok().filter(|percent| (1..=99).contains(percent));
+            let allowed = "from 1% to 99% of what is free, or a size";
+            return percent.map(SizeWish::OfFree).ok_or_else(|| self.refuse(key, text, allowed));
+        }
+        Ok(match self.size(key, amount, (0, MAX_SIZE))? {
+            0 => SizeWish::Existing,
+            bytes => SizeWish::Bytes(bytes),
+        })
+    }
+
+    fn size(&self, key: Key<'_>, amount: &Amount, (low, high): (u64, u64)) -> Result<u64, Error> {
+        let bytes = match amount {
+            Amount::Bytes(bytes) => u64::try_from(*bytes).ok(),
+            Amount::Text(text) => parse_size("size", text).ok(),
+        };
+        bytes.filter(|bytes| (low..=high).contains(bytes)).ok_or_else(|| {
+            let range = match (low, high) {
+                (0, MAX_SIZE) => "a size in bytes, or a text like \"10G\"".to_owned(),
+                _ => format!("a size from {} to {}, like \"10M\"", exact(low), exact(high)),
+            };
+            self.refuse(key, amount, range)
+        })
+    }
+
+    /// A number of `ms`, `s`, `m` or `h`, from so many seconds to so many.
+    fn duration(&self, key: Key<'_>, text: &str, low: u64, high: u64) -> Result<Duration, Error> {
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (digits, unit) = text.split_at(end);
+        let factor = match unit {
+            "ms" => Some(1),
+            "s" => Some(1_000),
+            "m" => Some(60_000),
+            "h" => Some(3_600_000),
+            _ => None,
+        };
+        let count: Option<u64> = digits.parse().ok();
+        count
+            .zip(factor)
+            .and_then(|(count, factor)| count.checked_mul(factor))
+            .map(Duration::from_millis)
+            .filter(|found| (low * 1000..=high * 1000).contains(&millis(*found)))
+            .ok_or_else(|| {
+                let allowed = format!("a time from {low}s to {high}s, like 500ms, 10s or 2m");
+                self.refuse(key, text, allowed)
+            })
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whether a pool or volume may have this name; the error is what is allowed.
+pub fn check_name(name: &str) -> Result<(), String> {
+    match VolumeName::new(name) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(NAME_FORM.to_owned()),
+    }
+}
+
+const NAME_FORM: &str = "1 to 128 bytes without '/' and control characters, not \".\" or \"..\", \
+                         and not begin with \"node-\"";
+
+/// Whether a Unix socket may have this path; the error is what is allowed.
+pub fn check_socket_path(path: &Path) -> Result<(), String> {
+    let len = path.as_os_str().len();
+    if len <= MAX_SOCKET_PATH {
+        return Ok(());
+    }
+    Err(format!("at most {MAX_SOCKET_PATH} bytes, the limit of Unix sockets; it has {len}"))
+}

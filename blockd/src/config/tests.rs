@@ -1,0 +1,194 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::*;
+use crate::error::ErrorKind;
+
+/// The documented example.
+const EXAMPLE: &str = include_str!("../../../deploy/blockd.toml");
+
+fn parse(text: &str) -> Result<Config, Error> {
+    Config::parse(text, Some(Path::new("/etc/b.toml")), &Places::of_root())
+}
+
+/// The example with its optional tables switched on: a `#` right before a key or table goes away.
+fn example_with_options() -> String {
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+            format!("{rest}\n")
+        }
+        _ => format!("{line}\n"),
+    };
+    EXAMPLE.lines().map(line).collect()
+}
+
+fn keys(prefix: &str, value: &toml::Value, into: &mut BTreeSet<String>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (name, value) in table {
+                keys(&format!("{prefix}.{name}"), value, into);
+            }
+        }
+        toml::Value::Array(values) if values.iter().any(toml::Value::is_table) => {
+            for value in values {
+                keys(prefix, value, into);
+            }
+        }
+        _ => {
+            into.insert(prefix.to_owned());
+        }
+    }
+}
+
+#[test]
+fn the_example_has_the_defaults() {
+    let example: file::File = toml::from_str(EXAMPLE).unwrap();
+    let example = example.completed(&Places::of_root());
+    assert_eq!(example, file::File::default().completed(&Places::of_root()));
+}
+
+#[test]
+fn the_options_of_the_example_have_the_defaults() {
+    let all: file::File = toml::from_str(&example_with_options()).unwrap();
+    for listener in all.nbd.listeners {
+        let (unix, tcp, tls) = (listener.unix.clone(), listener.tcp.clone(), listener.tls.clone());
+        assert_eq!(listener, file::Listener { unix, tcp, tls, ..Default::default() });
+    }
+    for pool in all.pools {
+        let (name, path, size) = (pool.name.clone(), pool.path.clone(), pool.size.clone());
+        let devices = pool.devices.clone();
+        assert_eq!(pool, file::Pool { name, path, size, devices, ..Default::default() });
+    }
+}
+
+#[test]
+fn the_example_has_every_key_and_says_what_it_means() {
+    let everything = file::File {
+        pools: vec![file::Pool::default()],
+        nbd: file::Nbd { listeners: vec![file::Listener::default()], ..Default::default() },
+        ..Default::default()
+    };
+    let (mut there, mut documented) = (BTreeSet::new(), BTreeSet::new());
+    keys("", &toml::Value::try_from(&everything).unwrap(), &mut there);
+    keys("", &toml::from_str(&example_with_options()).unwrap(), &mut documented);
+    assert_eq!(documented, there);
+    let lines: Vec<&str> = EXAMPLE.lines().collect();
+    for (index, line) in lines.iter().enumerate() {
+        let key = line.trim_start_matches('#').split_once(" = ");
+        if key.is_none() || line.starts_with("# ") {
+            continue;
+        }
+        assert!(index > 0 && lines[index - 1].starts_with("# "), "{line} is not explained");
+    }
+}
+
+#[test]
+fn no_file_is_a_pool_in_a_file_and_a_socket() {
+    let config = Config::parse("", None, &Places::of_root()).unwrap();
+    assert_eq!(config.control_socket, Path::new("/run/blockd/control.sock"));
+    assert_eq!(config.default_pool, "default");
+    assert_eq!(config.pools[0].devices[0].path, Path::new("/var/lib/blockd/default.pool"));
+    let path = PathBuf::from("/run/blockd/nbd.sock");
+    assert_eq!(config.nbd.listeners[0].address, ListenAddress::Unix { path, mode: 0o600 });
+    assert_eq!(config.metrics, None);
+}
+
+#[test]
+fn folders_move_with_their_keys() {
+    let config = parse("runtime_dir = \"/r\"\nstate_dir = \"/s/\"").unwrap();
+    assert_eq!(config.control_socket, Path::new("/r/control.sock"));
+    assert_eq!(config.pools[0].devices[0].path, Path::new("/s/default.pool"));
+}
+
+#[test]
+fn each_wrong_value_is_refused_with_file_line_key_value_and_what_is_allowed() {
+    let long = format!("\ncontrol_socket = \"/{}\"", "x".repeat(107));
+    let pool = |rest: &str| format!("[[pool]]\nname = \"a\"\npath = \"/a\"\n{rest}");
+    let two = "[[pool]]\nname = \"a\"\npath = \"/a\"\n[[pool]]\nname = \"b\"\npath = \"/a\"";
+    let same = "[[pool]]\nname = \"a\"\npath = \"/a\"\n[[pool]]\nname = \"a\"\npath = \"/b\"";
+    let cases: Vec<(String, &str)> = vec![
+        ("runtime_dir = \"run\"".into(), "/etc/b.toml:1: runtime_dir is run: must be an absolute"),
+        (long, "/etc/b.toml:2: control_socket is /xxx"),
+        ("stop_timeout = \"0s\"".into(), "/etc/b.toml:1: stop_timeout is 0s: must be a time from"),
+        ("stop_timeout = \"soon\"".into(), "/etc/b.toml:1: stop_timeout is soon: must be a time"),
+        ("default_pool = \"x\"".into(), "/etc/b.toml:1: default_pool is x: must be the name of"),
+        ("[log]\nformat = \"xml\"".into(), "/etc/b.toml:2: log.format is xml: must be text or"),
+        ("[log]\nlevel = \"a=b=c\"".into(), "/etc/b.toml:2: log.level is a=b=c: must be error,"),
+        ("[metrics]\naddress = \"x\"".into(), "/etc/b.toml:2: metrics.address is x: must be HOST"),
+        ("[workers]\ncount = -1".into(), "/etc/b.toml:2: workers.count is -1: must be from 1 to"),
+        (
+            "[workers]\nbuffer_size = 1".into(),
+            "/etc/b.toml:2: workers.buffer_size is 1: must be a size from 4M to 1G",
+        ),
+        (
+            "[nbd]\nmax_requests = 0".into(),
+            "/etc/b.toml:2: nbd.max_requests is 0: must be from 1 to 1024",
+        ),
+        (
+            "[[nbd.listener]]\nunix = \"/a\"\n\n[[nbd.listener]]\ntcp = \"nowhere\"".into(),
+            "/etc/b.toml:5: nbd.listener.tcp is nowhere: must be HOST:PORT",
+        ),
+        (
+            "[[nbd.listener]]\ntls = \"off\"".into(),
+            "/etc/b.toml:1: nbd.listener.unix is \"\": must be given",
+        ),
+        (
+            "[[nbd.listener]]\nunix = \"/a\"\nmode = \"1777\"".into(),
+            "/etc/b.toml:3: nbd.listener.mode is 1777: must be permission bits",
+        ),
+        (
+            "[[nbd.listener]]\nunix = \"/a\"\ntls = \"required\"".into(),
+            "/etc/b.toml:3: nbd.listener.tls is required: must be off, as",
+        ),
+        (
+            "[nbd.tls]\ncertificate = \"/a\"".into(),
+            "/etc/b.toml:1: nbd.tls.key is \"\": must be a file",
+        ),
+        ("[[pool]]\nname = \"a/b\"".into(), "/etc/b.toml:2: pool.name is a/b: must be 1 to 128"),
+        ("[[pool]]\nname = \"a\"".into(), "/etc/b.toml:1: pool.path is \"\": must be an absolute"),
+        (pool("size = \"10GB\""), "/etc/b.toml:4: pool.size is 10GB: must be a size"),
+        (pool("size = \"100%\""), "/etc/b.toml:4: pool.size is 100%: must be from 1% to 99%"),
+        (pool("size = -1"), "/etc/b.toml:4: pool.size is -1: must be a size"),
+        (pool("kind = \"tape\""), "/etc/b.toml:4: pool.kind is tape: must be auto, file,"),
+        (pool("extent_size = \"96K\""), "/etc/b.toml:4: pool.extent_size is 96K: must be a power"),
+        (pool("extent_size = \"2M\""), "/etc/b.toml:4: pool.extent_size is 2M: must be a size"),
+        (pool("devices = [\"/b\"]"), "/etc/b.toml:3: pool.path is /a: must be left out"),
+        (two.into(), "/etc/b.toml:6: pool.path is /a: must be another path"),
+        (same.into(), "/etc/b.toml:5: pool.name is a: must be another name"),
+        (
+            "[[pool]]\nname = \"a\"\nkind = \"memory\"".into(),
+            "/etc/b.toml:1: pool.size is 0: must be more than 0",
+        ),
+    ];
+    for (text, expected) in cases {
+        let error = parse(&text).unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{text}\n{error}\n{expected}");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn what_is_no_configuration_is_refused_with_file_and_line() {
+    let cases = [
+        ("\nx = 1", "/etc/b.toml:2: unknown field `x`, expected one of"),
+        ("[pool]\n", "/etc/b.toml:1: "),
+        ("[log]\nlevels = \"x\"", "/etc/b.toml:2: unknown field `levels`"),
+        ("[workers]\ncount = \"x\"", "/etc/b.toml:2: count: invalid type: string \"x\", expected"),
+        ("a = = 1", "/etc/b.toml:1: "),
+        ("runtime_dir = \"/a", "/etc/b.toml:1: "),
+        ("\0\u{1}", "/etc/b.toml:1: "),
+    ];
+    for (text, expected) in cases {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text:?}\n{error}\n{expected}");
+        assert!(!error.contains('\n'), "{error:?}");
+    }
+}
+
+#[test]
+fn what_is_shown_can_be_read_again() {
+    let places = Places::of_root();
+    let file = parse::complete(&example_with_options(), None, &places).unwrap();
+    let again = parse::complete(&toml::to_string(&file).unwrap(), None, &places).unwrap();
+    assert_eq!(again, file);
+}

@@ -1,0 +1,59 @@
+//! What the control service asks of the threads that serve clients.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::pool::{PoolHandle, VolumeId};
+use crate::stats::{VolumeStats, WorkerStats};
+
+/// A future of a trait that has to be an object.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Workers, as the control service sees them.
+pub trait DataPath: Send + Sync + 'static {
+    /// Makes a pool known to every worker, before a client of it comes.
+    fn add_pool<'a>(&'a self, pool: &'a PoolHandle) -> Answer<'a, Result<(), Error>>;
+
+    /// Ends a volume's connections once what they have in flight is answered. How many there were.
+    fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize>;
+
+    /// Clients that are connected now.
+    fn connections(&self) -> Vec<Connection>;
+
+    /// Counters of each worker and volume since the start.
+    fn volume_stats(&self) -> Vec<Arc<VolumeStats>>;
+
+    /// Counters of each worker.
+    fn worker_stats(&self) -> Vec<Arc<WorkerStats>>;
+}
+
+/// A client that is connected.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Connection {
+    /// Unique since the start.
+    pub id: u64,
+    /// The pool's identity.
+    pub pool: [u8; 16],
+    /// Which of the pool's volumes.
+    pub volume: VolumeId,
+    /// The export's name.
+    pub export: String,
+    /// Who it is, for people.
+    pub peer: String,
+    /// It is encrypted.
+    pub tls: bool,
+    /// It may not write.
+    pub read_only: bool,
+    /// Replies are structured.
+    pub structured: bool,
+    /// Headers are extended.
+    pub extended: bool,
+    /// Who serves it.
+    pub worker: usize,
+    /// Bytes it was told that the volume has.
+    pub size: u64,
+    /// Requests of its that are being worked on.
+    pub in_flight: u64,
+}

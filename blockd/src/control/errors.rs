@@ -1,0 +1,46 @@
+//! What errors of a pool mean to a user.
+
+use std::io;
+
+use crate::error::Error;
+use crate::pool::PoolError;
+
+/// An error of this pool, as users see it.
+pub fn pool_error(pool: &str, error: PoolError) -> Error {
+    let text = error.to_string();
+    match error {
+        PoolError::Mapper(error) => of_pool(pool, error.into()),
+        PoolError::Io { what, path, source } => Error::file(what, &path, source),
+        PoolError::Locked { waited, .. } => Error::in_use(
+            format!("pool {pool}"),
+            format!(
+                "is locked by another process, which did not end within {:.1} s: stop it, or wait \
+                 for its IO",
+                waited.as_secs_f32()
+            ),
+        ),
+        PoolError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),
+        PoolError::Exists { path } => {
+            Error::in_use(path.display().to_string(), "holds a pool already")
+        }
+        PoolError::Busy { .. } | PoolError::Gone => Error::in_use(format!("pool {pool}:"), text),
+    }
+}
+
+/// Names the pool where the mapper, which knows of one only, could not.
+fn of_pool(pool: &str, error: Error) -> Error {
+    let named = |what: String| if what.starts_with("pool") { format!("pool {pool}") } else { what };
+    match error {
+        Error::NoSpace { what, needed, free } => Error::NoSpace { what: named(what), needed, free },
+        Error::InUse { what, problem } => Error::InUse { what: named(what), problem },
+        Error::Io { what, source } => Error::Io { what: named(what), source },
+        Error::Corrupt { what, problem } => Error::Corrupt { what: named(what), problem },
+        Error::Unexpected { what, problem } => Error::Unexpected { what: named(what), problem },
+        other => other,
+    }
+}
+
+/// A pool that can't be used because of an earlier failure.
+pub(super) fn failed_pool(pool: &str, failure: &str) -> Error {
+    Error::io(format!("pool {pool} is not served"), io::Error::other(failure.to_owned()))
+}

@@ -1,0 +1,171 @@
+//! Between the crate's types and the messages of the control API.
+
+use std::collections::BTreeMap;
+
+use blockd_api::v1;
+use blockd_mapper::format::catalogue::VolumeKind;
+
+use crate::error::Error;
+use crate::pool::{DeviceInfo, DeviceKind, PoolHandle, Use, VolumeId};
+use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
+
+use super::volumes::Described;
+use super::{Control, Known, pool_error};
+
+/// Runs of extents in one message: some 100 KiB.
+const RUNS_IN_MESSAGE: usize = 2048;
+
+/// The size that a request gives, which can't be nothing.
+pub(super) fn size_of_request(size_bytes: i64, size_gb: u64) -> Result<u64, Error> {
+    match from_wire(size_bytes, size_gb)? {
+        0 => Err(Error::invalid("size_bytes", 0, "more than 0")),
+        bytes => Ok(bytes),
+    }
+}
+
+#[expect(deprecated, reason = "older clients read size_gb")]
+pub(super) fn volume(described: Described) -> v1::Volume {
+    let info = described.info;
+    v1::Volume {
+        name: info.name,
+        size_gb: to_wire_gb(info.size),
+        pool: described.pool,
+        block_size: info.block_size,
+        id: info.id.0,
+        size_bytes: to_wire(info.size),
+        kind: match info.kind {
+            VolumeKind::Volume => v1::VolumeKind::Volume,
+            VolumeKind::Snapshot => v1::VolumeKind::Snapshot,
+        }
+        .into(),
+        origin: described.origin,
+        attached: described.attached,
+        read_only: described.read_only,
+        device_path: String::new(),
+        device_major: 0,
+        device_minor: 0,
+        nbd_uri: described.uris.first().cloned().unwrap_or_default(),
+        connections: count(described.connections),
+        mapped_bytes: to_wire(info.mapped),
+        valid_bytes: to_wire(info.valid),
+        exclusive_bytes: to_wire(info.exclusive),
+        shared_bytes: to_wire(info.shared),
+        reserved_bytes: to_wire(info.reserved),
+        nbd_uris: described.uris,
+    }
+}
+
+pub(super) fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[expect(deprecated, reason = "older clients read size_gb")]
+fn device(info: &DeviceInfo) -> v1::Device {
+    v1::Device {
+        path: info.path.display().to_string(),
+        size_gb: to_wire_gb(info.size),
+        kind: match info.kind {
+            DeviceKind::File => v1::DeviceKind::File,
+            DeviceKind::Disk => v1::DeviceKind::Disk,
+            DeviceKind::Memory => v1::DeviceKind::Memory,
+        }
+        .into(),
+        block_size: info.block_size,
+        direct: info.direct,
+        size_bytes: to_wire(info.size),
+        sparse: info.sparse,
+        discard: info.sparse || info.kind == DeviceKind::Disk,
+    }
+}
+
+impl Control {
+    /// A pool with its space; one that has failed without.
+    pub(super) async fn describe_pool(&self, known: &Known) -> Result<v1::Pool, Error> {
+        let name = known.config.name.clone();
+        let is_default = name == self.0.options.default_pool;
+        let failure = known.failure();
+        let (Ok(handle), None) = (&known.state, &failure) else {
+            return Ok(v1::Pool {
+                name,
+                is_default,
+                state: v1::PoolState::Failed.into(),
+                failure: failure.unwrap_or_default(),
+                extent_size: known.config.extent_size,
+                backing_free_bytes: -1,
+                ..v1::Pool::default()
+            });
+        };
+        self.describe_open_pool(name, is_default, handle).await
+    }
+
+    #[expect(deprecated, reason = "older clients read size_gb and free_gb")]
+    async fn describe_open_pool(
+        &self,
+        name: String,
+        is_default: bool,
+        handle: &PoolHandle,
+    ) -> Result<v1::Pool, Error> {
+        let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
+        let volumes = handle.mapper().summaries();
+        let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
+        let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(v1::Pool {
+            name,
+            size_gb: to_wire_gb(space.pool.total),
+            free_gb: space.free() / GIB,
+            is_default,
+            id,
+            size_bytes: to_wire(space.pool.total),
+            free_bytes: to_wire(space.free()),
+            state: v1::PoolState::Open.into(),
+            failure: String::new(),
+            extent_size: u32::try_from(handle.extent_size()).unwrap_or(u32::MAX),
+            mapped_bytes: to_wire(space.pool.mapped),
+            reserved_bytes: to_wire(space.pool.reserved),
+            pending_bytes: to_wire(space.pool.pending),
+            metadata_bytes: to_wire(space.pool.metadata),
+            metadata_free_bytes: to_wire(space.pool.metadata_free),
+            backing_free_bytes: space.backing_free.map_or(-1, to_wire),
+            promised_bytes: to_wire(promised),
+            volume_count: count(volumes.len()),
+            devices: handle.devices().iter().map(device).collect(),
+        })
+    }
+
+    /// What a pool's extents are used for, in messages of bounded size.
+    pub(super) async fn describe_extents(
+        &self,
+        handle: &PoolHandle,
+    ) -> Result<Vec<v1::PoolExtentsResponse>, Error> {
+        let names: BTreeMap<VolumeId, String> =
+            handle.mapper().summaries().into_iter().map(|one| (one.id, one.name)).collect();
+        let runs = handle.extents().await.map_err(|error| pool_error(handle.name(), error))?;
+        let total_count = runs.iter().map(|run| run.count).sum();
+        let extent_size = u32::try_from(handle.extent_size()).unwrap_or(u32::MAX);
+        let run = |run: &crate::pool::ExtentRun| {
+            let (kind, volume) = match run.usage {
+                None => (v1::ExtentKind::Free, None),
+                Some(Use::Metadata) => (v1::ExtentKind::Metadata, None),
+                Some(Use::Shared) => (v1::ExtentKind::Shared, None),
+                Some(Use::Mapped(volume)) => (v1::ExtentKind::Mapped, Some(volume)),
+                Some(Use::Reserved(volume)) => (v1::ExtentKind::Reserved, Some(volume)),
+            };
+            v1::ExtentRun {
+                device: run.device.into(),
+                first_index: run.first,
+                count: run.count,
+                kind: kind.into(),
+                volume: volume.and_then(|id| names.get(&id).cloned()).unwrap_or_default(),
+            }
+        };
+        let message = |runs: &[crate::pool::ExtentRun]| v1::PoolExtentsResponse {
+            extent_size,
+            total_count,
+            runs: runs.iter().map(run).collect(),
+        };
+        if runs.is_empty() {
+            return Ok(vec![message(&[])]);
+        }
+        Ok(runs.chunks(RUNS_IN_MESSAGE).map(message).collect())
+    }
+}

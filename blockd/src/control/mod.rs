@@ -1,0 +1,396 @@
+//! The control service: carries out what the control API asks for.
+//!
+//! It sends commands to pool threads and workers, and does nothing of the data path itself.
+//! `service` is the edge to gRPC; what is behind it speaks in the crate's own types.
+
+mod attachments;
+mod data_path;
+mod errors;
+mod events;
+mod exports;
+mod messages;
+mod pools;
+mod server;
+mod service;
+mod state_file;
+mod stats;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{Clock, wall_seconds};
+use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+use crate::error::{Error, shown};
+use crate::pool::PoolHandle;
+
+use attachments::Attachments;
+use state_file::StateFile;
+
+pub use data_path::{Answer, Connection, DataPath};
+pub use errors::pool_error;
+pub use events::{EventHub, EventKind};
+pub use exports::{NbdAddress, NbdPlace, Target};
+pub use server::{ControlListener, bind};
+
+/// What the control service needs to know.
+#[derive(Clone, Debug)]
+pub struct ControlOptions {
+    /// What is remembered is here.
+    pub state_dir: PathBuf,
+    /// Delta rings are here.
+    pub runtime_dir: PathBuf,
+    /// The pool that is meant where none is named.
+    pub default_pool: String,
+    /// How pools that are made at run time wait for locks, commit, and so on.
+    pub template: PoolConfig,
+}
+
+/// The control service. Clones are the same one.
+#[derive(Clone)]
+pub struct Control(Arc<Inner>);
+
+struct Inner {
+    options: ControlOptions,
+    data_path: Arc<dyn DataPath>,
+    pools: RwLock<BTreeMap<String, Known>>,
+    remembered: StateFile,
+    attachments: Attachments,
+    events: Arc<EventHub>,
+    nbd: RwLock<Vec<NbdAddress>>,
+    /// One pool is made at a time.
+    making_pools: tokio::sync::Mutex<()>,
+    /// One operation at a time on each volume; names that share a lock wait for each other, so that
+    /// nobody may hold two.
+    locks: [tokio::sync::Mutex<()>; LOCKS],
+    hasher: RandomState,
+    ready: AtomicBool,
+    clock: Clock,
+    started_unix_seconds: u64,
+}
+
+/// Enough that operations on different volumes seldom wait for each other.
+const LOCKS: usize = 64;
+
+/// A pool that was named, and what came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) config: PoolConfig,
+    /// The handle, or why there is none.
+    pub(crate) state: Result<PoolHandle, String>,
+}
+
+impl Known {
+    /// Why it does not serve, if so.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &self.state {
+            Ok(handle) => handle.failure(),
+            Err(failure) => Some(failure.clone()),
+        }
+    }
+}
+
+/// A pool made at run time, as it is remembered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Remembered {
+    name: String,
+    path: PathBuf,
+    size: u64,
+    extent_size: u32,
+    preallocate: bool,
+    direct: bool,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("options", &self.0.options).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// Reads what is remembered. Opens nothing.
+    pub fn new(options: ControlOptions, data_path: Arc<dyn DataPath>) -> Result<Self, Error> {
+        let attachments = Attachments::read(&options.state_dir)?;
+        let remembered = StateFile::new(&options.state_dir, "pools.json");
+        Ok(Self(Arc::new(Inner {
+            data_path,
+            pools: RwLock::default(),
+            remembered,
+            attachments,
+            events: Arc::default(),
+            nbd: RwLock::default(),
+            making_pools: tokio::sync::Mutex::default(),
+            locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
+            hasher: RandomState::new(),
+            ready: AtomicBool::new(false),
+            clock: Clock::start(),
+            started_unix_seconds: wall_seconds(),
+            options,
+        })))
+    }
+
+    /// Pools made at run time, to be opened with those of the configuration.
+    pub fn remembered_pools(&self) -> Result<Vec<PoolConfig>, Error> {
+        let list: Vec<Remembered> = self.0.remembered.read()?;
+        Ok(list.into_iter().map(|one| self.config_of(one)).collect())
+    }
+
+    fn config_of(&self, one: Remembered) -> PoolConfig {
+        PoolConfig {
+            name: one.name,
+            devices: vec![DeviceConfig {
+                path: one.path,
+                kind: DeviceKind::Auto,
+                size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
+                preallocate: one.preallocate,
+                direct: one.direct,
+            }],
+            extent_size: one.extent_size,
+            ..self.0.options.template.clone()
+        }
+    }
+
+    /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
+    /// with the reason.
+    pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
+        let result = self.try_open(config).await;
+        let state = match &result {
+            Ok(handle) => Ok(handle.clone()),
+            Err(error) => {
+                let text = format!("pool {} can't be opened: {error}", config.name);
+                self.events().publish(EventKind::PoolFailed, &config.name, "", text);
+                Err(error.to_string())
+            }
+        };
+        let known = Known { config: config.clone(), state };
+        self.0.pools.write().insert(config.name.clone(), known);
+        result.map(|_| ())
+    }
+
+    async fn try_open(&self, config: &PoolConfig) -> Result<PoolHandle, Error> {
+        let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
+        let opened = blocking(move || pools::open_or_create(&wanted, &runtime_dir)).await?;
+        self.0.data_path.add_pool(&opened.handle).await?;
+        let (name, report) = (&config.name, &opened.report);
+        if opened.created {
+            let text = format!("pool {name} was created");
+            self.events().publish(EventKind::PoolCreated, name, "", text);
+        }
+        let how = if report.was_clean {
+            "it had been closed in order".to_owned()
+        } else {
+            let (log, ring) = (report.log_changes, report.ring_changes);
+            format!("recovered {log} changes from its log and {ring} from its delta ring")
+        };
+        if let Some(problem) = &report.ring_problem {
+            tracing::warn!(pool = name, problem, "the delta ring was not used");
+        }
+        let text = format!("pool {name} is open: {how}");
+        self.events().publish(EventKind::PoolOpened, name, "", text);
+        Ok(opened.handle)
+    }
+
+    /// Closes all pools, in the reverse order of their names, and says which could not be.
+    pub async fn close_pools(&self) -> Result<(), Error> {
+        let pools: Vec<_> = self.0.pools.read().values().rev().cloned().collect();
+        let mut result = Ok(());
+        for known in pools {
+            let Ok(handle) = known.state else { continue };
+            if let Err(error) = handle.close().await {
+                let error = pool_error(&known.config.name, error);
+                tracing::error!(pool = known.config.name, %error, "the pool was not closed");
+                result = result.and(Err(error));
+            }
+        }
+        result
+    }
+
+    /// Everything is served from now on.
+    pub fn set_ready(&self) {
+        self.0.ready.store(true, Ordering::Release);
+        self.events().publish(EventKind::Ready, "", "", "the daemon is ready");
+    }
+
+    /// Ends streams of events; nothing more is ready.
+    pub fn stop(&self) {
+        self.0.ready.store(false, Ordering::Release);
+        self.events().publish(EventKind::Stopping, "", "", "the daemon is stopping");
+        self.events().close();
+    }
+
+    /// Whether everything is served: listeners listen, and no pool has failed.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.why_not_ready().is_none()
+    }
+
+    /// What is not served, if anything.
+    #[must_use]
+    pub fn why_not_ready(&self) -> Option<String> {
+        if !self.0.ready.load(Ordering::Acquire) {
+            return Some("starting or stopping".to_owned());
+        }
+        let pools = self.0.pools.read();
+        pools.iter().find_map(|(name, known)| {
+            known.failure().map(|failure| format!("pool {name} has failed: {failure}"))
+        })
+    }
+
+    /// When the daemon started.
+    pub(crate) fn started_unix_seconds(&self) -> u64 {
+        self.0.started_unix_seconds
+    }
+
+    /// Resident memory of the daemon.
+    pub(crate) fn resident_bytes(&self) -> i64 {
+        stats::resident_bytes()
+    }
+
+    /// Whether clients can reach a volume.
+    pub(crate) fn is_attached(&self, pool: &str, volume: &str) -> bool {
+        self.0.attachments.get(pool, volume).is_some()
+    }
+
+    /// Where NBD is served: what URIs of volumes are made of.
+    pub fn set_nbd_addresses(&self, addresses: Vec<NbdAddress>) {
+        *self.0.nbd.write() = addresses;
+    }
+
+    /// What happens.
+    #[must_use]
+    pub fn events(&self) -> &Arc<EventHub> {
+        &self.0.events
+    }
+
+    /// Every pool that was named, by name.
+    pub(crate) fn known_pools(&self) -> Vec<Known> {
+        self.0.pools.read().values().cloned().collect()
+    }
+
+    /// Workers.
+    pub(crate) fn data_path(&self) -> &Arc<dyn DataPath> {
+        &self.0.data_path
+    }
+
+    /// The name of the pool that is meant.
+    fn pool_name<'a>(&'a self, name: &'a str) -> &'a str {
+        if name.is_empty() { &self.0.options.default_pool } else { name }
+    }
+
+    /// A pool by name; the default one without.
+    fn known(&self, name: &str) -> Result<Known, Error> {
+        let name = self.pool_name(name);
+        let found = self.0.pools.read().get(name).cloned();
+        found.ok_or_else(|| Error::not_found("pool", name))
+    }
+
+    /// A pool that can be used.
+    fn pool(&self, name: &str) -> Result<PoolHandle, Error> {
+        let known = self.known(name)?;
+        match (known.failure(), known.state) {
+            (None, Ok(handle)) => Ok(handle),
+            (failure, _) => {
+                Err(errors::failed_pool(&known.config.name, &failure.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Keeps others from doing something with this name meanwhile.
+    async fn lock(&self, pool: &str, name: &str) -> tokio::sync::MutexGuard<'_, ()> {
+        let hash = self.0.hasher.hash_one((self.pool_name(pool), name)) % LOCKS as u64;
+        self.0.locks[usize::try_from(hash).unwrap_or(0)].lock().await
+    }
+
+    /// Makes a pool at run time, and remembers it. True if it is new.
+    async fn create_pool(&self, config: PoolConfig, in_memory: bool) -> Result<bool, Error> {
+        let _guard = self.0.making_pools.lock().await;
+        let existing = self.0.pools.read().get(&config.name).cloned();
+        if let Some(existing) = existing {
+            same_pool(&existing.config, &config)?;
+            if existing.state.is_ok() {
+                return Ok(false);
+            }
+        }
+        let device = config.devices[0].clone();
+        let taken = self.known_pools().into_iter().find(|known| {
+            let same = |one: &DeviceConfig| one.path == device.path;
+            !in_memory && known.config.name != config.name && known.config.devices.iter().any(same)
+        });
+        if let Some(other) = taken {
+            let problem = format!("belongs to pool {}", shown(&other.config.name));
+            return Err(Error::in_use(device.path.display().to_string(), problem));
+        }
+        let handle = self.try_open(&config).await?;
+        let name = config.name.clone();
+        let known = Known { config: config.clone(), state: Ok(handle) };
+        self.0.pools.write().insert(name, known);
+        if !in_memory {
+            self.remember(config).await?;
+        }
+        Ok(true)
+    }
+
+    async fn remember(&self, config: PoolConfig) -> Result<(), Error> {
+        let file = self.0.remembered.clone();
+        blocking(move || {
+            let mut list: Vec<Remembered> = file.read()?;
+            list.retain(|one| one.name != config.name);
+            let device = &config.devices[0];
+            list.push(Remembered {
+                name: config.name.clone(),
+                path: device.path.clone(),
+                size: match device.size {
+                    SizeWish::Bytes(bytes) => bytes,
+                    SizeWish::Existing | SizeWish::OfFree(_) => 0,
+                },
+                extent_size: config.extent_size,
+                preallocate: device.preallocate,
+                direct: device.direct,
+            });
+            file.write(list)
+        })
+        .await
+    }
+}
+
+/// Refuses another pool of the same name.
+fn same_pool(existing: &PoolConfig, asked: &PoolConfig) -> Result<(), Error> {
+    let paths = |pool: &PoolConfig| {
+        pool.devices.iter().map(|one| one.path.display().to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let size = |pool: &PoolConfig| match pool.devices.first().map(|one| one.size) {
+        Some(SizeWish::Bytes(bytes)) => bytes.to_string(),
+        _ => "0".to_owned(),
+    };
+    let rows = [
+        ("path", paths(existing), paths(asked)),
+        ("size in bytes", size(existing), size(asked)),
+        ("extent size", existing.extent_size.to_string(), asked.extent_size.to_string()),
+    ];
+    for (field, existing, wanted) in rows {
+        if existing != wanted {
+            let (name, field) = (shown(&asked.name), field.to_owned());
+            return Err(Error::Exists { what: "pool", name, field, existing, asked: wanted });
+        }
+    }
+    Ok(())
+}
+
+/// Runs what blocks on a thread where that does no harm.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Error::Unexpected { what: "a task ended".to_owned(), problem: error.to_string() })
+    })
+}

@@ -1,0 +1,243 @@
+//! Opening pools, and making those that are not there yet.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::sys::statvfs::statvfs;
+
+use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
+use crate::error::Error;
+use crate::pool::{self, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec};
+use crate::units::GIB;
+
+use super::errors::pool_error;
+
+/// What a pool has to have at least, so that its metadata leaves room for data.
+const LEAST_BYTES: u64 = 256 << 20;
+
+/// Where delta rings are when the runtime folder is not in memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// A pool that was opened.
+pub(super) struct Opened {
+    pub(super) handle: PoolHandle,
+    pub(super) report: OpenReport,
+    /// It was not there before.
+    pub(super) created: bool,
+}
+
+/// Opens a pool, after making it where it isn't there. Blocks.
+pub(super) fn open_or_create(config: &PoolConfig, runtime_dir: &Path) -> Result<Opened, Error> {
+    let failed = |error| pool_error(&config.name, error);
+    let mut spec = spec(config, runtime_dir);
+    let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
+    let created = !in_memory && !pool::exists(&spec).map_err(failed)?;
+    if created {
+        create(config, &mut spec)?;
+    }
+    let (handle, report) = pool::open(&spec).map_err(failed)?;
+    Ok(Opened { handle, report, created: created || in_memory })
+}
+
+fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
+    let mut made: Vec<PathBuf> = Vec::new();
+    for (device, wanted) in spec.devices.iter_mut().zip(&config.devices) {
+        let is_new = !device.path.exists();
+        if is_new {
+            made.push(device.path.clone());
+        } else {
+            refuse_foreign(&device.path)?;
+        }
+        device.size = size_to_make(&config.name, wanted, is_new)?;
+    }
+    match pool::create(spec) {
+        // Another device than the first holds it: opening says what is missing.
+        Ok(_) | Err(PoolError::Exists { .. }) => Ok(()),
+        Err(error) => {
+            for path in made {
+                let _ = fs::remove_file(path);
+            }
+            Err(pool_error(&config.name, error))
+        }
+    }
+}
+
+fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
+    let device = |device: &DeviceConfig| DeviceSpec {
+        path: device.path.clone(),
+        kind: kind(device),
+        size: match device.size {
+            SizeWish::Bytes(bytes) => Some(bytes),
+            SizeWish::Existing | SizeWish::OfFree(_) => None,
+        },
+        preallocate: device.preallocate,
+        direct: device.direct,
+    };
+    PoolSpec {
+        name: config.name.clone(),
+        devices: config.devices.iter().map(device).collect(),
+        extent_size: config.extent_size,
+        ring_dir: ring_dir(runtime_dir),
+        accept_loss: config.accept_loss,
+        lock_wait: config.lock_wait,
+        commit_interval: config.commit_interval,
+        ring_records: config.ring_records,
+    }
+}
+
+fn kind(device: &DeviceConfig) -> DeviceKind {
+    let is_disk =
+        || fs::metadata(&device.path).is_ok_and(|metadata| metadata.file_type().is_block_device());
+    match device.kind {
+        config::DeviceKind::Memory => DeviceKind::Memory,
+        config::DeviceKind::Disk => DeviceKind::Disk,
+        config::DeviceKind::Auto if is_disk() => DeviceKind::Disk,
+        config::DeviceKind::File | config::DeviceKind::Auto => DeviceKind::File,
+    }
+}
+
+/// The runtime folder if it is in memory: a delta ring on a disk would be slow, and outlive what it
+/// is about.
+fn ring_dir(runtime_dir: &Path) -> PathBuf {
+    let in_memory = statfs(runtime_dir).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+    if in_memory { runtime_dir.to_path_buf() } else { PathBuf::from(SHARED_MEMORY) }
+}
+
+/// Bytes to make a device with; `None` for one that stays as it is.
+fn size_to_make(pool: &str, device: &DeviceConfig, is_new: bool) -> Result<Option<u64>, Error> {
+    match device.size {
+        SizeWish::Existing if is_new && kind(device) == DeviceKind::File => {
+            let name = device.path.display().to_string();
+            let problem = "it is not there, and no size to make it with is given".to_owned();
+            Err(Error::Invalid {
+                field: format!("size of {name}"),
+                value: "0".to_owned(),
+                allowed: format!("more than 0 bytes: {problem}"),
+            })
+        }
+        SizeWish::Existing => Ok(None),
+        SizeWish::Bytes(bytes) => Ok(Some(bytes)),
+        SizeWish::OfFree(percent) => {
+            let folder = device.path.parent().unwrap_or_else(|| Path::new("/"));
+            let below =
+                statvfs(folder).map_err(|error| Error::file("look at", folder, error.into()))?;
+            let free = below.blocks_available().saturating_mul(below.fragment_size());
+            let part = free / 100 * u64::from(percent);
+            let size = if part >= GIB { part / GIB * GIB } else { part >> 20 << 20 };
+            if size < LEAST_BYTES {
+                let what = format!("pool {pool} in {}", folder.display());
+                return Err(Error::NoSpace { what, needed: LEAST_BYTES, free: part });
+            }
+            Ok(Some(size))
+        }
+    }
+}
+
+/// Bytes at the beginning and the end of a device that have to be zero before a pool is made on it:
+/// superblocks of ours, and marks of file systems, partitions and RAIDs, lie there.
+const MARKED_BYTES: u64 = 2 << 20;
+
+/// What is there already is not written over, unless it looks unused.
+fn refuse_foreign(path: &Path) -> Result<(), Error> {
+    let failed = |error| Error::file("read", path, error);
+    let file = File::open(path).map_err(failed)?;
+    // The size of a block device is where its end is.
+    let size = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0)).map_err(failed)?;
+    let mut page = vec![0; 64 << 10];
+    let end = size.saturating_sub(MARKED_BYTES);
+    for start in [0, end] {
+        let mut at = start;
+        while at < size && at < start + MARKED_BYTES {
+            let length = usize::try_from(size - at).unwrap_or(usize::MAX).min(page.len());
+            let part = &mut page[..length];
+            file.read_exact_at(part, at).map_err(failed)?;
+            if part.iter().any(|byte| *byte != 0) {
+                let problem = "holds something that is not a pool: name another one, or clear it \
+                               first (wipefs, or a new file)";
+                return Err(Error::in_use(path.display().to_string(), problem));
+            }
+            at += length as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::control::testing::folder;
+    use crate::error::ErrorKind;
+
+    fn pool(path: &Path, size: SizeWish) -> PoolConfig {
+        let kind = config::DeviceKind::Auto;
+        let path = path.to_path_buf();
+        PoolConfig {
+            name: "p".to_owned(),
+            devices: vec![DeviceConfig { path, kind, size, preallocate: false, direct: true }],
+            extent_size: 256 << 10,
+            lock_wait: Duration::from_millis(50),
+            accept_loss: false,
+            commit_interval: Duration::from_secs(1),
+            ring_records: 1 << 10,
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_pool_is_not_written_over() {
+        let folder = folder();
+        let path = folder.path().join("disk");
+        for at in [0, 70_000, (8 << 20) - 1] {
+            let file = File::create(&path).unwrap();
+            file.set_len(8 << 20).unwrap();
+            file.write_all_at(b"x", at).unwrap();
+            let error = open_or_create(&pool(&path, SizeWish::Bytes(64 << 20)), folder.path());
+            let error = error.err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+            assert!(error.to_string().contains("not a pool"), "{error}");
+            assert_eq!(file.metadata().unwrap().len(), 8 << 20);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_needs_a_size() {
+        let folder = folder();
+        let path = folder.path().join("file");
+        let error = open_or_create(&pool(&path, SizeWish::Existing), folder.path()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("/file"), "{error}");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_pool_that_can_not_be_made_leaves_no_file() {
+        let folder = folder();
+        let path = folder.path().join("file");
+        let small = pool(&path, SizeWish::Bytes(64 << 10));
+        let error = open_or_create(&small, folder.path()).err().unwrap();
+        assert!(!path.exists(), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_pool_is_made_once_and_opened_again() {
+        let folder = folder();
+        let wanted = pool(&folder.path().join("file"), SizeWish::OfFree(50));
+        let first = open_or_create(&wanted, folder.path()).unwrap();
+        assert!(first.created);
+        let id = first.handle.id();
+        let size = first.handle.devices()[0].size;
+        assert!(size >= LEAST_BYTES && size.is_multiple_of(1 << 20));
+        let locked = open_or_create(&wanted, folder.path()).err().unwrap();
+        assert_eq!(locked.kind(), ErrorKind::InUse);
+        assert!(locked.to_string().contains("pool p is locked"), "{locked}");
+        first.handle.close().await.unwrap();
+        drop(first);
+        let second = open_or_create(&wanted, folder.path()).unwrap();
+        assert!(!second.created);
+        assert_eq!(second.handle.id(), id);
+        second.handle.close().await.unwrap();
+    }
+}

@@ -1,0 +1,297 @@
+//! The edge to gRPC: requests are checked and carried out here, and errors become statuses.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use blockd_api::v1;
+use blockd_api::v1::control_server::Control as Calls;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+use crate::error::Error;
+use crate::units::{from_wire, to_wire, to_wire_gb};
+
+use super::Control;
+use super::messages::{count, size_of_request, volume};
+use super::volumes::checked_name;
+
+/// Messages that wait for a client of a stream. What waits beyond that waits in the hub.
+const STREAM_DEPTH: usize = 16;
+
+type Answer<T> = Result<Response<T>, Status>;
+type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Carries a call out to its end, also when the client goes away in the middle: what has begun to
+/// change is not left half done.
+async fn whole<T: Send + 'static>(
+    call: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Answer<T> {
+    let result = tokio::spawn(call).await.unwrap_or_else(|error| {
+        Err(Error::Unexpected { what: "the call ended".to_owned(), problem: error.to_string() })
+    });
+    match result {
+        Ok(answer) => Ok(Response::new(answer)),
+        Err(error) => {
+            tracing::debug!(%error, "a call was refused");
+            Err(error.to_status())
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Calls for Control {
+    type PoolExtentsStream = Messages<v1::PoolExtentsResponse>;
+    type EventsStream = Messages<v1::Event>;
+
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Answer<v1::VersionResponse> {
+        Ok(Response::new(v1::VersionResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_unix_seconds: to_wire(self.0.started_unix_seconds),
+            nbd_addresses: self.0.nbd.read().iter().map(|address| address.uri("")).collect(),
+            ready: self.is_ready(),
+        }))
+    }
+
+    async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Answer<v1::ListPoolsResponse> {
+        let control = self.clone();
+        whole(async move {
+            let mut pools = Vec::new();
+            for known in control.known_pools() {
+                pools.push(control.describe_pool(&known).await?);
+            }
+            pools.sort_by_key(|pool| !pool.is_default);
+            Ok(v1::ListPoolsResponse { pools })
+        })
+        .await
+    }
+
+    async fn get_pool(&self, asked: Request<v1::GetPoolRequest>) -> Answer<v1::GetPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let pool = control.describe_pool(&control.known(&asked.name)?).await?;
+            Ok(v1::GetPoolResponse { pool: Some(pool) })
+        })
+        .await
+    }
+
+    async fn create_pool(
+        &self,
+        asked: Request<v1::CreatePoolRequest>,
+    ) -> Answer<v1::CreatePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let config = wanted_pool(&control, &asked)?;
+            let in_memory = asked.kind() == v1::DeviceKind::Memory;
+            let name = config.name.clone();
+            let changed = control.create_pool(config, in_memory).await?;
+            let pool = control.describe_pool(&control.known(&name)?).await?;
+            Ok(v1::CreatePoolResponse { changed, pool: Some(pool) })
+        })
+        .await
+    }
+
+    async fn pool_extents(
+        &self,
+        asked: Request<v1::PoolExtentsRequest>,
+    ) -> Answer<Self::PoolExtentsStream> {
+        let handle = self.pool(&asked.into_inner().pool)?;
+        let messages = self.describe_extents(&handle).await?;
+        let stream: Self::PoolExtentsStream =
+            Box::pin(tokio_stream::iter(messages.into_iter().map(Ok)));
+        Ok(Response::new(stream))
+    }
+
+    #[expect(deprecated, reason = "older clients send size_gb")]
+    async fn create_volume(
+        &self,
+        asked: Request<v1::CreateVolumeRequest>,
+    ) -> Answer<v1::CreateVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let size = size_of_request(asked.size_bytes, asked.size_gb)?;
+            let block_size = (asked.block_size != 0).then_some(asked.block_size);
+            let (changed, described) =
+                control.create_volume(&asked.pool, &asked.name, size, block_size).await?;
+            Ok(v1::CreateVolumeResponse { changed, volume: Some(volume(described)) })
+        })
+        .await
+    }
+
+    async fn delete_volume(
+        &self,
+        asked: Request<v1::DeleteVolumeRequest>,
+    ) -> Answer<v1::DeleteVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let deleted = control.delete_volume(&asked.pool, &asked.name, asked.force).await?;
+            Ok(deleted.map_or_else(Default::default, |deleted| v1::DeleteVolumeResponse {
+                changed: true,
+                detached: deleted.detached,
+                closed_connections: count(deleted.closed_connections),
+                volume: Some(volume(deleted.volume)),
+            }))
+        })
+        .await
+    }
+
+    async fn get_volume(
+        &self,
+        asked: Request<v1::GetVolumeRequest>,
+    ) -> Answer<v1::GetVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let described = control.get_volume(&asked.pool, &asked.name).await?;
+            Ok(v1::GetVolumeResponse { volume: Some(volume(described)) })
+        })
+        .await
+    }
+
+    async fn list_volumes(
+        &self,
+        asked: Request<v1::ListVolumesRequest>,
+    ) -> Answer<v1::ListVolumesResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let volumes = control.list_volumes(&asked.pool).await?;
+            Ok(v1::ListVolumesResponse { volumes: volumes.into_iter().map(volume).collect() })
+        })
+        .await
+    }
+
+    #[expect(deprecated, reason = "older clients send and read size_gb")]
+    async fn resize_volume(
+        &self,
+        asked: Request<v1::ResizeVolumeRequest>,
+    ) -> Answer<v1::ResizeVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let size = size_of_request(asked.size_bytes, asked.size_gb)?;
+            let resized =
+                control.resize_volume(&asked.pool, &asked.name, size, asked.shrink).await?;
+            let connections = if resized.changed { resized.volume.connections } else { 0 };
+            Ok(v1::ResizeVolumeResponse {
+                changed: resized.changed,
+                previous_size_gb: to_wire_gb(resized.previous),
+                volume: Some(volume(resized.volume)),
+                connections_with_old_size: count(connections),
+                previous_size_bytes: to_wire(resized.previous),
+            })
+        })
+        .await
+    }
+
+    async fn attach_volume(
+        &self,
+        asked: Request<v1::AttachVolumeRequest>,
+    ) -> Answer<v1::AttachVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let (changed, described) =
+                control.attach_volume(&asked.pool, &asked.name, asked.read_only).await?;
+            Ok(v1::AttachVolumeResponse { changed, volume: Some(volume(described)) })
+        })
+        .await
+    }
+
+    async fn detach_volume(
+        &self,
+        asked: Request<v1::DetachVolumeRequest>,
+    ) -> Answer<v1::DetachVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let (changed, closed, described) =
+                control.detach_volume(&asked.pool, &asked.name, asked.force).await?;
+            let closed_connections = count(closed);
+            let volume = Some(volume(described));
+            Ok(v1::DetachVolumeResponse { changed, closed_connections, volume })
+        })
+        .await
+    }
+
+    async fn list_connections(
+        &self,
+        asked: Request<v1::ListConnectionsRequest>,
+    ) -> Answer<v1::ListConnectionsResponse> {
+        let asked = asked.into_inner();
+        if !asked.pool.is_empty() {
+            self.known(&asked.pool)?;
+        }
+        let connections = self.describe_connections(&asked.pool, &asked.volume);
+        Ok(Response::new(v1::ListConnectionsResponse { connections }))
+    }
+
+    async fn stats(&self, asked: Request<v1::StatsRequest>) -> Answer<v1::StatsResponse> {
+        let asked = asked.into_inner();
+        Ok(Response::new(self.describe_stats(&asked.pool, &asked.volume)?))
+    }
+
+    async fn events(&self, asked: Request<v1::EventsRequest>) -> Answer<Self::EventsStream> {
+        let asked = asked.into_inner();
+        if !asked.pool.is_empty() {
+            self.known(&asked.pool)?;
+        }
+        let mut reader = self.events().reader(asked.replay, asked.pool);
+        let (send, receive) = mpsc::channel(STREAM_DEPTH);
+        tokio::spawn(async move {
+            loop {
+                let event = tokio::select! {
+                    event = reader.next() => event,
+                    () = send.closed() => None,
+                };
+                let Some(event) = event else { break };
+                if send.send(Ok(event)).await.is_err() {
+                    break;
+                }
+            }
+        });
+        let stream: Self::EventsStream = Box::pin(ReceiverStream::new(receive));
+        Ok(Response::new(stream))
+    }
+}
+
+/// The pool that a request describes.
+#[expect(deprecated, reason = "older clients send size_gb")]
+fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
+    checked_name(&asked.name)?;
+    let size = from_wire(asked.size_bytes, asked.size_gb)?;
+    let in_memory = asked.kind() == v1::DeviceKind::Memory;
+    let path = PathBuf::from(&asked.path);
+    if in_memory && !asked.path.is_empty() {
+        return Err(Error::invalid("path", &asked.path, "empty for a pool in memory"));
+    }
+    if !in_memory && (!path.is_absolute() || asked.path.contains('\0')) {
+        return Err(Error::invalid("path", &asked.path, "an absolute path"));
+    }
+    if in_memory && size == 0 {
+        return Err(Error::invalid("size_bytes", 0, "more than 0 for a pool in memory"));
+    }
+    let kind = match asked.kind() {
+        v1::DeviceKind::Unspecified => DeviceKind::Auto,
+        v1::DeviceKind::File => DeviceKind::File,
+        v1::DeviceKind::Disk => DeviceKind::Disk,
+        v1::DeviceKind::Memory => DeviceKind::Memory,
+    };
+    let template = &control.0.options.template;
+    let extent_size = if asked.extent_size == 0 { 256 << 10 } else { asked.extent_size };
+    if !extent_size.is_power_of_two() || !((64 << 10)..=(1 << 20)).contains(&extent_size) {
+        let allowed = "a power of two from 65536 to 1048576";
+        return Err(Error::invalid("extent_size", extent_size, allowed));
+    }
+    Ok(PoolConfig {
+        name: asked.name.clone(),
+        devices: vec![DeviceConfig {
+            path,
+            kind,
+            size: if size == 0 { SizeWish::Existing } else { SizeWish::Bytes(size) },
+            preallocate: asked.preallocate,
+            direct: !asked.buffered,
+        }],
+        extent_size,
+        ..template.clone()
+    })
+}

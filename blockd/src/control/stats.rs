@@ -1,0 +1,233 @@
+//! Counters and latencies, summed over workers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockd_api::v1;
+
+use crate::error::Error;
+use crate::stats::{Histogram, Op, Stage, VolumeStats};
+
+use super::Control;
+use super::messages::count;
+
+/// A volume's counters, by its pool's and its own name.
+type ByVolume = BTreeMap<(String, String), Vec<Arc<VolumeStats>>>;
+
+impl Control {
+    /// All counters of a pool or volume, or of all.
+    pub(super) fn describe_stats(
+        &self,
+        pool: &str,
+        volume: &str,
+    ) -> Result<v1::StatsResponse, Error> {
+        if !pool.is_empty() {
+            self.known(pool)?;
+        }
+        let mut volumes = ByVolume::new();
+        for stats in self.data_path().volume_stats() {
+            let wanted = |asked: &str, has: &str| asked.is_empty() || asked == has;
+            if wanted(pool, &stats.pool) && wanted(volume, &stats.volume) {
+                let key = (stats.pool.clone(), stats.volume.clone());
+                volumes.entry(key).or_default().push(stats);
+            }
+        }
+        let clients = self.describe_connections(pool, volume);
+        let volume_stats = |((pool, volume), workers): ((String, String), Vec<_>)| {
+            let mine = clients.iter().filter(|one| one.pool == pool && one.volume == volume);
+            let connections = count(mine.count());
+            volume_stats(pool, volume, connections, &workers)
+        };
+        Ok(v1::StatsResponse {
+            time_ns: self.0.clock.ns(),
+            pools: self.pool_stats(pool),
+            volumes: volumes.into_iter().map(volume_stats).collect(),
+            resident_bytes: resident_bytes(),
+        })
+    }
+
+    fn pool_stats(&self, pool: &str) -> Vec<v1::PoolStats> {
+        let mut list = Vec::new();
+        for known in self.known_pools() {
+            let Ok(handle) = known.state else { continue };
+            if !pool.is_empty() && pool != known.config.name {
+                continue;
+            }
+            let stats = handle.stats();
+            list.push(v1::PoolStats {
+                pool: known.config.name,
+                commits: stats.commits.load(Ordering::Relaxed),
+                flushes: stats.flushes.load(Ordering::Relaxed),
+                writes: stats.writes.load(Ordering::Relaxed),
+                written_bytes: stats.written_bytes.load(Ordering::Relaxed),
+                discards: stats.discards.load(Ordering::Relaxed),
+                wakeups: stats.wakeups.load(Ordering::Relaxed),
+                io_errors: stats.io_errors.load(Ordering::Relaxed),
+            });
+        }
+        list
+    }
+
+    /// Clients of a pool or volume, or all.
+    pub(super) fn describe_connections(&self, pool: &str, volume: &str) -> Vec<v1::Connection> {
+        let mut names = BTreeMap::new();
+        for known in self.known_pools() {
+            let Ok(handle) = known.state else { continue };
+            for one in handle.mapper().summaries() {
+                names.insert((handle.id(), one.id), (known.config.name.clone(), one.name));
+            }
+        }
+        let mut list = Vec::new();
+        for one in self.data_path().connections() {
+            let name = names.get(&(one.pool, one.volume)).cloned().unwrap_or_default();
+            let wanted = |asked: &str, has: &str| asked.is_empty() || asked == has;
+            if !wanted(pool, &name.0) || !wanted(volume, &name.1) {
+                continue;
+            }
+            list.push(v1::Connection {
+                id: one.id,
+                pool: name.0,
+                volume: name.1,
+                export: one.export,
+                peer: one.peer,
+                tls: one.tls,
+                read_only: one.read_only,
+                structured_replies: one.structured,
+                extended_headers: one.extended,
+                worker: count(one.worker),
+                in_flight: u32::try_from(one.in_flight).unwrap_or(u32::MAX),
+                negotiated_bytes: crate::units::to_wire(one.size),
+            });
+        }
+        list
+    }
+}
+
+/// Resident memory of this process.
+pub(super) fn resident_bytes() -> i64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|text| text.trim().strip_suffix(" kB")?.parse::<i64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
+
+fn volume_stats(
+    pool: String,
+    volume: String,
+    connections: u32,
+    workers: &[Arc<VolumeStats>],
+) -> v1::VolumeStats {
+    let sum = |of: &dyn Fn(&VolumeStats) -> u64| {
+        workers.iter().map(|stats| of(stats)).fold(0_u64, u64::saturating_add)
+    };
+    let operation = |op: Op| v1::OperationStats {
+        operation: match op {
+            Op::Read => v1::Operation::Read,
+            Op::Write => v1::Operation::Write,
+            Op::Flush => v1::Operation::Flush,
+            Op::Discard => v1::Operation::Discard,
+            Op::WriteZeroes => v1::Operation::WriteZeroes,
+        }
+        .into(),
+        count: sum(&|stats| stats.op(op).0.get()),
+        bytes: sum(&|stats| stats.op(op).1.get()),
+        errors: sum(&|stats| stats.op(op).2.get()),
+    };
+    let stage = |stage: Stage| {
+        let histograms: Vec<_> = workers.iter().map(|stats| stats.stage(stage)).collect();
+        stage_stats(stage, &histograms)
+    };
+    v1::VolumeStats {
+        pool,
+        volume,
+        operations: Op::ALL.into_iter().map(operation).collect(),
+        stages: Stage::ALL.into_iter().map(stage).collect(),
+        parked: sum(&|stats| stats.parked.get()),
+        parks: sum(&|stats| stats.parks.get()),
+        starved: sum(&|stats| stats.starved.get()),
+        connections,
+    }
+}
+
+fn stage_stats(stage: Stage, histograms: &[&Histogram]) -> v1::StageStats {
+    let mut buckets: BTreeMap<u64, u64> = BTreeMap::new();
+    for (upper_ns, count) in histograms.iter().flat_map(|histogram| histogram.buckets()) {
+        if count > 0 {
+            *buckets.entry(upper_ns).or_default() += count;
+        }
+    }
+    let count = buckets.values().sum();
+    let quantile = |per_mille: u64| quantile(&buckets, count, per_mille);
+    v1::StageStats {
+        stage: match stage {
+            Stage::Map => v1::Stage::Map,
+            Stage::Wait => v1::Stage::Wait,
+            Stage::Media => v1::Stage::Media,
+            Stage::Commit => v1::Stage::Commit,
+            Stage::Total => v1::Stage::Total,
+        }
+        .into(),
+        count,
+        sum_ns: histograms.iter().map(|histogram| histogram.sum_ns()).sum(),
+        p50_ns: quantile(500),
+        p90_ns: quantile(900),
+        p99_ns: quantile(990),
+        p999_ns: quantile(999),
+        buckets: buckets
+            .into_iter()
+            .map(|(upper_ns, count)| v1::Bucket { upper_ns, count })
+            .collect(),
+    }
+}
+
+/// The upper end of the bucket below which this part of all lies.
+fn quantile(buckets: &BTreeMap<u64, u64>, count: u64, per_mille: u64) -> u64 {
+    // In 128 bits, as counts may be anything.
+    let rank = (u128::from(count) * u128::from(per_mille)).div_ceil(1000);
+    let mut below = 0_u128;
+    for (upper_ns, count) in buckets {
+        below += u128::from(*count);
+        if below >= rank {
+            return *upper_ns;
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_summed() {
+        let worker = |worker| VolumeStats { worker, ..VolumeStats::default() };
+        let workers = [Arc::new(worker(0)), Arc::new(worker(1))];
+        for stats in &workers {
+            stats.op(Op::Write).0.add(3);
+            stats.op(Op::Write).1.add(4096);
+            stats.stage(Stage::Media).record(1000);
+        }
+        workers[1].stage(Stage::Media).record(1_000_000);
+        let sum = volume_stats("p".to_owned(), "v".to_owned(), 1, &workers);
+        let write = sum.operations.iter().find(|op| op.operation() == v1::Operation::Write);
+        assert_eq!(write.map(|op| (op.count, op.bytes, op.errors)), Some((6, 8192, 0)));
+        let media = sum.stages.iter().find(|stage| stage.stage() == v1::Stage::Media).unwrap();
+        assert_eq!((media.count, media.sum_ns), (3, 1_002_000));
+        assert_eq!(media.buckets.len(), 2);
+        assert!(media.p50_ns >= 1000 && media.p50_ns < 2000, "{media:?}");
+        assert!(media.p99_ns >= 1_000_000 && media.p99_ns < 2_000_000, "{media:?}");
+    }
+
+    #[test]
+    fn nothing_has_no_quantile() {
+        assert_eq!(quantile(&BTreeMap::new(), 0, 990), 0);
+        let one = BTreeMap::from([(7, 1)]);
+        assert_eq!([1, 500, 999].map(|part| quantile(&one, 1, part)), [7; 3]);
+    }
+
+    #[test]
+    fn this_process_takes_memory() {
+        assert!(resident_bytes() > 1 << 20);
+    }
+}

@@ -1,0 +1,145 @@
+//! What tests of the control service share.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use blockd_api::v1::control_client::ControlClient;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tonic::transport::{Channel, Endpoint};
+
+use super::{Answer, Connection, Control, ControlOptions, DataPath, NbdAddress, NbdPlace, bind};
+use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+use crate::error::Error;
+use crate::pool::{PoolHandle, VolumeId};
+use crate::stats::{VolumeStats, WorkerStats};
+
+/// A folder that is gone with this value.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+/// A new, empty folder on a tmpfs, as delta rings need one.
+pub(crate) fn folder() -> Folder {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("blockd-test-{}-{number}", std::process::id());
+    let path = Path::new("/dev/shm").join(name);
+    std::fs::create_dir(&path).unwrap();
+    Folder(path)
+}
+
+impl Folder {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Workers without threads: connections are what a test says.
+#[derive(Debug, Default)]
+pub(crate) struct FakeDataPath {
+    pub(crate) connections: Mutex<Vec<Connection>>,
+    /// Why no pool can be added.
+    pub(crate) refuses_pools: Mutex<Option<String>>,
+    pub(crate) volumes: Mutex<Vec<Arc<VolumeStats>>>,
+}
+
+impl DataPath for FakeDataPath {
+    fn add_pool<'a>(&'a self, _: &'a PoolHandle) -> Answer<'a, Result<(), Error>> {
+        let refusal = self.refuses_pools.lock().clone();
+        let result = refusal.map_or(Ok(()), |problem| Err(Error::in_use("workers", problem)));
+        Box::pin(async move { result })
+    }
+
+    fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize> {
+        let mut connections = self.connections.lock();
+        let before = connections.len();
+        connections.retain(|one| (one.pool, one.volume) != (pool, volume));
+        let closed = before - connections.len();
+        Box::pin(async move { closed })
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.connections.lock().clone()
+    }
+
+    fn volume_stats(&self) -> Vec<Arc<VolumeStats>> {
+        self.volumes.lock().clone()
+    }
+
+    fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {
+        Vec::new()
+    }
+}
+
+/// A pool in memory.
+pub(crate) fn memory_pool(name: &str) -> PoolConfig {
+    PoolConfig {
+        name: name.to_owned(),
+        devices: vec![DeviceConfig {
+            path: PathBuf::new(),
+            kind: DeviceKind::Memory,
+            size: SizeWish::Bytes(64 << 20),
+            preallocate: false,
+            direct: false,
+        }],
+        extent_size: 64 << 10,
+        lock_wait: Duration::from_millis(50),
+        accept_loss: false,
+        commit_interval: Duration::from_secs(1),
+        ring_records: 1 << 10,
+    }
+}
+
+/// A control service on a Unix socket, with the pool `default` in memory.
+pub(crate) struct Rig {
+    pub(crate) folder: Folder,
+    pub(crate) control: Control,
+    pub(crate) data_path: Arc<FakeDataPath>,
+    pub(crate) client: ControlClient<Channel>,
+}
+
+impl Rig {
+    pub(crate) async fn new() -> Self {
+        let rig = Self::without_pool(folder()).await;
+        rig.control.open_pool(&memory_pool("default")).await.unwrap();
+        rig
+    }
+
+    pub(crate) async fn without_pool(folder: Folder) -> Self {
+        let data_path = Arc::new(FakeDataPath::default());
+        let options = ControlOptions {
+            state_dir: folder.path().to_path_buf(),
+            runtime_dir: folder.path().to_path_buf(),
+            default_pool: "default".to_owned(),
+            template: memory_pool("template"),
+        };
+        let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();
+        let place = NbdPlace::Unix(PathBuf::from("/run/n.sock"));
+        control.set_nbd_addresses(vec![NbdAddress { place, tls: false }]);
+        let path = folder.path().join("control.sock");
+        let listener = bind(&path).unwrap();
+        tokio::spawn(listener.serve(control.clone(), std::future::pending()));
+        let connector = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        let endpoint = Endpoint::from_static("http://blockd.invalid");
+        let client = ControlClient::new(endpoint.connect_with_connector_lazy(connector));
+        Self { folder, control, data_path, client }
+    }
+
+    /// A connection to a volume, from now on.
+    pub(crate) fn connect(&self, volume: u32) {
+        let pool = self.control.pool("").unwrap().id();
+        let volume = VolumeId(volume);
+        self.data_path.connections.lock().push(Connection { pool, volume, ..Default::default() });
+    }
+}

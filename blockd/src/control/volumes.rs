@@ -1,0 +1,325 @@
+//! What is done with volumes. Each call can be repeated, and says what it changed.
+
+use std::collections::BTreeMap;
+
+use blockd_mapper::engine::VolumeSummary;
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_mapper::geometry::MAX_VOLUME_SIZE;
+
+use crate::config::check_name;
+use crate::error::{Error, shown};
+use crate::pool::{Control as Command, Outcome, PoolError, PoolHandle, VolumeId, VolumeInfo};
+use crate::units::human;
+
+use super::attachments::Record;
+use super::{Control, EventKind, pool_error};
+
+/// A volume, with what is known of its clients.
+#[derive(Clone, Debug)]
+pub(super) struct Described {
+    pub(super) pool: String,
+    pub(super) info: VolumeInfo,
+    /// The name of what it was made from; empty for nothing.
+    pub(super) origin: String,
+    pub(super) attached: bool,
+    pub(super) read_only: bool,
+    pub(super) connections: usize,
+    /// Where clients find it, when it is attached.
+    pub(super) uris: Vec<String>,
+}
+
+/// A volume that is gone.
+#[derive(Clone, Debug)]
+pub(super) struct Deleted {
+    pub(super) detached: bool,
+    pub(super) closed_connections: usize,
+    /// As it was.
+    pub(super) volume: Described,
+}
+
+/// A volume with another size.
+#[derive(Clone, Debug)]
+pub(super) struct Resized {
+    pub(super) changed: bool,
+    pub(super) previous: u64,
+    pub(super) volume: Described,
+}
+
+/// The volume of that name.
+pub(super) fn find(pool: &PoolHandle, name: &str) -> Option<VolumeSummary> {
+    pool.mapper().summaries().into_iter().find(|volume| volume.name == name)
+}
+
+impl Control {
+    /// Makes an empty volume. True if it is new. Without a block size it gets the smallest.
+    pub(super) async fn create_volume(
+        &self,
+        pool: &str,
+        name: &str,
+        size: u64,
+        block_size: Option<u32>,
+    ) -> Result<(bool, Described), Error> {
+        checked_name(name)?;
+        let handle = self.pool(pool)?;
+        let _guard = self.lock(pool, name).await;
+        let existing = find(&handle, name);
+        let block_size = match (block_size, &existing) {
+            (Some(block_size), _) => checked_block_size(block_size, &handle)?,
+            (None, Some(existing)) => existing.block_size,
+            (None, None) => handle.block_size(),
+        };
+        checked_size(size, block_size)?;
+        let command = Command::Create { name: name.to_owned(), size, block_size };
+        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let changed = matches!(outcome, Outcome::Created(_));
+        if changed {
+            let text = format!("volume {} was created with {}", shown(name), human(size));
+            self.events().publish(EventKind::VolumeCreated, handle.name(), name, text);
+        }
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// Removes a volume; `None` if there was none.
+    pub(super) async fn delete_volume(
+        &self,
+        pool: &str,
+        name: &str,
+        force: bool,
+    ) -> Result<Option<Deleted>, Error> {
+        checked_name(name)?;
+        let handle = self.pool(pool)?;
+        let _guard = self.lock(pool, name).await;
+        let Some(volume) = find(&handle, name) else { return Ok(None) };
+        let before = self.describe(&handle, name).await?;
+        if before.attached && !force {
+            let problem = "is attached: detach it first, or use force";
+            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        let (detached, closed_connections) = self.disconnect(&handle, &volume).await?;
+        let command = Command::Delete { volume: volume.id };
+        handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let freed = human(before.info.exclusive.saturating_add(before.info.reserved));
+        let text = format!("volume {} was deleted, {freed} are free again", shown(name));
+        self.events().publish(EventKind::VolumeDeleted, handle.name(), name, text);
+        Ok(Some(Deleted { detached, closed_connections, volume: before }))
+    }
+
+    /// Changes a volume's size.
+    pub(super) async fn resize_volume(
+        &self,
+        pool: &str,
+        name: &str,
+        size: u64,
+        shrink: bool,
+    ) -> Result<Resized, Error> {
+        let handle = self.pool(pool)?;
+        let _guard = self.lock(pool, name).await;
+        let volume = existing(&handle, name)?;
+        checked_size(size, volume.block_size)?;
+        if size < volume.size && !shrink {
+            let problem = format!(
+                "has {} bytes: {size} would cut off what lies behind, so that shrink has to be \
+                 asked for",
+                volume.size
+            );
+            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        let command = Command::Resize { volume: volume.id, size };
+        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let (changed, previous) = match outcome {
+            Outcome::Resized { from } => (true, from),
+            _ => (false, volume.size),
+        };
+        if changed {
+            let (from, to) = (human(previous), human(size));
+            let text = format!("volume {} was resized from {from} to {to}", shown(name));
+            self.events().publish(EventKind::VolumeResized, handle.name(), name, text);
+        }
+        Ok(Resized { changed, previous, volume: self.describe(&handle, name).await? })
+    }
+
+    /// Lets clients reach a volume. True if they could not before.
+    pub(super) async fn attach_volume(
+        &self,
+        pool: &str,
+        name: &str,
+        read_only: bool,
+    ) -> Result<(bool, Described), Error> {
+        let handle = self.pool(pool)?;
+        let _guard = self.lock(pool, name).await;
+        let volume = existing(&handle, name)?;
+        let read_only = read_only || volume.kind == VolumeKind::Snapshot;
+        let present = self.0.attachments.get(handle.name(), name);
+        let present = present.filter(|present| present.record.id == volume.id.0);
+        let changed = present.is_none();
+        match present {
+            Some(present) if present.record.read_only == read_only => {}
+            Some(_) => {
+                let how = if read_only { "for writing" } else { "read-only" };
+                let problem = format!("is attached {how} already: detach it first");
+                return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+            }
+            None => {
+                let (pool, volume, id) = (handle.name().to_owned(), name.to_owned(), volume.id.0);
+                self.0.attachments.add(Record { pool, volume, id, read_only }).await?;
+                let how = if read_only { ", read-only" } else { "" };
+                let text = format!("volume {} was attached{how}", shown(name));
+                self.events().publish(EventKind::VolumeAttached, handle.name(), name, text);
+            }
+        }
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// Makes a volume unreachable: whether it was reachable, and how many connections were ended.
+    pub(super) async fn detach_volume(
+        &self,
+        pool: &str,
+        name: &str,
+        force: bool,
+    ) -> Result<(bool, usize, Described), Error> {
+        let handle = self.pool(pool)?;
+        let _guard = self.lock(pool, name).await;
+        let volume = existing(&handle, name)?;
+        let clients = self.connections_of(&handle, volume.id);
+        if clients > 0 && !force {
+            let problem = format!(
+                "has {clients} connection{}: end {} first, or use force",
+                if clients == 1 { "" } else { "s" },
+                if clients == 1 { "it" } else { "them" },
+            );
+            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        let (changed, closed) = self.disconnect(&handle, &volume).await?;
+        Ok((changed, closed, self.describe(&handle, name).await?))
+    }
+
+    async fn disconnect(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+    ) -> Result<(bool, usize), Error> {
+        let place = (pool.name().to_owned(), volume.name.clone());
+        let detached = self.0.attachments.remove(&[place]).await? > 0;
+        let closed = self.0.data_path.close_volume(pool.id(), volume.id).await;
+        if detached {
+            let text = format!("volume {} was detached", shown(&volume.name));
+            self.events().publish(EventKind::VolumeDetached, pool.name(), &volume.name, text);
+        }
+        Ok((detached, closed))
+    }
+
+    fn connections_of(&self, pool: &PoolHandle, volume: VolumeId) -> usize {
+        let connections = self.0.data_path.connections();
+        connections.iter().filter(|one| one.pool == pool.id() && one.volume == volume).count()
+    }
+
+    /// One volume.
+    pub(super) async fn get_volume(&self, pool: &str, name: &str) -> Result<Described, Error> {
+        checked_name(name)?;
+        self.describe(&self.pool(pool)?, name).await
+    }
+
+    /// Volumes of one pool, or of all that serve.
+    pub(super) async fn list_volumes(&self, pool: &str) -> Result<Vec<Described>, Error> {
+        let pools = if pool.is_empty() {
+            let serves = |known: super::Known| match known.failure() {
+                None => known.state.ok(),
+                Some(_) => None,
+            };
+            self.known_pools().into_iter().filter_map(serves).collect()
+        } else {
+            vec![self.pool(pool)?]
+        };
+        let mut list = Vec::new();
+        for handle in pools {
+            list.extend(self.describe_all(&handle).await?);
+        }
+        Ok(list)
+    }
+
+    async fn describe(&self, pool: &PoolHandle, name: &str) -> Result<Described, Error> {
+        let all = self.describe_all(pool).await?;
+        let found = all.into_iter().find(|volume| volume.info.name == name);
+        found.ok_or_else(|| Error::not_found("volume", name))
+    }
+
+    async fn describe_all(&self, pool: &PoolHandle) -> Result<Vec<Described>, Error> {
+        let mut volumes = pool.volumes().await.map_err(|error| of(pool, error))?;
+        let names: BTreeMap<VolumeId, String> =
+            volumes.iter().map(|volume| (volume.id, volume.name.clone())).collect();
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut clients: BTreeMap<VolumeId, usize> = BTreeMap::new();
+        for one in self.0.data_path.connections() {
+            if one.pool == pool.id() {
+                *clients.entry(one.volume).or_default() += 1;
+            }
+        }
+        let describe = |info: VolumeInfo| {
+            let attachment = self.0.attachments.get(pool.name(), &info.name);
+            let attachment = attachment.filter(|present| present.record.id == info.id.0);
+            let export = self.export_name(pool.name(), &info.name);
+            let addresses = self.0.nbd.read();
+            let uris = addresses.iter().map(|address| address.uri(&export));
+            let uris = if attachment.is_some() { uris.collect() } else { Vec::new() };
+            Described {
+                pool: pool.name().to_owned(),
+                origin: names.get(&info.origin).cloned().unwrap_or_default(),
+                attached: attachment.is_some(),
+                read_only: info.kind == VolumeKind::Snapshot
+                    || attachment.is_some_and(|present| present.record.read_only),
+                connections: clients.get(&info.id).copied().unwrap_or(0),
+                uris,
+                info,
+            }
+        };
+        Ok(volumes.into_iter().map(describe).collect())
+    }
+
+    /// Forgets attachments of volumes that are gone from pools that are open, as after a crash in
+    /// the middle of a deletion.
+    pub async fn forget_attachments_of_missing_volumes(&self) -> Result<usize, Error> {
+        let mut gone = Vec::new();
+        for attachment in self.0.attachments.list() {
+            let record = &attachment.record;
+            let Ok(pool) = self.pool(&record.pool) else { continue };
+            let volume = find(&pool, &record.volume);
+            if volume.is_none_or(|volume| volume.id.0 != record.id) {
+                tracing::warn!(pool = record.pool, volume = record.volume, "attached, and gone");
+                gone.push((record.pool.clone(), record.volume.clone()));
+            }
+        }
+        self.0.attachments.remove(&gone).await
+    }
+}
+
+fn of(pool: &PoolHandle, error: PoolError) -> Error {
+    pool_error(pool.name(), error)
+}
+
+fn existing(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
+    checked_name(name)?;
+    find(pool, name).ok_or_else(|| Error::not_found("volume", name))
+}
+
+pub(super) fn checked_name(name: &str) -> Result<(), Error> {
+    check_name(name).map_err(|allowed| Error::invalid("name", name, allowed))
+}
+
+fn checked_block_size(block_size: u32, pool: &PoolHandle) -> Result<u32, Error> {
+    let least = pool.block_size();
+    if block_size.is_power_of_two() && (least..=4096).contains(&block_size) {
+        return Ok(block_size);
+    }
+    let allowed = format!("a power of two from {least}, the block of the pool's devices, to 4096");
+    Err(Error::invalid("block_size", block_size, allowed))
+}
+
+fn checked_size(size: u64, block_size: u32) -> Result<(), Error> {
+    let whole = size.is_multiple_of(u64::from(block_size));
+    if whole && (1..=MAX_VOLUME_SIZE).contains(&size) {
+        return Ok(());
+    }
+    let allowed =
+        format!("a multiple of the block size {block_size}, more than 0 and at most 2^50 bytes");
+    Err(Error::invalid("size_bytes", size, allowed))
+}

@@ -1,0 +1,130 @@
+//! The values of a scrape.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::control::Control;
+use crate::frontend::nbd::listener::ListenerStats;
+use crate::metrics::Snapshot;
+use crate::pool::{PoolHandle, VolumeId};
+use crate::stats::{Op, Stage, VolumeStats};
+
+/// A listener's address and counters.
+pub(super) type Listening = (String, Arc<ListenerStats>);
+
+/// Everything that is counted, as it is now. Asks pool threads, and waits for them.
+pub(super) async fn collect(control: &Control, listeners: &[Listening]) -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    let is_ready = u64::from(control.is_ready());
+    snapshot.set("blockd_build", &[env!("CARGO_PKG_VERSION")], 1);
+    snapshot.set("blockd_ready", &[], is_ready);
+    snapshot.set("blockd_start_time_seconds", &[], control.started_unix_seconds());
+    let resident = u64::try_from(control.resident_bytes()).unwrap_or(0);
+    snapshot.set("blockd_resident_bytes", &[], resident);
+    let mut clients: BTreeMap<([u8; 16], VolumeId), u64> = BTreeMap::new();
+    for one in control.data_path().connections() {
+        *clients.entry((one.pool, one.volume)).or_default() += 1;
+    }
+    for known in control.known_pools() {
+        let name = known.config.name.as_str();
+        let serves = known.failure().is_none();
+        snapshot.set("blockd_pool_up", &[name], serves.into());
+        let Ok(handle) = &known.state else { continue };
+        counters(&mut snapshot, handle);
+        if serves {
+            space(&mut snapshot, handle).await;
+        }
+        for volume in handle.mapper().summaries() {
+            let labels = [name, volume.name.as_str()];
+            let connections = clients.get(&(handle.id(), volume.id)).copied().unwrap_or(0);
+            snapshot.set("blockd_volume_size_bytes", &labels, volume.size);
+            snapshot.set("blockd_volume_mapped_bytes", &labels, volume.mapped);
+            snapshot.set("blockd_volume_valid_bytes", &labels, volume.valid);
+            let attached = control.is_attached(name, &volume.name);
+            snapshot.set("blockd_volume_attached", &labels, attached.into());
+            snapshot.set("blockd_volume_connections", &labels, connections);
+        }
+    }
+    requests(&mut snapshot, &control.data_path().volume_stats());
+    for stats in control.data_path().worker_stats() {
+        let worker = stats.worker.to_string();
+        let mut set = |name, value| snapshot.set(name, &[worker.as_str()], value);
+        set("blockd_worker_enters", stats.enters.get());
+        set("blockd_worker_media_operations", stats.media_operations.get());
+        set("blockd_worker_wakeups", stats.wakeups.get());
+        set("blockd_worker_connections", stats.connections.get());
+        set("blockd_worker_free_memory_bytes", stats.free_memory.get());
+        set("blockd_worker_memory_waits", stats.memory_waits.get());
+    }
+    for (address, stats) in listeners {
+        let mut set = |name, value: &std::sync::atomic::AtomicU64| {
+            snapshot.set(name, &[address.as_str()], value.load(Ordering::Relaxed));
+        };
+        set("blockd_listener_accepted", &stats.accepted);
+        set("blockd_listener_negotiated", &stats.negotiated);
+        set("blockd_listener_timed_out", &stats.timed_out);
+        set("blockd_listener_displaced", &stats.displaced);
+        set("blockd_listener_failed", &stats.failed);
+        set("blockd_listener_handshakes", &stats.handshakes);
+    }
+    snapshot
+}
+
+fn counters(snapshot: &mut Snapshot, pool: &PoolHandle) {
+    let stats = pool.stats();
+    let mut set = |name, value: &std::sync::atomic::AtomicU64| {
+        snapshot.set(name, &[pool.name()], value.load(Ordering::Relaxed));
+    };
+    set("blockd_pool_commits", &stats.commits);
+    set("blockd_pool_flushes", &stats.flushes);
+    set("blockd_pool_metadata_writes", &stats.writes);
+    set("blockd_pool_metadata_written_bytes", &stats.written_bytes);
+    set("blockd_pool_discards", &stats.discards);
+    set("blockd_pool_io_errors", &stats.io_errors);
+    set("blockd_pool_wakeups", &stats.wakeups);
+    set("blockd_pool_metadata_waiting_for_space", &stats.waiting_for_space);
+}
+
+async fn space(snapshot: &mut Snapshot, pool: &PoolHandle) {
+    let Ok(space) = pool.space().await else { return };
+    let mut set = |name, value| snapshot.set(name, &[pool.name()], value);
+    set("blockd_pool_size_bytes", space.pool.total);
+    set("blockd_pool_free_bytes", space.free());
+    set("blockd_pool_mapped_bytes", space.pool.mapped);
+    set("blockd_pool_reserved_bytes", space.pool.reserved);
+    set("blockd_pool_pending_bytes", space.pool.pending);
+    set("blockd_pool_metadata_bytes", space.pool.metadata);
+    set("blockd_pool_metadata_free_bytes", space.pool.metadata_free);
+    if let Some(free) = space.backing_free {
+        set("blockd_pool_backing_free_bytes", free);
+    }
+    let volumes = pool.mapper().summaries();
+    let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
+    set("blockd_pool_promised_bytes", promised);
+    set("blockd_pool_volumes", volumes.len() as u64);
+}
+
+fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
+    let mut volumes: BTreeMap<(&str, &str), Vec<&VolumeStats>> = BTreeMap::new();
+    for stats in all {
+        volumes.entry((&stats.pool, &stats.volume)).or_default().push(stats);
+    }
+    for ((pool, volume), workers) in volumes {
+        let sum = |of: &dyn Fn(&VolumeStats) -> u64| workers.iter().map(|one| of(one)).sum();
+        for op in Op::ALL {
+            let labels = [pool, volume, op.name()];
+            snapshot.set("blockd_requests", &labels, sum(&|one| one.op(op).0.get()));
+            snapshot.set("blockd_request_bytes", &labels, sum(&|one| one.op(op).1.get()));
+            snapshot.set("blockd_request_errors", &labels, sum(&|one| one.op(op).2.get()));
+        }
+        for stage in Stage::ALL {
+            let histograms = workers.iter().map(|one| one.stage(stage));
+            snapshot.times("blockd_request_seconds", &[pool, volume, stage.name()], histograms);
+        }
+        let labels = [pool, volume];
+        snapshot.set("blockd_parked_requests", &labels, sum(&|one| one.parked.get()));
+        snapshot.set("blockd_parks", &labels, sum(&|one| one.parks.get()));
+        snapshot.set("blockd_starved_writes", &labels, sum(&|one| one.starved.get()));
+    }
+}

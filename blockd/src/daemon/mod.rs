@@ -1,0 +1,341 @@
+//! The daemon: start, readiness, signals, drain.
+//!
+//! Sockets are bound before anything is opened or made, so that a port in use changes nothing.
+//! Clients that come early wait in the sockets' queues.
+
+mod collect;
+mod http;
+mod lock;
+mod logging;
+mod notify;
+mod serving;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse};
+use crate::control::{
+    self, Control, ControlListener, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace,
+};
+use crate::error::Error;
+use crate::frontend::nbd::handshake::Tls;
+use crate::frontend::nbd::listener::{self, Address, Bound, Limits, ListenError, Listener};
+use crate::frontend::nbd::tls::{TlsFiles, acceptor};
+use crate::frontend::worker::{WorkerOptions, Workers};
+use crate::hardening::protect_process;
+
+use http::HttpListener;
+use lock::FolderLock;
+use serving::{Serving, frontend_error};
+
+/// Threads of the control runtime: it waits most of the time.
+const CONTROL_THREADS: usize = 2;
+
+/// How long a client of the control API may keep the daemon from ending.
+const CONTROL_STOP_TIME: Duration = Duration::from_secs(5);
+
+/// How often failed pools are looked for.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Reads the configuration and serves until a signal says to stop.
+pub fn serve(path: Option<&Path>) -> Result<(), Error> {
+    let config = Config::load(path)?;
+    logging::start(&config.log)?;
+    let protection = protect_process();
+    for problem in &protection.problems {
+        tracing::warn!("{problem}");
+    }
+    run(&config)
+}
+
+/// Serves until a signal says to stop.
+pub fn run(config: &Config) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .map_err(|error| Error::io("start threads", error))?;
+    let result = runtime.block_on(async {
+        let signals = Signals::new()?;
+        let daemon = Daemon::start(config).await?;
+        signals.wait().await;
+        daemon.stop(config.stop_timeout).await
+    });
+    // What still runs is a client's that does not listen.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+/// Signals that are handled. A second one to stop ends the process at once.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Error> {
+        let handle = |kind| signal(kind).map_err(|error| Error::io("handle signals", error));
+        Ok(Self {
+            terminate: handle(SignalKind::terminate())?,
+            interrupt: handle(SignalKind::interrupt())?,
+            hang_up: handle(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the first.
+    async fn wait(mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => break,
+                _ = self.interrupt.recv() => break,
+                _ = self.hang_up.recv() => {
+                    tracing::info!("SIGHUP is ignored: a changed configuration needs a restart");
+                }
+            }
+        }
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+            tracing::error!("told to stop again: ending at once, as after a crash");
+            std::process::exit(1);
+        });
+    }
+}
+
+/// Sockets that are bound and not served yet.
+struct Sockets {
+    nbd: Vec<(Bound, TlsUse)>,
+    control: ControlListener,
+    metrics: Option<HttpListener>,
+}
+
+/// A daemon that serves.
+struct Daemon {
+    control: Control,
+    workers: Workers,
+    listeners: Vec<Listener>,
+    stop_control: oneshot::Sender<()>,
+    control_server: tokio::task::JoinHandle<Result<(), Error>>,
+    /// Given back last.
+    _locks: [FolderLock; 2],
+}
+
+impl Daemon {
+    async fn start(config: &Config) -> Result<Self, Error> {
+        let runtime_lock = FolderLock::take(&config.runtime_dir, 0o755)?;
+        let state_lock = if config.state_dir == config.runtime_dir {
+            runtime_lock.same().map_err(|error| Error::io("lock", error))?
+        } else {
+            FolderLock::take(&config.state_dir, 0o700)?
+        };
+        let sockets = bind(config).await?;
+        let workers = Workers::start(WorkerOptions {
+            count: config.workers.count,
+            buffer_bytes: config.workers.buffer_bytes,
+            max_requests: config.nbd.max_requests,
+            send_limit: config.nbd.send_timeout,
+        })
+        .map_err(frontend_error)?;
+        let serving = Arc::new(Serving(workers.clone()));
+        let options = ControlOptions {
+            state_dir: config.state_dir.clone(),
+            runtime_dir: config.runtime_dir.clone(),
+            default_pool: config.default_pool.clone(),
+            template: config.pools[0].clone(),
+        };
+        let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
+        notify::tell(&[NotifyState::Status("opening pools")]);
+        open_pools(config, &control).await?;
+        control.forget_attachments_of_missing_volumes().await?;
+        let (listeners, addresses) = serve_nbd(sockets.nbd, &control, &serving);
+        control.set_nbd_addresses(addresses);
+        let (stop_control, stopped) = oneshot::channel();
+        let stopped = async { drop(stopped.await) };
+        let control_server = tokio::spawn(sockets.control.serve(control.clone(), stopped));
+        if let Some(metrics) = sockets.metrics {
+            if let Some(address) = metrics.address() {
+                tracing::info!("metrics are served on http://{address}/metrics");
+            }
+            let stats = listeners.iter().map(|one| (one.address().to_string(), one.stats()));
+            tokio::spawn(metrics.serve(control.clone(), stats.collect()));
+        }
+        tokio::spawn(notify::watchdog(control.clone()));
+        tokio::spawn(watch_pools(control.clone()));
+        control.set_ready();
+        notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
+        let _locks = [runtime_lock, state_lock];
+        Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
+    }
+
+    /// Takes nothing new, answers what is in flight, and leaves pools clean. Attachments stay.
+    async fn stop(self, limit: Duration) -> Result<(), Error> {
+        notify::tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+        self.control.stop();
+        for listener in self.listeners {
+            listener.stop().await;
+        }
+        let _ = self.stop_control.send(());
+        let mut server = self.control_server;
+        if tokio::time::timeout(CONTROL_STOP_TIME, &mut server).await.is_err() {
+            tracing::warn!("clients of the control API do not hang up");
+            server.abort();
+        }
+        self.workers.drain(limit).await;
+        let closed = tokio::time::timeout(limit, self.control.close_pools()).await;
+        closed.unwrap_or_else(|_| {
+            let problem = format!("were not closed within {} s", limit.as_secs());
+            Err(Error::in_use("pools", problem))
+        })?;
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+async fn bind(config: &Config) -> Result<Sockets, Error> {
+    let control = control::bind(&config.control_socket)?;
+    let certificate = config.nbd.tls.as_ref().map(|tls| TlsFiles {
+        certificate: tls.certificate.clone(),
+        key: tls.key.clone(),
+        client_ca: tls.client_ca.clone(),
+    });
+    let acceptor = certificate.map(|files| acceptor(&files)).transpose();
+    let acceptor = acceptor.map_err(|error| Error::Corrupt {
+        what: "nbd.tls".to_owned(),
+        problem: with_causes(&error),
+    })?;
+    let mut nbd = Vec::new();
+    for one in &config.nbd.listeners {
+        let tls = match (one.tls, &acceptor) {
+            (TlsUse::Off, _) | (_, None) => Tls::Off,
+            (TlsUse::Allowed, Some(acceptor)) => Tls::On(acceptor.clone()),
+            (TlsUse::Required, Some(acceptor)) => Tls::Required(acceptor.clone()),
+        };
+        let bound = listener::bind(listener_options(one, config, tls)).map_err(listen_error)?;
+        nbd.push((bound, one.tls));
+    }
+    let metrics = match config.metrics {
+        None => None,
+        Some(address) => Some(HttpListener::bind(address).await?),
+    };
+    Ok(Sockets { nbd, control, metrics })
+}
+
+fn listener_options(one: &ListenerConfig, config: &Config, tls: Tls) -> listener::ListenerOptions {
+    let address = match &one.address {
+        ListenAddress::Unix { path, mode } => Address::Unix { path: path.clone(), mode: *mode },
+        ListenAddress::Tcp(address) => Address::Tcp(*address),
+    };
+    let limits = Limits {
+        connections: one.max_connections,
+        handshakes: config.nbd.max_handshakes,
+        handshake_time: config.nbd.handshake_timeout,
+    };
+    listener::ListenerOptions { address, limits, tls }
+}
+
+fn listen_error(error: ListenError) -> Error {
+    let text = error.to_string();
+    match error {
+        ListenError::PathTooLong { path, .. } => {
+            let allowed = crate::config::check_socket_path(&path).err().unwrap_or_default();
+            Error::invalid("nbd.listener.unix", path.display(), allowed)
+        }
+        ListenError::NotASocket { path } => {
+            Error::in_use(path.display().to_string(), "is there already, and is no socket")
+        }
+        ListenError::InUse { address } => {
+            Error::in_use(address.to_string(), "is in use: somebody else listens there")
+        }
+        ListenError::Io { source, .. } => Error::io(text, source),
+    }
+}
+
+/// An error and what caused it, on one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Opens all pools at the same time. One that fails is no reason not to serve the others; when
+/// none is left, the first failure is the daemon's.
+async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
+    let mut pools = config.pools.clone();
+    for pool in control.remembered_pools()? {
+        if pools.iter().all(|other| other.name != pool.name) {
+            pools.push(pool);
+        }
+    }
+    let opening: Vec<_> = pools
+        .into_iter()
+        .map(|pool| {
+            let control = control.clone();
+            tokio::spawn(async move { control.open_pool(&pool).await })
+        })
+        .collect();
+    let (mut opened, mut first_error) = (0, None);
+    for pool in opening {
+        let result = pool.await.unwrap_or_else(|error| {
+            Err(Error::Unexpected { what: "open a pool".to_owned(), problem: error.to_string() })
+        });
+        match result {
+            Ok(()) => opened += 1,
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    match first_error {
+        Some(error) if opened == 0 => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn serve_nbd(
+    bound: Vec<(Bound, TlsUse)>,
+    control: &Control,
+    serving: &Arc<Serving>,
+) -> (Vec<Listener>, Vec<NbdAddress>) {
+    let exports = Arc::new(control.clone());
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    for (bound, tls) in bound {
+        let place = match bound.address() {
+            Address::Unix { path, .. } => NbdPlace::Unix(path.clone()),
+            Address::Tcp(address) => NbdPlace::Tcp(*address),
+        };
+        addresses.push(NbdAddress { place, tls: tls == TlsUse::Required });
+        let listener = bound.serve(Arc::clone(&exports), Arc::clone(serving));
+        tracing::info!("NBD is served on {}", listener.address());
+        listeners.push(listener);
+    }
+    (listeners, addresses)
+}
+
+/// Tells of each pool that fails, once.
+async fn watch_pools(control: Control) {
+    let mut told = std::collections::BTreeSet::new();
+    loop {
+        for known in control.known_pools() {
+            let name = known.config.name.clone();
+            let Ok(handle) = known.state else { continue };
+            let Some(failure) = handle.failure() else { continue };
+            if told.insert(name.clone()) {
+                let text = format!("pool {name} has failed: {failure}");
+                notify::tell(&[NotifyState::Status(&text)]);
+                control.events().publish(EventKind::PoolFailed, &name, "", text);
+            }
+        }
+        tokio::time::sleep(FAILURE_PAUSE).await;
+    }
+}

@@ -1,0 +1,75 @@
+//! Joins what the control service asks for, and what listeners hand over, to the workers.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::control::{self, Answer, Connection, DataPath};
+use crate::error::Error;
+use crate::frontend::nbd::{Session, Sessions};
+use crate::frontend::worker::{self, ConnectionInfo, FrontendError, Workers};
+use crate::pool::{PoolHandle, VolumeId};
+use crate::stats::{VolumeStats, WorkerStats};
+
+/// The workers, for the control service and for listeners.
+#[derive(Debug)]
+pub(super) struct Serving(pub(super) Workers);
+
+/// What a worker's error means to a user.
+pub(super) fn frontend_error(error: FrontendError) -> Error {
+    match error {
+        FrontendError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),
+        FrontendError::Io { what, source } => Error::io(what, source),
+        FrontendError::Mapper(error) => error.into(),
+        error => Error::Unexpected { what: "workers".to_owned(), problem: error.to_string() },
+    }
+}
+
+impl DataPath for Serving {
+    fn add_pool<'a>(&'a self, pool: &'a PoolHandle) -> Answer<'a, Result<(), Error>> {
+        Box::pin(async move { self.0.add_pool(pool).await.map_err(frontend_error) })
+    }
+
+    fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize> {
+        Box::pin(self.0.close_volume(pool, volume))
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.0.connections().into_iter().map(connection).collect()
+    }
+
+    fn volume_stats(&self) -> Vec<Arc<VolumeStats>> {
+        self.0.stats()
+    }
+
+    fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {
+        self.0.worker_stats()
+    }
+}
+
+fn connection(info: ConnectionInfo) -> Connection {
+    Connection {
+        // Workers count their own.
+        id: ((info.worker as u64) << 48) | info.id,
+        pool: info.pool,
+        volume: info.volume,
+        export: info.export,
+        peer: info.peer,
+        tls: info.agreed.tls,
+        read_only: info.agreed.read_only,
+        structured: info.agreed.structured,
+        extended: info.agreed.extended,
+        worker: info.worker,
+        size: info.agreed.size,
+        in_flight: info.in_flight.get(),
+    }
+}
+
+impl Sessions<control::Target> for Serving {
+    fn connect(&self, stream: OwnedFd, session: Session<control::Target>) {
+        let Session { volume: target, export, negotiated, peer, guard } = session;
+        let (pool, volume, name) = (target.pool.clone(), target.volume, target.name.clone());
+        let volume = worker::Target { pool, volume, name };
+        let session = Session { volume, export, negotiated, peer, guard };
+        target.if_attached(|| self.0.connect(stream, session));
+    }
+}

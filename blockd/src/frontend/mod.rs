@@ -1,0 +1,4 @@
+//! What clients talk to, and the threads that serve them.
+
+pub mod nbd;
+pub mod worker;

@@ -1,0 +1,487 @@
+//! What comes before the transmission phase, as a state machine without IO.
+//!
+//! The driver does what a `Step` says: it sends, then does what comes next, then tells how
+//! that went. It reads exactly as many bytes as it is told to, so that none of the next phase,
+//! or of TLS, are swallowed.
+//!
+//! An option that can be refused by its header is refused before its data is read, so that
+//! nobody waits for bytes that a stranger announced and does not send.
+
+use super::super::{ExportError, ExportInfo, Negotiated};
+use super::option::{self, Malformed, Wanted};
+use super::{INIT_MAGIC, MAX_STRING_BYTES, OPTION_MAGIC, greeting, opt, rep, u32_at};
+
+/// The longest data of an option that is read. The largest of sense are the metadata queries:
+/// a name, and 64 queries that are hardly ever longer than 20 bytes.
+pub const MAX_OPTION_BYTES: u32 = 64 << 10;
+
+/// The most options in one handshake. A client that asks for details of each export of a list
+/// needs three for each.
+pub const MAX_OPTIONS: u32 = 4096;
+
+/// The longest reply to LIST; what does not fit is left out, and the client told so.
+pub const MAX_LIST_BYTES: usize = 1 << 20;
+
+/// What a listener has to say about TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// There is none.
+    #[default]
+    Off,
+    /// Whoever wants it gets it.
+    On,
+    /// Nothing is said and no export given without it.
+    Required,
+}
+
+/// What happened to the last step.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The connection is there.
+    Connected,
+    /// What `Read` asked for: exactly so many bytes.
+    Bytes(&'a [u8]),
+    /// What `Skip` asked for is gone.
+    Skipped,
+    /// What `List` asked for.
+    Exports(&'a [ExportInfo]),
+    /// What `Open` asked for.
+    Opened(Result<&'a ExportInfo, &'a ExportError>),
+    /// TLS is up; everything from now on goes through it.
+    Encrypted,
+}
+
+/// Send, then do what is next.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Step {
+    pub send: Vec<u8>,
+    pub next: Next,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Read exactly so many bytes.
+    Read(usize),
+    /// Read so many bytes and forget them.
+    Skip(u32),
+    /// Make a list of the exports.
+    List,
+    /// Look for the export of that name.
+    Open(String),
+    /// Begin TLS as its server.
+    StartTls,
+    /// The handshake is done; the export is the one that was opened last.
+    Enter(Negotiated),
+    /// Close the connection.
+    Close(Reason),
+}
+
+/// Why a connection ended before it was of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    #[error("the client is done")]
+    Aborted,
+    #[error("the client set flags that were not offered: {0:#x}")]
+    ClientFlags(u32),
+    #[error("the client does not speak fixed newstyle, and TLS is required")]
+    NotFixed,
+    #[error("an option did not begin with the option magic")]
+    OptionMagic,
+    #[error("option {0} announced {1} bytes")]
+    OptionTooLong(u32, u32),
+    #[error("more than {MAX_OPTIONS} options")]
+    TooManyOptions,
+    #[error("EXPORT_NAME can't be granted: {0}")]
+    ExportName(&'static str),
+    #[error("the driver told something that was not asked for")]
+    OutOfStep,
+}
+
+/// A handshake, from the server's side.
+#[derive(Debug)]
+pub struct Handshake {
+    tls_mode: TlsMode,
+    state: State,
+    options: u32,
+    no_zeroes: bool,
+    fixed: bool,
+    agreed: Agreed,
+    encrypted: bool,
+}
+
+/// What options have negotiated so far; TLS starts it over.
+#[derive(Debug, Default)]
+struct Agreed {
+    structured: bool,
+    extended: bool,
+    /// The own name of the export for which `base:allocation` was selected.
+    base_allocation: Option<String>,
+}
+
+#[derive(Debug)]
+enum State {
+    Connecting,
+    ClientFlags,
+    OptionHeader,
+    /// Data is skipped; the reply was sent.
+    Skipping,
+    /// The 4 bytes of the name's length.
+    NameLen(option::Header),
+    /// What is after them.
+    Data(option::Header, u32),
+    ExportName,
+    Abort,
+    Listing,
+    Opening(Asking),
+    Encrypting,
+    Ended,
+}
+
+/// What an export is opened for.
+#[derive(Debug)]
+enum Asking {
+    ExportName,
+    Info { option: u32, wanted: Wanted },
+    Contexts { option: u32, found: bool },
+}
+
+impl Handshake {
+    #[must_use]
+    pub fn new(tls_mode: TlsMode) -> Self {
+        Self {
+            tls_mode,
+            state: State::Connecting,
+            options: 0,
+            no_zeroes: false,
+            fixed: false,
+            agreed: Agreed::default(),
+            encrypted: false,
+        }
+    }
+
+    /// The next step.
+    pub fn handle(&mut self, event: Event<'_>) -> Step {
+        match (std::mem::replace(&mut self.state, State::Ended), event) {
+            (State::Connecting, Event::Connected) => self.greet(),
+            (State::ClientFlags, Event::Bytes(bytes)) => self.client_flags(bytes),
+            (State::OptionHeader, Event::Bytes(bytes)) => self.option_header(bytes),
+            (State::Skipping, Event::Skipped) => self.next_option(Vec::new()),
+            (State::NameLen(option), Event::Bytes(bytes)) => {
+                self.name_len(option, option::name_len(bytes))
+            }
+            (State::Data(option, name_len), Event::Bytes(bytes)) => {
+                self.data(option, name_len, bytes)
+            }
+            (State::ExportName, Event::Bytes(bytes)) => match option::name(bytes) {
+                Ok(name) => self.open(name, Asking::ExportName),
+                Err(Malformed { message, .. }) => close(Reason::ExportName(message)),
+            },
+            (State::Abort, Event::Skipped) => acknowledge_abort(),
+            (State::Listing, Event::Exports(exports)) => self.list(exports),
+            (State::Opening(asking), Event::Opened(result)) => self.opened(asking, result),
+            (State::Encrypting, Event::Encrypted) => {
+                // What was agreed in the clear may have been forged (CVE-2021-3716).
+                self.agreed = Agreed::default();
+                self.encrypted = true;
+                self.next_option(Vec::new())
+            }
+            _ => close(Reason::OutOfStep),
+        }
+    }
+
+    fn greet(&mut self) -> Step {
+        let mut send = INIT_MAGIC.to_be_bytes().to_vec();
+        send.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        let flags = greeting::FIXED_NEWSTYLE | greeting::NO_ZEROES;
+        send.extend_from_slice(&flags.to_be_bytes());
+        self.state = State::ClientFlags;
+        Step { send, next: Next::Read(4) }
+    }
+
+    fn client_flags(&mut self, bytes: &[u8]) -> Step {
+        let Some(flags) = u32_at(bytes, 0) else { return close(Reason::OutOfStep) };
+        let known = u32::from(greeting::FIXED_NEWSTYLE | greeting::NO_ZEROES);
+        if flags & !known != 0 {
+            return close(Reason::ClientFlags(flags));
+        }
+        self.fixed = flags & u32::from(greeting::FIXED_NEWSTYLE) != 0;
+        self.no_zeroes = flags & u32::from(greeting::NO_ZEROES) != 0;
+        if !self.fixed && self.tls_mode == TlsMode::Required {
+            return close(Reason::NotFixed);
+        }
+        self.next_option(Vec::new())
+    }
+
+    fn next_option(&mut self, send: Vec<u8>) -> Step {
+        self.state = State::OptionHeader;
+        Step { send, next: Next::Read(option::HEADER_BYTES) }
+    }
+
+    fn option_header(&mut self, bytes: &[u8]) -> Step {
+        let Some(option) = option::parse_header(bytes) else {
+            return close(Reason::OptionMagic);
+        };
+        self.options += 1;
+        if self.options > MAX_OPTIONS {
+            return close(Reason::TooManyOptions);
+        }
+        if option.kind == opt::ABORT {
+            return self.abort(option);
+        }
+        if self.tls_mode == TlsMode::Required && !self.encrypted && option.kind != opt::STARTTLS {
+            if option.kind == opt::EXPORT_NAME {
+                return close(Reason::ExportName("TLS is required"));
+            }
+            return self.refuse(option, rep::ERR_TLS_REQD, "start TLS first");
+        }
+        match option.kind {
+            opt::EXPORT_NAME => self.export_name(option),
+            opt::INFO | opt::GO | opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                self.option_with_name(option)
+            }
+            opt::LIST | opt::STARTTLS | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => {
+                if option.len != 0 {
+                    return self.refuse(option, rep::ERR_INVALID, "this option has no data");
+                }
+                self.option_without_data(option)
+            }
+            _ => self.refuse(option, rep::ERR_UNSUP, "unknown option"),
+        }
+    }
+
+    /// The answer first, then the data it announced is skipped, or not waited for at all.
+    fn refuse(&mut self, option: option::Header, kind: u32, message: &str) -> Step {
+        self.refuse_rest(option, option.len, kind, message)
+    }
+
+    fn refuse_rest(
+        &mut self,
+        option: option::Header,
+        unread: u32,
+        kind: u32,
+        message: &str,
+    ) -> Step {
+        let mut send = Vec::new();
+        if option.len > MAX_OPTION_BYTES {
+            option::reply(&mut send, option.kind, kind, &[message.as_bytes()]);
+            let reason = Reason::OptionTooLong(option.kind, option.len);
+            return Step { send, next: Next::Close(reason) };
+        }
+        option::reply(&mut send, option.kind, kind, &[message.as_bytes()]);
+        if unread == 0 {
+            return self.next_option(send);
+        }
+        self.state = State::Skipping;
+        Step { send, next: Next::Skip(unread) }
+    }
+
+    fn abort(&mut self, option: option::Header) -> Step {
+        // Data with it is to be ignored. It is read so that closing with it unread doesn't
+        // take the acknowledgement with it.
+        if option.len == 0 || option.len > MAX_OPTION_BYTES {
+            return acknowledge_abort();
+        }
+        self.state = State::Abort;
+        Step { send: Vec::new(), next: Next::Skip(option.len) }
+    }
+
+    fn export_name(&mut self, option: option::Header) -> Step {
+        if self.agreed.extended {
+            return close(Reason::ExportName("extended headers were negotiated"));
+        }
+        if option.len > MAX_STRING_BYTES {
+            return close(Reason::OptionTooLong(option.kind, option.len));
+        }
+        if option.len == 0 {
+            return self.open(String::new(), Asking::ExportName);
+        }
+        self.state = State::ExportName;
+        Step { send: Vec::new(), next: Next::Read(as_usize(option.len)) }
+    }
+
+    fn option_without_data(&mut self, option: option::Header) -> Step {
+        match option.kind {
+            opt::LIST => {
+                self.state = State::Listing;
+                Step { send: Vec::new(), next: Next::List }
+            }
+            opt::STARTTLS => self.start_tls(option),
+            opt::STRUCTURED_REPLY if self.agreed.extended => {
+                let message = "extended headers were negotiated";
+                self.refuse(option, rep::ERR_EXT_HEADER_REQD, message)
+            }
+            opt::STRUCTURED_REPLY => {
+                self.agreed.structured = true;
+                self.acknowledge(option.kind)
+            }
+            _ => {
+                self.agreed.structured = true;
+                self.agreed.extended = true;
+                self.acknowledge(option.kind)
+            }
+        }
+    }
+
+    fn start_tls(&mut self, option: option::Header) -> Step {
+        if self.encrypted {
+            return self.refuse(option, rep::ERR_INVALID, "TLS is in use");
+        }
+        if self.tls_mode == TlsMode::Off || !self.fixed {
+            return self.refuse(option, rep::ERR_POLICY, "there is no TLS here");
+        }
+        self.state = State::Encrypting;
+        let mut send = Vec::new();
+        option::reply(&mut send, option.kind, rep::ACK, &[]);
+        Step { send, next: Next::StartTls }
+    }
+
+    fn acknowledge(&mut self, kind: u32) -> Step {
+        let mut send = Vec::new();
+        option::reply(&mut send, kind, rep::ACK, &[]);
+        self.next_option(send)
+    }
+
+    /// INFO, GO and the metadata options begin with a name's length, which is judged before
+    /// the rest is read.
+    fn option_with_name(&mut self, option: option::Header) -> Step {
+        if option.kind == opt::SET_META_CONTEXT {
+            // What was selected before is gone, also when this one fails.
+            self.agreed.base_allocation = None;
+        }
+        if option.len > MAX_OPTION_BYTES {
+            return self.refuse(option, rep::ERR_TOO_BIG, "the option's data is too long");
+        }
+        if is_meta(option.kind) && !self.agreed.structured {
+            let message = "structured replies have to be negotiated first";
+            return self.refuse(option, rep::ERR_INVALID, message);
+        }
+        if option.len < 4 + after_name(option.kind) {
+            return self.refuse(option, rep::ERR_INVALID, "the option's data is too short");
+        }
+        self.state = State::NameLen(option);
+        Step { send: Vec::new(), next: Next::Read(4) }
+    }
+
+    fn name_len(&mut self, option: option::Header, name_len: u32) -> Step {
+        let rest = 4 + after_name(option.kind);
+        if let Err(wrong) = option::check_name_len(name_len, option.len, rest) {
+            return self.refuse_rest(option, option.len - 4, wrong.reply, wrong.message);
+        }
+        self.state = State::Data(option, name_len);
+        Step { send: Vec::new(), next: Next::Read(as_usize(option.len - 4)) }
+    }
+
+    fn data(&mut self, option: option::Header, name_len: u32, bytes: &[u8]) -> Step {
+        let parsed = if is_meta(option.kind) {
+            let set = option.kind == opt::SET_META_CONTEXT;
+            option::parse_queries(bytes, name_len, set)
+                .map(|(name, found)| (name, Asking::Contexts { option: option.kind, found }))
+        } else {
+            option::parse_info(bytes, name_len)
+                .map(|(name, wanted)| (name, Asking::Info { option: option.kind, wanted }))
+        };
+        match parsed {
+            Ok((name, asking)) => self.open(name, asking),
+            Err(wrong) => self.refuse_rest(option, 0, wrong.reply, wrong.message),
+        }
+    }
+
+    fn open(&mut self, name: String, asking: Asking) -> Step {
+        self.state = State::Opening(asking);
+        Step { send: Vec::new(), next: Next::Open(name) }
+    }
+
+    fn list(&mut self, exports: &[ExportInfo]) -> Step {
+        let mut send = Vec::new();
+        for export in exports {
+            let before = send.len();
+            option::reply_server(&mut send, opt::LIST, export);
+            if send.len() > MAX_LIST_BYTES {
+                send.truncate(before);
+                let message: &[u8] = b"there are more exports";
+                option::reply(&mut send, opt::LIST, rep::ERR_TOO_BIG, &[message]);
+                return self.next_option(send);
+            }
+        }
+        option::reply(&mut send, opt::LIST, rep::ACK, &[]);
+        self.next_option(send)
+    }
+
+    fn opened(&mut self, asking: Asking, result: Result<&ExportInfo, &ExportError>) -> Step {
+        match (asking, result) {
+            (Asking::ExportName, Err(_)) => close(Reason::ExportName("no such export")),
+            (Asking::ExportName, Ok(export)) => {
+                let agreed = self.negotiated(export);
+                let send = option::export_name(&agreed, !self.no_zeroes);
+                Step { send, next: Next::Enter(agreed) }
+            }
+            (Asking::Info { option, .. } | Asking::Contexts { option, .. }, Err(error)) => {
+                let kind = match error {
+                    ExportError::Unknown => rep::ERR_UNKNOWN,
+                    ExportError::Refused(_) => rep::ERR_POLICY,
+                    ExportError::ShuttingDown => rep::ERR_SHUTDOWN,
+                };
+                let message = error.to_string();
+                let end = message.floor_char_boundary(as_usize(MAX_STRING_BYTES));
+                let mut send = Vec::new();
+                option::reply(&mut send, option, kind, &[&message.as_bytes()[..end]]);
+                self.next_option(send)
+            }
+            (Asking::Info { option, wanted }, Ok(export)) => {
+                let agreed = self.negotiated(export);
+                let mut send = Vec::new();
+                option::reply_infos(&mut send, option, wanted, export, &agreed);
+                option::reply(&mut send, option, rep::ACK, &[]);
+                if option == opt::GO {
+                    return Step { send, next: Next::Enter(agreed) };
+                }
+                self.next_option(send)
+            }
+            (Asking::Contexts { option, found }, Ok(export)) => {
+                let set = option == opt::SET_META_CONTEXT;
+                let mut send = Vec::new();
+                if found {
+                    option::reply_context(&mut send, option, set);
+                    if set {
+                        self.agreed.base_allocation = Some(export.name.clone());
+                    }
+                }
+                option::reply(&mut send, option, rep::ACK, &[]);
+                self.next_option(send)
+            }
+        }
+    }
+
+    fn negotiated(&self, export: &ExportInfo) -> Negotiated {
+        Negotiated {
+            structured: self.agreed.structured,
+            extended: self.agreed.extended,
+            base_allocation: self.agreed.base_allocation.as_ref() == Some(&export.name),
+            tls: self.encrypted,
+            ..Negotiated::plain(export)
+        }
+    }
+}
+
+fn is_meta(kind: u32) -> bool {
+    matches!(kind, opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT)
+}
+
+/// Bytes that have to be there after the name: the number of items, or of queries.
+fn after_name(kind: u32) -> u32 {
+    if is_meta(kind) { 4 } else { 2 }
+}
+
+fn acknowledge_abort() -> Step {
+    let mut send = Vec::new();
+    option::reply(&mut send, opt::ABORT, rep::ACK, &[]);
+    Step { send, next: Next::Close(Reason::Aborted) }
+}
+
+fn close(reason: Reason) -> Step {
+    Step { send: Vec::new(), next: Next::Close(reason) }
+}
+
+fn as_usize(value: u32) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}

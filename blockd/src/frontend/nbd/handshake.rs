@@ -1,0 +1,219 @@
+//! One connection's negotiation: does for `codec::handshake` what it cannot do itself.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::codec::handshake::{Event, Handshake, Next, Reason, TlsMode};
+use super::{ExportError, Exports, Opened, Session, tls};
+
+/// Whether a listener has TLS, and insists on it.
+#[derive(Clone, Default)]
+pub enum Tls {
+    #[default]
+    Off,
+    On(TlsAcceptor),
+    Required(TlsAcceptor),
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.mode())
+    }
+}
+
+impl Tls {
+    fn mode(&self) -> TlsMode {
+        match self {
+            Self::Off => TlsMode::Off,
+            Self::On(_) => TlsMode::On,
+            Self::Required(_) => TlsMode::Required,
+        }
+    }
+
+    fn acceptor(&self) -> Option<&TlsAcceptor> {
+        match self {
+            Self::Off => None,
+            Self::On(acceptor) | Self::Required(acceptor) => Some(acceptor),
+        }
+    }
+}
+
+/// Why a negotiation came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Protocol(#[from] Reason),
+    #[error("connection failed")]
+    Io(#[from] io::Error),
+    #[error("TLS failed")]
+    Tls(#[source] io::Error),
+}
+
+/// A socket that can be given away.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
+    /// The socket, blocking: a ring gives an error for one that isn't, instead of waiting.
+    fn into_fd(self: Box<Self>) -> io::Result<OwnedFd>;
+}
+
+impl Stream for UnixStream {
+    fn into_fd(self: Box<Self>) -> io::Result<OwnedFd> {
+        let stream = self.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(stream.into())
+    }
+}
+
+impl Stream for TcpStream {
+    fn into_fd(self: Box<Self>) -> io::Result<OwnedFd> {
+        let stream = self.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(stream.into())
+    }
+}
+
+enum Channel {
+    Plain(Box<dyn Stream>),
+    Encrypted(Box<TlsStream<Box<dyn Stream>>>),
+}
+
+impl Channel {
+    async fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.read_exact(bytes).await?,
+            Self::Encrypted(stream) => stream.read_exact(bytes).await?,
+        };
+        Ok(())
+    }
+
+    async fn skip(&mut self, count: u32) -> io::Result<()> {
+        let mut scratch = [0; 4096];
+        let mut left = usize::try_from(count).unwrap_or(usize::MAX);
+        while left > 0 {
+            let part = left.min(scratch.len());
+            self.read_exact(&mut scratch[..part]).await?;
+            left -= part;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match self {
+            Self::Plain(stream) => stream.write_all(bytes).await,
+            Self::Encrypted(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
+        }
+    }
+
+    async fn encrypt(self, tls: &Tls) -> Result<Self, Failure> {
+        match (self, tls.acceptor()) {
+            (Self::Plain(stream), Some(acceptor)) => {
+                let stream = acceptor.accept(stream).await.map_err(Failure::Tls)?;
+                Ok(Self::Encrypted(Box::new(stream)))
+            }
+            _ => Err(Reason::OutOfStep.into()),
+        }
+    }
+
+    async fn close(mut self) {
+        // Whether the client notices is up to the client.
+        let _ = match &mut self {
+            Self::Plain(stream) => stream.shutdown().await,
+            Self::Encrypted(stream) => stream.shutdown().await,
+        };
+    }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Plain(stream) => stream.into_fd(),
+            Self::Encrypted(stream) => tls::relay(*stream),
+        }
+    }
+}
+
+/// Negotiates until there is a session, or nothing. `places` are those that connections may
+/// take; a client is told when there is none, and only once it asks for an export, so that
+/// those who never do take none.
+pub(super) async fn negotiate<E: Exports>(
+    stream: Box<dyn Stream>,
+    peer: String,
+    tls: &Tls,
+    exports: &E,
+    places: &Arc<Semaphore>,
+) -> Result<(OwnedFd, Session<E::Volume>), Failure> {
+    let mut channel = Channel::Plain(stream);
+    let mut handshake = Handshake::new(tls.mode());
+    let mut opened: Option<Opened<E::Volume>> = None;
+    let mut place: Option<OwnedSemaphorePermit> = None;
+    let mut step = handshake.handle(Event::Connected);
+    loop {
+        channel.send(&step.send).await?;
+        step = match step.next {
+            Next::Read(count) => {
+                let mut bytes = vec![0; count];
+                channel.read_exact(&mut bytes).await?;
+                handshake.handle(Event::Bytes(&bytes))
+            }
+            Next::Skip(count) => {
+                channel.skip(count).await?;
+                handshake.handle(Event::Skipped)
+            }
+            Next::List => handshake.handle(Event::Exports(&exports.list().await)),
+            Next::Open(name) => {
+                // Whatever was opened before is let go first.
+                opened = None;
+                let result = match take_place(&mut place, places) {
+                    Ok(()) => exports.open(&name).await,
+                    Err(full) => Err(full),
+                };
+                let event = match result {
+                    Ok(export) => Ok(&opened.insert(export).info),
+                    Err(ref error) => Err(error),
+                };
+                handshake.handle(Event::Opened(event))
+            }
+            Next::StartTls => {
+                (opened, place) = (None, None);
+                channel = channel.encrypt(tls).await?;
+                handshake.handle(Event::Encrypted)
+            }
+            Next::Enter(negotiated) => {
+                let Some(Opened { info, volume }) = opened else {
+                    return Err(Reason::OutOfStep.into());
+                };
+                let guard = place.map(|place| Box::new(place) as Box<dyn Send>);
+                let stream = channel.into_fd()?;
+                return Ok((
+                    stream,
+                    Session { volume, export: info.name, negotiated, peer, guard },
+                ));
+            }
+            Next::Close(reason) => {
+                channel.close().await;
+                return Err(reason.into());
+            }
+        };
+    }
+}
+
+fn take_place(
+    place: &mut Option<OwnedSemaphorePermit>,
+    places: &Arc<Semaphore>,
+) -> Result<(), ExportError> {
+    if place.is_none() {
+        let full = |_| ExportError::Refused("too many connections".to_owned());
+        *place = Some(Arc::clone(places).try_acquire_owned().map_err(full)?);
+    }
+    Ok(())
+}

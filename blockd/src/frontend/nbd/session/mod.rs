@@ -1,0 +1,416 @@
+//! The data phase of a connection, on its worker's ring: requests in, answers out, as many of
+//! each at a time as there are.
+
+mod input;
+mod job;
+mod replies;
+mod requests;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use blockd_mapper::worker::Stretch;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{Shutdown, shutdown};
+
+use self::input::Input;
+use self::job::{Job, Payload};
+use super::Negotiated;
+use super::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
+use crate::backing::{Chunk, FileSlot, Message, Ring};
+use crate::block::{Buffer, Completion};
+use crate::stats::Counter;
+use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
+
+/// A payload of which this much is still to come is received into its buffer directly; less is
+/// received together with what follows it.
+const DIRECT: usize = 16 << 10;
+/// As much as a chunk takes.
+const ANY: usize = 64 << 10;
+/// What a token's low bits say where they name no job.
+const RECEIVE: u16 = 0;
+const SEND: u16 = 1;
+
+/// What a connection works with.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The worker's ring.
+    pub ring: &'a mut Ring,
+    /// The worker's requests.
+    pub executor: &'a mut Executor,
+}
+
+/// How operations and requests name the connection they belong to.
+#[derive(Debug)]
+pub struct Token;
+
+impl Token {
+    const fn of(connection: usize, low: u16) -> u64 {
+        FIRST_FREE_TOKEN | ((connection as u64) << 16) | low as u64
+    }
+
+    /// The connection's place.
+    #[must_use]
+    pub fn connection(token: u64) -> usize {
+        usize::try_from((token & (FIRST_FREE_TOKEN - 1)) >> 16).unwrap_or(usize::MAX)
+    }
+
+    fn job(token: u64) -> u16 {
+        u16::try_from(token & 0xffff).unwrap_or(u16::MAX)
+    }
+}
+
+/// Which of its worker's lists a connection is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    touched: bool,
+    stalled: bool,
+}
+
+impl Marks {
+    /// Puts it on the list of those to be sent from; `false` if it is there.
+    pub const fn touch(&mut self) -> bool {
+        !std::mem::replace(&mut self.touched, true)
+    }
+
+    /// It is no longer on that list.
+    pub const fn untouch(&mut self) {
+        self.touched = false;
+    }
+
+    /// Puts it on the list of those that wait for memory; `false` if it is there.
+    pub const fn stall(&mut self) -> bool {
+        !std::mem::replace(&mut self.stalled, true)
+    }
+
+    /// It is no longer on that list.
+    pub const fn unstall(&mut self) {
+        self.stalled = false;
+    }
+}
+
+/// How far a connection's life has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Open,
+    /// No more requests are taken; what is in flight is answered.
+    Closing,
+    /// Nothing can be sent any more.
+    Dead,
+}
+
+/// A connection in its data phase.
+pub struct Connection {
+    /// Its name among all that its worker has served.
+    pub id: u64,
+    /// What it serves.
+    pub volume: VolumeRef,
+    /// Which lists it is on.
+    pub marks: Marks,
+    /// How many requests are in flight, for others to see.
+    pub shown: Arc<Counter>,
+    at: usize,
+    socket: Arc<OwnedFd>,
+    file: FileSlot,
+    agreed: Negotiated,
+    _guard: Option<Box<dyn Send>>,
+    phase: Phase,
+    jobs: Vec<Job>,
+    free_jobs: Vec<u16>,
+    /// Requests to the volume that are in flight.
+    in_flight: usize,
+    input: Input,
+    payload: Option<Payload>,
+    /// Bytes of a refused payload that are still to come.
+    skip: u64,
+    /// Long reads that wait for memory.
+    waiting_reads: VecDeque<u16>,
+    stalled: bool,
+    receiving: bool,
+    /// Long writes come: a header is received alone, so that its payload needs no copy.
+    long_writes: bool,
+    message: Option<Box<Message>>,
+    sending: bool,
+    sending_since: u64,
+    /// The long read whose answer must not be interrupted.
+    exclusive: Option<u16>,
+    /// Answers for which there was no room in the message.
+    backlog: VecDeque<Completion>,
+    /// Bytes of buffers in use, and how many may be.
+    memory: u64,
+    memory_limit: u64,
+    arena_bytes: u64,
+    stretches: Vec<Stretch>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("id", &self.id)
+            .field("phase", &self.phase)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Takes a negotiated connection over. `limits`: its requests at a time, and the bytes of IO
+    /// memory of its worker, of which it gets a quarter.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a connection")]
+    pub fn new(
+        id: u64,
+        at: usize,
+        stream: OwnedFd,
+        agreed: Negotiated,
+        volume: VolumeRef,
+        limits: (usize, usize),
+        guard: Option<Box<dyn Send>>,
+        context: &mut Context<'_>,
+    ) -> std::io::Result<Self> {
+        // The ring waits for it; a socket that refuses to wait would be asked again and again.
+        let flags = OFlag::from_bits_truncate(fcntl(&stream, FcntlArg::F_GETFL)?);
+        fcntl(&stream, FcntlArg::F_SETFL(flags & !OFlag::O_NONBLOCK))?;
+        let socket = Arc::new(stream);
+        let file = context.ring.add_socket(&socket)?;
+        let (requests, arena) = limits;
+        let requests = u16::try_from(requests).unwrap_or(u16::MAX).max(1);
+        let arena_bytes = arena as u64;
+        Ok(Self {
+            id,
+            volume,
+            marks: Marks::default(),
+            shown: Arc::default(),
+            at,
+            socket,
+            file,
+            agreed,
+            _guard: guard,
+            phase: Phase::Open,
+            jobs: (0..requests).map(|_| Job::idle()).collect(),
+            free_jobs: (0..requests).rev().collect(),
+            in_flight: 0,
+            input: Input::default(),
+            payload: None,
+            skip: 0,
+            waiting_reads: VecDeque::new(),
+            stalled: false,
+            receiving: false,
+            long_writes: false,
+            message: None,
+            sending: false,
+            sending_since: 0,
+            exclusive: None,
+            backlog: VecDeque::new(),
+            memory: 0,
+            memory_limit: arena_bytes / 4,
+            arena_bytes,
+            stretches: Vec::new(),
+        })
+    }
+
+    /// Whether it waits for memory or room that others will give back.
+    #[must_use]
+    pub const fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// Something was received.
+    pub fn received(
+        &mut self,
+        result: std::io::Result<(usize, Option<Chunk>)>,
+        context: &mut Context<'_>,
+    ) {
+        self.receiving = false;
+        match result {
+            Ok((0, chunk)) => {
+                chunk.into_iter().for_each(|chunk| context.ring.recycle(chunk));
+                self.close();
+            }
+            Ok((_, Some(chunk))) if self.phase == Phase::Open => {
+                self.input.add(chunk, context.ring);
+                self.take_requests(context);
+            }
+            Ok((_, Some(chunk))) => context.ring.recycle(chunk),
+            Ok((len, None)) => {
+                if let Some(payload) = &mut self.payload {
+                    payload.filled += len;
+                }
+                self.take_requests(context);
+            }
+            // All chunks are being looked at: there will be some in the next turn.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => self.stalled = true,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => self.die(),
+        }
+    }
+
+    /// Nothing more can be sent, and nothing is to be received.
+    fn die(&mut self) {
+        self.phase = Phase::Dead;
+        self.stalled = false;
+        // Ends a receive that is out.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+    }
+
+    /// A message is out, or can't get out.
+    pub fn sent(
+        &mut self,
+        result: std::io::Result<()>,
+        message: Box<Message>,
+        context: &mut Context<'_>,
+    ) {
+        self.sending = false;
+        self.memory = self.memory.saturating_sub(message.buffer_bytes());
+        context.ring.recycle_message(message);
+        if result.is_err() {
+            self.die();
+        }
+    }
+
+    /// Goes on after a stall.
+    pub fn resume(&mut self, context: &mut Context<'_>) {
+        self.stalled = false;
+        for _ in 0..self.waiting_reads.len() {
+            if let Some(job) = self.waiting_reads.pop_front() {
+                self.read_on(job, context);
+            }
+        }
+        self.take_requests(context);
+    }
+
+    /// Sends what has gathered and receives what is wanted next.
+    pub fn push(&mut self, now: u64, context: &mut Context<'_>) {
+        self.answer_backlog(context);
+        self.shown.set(self.in_flight as u64);
+        if self.phase == Phase::Dead {
+            return;
+        }
+        // What the volumes have in flight may leave no room for a message and a receive.
+        self.stalled |= context.ring.room() < 2;
+        if !self.sending
+            && context.ring.room() > 0
+            && let Some(message) = self.message.take_if(|message| !message.is_empty())
+        {
+            let token = Token::of(self.at, SEND);
+            self.sending = context.ring.send(token, self.file, message).is_ok();
+            self.sending_since = now;
+            if !self.sending {
+                self.die();
+                return;
+            }
+            self.answer_backlog(context);
+        }
+        if self.phase == Phase::Open && !self.receiving && !self.stalled {
+            self.receiving = self.receive(context).is_ok();
+            self.stalled |= !self.receiving;
+        }
+    }
+
+    fn receive(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        let token = Token::of(self.at, RECEIVE);
+        if let Some(Payload { buffer: Some(buffer), piece, filled, .. }) = &self.payload
+            && piece - filled >= DIRECT
+        {
+            let len = piece - filled;
+            return context.ring.receive_into(token, self.file, buffer, *filled, len);
+        }
+        let header = if self.agreed.extended { EXTENDED_HEADER_BYTES } else { HEADER_BYTES };
+        let alone = self.long_writes && self.payload.is_none() && self.skip == 0;
+        let max = if alone { header.saturating_sub(self.input.available()).max(1) } else { ANY };
+        context.ring.receive_any(token, self.file, max)
+    }
+
+    /// Takes no more requests; what is in flight is answered.
+    pub fn hang_up(&mut self) {
+        self.close();
+        // Ends a receive that is out.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Read);
+    }
+
+    fn close(&mut self) {
+        if self.phase == Phase::Open {
+            self.phase = Phase::Closing;
+        }
+        self.stalled = false;
+    }
+
+    /// Gives a client up that has left its answers unread for so many nanoseconds.
+    pub fn drop_slow(&mut self, now: u64, limit: u64) {
+        if self.sending && now.saturating_sub(self.sending_since) > limit {
+            tracing::warn!(connection = self.id, "a client reads no answers: connection dropped");
+            self.die();
+        }
+    }
+
+    /// Whether nothing of it is left.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let answered = self.backlog.is_empty()
+            && self.waiting_reads.is_empty()
+            && self.message.as_ref().is_none_or(|m| m.is_empty());
+        let quiet = !self.receiving && !self.sending && self.in_flight == 0;
+        quiet && (self.phase == Phase::Dead || (self.phase == Phase::Closing && answered))
+    }
+
+    /// Gives everything back.
+    pub fn release(mut self, context: &mut Context<'_>) {
+        self.input.clear(context.ring);
+        if let Some(buffer) = self.payload.take().and_then(|payload| payload.buffer) {
+            context.ring.free(buffer);
+        }
+        for completion in self.backlog.drain(..) {
+            completion.buffer.into_iter().for_each(|buffer| context.ring.free(buffer));
+        }
+        if let Some(message) = self.message.take() {
+            context.ring.recycle_message(message);
+        }
+        context.ring.remove(self.file);
+        context.executor.detach(self.volume);
+    }
+
+    /// Memory for a piece of a request. Writes leave some for everything else: those that wait
+    /// for a full pool must not keep reads from going on.
+    fn allocate(&mut self, len: u64, write: bool, context: &mut Context<'_>) -> Option<Buffer> {
+        let kept = if write { self.arena_bytes / 8 } else { 0 };
+        let needed = len.next_power_of_two().max(crate::backing::PAGE as u64);
+        if self.is_over(needed) || context.ring.free_bytes() < kept + needed {
+            self.stalled = true;
+            return None;
+        }
+        let Some(buffer) = context.ring.allocate(len) else {
+            self.stalled = true;
+            return None;
+        };
+        self.memory += Ring::capacity(&buffer) as u64;
+        Some(buffer)
+    }
+
+    /// Memory for a part of a read: less than it needs where there is enough, but not in one piece.
+    /// Writes that wait for a full pool may hold some of each piece, for as long as it is full.
+    fn allocate_some(&mut self, len: u64, context: &mut Context<'_>) -> Option<(Buffer, u64)> {
+        let (stalled, mut part) = (self.stalled, len);
+        loop {
+            if let Some(buffer) = self.allocate(part, false, context) {
+                self.stalled = stalled;
+                return Some((buffer, part));
+            }
+            let least = crate::backing::PAGE as u64;
+            let scattered = context.ring.free_bytes() >= part.next_power_of_two();
+            if !scattered || self.is_over(part) || part <= least {
+                return None;
+            }
+            part = (part / 2).next_multiple_of(least);
+        }
+    }
+
+    /// Whether so much more memory is more than its share.
+    const fn is_over(&self, len: u64) -> bool {
+        self.memory > 0 && self.memory + len.next_power_of_two() > self.memory_limit
+    }
+
+    fn free(&mut self, buffer: Buffer, context: &mut Context<'_>) {
+        self.memory = self.memory.saturating_sub(Ring::capacity(&buffer) as u64);
+        context.ring.free(buffer);
+    }
+}

@@ -1,0 +1,246 @@
+//! From answers of the volume to bytes.
+
+use blockd_mapper::worker::Content;
+
+use super::job::Kind;
+use super::{Connection, Context, Phase};
+use crate::backing::Message;
+use crate::block::{BlockError, Buffer, Completion};
+use crate::frontend::nbd::BASE_ALLOCATION_ID;
+use crate::frontend::nbd::codec::reply::{self, MAX_HEADER_BYTES};
+use crate::frontend::nbd::codec::request::Asked;
+use crate::frontend::nbd::codec::{errno, state};
+
+/// Most ranges of one block status: what a client asks for beyond them, it asks for again.
+const MAX_STRETCHES: usize = 512;
+/// Bytes that they take, in the longest form.
+const STATUS_BYTES: usize = 40 + 16 * MAX_STRETCHES;
+/// Bytes of a volume that are looked at for one of them: the extents of more would keep the worker
+/// from its other clients for longer than a few milliseconds.
+const MAX_STATUS: u64 = 64 << 30;
+
+impl Connection {
+    /// The volume has answered.
+    pub fn answered(&mut self, completion: Completion, context: &mut Context<'_>) {
+        self.in_flight -= 1;
+        if self.phase == Phase::Dead {
+            self.drop_answer(completion, context);
+            return;
+        }
+        let job = super::Token::job(completion.tag);
+        let interrupted = self.exclusive.is_some_and(|other| other != job);
+        if interrupted || !self.backlog.is_empty() || !self.has_room(context) {
+            self.backlog.push_back(completion);
+            return;
+        }
+        self.answer(completion, context);
+    }
+
+    /// Answers what had to wait, in order, except for a long read that must not be interrupted.
+    pub(super) fn answer_backlog(&mut self, context: &mut Context<'_>) {
+        let mut at = 0;
+        while at < self.backlog.len() && self.has_room(context) {
+            let job = super::Token::job(self.backlog[at].tag);
+            if self.phase != Phase::Dead && self.exclusive.is_some_and(|other| other != job) {
+                at += 1;
+                continue;
+            }
+            let Some(completion) = self.backlog.remove(at) else { break };
+            if self.phase == Phase::Dead {
+                self.drop_answer(completion, context);
+            } else {
+                self.answer(completion, context);
+            }
+            // The end of a long read lets those before it go.
+            at = 0;
+        }
+    }
+
+    fn drop_answer(&mut self, completion: Completion, context: &mut Context<'_>) {
+        if let Some(buffer) = completion.buffer {
+            self.free(buffer, context);
+        }
+    }
+
+    /// Whether another answer fits in the message.
+    pub(super) fn has_room(&mut self, context: &mut Context<'_>) -> bool {
+        let message = self.message.get_or_insert_with(|| context.ring.message());
+        message.has_room(STATUS_BYTES)
+    }
+
+    fn message(&mut self, context: &mut Context<'_>) -> &mut Message {
+        self.message.get_or_insert_with(|| context.ring.message())
+    }
+
+    fn answer(&mut self, completion: Completion, context: &mut Context<'_>) {
+        let job = super::Token::job(completion.tag);
+        let state = &mut self.jobs[usize::from(job)];
+        state.in_flight -= 1;
+        if let Err(error) = completion.result {
+            state.error.get_or_insert((error, completion.offset));
+        }
+        if state.kind == Kind::Read {
+            self.answer_read(job, completion, context);
+            return;
+        }
+        if let Some(buffer) = completion.buffer {
+            self.free(buffer, context);
+        }
+        let state = &self.jobs[usize::from(job)];
+        // A write's payload comes to its end even if a part of it has failed.
+        if state.in_flight > 0 || state.issued < state.len {
+            return;
+        }
+        let (asked, error) = (state.asked, state.error);
+        match error {
+            None => self.succeed(asked, context),
+            Some((error, _)) => {
+                let (errno, message) = told(error);
+                self.refuse(asked, errno, message, context);
+            }
+        }
+        self.free_jobs.push(job);
+    }
+
+    fn answer_read(&mut self, job: u16, completion: Completion, context: &mut Context<'_>) {
+        let Completion { offset, len, buffer, .. } = completion;
+        let state = &mut self.jobs[usize::from(job)];
+        let (asked, done, failed) = (state.asked, state.is_done(), state.error);
+        let first = !std::mem::replace(&mut state.answering, true);
+        let whole = state.len;
+        match (buffer, failed) {
+            (Some(buffer), None) => {
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                self.push_data(asked, (offset, len), buffer, (first, done, whole), context);
+            }
+            (buffer, _) => buffer.into_iter().for_each(|buffer| self.free(buffer, context)),
+        }
+        if !self.agreed.structured {
+            self.exclusive = (!done).then_some(job);
+        }
+        if !done {
+            self.read_on(job, context);
+            return;
+        }
+        if let Some((error, at)) = failed {
+            // It may be waiting for memory to go on with.
+            self.waiting_reads.retain(|&other| other != job);
+            self.fail_read(asked, first, error, at, context);
+        }
+        self.exclusive = self.exclusive.filter(|other| *other != job);
+        self.free_jobs.push(job);
+    }
+
+    fn push_data(
+        &mut self,
+        asked: Asked,
+        range: (u64, u32),
+        buffer: Buffer,
+        (first, done, whole): (bool, bool, u64),
+        context: &mut Context<'_>,
+    ) {
+        let mut header = [0; MAX_HEADER_BYTES];
+        let len = if self.agreed.structured {
+            reply::read_data(&mut header, &self.agreed, asked, range, done)
+        } else if first {
+            let all = u32::try_from(whole).unwrap_or(u32::MAX);
+            reply::read_data(&mut header, &self.agreed, asked, (range.0, all), true)
+        } else {
+            0
+        };
+        let message = self.message(context);
+        message.push_bytes(&header[..len]);
+        message.push_buffer(buffer, range.1 as usize);
+    }
+
+    fn fail_read(
+        &mut self,
+        asked: Asked,
+        first: bool,
+        error: BlockError,
+        at: u64,
+        context: &mut Context<'_>,
+    ) {
+        let (errno, message) = told(error);
+        if first || self.agreed.structured {
+            let mut header = [0; MAX_HEADER_BYTES];
+            let failure = (errno, message);
+            let len = reply::error_at(&mut header, &self.agreed, asked, failure, at);
+            self.message(context).push_bytes(&header[..len]);
+            return;
+        }
+        // A simple reply has said that it succeeds: nothing can be said any more.
+        // What follows would be taken for its data, so nothing may: not even other answers.
+        tracing::warn!(connection = self.id, at, "a long read failed halfway: hanging up");
+        self.die();
+    }
+
+    /// Answers that it went well.
+    pub(super) fn succeed(&mut self, asked: Asked, context: &mut Context<'_>) {
+        let mut header = [0; MAX_HEADER_BYTES];
+        let len = reply::done(&mut header, &self.agreed, asked);
+        self.message(context).push_bytes(&header[..len]);
+    }
+
+    /// Answers that it did not.
+    pub(super) fn refuse(
+        &mut self,
+        asked: Asked,
+        errno: u32,
+        message: &str,
+        context: &mut Context<'_>,
+    ) {
+        let mut header = [0; MAX_HEADER_BYTES];
+        let len = reply::error(&mut header, &self.agreed, asked, errno, message);
+        self.message(context).push_bytes(&header[..len]);
+    }
+
+    /// A read that must come in one piece is longer than a piece.
+    pub(super) fn refuse_long(&mut self, asked: Asked, context: &mut Context<'_>) {
+        let message = "a read without fragments is at most 1 MiB long";
+        self.refuse(asked, errno::EOVERFLOW, message, context);
+    }
+
+    /// Answers a block status.
+    pub(super) fn describe(
+        &mut self,
+        asked: Asked,
+        offset: u64,
+        len: u64,
+        req_one: bool,
+        context: &mut Context<'_>,
+    ) {
+        let limit = if req_one { 1 } else { MAX_STRETCHES };
+        let mut stretches = std::mem::take(&mut self.stretches);
+        stretches.clear();
+        let len = len.min(MAX_STATUS);
+        let looked = context.executor.stretches(self.volume, offset, len, limit, &mut stretches);
+        if let Err(error) = looked {
+            let (errno, message) = told(error);
+            self.refuse(asked, errno, message, context);
+        } else {
+            let mut bytes = [0; STATUS_BYTES];
+            let flags = |content| match content {
+                Content::Data => 0,
+                Content::Zeroes => state::ZERO,
+                Content::Hole => state::HOLE | state::ZERO,
+            };
+            let ranges = stretches.iter().map(|stretch| (stretch.len, flags(stretch.content)));
+            let used =
+                reply::block_status(&mut bytes, &self.agreed, asked, BASE_ALLOCATION_ID, ranges);
+            self.message(context).push_bytes(&bytes[..used]);
+        }
+        self.stretches = stretches;
+    }
+}
+
+/// An error as it goes over the wire.
+fn told(error: BlockError) -> (u32, &'static str) {
+    match error {
+        BlockError::Invalid => (errno::EINVAL, "request leaves the volume"),
+        BlockError::ReadOnly => (errno::EPERM, "volume is read-only"),
+        BlockError::NoSpace => (errno::ENOSPC, "no space left"),
+        BlockError::Io => (errno::EIO, "media error, or the pool has stopped"),
+        BlockError::Gone => (errno::ESHUTDOWN, "volume is going away"),
+    }
+}

@@ -1,0 +1,234 @@
+//! From bytes to requests of the volume.
+
+use super::job::{Job, Kind, PIECE, Payload};
+use super::{Connection, Context, Phase, Token};
+use crate::block::{Operation, Request};
+use crate::frontend::nbd::codec::request::{
+    Asked, Command, EXTENDED_HEADER_BYTES, Header, Parsed, check, parse,
+};
+
+/// A write from this length on is long: its header is received apart from its payload.
+const LONG_WRITE: u32 = 32 << 10;
+/// Pieces of one long read in flight.
+const READ_AHEAD: u32 = 4;
+
+/// Whether a command is answered where it is taken, without a request to the volume.
+const fn answers_itself(command: &Command) -> bool {
+    match command {
+        Command::Read { len, df, .. } => *len == 0 || *df,
+        Command::Write { len, .. } => *len == 0,
+        Command::Trim { len, .. } | Command::WriteZeroes { len, .. } => *len == 0,
+        Command::Cache { .. } | Command::BlockStatus { .. } => true,
+        Command::Flush | Command::Disconnect => false,
+    }
+}
+
+impl Connection {
+    /// Looks at what was received, as far as there is room to carry it out.
+    pub(super) fn take_requests(&mut self, context: &mut Context<'_>) {
+        while self.phase == Phase::Open && !self.stalled && self.take_one(context) {}
+        if self.phase == Phase::Open {
+            self.input.settle(context.ring);
+        } else {
+            self.input.clear(context.ring);
+        }
+    }
+
+    /// Does one step. `false`: more has to be received first, or given back.
+    fn take_one(&mut self, context: &mut Context<'_>) -> bool {
+        if self.skip > 0 {
+            let available = self.input.available();
+            let skip = usize::try_from(self.skip).unwrap_or(usize::MAX).min(available);
+            self.input.skip(skip);
+            self.skip -= skip as u64;
+            return self.skip == 0;
+        }
+        if self.payload.is_some() {
+            return self.take_payload(context);
+        }
+        let mut bytes = [0; EXTENDED_HEADER_BYTES];
+        let len = self.input.front(context.ring, &mut bytes);
+        match parse(&bytes[..len], self.agreed.extended) {
+            Parsed::Need(_) => false,
+            Parsed::BadMagic(magic) => {
+                tracing::warn!(connection = self.id, magic, "no request begins like this");
+                self.close();
+                false
+            }
+            Parsed::Header(header, used) => self.take_header(&header, used, context),
+        }
+    }
+
+    fn take_header(&mut self, header: &Header, used: usize, context: &mut Context<'_>) -> bool {
+        if self.free_jobs.is_empty() || !context.executor.has_room() || !self.has_room(context) {
+            self.stalled = true;
+            return false;
+        }
+        let asked = header.asked();
+        let checked = check(header, &self.agreed);
+        if self.exclusive.is_some() && checked.as_ref().map_or(true, answers_itself) {
+            // Its answer would come to lie within the data of the long read.
+            self.stalled = true;
+            return false;
+        }
+        let command = match checked {
+            Ok(command) => command,
+            Err(refusal) => {
+                self.input.skip(used);
+                self.skip = refusal.skip;
+                self.refuse(asked, refusal.errno, refusal.message, context);
+                if refusal.hang_up {
+                    self.close();
+                }
+                return true;
+            }
+        };
+        // A short read needs its memory at once, or waits with its header unread.
+        if let Command::Read { offset, len, df } = command
+            && len > 0
+            && u64::from(len) <= PIECE
+        {
+            let len = u64::from(len);
+            let part = if df && self.agreed.structured {
+                self.allocate(len, false, context).map(|buffer| (buffer, len))
+            } else {
+                self.allocate_some(len, context)
+            };
+            let Some((buffer, part)) = part else { return false };
+            self.input.skip(used);
+            let job = self.begin_job(asked, Kind::Read, offset, len);
+            self.issue(job, Operation::Read, offset, part, Some(buffer), context);
+            self.read_on(job, context);
+            return true;
+        }
+        self.input.skip(used);
+        self.carry_out(asked, command, context);
+        true
+    }
+
+    fn carry_out(&mut self, asked: Asked, command: Command, context: &mut Context<'_>) {
+        match command {
+            Command::Read { len: 0, .. }
+            | Command::Write { len: 0, .. }
+            | Command::Trim { len: 0, .. }
+            | Command::WriteZeroes { len: 0, .. }
+            // What is cached would be cached by the media.
+            | Command::Cache { .. } => self.succeed(asked, context),
+            Command::Read { df: true, .. } if self.agreed.structured => {
+                self.refuse_long(asked, context);
+            }
+            Command::Read { offset, len, .. } => {
+                let job = self.begin_job(asked, Kind::Read, offset, u64::from(len));
+                self.read_on(job, context);
+            }
+            Command::Write { offset, len, fua } => {
+                self.long_writes = len >= LONG_WRITE;
+                let job = self.begin_job(asked, Kind::Write { fua }, offset, u64::from(len));
+                self.payload = Some(Payload { job, buffer: None, piece: 0, filled: 0 });
+            }
+            Command::Flush => {
+                let job = self.begin_job(asked, Kind::Plain, 0, 0);
+                self.issue(job, Operation::Flush, 0, 0, None, context);
+            }
+            Command::Trim { offset, len, fua } => {
+                let job = self.begin_job(asked, Kind::Plain, offset, len);
+                self.issue(job, Operation::Discard { fua }, offset, len, None, context);
+            }
+            Command::WriteZeroes { offset, len, fua, no_hole, .. } => {
+                let job = self.begin_job(asked, Kind::Plain, offset, len);
+                let operation = Operation::WriteZeroes { unmap: !no_hole, fua };
+                self.issue(job, operation, offset, len, None, context);
+            }
+            Command::BlockStatus { offset, len, req_one } => {
+                self.describe(asked, offset, len, req_one, context);
+            }
+            Command::Disconnect => self.close(),
+        }
+    }
+
+    fn begin_job(&mut self, asked: Asked, kind: Kind, offset: u64, len: u64) -> u16 {
+        // There is one: it was looked for before the header was taken.
+        let job = self.free_jobs.pop().unwrap_or(0);
+        self.jobs[usize::from(job)] = Job { asked, kind, offset, len, ..Job::idle() };
+        job
+    }
+
+    /// Makes a request to the volume.
+    fn issue(
+        &mut self,
+        job: u16,
+        operation: Operation,
+        offset: u64,
+        len: u64,
+        buffer: Option<crate::block::Buffer>,
+        context: &mut Context<'_>,
+    ) {
+        let state = &mut self.jobs[usize::from(job)];
+        state.issued += len;
+        state.in_flight += 1;
+        self.in_flight += 1;
+        let request = Request::new(operation, offset, len, Token::of(self.at, job), buffer);
+        context.executor.begin(self.volume, request, context.ring);
+    }
+
+    /// Goes on with a long read, as far as there is memory.
+    pub(super) fn read_on(&mut self, job: u16, context: &mut Context<'_>) {
+        loop {
+            let state = &self.jobs[usize::from(job)];
+            let (offset, left) = (state.offset + state.issued, state.len - state.issued);
+            // Simple replies carry their data in order.
+            let ahead = if self.agreed.structured { READ_AHEAD } else { 1 };
+            if left == 0 || state.error.is_some() || state.in_flight >= ahead {
+                return;
+            }
+            let buffer = if context.executor.has_room() {
+                self.allocate_some(left.min(PIECE), context)
+            } else {
+                self.stalled = true;
+                None
+            };
+            let Some((buffer, len)) = buffer else {
+                if !self.waiting_reads.contains(&job) {
+                    self.waiting_reads.push_back(job);
+                }
+                return;
+            };
+            self.issue(job, Operation::Read, offset, len, Some(buffer), context);
+        }
+    }
+
+    /// Goes on with a write's payload. `false`: more has to be received first, or given back.
+    fn take_payload(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(mut payload) = self.payload.take() else { return true };
+        let state = &self.jobs[usize::from(payload.job)];
+        let (offset, left) = (state.offset + state.issued, state.len - state.issued);
+        if payload.buffer.is_none() {
+            let len = left.min(PIECE);
+            payload.buffer = self.allocate(len, true, context);
+            payload.piece = usize::try_from(len).unwrap_or(usize::MAX);
+            payload.filled = 0;
+        }
+        let Some(buffer) = &payload.buffer else {
+            self.payload = Some(payload);
+            return false;
+        };
+        let bytes = self.input.available().min(payload.piece - payload.filled);
+        if bytes > 0 {
+            self.input.take(bytes, context.ring, buffer, payload.filled);
+            payload.filled += bytes;
+        }
+        if payload.filled < payload.piece || !context.executor.has_room() {
+            self.stalled |= payload.filled == payload.piece;
+            self.payload = Some(payload);
+            return false;
+        }
+        let (job, len) = (payload.job, payload.piece as u64);
+        let Kind::Write { fua } = self.jobs[usize::from(job)].kind else { return true };
+        let buffer = payload.buffer.take();
+        if len < left {
+            self.payload = Some(payload);
+        }
+        self.issue(job, Operation::Write { fua }, offset, len, buffer, context);
+        true
+    }
+}

@@ -1,0 +1,143 @@
+//! TLS: certificates from files, and the relay between an encrypted connection and a worker.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio_rustls::TlsAcceptor;
+
+/// Bytes in flight in each direction of a relay: a TLS record has at most 16 KiB, and a few of
+/// them are worth one write.
+const RELAY_BUFFER_BYTES: usize = 64 << 10;
+
+/// Where a server's identity comes from, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate, followed by those up to the root, if any.
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    /// Clients have to show a certificate that one of these signed. Without it, all may come.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What is wrong with the files.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("can't read {path}", path = path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{path} is not PEM", path = path.display())]
+    NotPem { path: PathBuf, source: pem::Error },
+    #[error("{path} has no {what} in it", path = path.display())]
+    Missing { path: PathBuf, what: &'static str },
+    #[error("{path} can't be used", path = path.display())]
+    Unusable { path: PathBuf, source: rustls::Error },
+    #[error("{path} can't be used to verify clients", path = path.display())]
+    Verifier { path: PathBuf, source: rustls::server::VerifierBuilderError },
+}
+
+/// Reads the files. TLS 1.2 and 1.3, as the protocol's document wants it.
+pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = certificates(&files.certificate)?;
+    let key = private_key(&files.key)?;
+    let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(unusable(&files.certificate))?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(path)? {
+                roots.add(certificate).map_err(unusable(path))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .map_err(|source| TlsError::Verifier { path: path.clone(), source })?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let config = builder.with_single_cert(chain, key).map_err(unusable(&files.key))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn unusable(path: &Path) -> impl FnOnce(rustls::Error) -> TlsError {
+    let path = path.to_owned();
+    move |source| TlsError::Unusable { path, source }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    let found = found.map_err(|source| TlsError::NotPem { path: path.to_owned(), source })?;
+    if found.is_empty() {
+        return Err(TlsError::Missing { path: path.to_owned(), what: "certificate" });
+    }
+    Ok(found)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|source| match source {
+        pem::Error::NoItemsFound => {
+            TlsError::Missing { path: path.to_owned(), what: "private key" }
+        }
+        source => TlsError::NotPem { path: path.to_owned(), source },
+    })
+}
+
+/// A pair of sockets: the plain end for a worker, and a task that carries bytes between the
+/// other end and `encrypted`. Has to be called within a runtime.
+pub(super) fn relay(
+    encrypted: impl AsyncRead + AsyncWrite + Send + 'static,
+) -> io::Result<OwnedFd> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let ours = UnixStream::from_std(ours)?;
+    tokio::spawn(carry(encrypted, ours));
+    Ok(theirs.into())
+}
+
+/// Ends when the worker's end is closed, whatever the client does: a worker closes when it has
+/// answered what it wants to answer. A client that sends no more still gets its answers. Any
+/// error ends both.
+async fn carry(encrypted: impl AsyncRead + AsyncWrite, mut plain: UnixStream) {
+    let (mut from_client, mut to_client) = tokio::io::split(encrypted);
+    let (mut from_worker, mut to_worker) = plain.split();
+    let requests = async {
+        pump(&mut from_client, &mut to_worker).await?;
+        // The replies are still to come.
+        std::future::pending::<io::Result<()>>().await
+    };
+    let ended = tokio::select! {
+        ended = requests => ended,
+        ended = pump(&mut from_worker, &mut to_client) => ended,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "encrypted connection ended");
+    }
+}
+
+/// Carries bytes one way until they end, then says so to the other side.
+async fn pump(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    let mut buffer = vec![0; RELAY_BUFFER_BYTES];
+    loop {
+        let count = from.read(&mut buffer).await?;
+        if count == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..count]).await?;
+        to.flush().await?;
+    }
+}

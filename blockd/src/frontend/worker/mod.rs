@@ -1,0 +1,275 @@
+//! Worker threads: a ring each, serving the sessions they were given.
+
+mod thread;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use blockd_mapper::units::VolumeId;
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::nbd;
+use crate::backing::Doorbell;
+use crate::pool::{MAX_WORKERS, PoolHandle};
+use crate::stats::{Counter, VolumeStats, WorkerStats};
+
+/// Messages that may wait for a worker.
+const MAX_MAIL: usize = 4096;
+/// How often a full mailbox is tried again.
+const MAIL_PAUSE: Duration = Duration::from_millis(10);
+
+/// How workers are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkerOptions {
+    /// Threads, 1 to [`MAX_WORKERS`].
+    pub count: usize,
+    /// Bytes of IO memory of each.
+    pub buffer_bytes: usize,
+    /// Requests of one connection that are carried out at a time.
+    pub max_requests: usize,
+    /// How long a client may leave its replies unread.
+    pub send_limit: Duration,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            count: 2,
+            buffer_bytes: 16 << 20,
+            max_requests: 128,
+            send_limit: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why workers could not be started, or a pool not be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrontendError {
+    /// A setting is outside what is allowed.
+    #[error("{field} is {value}: must be {allowed}")]
+    Invalid {
+        /// Its name.
+        field: &'static str,
+        /// What it is.
+        value: usize,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// The operating system refuses.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The mapper refuses.
+    #[error(transparent)]
+    Mapper(#[from] blockd_mapper::error::MapperError),
+    /// The workers have ended.
+    #[error("the workers have ended")]
+    Gone,
+}
+
+/// The volume that a session serves.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its pool.
+    pub pool: PoolHandle,
+    /// Which of the pool's.
+    pub volume: VolumeId,
+    /// Its name.
+    pub name: String,
+}
+
+/// A connection as others see it.
+#[derive(Clone, Debug)]
+pub struct ConnectionInfo {
+    /// Unique among those of its worker.
+    pub id: u64,
+    /// The client.
+    pub peer: String,
+    /// The export's name.
+    pub export: String,
+    /// The pool's identity.
+    pub pool: [u8; 16],
+    /// Which of the pool's volumes.
+    pub volume: VolumeId,
+    /// The worker that serves it.
+    pub worker: usize,
+    /// What was agreed on with the client.
+    pub agreed: nbd::Negotiated,
+    /// Requests of its that are being worked on.
+    pub in_flight: Arc<Counter>,
+}
+
+/// What a worker is told.
+enum Mail {
+    AddPool(PoolHandle, oneshot::Sender<Result<(), FrontendError>>),
+    Connect(OwnedFd, Box<nbd::Session<Target>>),
+    CloseVolume([u8; 16], VolumeId, oneshot::Sender<usize>),
+    Drain(Duration, oneshot::Sender<()>),
+}
+
+/// What a worker's thread and others share.
+struct Shared {
+    doorbell: Arc<Doorbell>,
+    mail: Sender<Mail>,
+    stats: Arc<WorkerStats>,
+    /// One for each volume that it serves or has served.
+    volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
+    connections: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
+}
+
+/// All worker threads. Clones name the same ones.
+#[derive(Clone)]
+pub struct Workers {
+    threads: Arc<[Shared]>,
+    next: Arc<AtomicUsize>,
+}
+
+impl std::fmt::Debug for Workers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workers").field("count", &self.threads.len()).finish()
+    }
+}
+
+impl Workers {
+    /// Starts the threads.
+    pub fn start(options: WorkerOptions) -> Result<Self, FrontendError> {
+        let invalid = |field, value, allowed| Err(FrontendError::Invalid { field, value, allowed });
+        if !(1..=MAX_WORKERS).contains(&options.count) {
+            return invalid("workers", options.count, "1 to 16");
+        }
+        if !((4 << 20)..=(1 << 30)).contains(&options.buffer_bytes) {
+            return invalid("buffer_bytes", options.buffer_bytes, "4 MiB to 1 GiB");
+        }
+        if !(1..=1024).contains(&options.max_requests) {
+            return invalid("max_requests", options.max_requests, "1 to 1024");
+        }
+        let mut threads = Vec::new();
+        for worker in 0..options.count {
+            threads.push(start_thread(worker, options)?);
+        }
+        Ok(Self { threads: threads.into(), next: Arc::new(AtomicUsize::new(0)) })
+    }
+
+    /// Serves a pool's volumes from now on.
+    pub async fn add_pool(&self, pool: &PoolHandle) -> Result<(), FrontendError> {
+        for thread in self.threads.iter() {
+            let (send, receive) = oneshot::channel();
+            thread.tell(Mail::AddPool(pool.clone(), send)).await;
+            receive.await.unwrap_or(Err(FrontendError::Gone))?;
+        }
+        Ok(())
+    }
+
+    /// Ends all connections to a volume: what is in flight is answered, what waits for space is
+    /// failed. Gives how many there were, when they are gone.
+    pub async fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> usize {
+        let mut closed = 0;
+        for thread in self.threads.iter() {
+            let (send, receive) = oneshot::channel();
+            thread.tell(Mail::CloseVolume(pool, volume, send)).await;
+            closed += receive.await.unwrap_or(0);
+        }
+        closed
+    }
+
+    /// The connections that are served.
+    #[must_use]
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        let all = self.threads.iter().flat_map(|thread| {
+            thread.connections.lock().iter().map(|(_, info)| info.clone()).collect::<Vec<_>>()
+        });
+        all.collect()
+    }
+
+    /// Takes no more requests, answers those in flight, for no longer than the limit, closes all
+    /// connections and ends the threads.
+    pub async fn drain(&self, limit: Duration) {
+        let mut waits = Vec::new();
+        for thread in self.threads.iter() {
+            let (send, receive) = oneshot::channel();
+            thread.tell(Mail::Drain(limit, send)).await;
+            waits.push(receive);
+        }
+        for wait in waits {
+            let _ = wait.await;
+        }
+    }
+
+    /// What was done, for each worker and volume.
+    #[must_use]
+    pub fn stats(&self) -> Vec<Arc<VolumeStats>> {
+        self.threads.iter().flat_map(|thread| thread.volumes.lock().clone()).collect()
+    }
+
+    /// What each worker's thread has done.
+    #[must_use]
+    pub fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {
+        self.threads.iter().map(|thread| Arc::clone(&thread.stats)).collect()
+    }
+}
+
+impl nbd::Sessions<Target> for Workers {
+    fn connect(&self, stream: OwnedFd, session: nbd::Session<Target>) {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        let thread = &self.threads[next % self.threads.len()];
+        if thread.mail.try_send(Mail::Connect(stream, Box::new(session))).is_err() {
+            tracing::warn!("a worker has too much to do: a connection is dropped");
+        }
+        thread.doorbell.ring();
+    }
+}
+
+impl Shared {
+    /// Delivers a message as soon as there is room: who waits for an answer must not take a full
+    /// mailbox for one. After the thread's end it is dropped, which they see.
+    async fn tell(&self, mut mail: Mail) {
+        while let Err(TrySendError::Full(back)) = self.mail.try_send(mail) {
+            mail = back;
+            self.doorbell.ring();
+            tokio::time::sleep(MAIL_PAUSE).await;
+        }
+        self.doorbell.ring();
+    }
+}
+
+fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, FrontendError> {
+    let io = |what| move |source| FrontendError::Io { what, source };
+    let doorbell = Arc::new(Doorbell::new().map_err(io("make an eventfd"))?);
+    let (mail, receive): (_, Receiver<Mail>) = bounded(MAX_MAIL);
+    let stats = Arc::new(WorkerStats { worker, ..WorkerStats::default() });
+    let shared = Shared {
+        doorbell: Arc::clone(&doorbell),
+        mail,
+        stats: Arc::clone(&stats),
+        volumes: Arc::default(),
+        connections: Arc::default(),
+    };
+    let (volumes, connections) = (Arc::clone(&shared.volumes), Arc::clone(&shared.connections));
+    let (started, answer) = bounded(1);
+    let run = move || {
+        let parts = thread::Parts { worker, options, doorbell, receive, stats };
+        match thread::WorkerThread::new(parts, volumes, connections) {
+            Ok(thread) => {
+                let _ = started.send(Ok(()));
+                thread.run();
+            }
+            Err(source) => {
+                let _ = started.send(Err(source));
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name(format!("worker-{worker}")).spawn(run);
+    thread.map_err(io("start a thread"))?;
+    let result = answer.recv().map_err(|_| FrontendError::Gone)?;
+    result.map_err(io("set up io_uring (needs Linux 5.19 or newer with io_uring allowed)"))?;
+    Ok(shared)
+}

@@ -1,0 +1,385 @@
+//! A worker's thread: one loop, one system call in each turn of it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_mapper::units::VolumeId;
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
+use crate::backing::{Doorbell, Ended, Ring, RingOptions};
+use crate::clock::Clock;
+use crate::frontend::nbd::Session;
+use crate::frontend::nbd::session::{Connection, Context, Token};
+use crate::stats::{VolumeStats, WorkerStats};
+use crate::volume::Executor;
+
+/// Operations of a ring that can be out at once.
+const OPERATIONS: u32 = 4096;
+/// Requests that a worker carries out at a time, over all its connections.
+const REQUESTS: usize = 1024;
+/// Volumes whose counters are kept, 7 KiB each: where volumes come and go by the thousand, those
+/// that nobody is connected to are forgotten then.
+const MAX_STATS: usize = 4096;
+/// The longest sleep: how often idle things are looked at.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
+
+/// What a thread begins with.
+pub(super) struct Parts {
+    pub(super) worker: usize,
+    pub(super) options: WorkerOptions,
+    pub(super) doorbell: Arc<Doorbell>,
+    pub(super) receive: Receiver<Mail>,
+    pub(super) stats: Arc<WorkerStats>,
+}
+
+/// Who waits for connections to a volume to end.
+struct Closing {
+    pool: [u8; 16],
+    volume: VolumeId,
+    count: usize,
+    answer: oneshot::Sender<usize>,
+}
+
+/// The state of a worker's thread.
+pub(super) struct WorkerThread {
+    parts: Parts,
+    ring: Ring,
+    executor: Executor,
+    clock: Clock,
+    connections: Vec<Option<Connection>>,
+    /// Connections that have something to send.
+    touched: Vec<usize>,
+    /// Connections that wait for memory or room.
+    stalled: Vec<usize>,
+    volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
+    shown: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
+    closing: Vec<Closing>,
+    draining: Option<(u64, oneshot::Sender<()>)>,
+    next_id: u64,
+    /// When slow clients were looked for last.
+    looked: u64,
+    now: u64,
+}
+
+impl WorkerThread {
+    pub(super) fn new(
+        parts: Parts,
+        volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
+        shown: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
+    ) -> std::io::Result<Self> {
+        let arena_bytes = parts.options.buffer_bytes;
+        let mut ring =
+            Ring::new(RingOptions { operations: OPERATIONS, arena_bytes, receives: true })?;
+        ring.listen(&parts.doorbell)?;
+        let clock = Clock::start();
+        Ok(Self {
+            parts,
+            ring,
+            executor: Executor::new(REQUESTS, clock),
+            clock,
+            connections: Vec::new(),
+            touched: Vec::with_capacity(64),
+            stalled: Vec::with_capacity(64),
+            volumes,
+            shown,
+            closing: Vec::new(),
+            draining: None,
+            next_id: 1,
+            looked: 0,
+            now: 0,
+        })
+    }
+
+    /// Serves until it is drained.
+    pub(super) fn run(mut self) {
+        crate::hardening::protect_thread(&format!("worker-{}", self.parts.worker));
+        let _vital = crate::hardening::Vital;
+        loop {
+            self.take_mail();
+            self.executor.poll(&mut self.ring);
+            self.deliver();
+            self.resume_stalled();
+            self.deliver();
+            self.send();
+            self.executor.pass_on();
+            self.end_closing();
+            if self.is_drained() {
+                break;
+            }
+            if let Err(error) = self.turn() {
+                crate::hardening::give_up(&format!("it has lost its ring: {error}"));
+            }
+        }
+        let Some((_, answer)) = self.draining.take() else { return };
+        let left = self.connections.iter().flatten().count();
+        self.executor.drop_pools();
+        let _ = answer.send(());
+        if left > 0 {
+            // Their requests have no answer, and their IO may still be on its way: what it needs
+            // stays where it is until the process ends.
+            tracing::warn!(left, "connections were still busy when the time to end was over");
+            std::mem::forget(self.executor);
+            std::mem::forget(self.ring);
+        }
+    }
+
+    /// Submits, waits, and takes what has ended.
+    fn turn(&mut self) -> std::io::Result<()> {
+        if self.executor.has_ready() {
+            self.ring.enter(0)?;
+        } else {
+            let deadline = self.executor.next_deadline();
+            let sleep = deadline.map_or(MAX_SLEEP, |at| {
+                Duration::from_nanos(at.saturating_sub(self.now).max(1000)).min(MAX_SLEEP)
+            });
+            self.ring.enter_for(1, sleep)?;
+        }
+        self.now = self.clock.ns();
+        self.executor.set_now(self.now);
+        while let Some(ended) = self.ring.reap() {
+            if let Some(ended) = self.executor.ended(ended, &mut self.ring) {
+                self.take_ended(ended);
+            }
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn count(&mut self) {
+        let stats = &self.parts.stats;
+        stats.enters.set(self.ring.enters());
+        stats.media_operations.set(self.ring.file_operations());
+        if self.now.saturating_sub(self.looked) < 1_000_000_000 {
+            return;
+        }
+        self.looked = self.now;
+        stats.free_memory.set(self.ring.free_bytes());
+        let limit = u64::try_from(self.parts.options.send_limit.as_nanos()).unwrap_or(u64::MAX);
+        for connection in self.connections.iter_mut().flatten() {
+            connection.drop_slow(self.now, limit);
+        }
+    }
+
+    fn take_ended(&mut self, ended: Ended) {
+        let (token, at) = match &ended {
+            Ended::Received(token, _) | Ended::Sent(token, _, _) => {
+                (*token, Token::connection(*token))
+            }
+            Ended::Rung => {
+                self.parts.stats.wakeups.add(1);
+                return;
+            }
+            _ => return,
+        };
+        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
+            tracing::error!(token, "something has ended that belongs to no connection");
+            return;
+        };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        match ended {
+            Ended::Received(_, result) => connection.received(result, &mut context),
+            Ended::Sent(_, result, message) => connection.sent(result, message, &mut context),
+            _ => {}
+        }
+        self.note(at);
+    }
+
+    /// Remembers what a connection needs now.
+    fn note(&mut self, at: usize) {
+        let Some(connection) = self.connections[at].as_mut() else { return };
+        if connection.marks.touch() {
+            self.touched.push(at);
+        }
+        if connection.is_stalled() && connection.marks.stall() {
+            self.stalled.push(at);
+            self.parts.stats.memory_waits.add(1);
+        }
+    }
+
+    /// Gives answers to the connections that wait for them.
+    fn deliver(&mut self) {
+        while let Some(completion) = self.executor.take_done() {
+            let at = Token::connection(completion.tag);
+            let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
+                completion.buffer.into_iter().for_each(|buffer| self.ring.free(buffer));
+                continue;
+            };
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            connection.answered(completion, &mut context);
+            self.note(at);
+        }
+    }
+
+    fn resume_stalled(&mut self) {
+        for _ in 0..self.stalled.len() {
+            let Some(at) = self.stalled.pop() else { break };
+            // From the front, so that each gets its turn.
+            let Some(connection) = self.connections[at].as_mut() else { continue };
+            connection.marks.unstall();
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            connection.resume(&mut context);
+            if connection.is_stalled() && connection.marks.stall() {
+                self.stalled.insert(0, at);
+            }
+            self.note(at);
+        }
+    }
+
+    /// Sends what has gathered, receives what is wanted, and drops connections that have ended.
+    fn send(&mut self) {
+        while let Some(at) = self.touched.pop() {
+            let Some(connection) = self.connections[at].as_mut() else { continue };
+            connection.marks.untouch();
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            connection.push(self.now, &mut context);
+            if connection.has_ended() {
+                self.remove(at);
+            } else if connection.is_stalled() && connection.marks.stall() {
+                self.stalled.push(at);
+            }
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let Some(connection) = self.connections[at].take() else { return };
+        self.stalled.retain(|&other| other != at);
+        self.shown.lock().retain(|(id, _)| *id != connection.id);
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        connection.release(&mut context);
+        self.parts.stats.connections.set(self.parts.stats.connections.get().saturating_sub(1));
+    }
+
+    fn take_mail(&mut self) {
+        while let Ok(mail) = self.parts.receive.try_recv() {
+            match mail {
+                Mail::AddPool(pool, answer) => {
+                    let added = self.executor.add_pool(&pool, &mut self.ring);
+                    let added = added.map(|slot| pool.add_worker(slot, &self.parts.doorbell));
+                    let _ = answer.send(added.map_err(FrontendError::from));
+                }
+                Mail::Connect(stream, session) => self.connect(stream, *session),
+                Mail::CloseVolume(pool, volume, answer) => self.close_volume(pool, volume, answer),
+                Mail::Drain(limit, answer) => {
+                    let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+                    self.draining = Some((self.now.saturating_add(limit), answer));
+                    self.hang_up(|_| true);
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, stream: OwnedFd, session: Session<Target>) {
+        let Session { volume: target, export, negotiated, peer, guard } = session;
+        if self.draining.is_some() {
+            return;
+        }
+        let worker = self.parts.worker;
+        let (pool, volume) = (target.pool.id(), target.volume);
+        let volumes = &self.volumes;
+        let stats = || stats_of(volumes, &target, worker);
+        let attached = match self.executor.attach(pool, volume, stats) {
+            Ok(attached) => attached,
+            Err(error) => {
+                tracing::warn!(%error, %peer, %export, "a connection came too late");
+                return;
+            }
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        let free = self.connections.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.connections.len());
+        if at == self.connections.len() {
+            self.connections.push(None);
+        }
+        let agreed = negotiated.clone();
+        let limits = (self.parts.options.max_requests, self.parts.options.buffer_bytes);
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        match Connection::new(id, at, stream, negotiated, attached, limits, guard, &mut context) {
+            Ok(connection) => {
+                let in_flight = Arc::clone(&connection.shown);
+                let info =
+                    ConnectionInfo { id, peer, export, pool, volume, worker, agreed, in_flight };
+                self.shown.lock().push((id, info));
+                self.connections[at] = Some(connection);
+                self.parts.stats.connections.add(1);
+                self.note(at);
+            }
+            Err(error) => {
+                self.executor.detach(attached);
+                tracing::warn!(%error, %peer, %export, "a connection can't be served");
+            }
+        }
+    }
+
+    fn close_volume(&mut self, pool: [u8; 16], volume: VolumeId, answer: oneshot::Sender<usize>) {
+        let mut ids: Vec<u64> = Vec::new();
+        for (id, info) in self.shown.lock().iter() {
+            if (info.pool, info.volume) == (pool, volume) {
+                ids.push(*id);
+            }
+        }
+        self.hang_up(|connection| ids.contains(&connection.id));
+        self.closing.push(Closing { pool, volume, count: ids.len(), answer });
+    }
+
+    /// Takes no more requests from some connections.
+    fn hang_up(&mut self, which: impl Fn(&Connection) -> bool) {
+        for at in 0..self.connections.len() {
+            let Some(connection) = self.connections[at].as_mut() else { continue };
+            if which(connection) {
+                let volume = connection.volume;
+                connection.hang_up();
+                self.executor.cancel_parked(volume);
+                self.note(at);
+            }
+        }
+    }
+
+    /// Tells those who wait for connections to end.
+    fn end_closing(&mut self) {
+        if self.closing.is_empty() {
+            return;
+        }
+        let shown = self.shown.lock();
+        let mut still = Vec::new();
+        for one in self.closing.drain(..) {
+            let key = (one.pool, one.volume);
+            if shown.iter().any(|(_, info)| (info.pool, info.volume) == key) {
+                still.push(one);
+            } else {
+                let _ = one.answer.send(one.count);
+            }
+        }
+        drop(shown);
+        self.closing = still;
+    }
+
+    fn is_drained(&self) -> bool {
+        let Some((deadline, _)) = &self.draining else { return false };
+        self.now >= *deadline || self.connections.iter().all(Option::is_none)
+    }
+}
+
+/// The counters of a volume that this worker has served before, or new ones.
+fn stats_of(
+    volumes: &Mutex<Vec<Arc<VolumeStats>>>,
+    target: &Target,
+    worker: usize,
+) -> Arc<VolumeStats> {
+    let mut volumes = volumes.lock();
+    let (pool, volume) = (target.pool.name(), target.name.as_str());
+    if let Some(known) = volumes.iter().find(|one| one.pool == pool && one.volume == volume) {
+        return Arc::clone(known);
+    }
+    if volumes.len() >= MAX_STATS {
+        volumes.retain(|one| Arc::strong_count(one) > 1);
+    }
+    let (pool, volume) = (pool.to_owned(), volume.to_owned());
+    let stats = Arc::new(VolumeStats { pool, volume, worker, ..VolumeStats::default() });
+    volumes.push(Arc::clone(&stats));
+    stats
+}

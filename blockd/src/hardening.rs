@@ -1,0 +1,182 @@
+//! What lets the daemon go on when memory is short, which is when the kernel writes dirty pages
+//! back through it: nothing of it is paged out, its threads do not wait for writeback, and it is
+//! the last to be killed.
+
+use std::fs;
+use std::io;
+use std::sync::Once;
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::configure_io_flusher_behavior;
+
+/// What the process has got of what it asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Protection {
+    /// All memory, present and future, stays in memory once it was touched.
+    pub memory_locked: bool,
+    /// What the kernel adds to its badness when memory is out: -1000 is never killed.
+    pub oom_score_adj: i32,
+    /// How many files may be open.
+    pub open_files: u64,
+    /// What was refused, and why; one line each.
+    pub problems: Vec<String>,
+}
+
+/// Locks memory, takes the process off the list of those to be killed when memory is out, and
+/// raises the limit on open files. What is refused for want of privilege is in the answer, and no
+/// error: a daemon without privilege is useful for tests and small machines.
+pub fn protect_process() -> Protection {
+    let mut problems = Vec::new();
+    let memory_locked = match lock_memory() {
+        Ok(()) => true,
+        Err(error) => {
+            problems.push(format!("memory is not locked: {error}"));
+            false
+        }
+    };
+    if let Err(error) = fs::write(OOM_SCORE_ADJ, "-1000") {
+        problems.push(format!("the OOM score can't be lowered: {error}"));
+    }
+    let oom_score_adj = fs::read_to_string(OOM_SCORE_ADJ)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or_default();
+    let open_files = match raise(Resource::RLIMIT_NOFILE) {
+        Ok(limit) => limit,
+        Err(error) => {
+            problems.push(format!("the limit on open files can't be raised: {error}"));
+            0
+        }
+    };
+    Protection { memory_locked, oom_score_adj, open_files, problems }
+}
+
+const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
+
+/// Makes the calling thread one that writeback may wait for: its allocations do no IO and are not
+/// throttled for dirty pages (`PR_SET_IO_FLUSHER`). Names it too, by the first 15 bytes. Every
+/// thread of the data path calls this first. Says whether the kernel agreed; a refusal is logged
+/// once.
+pub fn protect_thread(name: &str) -> bool {
+    let cut = (0..=name.len().min(15)).rev().find(|&at| name.is_char_boundary(at)).unwrap_or(0);
+    if let Ok(name) = std::ffi::CString::new(&name[..cut])
+        && let Err(error) = rustix::thread::set_name(&name)
+    {
+        tracing::debug!(%error, "a thread can't be named");
+    }
+    match configure_io_flusher_behavior(true) {
+        Ok(()) => true,
+        Err(error) => {
+            static REFUSED: Once = Once::new();
+            REFUSED.call_once(|| {
+                tracing::warn!(%error, "threads can't be IO flushers: CAP_SYS_RESOURCE is missing");
+            });
+            false
+        }
+    }
+}
+
+/// Ends the process when the thread that holds it panics. A thread of the data path that is gone
+/// leaves clients who wait for ever; a process that is gone is started again, and has lost nothing
+/// that it answered.
+#[derive(Debug)]
+pub struct Vital;
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            give_up(&"it panicked");
+        }
+    }
+}
+
+/// Ends the process: the calling thread, of the data path, can't go on.
+pub fn give_up(reason: &dyn std::fmt::Display) -> ! {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("?");
+    tracing::error!(thread = name, %reason, "a thread of the data path has ended: aborting");
+    std::process::abort();
+}
+
+/// Locks on first touch, so that stacks and sparse mappings are not filled for nothing.
+///
+/// Only without a limit: under one, this call succeeds and a later allocation fails.
+fn lock_memory() -> io::Result<()> {
+    let unlimited = raise(Resource::RLIMIT_MEMLOCK).is_ok_and(|limit| limit == RLIM_INFINITY);
+    if !unlimited && !has_capability(CAP_IPC_LOCK) {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "needs CAP_IPC_LOCK or no limit on locked memory (LimitMEMLOCK=infinity)",
+        ));
+    }
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    Ok(mlockall(flags)?)
+}
+
+/// From `linux/capability.h`.
+const CAP_IPC_LOCK: u32 = 14;
+
+fn has_capability(bit: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+        .is_some_and(|mask| mask & (1 << bit) != 0)
+}
+
+/// Raises a soft limit to the hard one; gives what is then allowed.
+fn raise(resource: Resource) -> io::Result<u64> {
+    let (soft, hard) = getrlimit(resource)?;
+    if soft < hard {
+        setrlimit(resource, hard, hard)?;
+    }
+    Ok(hard)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From `linux/capability.h`.
+    const CAP_SYS_RESOURCE: u32 = 24;
+
+    /// `PF_MEMALLOC_NOIO` and `PF_LOCAL_THROTTLE` of `linux/sched.h`: what the flag becomes.
+    const IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
+
+    fn thread_flags() -> u64 {
+        let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // The name is in parentheses and may hold anything; flags are the seventh field after it.
+        let after = stat.rsplit(')').next().unwrap();
+        after.split_whitespace().nth(6).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_protected_thread_is_an_io_flusher_where_that_is_allowed() {
+        let (agreed, flags, name) = std::thread::spawn(|| {
+            let agreed = protect_thread("a-name-that-is-too-long");
+            (agreed, thread_flags(), fs::read_to_string("/proc/thread-self/comm").unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!(name, "a-name-that-is-\n");
+        assert_eq!(agreed, has_capability(CAP_SYS_RESOURCE));
+        assert_eq!(agreed, flags & IO_FLUSHER == IO_FLUSHER, "{flags:#x}");
+        if !agreed {
+            println!("not run: IO_FLUSHER, because CAP_SYS_RESOURCE is missing");
+        }
+    }
+
+    #[test]
+    fn what_the_process_got_is_what_the_kernel_says() {
+        let got = protect_process();
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        let locked_kib: u64 = locked.trim().trim_end_matches(" kB").parse().unwrap();
+        assert_eq!(got.memory_locked, locked_kib > 0);
+        let told = got.problems.iter().any(|problem| problem.starts_with("memory is not locked"));
+        assert_eq!(got.memory_locked, !told);
+        assert_eq!(has_capability(CAP_SYS_RESOURCE), got.oom_score_adj == -1000);
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap().0, got.open_files);
+    }
+}

@@ -1,0 +1,23 @@
+//! blockd: thin-provisioned block devices from user space.
+//!
+//! Imports point one way: `cli` and `daemon`, then `control`, `frontend`, `volume` and `pool`,
+//! `backing`, `block`. `error`, `units`, `clock`, `stats` and `hardening` are there for
+//! everybody.
+#![deny(unsafe_code)]
+
+pub mod backing;
+pub mod block;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod error;
+pub mod frontend;
+pub mod hardening;
+pub mod metrics;
+pub mod nbd_client;
+pub mod pool;
+pub mod stats;
+pub mod units;
+pub mod volume;

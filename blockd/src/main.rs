@@ -1,0 +1,8 @@
+//! The daemon and its command line.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    blockd::cli::main()
+}

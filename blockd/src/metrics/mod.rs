@@ -1,0 +1,303 @@
+//! Metrics, named once, in the OpenMetrics text format.
+//!
+//! [`METRICS`] is the list. Values are counted elsewhere, by those who do the work; a scrape
+//! collects them into a [`Snapshot`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::stats::Histogram;
+
+/// What a value means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It only grows; `_total` follows its name.
+    Counter,
+    /// It is what it is now.
+    Gauge,
+    /// How often something took how many seconds.
+    Histogram,
+}
+
+/// A metric: its name, which is stable, and what it means.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Without the `_total` of counters.
+    pub name: &'static str,
+    /// What its values are.
+    pub kind: Kind,
+    /// Names of its labels.
+    pub labels: &'static [&'static str],
+    /// One sentence.
+    pub help: &'static str,
+}
+
+const fn metric(
+    name: &'static str,
+    kind: Kind,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Metric {
+    Metric { name, kind, labels, help }
+}
+
+const POOL: &[&str] = &["pool"];
+const VOLUME: &[&str] = &["pool", "volume"];
+const REQUEST: &[&str] = &["pool", "volume", "operation"];
+const STAGE: &[&str] = &["pool", "volume", "stage"];
+const WORKER: &[&str] = &["worker"];
+const LISTENER: &[&str] = &["address"];
+
+use Kind::{Counter, Gauge, Histogram as Times};
+
+/// All metrics there are.
+pub const METRICS: &[Metric] = &[
+    metric("blockd_build", Gauge, &["version"], "1, with the daemon's version"),
+    metric("blockd_ready", Gauge, &[], "1 when everything is served"),
+    metric("blockd_start_time_seconds", Gauge, &[], "When the daemon started, since 1970"),
+    metric("blockd_resident_bytes", Gauge, &[], "Resident memory of the daemon"),
+    metric("blockd_pool_up", Gauge, POOL, "1 when the pool serves, 0 when it has failed"),
+    metric("blockd_pool_size_bytes", Gauge, POOL, "Bytes of all devices of the pool"),
+    metric("blockd_pool_free_bytes", Gauge, POOL, "Bytes that can still be written at first"),
+    metric("blockd_pool_mapped_bytes", Gauge, POOL, "Bytes of extents that volumes refer to"),
+    metric("blockd_pool_reserved_bytes", Gauge, POOL, "Bytes granted to volumes and not used"),
+    metric("blockd_pool_pending_bytes", Gauge, POOL, "Bytes given up and not free yet"),
+    metric("blockd_pool_metadata_bytes", Gauge, POOL, "Bytes that metadata takes"),
+    metric("blockd_pool_metadata_free_bytes", Gauge, POOL, "Bytes of metadata not in use"),
+    metric("blockd_pool_backing_free_bytes", Gauge, POOL, "Bytes free below a sparse pool"),
+    metric("blockd_pool_promised_bytes", Gauge, POOL, "Sum of the sizes of the pool's volumes"),
+    metric("blockd_pool_volumes", Gauge, POOL, "Volumes and snapshots of the pool"),
+    metric("blockd_pool_commits", Counter, POOL, "Commits that ended"),
+    metric("blockd_pool_flushes", Counter, POOL, "Device flushes of the pool's thread"),
+    metric("blockd_pool_metadata_writes", Counter, POOL, "Writes of metadata"),
+    metric("blockd_pool_metadata_written_bytes", Counter, POOL, "Bytes of metadata written"),
+    metric("blockd_pool_discards", Counter, POOL, "Discards sent to the pool's devices"),
+    metric("blockd_pool_io_errors", Counter, POOL, "IO of the pool's thread that failed"),
+    metric("blockd_pool_wakeups", Counter, POOL, "Times that the pool's thread was woken"),
+    metric(
+        "blockd_pool_metadata_waiting_for_space",
+        Gauge,
+        POOL,
+        "Writes of metadata that wait for space below",
+    ),
+    metric("blockd_volume_size_bytes", Gauge, VOLUME, "Size of the volume"),
+    metric("blockd_volume_mapped_bytes", Gauge, VOLUME, "Bytes of extents it refers to"),
+    metric("blockd_volume_valid_bytes", Gauge, VOLUME, "Bytes written and not discarded"),
+    metric("blockd_volume_attached", Gauge, VOLUME, "1 when clients can reach it"),
+    metric("blockd_volume_connections", Gauge, VOLUME, "Clients that are connected to it"),
+    metric("blockd_requests", Counter, REQUEST, "Requests answered"),
+    metric("blockd_request_bytes", Counter, REQUEST, "Bytes of requests answered"),
+    metric("blockd_request_errors", Counter, REQUEST, "Requests answered with an error"),
+    metric(
+        "blockd_request_seconds",
+        Times,
+        STAGE,
+        "Time that requests spent: map (looking up, one request in 64), wait (parked), media, \
+         commit, total",
+    ),
+    metric("blockd_parked_requests", Gauge, VOLUME, "Requests that are parked now"),
+    metric("blockd_parks", Counter, VOLUME, "Requests that were parked"),
+    metric("blockd_starved_writes", Counter, VOLUME, "Writes that found no space below the pool"),
+    metric("blockd_worker_enters", Counter, WORKER, "System calls that entered io_uring"),
+    metric("blockd_worker_media_operations", Counter, WORKER, "Operations sent to devices"),
+    metric("blockd_worker_wakeups", Counter, WORKER, "Times another thread woke the worker"),
+    metric("blockd_worker_connections", Gauge, WORKER, "Connections that the worker serves"),
+    metric("blockd_worker_free_memory_bytes", Gauge, WORKER, "Bytes of IO memory that are free"),
+    metric("blockd_worker_memory_waits", Counter, WORKER, "Times a connection waited for memory"),
+    metric("blockd_listener_accepted", Counter, LISTENER, "Connections accepted"),
+    metric("blockd_listener_negotiated", Counter, LISTENER, "Connections given to a worker"),
+    metric("blockd_listener_timed_out", Counter, LISTENER, "Handshakes that took too long"),
+    metric("blockd_listener_displaced", Counter, LISTENER, "Handshakes ended to make room"),
+    metric("blockd_listener_failed", Counter, LISTENER, "Handshakes ended for another reason"),
+    metric("blockd_listener_handshakes", Gauge, LISTENER, "Handshakes under way"),
+];
+
+/// Upper ends of the buckets that are shown: powers of two from 2^10 ns to 2^34 ns, 17 s. The data
+/// path counts in finer ones.
+const SHOWN_POWERS: std::ops::RangeInclusive<u32> = 10..=34;
+
+/// Values of labels, in the order of the metric's names of labels.
+type Labels = Vec<String>;
+
+#[derive(Clone, PartialEq, Debug)]
+enum Value {
+    Number(u64),
+    /// In the order of [`SHOWN_POWERS`], and what is above.
+    Times {
+        sum_ns: u64,
+        counts: Vec<u64>,
+    },
+}
+
+/// The values of one moment.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Snapshot {
+    values: BTreeMap<&'static str, Vec<(Labels, Value)>>,
+}
+
+impl Snapshot {
+    /// Adds a value of the metric, which has to be in the list.
+    pub fn set(&mut self, name: &str, labels: &[&str], value: u64) {
+        self.add(name, labels, Value::Number(value));
+    }
+
+    /// Adds the sum of some histograms.
+    pub fn times<'a>(
+        &mut self,
+        name: &str,
+        labels: &[&str],
+        histograms: impl Iterator<Item = &'a Histogram>,
+    ) {
+        let mut counts = vec![0_u64; SHOWN_POWERS.clone().count() + 1];
+        let mut total_ns = 0_u64;
+        for histogram in histograms {
+            total_ns = total_ns.saturating_add(histogram.sum_ns());
+            for (upper_ns, count) in histogram.buckets().filter(|(_, count)| *count > 0) {
+                let at = SHOWN_POWERS.clone().position(|power| upper_ns <= 1 << power);
+                let at = at.unwrap_or(counts.len() - 1);
+                counts[at] = counts[at].saturating_add(count);
+            }
+        }
+        self.add(name, labels, Value::Times { sum_ns: total_ns, counts });
+    }
+
+    fn add(&mut self, name: &str, labels: &[&str], value: Value) {
+        let metric = METRICS.iter().find(|metric| metric.name == name);
+        debug_assert!(metric.is_some_and(|metric| metric.labels.len() == labels.len()), "{name}");
+        let Some(metric) = metric else { return };
+        let labels = labels.iter().map(|&label| label.to_owned()).collect();
+        self.values.entry(metric.name).or_default().push((labels, value));
+    }
+
+    /// The text that a scrape gets.
+    #[must_use]
+    pub fn render(self) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        for metric in METRICS {
+            let Some(values) = self.values.get(metric.name) else { continue };
+            let kind = match metric.kind {
+                Kind::Counter => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Histogram => MetricType::Histogram,
+            };
+            let mut family = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
+            for (labels, value) in values {
+                let labels: Vec<(&str, &str)> =
+                    metric.labels.iter().copied().zip(labels.iter().map(String::as_str)).collect();
+                let labels = labels.as_slice();
+                if labels.is_empty() {
+                    encode_value(&mut family, metric.kind, value)?;
+                } else {
+                    encode_value(&mut family.encode_family(&labels)?, metric.kind, value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode_value(
+    encoder: &mut MetricEncoder<'_>,
+    kind: Kind,
+    value: &Value,
+) -> Result<(), fmt::Error> {
+    match (kind, value) {
+        (Kind::Counter, Value::Number(value)) => {
+            encoder.encode_counter::<NoLabelSet, _, f64>(value, None)
+        }
+        (_, Value::Number(value)) => encoder.encode_gauge(value),
+        (_, Value::Times { sum_ns, counts }) => {
+            let ends = SHOWN_POWERS.clone().map(|power| seconds(1 << power));
+            let ends = ends.chain([f64::INFINITY]);
+            let buckets: Vec<_> = ends.zip(counts.iter().copied()).collect();
+            let (sum, count) = (seconds(*sum_ns), counts.iter().sum());
+            encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+        }
+    }
+}
+
+/// Prometheus counts in seconds. What is lost beyond 2^53 ns, 104 days, is below a nanosecond in a
+/// million.
+#[expect(clippy::cast_precision_loss, reason = "see above")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = include_str!("../../../docs/METRICS.md");
+
+    /// A row of the table in the document.
+    fn row(metric: &Metric) -> String {
+        let (kind, suffix) = match metric.kind {
+            Kind::Counter => ("counter", "_total"),
+            Kind::Gauge => ("gauge", ""),
+            Kind::Histogram => ("histogram", ""),
+        };
+        let name = metric.name;
+        format!("| `{name}{suffix}` | {kind} | {} | {} |", metric.labels.join(", "), metric.help)
+    }
+
+    #[test]
+    fn each_metric_is_documented_and_nothing_else() {
+        let rows: Vec<&str> =
+            DOCUMENT.lines().filter(|line| line.starts_with("| `blockd_")).collect();
+        let expected: Vec<String> = METRICS.iter().map(row).collect();
+        assert_eq!(rows, expected, "docs/METRICS.md has:\n{}", expected.join("\n"));
+    }
+
+    #[test]
+    fn names_are_unique_and_say_their_unit() {
+        for metric in METRICS {
+            let same = METRICS.iter().filter(|other| other.name == metric.name);
+            assert_eq!(same.count(), 1, "{}", metric.name);
+            assert!(!metric.name.ends_with("_total"), "{}", metric.name);
+            let is_time = metric.kind == Kind::Histogram;
+            assert!(!is_time || metric.name.ends_with("_seconds"), "{}", metric.name);
+        }
+    }
+
+    #[test]
+    fn a_scrape_has_types_labels_and_values() {
+        let mut snapshot = Snapshot::default();
+        snapshot.set("blockd_ready", &[], 1);
+        snapshot.set("blockd_requests", &["p", "a \"b\" \\", "read"], 7);
+        let histogram = Histogram::default();
+        histogram.record(1500);
+        histogram.record(3_000_000_000_000);
+        let labels = ["p", "v", "media"];
+        snapshot.times("blockd_request_seconds", &labels, [&histogram].into_iter());
+        let text = snapshot.render();
+        for line in [
+            "# TYPE blockd_ready gauge",
+            "blockd_ready 1",
+            "# TYPE blockd_requests counter",
+            r#"blockd_requests_total{pool="p",volume="a \"b\" \\",operation="read"} 7"#,
+            "# TYPE blockd_request_seconds histogram",
+            r#"blockd_request_seconds_count{pool="p",volume="v",stage="media"} 2"#,
+            r#"blockd_request_seconds_bucket{le="0.000002048",pool="p",volume="v",stage="media"} 1"#,
+            r#"blockd_request_seconds_bucket{le="+Inf",pool="p",volume="v",stage="media"} 2"#,
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,501 @@
+//! A small NBD client, for import, export and tests.
+//!
+//! It blocks. For speed, several requests can be in flight: `send` them until there is no
+//! `room`, and `receive` what is done. For convenience, each kind has a function that waits.
+//!
+//! A server that holds replies back until somebody reads them may also stop reading requests.
+//! So whoever has large reads in flight should not send large writes on the same connection
+//! before they are received.
+
+mod error;
+mod handshake;
+mod reply;
+mod uri;
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+pub use error::{ClientError, RequestError};
+pub use handshake::{ExportFacts, ListedExport};
+pub use uri::{DEFAULT_PORT, ServerAddress, Uri};
+
+use crate::frontend::nbd::codec::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, cmd, flag, transmission};
+use handshake::Negotiation;
+use reply::Pending;
+
+/// Headers and small payloads gather in a buffer of this size before they are sent.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+
+/// Replies are read through a buffer of this size; what is larger goes past it.
+const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
+
+/// What to ask the server for, and how long to wait for it.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    pub structured: bool,
+    pub extended: bool,
+    /// Needed for `block_status`.
+    pub base_allocation: bool,
+    /// The longest wait for anything to come or go.
+    pub timeout: Duration,
+    /// The most requests in flight.
+    pub depth: usize,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            structured: true,
+            extended: true,
+            base_allocation: true,
+            timeout: Duration::from_secs(30),
+            depth: 16,
+        }
+    }
+}
+
+/// A request. Lengths are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    Read { offset: u64, len: u32 },
+    Write { offset: u64, data: &'a [u8], fua: bool },
+    Flush,
+    Trim { offset: u64, len: u64 },
+    WriteZeroes { offset: u64, len: u64, no_hole: bool, fast_zero: bool },
+    Cache { offset: u64, len: u64 },
+    BlockStatus { offset: u64, len: u64 },
+}
+
+/// A request that is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What `send` returned.
+    pub cookie: u64,
+    /// `codec::cmd`.
+    pub command: u16,
+    pub offset: u64,
+    pub len: u64,
+    pub result: Result<(), RequestError>,
+    /// What was read; give it back with `recycle`.
+    pub data: Vec<u8>,
+    /// The answer to a block status.
+    pub ranges: Vec<StatusRange>,
+}
+
+/// What `base:allocation` says of a range. The first begins where the request did, each other
+/// where the one before it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusRange {
+    pub len: u64,
+    /// Nothing is allocated for it.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
+}
+
+/// A connection to an export.
+pub struct Client {
+    reader: BufReader<Box<dyn Read + Send>>,
+    writer: Box<dyn Write + Send>,
+    facts: ExportFacts,
+    depth: usize,
+    next_cookie: u64,
+    unsent: Vec<u8>,
+    pending: HashMap<u64, Pending>,
+    /// Done while something else was waited for.
+    done: VecDeque<Completion>,
+    buffers: Vec<Vec<u8>>,
+    broken: bool,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Client");
+        shown.field("facts", &self.facts).field("in_flight", &self.pending.len());
+        shown.finish_non_exhaustive()
+    }
+}
+
+type Ends = (BufReader<Box<dyn Read + Send>>, Box<dyn Write + Send>);
+
+/// The exports of a server.
+pub fn list(server: &ServerAddress, timeout: Duration) -> Result<Vec<ListedExport>, ClientError> {
+    let (mut reader, mut writer) = open(server, timeout)?;
+    let mut negotiation = Negotiation { reader: &mut reader, writer: &mut writer };
+    negotiation.greet()?;
+    negotiation.list()
+}
+
+impl Client {
+    /// Connects and negotiates. What the server does not grant is done without; `facts` has
+    /// what it did.
+    pub fn connect(uri: &Uri, options: &ConnectOptions) -> Result<Self, ClientError> {
+        let (mut reader, mut writer) = open(&uri.server, options.timeout)?;
+        let mut negotiation = Negotiation { reader: &mut reader, writer: &mut writer };
+        negotiation.greet()?;
+        let facts = negotiation.go(&uri.export, options)?;
+        Ok(Self {
+            reader,
+            writer,
+            facts,
+            depth: options.depth.max(1),
+            next_cookie: 1,
+            unsent: Vec::with_capacity(SEND_BUFFER_BYTES),
+            pending: HashMap::new(),
+            done: VecDeque::new(),
+            buffers: Vec::new(),
+            broken: false,
+        })
+    }
+
+    /// What the server said of the export.
+    #[must_use]
+    pub fn facts(&self) -> &ExportFacts {
+        &self.facts
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.facts.size
+    }
+
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.facts.flags & transmission::READ_ONLY != 0
+    }
+
+    /// Requests that were sent and not received.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.pending.len() + self.done.len()
+    }
+
+    /// Whether one more may be in flight.
+    #[must_use]
+    pub fn room(&self) -> bool {
+        self.in_flight() < self.depth
+    }
+
+    /// Sends a request and does not wait for its reply. Small ones may stay in a buffer until
+    /// the next `receive`.
+    pub fn send(&mut self, request: Request<'_>) -> Result<u64, ClientError> {
+        if self.broken {
+            return Err(ClientError::Broken);
+        }
+        let parts = Parts::of(request);
+        self.check(&parts)?;
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let mut data = Vec::new();
+        if parts.command == cmd::READ {
+            data = self.buffers.pop().unwrap_or_default();
+            data.resize(usize::try_from(parts.len).unwrap_or(0), 0);
+        }
+        self.put_header(&parts, cookie);
+        let Parts { command, offset, len, .. } = parts;
+        let completion =
+            Completion { cookie, command, offset, len, result: Ok(()), data, ranges: Vec::new() };
+        self.pending.insert(cookie, Pending { completion, filled: 0 });
+        let sent = self.put_payload(parts.payload);
+        self.check_io(sent)?;
+        Ok(cookie)
+    }
+
+    /// Waits for a request to be done, whichever it is. There has to be one in flight.
+    pub fn receive(&mut self) -> Result<Completion, ClientError> {
+        if let Some(done) = self.done.pop_front() {
+            return Ok(done);
+        }
+        if self.broken {
+            return Err(ClientError::Broken);
+        }
+        let received = self.receive_one();
+        self.check_io(received)
+    }
+
+    /// Takes a buffer back, to be used again.
+    pub fn recycle(&mut self, data: Vec<u8>) {
+        if self.buffers.len() < self.depth {
+            self.buffers.push(data);
+        }
+    }
+
+    /// Reads, and waits for it.
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ClientError> {
+        let longest = usize::try_from(self.facts.block_max).unwrap_or(usize::MAX);
+        let mut at = offset;
+        for part in into.chunks_mut(longest) {
+            let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+            let done = self.call("read", Request::Read { offset: at, len })?;
+            part.copy_from_slice(&done.data);
+            at += u64::from(len);
+            self.recycle(done.data);
+        }
+        Ok(())
+    }
+
+    /// Writes, and waits for it.
+    pub fn write(&mut self, offset: u64, data: &[u8], fua: bool) -> Result<(), ClientError> {
+        let longest = usize::try_from(self.facts.block_max).unwrap_or(usize::MAX);
+        let mut at = offset;
+        for data in data.chunks(longest) {
+            self.call("write", Request::Write { offset: at, data, fua })?;
+            at += u64::try_from(data.len()).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Returns when everything that was answered before is durable.
+    pub fn flush(&mut self) -> Result<(), ClientError> {
+        self.call("flush", Request::Flush).map(drop)
+    }
+
+    /// Says that the range is no longer needed.
+    pub fn trim(&mut self, offset: u64, len: u64) -> Result<(), ClientError> {
+        for (offset, len) in self.pieces(offset, len) {
+            self.call("trim", Request::Trim { offset, len })?;
+        }
+        Ok(())
+    }
+
+    /// Makes the range read as zeroes; with `no_hole`, it keeps its space.
+    pub fn write_zeroes(
+        &mut self,
+        offset: u64,
+        len: u64,
+        no_hole: bool,
+    ) -> Result<(), ClientError> {
+        for (offset, len) in self.pieces(offset, len) {
+            let request = Request::WriteZeroes { offset, len, no_hole, fast_zero: false };
+            self.call("write zeroes", request)?;
+        }
+        Ok(())
+    }
+
+    /// What is known of the start of the range, at most of all of it.
+    pub fn block_status(&mut self, offset: u64, len: u64) -> Result<Vec<StatusRange>, ClientError> {
+        let Some((offset, len)) = self.pieces(offset, len).into_iter().next() else {
+            return Ok(Vec::new());
+        };
+        let mut ranges = self.call("block status", Request::BlockStatus { offset, len })?.ranges;
+        let mut left = len;
+        ranges.retain_mut(|range| {
+            range.len = range.len.min(left);
+            left -= range.len;
+            range.len > 0
+        });
+        Ok(ranges)
+    }
+
+    /// Says goodbye. Without it the server sees the connection end, which is as good.
+    pub fn disconnect(mut self) -> Result<(), ClientError> {
+        let parts = Parts {
+            command: cmd::DISC,
+            flags: 0,
+            offset: 0,
+            len: 0,
+            payload: &[],
+            what: "goodbye",
+        };
+        self.put_header(&parts, 0);
+        self.send_buffered()
+    }
+
+    /// Ranges that a request of this connection can name.
+    fn pieces(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
+        // Without extended headers a length has 32 bits. A multiple of every block size.
+        let longest = if self.facts.extended { u64::MAX } else { 1 << 31 };
+        let mut pieces = Vec::new();
+        let (mut at, mut left) = (offset, len);
+        while left > 0 {
+            let piece = left.min(longest);
+            pieces.push((at, piece));
+            at = at.saturating_add(piece);
+            left -= piece;
+        }
+        pieces
+    }
+
+    fn call(
+        &mut self,
+        what: &'static str,
+        request: Request<'_>,
+    ) -> Result<Completion, ClientError> {
+        let cookie = self.send(request)?;
+        loop {
+            let received = self.receive_one();
+            let done = self.check_io(received)?;
+            if done.cookie != cookie {
+                self.done.push_back(done);
+                continue;
+            }
+            return match &done.result {
+                Ok(()) => Ok(done),
+                Err(error) => Err(ClientError::Request { what, error: error.clone() }),
+            };
+        }
+    }
+
+    /// What would only be refused is not sent: an answer to it could be that the server hangs up.
+    fn check(&self, parts: &Parts<'_>) -> Result<(), ClientError> {
+        let carries_data = matches!(parts.command, cmd::READ | cmd::WRITE);
+        let longest = if carries_data {
+            self.facts.block_max.into()
+        } else if self.facts.extended {
+            u64::MAX
+        } else {
+            u32::MAX.into()
+        };
+        let why = if parts.len > longest {
+            "too long"
+        } else if parts.offset.checked_add(parts.len).is_none_or(|end| end > self.facts.size) {
+            "past the end"
+        } else if parts.command == cmd::BLOCK_STATUS && self.facts.base_allocation.is_none() {
+            "the server has no map to show"
+        } else {
+            return Ok(());
+        };
+        let Parts { what, offset, len, .. } = *parts;
+        Err(ClientError::BadRequest { what, offset, len, why })
+    }
+
+    fn put_header(&mut self, parts: &Parts<'_>, cookie: u64) {
+        let extended = self.facts.extended;
+        let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let payload = extended && parts.command == cmd::WRITE;
+        let flags = parts.flags | if payload { flag::PAYLOAD_LEN } else { 0 };
+        self.unsent.extend_from_slice(&magic.to_be_bytes());
+        self.unsent.extend_from_slice(&flags.to_be_bytes());
+        self.unsent.extend_from_slice(&parts.command.to_be_bytes());
+        self.unsent.extend_from_slice(&cookie.to_be_bytes());
+        self.unsent.extend_from_slice(&parts.offset.to_be_bytes());
+        if extended {
+            self.unsent.extend_from_slice(&parts.len.to_be_bytes());
+        } else {
+            let len = u32::try_from(parts.len).unwrap_or(u32::MAX);
+            self.unsent.extend_from_slice(&len.to_be_bytes());
+        }
+    }
+
+    fn put_payload(&mut self, payload: &[u8]) -> Result<(), ClientError> {
+        if self.unsent.len() + payload.len() <= SEND_BUFFER_BYTES {
+            self.unsent.extend_from_slice(payload);
+            return Ok(());
+        }
+        let sent = reply::write_both(&mut self.writer, &self.unsent, payload);
+        self.unsent.clear();
+        Ok(sent?)
+    }
+
+    fn send_buffered(&mut self) -> Result<(), ClientError> {
+        let sent = self.writer.write_all(&self.unsent);
+        self.unsent.clear();
+        Ok(sent?)
+    }
+
+    fn receive_one(&mut self) -> Result<Completion, ClientError> {
+        if !self.unsent.is_empty() {
+            self.send_buffered()?;
+        }
+        let ExportFacts { structured, extended, .. } = self.facts;
+        loop {
+            let head = reply::head(&mut self.reader, structured, extended)?;
+            let Some(pending) = self.pending.get_mut(&head.cookie) else {
+                return Err(ClientError::Protocol("a reply to what was not asked"));
+            };
+            reply::body(&mut self.reader, head, structured, pending)?;
+            if head.done
+                && let Some(pending) = self.pending.remove(&head.cookie)
+            {
+                return Ok(pending.completion);
+            }
+        }
+    }
+
+    fn check_io<T>(&mut self, result: Result<T, ClientError>) -> Result<T, ClientError> {
+        self.broken |= result.is_err();
+        result
+    }
+}
+
+/// A request, taken apart.
+struct Parts<'a> {
+    command: u16,
+    flags: u16,
+    offset: u64,
+    len: u64,
+    payload: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(request: Request<'a>) -> Self {
+        let when = |on: bool, bit: u16| if on { bit } else { 0 };
+        let plain = |command, offset, len, what| Self {
+            command,
+            flags: 0,
+            offset,
+            len,
+            payload: &[],
+            what,
+        };
+        match request {
+            Request::Read { offset, len } => plain(cmd::READ, offset, len.into(), "read"),
+            Request::Write { offset, data, fua } => {
+                let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+                let flags = when(fua, flag::FUA);
+                Self { flags, payload: data, ..plain(cmd::WRITE, offset, len, "write") }
+            }
+            Request::Flush => plain(cmd::FLUSH, 0, 0, "flush"),
+            Request::Trim { offset, len } => plain(cmd::TRIM, offset, len, "trim"),
+            Request::WriteZeroes { offset, len, no_hole, fast_zero } => {
+                let flags = when(no_hole, flag::NO_HOLE) | when(fast_zero, flag::FAST_ZERO);
+                Self { flags, ..plain(cmd::WRITE_ZEROES, offset, len, "write zeroes") }
+            }
+            Request::Cache { offset, len } => plain(cmd::CACHE, offset, len, "cache"),
+            Request::BlockStatus { offset, len } => {
+                plain(cmd::BLOCK_STATUS, offset, len, "block status")
+            }
+        }
+    }
+}
+
+fn open(server: &ServerAddress, timeout: Duration) -> Result<Ends, ClientError> {
+    let failed = |source| ClientError::Connect { address: server.to_string(), source };
+    match server {
+        ServerAddress::Unix(path) => {
+            let stream = UnixStream::connect(path).map_err(failed)?;
+            stream.set_read_timeout(Some(timeout)).map_err(failed)?;
+            stream.set_write_timeout(Some(timeout)).map_err(failed)?;
+            let reader = stream.try_clone().map_err(failed)?;
+            Ok((buffered(Box::new(reader)), Box::new(stream)))
+        }
+        ServerAddress::Tcp { host, port } => {
+            let addresses = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
+            let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+            for address in addresses {
+                let stream = match TcpStream::connect_timeout(&address, timeout) {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        last = error;
+                        continue;
+                    }
+                };
+                stream.set_nodelay(true).map_err(failed)?;
+                stream.set_read_timeout(Some(timeout)).map_err(failed)?;
+                stream.set_write_timeout(Some(timeout)).map_err(failed)?;
+                let reader = stream.try_clone().map_err(failed)?;
+                return Ok((buffered(Box::new(reader)), Box::new(stream)));
+            }
+            Err(failed(last))
+        }
+    }
+}
+
+fn buffered(reader: Box<dyn Read + Send>) -> BufReader<Box<dyn Read + Send>> {
+    BufReader::with_capacity(RECEIVE_BUFFER_BYTES, reader)
+}

@@ -1,0 +1,73 @@
+//! Why something could not be done with a pool.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockd_mapper::error::MapperError;
+
+/// Why something could not be done with a pool.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The mapper refuses, or has failed.
+    #[error(transparent)]
+    Mapper(#[from] MapperError),
+    /// The operating system refuses.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Another process owns the pool, or its IO has not ended yet.
+    #[error(
+        "{} is in use by another process (waited {} s for it to end)",
+        path.display(),
+        waited.as_secs_f32()
+    )]
+    Locked {
+        /// The device.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// Something is outside what is allowed.
+    #[error("{field} is {value}: must be {allowed}")]
+    Invalid {
+        /// Its name.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// There is something on a device that a new pool would destroy.
+    #[error("{} holds a pool already", path.display())]
+    Exists {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Too many commands wait for the pool's thread.
+    #[error("pool is busy: {limit} commands wait already")]
+    Busy {
+        /// How many may wait.
+        limit: usize,
+    },
+    /// The pool's thread has ended.
+    #[error("pool is closed")]
+    Gone,
+}
+
+impl PoolError {
+    /// Attaches what was being done to an error of the operating system.
+    pub(crate) fn io(
+        what: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { what, path, source }
+    }
+}

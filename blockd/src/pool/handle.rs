@@ -1,0 +1,271 @@
+//! What others have of an open pool.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use blockd_mapper::engine::{Control, Outcome, Use, UsedExtent, VolumeInfo};
+use blockd_mapper::pool::{Pool, Space};
+use crossbeam_channel::{Sender, TrySendError};
+use tokio::sync::oneshot;
+
+use super::{MAX_WORKERS, PoolError};
+use crate::backing::{Device, DeviceInfo, Doorbell};
+
+/// Commands that may wait for a pool's thread: more come only from a client gone wild.
+pub(super) const MAX_WAITING: usize = 1024;
+
+/// Space of a pool, and of what is below it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolSpace {
+    /// What the pool knows of itself.
+    pub pool: Space,
+    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
+    pub backing_free: Option<u64>,
+}
+
+impl PoolSpace {
+    /// Bytes that can still be written for the first time: the pool's free space, or what is left
+    /// below it if that is less.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.pool.free.min(self.backing_free.unwrap_or(u64::MAX))
+    }
+}
+
+/// Adjacent extents of one device with one use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExtentRun {
+    /// Position in the list of devices.
+    pub device: u8,
+    /// First extent on the device.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// What for; `None` if free.
+    pub usage: Option<Use>,
+}
+
+/// What a pool's thread has done since it began.
+#[derive(Debug, Default)]
+pub struct PoolStats {
+    /// Commits finished.
+    pub commits: AtomicU64,
+    /// Flushes of devices by the pool's thread.
+    pub flushes: AtomicU64,
+    /// Writes of metadata.
+    pub writes: AtomicU64,
+    /// Bytes of them.
+    pub written_bytes: AtomicU64,
+    /// Discards sent to the media.
+    pub discards: AtomicU64,
+    /// IO of the pool's thread that failed.
+    pub io_errors: AtomicU64,
+    /// Times the thread was woken.
+    pub wakeups: AtomicU64,
+    /// IO of metadata that waits for space below.
+    pub waiting_for_space: AtomicU64,
+}
+
+/// What a pool's thread and its users share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) name: String,
+    pub(super) extent_size: u64,
+    pub(super) pool: Arc<Pool>,
+    pub(super) devices: Vec<Arc<Device>>,
+    pub(super) doorbell: Arc<Doorbell>,
+    /// By the mapper's slot of the worker.
+    pub(super) workers: [OnceLock<Arc<Doorbell>>; MAX_WORKERS],
+    /// Bit per worker with a request that waits for a commit.
+    pub(super) committing: AtomicU64,
+    pub(super) stats: PoolStats,
+}
+
+/// What a pool's thread is asked for.
+#[derive(Debug)]
+pub(super) enum Ask {
+    Control(Control, oneshot::Sender<Result<Outcome, PoolError>>),
+    Volumes(oneshot::Sender<Vec<VolumeInfo>>),
+    Space(oneshot::Sender<Space>),
+    Metadata(oneshot::Sender<Vec<UsedExtent>>),
+}
+
+/// An open pool. Clones name the same one.
+#[derive(Clone, Debug)]
+pub struct PoolHandle {
+    pub(super) shared: Arc<Shared>,
+    pub(super) asks: Sender<Ask>,
+}
+
+impl PoolHandle {
+    /// What people call it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Its identity.
+    #[must_use]
+    pub fn id(&self) -> [u8; 16] {
+        self.shared.pool.id()
+    }
+
+    /// Bytes of an extent.
+    #[must_use]
+    pub fn extent_size(&self) -> u64 {
+        self.shared.extent_size
+    }
+
+    /// The mapper's side of it.
+    #[must_use]
+    pub fn mapper(&self) -> &Arc<Pool> {
+        &self.shared.pool
+    }
+
+    /// Why it has stopped, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.shared.pool.failure().map(|error| error.to_string())
+    }
+
+    /// What its thread has done.
+    #[must_use]
+    pub fn stats(&self) -> &PoolStats {
+        &self.shared.stats
+    }
+
+    /// Its devices, in the order that they were named in.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.shared.devices.iter().map(|device| device.info().clone()).collect()
+    }
+
+    /// The smallest logical block that its volumes can have, in bytes.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.shared.devices.iter().map(|d| d.info().block_size).max().unwrap_or(512)
+    }
+
+    /// Its open devices, for rings.
+    pub fn open_devices(&self) -> &[Arc<Device>] {
+        &self.shared.devices
+    }
+
+    /// Carries a command out; true when it is durable.
+    pub async fn control(&self, control: Control) -> Result<Outcome, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Control(control, send))?;
+        receive.await.unwrap_or(Err(PoolError::Gone))
+    }
+
+    /// All volumes and snapshots.
+    pub async fn volumes(&self) -> Result<Vec<VolumeInfo>, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Volumes(send))?;
+        receive.await.map_err(|_| PoolError::Gone)
+    }
+
+    /// Space of the pool.
+    pub async fn space(&self) -> Result<PoolSpace, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Space(send))?;
+        let pool = receive.await.map_err(|_| PoolError::Gone)?;
+        let below: Option<u64> = self
+            .shared
+            .devices
+            .iter()
+            .map(|device| device.free_below())
+            .try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)));
+        Ok(PoolSpace { pool, backing_free: below })
+    }
+
+    /// What the extents are used for, in order, without gaps.
+    pub async fn extents(&self) -> Result<Vec<ExtentRun>, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Metadata(send))?;
+        let metadata = receive.await.map_err(|_| PoolError::Gone)?;
+        let shared = Arc::clone(&self.shared);
+        let walk = move || {
+            let mut used = shared.pool.volume_extents();
+            used.extend(metadata);
+            used.sort_unstable();
+            runs(&used, &shared)
+        };
+        tokio::task::spawn_blocking(walk).await.map_err(|_| PoolError::Gone)
+    }
+
+    /// Takes no more requests, waits for those in flight, leaves the pool clean, and ends its
+    /// thread.
+    pub async fn close(&self) -> Result<(), PoolError> {
+        self.control(Control::Close).await.map(|_| ())
+    }
+
+    fn ask(&self, ask: Ask) -> Result<(), PoolError> {
+        self.asks.try_send(ask).map_err(|error| match error {
+            TrySendError::Full(_) => PoolError::Busy { limit: MAX_WAITING },
+            TrySendError::Disconnected(_) => PoolError::Gone,
+        })?;
+        self.shared.doorbell.ring();
+        Ok(())
+    }
+
+    /// A worker's thread is woken with this doorbell from now on.
+    pub fn add_worker(&self, slot: usize, doorbell: &Arc<Doorbell>) {
+        if let Some(place) = self.shared.workers.get(slot) {
+            let _ = place.set(Arc::clone(doorbell));
+        }
+    }
+
+    /// To be called by a worker before it looks whether a commit has ended, so that it is woken
+    /// when one has.
+    pub fn await_commit(&self, slot: usize) {
+        self.shared.committing.fetch_or(1 << slot, Ordering::SeqCst);
+    }
+
+    /// To be called by a worker after it has talked to the mapper: wakes whoever has got something
+    /// to do by that.
+    pub fn pass_on(&self) {
+        if self.shared.pool.engine_wanted() {
+            self.shared.doorbell.ring();
+        }
+        self.shared.wake_workers(self.shared.pool.take_wakeups());
+    }
+}
+
+impl Shared {
+    pub(super) fn wake_workers(&self, mut slots: u64) {
+        while slots != 0 {
+            let slot = slots.trailing_zeros() as usize;
+            slots &= slots - 1;
+            if let Some(doorbell) = self.workers.get(slot).and_then(OnceLock::get) {
+                doorbell.ring();
+            }
+        }
+    }
+}
+
+/// Joins extents to runs, with the free ones between them.
+fn runs(used: &[UsedExtent], shared: &Shared) -> Vec<ExtentRun> {
+    let mut runs: Vec<ExtentRun> = Vec::new();
+    let mut used = used.iter().peekable();
+    for (index, device) in shared.devices.iter().enumerate() {
+        let Ok(index) = u8::try_from(index) else { break };
+        let mut add = |first, count, usage| {
+            let run = ExtentRun { device: index, first, count, usage };
+            match runs.last_mut() {
+                _ if count == 0 => {}
+                Some(last) if last.device == index && last.usage == usage => last.count += count,
+                _ => runs.push(run),
+            }
+        };
+        let mut next = 0;
+        while let Some(extent) = used.next_if(|extent| extent.device.0 == index) {
+            add(next, extent.extent.saturating_sub(next), None);
+            add(extent.extent, u64::from(extent.extent >= next), Some(extent.usage));
+            next = next.max(extent.extent + 1);
+        }
+        let total = device.info().size / shared.extent_size;
+        add(next, total.saturating_sub(next), None);
+    }
+    runs
+}

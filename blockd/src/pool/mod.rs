@@ -1,0 +1,24 @@
+//! An open pool: its thread, and the handle that others have of it.
+
+mod error;
+mod handle;
+mod open;
+#[expect(unsafe_code, reason = "memory shared with the process before this one")]
+mod ring_file;
+mod spec;
+mod thread;
+
+pub use error::PoolError;
+pub use handle::{ExtentRun, PoolHandle, PoolSpace, PoolStats};
+pub use open::{CreateReport, create, exists, open};
+pub use spec::PoolSpec;
+
+/// Threads that can serve one pool. The delta ring has a slot for each, used or not, so that a
+/// process killed with fewer threads is followed by one with more.
+pub const MAX_WORKERS: usize = 16;
+
+pub use blockd_mapper::engine::{Control, Outcome, Use, VolumeInfo};
+pub use blockd_mapper::open::OpenReport;
+pub use blockd_mapper::units::VolumeId;
+
+pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec};

@@ -1,0 +1,368 @@
+//! Making and opening pools: the mapper's steps, with IO.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Place;
+use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::geometry::EXTENT_SIZE_RANGE;
+use blockd_mapper::io::{IoBuffer, IoCommand, IoError, IoOp};
+use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
+use blockd_mapper::pool::Tuning;
+use blockd_mapper::ring::RingMemory;
+use blockd_mapper::units::DeviceIndex;
+
+use super::handle::PoolHandle;
+use super::ring_file::RingFile;
+use super::{MAX_WORKERS, PoolError, PoolSpec, thread};
+use crate::backing::{
+    Device, DeviceKind, DeviceSpec, Ended, FileSlot, Ring, RingOptions, io_error,
+};
+use crate::clock::Clock;
+
+/// Operations of a pool's thread that can be out at once: the engine has fewer.
+const OPERATIONS: u32 = 256;
+/// How often a lock that somebody else has is tried.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// The kernel's name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A pool was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CreateReport {
+    /// Its identity.
+    pub pool_id: [u8; 16],
+}
+
+/// A device and its place in a ring.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) device: Arc<Device>,
+    pub(super) slot: FileSlot,
+}
+
+/// Makes a pool on its devices. Files that are not there are made; a pool that is there already is
+/// never written over.
+pub fn create(spec: &PoolSpec) -> Result<CreateReport, PoolError> {
+    refuse_pools(spec)?;
+    let devices = open_devices(spec, true)?;
+    for device in &devices {
+        lock(device, spec.lock_wait)?;
+    }
+    // Another process may have made one while the lock was waited for.
+    refuse_pools(spec)?;
+    make(spec, &devices)
+}
+
+fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
+    for device in &spec.devices {
+        if holds_pool(device)? {
+            return Err(PoolError::Exists { path: device.path.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolError> {
+    let new_device = |device: &Arc<Device>| NewDevice {
+        name: device.info().path.display().to_string(),
+        uuid: random_id(),
+        size: device.info().size,
+        block_size: device.info().block_size,
+        class: 0,
+    };
+    let pool_id = random_id();
+    let options = CreateOptions {
+        pool_id,
+        extent_size: spec.extent_size,
+        devices: devices.iter().map(new_device).collect(),
+        wal_size: None,
+        reserve_size: None,
+        node: 0,
+    };
+    let mut creating = Creating::new(&options)?;
+    let mut ring = new_ring()?;
+    let served = serve(&mut ring, devices)?;
+    let mut driver = Driver { ring: &mut ring, served: &served, lock_wait: spec.lock_wait };
+    loop {
+        while let Some(command) = creating.poll() {
+            driver.begin(command)?.into_iter().for_each(|(c, r)| creating.complete(c, r));
+        }
+        if creating.is_done() {
+            break;
+        }
+        driver.wait()?.into_iter().for_each(|(c, r)| creating.complete(c, r));
+    }
+    creating.finish()?;
+    Ok(CreateReport { pool_id })
+}
+
+/// Whether there is a pool on the first device. Nothing is written.
+pub fn exists(spec: &PoolSpec) -> Result<bool, PoolError> {
+    spec.devices.first().map_or(Ok(false), holds_pool)
+}
+
+/// Looks for the mark of a superblock, where any of its copies may be: what can be opened by one
+/// of them is a pool. What can't be read may be one too.
+fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
+    use std::io::{ErrorKind, Seek, SeekFrom};
+    use std::os::unix::fs::FileExt;
+    if device.kind == DeviceKind::Memory {
+        return Ok(false);
+    }
+    let failed = |error| PoolError::io("look for a pool on", &device.path)(error);
+    let mut file = match std::fs::File::open(&device.path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        other => other.map_err(failed)?,
+    };
+    let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let mut page = vec![0; 4096];
+    for offset in superblock_offsets(size) {
+        match file.read_exact_at(&mut page, offset) {
+            Ok(()) if Superblock::has_magic(&page) => return Ok(true),
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+/// Where superblocks may be: at the front, and where the end is for each size of extent.
+fn superblock_offsets(size: u64) -> Vec<u64> {
+    let mut offsets = vec![0, 4096];
+    let mut extent = *EXTENT_SIZE_RANGE.start();
+    while extent <= *EXTENT_SIZE_RANGE.end() {
+        let extents = size / u64::from(extent);
+        let last = extents.saturating_sub(1) * u64::from(extent);
+        offsets.extend([last, last + 4096]);
+        extent *= 2;
+    }
+    offsets
+}
+
+/// Opens a pool and starts its thread. A pool in memory is made first.
+pub fn open(spec: &PoolSpec) -> Result<(PoolHandle, OpenReport), PoolError> {
+    let spec = spec.clone();
+    let (send, receive) = crossbeam_channel::bounded(1);
+    let name = thread::thread_name(&spec.name);
+    let run = move || match prepare(&spec) {
+        Ok((thread, handle, report)) => {
+            let _ = send.send(Ok((handle, report)));
+            drop(send);
+            thread.run();
+        }
+        Err(error) => {
+            let _ = send.send(Err(error));
+        }
+    };
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(run)
+        .map_err(PoolError::io("start a thread for", "the pool"))?;
+    receive.recv().unwrap_or(Err(PoolError::Gone))
+}
+
+fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenReport), PoolError> {
+    let devices = open_devices(spec, false)?;
+    let volatile = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
+    if volatile {
+        make(spec, &devices)?;
+    }
+    let clock = Clock::start();
+    let mut ring = new_ring()?;
+    let served = serve(&mut ring, &devices)?;
+    let memory = if volatile { None } else { Some(ring_memory(spec, &served)?) };
+    let ring_file = memory.as_ref().map(|(_, path)| path.clone());
+    let present = |device: &Arc<Device>| PresentDevice {
+        name: device.info().path.display().to_string(),
+        size: device.info().size,
+        block_size: device.info().block_size,
+    };
+    let defaults = Tuning::default();
+    let options = OpenOptions {
+        devices: devices.iter().map(present).collect(),
+        mode: OpenMode::ReadWrite,
+        ring: memory.map(|(memory, _)| memory),
+        boot_id: boot_id()?,
+        open_id: fastrand::u64(1..),
+        accept_loss: spec.accept_loss || volatile,
+        node: 0,
+        tuning: Tuning {
+            workers: MAX_WORKERS,
+            commit_interval_ns: u64::try_from(spec.commit_interval.as_nanos())
+                .unwrap_or(defaults.commit_interval_ns),
+            passdown: devices.iter().any(|device| device.takes_discards()),
+            ..defaults
+        },
+    };
+    let mut opening = Opening::new(options)?;
+    let mut driver = Driver { ring: &mut ring, served: &served, lock_wait: spec.lock_wait };
+    loop {
+        while let Some(command) = opening.poll() {
+            driver.begin(command)?.into_iter().for_each(|(c, r)| opening.complete(c, r));
+        }
+        if opening.is_done() {
+            break;
+        }
+        driver.wait()?.into_iter().for_each(|(c, r)| opening.complete(c, r));
+    }
+    let Opened { pool, engine, report } = opening.finish()?;
+    let (thread, handle) =
+        thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
+    Ok((thread, handle, report))
+}
+
+/// The ring's file may be grown to the dimensions of this start, so it is opened only by the owner:
+/// the lock comes first.
+fn ring_memory(
+    spec: &PoolSpec,
+    served: &[Served],
+) -> Result<(Arc<dyn RingMemory>, PathBuf), PoolError> {
+    for one in served {
+        lock(&one.device, spec.lock_wait)?;
+    }
+    let first = served.first().map(|one| &one.device);
+    let id = first.and_then(|device| pool_id(device));
+    // Without a superblock the mapper says what is wrong; the ring is not asked for.
+    let id = id.unwrap_or([0; 16]);
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let path: PathBuf = spec.ring_dir.join(format!("ring-{hex}"));
+    let file = RingFile::open(&path, MAX_WORKERS, spec.ring_records)?;
+    if !file.is_locked() {
+        tracing::warn!(path = %path.display(), "delta ring can't be locked in memory");
+    }
+    Ok((file, path))
+}
+
+/// The pool's identity, from the first superblock that can be read.
+fn pool_id(device: &Device) -> Option<[u8; 16]> {
+    use std::os::unix::fs::FileExt;
+    let mut buffer = IoBuffer::new(1)?;
+    superblock_offsets(device.info().size).into_iter().find_map(|offset| {
+        device.file().read_exact_at(buffer.as_bytes_mut(), offset).ok()?;
+        let place = Place::Device { device: DeviceIndex(0), offset };
+        Superblock::decode(buffer.as_bytes(), place).ok().map(|superblock| superblock.pool_id)
+    })
+}
+
+fn open_devices(spec: &PoolSpec, create: bool) -> Result<Vec<Arc<Device>>, PoolError> {
+    let mut devices = Vec::new();
+    for device in &spec.devices {
+        let opened = if create { Device::create(device) } else { Device::open(device) };
+        let opened = opened.map_err(PoolError::io("open", &device.path))?;
+        devices.push(Arc::new(opened));
+    }
+    Ok(devices)
+}
+
+fn new_ring() -> Result<Ring, PoolError> {
+    let options = RingOptions { operations: OPERATIONS, arena_bytes: 0, receives: false };
+    Ring::new(options).map_err(PoolError::io("set up io_uring for", "the pool"))
+}
+
+fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolError> {
+    let mut served = Vec::new();
+    for device in devices {
+        let slot = ring.add_file(device.file());
+        let slot = slot.map_err(PoolError::io("register", &device.info().path))?;
+        served.push(Served { device: Arc::clone(device), slot });
+    }
+    Ok(served)
+}
+
+fn boot_id() -> Result<[u8; 16], PoolError> {
+    let text = std::fs::read_to_string(BOOT_ID).map_err(PoolError::io("read", BOOT_ID))?;
+    let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&hex, 16);
+    id.map(u128::to_be_bytes)
+        .map_err(|error| PoolError::io("read", BOOT_ID)(std::io::Error::other(error.to_string())))
+}
+
+fn random_id() -> [u8; 16] {
+    // Twelve lines of kernel source say it never fails once the host has booted.
+    let mut id = [0; 16];
+    let read = std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut id));
+    if read.is_err() {
+        fastrand::fill(&mut id);
+    }
+    id
+}
+
+type Answered = Vec<(IoCommand, Result<(), IoError>)>;
+
+/// Does the IO of a pool that is being made or opened.
+struct Driver<'a> {
+    ring: &'a mut Ring,
+    served: &'a [Served],
+    lock_wait: Duration,
+}
+
+impl Driver<'_> {
+    /// Begins a command; gives it back if it has ended at once.
+    fn begin(&mut self, mut command: IoCommand) -> Result<Answered, PoolError> {
+        let Some(one) = self.served.get(usize::from(command.device.0)) else {
+            return Err(MapperError::Internal("a command names no device").into());
+        };
+        if matches!(command.op, IoOp::Fence) {
+            lock(&one.device, self.lock_wait)?;
+            return Ok(vec![(command, Ok(()))]);
+        }
+        if let Some(result) = at_once(&one.device, &mut command.op) {
+            return Ok(vec![(command, result)]);
+        }
+        match self.ring.command(one.slot, command) {
+            Ok(()) => Ok(Vec::new()),
+            Err(command) => Ok(vec![(command, Err(IoError::Media))]),
+        }
+    }
+
+    /// Waits until something has ended.
+    fn wait(&mut self) -> Result<Answered, PoolError> {
+        self.ring.enter(1).map_err(PoolError::io("wait for", "the pool's IO"))?;
+        let mut ended = Vec::new();
+        while let Some(one) = self.ring.reap() {
+            if let Ended::Command(command, result) = one {
+                if let Err(error) = &result {
+                    tracing::error!(operation = command.op.name(), %error, "IO of the pool failed");
+                }
+                ended.push((command, result.map_err(|error| io_error(&error))));
+            }
+        }
+        Ok(ended)
+    }
+}
+
+/// Waits for the owner lock: while a former owner lives, or IO of a dead one is on its way.
+fn lock(device: &Device, limit: Duration) -> Result<(), PoolError> {
+    let path = &device.info().path;
+    let clock = Clock::start();
+    loop {
+        if device.try_lock().map_err(PoolError::io("lock", path))? {
+            let waited = clock.elapsed();
+            if waited > Duration::from_millis(1) {
+                let ms = waited.as_millis();
+                tracing::info!(path = %path.display(), ms, "waited for a former owner's IO");
+            }
+            return Ok(());
+        }
+        if clock.elapsed() >= limit {
+            return Err(PoolError::Locked { path: path.clone(), waited: clock.elapsed() });
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+/// Does at once what needs no ring: everything on a device in memory.
+pub(super) fn at_once(device: &Device, op: &mut IoOp) -> Option<Result<(), IoError>> {
+    let mapped = device.mapped()?;
+    Some(match op {
+        IoOp::Fence | IoOp::Flush => Ok(()),
+        IoOp::Read { offset, buffer } => mapped.read(*offset, buffer.as_bytes_mut()),
+        IoOp::Write { offset, buffer, .. } => mapped.write(*offset, buffer.as_bytes()),
+        IoOp::Discard { offset, len } => mapped.punch(*offset, *len),
+    })
+}

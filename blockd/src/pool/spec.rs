@@ -1,0 +1,46 @@
+//! What is needed to make or open a pool.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockd_mapper::geometry::DEFAULT_EXTENT_SIZE;
+
+use crate::backing::DeviceSpec;
+
+/// What is needed to make or open a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolSpec {
+    /// What people call it.
+    pub name: String,
+    /// 1 to 16 devices, in any order.
+    pub devices: Vec<DeviceSpec>,
+    /// Bytes of an extent, when it is made.
+    pub extent_size: u32,
+    /// Where the delta ring is kept: a directory in memory that outlives the process.
+    pub ring_dir: PathBuf,
+    /// Open it although answered writes that were not flushed may be lost.
+    pub accept_loss: bool,
+    /// How long a former owner, and its IO, is waited for.
+    pub lock_wait: Duration,
+    /// After how long a change is committed without being asked.
+    pub commit_interval: Duration,
+    /// Records of the delta ring for each worker. Half full begins a commit.
+    pub ring_records: u64,
+}
+
+impl PoolSpec {
+    /// A pool of one device, with defaults.
+    #[must_use]
+    pub fn new(name: &str, device: DeviceSpec, ring_dir: PathBuf) -> Self {
+        Self {
+            name: name.to_owned(),
+            devices: vec![device],
+            extent_size: DEFAULT_EXTENT_SIZE,
+            ring_dir,
+            accept_loss: false,
+            lock_wait: Duration::from_secs(30),
+            commit_interval: Duration::from_secs(1),
+            ring_records: 1 << 13,
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! A pool's thread: drives the engine, and nothing else. It allocates nothing while it commits,
+//! since what it commits may be what memory is waiting for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use blockd_mapper::engine::{ControlId, Engine, Outcome};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::io::{IoCommand, IoError, IoOp};
+use blockd_mapper::pool::Pool;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tokio::sync::oneshot;
+
+use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Shared};
+use super::open::{Served, at_once};
+use super::{PoolError, PoolSpec};
+use crate::backing::{Doorbell, Ended, Ring, io_error};
+use crate::clock::Clock;
+
+/// How often IO that found no space below is tried again.
+const SPACE_PAUSE_NS: u64 = 250_000_000;
+/// The longest sleep, so that a clock that was set wrong does no harm.
+const MAX_SLEEP_NS: u64 = 10_000_000_000;
+/// Discards that may wait for the media: the engine sends fewer.
+const MAX_DISCARDS: usize = 1024;
+
+type Answer = oneshot::Sender<Result<Outcome, PoolError>>;
+
+/// The state of a pool's thread.
+pub(super) struct PoolThread {
+    shared: Arc<Shared>,
+    engine: Engine,
+    ring: Ring,
+    served: Vec<Served>,
+    clock: Clock,
+    asks: Receiver<Ask>,
+    answers: BTreeMap<ControlId, Answer>,
+    /// Metadata that found no space below, and when it is tried again.
+    starved: VecDeque<IoCommand>,
+    retry_at: u64,
+    /// To and from the thread that waits for discards.
+    to_discard: Sender<IoCommand>,
+    discarded: Receiver<(IoCommand, Result<(), IoError>)>,
+    finished: u64,
+    told_failure: bool,
+    closed: bool,
+    /// The delta ring's file. A pool that was closed in order has nothing in it.
+    ring_file: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for PoolThread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PoolThread").field("name", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+impl PoolThread {
+    /// The thread of a pool that has just been opened, and the handle to it.
+    pub(super) fn new(
+        spec: &PoolSpec,
+        pool: Arc<Pool>,
+        engine: Engine,
+        ring: Ring,
+        served: Vec<Served>,
+        ring_file: Option<PathBuf>,
+        clock: Clock,
+    ) -> Result<(Self, PoolHandle), PoolError> {
+        let doorbell = Arc::new(Doorbell::new().map_err(PoolError::io("wake", "the pool"))?);
+        let shared = Arc::new(Shared {
+            name: spec.name.clone(),
+            extent_size: pool.geometry().extent_size(),
+            pool,
+            devices: served.iter().map(|one| Arc::clone(&one.device)).collect(),
+            doorbell,
+            workers: std::array::from_fn(|_| std::sync::OnceLock::new()),
+            committing: AtomicU64::new(0),
+            stats: PoolStats::default(),
+        });
+        let (send, asks) = bounded(MAX_WAITING);
+        let (to_discard, discards) = bounded(MAX_DISCARDS);
+        let (ended, discarded) = bounded(MAX_DISCARDS);
+        start_discards(Arc::clone(&shared), discards, ended)?;
+        let handle = PoolHandle { shared: Arc::clone(&shared), asks: send };
+        let thread = Self {
+            shared,
+            engine,
+            ring,
+            served,
+            clock,
+            asks,
+            answers: BTreeMap::new(),
+            starved: VecDeque::with_capacity(64),
+            retry_at: 0,
+            to_discard,
+            discarded,
+            finished: 0,
+            told_failure: false,
+            closed: false,
+            ring_file,
+        };
+        Ok((thread, handle))
+    }
+
+    /// Serves until the pool is closed.
+    pub(super) fn run(mut self) {
+        crate::hardening::protect_thread(&thread_name(&self.shared.name));
+        let _vital = crate::hardening::Vital;
+        let doorbell = Arc::clone(&self.shared.doorbell);
+        if let Err(error) = self.ring.listen(&doorbell) {
+            crate::hardening::give_up(&format!("it can't be woken: {error}"));
+        }
+        tracing::debug!(pool = %self.shared.name, "pool's thread runs");
+        while !self.closed {
+            if let Err(error) = self.turn() {
+                crate::hardening::give_up(&format!("it has lost its ring: {error}"));
+            }
+        }
+        if let (true, Some(path)) = (self.closed, &self.ring_file) {
+            // The owner lock is still held. A file that stays does no harm but take memory.
+            let _ = std::fs::remove_file(path);
+        }
+        // Whoever still asks hears that nobody is there.
+        while let Ok(ask) = self.asks.try_recv() {
+            drop(ask);
+        }
+    }
+
+    fn turn(&mut self) -> std::io::Result<()> {
+        self.take_asks();
+        self.take_discarded();
+        self.poll()?;
+        self.answer();
+        self.wake();
+        if self.closed {
+            return Ok(());
+        }
+        // A poll may end with something left to do, and a worker may have asked for it meanwhile.
+        let sleep = match self.shared.pool.engine_wanted() {
+            true => Duration::ZERO,
+            false => self.longest_sleep(),
+        };
+        self.ring.enter_for(1, sleep)?;
+        while let Some(ended) = self.ring.reap() {
+            match ended {
+                Ended::Command(command, result) => self.command_ended(command, result),
+                Ended::Rung => count(&self.shared.stats.wakeups, 1),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the engine for commands until it has none.
+    fn poll(&mut self) -> std::io::Result<()> {
+        let now = self.clock.ns();
+        if !self.starved.is_empty() && self.has_failed() {
+            // Nothing more is written after a failure (R8).
+            while let Some(command) = self.starved.pop_front() {
+                self.engine.complete(command, Err(IoError::NoSpace));
+            }
+        }
+        if now >= self.retry_at {
+            for _ in 0..self.starved.len() {
+                if let Some(command) = self.starved.pop_front() {
+                    self.begin(command);
+                }
+            }
+        }
+        while let Some(command) = self.engine.poll(now) {
+            self.begin(command);
+            if self.ring.unsubmitted() >= 16 {
+                self.ring.enter(0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, mut command: IoCommand) {
+        self.count_command(&command.op);
+        let Some(one) = self.served.get(usize::from(command.device.0)) else {
+            self.engine.complete(command, Err(IoError::Gone));
+            return;
+        };
+        if matches!(command.op, IoOp::Fence) {
+            // Taken when the pool was opened.
+            self.engine.complete(command, Ok(()));
+        } else if let Some(result) = at_once(&one.device, &mut command.op) {
+            self.has_result(command, result);
+        } else if matches!(command.op, IoOp::Discard { .. }) {
+            if let Err(error) = self.to_discard.try_send(command) {
+                self.engine.complete(error.into_inner(), Err(IoError::Gone));
+            }
+        } else if let Err(command) = self.ring.command(one.slot, command) {
+            self.engine.complete(command, Err(IoError::Media));
+        }
+    }
+
+    fn count_command(&self, op: &IoOp) {
+        let stats = &self.shared.stats;
+        match op {
+            IoOp::Flush => count(&stats.flushes, 1),
+            IoOp::Write { buffer, .. } => {
+                count(&stats.writes, 1);
+                count(&stats.written_bytes, buffer.as_bytes().len() as u64);
+            }
+            IoOp::Discard { .. } => count(&stats.discards, 1),
+            IoOp::Fence | IoOp::Read { .. } => {}
+        }
+    }
+
+    fn command_ended(&mut self, command: IoCommand, result: std::io::Result<()>) {
+        let result = result.map_err(|error| {
+            let mapped = io_error(&error);
+            if mapped != IoError::NoSpace {
+                count(&self.shared.stats.io_errors, 1);
+                let pool = &self.shared.name;
+                tracing::error!(%pool, operation = command.op.name(), %error, "pool IO failed");
+            }
+            mapped
+        });
+        self.has_result(command, result);
+    }
+
+    fn has_result(&mut self, command: IoCommand, result: Result<(), IoError>) {
+        let write = matches!(command.op, IoOp::Write { .. });
+        if result == Err(IoError::NoSpace) && write && !self.has_failed() {
+            // Nothing was written, so trying again is not the retry that R8 forbids.
+            if self.starved.is_empty() {
+                tracing::warn!(pool = %self.shared.name, "no space below the pool: waiting for it");
+            }
+            self.starved.push_back(command);
+            self.retry_at = self.clock.ns() + SPACE_PAUSE_NS;
+            let waiting = self.starved.len() as u64;
+            self.shared.stats.waiting_for_space.store(waiting, Ordering::Relaxed);
+            return;
+        }
+        self.shared.stats.waiting_for_space.store(self.starved.len() as u64, Ordering::Relaxed);
+        self.engine.complete(command, result);
+    }
+
+    fn take_discarded(&mut self) {
+        while let Ok((command, result)) = self.discarded.try_recv() {
+            self.engine.complete(command, result);
+        }
+    }
+
+    fn take_asks(&mut self) {
+        while let Ok(ask) = self.asks.try_recv() {
+            match ask {
+                Ask::Control(control, answer) => {
+                    let id = self.engine.submit(control);
+                    self.answers.insert(id, answer);
+                }
+                Ask::Volumes(answer) => drop(answer.send(self.engine.volumes())),
+                Ask::Space(answer) => drop(answer.send(self.engine.space())),
+                Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        while let Some((id, outcome)) = self.engine.take_outcome() {
+            self.closed |= outcome == Ok(Outcome::Closed);
+            if let Some(answer) = self.answers.remove(&id) {
+                let _ = answer.send(outcome.map_err(PoolError::from));
+            }
+        }
+    }
+
+    /// Wakes the workers that can go on.
+    fn wake(&mut self) {
+        let pool = &self.shared.pool;
+        let failed = failure_of(pool);
+        if let (Some(error), false) = (&failed, self.told_failure) {
+            self.told_failure = true;
+            tracing::error!(pool = %self.shared.name, %error, "pool has stopped (see DURABILITY.md)");
+        }
+        let finished = pool.commits_finished();
+        let stopped = pool.failure().is_some();
+        let mut slots = pool.take_wakeups();
+        if finished != self.finished || stopped {
+            self.finished = finished;
+            self.shared.stats.commits.store(finished, Ordering::Relaxed);
+            slots |= self.shared.committing.swap(0, Ordering::SeqCst);
+        }
+        self.shared.wake_workers(slots);
+    }
+
+    fn has_failed(&self) -> bool {
+        failure_of(&self.shared.pool).is_some()
+    }
+
+    /// How long the engine can be left alone.
+    fn longest_sleep(&self) -> Duration {
+        let starved = (!self.starved.is_empty()).then_some(self.retry_at);
+        let at = [self.engine.next_deadline(), starved].into_iter().flatten().min();
+        let sleep = at.map_or(MAX_SLEEP_NS, |at| at.saturating_sub(self.clock.ns()));
+        Duration::from_nanos(sleep.clamp(1000, MAX_SLEEP_NS))
+    }
+}
+
+/// Why a pool has stopped, if that was not to close it.
+fn failure_of(pool: &Pool) -> Option<MapperError> {
+    pool.failure().filter(|error| *error != MapperError::Closed)
+}
+
+/// The name of a pool's thread.
+pub(super) fn thread_name(pool: &str) -> String {
+    format!("pool-{}", pool.chars().take(10).collect::<String>())
+}
+
+/// Starts the thread that tells the media of freed extents. A device may take its time for that.
+fn start_discards(
+    shared: Arc<Shared>,
+    commands: Receiver<IoCommand>,
+    ended: Sender<(IoCommand, Result<(), IoError>)>,
+) -> Result<(), PoolError> {
+    let run = move || {
+        for command in commands {
+            let device = shared.devices.get(usize::from(command.device.0));
+            let result = match (&command.op, device) {
+                (IoOp::Discard { offset, len }, Some(device)) if device.takes_discards() => {
+                    device.discard(*offset, *len)
+                }
+                _ => Ok(()),
+            };
+            if ended.send((command, result)).is_err() {
+                return;
+            }
+            shared.doorbell.ring();
+        }
+    };
+    let thread = std::thread::Builder::new().name("discard".to_owned()).spawn(run);
+    thread.map(drop).map_err(PoolError::io("start a thread for", "discards"))
+}

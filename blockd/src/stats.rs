@@ -1,0 +1,236 @@
+//! Counters and latency histograms that the data path keeps.
+//!
+//! Each has one writer, a worker's thread; others read. So a store is all that counting costs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter with one writer.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Counts. By its one writer.
+    pub fn add(&self, by: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+
+    /// Sets it. By its one writer.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Kinds of requests, as they are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Flushes.
+    Flush,
+    /// Discards.
+    Discard,
+    /// Writes of zeroes.
+    WriteZeroes,
+}
+
+impl Op {
+    /// All of them, in the order of their counters.
+    pub const ALL: [Self; 5] =
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write_zeroes",
+        }
+    }
+}
+
+/// Where a request spends its time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Planning: lookup and allocation. Measured for one request in 64.
+    Map,
+    /// Parked, until the pool can go on.
+    Wait,
+    /// IO on the media.
+    Media,
+    /// Waiting for a commit.
+    Commit,
+    /// From the request's arrival to its answer.
+    Total,
+}
+
+impl Stage {
+    /// All of them, in the order of their histograms.
+    pub const ALL: [Self; 5] = [Self::Map, Self::Wait, Self::Media, Self::Commit, Self::Total];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Map => "map",
+            Self::Wait => "wait",
+            Self::Media => "media",
+            Self::Commit => "commit",
+            Self::Total => "total",
+        }
+    }
+}
+
+/// Powers of two that are told apart: from 1 ns to 2^40 ns, 18 minutes.
+const POWERS: usize = 41;
+/// Parts of each: what a quantile is off by at most is a quarter.
+const PARTS: usize = 4;
+
+/// How often something took how long.
+#[derive(Debug)]
+pub struct Histogram {
+    buckets: Box<[Counter]>,
+    sum_ns: Counter,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        let buckets = (0..POWERS * PARTS).map(|_| Counter::default()).collect();
+        Self { buckets, sum_ns: Counter::default() }
+    }
+}
+
+impl Histogram {
+    /// Counts a duration. By its one writer.
+    pub fn record(&self, ns: u64) {
+        self.sum_ns.add(ns);
+        self.buckets[bucket(ns)].add(1);
+    }
+
+    /// All durations together, in nanoseconds.
+    #[must_use]
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns.get()
+    }
+
+    /// How many durations were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(Counter::get).sum()
+    }
+
+    /// Each bucket's upper end in nanoseconds, exclusive, and its count.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.buckets.iter().enumerate().map(|(at, count)| (upper_end(at), count.get()))
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let ns = ns.max(1);
+    let power = ns.ilog2() as usize;
+    let part = if power >= 2 { (ns >> (power - 2)) & 3 } else { 0 };
+    let part = usize::try_from(part).unwrap_or(0);
+    (power * PARTS + part).min(POWERS * PARTS - 1)
+}
+
+fn upper_end(bucket: usize) -> u64 {
+    let (power, part) = (bucket / PARTS, (bucket % PARTS) as u64);
+    let base = 1_u64 << power;
+    if power >= 2 { base + (part + 1) * (base >> 2) } else { base * 2 }
+}
+
+/// What one worker has done for one volume.
+#[derive(Debug, Default)]
+pub struct VolumeStats {
+    /// The pool's name.
+    pub pool: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The worker's number.
+    pub worker: usize,
+    /// Requests answered, by [`Op`].
+    pub ops: [Counter; 5],
+    /// Bytes of them.
+    pub bytes: [Counter; 5],
+    /// Requests that failed.
+    pub errors: [Counter; 5],
+    /// By [`Stage`].
+    pub stages: [Histogram; 5],
+    /// Requests that wait for the pool at present.
+    pub parked: Counter,
+    /// Requests that were parked.
+    pub parks: Counter,
+    /// Writes that found no space below, and are tried again.
+    pub starved: Counter,
+}
+
+impl VolumeStats {
+    /// Counters of a kind of requests.
+    #[must_use]
+    pub fn op(&self, op: Op) -> (&Counter, &Counter, &Counter) {
+        let at = op as usize;
+        (&self.ops[at], &self.bytes[at], &self.errors[at])
+    }
+
+    /// The histogram of a stage.
+    #[must_use]
+    pub const fn stage(&self, stage: Stage) -> &Histogram {
+        &self.stages[stage as usize]
+    }
+}
+
+/// What one worker's thread has done.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    /// The worker's number.
+    pub worker: usize,
+    /// Calls of `io_uring_enter`.
+    pub enters: Counter,
+    /// Operations on the media that went through the ring.
+    pub media_operations: Counter,
+    /// Times it was woken by another thread.
+    pub wakeups: Counter,
+    /// Connections at present.
+    pub connections: Counter,
+    /// Bytes of IO memory that are free.
+    pub free_memory: Counter,
+    /// Times that a connection waited for memory.
+    pub memory_waits: Counter,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_lies_in_its_bucket() {
+        for ns in (0..100_000).chain([1 << 30, (1 << 30) + 7, 1 << 39]) {
+            let at = bucket(ns);
+            assert!(ns < upper_end(at), "{ns}");
+            assert!(
+                at == 0 || ns.max(1) >= upper_end(at - 1) || upper_end(at - 1) == upper_end(at)
+            );
+        }
+        assert_eq!(bucket(u64::MAX), POWERS * PARTS - 1);
+    }
+
+    #[test]
+    fn what_is_recorded_is_counted_once() {
+        let histogram = Histogram::default();
+        [1, 10, 100, 1_000_000].into_iter().for_each(|ns| histogram.record(ns));
+        assert_eq!(histogram.count(), 4);
+        assert_eq!(histogram.sum_ns(), 1_000_111);
+        let shown: u64 = histogram.buckets().map(|(_, count)| count).sum();
+        assert_eq!(shown, 4);
+    }
+}

@@ -1,0 +1,138 @@
+//! Copies from one place of the media to another, through memory: what a write to something shared
+//! needs first.
+
+use std::collections::VecDeque;
+
+use blockd_mapper::io::IoError;
+use blockd_mapper::plan::{OpKind, PlanOp};
+
+use super::executor::Executor;
+use crate::backing::{IoDirection, Ring};
+use crate::block::Buffer;
+
+/// Bytes copied at a time.
+const PIECE: u64 = 128 << 10;
+/// Copies at a time: they take memory that clients have no share of.
+const MAX_COPIES: usize = 8;
+
+/// A copy on its way.
+#[derive(Debug)]
+struct Copy {
+    at: usize,
+    op: PlanOp,
+    buffer: Buffer,
+    /// Bytes done.
+    moved: u64,
+    /// Bytes of the piece on its way.
+    piece: u64,
+    writing: bool,
+}
+
+/// Copies, and operations that wait for room.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    jobs: Vec<Option<Copy>>,
+    buffers: Vec<Buffer>,
+    made: usize,
+    /// Operations that wait for room in the ring, in order, with their slots.
+    pub(super) waiting: VecDeque<(usize, PlanOp)>,
+}
+
+impl Copies {
+    /// Takes memory for copies, kept for them from then on. Before there are clients, so that it
+    /// lies together: taken here and there, it would leave no long piece whole for their requests.
+    pub(super) fn reserve(&mut self, ring: &mut Ring) {
+        while self.made < MAX_COPIES
+            && let Some(buffer) = ring.allocate(PIECE)
+        {
+            self.made += 1;
+            self.buffers.push(buffer);
+        }
+    }
+
+    /// Whether a copy can begin.
+    pub(super) fn has_buffer(&self) -> bool {
+        !self.buffers.is_empty()
+    }
+}
+
+impl Executor {
+    pub(super) fn start_copy(&mut self, at: usize, op: PlanOp, ring: &mut Ring) {
+        let Some(buffer) = self.copies.buffers.pop() else {
+            self.operation_ended(at, Err(IoError::Media), ring);
+            return;
+        };
+        let copy = Copy { at, op, buffer, moved: 0, piece: 0, writing: true };
+        let free = self.copies.jobs.iter().position(Option::is_none);
+        let job = free.unwrap_or(self.copies.jobs.len());
+        if job == self.copies.jobs.len() {
+            self.copies.jobs.push(None);
+        }
+        self.copies.jobs[job] = Some(copy);
+        self.copy_ended(job, Ok(()), ring);
+    }
+
+    /// A half of a piece has ended: goes on until something has to be waited for.
+    pub(super) fn copy_ended(
+        &mut self,
+        job: usize,
+        mut result: Result<(), IoError>,
+        ring: &mut Ring,
+    ) {
+        loop {
+            let Some(copy) = self.copies.jobs.get_mut(job).and_then(Option::as_mut) else {
+                return;
+            };
+            if copy.writing {
+                copy.moved += copy.piece;
+                copy.piece = PIECE.min(copy.op.len - copy.moved);
+            }
+            if result.is_err() || copy.piece == 0 {
+                if let Some(copy) = self.copies.jobs[job].take() {
+                    self.copies.buffers.push(copy.buffer);
+                    self.operation_ended(copy.at, result, ring);
+                }
+                return;
+            }
+            copy.writing = !copy.writing;
+            match self.copy_half(job, ring) {
+                Ok(true) => result = Ok(()),
+                Ok(false) => return,
+                Err(error) => result = Err(error),
+            }
+        }
+    }
+
+    /// Reads or writes a piece. Gives whether it has ended already.
+    fn copy_half(&mut self, job: usize, ring: &mut Ring) -> Result<bool, IoError> {
+        let copy = self.copies.jobs[job].as_ref().ok_or(IoError::Gone)?;
+        let OpKind::Copy { from_device, from_offset } = copy.op.kind else {
+            return Err(IoError::Media);
+        };
+        let volume = &self.volumes[self.slots[copy.at].volume];
+        let pool = volume.as_ref().map(|attached| attached.pool).ok_or(IoError::Gone)?;
+        let (device, offset) = if copy.writing {
+            (copy.op.device, copy.op.offset)
+        } else {
+            (from_device, from_offset)
+        };
+        let media = self.pools[pool].media.get(usize::from(device.0)).ok_or(IoError::Gone)?;
+        let len = u32::try_from(copy.piece).map_err(|_| IoError::Media)?;
+        let offset = offset + copy.moved;
+        if let Some(mapped) = media.device.mapped() {
+            let bytes = &mut ring.bytes_mut(&copy.buffer)[..len as usize];
+            if copy.writing {
+                mapped.write(offset, bytes)?;
+            } else {
+                mapped.read(offset, bytes)?;
+            }
+            return Ok(true);
+        }
+        let direction =
+            if copy.writing { IoDirection::Write { dsync: false } } else { IoDirection::Read };
+        let token = (1 << 32) | job as u64;
+        ring.io(token, direction, media.file, offset, &copy.buffer, 0, len)
+            .map_err(|_| IoError::Media)?;
+        Ok(false)
+    }
+}

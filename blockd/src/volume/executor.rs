@@ -1,0 +1,585 @@
+//! The life of a request: planned, done on the media, answered; or parked, and tried again.
+//!
+//! Nothing here waits, and what is mapped already takes no lock and no memory. A completion goes
+//! back to the front-end as a value.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use blockd_mapper::error::MapperError;
+use blockd_mapper::io::IoError;
+use blockd_mapper::plan::{Answer, CommitTicket, Step};
+use blockd_mapper::units::VolumeId;
+use blockd_mapper::worker::{Attachment, Stretch, Worker};
+
+use super::copy::Copies;
+use super::slot::{Slot, State};
+use crate::backing::{Device, FileSlot, Ring};
+use crate::block::{BlockError, Completion, Operation, Request};
+use crate::clock::Clock;
+use crate::pool::PoolHandle;
+use crate::stats::{Op, Stage, VolumeStats};
+
+/// Calls of the mapper for one request before others get their turn.
+const STEPS_PER_TURN: usize = 64;
+/// One request in so many has its planning measured.
+const SAMPLE: u64 = 64;
+/// How often a write that found no space below is tried again.
+const SPACE_PAUSE_NS: u64 = 250_000_000;
+
+/// Names a volume that an executor serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VolumeRef(usize);
+
+/// A device as this thread's ring knows it.
+#[derive(Debug)]
+pub(super) struct Media {
+    pub(super) device: Arc<Device>,
+    pub(super) file: FileSlot,
+}
+
+/// A pool as this thread uses it.
+#[derive(Debug)]
+pub(super) struct PoolPart {
+    pub(super) handle: PoolHandle,
+    worker: Worker,
+    pub(super) media: Vec<Media>,
+    /// Slots that wait for the pool, in order.
+    parked: VecDeque<usize>,
+    /// The pool's events before the first of them was tried.
+    events: u64,
+    /// Slots that wait for a commit.
+    committing: Vec<usize>,
+    /// Commits that were finished when those were looked at.
+    commits: u64,
+}
+
+impl PoolPart {
+    /// Whether something that a slot waits for may have happened since it was looked at.
+    fn moved(&self) -> bool {
+        let mapper = self.handle.mapper();
+        if !self.parked.is_empty() && mapper.events() != self.events {
+            return true;
+        }
+        if self.committing.is_empty() {
+            return false;
+        }
+        // Before the look: a commit that ends after it wakes this thread.
+        self.handle.await_commit(self.worker.slot());
+        mapper.commits_finished() != self.commits || mapper.failure().is_some()
+    }
+}
+
+/// A volume as this thread serves it.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) pool: usize,
+    attachment: Attachment,
+    stats: Arc<VolumeStats>,
+    users: usize,
+    in_flight: usize,
+}
+
+/// Serves requests on one thread.
+#[derive(Debug)]
+pub struct Executor {
+    pub(super) slots: Vec<Slot>,
+    free: Vec<usize>,
+    pub(super) pools: Vec<PoolPart>,
+    pub(super) volumes: Vec<Option<Attached>>,
+    /// Slots to be planned.
+    ready: VecDeque<usize>,
+    /// Slots that wait for space below.
+    starved: VecDeque<usize>,
+    retry_at: u64,
+    pub(super) copies: Copies,
+    done: VecDeque<Completion>,
+    clock: Clock,
+    now: u64,
+    planned: u64,
+}
+
+impl Executor {
+    /// An executor for so many requests at a time.
+    #[must_use]
+    pub fn new(requests: usize, clock: Clock) -> Self {
+        Self {
+            slots: (0..requests).map(|_| Slot::new()).collect(),
+            free: (0..requests).rev().collect(),
+            pools: Vec::new(),
+            volumes: Vec::new(),
+            ready: VecDeque::with_capacity(requests),
+            starved: VecDeque::with_capacity(requests),
+            retry_at: 0,
+            copies: Copies::default(),
+            done: VecDeque::with_capacity(requests),
+            clock,
+            now: 0,
+            planned: 0,
+        }
+    }
+
+    /// Serves a pool from now on: takes one of its workers, and makes its devices known to the
+    /// ring. Gives the worker's slot.
+    pub fn add_pool(&mut self, handle: &PoolHandle, ring: &mut Ring) -> Result<usize, MapperError> {
+        if let Some(part) = self.pools.iter().find(|part| part.handle.id() == handle.id()) {
+            return Ok(part.worker.slot());
+        }
+        let worker = handle.mapper().worker()?;
+        let slot = worker.slot();
+        let mut media = Vec::new();
+        for device in handle.open_devices() {
+            let file = ring.add_file(device.file());
+            let file = file.map_err(|_| MapperError::Limit { what: "files", limit: 4096 })?;
+            media.push(Media { device: Arc::clone(device), file });
+        }
+        self.copies.reserve(ring);
+        let requests = self.slots.len();
+        self.pools.push(PoolPart {
+            handle: handle.clone(),
+            worker,
+            media,
+            parked: VecDeque::with_capacity(requests),
+            events: 0,
+            committing: Vec::with_capacity(requests),
+            commits: 0,
+        });
+        Ok(slot)
+    }
+
+    /// Ends the service of pools that have been closed.
+    pub fn drop_pools(&mut self) {
+        if self.volumes.iter().all(Option::is_none) {
+            self.pools.clear();
+        }
+    }
+
+    /// Serves a volume from now on, for one more user.
+    pub fn attach(
+        &mut self,
+        pool: [u8; 16],
+        volume: VolumeId,
+        stats: impl FnOnce() -> Arc<VolumeStats>,
+    ) -> Result<VolumeRef, MapperError> {
+        let known = self.pools.iter().position(|part| part.handle.id() == pool);
+        let pool = known.ok_or(MapperError::Closed)?;
+        let same = |one: &Attached| one.pool == pool && one.attachment.id() == volume;
+        for (at, one) in self.volumes.iter_mut().enumerate() {
+            if let Some(one) = one.as_mut().filter(|one| same(one)) {
+                one.users += 1;
+                return Ok(VolumeRef(at));
+            }
+        }
+        let attachment = self.pools[pool].worker.attach(volume)?;
+        let attached = Attached { pool, attachment, stats: stats(), users: 1, in_flight: 0 };
+        let free = self.volumes.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.volumes.len());
+        if at == self.volumes.len() {
+            self.volumes.push(None);
+        }
+        self.volumes[at] = Some(attached);
+        Ok(VolumeRef(at))
+    }
+
+    /// Ends the service of a volume for one user, who has no request in flight.
+    pub fn detach(&mut self, volume: VolumeRef) {
+        let Some(attached) = self.volumes.get_mut(volume.0).and_then(Option::as_mut) else {
+            return;
+        };
+        attached.users = attached.users.saturating_sub(1);
+        if attached.users == 0
+            && attached.in_flight == 0
+            && let Some(attached) = self.volumes[volume.0].take()
+        {
+            self.pools[attached.pool].worker.detach(attached.attachment);
+        }
+    }
+
+    /// Bytes of a volume at present.
+    #[must_use]
+    pub fn size(&self, volume: VolumeRef) -> u64 {
+        self.volumes[volume.0].as_ref().map_or(0, |attached| attached.attachment.size())
+    }
+
+    /// Whether another request can be begun.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// The time, from now on.
+    pub const fn set_now(&mut self, now: u64) {
+        self.now = now;
+    }
+
+    /// Describes a range of a volume; see [`Worker::stretches`].
+    pub fn stretches(
+        &mut self,
+        volume: VolumeRef,
+        offset: u64,
+        len: u64,
+        limit: usize,
+        out: &mut Vec<Stretch>,
+    ) -> Result<(), BlockError> {
+        let Some(attached) = &self.volumes[volume.0] else { return Err(BlockError::Gone) };
+        let worker = &mut self.pools[attached.pool].worker;
+        let result = worker.stretches(&attached.attachment, offset, len, limit, out);
+        result.map_err(|error| BlockError::from(&error))
+    }
+
+    /// Begins a request. There must be room.
+    pub fn begin(&mut self, volume: VolumeRef, request: Request, ring: &mut Ring) {
+        let Some(at) = self.free.pop() else {
+            self.done.push_back(request.complete(Err(BlockError::Io)));
+            return;
+        };
+        let Some(attached) = self.volumes[volume.0].as_mut() else {
+            self.free.push(at);
+            self.done.push_back(request.complete(Err(BlockError::Gone)));
+            return;
+        };
+        attached.in_flight += 1;
+        self.slots[at].begin(volume.0, request, self.now);
+        self.advance(at, ring);
+    }
+
+    /// The next request that has ended.
+    pub fn take_done(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+
+    /// Goes on with everything that can go on: what was parked, what has been committed, what may
+    /// find space now.
+    pub fn poll(&mut self, ring: &mut Ring) {
+        self.start_waiting(ring);
+        for _ in 0..self.ready.len() {
+            if let Some(at) = self.ready.pop_front() {
+                self.advance(at, ring);
+            }
+        }
+        for pool in 0..self.pools.len() {
+            self.answer_commits(pool);
+            let part = &mut self.pools[pool];
+            let events = part.handle.mapper().events();
+            if part.parked.is_empty() || events == part.events {
+                continue;
+            }
+            part.events = events;
+            for _ in 0..part.parked.len() {
+                if let Some(at) = self.pools[pool].parked.pop_front() {
+                    self.enter_state(at, State::Ready);
+                    self.advance(at, ring);
+                }
+            }
+        }
+        if !self.starved.is_empty() && self.now >= self.retry_at {
+            for _ in 0..self.starved.len() {
+                if let Some(at) = self.starved.pop_front() {
+                    self.enter_state(at, State::Ready);
+                    self.advance(at, ring);
+                }
+            }
+        }
+    }
+
+    /// Whether [`Self::poll`] has something to do at once.
+    ///
+    /// To be asked before the thread sleeps: what has changed since a request was parked, or came
+    /// to wait for a commit, wakes nobody who wasn't known to wait for it then.
+    #[must_use]
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.done.is_empty() || self.pools.iter().any(PoolPart::moved)
+    }
+
+    /// When [`Self::poll`] should be called at the latest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        (!self.starved.is_empty()).then_some(self.retry_at)
+    }
+
+    /// Wakes the pools' threads and other workers, where something was left to them.
+    pub fn pass_on(&self) {
+        self.pools.iter().for_each(|part| part.handle.pass_on());
+    }
+
+    /// Fails what of a volume waits for the pool or for space, and what would come to that later:
+    /// the volume is going away.
+    pub fn cancel_parked(&mut self, volume: VolumeRef) {
+        let waits = |state| matches!(state, State::Parked | State::Starved | State::Ready);
+        for at in 0..self.slots.len() {
+            if self.slots[at].volume != volume.0 || self.slots[at].request.is_none() {
+                continue;
+            }
+            self.slots[at].doomed = true;
+            if !waits(self.slots[at].state) {
+                continue;
+            }
+            self.pools.iter_mut().for_each(|part| part.parked.retain(|&other| other != at));
+            self.starved.retain(|&other| other != at);
+            self.ready.retain(|&other| other != at);
+            self.finish(at, Err(BlockError::Gone));
+        }
+    }
+
+    /// Plans a request, as far as that goes without waiting.
+    pub(super) fn advance(&mut self, at: usize, ring: &mut Ring) {
+        for _ in 0..STEPS_PER_TURN {
+            let Some(request) = &self.slots[at].request else { return };
+            let all_done = self.slots[at].done >= request.len
+                && (request.operation != Operation::Flush || self.slots[at].flushing);
+            if all_done && !self.needs_flush(at) {
+                self.answer(at);
+                return;
+            }
+            match self.plan(at) {
+                Ok(Step::Issue { covered }) => {
+                    self.slots[at].covered = covered;
+                    self.slots[at].error = None;
+                    self.enter_state(at, State::Media);
+                    if !self.start_stage(at, 0, ring) {
+                        return;
+                    }
+                    // It has ended already.
+                    if !self.media_done(at, ring) {
+                        return;
+                    }
+                }
+                Ok(Step::Done { covered }) => {
+                    if self.is_flush(at) {
+                        self.answer_flushed(at);
+                        return;
+                    }
+                    self.slots[at].done += covered;
+                }
+                Ok(Step::Wait(ticket)) => {
+                    self.wait_for_commit(at, ticket);
+                    return;
+                }
+                Ok(Step::Park(_)) => return,
+                Err(error) => {
+                    self.finish(at, Err(BlockError::from(&error)));
+                    return;
+                }
+            }
+        }
+        self.enter_state(at, State::Ready);
+        self.ready.push_back(at);
+    }
+
+    /// Whether what a slot plans next is a flush.
+    fn is_flush(&self, at: usize) -> bool {
+        let slot = &self.slots[at];
+        let flush = |request: &Request| request.operation == Operation::Flush;
+        slot.flushing || slot.request.as_ref().is_some_and(flush)
+    }
+
+    /// A discard or zeroes that must be durable are flushed when they are done.
+    fn needs_flush(&mut self, at: usize) -> bool {
+        let slot = &mut self.slots[at];
+        let wanted = matches!(
+            slot.request.as_ref().map(|request| request.operation),
+            Some(Operation::Discard { fua: true } | Operation::WriteZeroes { fua: true, .. })
+        );
+        if wanted && !slot.flushing {
+            slot.flushing = true;
+            return true;
+        }
+        false
+    }
+
+    /// Asks the mapper for the next step. A request that it parks is in the queue afterwards.
+    fn plan(&mut self, at: usize) -> Result<Step, MapperError> {
+        let slot = &mut self.slots[at];
+        let (Some(request), Some(attached)) = (&slot.request, &self.volumes[slot.volume]) else {
+            return Err(MapperError::Internal("a slot without a request"));
+        };
+        let part = &mut self.pools[attached.pool];
+        let volume = &attached.attachment;
+        // Before the attempt: what changes after it will be seen.
+        let events = part.handle.mapper().events();
+        self.planned += 1;
+        let started = self.planned.is_multiple_of(SAMPLE).then(|| self.clock.ns());
+        let (offset, len) = (request.offset + slot.done, request.len - slot.done.min(request.len));
+        let plan = &mut slot.plan;
+        let step = match request.operation {
+            _ if slot.flushing => part.worker.flush(volume, plan),
+            Operation::Flush => part.worker.flush(volume, plan),
+            Operation::Read => part.worker.read(volume, offset, len, plan),
+            Operation::Write { fua } => part.worker.write(volume, offset, len, fua, plan),
+            Operation::Discard { .. } => part.worker.discard(volume, offset, len),
+            Operation::WriteZeroes { unmap, .. } => {
+                part.worker.write_zeroes(volume, offset, len, unmap, plan)
+            }
+        };
+        if let Some(started) = started {
+            let ns = self.clock.ns().saturating_sub(started);
+            attached.stats.stage(Stage::Map).record(ns);
+        }
+        if let Ok(Step::Park(_)) = step {
+            if slot.doomed {
+                return Err(MapperError::Closed);
+            }
+            let first = part.parked.is_empty();
+            part.events = if first { events } else { part.events.min(events) };
+            part.parked.push_back(at);
+            attached.stats.parks.add(1);
+            self.enter_state(at, State::Parked);
+        }
+        step
+    }
+
+    /// All operations of a plan have ended. Gives whether the request goes on at once.
+    pub(super) fn media_done(&mut self, at: usize, ring: &mut Ring) -> bool {
+        let goes_on = self.slots[at].error.is_none() && self.slots[at].stage == 0;
+        if goes_on && self.has_stage(at, 1) && !self.start_stage(at, 1, ring) {
+            return false;
+        }
+        let flush = self.is_flush(at);
+        let slot = &mut self.slots[at];
+        let Some(attached) = &self.volumes[slot.volume] else { return false };
+        let part = &mut self.pools[attached.pool];
+        let result = slot.error.take().map_or(Ok(()), Err);
+        let answer = part.worker.complete(&attached.attachment, &mut slot.plan, result);
+        self.enter_state(at, State::Ready);
+        let slot = &mut self.slots[at];
+        match answer {
+            Ok(Answer::Done) => slot.done += slot.covered,
+            Ok(Answer::Wait(ticket)) => {
+                slot.done += slot.covered;
+                slot.ticket = Some(ticket);
+            }
+            Err(MapperError::Io { operation: "write", error: IoError::NoSpace, .. }) => {
+                self.starve(at);
+                return false;
+            }
+            Err(error) => {
+                self.finish(at, Err(BlockError::from(&error)));
+                return false;
+            }
+        }
+        if flush {
+            self.answer_flushed(at);
+            return false;
+        }
+        true
+    }
+
+    /// A write found no space below. It changed nothing, and is tried again.
+    fn starve(&mut self, at: usize) {
+        if self.slots[at].doomed {
+            self.finish(at, Err(BlockError::Gone));
+            return;
+        }
+        if let Some(attached) = &self.volumes[self.slots[at].volume] {
+            attached.stats.starved.add(1);
+        }
+        self.enter_state(at, State::Starved);
+        if self.starved.is_empty() {
+            self.retry_at = self.now + SPACE_PAUSE_NS;
+        }
+        self.starved.push_back(at);
+    }
+
+    fn answer_flushed(&mut self, at: usize) {
+        self.slots[at].flushing = true;
+        self.answer(at);
+    }
+
+    /// The request is done; its answer may have to wait for a commit.
+    fn answer(&mut self, at: usize) {
+        match self.slots[at].ticket.take() {
+            Some(ticket) => self.wait_for_commit(at, ticket),
+            None => self.finish(at, Ok(())),
+        }
+    }
+
+    fn wait_for_commit(&mut self, at: usize, ticket: CommitTicket) {
+        self.slots[at].ticket = Some(ticket);
+        self.enter_state(at, State::Committing);
+        if let Some(attached) = &self.volumes[self.slots[at].volume] {
+            self.pools[attached.pool].committing.push(at);
+        }
+    }
+
+    fn answer_commits(&mut self, pool: usize) {
+        if self.pools[pool].committing.is_empty() {
+            return;
+        }
+        let part = &mut self.pools[pool];
+        part.commits = part.handle.mapper().commits_finished();
+        let mut next = 0;
+        while let Some(&at) = self.pools[pool].committing.get(next) {
+            let Some(ticket) = self.slots[at].ticket else {
+                self.pools[pool].committing.swap_remove(next);
+                continue;
+            };
+            match self.pools[pool].handle.mapper().commit_state(&ticket) {
+                None => next += 1,
+                Some(result) => {
+                    self.pools[pool].committing.swap_remove(next);
+                    self.slots[at].ticket = None;
+                    self.finish(at, result.map_err(|error| BlockError::from(&error)));
+                }
+            }
+        }
+    }
+
+    /// Ends a request.
+    fn finish(&mut self, at: usize, result: Result<(), BlockError>) {
+        self.enter_state(at, State::Idle);
+        let slot = &mut self.slots[at];
+        let Some(request) = slot.request.take() else { return };
+        slot.ticket = None;
+        let total = self.now.saturating_sub(slot.arrived);
+        if let Some(attached) = self.volumes[slot.volume].as_mut() {
+            attached.in_flight -= 1;
+            count(&attached.stats, &request, result.is_ok(), total);
+        }
+        self.free.push(at);
+        self.done.push_back(request.complete(result));
+    }
+
+    /// Notes how long the state that ends has lasted.
+    fn enter_state(&mut self, at: usize, state: State) {
+        let slot = &mut self.slots[at];
+        if slot.state == state {
+            return;
+        }
+        let ns = self.now.saturating_sub(slot.since);
+        if let Some(attached) = &self.volumes[slot.volume] {
+            let stats = &attached.stats;
+            match slot.state {
+                State::Media => stats.stage(Stage::Media).record(ns),
+                State::Committing => stats.stage(Stage::Commit).record(ns),
+                State::Parked | State::Starved => {
+                    stats.stage(Stage::Wait).record(ns);
+                    stats.parked.set(stats.parked.get().saturating_sub(1));
+                }
+                State::Idle | State::Ready => {}
+            }
+            if matches!(state, State::Parked | State::Starved) {
+                stats.parked.add(1);
+            }
+        }
+        slot.since = self.now;
+        slot.state = state;
+    }
+}
+
+fn count(stats: &VolumeStats, request: &Request, good: bool, total_ns: u64) {
+    let op = match request.operation {
+        Operation::Read => Op::Read,
+        Operation::Write { .. } => Op::Write,
+        Operation::Flush => Op::Flush,
+        Operation::Discard { .. } => Op::Discard,
+        Operation::WriteZeroes { .. } => Op::WriteZeroes,
+    };
+    let (ops, bytes, errors) = stats.op(op);
+    if good {
+        ops.add(1);
+        bytes.add(request.len);
+    } else {
+        errors.add(1);
+    }
+    stats.stage(Stage::Total).record(total_ns);
+}

@@ -1,0 +1,217 @@
+//! A plan's operations on the media: in memory at once, otherwise through the ring.
+
+use blockd_mapper::io::IoError;
+use blockd_mapper::plan::{OpKind, PlanOp};
+
+use super::executor::Executor;
+use crate::backing::{Ended, IoDirection, Ring, io_error};
+
+/// Operations that a ring keeps back for clients, so that answers get out.
+const KEPT_BACK: usize = 128;
+
+impl Executor {
+    /// Whether a slot's plan has operations of this stage.
+    pub(super) fn has_stage(&self, at: usize, stage: u8) -> bool {
+        self.slots[at].plan.ops().iter().any(|op| op.stage == stage)
+    }
+
+    /// Starts the operations of one stage. Gives whether all of them have ended already.
+    pub(super) fn start_stage(&mut self, at: usize, stage: u8, ring: &mut Ring) -> bool {
+        self.slots[at].stage = stage;
+        // So that those that end at once don't end the stage.
+        self.slots[at].outstanding = 1;
+        // What is done at once comes first: it uses the buffer while nothing else does.
+        for in_memory in [true, false] {
+            for index in 0..self.slots[at].plan.ops().len() {
+                let mut op = self.slots[at].plan.ops()[index];
+                // A plan speaks of what is left of the request, the buffer is that of all of it.
+                op.buffer_offset += self.slots[at].done;
+                if op.stage != stage || self.is_at_once(at, &op) != in_memory {
+                    continue;
+                }
+                if in_memory {
+                    let result = self.do_at_once(at, &op, ring);
+                    self.note(at, result);
+                } else {
+                    self.start_or_wait(at, op, ring);
+                }
+            }
+        }
+        self.slots[at].outstanding -= 1;
+        self.slots[at].outstanding == 0
+    }
+
+    /// Whether an operation needs no ring.
+    fn is_at_once(&self, at: usize, op: &PlanOp) -> bool {
+        let mapped = |device: u8| {
+            let media = &self.pool_of(at).map(|pool| &self.pools[pool].media);
+            media.is_some_and(|m| m[usize::from(device)].device.mapped().is_some())
+        };
+        match op.kind {
+            OpKind::ReadZeroes => true,
+            OpKind::Copy { .. } => false,
+            _ => mapped(op.device.0),
+        }
+    }
+
+    fn pool_of(&self, at: usize) -> Option<usize> {
+        self.volumes[self.slots[at].volume].as_ref().map(|attached| attached.pool)
+    }
+
+    fn do_at_once(&self, at: usize, op: &PlanOp, ring: &mut Ring) -> Result<(), IoError> {
+        let buffer = self.slots[at].request.as_ref().and_then(|request| request.buffer());
+        let (from, len) = range(op)?;
+        if op.kind == OpKind::ReadZeroes {
+            ring.zero(buffer.ok_or(IoError::Gone)?, from, len);
+            return Ok(());
+        }
+        let pool = self.pool_of(at).ok_or(IoError::Gone)?;
+        let media = self.pools[pool].media.get(usize::from(op.device.0)).ok_or(IoError::Gone)?;
+        let mapped = media.device.mapped().ok_or(IoError::Gone)?;
+        match op.kind {
+            OpKind::Read => {
+                let bytes = ring.bytes_mut(buffer.ok_or(IoError::Gone)?);
+                mapped.read(op.offset, &mut bytes[from..from + len])
+            }
+            OpKind::Write { .. } => {
+                let bytes = ring.bytes_mut(buffer.ok_or(IoError::Gone)?);
+                mapped.write(op.offset, &bytes[from..from + len])
+            }
+            OpKind::WriteZeroes { .. } => mapped.zero(op.offset, op.len),
+            OpKind::Flush => Ok(()),
+            OpKind::ReadZeroes | OpKind::Copy { .. } => Err(IoError::Media),
+        }
+    }
+
+    /// Notes the end of an operation. Gives whether it was the last.
+    pub(super) fn note(&mut self, at: usize, result: Result<(), IoError>) {
+        let slot = &mut self.slots[at];
+        if let Err(error) = result {
+            // What the media says counts for more than a want of space, which is tried again.
+            if slot.error.is_none_or(|first| first == IoError::NoSpace) {
+                slot.error = Some(error);
+            }
+        }
+    }
+
+    fn start_or_wait(&mut self, at: usize, op: PlanOp, ring: &mut Ring) {
+        self.slots[at].outstanding += 1;
+        if self.copies.waiting.is_empty() && self.can_start(&op, ring) {
+            self.start(at, op, ring);
+        } else {
+            self.copies.waiting.push_back((at, op));
+        }
+    }
+
+    /// Starts operations that had to wait for room in the ring.
+    pub(super) fn start_waiting(&mut self, ring: &mut Ring) {
+        while let Some(&(at, op)) = self.copies.waiting.front() {
+            if !self.can_start(&op, ring) {
+                break;
+            }
+            self.copies.waiting.pop_front();
+            self.start(at, op, ring);
+        }
+    }
+
+    fn can_start(&self, op: &PlanOp, ring: &Ring) -> bool {
+        let pieces = op.len / u64::from(Ring::MAX_ZEROES) + 1;
+        let room = ring.room() as u64 >= KEPT_BACK as u64 + pieces;
+        room && (!matches!(op.kind, OpKind::Copy { .. }) || self.copies.has_buffer())
+    }
+
+    fn start(&mut self, at: usize, op: PlanOp, ring: &mut Ring) {
+        if matches!(op.kind, OpKind::Copy { .. }) {
+            self.start_copy(at, op, ring);
+            return;
+        }
+        let started = self.start_in_ring(at, &op, ring);
+        if let Err(error) = started {
+            tracing::error!(%error, "an operation can't be started");
+            self.slots[at].outstanding -= 1;
+            self.note(at, Err(IoError::Media));
+            if self.slots[at].outstanding == 0 && self.media_done(at, ring) {
+                self.advance(at, ring);
+            }
+        }
+    }
+
+    fn start_in_ring(&mut self, at: usize, op: &PlanOp, ring: &mut Ring) -> std::io::Result<()> {
+        let gone = || std::io::Error::other("the volume is gone");
+        let pool = self.pool_of(at).ok_or_else(gone)?;
+        let file = self.pools[pool].media[usize::from(op.device.0)].file;
+        let token = at as u64;
+        let request = self.slots[at].request.as_ref();
+        let buffer = request.and_then(|request| request.buffer());
+        let io = |ring: &mut Ring, direction| {
+            let (from, len) = (short(op.buffer_offset)?, short(op.len)?);
+            let buffer = buffer.ok_or_else(gone)?;
+            ring.io(token, direction, file, op.offset, buffer, from, len)
+        };
+        match op.kind {
+            OpKind::Read => io(ring, IoDirection::Read),
+            OpKind::Write { fua } => io(ring, IoDirection::Write { dsync: fua }),
+            OpKind::Flush => ring.sync(token, file),
+            OpKind::WriteZeroes { fua } => {
+                let mut done = 0;
+                while done < op.len {
+                    let len = short((op.len - done).min(u64::from(Ring::MAX_ZEROES)))?;
+                    ring.write_zeroes(token, file, op.offset + done, len, fua)?;
+                    done += u64::from(len);
+                    // The operation itself has been counted once.
+                    self.slots[at].outstanding += u32::from(done < op.len);
+                }
+                Ok(())
+            }
+            OpKind::ReadZeroes | OpKind::Copy { .. } => Ok(()),
+        }
+    }
+
+    /// Takes what the ring has ended, if it is the executor's.
+    pub fn ended(&mut self, ended: Ended, ring: &mut Ring) -> Option<Ended> {
+        let Ended::Io(token, result) = ended else { return Some(ended) };
+        if token >= super::FIRST_FREE_TOKEN {
+            return Some(Ended::Io(token, result));
+        }
+        let result = result.map_err(|error| {
+            let mapped = io_error(&error);
+            if mapped != IoError::NoSpace {
+                tracing::error!(%error, "IO of a volume failed");
+            }
+            mapped
+        });
+        let at = usize::try_from(token & u64::from(u32::MAX)).unwrap_or(usize::MAX);
+        if token > u64::from(u32::MAX) {
+            self.copy_ended(at, result, ring);
+        } else {
+            self.operation_ended(at, result, ring);
+        }
+        None
+    }
+
+    /// One operation of a slot has ended.
+    pub(super) fn operation_ended(
+        &mut self,
+        at: usize,
+        result: Result<(), IoError>,
+        ring: &mut Ring,
+    ) {
+        self.note(at, result);
+        self.slots[at].outstanding -= 1;
+        if self.slots[at].outstanding == 0 && self.media_done(at, ring) {
+            self.advance(at, ring);
+        }
+    }
+}
+
+/// Where in the buffer an operation's bytes are.
+fn range(op: &PlanOp) -> Result<(usize, usize), IoError> {
+    match (usize::try_from(op.buffer_offset), usize::try_from(op.len)) {
+        (Ok(from), Ok(len)) => Ok((from, len)),
+        _ => Err(IoError::Media),
+    }
+}
+
+fn short(bytes: u64) -> std::io::Result<u32> {
+    u32::try_from(bytes).map_err(std::io::Error::other)
+}

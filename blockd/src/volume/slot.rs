@@ -1,0 +1,93 @@
+//! A request on its way through the executor.
+
+use blockd_mapper::io::IoError;
+use blockd_mapper::plan::{CommitTicket, Plan};
+
+use crate::block::Request;
+
+/// Operations that one plan can hold. A plan with fewer than a request needs is made again for the
+/// rest.
+const PLAN_OPS: usize = Plan::MIN_OPS;
+
+/// What a slot waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// A request.
+    Idle,
+    /// Its turn to be planned.
+    Ready,
+    /// IO on the media.
+    Media,
+    /// A change of the pool's state.
+    Parked,
+    /// A commit.
+    Committing,
+    /// Space below the pool.
+    Starved,
+}
+
+/// A request, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) request: Option<Request>,
+    /// Place of its volume.
+    pub(super) volume: usize,
+    pub(super) plan: Plan,
+    pub(super) state: State,
+    /// Bytes done.
+    pub(super) done: u64,
+    /// Bytes that the plan covers.
+    pub(super) covered: u64,
+    /// The stage of the plan that is out.
+    pub(super) stage: u8,
+    /// Operations that are out.
+    pub(super) outstanding: u32,
+    pub(super) error: Option<IoError>,
+    /// The commit that its answer has to wait for.
+    pub(super) ticket: Option<CommitTicket>,
+    /// All is done but the flush that makes it durable.
+    pub(super) flushing: bool,
+    /// Its volume is going away: it is not to wait for the pool or for space any more.
+    pub(super) doomed: bool,
+    /// When it came, and when its present state began, in nanoseconds.
+    pub(super) arrived: u64,
+    pub(super) since: u64,
+}
+
+impl Slot {
+    pub(super) fn new() -> Self {
+        Self {
+            request: None,
+            volume: 0,
+            plan: Plan::with_capacity(PLAN_OPS),
+            state: State::Idle,
+            done: 0,
+            covered: 0,
+            stage: 0,
+            outstanding: 0,
+            error: None,
+            ticket: None,
+            flushing: false,
+            doomed: false,
+            arrived: 0,
+            since: 0,
+        }
+    }
+
+    /// Takes a request.
+    pub(super) fn begin(&mut self, volume: usize, request: Request, now: u64) {
+        self.request = Some(request);
+        self.volume = volume;
+        self.state = State::Ready;
+        self.done = 0;
+        self.covered = 0;
+        self.stage = 0;
+        self.outstanding = 0;
+        self.error = None;
+        self.ticket = None;
+        self.flushing = false;
+        self.doomed = false;
+        self.arrived = now;
+        self.since = now;
+    }
+}

@@ -1,0 +1,344 @@
+//! The daemon as a process: start, readiness, protection, refusals, and its end.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// How long anything may take here, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A folder on a tmpfs, with a configuration in it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(more: &str) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            Path::new("/dev/shm").join(format!("blockd-daemon-{}-{number}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        let place = Self(path);
+        let at = place.0.display();
+        let text = format!(
+            "runtime_dir = \"{at}/run\"\nstate_dir = \"{at}/state\"\n{more}\n\
+             [workers]\ncount = 1\nbuffer_size = \"4M\"\n\
+             [[pool]]\nname = \"default\"\npath = \"{at}/pool\"\nsize = \"64M\"\n\
+             extent_size = \"64K\"\nlock_wait = \"5s\"\n"
+        );
+        fs::write(place.path("c.toml"), text).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_blockd"));
+        command.env("BLOCKD_SOCKET", self.path("run/control.sock"));
+        command.args(["serve", "--config"]).arg(self.path("c.toml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.env_remove("NOTIFY_SOCKET").env_remove("JOURNAL_STREAM");
+        command
+    }
+
+    /// A daemon that is expected not to come up.
+    fn refused(&self) -> Output {
+        let output = self.command().stderr(Stdio::piped()).output().unwrap();
+        assert!(!output.status.success());
+        output
+    }
+
+    fn blockd(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_blockd"));
+        command.env("BLOCKD_SOCKET", self.path("run/control.sock"));
+        command.args(args).output().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Daemon<'a> {
+    place: &'a Place,
+    child: Child,
+    manager: UnixDatagram,
+    log: PathBuf,
+}
+
+impl<'a> Daemon<'a> {
+    /// Starts one and waits until it says that it is ready.
+    fn start(place: &'a Place) -> Self {
+        let address = place.path("notify");
+        let _ = fs::remove_file(&address);
+        let manager = UnixDatagram::bind(&address).unwrap();
+        manager.set_read_timeout(Some(LIMIT)).unwrap();
+        let log = place.path("log");
+        let mut command = place.command();
+        command.env("NOTIFY_SOCKET", &address).env("WATCHDOG_USEC", "300000");
+        let child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        let daemon = Self { place, child, manager, log };
+        daemon.wait_for("READY=1");
+        daemon
+    }
+
+    fn wait_for(&self, state: &str) {
+        let clock = Clock::start();
+        let mut buffer = [0; 4096];
+        while clock.elapsed() < LIMIT {
+            let length = self.manager.recv(&mut buffer).unwrap_or_else(|error| {
+                panic!("no {state}: {error}\n{}", fs::read_to_string(&self.log).unwrap())
+            });
+            if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == state) {
+                return;
+            }
+        }
+        panic!("no {state} in time");
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).unwrap())
+    }
+
+    fn end(mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        self.child.wait().unwrap()
+    }
+
+    /// The status and body of an answer of the metrics server.
+    fn get(&self, path: &str) -> (u16, String) {
+        let log = fs::read_to_string(&self.log).unwrap();
+        let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+
+    fn proc(&self, name: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{name}", self.pid())).unwrap()
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_file(self.place.path("notify"));
+    }
+}
+
+/// What a daemon that does not come up has to say: its exit code, and one line.
+fn check_refusal(output: &Output, code: i32, text: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let errors: Vec<&str> =
+        said.lines().filter(|line| line.starts_with("blockd: error:")).collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    assert!(errors[0].contains(text), "{said}");
+    assert_eq!(output.status.code(), Some(code), "{said}");
+}
+
+fn has_capability(daemon: &Daemon<'_>, bit: u32) -> bool {
+    let status = daemon.proc("status");
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << bit) != 0
+}
+
+#[test]
+fn it_serves_tells_how_it_is_and_ends_in_order() {
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    assert_eq!(daemon.get("/healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(daemon.get("/readyz"), (200, "ready\n".to_owned()));
+    assert_eq!(daemon.get("/nothing").0, 404);
+    assert!(place.blockd(&["add", "--size", "37M", "v"]).status.success());
+    let (status, metrics) = daemon.get("/metrics");
+    let size = r#"blockd_volume_size_bytes{pool="default",volume="v"} 38797312"#;
+    assert!(status == 200 && metrics.lines().any(|line| line == size), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"));
+    daemon.wait_for("WATCHDOG=1");
+    daemon.signal(Signal::SIGHUP);
+    assert_eq!(daemon.get("/healthz").0, 200);
+    daemon.signal(Signal::SIGTERM);
+    daemon.wait_for("STOPPING=1");
+    let status = daemon.end(Signal::SIGCONT);
+    assert_eq!(status.code(), Some(0));
+    assert!(!place.path("run/control.sock").exists() && !place.path("run/nbd.sock").exists());
+}
+
+#[test]
+fn attached_volumes_come_back_after_a_kill() {
+    let place = Place::new("");
+    let daemon = Daemon::start(&place);
+    let added = place.blockd(&["add", "--size", "8M", "v"]);
+    assert!(added.status.success(), "{added:?}");
+    daemon.end(Signal::SIGKILL);
+    let daemon = Daemon::start(&place);
+    let shown = place.blockd(&["show", "v", "--json"]);
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.contains("\"attached\": true") && text.contains("8388608"), "{text}");
+    assert_eq!(daemon.end(Signal::SIGINT).code(), Some(0));
+}
+
+/// Every thread that writeback waits for.
+#[test]
+fn writeback_can_rely_on_it() {
+    /// `PF_MEMALLOC_NOIO` and `PF_LOCAL_THROTTLE` of `linux/sched.h`.
+    const IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
+    const CAP_IPC_LOCK: u32 = 14;
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let place = Place::new("");
+    let daemon = Daemon::start(&place);
+    let status = daemon.proc("status");
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    let locked: u64 = locked.trim().trim_end_matches(" kB").parse().unwrap();
+    if has_capability(&daemon, CAP_IPC_LOCK) {
+        assert!(locked > 0);
+    } else {
+        println!("not run: locked memory, because CAP_IPC_LOCK is missing");
+    }
+    let mut seen = Vec::new();
+    let privileged = has_capability(&daemon, CAP_SYS_RESOURCE);
+    for thread in fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
+        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        let (name, rest) = stat.rsplit_once(')').unwrap();
+        let name = name.split_once('(').unwrap().1.to_owned();
+        let flags: u64 = rest.split_whitespace().nth(6).unwrap().parse().unwrap();
+        if name.starts_with("worker-") || name.starts_with("pool-") {
+            assert!(!privileged || flags & IO_FLUSHER == IO_FLUSHER, "{name}: {flags:#x}");
+            seen.push(name);
+        }
+    }
+    seen.sort();
+    assert_eq!(seen, ["pool-default", "worker-0"]);
+    if privileged {
+        assert_eq!(daemon.proc("oom_score_adj").trim(), "-1000");
+    } else {
+        println!("not run: IO flushers and OOM score, because CAP_SYS_RESOURCE is missing");
+    }
+    let limits = daemon.proc("limits");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let files: Vec<&str> = files.split_whitespace().collect();
+    assert_eq!(files[3], files[4]);
+}
+
+#[test]
+fn a_second_daemon_is_refused_by_the_name_of_the_first() {
+    let place = Place::new("");
+    let daemon = Daemon::start(&place);
+    let first = format!("used by another daemon, process {}", daemon.pid());
+    check_refusal(&place.refused(), 7, &first);
+    assert!(place.blockd(&["list"]).status.success());
+}
+
+#[test]
+fn a_port_or_socket_in_use_is_named_and_nothing_is_made() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    let place = Place::new(&format!("[[nbd.listener]]\ntcp = \"{address}\""));
+    check_refusal(&place.refused(), 7, &address.to_string());
+    let place = Place::new(&format!("[metrics]\naddress = \"{address}\""));
+    check_refusal(&place.refused(), 7, &address.to_string());
+    assert!(!place.path("pool").exists());
+    let place = Place::new("");
+    fs::create_dir(place.path("run")).unwrap();
+    let _other = UnixListener::bind(place.path("run/nbd.sock")).unwrap();
+    check_refusal(&place.refused(), 7, "nbd.sock");
+    assert!(!place.path("pool").exists());
+}
+
+#[test]
+fn a_wrong_configuration_is_named_by_file_and_line() {
+    let place = Place::new("stop_timeout = \"soon\"");
+    let line = format!("{}:3: stop_timeout is soon: must be", place.path("c.toml").display());
+    check_refusal(&place.refused(), 3, &line);
+    fs::write(place.path("c.toml"), "runtime_dir = ").unwrap();
+    check_refusal(&place.refused(), 3, "c.toml:1: ");
+    let long = format!("control_socket = \"/{}\"", "x".repeat(120));
+    fs::write(place.path("c.toml"), long).unwrap();
+    check_refusal(&place.refused(), 3, "at most 107 bytes");
+    fs::remove_file(place.path("c.toml")).unwrap();
+    check_refusal(&place.refused(), 4, "c.toml");
+}
+
+#[test]
+fn a_damaged_list_of_attachments_is_named() {
+    let place = Place::new("");
+    fs::create_dir(place.path("state")).unwrap();
+    fs::write(place.path("state/attachments.json"), "{").unwrap();
+    check_refusal(&place.refused(), 10, "attachments.json");
+}
+
+#[test]
+fn the_only_pool_failing_is_the_daemons_failure() {
+    let place = Place::new("");
+    let file = fs::File::create(place.path("pool")).unwrap();
+    file.set_len(64 << 20).unwrap();
+    (&file).write_all(b"somebody's data").unwrap();
+    check_refusal(&place.refused(), 7, "holds something that is not a pool");
+    let mut start = [0; 15];
+    std::os::unix::fs::FileExt::read_exact_at(
+        &fs::File::open(place.path("pool")).unwrap(),
+        &mut start,
+        0,
+    )
+    .unwrap();
+    assert_eq!(&start, b"somebody's data");
+}
+
+#[test]
+fn one_pool_failing_leaves_the_others_served() {
+    let place = Place::new(
+        "[metrics]\naddress = \"127.0.0.1:0\"\n[[pool]]\nname = \"bad\"\npath = \"/no/where\"",
+    );
+    let text = fs::read_to_string(place.path("c.toml")).unwrap();
+    fs::write(place.path("c.toml"), format!("default_pool = \"default\"\n{text}")).unwrap();
+    let daemon = Daemon::start(&place);
+    let (status, text) = daemon.get("/readyz");
+    assert_eq!(status, 503);
+    assert!(text.starts_with("pool bad has failed: "), "{text}");
+    assert_eq!(daemon.get("/healthz").0, 200);
+    assert!(place.blockd(&["add", "--size", "1M", "v"]).status.success());
+    assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
+}
+
+#[test]
+fn the_systemd_unit_has_what_the_daemon_needs() {
+    let unit = include_str!("../../deploy/blockd.service");
+    for line in [
+        "Type=notify",
+        "ExecStart=/usr/bin/blockd serve",
+        "KillMode=mixed",
+        "Restart=always",
+        "WatchdogSec=60",
+        "RuntimeDirectory=blockd",
+        "RuntimeDirectoryPreserve=yes",
+        "StateDirectory=blockd",
+        "LimitMEMLOCK=infinity",
+        "OOMScoreAdjust=-1000",
+        "TimeoutStopSec=90",
+    ] {
+        assert_eq!(unit.lines().filter(|found| *found == line).count(), 1, "{line}");
+    }
+}

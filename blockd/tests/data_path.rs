@@ -1,0 +1,365 @@
+//! What strangers, full pools and volumes that go away do to the data path.
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd::backing::{Ring, RingOptions};
+use blockd::block::{BlockError, Completion, Operation, Request};
+use blockd::clock::Clock;
+use blockd::frontend::nbd::handshake::Tls;
+use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
+use blockd::frontend::nbd::{ExportError, ExportInfo, Exports, Opened};
+use blockd::frontend::worker::{Target, WorkerOptions, Workers};
+use blockd::pool::{
+    Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
+};
+use blockd::volume::{Executor, VolumeRef};
+
+const SIZE: u64 = 256 << 20;
+const EXTENT: u64 = 256 << 10;
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(future)
+}
+
+/// A pool of 64 MiB, gone with its folder.
+struct Small {
+    pool: PoolHandle,
+    volume: VolumeId,
+    folder: PathBuf,
+}
+
+impl Small {
+    fn new(name: &str, kind: DeviceKind) -> Self {
+        let name = format!("blockd-{name}-{}", std::process::id());
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&folder).expect("a folder for the test");
+        let path = folder.join("pool");
+        let device =
+            DeviceSpec { path, kind, size: Some(64 << 20), preallocate: false, direct: true };
+        let spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
+        if kind == DeviceKind::File {
+            create(&spec).expect("a pool");
+        }
+        let (pool, _) = open(&spec).expect("a pool");
+        let control = Control::Create { name: "v".to_owned(), size: SIZE, block_size: 512 };
+        let Ok(Outcome::Created(volume)) = run(pool.control(control)) else {
+            panic!("no volume");
+        };
+        Self { pool, volume, folder }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Exports for One {
+    type Volume = Target;
+
+    async fn list(&self) -> Vec<ExportInfo> {
+        Vec::new()
+    }
+
+    async fn open(&self, name: &str) -> Result<Opened<Target>, ExportError> {
+        let info = ExportInfo {
+            name: name.to_owned(),
+            description: String::new(),
+            size: SIZE,
+            block_size: 512,
+            preferred_size: 4096,
+            read_only: false,
+            multi_conn: true,
+        };
+        Ok(Opened { info, volume: self.0.clone() })
+    }
+}
+
+struct One(Target);
+
+/// A small pool behind a socket, served by one worker with little memory.
+struct Server {
+    small: Small,
+    workers: Workers,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Server {
+    fn new(name: &str, kind: DeviceKind) -> Self {
+        let small = Small::new(name, kind);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let options = WorkerOptions { count: 1, buffer_bytes: 8 << 20, ..Default::default() };
+        let workers = Workers::start(options).expect("workers");
+        runtime.block_on(workers.add_pool(&small.pool)).expect("a served pool");
+        let (pool, volume) = (small.pool.clone(), small.volume);
+        let target = Target { pool, volume, name: "v".to_owned() };
+        let address = Address::Unix { path: small.folder.join("nbd"), mode: 0o600 };
+        let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
+        let sessions = Arc::new(workers.clone());
+        let serve = async { bind(options).map(|b| b.serve(Arc::new(One(target)), sessions)) };
+        runtime.block_on(serve).expect("a listener");
+        Self { small, workers, runtime }
+    }
+
+    /// A connection with simple replies, ready for requests.
+    fn connect(&self) -> UnixStream {
+        let mut stream = UnixStream::connect(self.small.folder.join("nbd")).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+        let option = [b"IHAVEOPT".as_slice(), &1_u32.to_be_bytes(), &[0; 4]].concat();
+        stream.write_all(&[&[0, 0, 0, 3], option.as_slice()].concat()).expect("an option");
+        stream.read_exact(&mut [0; 10]).expect("an export");
+        stream
+    }
+
+    fn stop(self) {
+        self.runtime.block_on(self.workers.drain(Duration::from_secs(10)));
+        self.runtime.block_on(self.small.pool.close()).expect("an orderly close");
+    }
+}
+
+fn request(kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    let mut bytes = [0x25, 0x60, 0x95, 0x13, 0, 0].to_vec();
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    bytes
+}
+
+fn reply(cookie: u64, error: u32) -> Vec<u8> {
+    [[0x67, 0x44, 0x66, 0x98].as_slice(), &error.to_be_bytes(), &cookie.to_be_bytes()].concat()
+}
+
+fn hear(stream: &mut UnixStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    stream.read_exact(&mut bytes).expect("the server speaks");
+    bytes
+}
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
+const CACHE: u16 = 5;
+const WRITE_ZEROES: u16 = 6;
+
+#[test]
+fn no_answer_comes_to_lie_within_the_data_of_a_long_read() {
+    const LEN: u32 = 4 << 20;
+    let server = Server::new("exclusive", DeviceKind::File);
+    let mut stream = server.connect();
+    let mut write = request(WRITE, 0, 0, LEN);
+    write.resize(write.len() + LEN as usize, 7);
+    stream.write_all(&write).unwrap();
+    assert_eq!(hear(&mut stream, 16), reply(0, 0));
+    for _ in 0..20 {
+        stream.write_all(&request(READ, 1, 0, LEN)).unwrap();
+        for _ in 0..40 {
+            std::thread::sleep(Duration::from_micros(50));
+            stream.write_all(&request(CACHE, 2, 0, 4096)).unwrap();
+        }
+        for _ in 0..41 {
+            let header = hear(&mut stream, 16);
+            if header == reply(1, 0) {
+                let data = hear(&mut stream, LEN as usize);
+                assert!(data.iter().all(|&byte| byte == 7), "something came between");
+            } else {
+                assert_eq!(header, reply(2, 0));
+            }
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn what_clients_leave_behind_is_given_back() {
+    let server = Server::new("deaths", DeviceKind::Memory);
+    let mut random = fastrand::Rng::with_seed(7);
+    let free = || server.workers.worker_stats()[0].free_memory.get();
+    until("the worker to begin", || free() > 0);
+    std::thread::sleep(Duration::from_millis(1100));
+    let before = free();
+    for _ in 0..150 {
+        let mut stream = server.connect();
+        let mut bytes = Vec::new();
+        for cookie in 0..random.u64(1..30) {
+            let offset = random.u64(..64) << 19;
+            let longest = if random.bool() { 8 } else { 6000 };
+            let len = random.u32(..longest) * 512;
+            let kind =
+                [READ, READ, WRITE, WRITE, FLUSH, TRIM, CACHE, WRITE_ZEROES, 77][random.usize(..9)];
+            let (offset, len) = if kind == FLUSH { (0, 0) } else { (offset, len) };
+            bytes.extend(request(kind, cookie, offset, len));
+            if kind == WRITE {
+                bytes.resize(bytes.len() + usize::try_from(len).unwrap(), 7);
+            }
+        }
+        bytes.truncate(random.usize(..=bytes.len()));
+        stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        // It may take none of the answers, so that the server stops to listen.
+        let _ = stream.write_all(&bytes);
+        if random.bool() {
+            let _ = stream.read(&mut vec![0; random.usize(1..100_000)]);
+        }
+    }
+    until("all connections to end", || server.workers.connections().is_empty());
+    until("all memory to be free", || free() == before);
+    server.stop();
+}
+
+#[test]
+fn writes_that_wait_for_space_keep_nobody_busy() {
+    let server = Server::new("full", DeviceKind::Memory);
+    let mut stream = server.connect();
+    let mut sent = 0_u64;
+    // More extents than there are, and then some that wait.
+    for extent in 0..300 {
+        let mut bytes = request(WRITE, extent, extent * EXTENT, 4096);
+        bytes.resize(bytes.len() + 4096, 1);
+        stream.write_all(&bytes).unwrap();
+        sent += 1;
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    let mut answers = vec![0; 16 * 300];
+    let answered = stream.read(&mut answers).unwrap() / 16;
+    assert!((100..300).contains(&answered), "{answered} of {sent} answered");
+    let enters = || server.workers.worker_stats()[0].enters.get();
+    let before = enters();
+    let pool_before = server.small.pool.stats().wakeups.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::sleep(Duration::from_secs(2));
+    let pool_after = server.small.pool.stats().wakeups.load(std::sync::atomic::Ordering::Relaxed);
+    let (worker, pool) = (enters() - before, pool_after - pool_before);
+    assert!(worker < 400 && pool < 400, "{worker} turns of the worker, {pool} of the pool");
+    // Others are served meanwhile, and the volume can still go away.
+    let mut other = server.connect();
+    other.write_all(&request(READ, 1, 0, 1 << 20)).unwrap();
+    assert_eq!(hear(&mut other, 16), reply(1, 0));
+    hear(&mut other, 1 << 20);
+    let (id, volume) = (server.small.pool.id(), server.small.volume);
+    let closing = server.workers.close_volume(id, volume);
+    let closing = async { tokio::time::timeout(Duration::from_secs(20), closing).await };
+    assert_eq!(server.runtime.block_on(closing), Ok(2));
+    server.stop();
+}
+
+fn until(what: &str, so: impl Fn() -> bool) {
+    for _ in 0..1500 {
+        if so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it never came to this: {what}");
+}
+
+/// An executor on a ring, driven by hand.
+struct Hand {
+    executor: Executor,
+    ring: Ring,
+    volume: VolumeRef,
+    clock: Clock,
+}
+
+impl Hand {
+    fn new(small: &Small) -> Self {
+        let options = RingOptions { operations: 1024, arena_bytes: 4 << 20, receives: false };
+        let mut ring = Ring::new(options).expect("a ring");
+        let clock = Clock::start();
+        let mut executor = Executor::new(64, clock);
+        executor.add_pool(&small.pool, &mut ring).expect("a worker");
+        let volume =
+            executor.attach(small.pool.id(), small.volume, Arc::default).expect("a volume");
+        Self { executor, ring, volume, clock }
+    }
+
+    fn begin(&mut self, operation: Operation, offset: u64, len: u64) {
+        let buffer = match operation {
+            Operation::Read | Operation::Write { .. } => self.ring.allocate(len),
+            _ => None,
+        };
+        let request = Request::new(operation, offset, len, 0, buffer);
+        self.executor.begin(self.volume, request, &mut self.ring);
+    }
+
+    /// The next answer, if there is one within so many milliseconds.
+    fn answer(&mut self, ms: u64) -> Option<Completion> {
+        let end = self.clock.ns() + ms * 1_000_000;
+        loop {
+            self.executor.poll(&mut self.ring);
+            if let Some(done) = self.executor.take_done() {
+                return Some(done);
+            }
+            if self.clock.ns() > end {
+                return None;
+            }
+            self.executor.pass_on();
+            if !self.executor.has_ready() {
+                self.ring.enter_for(1, Duration::from_millis(5)).expect("a ring");
+            }
+            self.executor.set_now(self.clock.ns());
+            while let Some(ended) = self.ring.reap() {
+                self.executor.ended(ended, &mut self.ring);
+            }
+        }
+    }
+
+    fn free(&mut self, done: Completion) {
+        done.buffer.into_iter().for_each(|buffer| self.ring.free(buffer));
+    }
+}
+
+#[test]
+fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
+    let small = Small::new("doomed", DeviceKind::File);
+    let mut hand = Hand::new(&small);
+    let write = Operation::Write { fua: false };
+    let mut full = 0;
+    // Until there is no extent left.
+    for extent in 0.. {
+        hand.begin(write, extent * EXTENT, 4096);
+        let Some(done) = hand.answer(1500) else {
+            full = extent;
+            break;
+        };
+        done.result.expect("a write");
+        hand.free(done);
+    }
+    hand.executor.cancel_parked(hand.volume);
+    let done = hand.answer(1000).expect("an answer");
+    assert_eq!(done.result, Err(BlockError::Gone));
+    hand.free(done);
+    // Its front is being written when the volume begins to go away; its rest has no room.
+    hand.begin(write, (full - 1) * EXTENT, 2 * EXTENT);
+    hand.executor.cancel_parked(hand.volume);
+    let done = hand.answer(3000).expect("an answer, though there is no space");
+    assert_eq!(done.result, Err(BlockError::Gone));
+    hand.free(done);
+    hand.executor.detach(hand.volume);
+    hand.executor.drop_pools();
+    run(small.pool.close()).expect("an orderly close");
+}
+
+#[test]
+fn memory_for_copies_leaves_long_pieces_whole() {
+    let small = Small::new("copies", DeviceKind::File);
+    let mut hand = Hand::new(&small);
+    let whole: Vec<_> = std::iter::from_fn(|| hand.ring.allocate(1 << 20)).collect();
+    assert_eq!(whole.len(), 3);
+    whole.into_iter().for_each(|buffer| hand.ring.free(buffer));
+    hand.executor.detach(hand.volume);
+    hand.executor.drop_pools();
+    run(small.pool.close()).expect("an orderly close");
+}

@@ -1,0 +1,271 @@
+//! Pools on real files: made, opened, locked, killed by forgetting, closed.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd::frontend::nbd::{ExportInfo, Negotiated, Session, Sessions};
+use blockd::frontend::worker::{Target, WorkerOptions, Workers};
+use blockd::pool::{
+    Control, DeviceKind, DeviceSpec, Outcome, PoolError, PoolHandle, PoolSpec, VolumeId, create,
+    exists, open,
+};
+
+/// A directory of its own, gone afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("blockd-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory for the test");
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn file_spec(path: &Path, size: u64) -> PoolSpec {
+    let kind = DeviceKind::File;
+    let path = path.to_owned();
+    let device = DeviceSpec { path, kind, size: Some(size), preallocate: false, direct: true };
+    let mut spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
+    spec.lock_wait = Duration::from_millis(200);
+    spec
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+}
+
+fn add(pool: &PoolHandle, name: &str, size: u64) -> Outcome {
+    let control = Control::Create { name: name.to_owned(), size, block_size: 4096 };
+    wait(pool.control(control)).expect("a volume")
+}
+
+#[test]
+fn a_pool_in_a_file_is_made_once_and_found_again() {
+    let scratch = Scratch::new("pool-file");
+    let spec = file_spec(&scratch.0.join("pool"), 256 << 20);
+    assert!(!exists(&spec).unwrap());
+    create(&spec).unwrap();
+    assert!(exists(&spec).unwrap());
+    assert!(matches!(create(&spec), Err(PoolError::Exists { .. })));
+    let (pool, report) = open(&spec).unwrap();
+    assert!(report.was_clean);
+    assert!(matches!(add(&pool, "one", 1 << 30), Outcome::Created(_)));
+    assert!(matches!(add(&pool, "one", 1 << 30), Outcome::Existing(_)));
+    let space = wait(pool.space()).unwrap();
+    assert!(space.pool.total > 250 << 20 && space.free() > 200 << 20);
+    assert!(matches!(open(&spec), Err(PoolError::Locked { .. })));
+    let ring = pool.id().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let ring = Path::new("/dev/shm").join(format!("ring-{ring}"));
+    assert!(ring.exists());
+    wait(pool.close()).unwrap();
+    assert!(matches!(wait(pool.volumes()), Err(PoolError::Gone)));
+    // What was closed in order leaves no memory behind; its thread may take a moment.
+    let gone = (0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        !ring.exists()
+    });
+    assert!(gone);
+    drop(pool);
+    let (pool, report) = open(&spec).unwrap();
+    assert!(report.was_clean);
+    let volumes = wait(pool.volumes()).unwrap();
+    assert_eq!(volumes.len(), 1);
+    assert_eq!((volumes[0].name.as_str(), volumes[0].size), ("one", 1 << 30));
+    wait(pool.close()).unwrap();
+}
+
+#[test]
+fn every_extent_of_a_pool_has_one_use() {
+    let scratch = Scratch::new("pool-extents");
+    let spec = file_spec(&scratch.0.join("pool"), 128 << 20);
+    create(&spec).unwrap();
+    let (pool, _) = open(&spec).unwrap();
+    add(&pool, "one", 1 << 30);
+    let runs = wait(pool.extents()).unwrap();
+    let mut next = 0;
+    for run in &runs {
+        assert_eq!((run.device, run.first), (0, next), "{runs:?}");
+        next += run.count;
+    }
+    assert_eq!(next, (128 << 20) / pool.extent_size());
+    wait(pool.close()).unwrap();
+}
+
+#[test]
+fn a_pool_in_memory_needs_no_file() {
+    let kind = DeviceKind::Memory;
+    let path = PathBuf::from("memory");
+    let size = Some(64 << 20);
+    let device = DeviceSpec { path, kind, size, preallocate: false, direct: false };
+    let (pool, _) = open(&PoolSpec::new("test", device, PathBuf::from("/dev/shm"))).unwrap();
+    assert!(matches!(add(&pool, "one", 37 << 20), Outcome::Created(_)));
+    assert_eq!(wait(pool.volumes()).unwrap()[0].size, 38_797_312);
+    wait(pool.close()).unwrap();
+}
+
+#[test]
+fn a_ring_outside_memory_is_refused() {
+    let scratch = Scratch::new("pool-ring");
+    let mut spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    create(&spec).unwrap();
+    spec.ring_dir = scratch.0.clone();
+    let error = open(&spec).unwrap_err();
+    assert!(error.to_string().contains("ring directory is"), "{error}");
+}
+
+/// A loop device over a file, gone afterwards.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(file: &Path) -> Self {
+        let output = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--sector-size=4096", "--direct-io=on"])
+            .arg(file)
+            .output()
+            .expect("losetup");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+/// Bytes that a file takes.
+fn taken(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).expect("a file").blocks() * 512
+}
+
+#[test]
+fn a_block_device_is_told_of_what_was_freed() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("not run: loop devices need root");
+        return;
+    }
+    let scratch = Scratch::new("pool-loop");
+    let file = scratch.0.join("disk");
+    std::fs::File::create(&file).unwrap().set_len(256 << 20).unwrap();
+    let disk = Loop::attach(&file);
+    let (path, kind) = (disk.0.clone(), DeviceKind::Disk);
+    let device = DeviceSpec { path, kind, size: None, preallocate: false, direct: true };
+    let spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
+    create(&spec).unwrap();
+    let (pool, _) = open(&spec).unwrap();
+    assert_eq!(pool.block_size(), 4096);
+    let Outcome::Created(volume) = add(&pool, "one", 64 << 20) else { panic!("it is there") };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let workers = Workers::start(WorkerOptions::default()).unwrap();
+    runtime.block_on(workers.add_pool(&pool)).unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    workers.connect(theirs.into(), session(&pool, volume));
+    let mut client = ours;
+    let data = vec![7; 16 << 20];
+    for (cookie, piece) in data.chunks(1 << 20).enumerate() {
+        request(&mut client, 1, cookie as u64, piece);
+    }
+    let written = taken(&file);
+    drop(client);
+    runtime.block_on(workers.close_volume(pool.id(), volume));
+    runtime.block_on(pool.control(Control::Delete { volume })).unwrap();
+    runtime.block_on(pool.control(Control::Checkpoint)).unwrap();
+    let freed = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        taken(&file) + (12 << 20) < written
+    });
+    assert!(freed, "{written} bytes before, {} after", taken(&file));
+    runtime.block_on(workers.drain(Duration::from_secs(5)));
+    runtime.block_on(pool.close()).unwrap();
+}
+
+/// What a negotiation would have come to.
+fn session(pool: &PoolHandle, volume: VolumeId) -> Session<Target> {
+    let (pool, name) = (pool.clone(), "one".to_owned());
+    let info = ExportInfo {
+        name: name.clone(),
+        description: String::new(),
+        size: 64 << 20,
+        block_size: 4096,
+        preferred_size: 4096,
+        read_only: false,
+        multi_conn: true,
+    };
+    Session {
+        volume: Target { pool, volume, name: name.clone() },
+        export: name,
+        negotiated: Negotiated::plain(&info),
+        peer: "test".to_owned(),
+        guard: None,
+    }
+}
+
+/// A request with a compact header, and its simple reply. Writes go one after the other.
+fn request(client: &mut std::os::unix::net::UnixStream, kind: u16, cookie: u64, payload: &[u8]) {
+    use std::io::{Read, Write};
+    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+    bytes.extend(0_u16.to_be_bytes());
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend((cookie * payload.len() as u64).to_be_bytes());
+    bytes.extend(u32::try_from(payload.len()).expect("a short payload").to_be_bytes());
+    bytes.extend(payload);
+    client.write_all(&bytes).expect("a request");
+    let mut reply = [0; 16];
+    client.read_exact(&mut reply).expect("a reply");
+    assert_eq!(reply[4..8], [0; 4], "an error");
+}
+
+#[test]
+fn of_two_that_make_a_pool_one_does() {
+    let scratch = Scratch::new("pool-race");
+    let mut spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    spec.lock_wait = Duration::from_secs(20);
+    let made = std::thread::scope(|scope| {
+        let makers: Vec<_> = (0..4).map(|_| scope.spawn(|| create(&spec))).collect();
+        makers.into_iter().map(|maker| maker.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(made.iter().filter(|result| result.is_ok()).count(), 1, "{made:?}");
+    let exists = |result: &&Result<_, _>| matches!(result, Err(PoolError::Exists { .. }));
+    assert_eq!(made.iter().filter(exists).count(), 3, "{made:?}");
+}
+
+#[test]
+fn a_pool_whose_front_is_gone_is_not_written_over() {
+    use std::os::unix::fs::FileExt;
+    let scratch = Scratch::new("pool-front");
+    let spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    create(&spec).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&spec.devices[0].path).unwrap();
+    file.write_all_at(&[0; 8192], 0).unwrap();
+    assert!(matches!(create(&spec), Err(PoolError::Exists { .. })));
+}
+
+#[test]
+fn a_ring_that_others_can_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("pool-others");
+    let mut spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    let id = create(&spec).unwrap().pool_id;
+    spec.ring_dir = PathBuf::from(format!("/dev/shm/blockd-others-{}", std::process::id()));
+    std::fs::create_dir_all(&spec.ring_dir).unwrap();
+    let ring_dir = Scratch(spec.ring_dir.clone());
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let ring = ring_dir.0.join(format!("ring-{hex}"));
+    std::fs::write(&ring, []).unwrap();
+    std::fs::set_permissions(&ring, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let error = open(&spec).unwrap_err();
+    assert!(error.to_string().contains("delta ring is"), "{error}");
+    std::fs::remove_file(&ring).unwrap();
+    std::os::unix::fs::symlink(scratch.0.join("pool"), &ring).unwrap();
+    assert!(matches!(open(&spec), Err(PoolError::Io { .. })));
+}

@@ -1,0 +1,294 @@
+//! Real requests over real sockets to real pools: every byte compared with a model.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd::frontend::nbd::handshake::Tls;
+use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
+use blockd::frontend::nbd::{ExportError, ExportInfo, Exports, Opened};
+use blockd::frontend::worker::{Target, WorkerOptions, Workers};
+use blockd::nbd_client::{Client, ConnectOptions, Request, ServerAddress, Uri};
+use blockd::pool::{
+    Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
+};
+
+const SIZE: u64 = 96 << 20;
+const BLOCK: usize = 4096;
+
+/// One volume in one pool, behind a socket.
+struct Server {
+    runtime: tokio::runtime::Runtime,
+    directory: PathBuf,
+    pool: PoolHandle,
+    volume: VolumeId,
+    workers: Workers,
+}
+
+struct One(Target);
+
+impl Exports for One {
+    type Volume = Target;
+
+    async fn list(&self) -> Vec<ExportInfo> {
+        vec![info()]
+    }
+
+    async fn open(&self, _name: &str) -> Result<Opened<Target>, ExportError> {
+        Ok(Opened { info: info(), volume: self.0.clone() })
+    }
+}
+
+fn info() -> ExportInfo {
+    ExportInfo {
+        name: "v".to_owned(),
+        description: String::new(),
+        size: SIZE,
+        block_size: 512,
+        preferred_size: 4096,
+        read_only: false,
+        multi_conn: true,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Disk,
+    Tmpfs,
+    Memory,
+}
+
+impl Server {
+    fn start(name: &str, place: Place) -> Self {
+        let base = match place {
+            Place::Disk => PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
+            _ => PathBuf::from("/dev/shm"),
+        };
+        let directory = base.join(format!("blockd-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory for the test");
+        let server = Self::try_start(&directory, place);
+        server.expect("a server")
+    }
+
+    fn try_start(directory: &Path, place: Place) -> Result<Self, Box<dyn std::error::Error>> {
+        let kind = if place == Place::Memory { DeviceKind::Memory } else { DeviceKind::File };
+        let path = directory.join("pool");
+        let size = Some(256 << 20);
+        let device = DeviceSpec { path, kind, size, preallocate: false, direct: true };
+        let spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
+        if place != Place::Memory {
+            create(&spec)?;
+        }
+        let (pool, _) = open(&spec)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let control = Control::Create { name: "v".to_owned(), size: SIZE, block_size: 512 };
+        let Outcome::Created(volume) = runtime.block_on(pool.control(control))? else {
+            return Err("not created".into());
+        };
+        let buffer_bytes = 4 << 20;
+        let workers = Workers::start(WorkerOptions { buffer_bytes, ..WorkerOptions::default() })?;
+        runtime.block_on(workers.add_pool(&pool))?;
+        let target = Target { pool: pool.clone(), volume, name: "v".to_owned() };
+        let socket = directory.join("nbd.sock");
+        let address = Address::Unix { path: socket, mode: 0o600 };
+        let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
+        let sessions = Arc::new(workers.clone());
+        runtime
+            .block_on(async { bind(options).map(|b| b.serve(Arc::new(One(target)), sessions)) })?;
+        let directory = directory.to_owned();
+        Ok(Self { runtime, directory, pool, volume, workers })
+    }
+
+    fn connect(&self, options: ConnectOptions) -> Client {
+        let server = ServerAddress::Unix(self.directory.join("nbd.sock"));
+        Client::connect(&Uri { server, export: String::new() }, &options).expect("a connection")
+    }
+
+    fn stop(self) {
+        self.runtime.block_on(self.workers.drain(Duration::from_secs(10)));
+        self.runtime.block_on(self.pool.close()).expect("an orderly close");
+        std::fs::remove_dir_all(&self.directory).expect("the test's directory");
+    }
+}
+
+fn forms() -> [ConnectOptions; 3] {
+    let timeout = Duration::from_secs(60);
+    let all = ConnectOptions { timeout, ..ConnectOptions::default() };
+    [
+        all.clone(),
+        ConnectOptions { extended: false, ..all.clone() },
+        ConnectOptions { extended: false, structured: false, base_allocation: false, ..all },
+    ]
+}
+
+/// What the volume must hold, and how it came to that.
+struct Model {
+    bytes: Vec<u8>,
+    random: fastrand::Rng,
+}
+
+impl Model {
+    fn range(&mut self) -> (usize, usize) {
+        let longest = if self.random.u8(..) < 8 { 3 << 20 } else { 96 << 10 };
+        let len = self.random.usize(1..=longest / 512) * 512;
+        let offset = self.random.usize(0..=(self.bytes.len() - len) / 512) * 512;
+        (offset, len)
+    }
+
+    fn step(&mut self, client: &mut Client) {
+        let (offset, len) = self.range();
+        let at = offset as u64;
+        match self.random.u8(..100) {
+            0..45 => {
+                let mut data = vec![0; len];
+                self.random.fill(&mut data);
+                client.write(at, &data, self.random.u8(..) < 16).expect("a write");
+                self.bytes[offset..offset + len].copy_from_slice(&data);
+            }
+            45..60 => {
+                client.write_zeroes(at, len as u64, self.random.bool()).expect("zeroes");
+                self.bytes[offset..offset + len].fill(0);
+            }
+            60..65 => {
+                client.trim(at, len as u64).expect("a discard");
+                // Whole sub-blocks read as zeroes; the rest of the range keeps its content.
+                let from = offset.next_multiple_of(BLOCK);
+                let to = (offset + len) / BLOCK * BLOCK;
+                if from < to {
+                    self.bytes[from..to].fill(0);
+                }
+            }
+            65..70 => client.flush().expect("a flush"),
+            _ => {
+                let mut data = vec![0xAA; len];
+                client.read(at, &mut data).expect("a read");
+                assert!(data == self.bytes[offset..offset + len], "bytes differ at {offset}+{len}");
+            }
+        }
+    }
+}
+
+fn compare(name: &str, place: Place, seed: u64, steps: usize) {
+    let server = Server::start(name, place);
+    let random = fastrand::Rng::with_seed(seed);
+    let mut model = Model { bytes: vec![0; usize::try_from(SIZE).unwrap_or(0)], random };
+    let mut clients: Vec<Client> = forms().into_iter().map(|form| server.connect(form)).collect();
+    for step in 0..steps {
+        let client = &mut clients[step % 3];
+        model.step(client);
+    }
+    let mut all = vec![0; model.bytes.len()];
+    clients[0].read(0, &mut all).expect("everything");
+    assert!(all == model.bytes, "the volume differs");
+    check_status(&mut clients[0], &model.bytes);
+    for client in clients {
+        client.disconnect().expect("a goodbye");
+    }
+    server.stop();
+}
+
+/// What is said to be zero is, and what is written is not said to be.
+fn check_status(client: &mut Client, bytes: &[u8]) {
+    let (mut at, mut data) = (0, 0);
+    while at < bytes.len() {
+        let left = (bytes.len() - at) as u64;
+        let ranges = client.block_status(at as u64, left).expect("a status");
+        let again = client.block_status(at as u64, left).expect("a status");
+        assert_eq!(ranges, again, "the same question, another answer");
+        for range in ranges {
+            let end = at + usize::try_from(range.len).unwrap_or(usize::MAX);
+            if range.zero {
+                assert!(bytes[at..end].iter().all(|&byte| byte == 0), "{at}..{end} is not zero");
+            } else {
+                data += end - at;
+            }
+            at = end;
+        }
+    }
+    assert!(data > 0 && data <= bytes.len());
+}
+
+#[test]
+fn a_file_on_disk_holds_what_was_written() {
+    compare("disk", Place::Disk, 1, 600);
+}
+
+#[test]
+fn a_file_in_memory_holds_what_was_written() {
+    compare("tmpfs", Place::Tmpfs, 2, 900);
+}
+
+#[test]
+fn memory_holds_what_was_written() {
+    compare("memory", Place::Memory, 3, 900);
+}
+
+#[test]
+fn requests_in_flight_are_answered_by_their_cookies() {
+    let server = Server::start("pipeline", Place::Disk);
+    let options = ConnectOptions { depth: 64, ..forms()[0].clone() };
+    let mut client = server.connect(options);
+    let (mut sent, mut done) = (0_u32, 0_u32);
+    while done < 20_000 {
+        while client.room() && sent < 20_000 {
+            let block = sent % 5000;
+            let data = [u8::try_from(block % 251).unwrap_or(0); BLOCK];
+            let offset = u64::from(block) * BLOCK as u64;
+            client.send(Request::Write { offset, data: &data, fua: false }).expect("a request");
+            sent += 1;
+        }
+        let completion = client.receive().expect("an answer");
+        completion.result.expect("a write");
+        client.recycle(completion.data);
+        done += 1;
+    }
+    client.flush().expect("a flush");
+    let mut data = vec![0; 5000 * BLOCK];
+    client.read(0, &mut data).expect("a read");
+    for (block, bytes) in data.chunks(BLOCK).enumerate() {
+        assert!(bytes.iter().all(|&byte| usize::from(byte) == block % 251), "block {block}");
+    }
+    server.stop();
+}
+
+#[test]
+fn a_closed_volume_ends_its_connections() {
+    let server = Server::start("close", Place::Memory);
+    let mut client = server.connect(forms()[0].clone());
+    client.write(0, &[1; BLOCK], false).expect("a write");
+    let id = server.pool.id();
+    let closed = server.runtime.block_on(server.workers.close_volume(id, server.volume));
+    assert_eq!(closed, 1);
+    assert!(client.write(0, &[2; BLOCK], false).is_err());
+    assert!(server.workers.connections().is_empty());
+    server.stop();
+}
+
+#[test]
+fn a_request_over_more_pieces_than_a_plan_holds_is_right() {
+    for place in [Place::Disk, Place::Tmpfs] {
+        let server = Server::start("scattered", place);
+        let mut client = server.connect(forms()[0].clone());
+        // Every other block, so that the 256 blocks of a request are 256 pieces.
+        let mut expected = vec![0; 2 << 20];
+        for block in (0..512).step_by(2) {
+            let byte = u8::try_from(block % 251 + 1).unwrap();
+            expected[block * BLOCK..][..BLOCK].fill(byte);
+            client.write((block * BLOCK) as u64, &[byte; BLOCK], false).unwrap();
+        }
+        let mut read = vec![1; 2 << 20];
+        client.read(0, &mut read).unwrap();
+        assert!(read == expected);
+        // Written over in one go, across what is valid and what is not.
+        expected
+            .iter_mut()
+            .enumerate()
+            .for_each(|(at, byte)| *byte = u8::try_from(at % 253).unwrap());
+        client.write(0, &expected, true).unwrap();
+        client.read(0, &mut read).unwrap();
+        assert!(read == expected);
+        drop(client);
+        server.stop();
+    }
+}
