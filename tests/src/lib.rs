@@ -2,6 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod crash;
+pub mod daemon;
+pub mod kill;
 pub mod model;
+pub mod nbd;
 pub mod rig;
 pub mod sim;
+pub mod tools;
+pub mod vm;

@@ -1,0 +1,428 @@
+//! A daemon for a test: its own folders, configuration and log, started, killed and asked things.
+//!
+//! ```no_run
+//! use blockd_tests::daemon::{Daemon, Settings};
+//! let mut daemon = Daemon::new("example", &Settings::default()).unwrap();
+//! daemon.start().unwrap();
+//! daemon.cli(&["add", "--size", "1G", "data"]).unwrap();
+//! daemon.kill().unwrap();
+//! daemon.start().unwrap();
+//! assert_eq!(daemon.stop().unwrap().code(), Some(0));
+//! ```
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::nbd::Connection;
+use crate::sim::runner::clock;
+use crate::tools;
+
+/// A start that takes longer has failed. Replaying a log and waiting for a dead owner's IO are part
+/// of it, and the machine may be an emulated one.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Connections that were not greeted for so long are given up, and a new one is tried.
+const GREETING_LIMIT: Duration = Duration::from_secs(5);
+/// The same for an orderly stop.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// A folder that goes away with its owner, unless the test fails.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// A new one below this folder. Names stay short: a socket's path has 107 bytes.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn below(parent: &Path, name: &str) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("bd-{name}-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    /// A new one where temporary files go.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn new(name: &str) -> Result<Self> {
+        Self::below(&std::env::temp_dir(), name)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("kept: {}", self.0.display());
+        } else {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// What a daemon is to be configured with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the pool lies: a block device, or a file in a folder that is there. Without one, a
+    /// file in the daemon's own folder.
+    pub pool: Option<PathBuf>,
+    /// Bytes of a pool file.
+    pub pool_size: u64,
+    /// Further lines of the pool's table.
+    pub pool_lines: String,
+    /// Lines in front of all tables.
+    pub lines: String,
+    /// Further tables.
+    pub tables: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            pool: None,
+            pool_size: 1 << 30,
+            pool_lines: String::new(),
+            lines: String::new(),
+            tables: String::new(),
+        }
+    }
+}
+
+/// A daemon that ended instead of serving.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub status: ExitStatus,
+    said: String,
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the daemon ended with {} instead of serving; {}", self.status, self.said)
+    }
+}
+
+impl std::error::Error for Ended {}
+
+/// A daemon that runs, or did, or will.
+#[derive(Debug)]
+pub struct Daemon {
+    program: PathBuf,
+    child: Option<Child>,
+    /// Everything but the sockets.
+    folder: Folder,
+    /// Sockets and delta ring: a tmpfs.
+    runtime: Folder,
+    pool: PathBuf,
+    starts: u32,
+}
+
+impl Daemon {
+    /// Folders and configuration; nothing runs yet.
+    ///
+    /// # Errors
+    /// When the daemon can't be built or a folder not be made.
+    pub fn new(name: &str, settings: &Settings) -> Result<Self> {
+        let folder = Folder::new(name)?;
+        let runtime = Folder::below(Path::new("/dev/shm"), name)?;
+        let pool = match &settings.pool {
+            Some(pool) => pool.clone(),
+            None => folder.path().join("pool"),
+        };
+        let program = tools::blockd()?;
+        let daemon = Self { program, child: None, folder, runtime, pool, starts: 0 };
+        daemon.configure(settings)?;
+        Ok(daemon)
+    }
+
+    /// Writes the configuration anew, for the next start.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn configure(&self, settings: &Settings) -> Result<()> {
+        let mut text = settings.lines.clone();
+        let (runtime, folder) = (self.runtime.path(), self.folder.path());
+        writeln!(text, "runtime_dir = {runtime:?}\nstate_dir = {:?}", folder.join("state"))?;
+        writeln!(text, "{}", settings.tables)?;
+        writeln!(text, "[[pool]]\nname = \"default\"\npath = {:?}", self.pool)?;
+        if !is_device(&self.pool) {
+            writeln!(text, "size = {}", settings.pool_size)?;
+        }
+        text.push_str(&settings.pool_lines);
+        fs::write(self.config(), text).context("writing the configuration")
+    }
+
+    /// The pool's file or device.
+    #[must_use]
+    pub fn pool(&self) -> &Path {
+        &self.pool
+    }
+
+    /// The folder of configuration, state and log.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The folder of the sockets.
+    #[must_use]
+    pub fn runtime(&self) -> &Path {
+        self.runtime.path()
+    }
+
+    /// Its configuration file.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.folder.path().join("blockd.toml")
+    }
+
+    /// Where it serves NBD.
+    #[must_use]
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.runtime.path().join("nbd.sock")
+    }
+
+    /// Where it is controlled.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.runtime.path().join("control.sock")
+    }
+
+    /// A volume as NBD clients write it.
+    #[must_use]
+    pub fn uri(&self, volume: &str) -> String {
+        format!("nbd+unix:///{volume}?socket={}", self.nbd_socket().display())
+    }
+
+    /// What it logged since it was first started.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    /// Its process, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Starts it and waits until it serves.
+    ///
+    /// # Errors
+    /// When it ends instead, or does not serve in time; the message has its log.
+    pub fn start(&mut self) -> Result<Duration> {
+        let start = clock();
+        self.spawn()?;
+        self.wait_until_serving(START_LIMIT)?;
+        Ok(start.elapsed())
+    }
+
+    /// Starts it and does not wait.
+    ///
+    /// # Errors
+    /// When its process can't be started.
+    pub fn spawn(&mut self) -> Result<()> {
+        ensure!(self.child.is_none(), "the daemon runs already");
+        let log = File::options().create(true).append(true).open(self.log_path())?;
+        let mut command = Command::new(&self.program);
+        command.arg("serve").arg("--config").arg(self.config());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(command.spawn().context("starting the daemon")?);
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// Waits until both of its sockets answer.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn wait_until_serving(&mut self, limit: Duration) -> Result<()> {
+        let sockets = [self.nbd_socket(), self.control_socket()];
+        let start = clock();
+        loop {
+            // The NBD server speaks first, as soon as the pools are open.
+            let greeted = UnixStream::connect(&sockets[0]).is_ok_and(|mut stream| {
+                let limit = stream.set_read_timeout(Some(GREETING_LIMIT));
+                limit.is_ok() && stream.read_exact(&mut [0; 16]).is_ok()
+            });
+            if greeted && UnixStream::connect(&sockets[1]).is_ok() {
+                return Ok(());
+            }
+            let child = self.child.as_mut().context("the daemon does not run")?;
+            if let Some(status) = child.try_wait()? {
+                self.child = None;
+                return Err(Ended { status, said: self.last_words() }.into());
+            }
+            if start.elapsed() > limit {
+                bail!("the daemon does not serve after {limit:?}; {}", self.last_words());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Ends it as a crash would, and returns when its process is gone. IO that it had on its way
+    /// may still be under way.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut child = self.child.take().context("the daemon does not run")?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    /// Lets go of its process, for another daemon to be started in its place.
+    pub fn let_go(&mut self) -> Option<Child> {
+        self.child.take()
+    }
+
+    /// Asks it to end in order, and waits for that.
+    ///
+    /// # Errors
+    /// When it does not run, or does not end in time.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        self.wait(STOP_LIMIT)
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = self.pid().context("the daemon does not run")?;
+        kill(Pid::from_raw(i32::try_from(pid)?), signal).context("signalling the daemon")
+    }
+
+    /// Waits for it to end.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let child = self.child.as_mut().context("the daemon does not run")?;
+        let ended = || child.try_wait().ok().flatten();
+        let status = tools::wait_until("the daemon to end", limit, ended)
+            .with_context(|| self.last_words())?;
+        self.child = None;
+        Ok(status)
+    }
+
+    /// Runs a verb of the command line with `--json` and returns what it prints.
+    ///
+    /// # Errors
+    /// When it does not exit with 0, or prints no JSON.
+    pub fn cli(&self, words: &[&str]) -> Result<Value> {
+        let output = self.cli_output(&[&["--json"], words].concat())?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            bail!("{}: blockd {}\n{said}{errors}", output.status, words.join(" "));
+        }
+        if said.trim().is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&said).with_context(|| format!("no JSON: {said}"))
+    }
+
+    /// Runs a verb of the command line, however it ends.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn cli_output(&self, words: &[&str]) -> Result<Output> {
+        let mut command = Command::new(&self.program);
+        command.env("BLOCKD_SOCKET", self.control_socket()).args(words).stdin(Stdio::null());
+        command.output().with_context(|| format!("cannot start: {}", tools::describe(&command)))
+    }
+
+    /// Makes a volume and attaches it.
+    ///
+    /// # Errors
+    /// When the daemon refuses.
+    pub fn add(&self, name: &str, size: u64) -> Result<()> {
+        self.cli(&["add", "--size", &size.to_string(), name]).map(|_| ())
+    }
+
+    /// A connection to a volume of its default pool.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn connect(&self, volume: &str) -> Result<Connection> {
+        Connection::open(&self.nbd_socket(), volume)
+    }
+
+    /// The end of its log, for messages.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        format!("its log ends:\n{}", lines[lines.len().saturating_sub(20)..].join("\n"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("{}", self.last_words());
+        }
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
+}
+
+/// A block device over a file, until it is dropped. Only root can make one.
+#[derive(Debug)]
+pub struct Loop(PathBuf);
+
+impl Loop {
+    /// A device over this file.
+    ///
+    /// # Errors
+    /// When the kernel or our rights do not allow it.
+    pub fn over(file: &Path) -> Result<Self> {
+        let mut command = Command::new(tools::find("losetup")?);
+        let path = tools::text(command.args(["--find", "--show", "--direct-io=on"]).arg(file))?;
+        Ok(Self(PathBuf::from(path.trim())))
+    }
+
+    /// Its path below `/dev`.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}

@@ -1,0 +1,377 @@
+//! Kill rounds: the real daemon under verified load dies at a drawn moment, is started anew, and
+//! has to have everything that it answered.
+
+pub mod churn;
+pub mod content;
+pub mod load;
+pub mod volume;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::{Daemon, Ended, Settings};
+use crate::sim::runner::clock;
+use crate::tools;
+use churn::Churn;
+use load::{Control, Load, Shared, compare};
+use volume::{Unanswered, Volume};
+
+/// IO of a dead daemon that takes longer than this to end is late: its successor could have been
+/// there before it.
+const LATE: Duration = Duration::from_millis(20);
+
+/// A lock that is held for longer than this after its owner's process is gone is held by its IO.
+const OUTLIVED: Duration = Duration::from_millis(3);
+
+/// The exit code of a daemon that found another one in its place.
+const IN_USE: i32 = 7;
+
+/// Giving up on a lock that a dead daemon's IO holds.
+const LOCK_LIMIT: Duration = Duration::from_secs(30);
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub rounds: u64,
+    pub seed: u64,
+    /// A block device or a file for the pool; a file of its own without one.
+    pub device: Option<PathBuf>,
+    /// The pool is in memory: the daemon copies to it, and a kill may cut a copy short.
+    pub in_memory: bool,
+    /// Bytes of a pool file.
+    pub pool_size: u64,
+    pub volumes: u32,
+    /// Bytes of a volume.
+    pub volume_size: u64,
+    /// Connections to each volume.
+    pub connections: u32,
+    /// Longest load before the end, in milliseconds.
+    pub longest_ms: u64,
+    /// Whether each end is by SIGTERM; one in ten without a word here.
+    pub in_order: Option<bool>,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    pub rounds: u64,
+    /// Ends without a warning, those during a start included.
+    pub kills: u64,
+    pub kills_during_start: u64,
+    /// Starts that were refused since the dead daemon's process was still there.
+    pub refused_starts: u64,
+    /// Ends by SIGTERM.
+    pub stops: u64,
+    pub operations: u64,
+    pub flushes: u64,
+    pub volume_changes: u64,
+    pub unanswered: u64,
+    /// Sectors of unanswered requests, by what they held afterwards.
+    pub unanswered_new: u64,
+    pub unanswered_old: u64,
+    pub unanswered_torn: u64,
+    /// Bytes compared after starts.
+    pub compared: u64,
+    /// Bytes compared in the closed pool, by a reader of another making.
+    pub read_offline: u64,
+    pub lost: u64,
+    /// Rounds in which IO of the dead daemon ended late.
+    pub late_rounds: u64,
+    /// Rounds in which the lock was held when the process was gone already, by IO alone.
+    pub outlived: u64,
+    /// Starts that had to wait for a dead daemon's IO, by their own account.
+    pub waits: u64,
+    /// The longest that IO of a dead daemon took, and the longest start.
+    pub latest_ms: u64,
+    pub slowest_start_ms: u64,
+}
+
+impl Figures {
+    /// Both together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds + other.rounds,
+            kills: self.kills + other.kills,
+            kills_during_start: self.kills_during_start + other.kills_during_start,
+            refused_starts: self.refused_starts + other.refused_starts,
+            stops: self.stops + other.stops,
+            operations: self.operations + other.operations,
+            flushes: self.flushes + other.flushes,
+            volume_changes: self.volume_changes + other.volume_changes,
+            unanswered: self.unanswered + other.unanswered,
+            unanswered_new: self.unanswered_new + other.unanswered_new,
+            unanswered_old: self.unanswered_old + other.unanswered_old,
+            unanswered_torn: self.unanswered_torn + other.unanswered_torn,
+            compared: self.compared + other.compared,
+            read_offline: self.read_offline + other.read_offline,
+            lost: self.lost + other.lost,
+            late_rounds: self.late_rounds + other.late_rounds,
+            outlived: self.outlived + other.outlived,
+            waits: self.waits + other.waits,
+            latest_ms: self.latest_ms.max(other.latest_ms),
+            slowest_start_ms: self.slowest_start_ms.max(other.slowest_start_ms),
+        }
+    }
+}
+
+/// A daemon and what it has to hold.
+struct Rounds<'a> {
+    options: &'a Options,
+    daemon: Daemon,
+    volumes: Vec<Arc<Shared>>,
+    churn: Churn,
+    rng: fastrand::Rng,
+    figures: Figures,
+}
+
+/// Runs the rounds.
+///
+/// # Errors
+/// At the first thing that is wrong, with the round it happened in. The figures are those until
+/// then.
+pub fn run(options: &Options, mut each: impl FnMut(&Figures)) -> (Figures, Result<()>) {
+    let mut rounds = match Rounds::new(options) {
+        Ok(rounds) => rounds,
+        Err(error) => return (Figures::default(), Err(error)),
+    };
+    let mut result = Ok(());
+    for round in 0..options.rounds {
+        let done = rounds.round().with_context(|| {
+            format!("round {round} of seed {}\n{}", options.seed, rounds.daemon.last_words())
+        });
+        if let Err(error) = done {
+            let wrong = error.downcast_ref::<volume::Wrong>().is_some();
+            rounds.figures.lost += u64::from(wrong);
+            result = Err(error);
+            break;
+        }
+        each(&rounds.figures);
+    }
+    let log = rounds.daemon.log();
+    rounds.figures.waits = log.matches("waited for a former owner's IO").count() as u64;
+    let end = result.and_then(|()| rounds.finish().context("after the last round"));
+    (rounds.figures, end)
+}
+
+impl<'a> Rounds<'a> {
+    fn new(options: &'a Options) -> Result<Self> {
+        let settings = Settings {
+            pool: options.device.clone(),
+            pool_size: options.pool_size,
+            ..Settings::default()
+        };
+        let mut daemon = Daemon::new("kill", &settings)?;
+        daemon.start()?;
+        let sub_block = 4096;
+        let mut volumes = Vec::new();
+        for number in 0..options.volumes {
+            let name = format!("v{number}");
+            daemon.add(&name, options.volume_size)?;
+            let new = Volume::new(&name, churn::next_id(), options.volume_size, sub_block);
+            volumes.push(Shared::new(if options.in_memory { new.that_tears() } else { new }));
+        }
+        let mut rng = fastrand::Rng::with_seed(options.seed);
+        let churn = Churn::new(rng.u64(..), sub_block, options.in_memory);
+        Ok(Self { options, daemon, volumes, churn, rng, figures: Figures::default() })
+    }
+
+    /// Load, end, start, comparison.
+    fn round(&mut self) -> Result<()> {
+        let drawn = self.rng.u8(..10) == 0;
+        let in_order = self.options.in_order.unwrap_or(drawn);
+        let control = Arc::new(Control::default());
+        let loads = self.start_loads(&control)?;
+        let pause = Duration::from_millis(self.rng.u64(10..=self.options.longest_ms));
+        let (daemon, churn) = (&self.daemon, &mut self.churn);
+        let died = std::thread::scope(|scope| {
+            let churning = scope.spawn(|| churn.run(daemon, &control));
+            std::thread::sleep(pause);
+            let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
+            control.ending.store(in_order, Ordering::Relaxed);
+            let died = clock();
+            daemon.signal(signal)?;
+            // An orderly end has to cope with requests that go on coming. After a kill nothing
+            // new is sent, so that the successor can be started; what is under way is still taken.
+            control.stop.store(!in_order, Ordering::Relaxed);
+            match churning.join() {
+                Ok(result) => result?,
+                Err(_) => bail!("the thread of volumes that come and go panicked"),
+            }
+            Ok(died)
+        })?;
+        let runs = if in_order { self.ended_in_order() } else { self.bury(died) };
+        for load in loads {
+            load.join()?;
+        }
+        self.note(&control);
+        if !runs? {
+            self.restart()?;
+        }
+        self.compare()?;
+        self.figures.rounds += 1;
+        Ok(())
+    }
+
+    fn ended_in_order(&mut self) -> Result<bool> {
+        let status = self.daemon.wait(LOCK_LIMIT)?;
+        ensure!(status.code() == Some(0), "after SIGTERM the daemon ended with {status}");
+        self.figures.stops += 1;
+        Ok(false)
+    }
+
+    fn start_loads(&mut self, control: &Arc<Control>) -> Result<Vec<Load>> {
+        let mut loads = Vec::new();
+        for shared in &self.volumes {
+            for _ in 0..self.options.connections {
+                let connection = self.daemon.connect(&shared.volume().name)?;
+                let depth = self.rng.usize(1..=32);
+                let seed = self.rng.u64(..);
+                loads.push(Load::start(connection, shared, control, depth, seed)?);
+            }
+        }
+        Ok(loads)
+    }
+
+    fn note(&mut self, control: &Control) {
+        self.figures.operations += control.counts.answered.load(Ordering::Relaxed);
+        self.figures.flushes += control.counts.flushes.load(Ordering::Relaxed);
+        self.figures.volume_changes = self.churn.changes;
+    }
+
+    /// A killed daemon: how long does its IO go on? Gives whether its successor runs already.
+    fn bury(&mut self, died: Instant) -> Result<bool> {
+        // In every other round nobody looks, and the next daemon has to wait for it by itself.
+        let look = self.rng.bool();
+        let took = if look {
+            self.daemon.wait(LOCK_LIMIT)?;
+            let gone = died.elapsed();
+            wait_for_lock(self.daemon.pool())?;
+            let free = died.elapsed();
+            self.figures.outlived += u64::from(free - gone > OUTLIVED);
+            free
+        } else {
+            let mut child = self.daemon.let_go().context("the daemon does not run")?;
+            let waiting = std::thread::spawn(move || {
+                let _ = child.wait();
+                died.elapsed()
+            });
+            self.replace()?;
+            waiting.join().unwrap_or_default()
+        };
+        self.figures.kills += 1;
+        self.figures.late_rounds += u64::from(took > LATE);
+        self.figures.latest_ms = self.figures.latest_ms.max(millis(took));
+        Ok(!look)
+    }
+
+    /// Starts a daemon while the dead one's process may still be there, as often as it takes.
+    fn replace(&mut self) -> Result<()> {
+        let start = clock();
+        loop {
+            match self.daemon.start() {
+                Ok(_) => return Ok(()),
+                Err(error) => {
+                    let ended = error.downcast_ref::<Ended>();
+                    let in_use = ended.is_some_and(|ended| ended.status.code() == Some(IN_USE));
+                    if !in_use || start.elapsed() > LOCK_LIMIT {
+                        return Err(error);
+                    }
+                    self.figures.refused_starts += 1;
+                }
+            }
+        }
+    }
+
+    /// Starts, now and then several times: dying while a pool is being opened must do no harm.
+    fn restart(&mut self) -> Result<()> {
+        while self.options.in_order != Some(true) && self.rng.u8(..3) == 0 {
+            self.daemon.spawn()?;
+            std::thread::sleep(Duration::from_millis(self.rng.u64(..self.options.longest_ms / 4)));
+            if self.daemon.kill().is_err() {
+                bail!("the daemon ended while it was started");
+            }
+            self.figures.kills += 1;
+            self.figures.kills_during_start += 1;
+        }
+        let took = self.daemon.start()?;
+        self.figures.slowest_start_ms = self.figures.slowest_start_ms.max(millis(took));
+        Ok(())
+    }
+
+    fn compare(&mut self) -> Result<()> {
+        for shared in &self.volumes {
+            let name = shared.volume().name.clone();
+            let connection = self.daemon.connect(&name)?;
+            ensure!(connection.size == shared.volume().size(), "{name} has another size");
+            let unanswered = compare(connection, shared)?;
+            self.figures.unanswered += unanswered.requests;
+            self.figures.unanswered_new += unanswered.new;
+            self.figures.unanswered_old += unanswered.old;
+            self.figures.unanswered_torn += unanswered.torn;
+            self.figures.compared += shared.volume().size();
+        }
+        self.churn.compare(&self.daemon)
+    }
+
+    /// Once more in order, and everything compared again.
+    fn finish(&mut self) -> Result<()> {
+        let names: Vec<String> = self.volumes.iter().map(|v| v.volume().name.clone()).collect();
+        churn::expect_listed(&self.daemon, &names)?;
+        let status = self.daemon.stop()?;
+        ensure!(status.code() == Some(0), "after SIGTERM the daemon ended with {status}");
+        self.daemon.start()?;
+        self.compare()?;
+        let status = self.daemon.stop()?;
+        ensure!(status.code() == Some(0), "after SIGTERM the daemon ended with {status}");
+        if self.options.device.is_none() { self.read_offline() } else { Ok(()) }
+    }
+
+    /// A reader of the format that shares no code with the daemon checks the closed pool, and
+    /// finds the same in it.
+    fn read_offline(&mut self) -> Result<()> {
+        let reader = tools::workspace_root().join("tests/reader/blockd_reader.py");
+        let python = tools::find("python3")?;
+        let pool = self.daemon.pool();
+        let read = |words: &[&str]| {
+            tools::output(Command::new(&python).arg(&reader).arg(pool).args(words))
+        };
+        read(&["check"]).context("checking the closed pool")?;
+        for shared in &self.volumes {
+            let mut volume = shared.volume();
+            let data = read(&["read", &volume.name])?;
+            ensure!(data.len() as u64 == volume.size(), "{} has another size", volume.name);
+            volume.recovered(0, &data, &mut Unanswered::default())?;
+            self.figures.read_offline += volume.size();
+        }
+        Ok(())
+    }
+}
+
+/// Waits until nobody holds the owner lock of a pool.
+fn wait_for_lock(pool: &Path) -> Result<()> {
+    let start = clock();
+    loop {
+        let file = std::fs::File::open(pool).context("opening the pool for its lock")?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(_) => return Ok(()),
+            Err((_, Errno::EWOULDBLOCK)) if start.elapsed() < LOCK_LIMIT => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err((_, error)) => bail!("the owner lock after the owner's death: {error}"),
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

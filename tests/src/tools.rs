@@ -1,0 +1,150 @@
+//! Programs that system tests start, and places they write to.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::sim::runner::clock;
+
+/// The full path of an installed program. Folders of the administrator's tools are looked at as
+/// well: an ordinary user's `PATH` often lacks them.
+///
+/// # Errors
+/// When it is not installed. A test passes the error on and so fails: it could not run, and must
+/// not look as if it had passed.
+pub fn find(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let extra = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(extra)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+        .with_context(|| format!("not run: there is no {program}; `cargo ci setup` installs it"))
+}
+
+/// Runs without input and returns stdout.
+///
+/// # Errors
+/// When it cannot be started or does not exit with 0; stderr is part of the error.
+pub fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let line = describe(command);
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot start: {line}"))?;
+    if !output.status.success() {
+        let (out, err) = (&output.stdout, &output.stderr);
+        let said = [String::from_utf8_lossy(out), String::from_utf8_lossy(err)].concat();
+        bail!("{}: {line}\n{}", output.status, said.trim_end());
+    }
+    Ok(output.stdout)
+}
+
+/// As [`output`], as text.
+///
+/// # Errors
+/// As [`output`], and when it is not UTF-8.
+pub fn text(command: &mut Command) -> Result<String> {
+    let line = describe(command);
+    String::from_utf8(output(command)?).with_context(|| format!("not UTF-8: output of {line}"))
+}
+
+/// Runs a line of shell and returns stdout.
+///
+/// # Errors
+/// As [`text`].
+pub fn shell(line: &str) -> Result<String> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{path}:/usr/local/sbin:/usr/sbin:/sbin");
+    text(Command::new("sh").env("PATH", path).args(["-euc", line]))
+}
+
+/// What a person would type to get the same.
+#[must_use]
+pub fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+/// Asks again every few milliseconds until there is an answer.
+///
+/// # Errors
+/// When there is none within the limit, naming what was waited for.
+pub fn wait_until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
+    let start: Instant = clock();
+    loop {
+        if let Some(answer) = ask() {
+            return Ok(answer);
+        }
+        if start.elapsed() > limit {
+            bail!("waited {limit:?} for {what}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Where builds go. What tests fetch or leave behind goes there too, never into the sources.
+///
+/// # Errors
+/// When this program lies in no such folder and the environment names none.
+pub fn build_folder() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("BLOCKD_TEST_FOLDER") {
+        return Ok(PathBuf::from(folder));
+    }
+    let program = std::env::current_exe().context("where this program lies")?;
+    // cargo marks the folder, wherever it was told to put it.
+    let marked = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
+    let found = program.ancestors().find(marked).map(Path::to_path_buf);
+    found.with_context(|| format!("{} lies in no build folder", program.display()))
+}
+
+/// Root of the workspace's sources.
+#[must_use]
+pub fn workspace_root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).to_path_buf()
+}
+
+/// The daemon's binary: that of `BLOCKD_BIN`, or a release build of the daemon's package alone.
+/// Built together with this package it would carry the mapper's switches for mutations.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn blockd() -> Result<PathBuf> {
+    static BUILT: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
+    if let Some(program) = std::env::var_os("BLOCKD_BIN") {
+        return Ok(PathBuf::from(program));
+    }
+    let built = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    built.clone().map_err(|error| anyhow::anyhow!(error))
+}
+
+fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target = build_folder()?;
+    let mut command = Command::new(cargo);
+    command.current_dir(workspace_root()).env("CARGO_TARGET_DIR", &target);
+    // Set by the cargo that started the test; they would count as a changed environment.
+    command.env_remove("CARGO_MANIFEST_DIR").env_remove("RUSTFLAGS");
+    output(command.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
+    Ok(target.join("release/blockd"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_nobody_has_is_named() {
+        let said = find("no-such-program").unwrap_err().to_string();
+        assert!(said.starts_with("not run: there is no no-such-program"), "{said}");
+    }
+
+    #[test]
+    fn a_failing_line_shows_what_it_said() {
+        let said = shell("echo out; echo err >&2; exit 3").unwrap_err().to_string();
+        assert!(said.contains("out") && said.contains("err"), "{said}");
+    }
+}

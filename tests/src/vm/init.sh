@@ -1,0 +1,25 @@
+#!/bin/sh
+# The first process of a guest: mounts, loads, runs /script with the second serial line as its
+# terminal, says how it ended, and switches the machine off.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/busybox HOME=/root LC_ALL=C.UTF-8
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/shm /dev/pts
+mount -t devpts pts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs run /run
+mount -t tmpfs tmp /tmp
+ip link set lo up
+exec </dev/ttyS1 >/dev/ttyS1 2>&1
+stty -echo -onlcr -icrnl
+while read -r module; do
+    insmod "$module" || echo "cannot load $module"
+done </modules/order
+cd /root
+/bin/sh /script
+status=$?
+# The mark stands on a line of its own whatever the script printed last.
+printf '\n@@ended %s\n' "$status"
+sync
+poweroff -f

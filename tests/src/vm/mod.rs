@@ -1,0 +1,280 @@
+//! Real kernels for tests: qemu boots Debian's cloud kernel into a root in memory that holds the
+//! named programs, and runs a script there. Nothing is installed and no root is needed. Without
+//! hardware help a boot takes some three seconds.
+//!
+//! ```no_run
+//! use blockd_tests::vm::{Drive, Vm};
+//! let vm = Vm::new("example").modules(&["dm-delay"]).programs(&["dmsetup"]);
+//! let output = vm.run("dmsetup targets").unwrap();
+//! assert!(output.text.contains("delay"));
+//! ```
+
+mod initramfs;
+mod kernel;
+mod running;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::tools;
+use initramfs::Initramfs;
+pub use kernel::Kernel;
+pub use running::{Output, Running};
+
+/// A program beyond this size is stripped before it goes into the guest, which has to unpack it.
+const STRIPPED_BEYOND: u64 = 4 << 20;
+
+/// Loaded in every guest: its disks.
+const ALWAYS: [&str; 2] = ["virtio_pci", "virtio_blk"];
+
+/// What the guest sees as `/dev/vda`, `/dev/vdb` and so on.
+#[derive(Clone, Debug)]
+pub enum Drive {
+    /// A raw file or block device of the host.
+    File(PathBuf),
+    /// A volume that a server on the host exports over a Unix socket.
+    Nbd {
+        /// Path of the socket.
+        socket: PathBuf,
+        /// Name of the export.
+        export: String,
+        /// Seconds for which requests wait when the server is gone, before they fail.
+        reconnect_delay: u32,
+    },
+}
+
+/// A machine to boot.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    name: String,
+    memory_mib: u32,
+    cpus: u32,
+    limit: Duration,
+    modules: Vec<String>,
+    programs: Vec<PathBuf>,
+    missing: Vec<String>,
+    files: Vec<(PathBuf, String, bool)>,
+    drives: Vec<Drive>,
+    arguments: Vec<String>,
+}
+
+impl Vm {
+    /// Two processors, 1 GiB, two minutes, nothing but a shell. The name is for the artefacts.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            memory_mib: 1024,
+            cpus: 2,
+            limit: Duration::from_secs(120),
+            modules: Vec::new(),
+            programs: Vec::new(),
+            missing: Vec::new(),
+            files: Vec::new(),
+            drives: Vec::new(),
+            arguments: Vec::new(),
+        }
+    }
+
+    /// Memory in MiB. The root takes as much as its files are large.
+    #[must_use]
+    pub fn memory(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Virtual processors.
+    #[must_use]
+    pub fn cpus(mut self, count: u32) -> Self {
+        self.cpus = count;
+        self
+    }
+
+    /// After this time the machine is stopped, and that is an error.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Modules loaded before the script starts, with what they need.
+    #[must_use]
+    pub fn modules(mut self, names: &[&str]) -> Self {
+        self.modules.extend(names.iter().map(|&name| name.to_owned()));
+        self
+    }
+
+    /// Installed programs, put at the same path with the libraries they name.
+    #[must_use]
+    pub fn programs(mut self, names: &[&str]) -> Self {
+        for name in names {
+            match tools::find(name) {
+                Ok(path) => self.programs.push(path),
+                // Told when the machine is started, which can fail anyway.
+                Err(_) => self.missing.push((*name).to_owned()),
+            }
+        }
+        self
+    }
+
+    /// A program from anywhere, put at `/usr/bin/NAME` with its libraries.
+    #[must_use]
+    pub fn program(self, host: &Path) -> Self {
+        let name = host.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.file(host, &format!("/usr/bin/{name}"), true)
+    }
+
+    /// A file of the host at a path of the guest.
+    #[must_use]
+    pub fn file(mut self, host: &Path, guest: &str, executable: bool) -> Self {
+        self.files.push((host.to_path_buf(), guest.to_owned(), executable));
+        self
+    }
+
+    /// The next disk.
+    #[must_use]
+    pub fn drive(mut self, drive: Drive) -> Self {
+        self.drives.push(drive);
+        self
+    }
+
+    /// Further arguments of qemu, for devices that nothing else here speaks of.
+    #[must_use]
+    pub fn arguments(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(|&word| word.to_owned()));
+        self
+    }
+
+    /// Boots, runs the script to its end and stops. What the script prints is the output; its
+    /// errors go there too.
+    ///
+    /// # Errors
+    /// When the machine can't be started, the script does not end with 0, or the time is over. The
+    /// message has the end of the output and names the folder that keeps everything.
+    pub fn run(&self, script: &str) -> Result<Output> {
+        self.start(script)?.finish()
+    }
+
+    /// As [`Self::run`], and comes back while the script runs, to speak with it.
+    ///
+    /// # Errors
+    /// When the machine can't be started.
+    pub fn start(&self, script: &str) -> Result<Running> {
+        let qemu = tools::find("qemu-system-x86_64")?;
+        for program in &self.missing {
+            tools::find(program)?;
+        }
+        let kernel = Kernel::get()?;
+        let folder = self.folder()?;
+        let root = self.root(&kernel, &folder, script)?;
+        fs::write(folder.join("script"), script)?;
+        fs::write(folder.join("root"), root)?;
+        let mut command = Command::new(qemu);
+        self.machine(&mut command, &kernel, &folder);
+        fs::write(folder.join("command"), tools::describe(&command))?;
+        Running::start(command, folder, self.limit)
+    }
+
+    /// A folder of this run alone.
+    fn folder(&self) -> Result<PathBuf> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{}-{number}", self.name, std::process::id());
+        let folder = tools::build_folder()?.join("vm/run").join(name);
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        Ok(folder)
+    }
+
+    fn root(&self, kernel: &Kernel, folder: &Path, script: &str) -> Result<Vec<u8>> {
+        let mut root = Initramfs::new()?;
+        root.text("/init", include_str!("init.sh"), true);
+        root.text("/script", script, true);
+        let names: Vec<&str> =
+            ALWAYS.into_iter().chain(self.modules.iter().map(String::as_str)).collect();
+        let mut order = String::new();
+        for (number, module) in kernel.modules(&names)?.iter().enumerate() {
+            let file = module.file_name().unwrap_or_default().to_string_lossy();
+            let guest = format!("/modules/{number:02}-{file}");
+            root.file(module, &guest, false)?;
+            order.push_str(&format!("{guest}\n"));
+        }
+        root.text("/modules/order", &order, false);
+        for program in &self.programs {
+            root.program(program)?;
+        }
+        for (host, guest, executable) in &self.files {
+            let large = fs::metadata(host).is_ok_and(|data| data.len() > STRIPPED_BEYOND);
+            if *executable && large {
+                let small = stripped(host, folder)?;
+                root.program_at(&small, guest)?;
+                fs::remove_file(small)?;
+            } else if *executable {
+                root.program_at(host, guest)?;
+            } else {
+                root.file(host, guest, false)?;
+            }
+        }
+        Ok(root.finish())
+    }
+
+    fn machine(&self, qemu: &mut Command, kernel: &Kernel, folder: &Path) {
+        // Hardware help is asked for by name only: where the machine is itself a guest, the device
+        // may be there and fail after the start.
+        let help = std::env::var("BLOCKD_VM_ACCEL").unwrap_or_else(|_| "tcg,thread=multi".into());
+        qemu.args(["-accel", &help, "-cpu", "max", "-nodefaults"]);
+        qemu.args(["-no-user-config", "-no-reboot", "-display", "none"]);
+        qemu.arg("-smp").arg(self.cpus.to_string());
+        qemu.arg("-m").arg(format!("{}M", self.memory_mib));
+        qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
+        qemu.args(["-append", "console=ttyS0 panic=-1 quiet loglevel=4"]);
+        // What the kernel says goes to a file, what the script says to us.
+        qemu.arg("-chardev")
+            .arg(format!("file,id=kernel,path={}", option(&folder.join("console"))));
+        qemu.args(["-chardev", "stdio,id=script,signal=off"]);
+        qemu.args(["-serial", "chardev:kernel", "-serial", "chardev:script"]);
+        for (number, drive) in self.drives.iter().enumerate() {
+            qemu.arg("-blockdev").arg(blockdev(number, drive));
+            qemu.arg("-device").arg(format!("virtio-blk-pci,drive=drive{number}"));
+        }
+        qemu.args(&self.arguments);
+    }
+}
+
+fn blockdev(number: usize, drive: &Drive) -> String {
+    match drive {
+        Drive::File(path) => format!(
+            "driver=raw,node-name=drive{number},discard=unmap,\
+             file.driver={},file.filename={}",
+            if is_device(path) { "host_device" } else { "file" },
+            option(path)
+        ),
+        Drive::Nbd { socket, export, reconnect_delay } => format!(
+            "driver=nbd,node-name=drive{number},discard=unmap,server.type=unix,server.path={},\
+             export={export},reconnect-delay={reconnect_delay}",
+            option(socket)
+        ),
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
+}
+
+/// A path in one of qemu's lists, where a comma would end it.
+fn option(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// A copy without symbols for debuggers, which are most of a build of ours.
+fn stripped(program: &Path, folder: &Path) -> Result<PathBuf> {
+    let copy = folder.join(program.file_name().unwrap_or_default());
+    let mut strip = Command::new(tools::find("strip")?);
+    tools::output(strip.arg("--strip-debug").arg("-o").arg(&copy).arg(program))?;
+    Ok(copy)
+}

@@ -1,0 +1,151 @@
+//! A machine that runs: what its script says, line by line, and how it ends.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::sim::runner::clock;
+
+/// Printed by the guest's first process when the script has ended.
+const ENDED: &str = "@@ended ";
+/// Lines of output that an error shows.
+const SHOWN: usize = 40;
+
+/// What a script printed.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// All lines, errors among them.
+    pub text: String,
+    /// From start to end, the boot included.
+    pub seconds: f64,
+}
+
+/// A machine whose script has not ended. Dropped, it is switched off.
+#[derive(Debug)]
+pub struct Running {
+    qemu: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    text: String,
+    status: Option<i32>,
+    folder: PathBuf,
+    started: Instant,
+    deadline: Instant,
+}
+
+impl Running {
+    pub(super) fn start(mut command: Command, folder: PathBuf, limit: Duration) -> Result<Self> {
+        let errors = fs::File::create(folder.join("qemu"))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+        let started = clock();
+        let mut qemu = command.spawn().context("cannot start qemu")?;
+        let stdout = qemu.stdout.take().context("qemu has no stdout")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(stdout);
+            let mut line = Vec::new();
+            while matches!(reader.by_ref().read_until(b'\n', &mut line), Ok(1..)) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned();
+                line.clear();
+                if sender.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+        let stdin = qemu.stdin.take();
+        let deadline = started + limit;
+        let (text, status) = (String::new(), None);
+        Ok(Self { qemu, stdin, lines, text, status, folder, started, deadline })
+    }
+
+    /// The next line that contains this.
+    ///
+    /// # Errors
+    /// When the script ends or the time is over first.
+    pub fn wait_for(&mut self, wanted: &str) -> Result<String> {
+        while let Some(line) = self.line()? {
+            if line.contains(wanted) {
+                return Ok(line);
+            }
+        }
+        Err(self.failure(&format!("the script ended without saying {wanted:?}")))
+    }
+
+    /// A line for the script to read.
+    ///
+    /// # Errors
+    /// When the machine is gone.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("the machine has no input")?;
+        writeln!(stdin, "{line}").and_then(|()| stdin.flush()).context("speaking to the machine")
+    }
+
+    /// Waits for the end of the script.
+    ///
+    /// # Errors
+    /// When it does not end with 0, or the time is over.
+    pub fn finish(mut self) -> Result<Output> {
+        while self.line()?.is_some() {}
+        match self.status {
+            Some(0) => {}
+            Some(status) => return Err(self.failure(&format!("the script ended with {status}"))),
+            None => return Err(self.failure("the machine stopped before the script ended")),
+        }
+        let seconds = self.started.elapsed().as_secs_f64();
+        let _ = self.qemu.wait();
+        // Kept only when something is to be found out.
+        let _ = fs::remove_dir_all(&self.folder);
+        Ok(Output { text: std::mem::take(&mut self.text), seconds })
+    }
+
+    /// The next line; none after the script's end.
+    fn line(&mut self) -> Result<Option<String>> {
+        if self.status.is_some() {
+            return Ok(None);
+        }
+        let left = self.deadline.saturating_duration_since(clock());
+        match self.lines.recv_timeout(left) {
+            Ok(line) => {
+                if let Some(status) = line.strip_prefix(ENDED) {
+                    let status = status.trim().parse();
+                    self.status = Some(status.context("how the script ended")?);
+                    return Ok(None);
+                }
+                self.text.push_str(&line);
+                self.text.push('\n');
+                Ok(Some(line))
+            }
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => Err(self.failure("the time is over")),
+        }
+    }
+
+    /// An error with the end of what was said, and where the rest is.
+    fn failure(&self, what: &str) -> anyhow::Error {
+        let folder = self.folder.display();
+        let _ = fs::write(self.folder.join("output"), &self.text);
+        let said = last_lines(&self.text);
+        let kernel = match fs::read(self.folder.join("console")) {
+            Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
+            Err(_) => String::new(),
+        };
+        anyhow!("{what}\nscript:\n{said}\nkernel:\n{kernel}\nkept in {folder}")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(SHOWN)..].join("\n")
+}
