@@ -7,10 +7,13 @@ pub mod alloc_count;
 
 pub mod budgets;
 pub mod clock;
+pub mod echo;
 pub mod facts;
+pub mod nbd;
 pub mod pool_options;
 pub mod pump;
 pub mod report;
 #[allow(unsafe_code, reason = "hands buffers to the kernel through io_uring")]
 pub mod ring;
 pub mod stats;
+pub mod syscalls;

@@ -126,7 +126,7 @@ fn bytes_of(mut file: &File) -> Result<u64> {
 }
 
 /// Whether files in a directory are on a disk and can be opened with O_DIRECT.
-fn takes_direct(directory: &Path, name: &str) -> bool {
+pub(crate) fn takes_direct(directory: &Path, name: &str) -> bool {
     if !statfs(directory).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC) {
         return false;
     }
@@ -140,7 +140,7 @@ fn takes_direct(directory: &Path, name: &str) -> bool {
 }
 
 /// Allocates a file's space and writes it, so that no extent of it is new to the file system.
-fn fill(file: &File, size: u64) -> Result<()> {
+pub(crate) fn fill(file: &File, size: u64) -> Result<()> {
     if file.metadata()?.is_file() {
         let len = i64::try_from(size)?;
         nix::fcntl::posix_fallocate(file, 0, len).context("allocate space")?;

@@ -1,0 +1,216 @@
+//! The NBD server beside qemu-nbd, qemu-storage-daemon, nbdkit and nbd-server.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use blockd_bench::nbd::claims::{Stage, Workload};
+use blockd_bench::nbd::endurance::{self, Extent};
+use blockd_bench::nbd::fio::Jobs;
+use blockd_bench::nbd::measure::Effort;
+use blockd_bench::nbd::print::{self, Claim};
+use blockd_bench::nbd::server::Kind;
+use blockd_bench::nbd::{Bench, Folders, first_touch};
+use blockd_bench::report::{self, Row};
+use blockd_bench::{clock, facts};
+use clap::Parser;
+use serde_json::{Value, json};
+
+/// Runs fio's NBD client against our server and others, in turns, and holds the ratios against
+/// what is claimed. Tables are in Markdown.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The daemon's program
+    #[arg(long)]
+    blockd: Option<PathBuf>,
+    /// The folder of the job files
+    #[arg(long, default_value = "bench/fio")]
+    jobs: PathBuf,
+    /// Two minutes: shorter runs, 3 pairs, smaller volumes, 1 connection. Shows that everything
+    /// works, and resolves no claim
+    #[arg(long)]
+    quick: bool,
+    /// Only workloads whose name contains this: tmpfs/randread-1, disk, first-touch, memory-use
+    #[arg(long)]
+    only: Option<String>,
+    /// Only the other servers, beside the first of them
+    #[arg(long)]
+    peers_only: bool,
+    /// Memory after 10 million operations and 10,000 connects, in place of a tenth of that
+    #[arg(long)]
+    long: bool,
+    /// Seconds of each run
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Interleaved pairs
+    #[arg(long)]
+    pairs: Option<usize>,
+    /// MiB of the first-touch volume; halved until the disk has room
+    #[arg(long)]
+    first_touch_size: Option<u64>,
+    /// Where the figures go as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What has come in so far.
+#[derive(Default)]
+struct Findings {
+    claims: Vec<Claim>,
+    counts: Vec<Row>,
+    workloads: Vec<Value>,
+    first_touch: Option<Value>,
+    failed: Vec<&'static str>,
+}
+
+impl Findings {
+    /// A part that fails leaves the figures of the others.
+    fn note(&mut self, part: &'static str, done: Result<()>) {
+        if let Err(error) = done {
+            println!("\n{part} FAILED: {error:#}");
+            self.failed.push(part);
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let watch = clock::Clock::start();
+    let folders = Folders::new()?;
+    let bench = bench(&arguments)?;
+    facts::print();
+    println!(
+        "\n{} pairs of {} s, medians; volumes of {} MiB, each written once and verified",
+        bench.effort.pairs,
+        bench.effort.seconds,
+        bench.size >> 20
+    );
+    if arguments.quick {
+        println!("note: a quick run; it resolves no claim");
+    }
+    let mut findings = Findings::default();
+    for (stage, workloads) in bench.plan() {
+        let done = run_stage(&bench, &stage, &workloads, &folders, &mut findings);
+        findings.note(stage.name, done);
+    }
+    let wanted =
+        |name: &str| arguments.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    if wanted("first-touch") {
+        let done = run_first_touch(&arguments, &bench, &folders, &mut findings);
+        findings.note("first-touch", done);
+    }
+    if wanted("memory-use") && bench.blockd.is_some() {
+        let done =
+            memory_use(&arguments, &bench, &folders).map(|rows| findings.counts.extend(rows));
+        findings.note("memory-use", done);
+    }
+    if !findings.claims.is_empty() {
+        print::claims(&findings.claims);
+    }
+    if !findings.counts.is_empty() {
+        report::print("counts", &findings.counts);
+    }
+    println!("\n{:.0} s", watch.seconds());
+    if let Some(path) = &arguments.json {
+        let rows: Vec<Value> = findings.counts.iter().map(Row::to_json).collect();
+        let value = json!({
+            "machine": facts::to_json(),
+            "seconds": bench.effort.seconds, "pairs": bench.effort.pairs,
+            "workloads": findings.workloads, "first_touch": findings.first_touch,
+            "claims": print::claims_json(&findings.claims), "counts": rows,
+        });
+        let text = serde_json::to_string_pretty(&value)?;
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    }
+    ensure!(findings.failed.is_empty(), "failed: {}", findings.failed.join(", "));
+    Ok(())
+}
+
+fn bench(arguments: &Arguments) -> Result<Bench> {
+    let quick = arguments.quick;
+    let blockd = arguments.blockd.clone().filter(|_| !arguments.peers_only);
+    if let Some(blockd) = &blockd {
+        ensure!(blockd.exists(), "{} is not there", blockd.display());
+    }
+    let effort = Effort {
+        seconds: arguments.seconds.unwrap_or(if quick { 0.3 } else { 0.7 }),
+        pairs: arguments.pairs.unwrap_or(if quick { 3 } else { 9 }).max(1),
+        rounds: if quick { 1 } else { 2 },
+    };
+    let size = if quick { 128 << 20 } else { 512 << 20 };
+    let folder = arguments.jobs.canonicalize().context("the folder of job files")?;
+    Ok(Bench { blockd, jobs: Jobs { folder }, effort, size, quick, only: arguments.only.clone() })
+}
+
+fn run_stage(
+    bench: &Bench,
+    stage: &Stage,
+    workloads: &[Workload],
+    folders: &Folders,
+    findings: &mut Findings,
+) -> Result<()> {
+    let servers = bench.start(stage, folders)?;
+    for workload in workloads {
+        let outcome = bench.measure(workload, &servers)?;
+        print::outcome(stage, workload, &outcome);
+        let name = workload.name(stage);
+        let pairs = bench.effort.pairs;
+        let claims = outcome.findings.iter();
+        findings.claims.extend(claims.map(|found| Claim::of(name.clone(), found, pairs)));
+        findings.workloads.push(print::outcome_json(&name, &outcome));
+        findings.counts.extend(bench.counts(stage, workload, &servers)?);
+    }
+    Ok(())
+}
+
+fn run_first_touch(
+    arguments: &Arguments,
+    bench: &Bench,
+    folders: &Folders,
+    findings: &mut Findings,
+) -> Result<()> {
+    let wanted =
+        arguments.first_touch_size.unwrap_or(if arguments.quick { 1024 } else { 16 << 10 });
+    let size = folders.room(wanted << 20)?;
+    if size != 16 << 30 {
+        println!("\nnote: first-touch on {} MiB in place of 16 GiB", size >> 20);
+    }
+    let folder = folders.memory.join("first-touch");
+    std::fs::create_dir_all(&folder)?;
+    let place = first_touch::Place {
+        folder: &folder,
+        file: folders.disk.join("first-touch.image"),
+        size,
+        blockd: bench.blockd.as_deref(),
+    };
+    let outcome = first_touch::measure(&bench.jobs, &place, bench.effort)?;
+    print::first_touch(&outcome);
+    findings.first_touch = Some(print::first_touch_json(&outcome));
+    if bench.blockd.is_none() {
+        return Ok(());
+    }
+    let claim = |claim: String, ratio, target| {
+        let (workload, pairs) = ("first-touch".to_owned(), bench.effort.pairs);
+        Claim { workload, claim, ratio, target, pairs }
+    };
+    findings.claims.push(claim("IOPS, first touch/overwrite".to_owned(), outcome.overwrite, 0.9));
+    for (kind, ratio) in outcome.qcow2 {
+        findings.claims.push(claim(format!("IOPS, ours/it; {}", kind.name()), ratio, 2.0));
+    }
+    Ok(())
+}
+
+fn memory_use(arguments: &Arguments, bench: &Bench, folders: &Folders) -> Result<Vec<Row>> {
+    let extent = if arguments.long {
+        Extent { millions: 10, connects: 10_000 }
+    } else if arguments.quick {
+        Extent { millions: 1, connects: 500 }
+    } else {
+        println!(
+            "\nnote: memory after 1 M operations and 1,000 connects; --long has ten times that"
+        );
+        Extent { millions: 1, connects: 1000 }
+    };
+    let server = bench.alone(Kind::Blockd, folders)?;
+    endurance::rows(&bench.jobs, &server, extent)
+}

@@ -1,0 +1,178 @@
+//! What is claimed of the NBD server, and by which workload it is measured.
+
+use super::fio::FLUSHES;
+use super::server::Kind;
+
+/// What is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Figure {
+    /// Operations per second, ours by the other's.
+    Iops,
+    /// CPU of the server per operation, the other's by ours.
+    Cpu,
+}
+
+/// The other side of a claim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peer {
+    /// Whichever is best at the figure.
+    Best,
+    /// The best of these.
+    Among(&'static [Kind]),
+}
+
+/// A ratio that has to be reached.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Target {
+    /// Of what.
+    pub figure: Figure,
+    /// Beside whom.
+    pub peer: Peer,
+    /// At least so much.
+    pub ratio: f64,
+}
+
+/// One job file in one setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// The job file's name.
+    pub job: &'static str,
+    /// In words.
+    pub title: &'static str,
+    /// Connections.
+    pub connections: u32,
+    /// Whether a quick run has it too.
+    pub quick: bool,
+    /// What is claimed.
+    pub targets: &'static [Target],
+}
+
+/// Where the bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Medium {
+    /// A file on tmpfs, through the page cache.
+    Tmpfs,
+    /// The server's own memory.
+    Memory,
+    /// A file on a disk's file system, with O_DIRECT.
+    Disk,
+}
+
+/// Servers that are started together, and what is run on them in turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage {
+    /// Its name, as `--only` has it.
+    pub name: &'static str,
+    /// Where the bytes are.
+    pub medium: Medium,
+    /// Who is compared.
+    pub servers: &'static [Kind],
+    /// By what.
+    pub workloads: &'static [Workload],
+}
+
+const fn target(figure: Figure, peer: Peer, ratio: f64) -> Target {
+    Target { figure, peer, ratio }
+}
+
+const BOTH: &[Target] =
+    &[target(Figure::Iops, Peer::Best, 1.0), target(Figure::Cpu, Peer::Best, 1.0)];
+const IOPS: &[Target] = &[target(Figure::Iops, Peer::Best, 1.0)];
+
+const fn workload(job: &'static str, title: &'static str, connections: u32) -> Workload {
+    Workload { job, title, connections, quick: connections == 1, targets: BOTH }
+}
+
+const SMALL: [Workload; 6] = [
+    workload("randread", "4 KiB random read, depth 32", 1),
+    workload("randwrite", "4 KiB random write, depth 32", 1),
+    workload("mixed", "4 KiB random, 70 % reads, depth 32", 1),
+    workload("randread", "4 KiB random read, depth 32", 4),
+    workload("randwrite", "4 KiB random write, depth 32", 4),
+    workload("mixed", "4 KiB random, 70 % reads, depth 32", 4),
+];
+
+const LARGE: [Workload; 2] = [
+    Workload { targets: IOPS, ..workload("read-seq", "128 KiB sequential read, depth 8", 1) },
+    Workload { targets: IOPS, ..workload("write-seq", "128 KiB sequential write, depth 8", 1) },
+];
+
+/// Those of qemu-nbd that use O_DIRECT on a raw image.
+const QEMU_DIRECT: &[Kind] = &[Kind::QemuDirect, Kind::QemuNative];
+
+/// Everything that runs on servers that stay up. What first-touch is measured by stands by itself.
+pub const STAGES: [Stage; 3] = [
+    Stage {
+        name: "tmpfs",
+        medium: Medium::Tmpfs,
+        servers: &[
+            Kind::Blockd,
+            Kind::QemuRaw,
+            Kind::StorageDaemon,
+            Kind::NbdkitFile,
+            Kind::NbdServer,
+        ],
+        workloads: &[
+            SMALL[0], SMALL[1], SMALL[2], SMALL[3], SMALL[4], SMALL[5], LARGE[0], LARGE[1],
+        ],
+    },
+    Stage {
+        name: "memory",
+        medium: Medium::Memory,
+        servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
+        workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1]],
+    },
+    Stage {
+        name: "disk",
+        medium: Medium::Disk,
+        servers: &[
+            Kind::Blockd,
+            Kind::QemuDirect,
+            Kind::QemuNative,
+            Kind::StorageDaemonDirect,
+            Kind::Qcow2,
+            Kind::NbdkitFile,
+            Kind::NbdServer,
+        ],
+        workloads: &[
+            Workload {
+                targets: &[target(Figure::Iops, Peer::Among(QEMU_DIRECT), 2.0)],
+                ..workload("randwrite", "4 KiB random write, depth 32", 1)
+            },
+            Workload {
+                targets: &[target(Figure::Iops, Peer::Best, 2.0)],
+                ..workload(FLUSHES, "4 KiB random write, depth 32, a flush each 16", 1)
+            },
+        ],
+    },
+];
+
+impl Workload {
+    /// Its name, as `--only` and the tables have it.
+    #[must_use]
+    pub fn name(&self, stage: &Stage) -> String {
+        format!("{}/{}-{}", stage.name, self.job, self.connections)
+    }
+}
+
+impl Peer {
+    /// Whether this server may be the other side.
+    #[must_use]
+    pub fn allows(self, kind: Kind) -> bool {
+        match self {
+            Self::Best => true,
+            Self::Among(kinds) => kinds.contains(&kind),
+        }
+    }
+}
+
+impl Figure {
+    /// In words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Iops => "IOPS",
+            Self::Cpu => "CPU/op",
+        }
+    }
+}

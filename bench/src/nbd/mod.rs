@@ -1,0 +1,175 @@
+//! The NBD server beside others, with the same client and the same options on the same medium.
+
+pub mod claims;
+mod client;
+pub mod counts;
+pub mod endurance;
+pub mod fio;
+pub mod first_touch;
+pub mod measure;
+mod ours;
+pub mod print;
+pub mod process;
+pub mod server;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::sys::statvfs::statvfs;
+
+use self::claims::{Medium, STAGES, Stage, Workload};
+use self::fio::{Jobs, Settings};
+use self::measure::{Effort, Outcome};
+use self::server::{Image, Kind, Server};
+use crate::pump::place::takes_direct;
+use crate::report::Row;
+
+/// Bytes that a server must give back as written before it is measured.
+const VERIFIED: u64 = 32 << 20;
+
+/// Everything that a run needs to know.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The daemon; without it the first of the others stands in its place.
+    pub blockd: Option<PathBuf>,
+    /// The job files.
+    pub jobs: Jobs,
+    /// How much is done.
+    pub effort: Effort,
+    /// Bytes of a volume on servers that stay up.
+    pub size: u64,
+    /// Whether only what a quick run has is wanted.
+    pub quick: bool,
+    /// Only workloads with this in their name.
+    pub only: Option<String>,
+}
+
+/// Folders of a run, removed in the end.
+#[derive(Debug)]
+pub struct Folders {
+    /// On tmpfs.
+    pub memory: PathBuf,
+    /// On a disk's file system.
+    pub disk: PathBuf,
+}
+
+impl Folders {
+    /// Makes them.
+    pub fn new() -> Result<Self> {
+        let name = format!("blockd-bench-nbd-{}", std::process::id());
+        let is_tmpfs =
+            |path: &Path| statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+        let memory = ["/dev/shm", "/run", "/tmp"].map(PathBuf::from);
+        let memory = memory.into_iter().find(|path| is_tmpfs(path)).context("no tmpfs")?;
+        let here = std::env::current_dir()?;
+        let disks = [std::env::temp_dir(), PathBuf::from("/var/tmp"), here];
+        let disk = disks.into_iter().find(|path| takes_direct(path, &name));
+        let disk = disk.context("no folder takes O_DIRECT")?;
+        let folders = Self { memory: memory.join(&name), disk: disk.join(&name) };
+        std::fs::create_dir_all(&folders.memory)?;
+        std::fs::create_dir_all(&folders.disk)?;
+        Ok(folders)
+    }
+
+    /// The largest power of two up to `wanted` for which the disk has room, some left over.
+    pub fn room(&self, wanted: u64) -> Result<u64> {
+        let fs = statvfs(&self.disk)?;
+        let free = fs.blocks_available() * fs.fragment_size();
+        let mut size = wanted;
+        while size > 256 << 20 && ours::pool_bytes(size) + size / 4 > free {
+            size /= 2;
+        }
+        Ok(size)
+    }
+}
+
+impl Drop for Folders {
+    fn drop(&mut self) {
+        for folder in [&self.memory, &self.disk] {
+            if let Err(error) = std::fs::remove_dir_all(folder) {
+                eprintln!("note: {} is left behind: {error}", folder.display());
+            }
+        }
+    }
+}
+
+impl Bench {
+    /// The stages with something to do, and what that is.
+    #[must_use]
+    pub fn plan(&self) -> Vec<(Stage, Vec<Workload>)> {
+        let wanted = |stage: &Stage, workload: &Workload| {
+            let only = self.only.as_ref();
+            only.is_none_or(|only| workload.name(stage).contains(only.as_str()))
+                && (only.is_some() || !self.quick || workload.quick)
+        };
+        let all = STAGES.into_iter().map(|stage| {
+            let workloads = stage.workloads.iter().filter(|w| wanted(&stage, w));
+            (stage, workloads.copied().collect::<Vec<_>>())
+        });
+        all.filter(|(_, workloads)| !workloads.is_empty()).collect()
+    }
+
+    /// Starts the servers of a stage, and has each one written and verified.
+    pub fn start(&self, stage: &Stage, folders: &Folders) -> Result<Vec<Server>> {
+        let kinds =
+            stage.servers.iter().filter(|kind| **kind != Kind::Blockd || self.blockd.is_some());
+        let mut servers = Vec::new();
+        for (index, kind) in kinds.enumerate() {
+            let name = format!("{}-{index}", stage.name);
+            servers.push(self.one(*kind, stage.medium, &name, folders)?);
+        }
+        ensure!(servers.len() > 1, "{}: nothing to compare", stage.name);
+        Ok(servers)
+    }
+
+    /// One server alone, on tmpfs.
+    pub fn alone(&self, kind: Kind, folders: &Folders) -> Result<Server> {
+        self.one(kind, Medium::Tmpfs, "alone", folders)
+    }
+
+    fn one(&self, kind: Kind, medium: Medium, name: &str, folders: &Folders) -> Result<Server> {
+        let disk = medium == Medium::Disk;
+        let place = if disk { &folders.disk } else { &folders.memory };
+        let image = Image {
+            folder: folders.memory.join(name),
+            file: place.join(format!("{name}.image")),
+            size: self.size,
+            direct: disk,
+            memory: medium == Medium::Memory,
+        };
+        let blockd = self.blockd.as_deref().unwrap_or_else(|| Path::new(""));
+        let server = Server::start(kind, &image, blockd)?.with_image_removed(&image);
+        self.prepare(&server).with_context(|| server.words())?;
+        Ok(server)
+    }
+
+    fn prepare(&self, server: &Server) -> Result<()> {
+        let settings =
+            Settings { uri: &server.uri, seconds: 0.0, connections: 1, seed: 1, bytes: VERIFIED };
+        self.jobs.run("fill", settings)?;
+        self.jobs.run("verify", settings).context("what was written is not what is read")?;
+        Ok(())
+    }
+
+    /// One workload.
+    pub fn measure(&self, workload: &Workload, servers: &[Server]) -> Result<Outcome> {
+        measure::measure(&self.jobs, workload, servers, self.effort)
+    }
+
+    /// What can be counted of our daemon, if it takes part.
+    pub fn counts(
+        &self,
+        stage: &Stage,
+        workload: &Workload,
+        servers: &[Server],
+    ) -> Result<Vec<Row>> {
+        match servers.first() {
+            Some(server) if server.kind == Kind::Blockd && workload.connections == 1 => {
+                let name = workload.name(stage);
+                counts::rows(&self.jobs, workload, server, self.effort.seconds, &name)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+}

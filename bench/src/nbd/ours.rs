@@ -1,0 +1,82 @@
+//! How blockd is started and told what to serve: by its configuration and its command line, as by
+//! anybody.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::server::{Image, Kind, Server, spawn};
+
+/// The volume.
+const VOLUME: &str = "bench";
+
+/// Beyond the volume's size, what a pool needs for itself: a 32nd for what is granted and not yet
+/// used, and metadata.
+const POOL_EXTRA: u64 = 256 << 20;
+
+/// Bytes of the file for a volume of this size.
+#[must_use]
+pub(super) fn pool_bytes(size: u64) -> u64 {
+    size + size / 32 + POOL_EXTRA
+}
+
+/// Starts the daemon on the image's file with one volume of the image's size.
+pub(super) fn start(image: &Image, blockd: &Path) -> Result<Server> {
+    let file = image.folder.join("blockd.toml");
+    fs::write(&file, configuration(image))?;
+    let mut command = Command::new(blockd);
+    command.arg("serve").arg("--config").arg(&file);
+    let child = spawn(&mut command, &image.folder)?;
+    let uri = super::server::uri("", &nbd(image));
+    let mut server = Server::new(Kind::Blockd, child, uri, &image.folder);
+    server.await_socket(&nbd(image))?;
+    server.await_socket(&control(image))?;
+    server.uri = add(image, blockd)?;
+    Ok(server)
+}
+
+/// Makes the volume; the address of its export.
+pub(super) fn add(image: &Image, blockd: &Path) -> Result<String> {
+    let size = image.size.to_string();
+    let answer = ask(image, blockd, &["add", "--size", &size, VOLUME, "--json"])?;
+    let answer: Value = serde_json::from_str(&answer).context("blockd add --json")?;
+    Ok(answer["uri"].as_str().context("blockd add: no uri")?.to_owned())
+}
+
+fn ask(image: &Image, blockd: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(blockd);
+    command.args(arguments).arg("--socket").arg(control(image));
+    let output = command.output().context("start blockd")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "blockd {}: {errors}", arguments.join(" "));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn nbd(image: &Image) -> PathBuf {
+    image.folder.join("run").join("nbd.sock")
+}
+
+fn control(image: &Image) -> PathBuf {
+    image.folder.join("run").join("control.sock")
+}
+
+fn configuration(image: &Image) -> String {
+    let folder = image.folder.display();
+    let size = pool_bytes(image.size);
+    let device = if image.memory {
+        "kind = \"memory\"\n".to_owned()
+    } else {
+        format!(
+            "kind = \"file\"\npath = \"{}\"\npreallocate = true\ndirect = {}\n",
+            image.file.display(),
+            image.direct
+        )
+    };
+    format!(
+        "runtime_dir = \"{folder}/run\"\nstate_dir = \"{folder}/state\"\n\n[log]\nlevel = \
+         \"warn\"\n\n[[pool]]\nname = \"bench\"\nsize = {size}\n{device}"
+    )
+}
