@@ -6,6 +6,7 @@
 mod check;
 mod clock;
 mod command;
+mod demo;
 mod forward;
 mod requirements;
 mod setup;
@@ -43,6 +44,8 @@ enum Action {
         /// The long form: minutes of simulation in place of seconds
         #[arg(long)]
         long: bool,
+        #[command(subcommand)]
+        what: Option<Tests>,
     },
     /// The protocol model; arguments go to its binary
     Model(Forwarded),
@@ -57,14 +60,28 @@ enum Action {
     },
     /// The mapper on a real file through io_uring; arguments go to its binary
     Pump(Forwarded),
+    /// A virtual machine with the daemon in it runs a script; arguments go to its binary
+    Vm(Forwarded),
+    /// A file system in a thin volume, the daemon killed meanwhile, every file compared
+    Demo,
     /// Installs what tests and benches need and this machine lacks
     Setup,
+}
+
+#[derive(Debug, Subcommand)]
+enum Tests {
+    /// The daemon dies under verified load, again and again; arguments go to its binary
+    Kill(Forwarded),
 }
 
 #[derive(Debug, Subcommand)]
 enum Bench {
     /// The mapper's figures beside their budgets, then the pump
     Mapper(Forwarded),
+    /// The NBD server beside others; arguments go to its binary
+    Nbd(Forwarded),
+    /// io-uring directly beside tokio-uring; arguments go to its binary
+    Echo(Forwarded),
 }
 
 #[derive(Debug, clap::Args)]
@@ -96,14 +113,25 @@ fn run(action: &Action) -> Result<bool> {
         Action::Requirements { allow_pending } => {
             requirements::run(root, *allow_pending).map(|()| true)
         }
-        Action::Test { long } => Ok(test::run(root, *long)),
+        Action::Test { what: Some(Tests::Kill(rest)), .. } => {
+            forward::kill(root, &rest.arguments).map(|()| true)
+        }
+        Action::Test { long, what: None } => Ok(test::run(root, *long)),
         Action::Model(rest) => forward::tests(root, "model", &rest.arguments).map(|()| true),
         Action::Sim(rest) => forward::tests(root, "sim", &rest.arguments).map(|()| true),
         Action::Crash(rest) => forward::tests(root, "crash", &rest.arguments).map(|()| true),
         Action::Bench { what: Bench::Mapper(rest) } => {
             forward::bench_mapper(root, &rest.arguments).map(|()| true)
         }
+        Action::Bench { what: Bench::Nbd(rest) } => {
+            forward::bench_nbd(root, &rest.arguments).map(|()| true)
+        }
+        Action::Bench { what: Bench::Echo(rest) } => {
+            forward::bench_echo(root, &rest.arguments).map(|()| true)
+        }
         Action::Pump(rest) => forward::pump(root, &rest.arguments).map(|()| true),
+        Action::Vm(rest) => forward::vm(root, &rest.arguments).map(|()| true),
+        Action::Demo => demo::run(root),
         Action::Setup => setup::run().map(|()| true),
     }
 }

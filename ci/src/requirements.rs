@@ -131,12 +131,12 @@ fn problem_with(name: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Str
     if has_test(&source, test) { None } else { Some(format!("{file} has no test {test}")) }
 }
 
-/// Whether a function of this name stands below a line `#[test]`, with only attributes and comments
-/// in between.
+/// Whether a function of this name stands below a line `#[test]` or `#[tokio::test]`, with only
+/// attributes and comments in between.
 fn has_test(source: &str, test: &str) -> bool {
     let mut marked = false;
     for line in source.lines().map(str::trim) {
-        if line.starts_with("#[test]") {
+        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             marked = true;
         }
         if let Some(rest) = line.split_once("fn ").map(|(_, rest)| rest) {
@@ -156,7 +156,8 @@ mod tests {
     use super::*;
 
     const SOURCE: &str = "\
-        #[test]\n/// Says why.\n#[should_panic]\nfn it_holds() {}\n\nfn helper() {}\n";
+        #[test]\n/// Says why.\n#[should_panic]\nfn it_holds() {}\n\nfn helper() {}\n\
+        #[tokio::test]\nasync fn it_waits() {}\n";
 
     fn read(file: &str) -> Option<String> {
         (file == "a/src/x.rs").then(|| SOURCE.to_owned())
@@ -174,8 +175,10 @@ mod tests {
 
     #[test]
     fn a_line_with_an_existing_test_is_met() {
-        let report = check(&met("`a/src/x.rs::tests::it_holds`"), false, &read);
-        assert_eq!(report, Report { met: 1, not_yet: 0, problems: Vec::new() });
+        for test in ["it_holds", "it_waits"] {
+            let report = check(&met(&format!("`a/src/x.rs::tests::{test}`")), false, &read);
+            assert_eq!(report, Report { met: 1, not_yet: 0, problems: Vec::new() });
+        }
     }
 
     #[test]

@@ -26,20 +26,76 @@ pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "util-linux
 /// Makes the file system that a whole-system test mounts.
 pub(crate) const MKFS: Tool = Tool { program: "mkfs.ext4", package: "e2fsprogs" };
 
-/// Everything that `setup` sees to.
-pub(crate) const ALL: [Tool; 4] = [PYTHON, FIO, LOSETUP, MKFS];
+/// What virtual machines are made of.
+pub(crate) const MACHINES: [Tool; 9] = [
+    Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
+    Tool { program: "busybox", package: "busybox-static" },
+    Tool { program: "dash", package: "dash" },
+    Tool { program: "depmod", package: "kmod" },
+    Tool { program: "xz", package: "xz-utils" },
+    Tool { program: "strip", package: "binutils" },
+    Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "mkfs.xfs", package: "xfsprogs" },
+    MKFS,
+];
 
-/// Installs whatever of [`ALL`] is missing and says what it did.
+/// Serves raw and qcow2 images over NBD.
+const QEMU_NBD: Tool = Tool { program: "qemu-nbd", package: "qemu-utils" };
+/// Makes qcow2 images, and reads and writes them for import and export.
+const QEMU_IMG: Tool = Tool { program: "qemu-img", package: "qemu-utils" };
+/// The other NBD server of QEMU, where the package of `qemu-nbd` does not bring it.
+const QEMU_STORAGE_DAEMON: Tool =
+    Tool { program: "qemu-storage-daemon", package: "qemu-system-common" };
+/// Serves files and memory over NBD.
+const NBDKIT: Tool = Tool { program: "nbdkit", package: "nbdkit" };
+/// The first NBD server.
+const NBD_SERVER: Tool = Tool { program: "nbd-server", package: "nbd-server" };
+/// Counts system calls of a server.
+const PERF: Tool = Tool { program: "perf", package: "linux-perf" };
+
+/// What `cargo ci bench nbd` starts; plain tests do without. QEMU's tools come first: newer ones
+/// have both servers in one package.
+pub(crate) const NBD_BENCH: [Tool; 7] =
+    [QEMU_NBD, QEMU_IMG, QEMU_STORAGE_DAEMON, NBDKIT, NBD_SERVER, PERF, FIO];
+
+/// What the demo makes a file system with, checks it with, and reads it with, unmounted.
+pub(crate) const FILE_SYSTEM: [Tool; 3] = [
+    Tool { program: "mke2fs", package: "e2fsprogs" },
+    Tool { program: "e2fsck", package: "e2fsprogs" },
+    Tool { program: "debugfs", package: "e2fsprogs" },
+];
+
+/// What tests of the daemon start: clients of others, and tools to look at file systems.
+pub(crate) const CLIENTS: [Tool; 9] = [
+    QEMU_IMG,
+    Tool { program: "qemu-io", package: "qemu-utils" },
+    Tool { program: "nbdinfo", package: "libnbd-bin" },
+    Tool { program: "nbdcopy", package: "libnbd-bin" },
+    // Comes with the bindings for Python.
+    Tool { program: "nbdsh", package: "python3-libnbd" },
+    Tool { program: "nbd-client", package: "nbd-client" },
+    Tool { program: "fstrim", package: "util-linux" },
+    Tool { program: "openssl", package: "openssl" },
+    Tool { program: "xfs_repair", package: "xfsprogs" },
+];
+
+/// Everything that `setup` sees to.
+pub(crate) fn all() -> Vec<Tool> {
+    [&[PYTHON, FIO, LOSETUP, MKFS, QEMU_IMG][..], &FILE_SYSTEM, &MACHINES, &CLIENTS].concat()
+}
+
+/// Installs whatever of [`all`] is missing and says what it did.
 ///
 /// # Errors
 /// When something is missing and cannot be installed.
 pub(crate) fn run() -> Result<()> {
-    for tool in ALL {
+    let tools = all();
+    for tool in &tools {
         if command::installed(tool.program) {
             println!("setup: {} is here", tool.program);
         }
     }
-    ensure(&ALL)
+    ensure(&tools)
 }
 
 /// Makes sure that these tools are here: installs them when we are root on a Debian machine.

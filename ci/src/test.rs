@@ -20,18 +20,21 @@ const UNDER_MIRI: [&str; 3] = ["leaf::", "epoch::", "ring::"];
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 5] = [
+const FORWARDED: [Forwarded; 6] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),
+    ("kill", &["--rounds", "16"], &["--rounds", "200"]),
 ];
 
 /// Runs everything; true when nothing failed.
 #[must_use]
 pub(crate) fn run(root: &Path, long: bool) -> bool {
     let mut steps = Steps::new();
+    // Tests of the workspace start the daemon, and each would build it.
+    steps.run("daemon", || daemon(root));
     steps.run("unit, integration and documentation tests", || workspace(root));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
@@ -45,10 +48,17 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     steps.finish()
 }
 
+fn daemon(root: &Path) -> Result<Outcome> {
+    command::run(command::cargo(root).args(["build", "--release", "--package", "blockd"]))?;
+    Ok(Outcome::Passed)
+}
+
 fn workspace(root: &Path) -> Result<Outcome> {
     // Tests of the workspace may start the same tools as the steps below.
-    setup::ensure(&[setup::PYTHON])?;
-    counted(command::cargo(root).args(["test", "--workspace", "--no-fail-fast"]))
+    setup::ensure(&setup::all())?;
+    let mut cargo = command::cargo(root);
+    cargo.env("BLOCKD_BIN", command::target_dir(root).join("release/blockd"));
+    counted(cargo.args(["test", "--workspace", "--no-fail-fast"]))
 }
 
 /// The loom tests are those of the mapper whose path contains `loom_`, and its test files of such a

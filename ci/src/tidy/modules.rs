@@ -136,6 +136,20 @@ const RULES: &[Rule] = &[
             "volume",
         ],
     ),
+    ("blockd/src", "block", &[]),
+    ("blockd/src", "clock", &[]),
+    ("blockd/src", "stats", &[]),
+    ("blockd/src", "hardening", &[]),
+    ("blockd/src", "backing", &["block"]),
+    ("blockd/src", "pool", &["backing", "clock", "hardening"]),
+    ("blockd/src", "volume", &["backing", "block", "clock", "pool", "stats"]),
+    (
+        "blockd/src",
+        "frontend",
+        &["backing", "block", "clock", "hardening", "pool", "stats", "volume"],
+    ),
+    ("blockd/src", "nbd_client", &["clock", "frontend"]),
+    ("blockd/src", "control", &["clock", "config", "error", "frontend", "pool", "stats", "units"]),
 ];
 
 /// Every import that a rule does not allow.
