@@ -1,8 +1,8 @@
 //! blockd: thin-provisioned block devices from user space.
 //!
 //! Imports point one way: `cli` and `daemon`, then `control`, `frontend`, `volume` and `pool`,
-//! `backing`, `block`. `error`, `units`, `clock`, `stats` and `hardening` are there for
-//! everybody.
+//! `backing`, `block`. `error`, `units`, `clock`, `stats`, `mailbox` and `hardening` are there
+//! for everybody.
 #![deny(unsafe_code)]
 
 pub mod backing;
@@ -15,6 +15,7 @@ pub mod daemon;
 pub mod error;
 pub mod frontend;
 pub mod hardening;
+pub mod mailbox;
 pub mod metrics;
 pub mod nbd_client;
 pub mod pool;

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use blockd_mapper::engine::{Control, Outcome, Use, UsedExtent, VolumeInfo};
 use blockd_mapper::pool::{Pool, Space};
-use crossbeam_channel::{Sender, TrySendError};
 use tokio::sync::oneshot;
 
 use super::{MAX_WORKERS, PoolError};
 use crate::backing::{Device, DeviceInfo, Doorbell};
+use crate::mailbox::{Mailbox, Undelivered};
 
 /// Commands that may wait for a pool's thread: more come only from a client gone wild.
 pub(super) const MAX_WAITING: usize = 1024;
@@ -94,7 +94,7 @@ pub(super) enum Ask {
 #[derive(Clone, Debug)]
 pub struct PoolHandle {
     pub(super) shared: Arc<Shared>,
-    pub(super) asks: Sender<Ask>,
+    pub(super) asks: Mailbox<Ask>,
 }
 
 impl PoolHandle {
@@ -201,9 +201,9 @@ impl PoolHandle {
     }
 
     fn ask(&self, ask: Ask) -> Result<(), PoolError> {
-        self.asks.try_send(ask).map_err(|error| match error {
-            TrySendError::Full(_) => PoolError::Busy { limit: MAX_WAITING },
-            TrySendError::Disconnected(_) => PoolError::Gone,
+        self.asks.send(ask).map_err(|error| match error {
+            Undelivered::Full(_) => PoolError::Busy { limit: MAX_WAITING },
+            Undelivered::Gone => PoolError::Gone,
         })?;
         self.shared.doorbell.ring();
         Ok(())

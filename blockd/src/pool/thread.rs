@@ -19,6 +19,7 @@ use super::open::{Served, at_once};
 use super::{PoolError, PoolSpec};
 use crate::backing::{Doorbell, Ended, Ring, io_error};
 use crate::clock::Clock;
+use crate::mailbox::{Inbox, mailbox};
 
 /// How often IO that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
@@ -36,7 +37,7 @@ pub(super) struct PoolThread {
     ring: Ring,
     served: Vec<Served>,
     clock: Clock,
-    asks: Receiver<Ask>,
+    asks: Inbox<Ask>,
     answers: BTreeMap<ControlId, Answer>,
     /// Metadata that found no space below, and when it is tried again.
     starved: VecDeque<IoCommand>,
@@ -83,7 +84,7 @@ impl PoolThread {
             committing: AtomicU64::new(0),
             stats: PoolStats::default(),
         });
-        let (send, asks) = bounded(MAX_WAITING);
+        let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
         let (ended, discarded) = bounded(MAX_DISCARDS);
         start_discards(Arc::clone(&shared), discards, ended)?;
@@ -125,10 +126,6 @@ impl PoolThread {
         if let (true, Some(path)) = (self.closed, &self.ring_file) {
             // The owner lock is still held. A file that stays does no harm but take memory.
             let _ = std::fs::remove_file(path);
-        }
-        // Whoever still asks hears that nobody is there.
-        while let Ok(ask) = self.asks.try_recv() {
-            drop(ask);
         }
     }
 
@@ -252,7 +249,7 @@ impl PoolThread {
     }
 
     fn take_asks(&mut self) {
-        while let Ok(ask) = self.asks.try_recv() {
+        while let Some(ask) = self.asks.take() {
             match ask {
                 Ask::Control(control, answer) => {
                     let id = self.engine.submit(control);

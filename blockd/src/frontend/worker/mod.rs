@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::nbd;
 use crate::backing::Doorbell;
+use crate::mailbox::{Mailbox, Undelivered, mailbox};
 use crate::pool::{MAX_WORKERS, PoolHandle};
 use crate::stats::{Counter, VolumeStats, WorkerStats};
 
@@ -119,7 +120,7 @@ enum Mail {
 /// What a worker's thread and others share.
 struct Shared {
     doorbell: Arc<Doorbell>,
-    mail: Sender<Mail>,
+    mail: Mailbox<Mail>,
     stats: Arc<WorkerStats>,
     /// One for each volume that it serves or has served.
     volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
@@ -221,7 +222,7 @@ impl nbd::Sessions<Target> for Workers {
     fn connect(&self, stream: OwnedFd, session: nbd::Session<Target>) {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         let thread = &self.threads[next % self.threads.len()];
-        if thread.mail.try_send(Mail::Connect(stream, Box::new(session))).is_err() {
+        if thread.mail.send(Mail::Connect(stream, Box::new(session))).is_err() {
             tracing::warn!("a worker has too much to do: a connection is dropped");
         }
         thread.doorbell.ring();
@@ -232,7 +233,7 @@ impl Shared {
     /// Delivers a message as soon as there is room: who waits for an answer must not take a full
     /// mailbox for one. After the thread's end it is dropped, which they see.
     async fn tell(&self, mut mail: Mail) {
-        while let Err(TrySendError::Full(back)) = self.mail.try_send(mail) {
+        while let Err(Undelivered::Full(back)) = self.mail.send(mail) {
             mail = back;
             self.doorbell.ring();
             tokio::time::sleep(MAIL_PAUSE).await;
@@ -244,7 +245,7 @@ impl Shared {
 fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, FrontendError> {
     let io = |what| move |source| FrontendError::Io { what, source };
     let doorbell = Arc::new(Doorbell::new().map_err(io("make an eventfd"))?);
-    let (mail, receive): (_, Receiver<Mail>) = bounded(MAX_MAIL);
+    let (mail, inbox) = mailbox(MAX_MAIL);
     let stats = Arc::new(WorkerStats { worker, ..WorkerStats::default() });
     let shared = Shared {
         doorbell: Arc::clone(&doorbell),
@@ -256,7 +257,7 @@ fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, Fronten
     let (volumes, connections) = (Arc::clone(&shared.volumes), Arc::clone(&shared.connections));
     let (started, answer) = bounded(1);
     let run = move || {
-        let parts = thread::Parts { worker, options, doorbell, receive, stats };
+        let parts = thread::Parts { worker, options, doorbell, inbox, stats };
         match thread::WorkerThread::new(parts, volumes, connections) {
             Ok(thread) => {
                 let _ = started.send(Ok(()));

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
-use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -14,6 +13,7 @@ use crate::backing::{Doorbell, Ended, Ring, RingOptions};
 use crate::clock::Clock;
 use crate::frontend::nbd::Session;
 use crate::frontend::nbd::session::{Connection, Context, Token};
+use crate::mailbox::Inbox;
 use crate::stats::{VolumeStats, WorkerStats};
 use crate::volume::Executor;
 
@@ -32,7 +32,7 @@ pub(super) struct Parts {
     pub(super) worker: usize,
     pub(super) options: WorkerOptions,
     pub(super) doorbell: Arc<Doorbell>,
-    pub(super) receive: Receiver<Mail>,
+    pub(super) inbox: Inbox<Mail>,
     pub(super) stats: Arc<WorkerStats>,
 }
 
@@ -254,7 +254,7 @@ impl WorkerThread {
     }
 
     fn take_mail(&mut self) {
-        while let Ok(mail) = self.parts.receive.try_recv() {
+        while let Some(mail) = self.parts.inbox.take() {
             match mail {
                 Mail::AddPool(pool, answer) => {
                     let added = self.executor.add_pool(&pool, &mut self.ring);
