@@ -4,8 +4,21 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+
+use crate::watchdog::Watchdog;
+
+/// The longest that a program may take, where there is a limit.
+static LIMIT: OnceLock<Duration> = OnceLock::new();
+
+/// From now on a program that takes longer is ended and has failed: a test that hangs must not hide
+/// what the others say. The first call counts.
+pub(crate) fn limit(limit: Duration) {
+    let _ = LIMIT.set(limit);
+}
 
 /// A cargo invocation in the workspace root. The cargo that started us is used again, so that one
 /// run never mixes toolchains.
@@ -45,7 +58,10 @@ pub(crate) fn target_dir(root: &Path) -> PathBuf {
 /// When the program cannot be started or does not exit with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
-    let status = command.status().with_context(|| format!("cannot start: {line}"))?;
+    let mut child = command.spawn().with_context(|| format!("cannot start: {line}"))?;
+    let watchdog = Watchdog::start(child.id(), LIMIT.get().copied());
+    let status = child.wait()?;
+    watchdog.stop().with_context(|| line.clone())?;
     if !status.success() {
         bail!("{status}: {line}");
     }
@@ -60,6 +76,7 @@ pub(crate) fn run_and_keep(command: &mut Command) -> Result<String> {
     let line = describe(command);
     let mut child =
         command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start: {line}"))?;
+    let watchdog = Watchdog::start(child.id(), LIMIT.get().copied());
     let pipe = child.stdout.take().context("the child has no stdout")?;
     let mut kept = String::new();
     for text in BufReader::new(pipe).lines() {
@@ -69,6 +86,7 @@ pub(crate) fn run_and_keep(command: &mut Command) -> Result<String> {
         kept.push('\n');
     }
     let status = child.wait()?;
+    watchdog.stop().with_context(|| line.clone())?;
     if !status.success() {
         bail!("{status}: {line}");
     }

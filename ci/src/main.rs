@@ -13,6 +13,7 @@ mod setup;
 mod steps;
 mod test;
 mod tidy;
+mod watchdog;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -15,6 +16,11 @@ const NO_MIRI: &str = "miri is not part of this toolchain";
 /// Modules of the mapper that miri looks at, by the end of their names: those that threads share.
 /// The rest would take hours.
 const UNDER_MIRI: [&str; 3] = ["leaf::", "epoch::", "ring::"];
+
+/// What one step may take, compilation included: about three times what it does on two slow cores.
+const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// The same for the long forms, the slowest of which are 200 rounds in a virtual machine.
+const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// A run of one of the tests package's binaries: its name, the arguments of the short form, and
 /// those of the long one.
@@ -32,6 +38,7 @@ const FORWARDED: [Forwarded; 6] = [
 /// Runs everything; true when nothing failed.
 #[must_use]
 pub(crate) fn run(root: &Path, long: bool) -> bool {
+    command::limit(if long { LONG_LIMIT } else { SHORT_LIMIT });
     let mut steps = Steps::new();
     // Tests of the workspace start the daemon, and each would build it.
     steps.run("daemon", || daemon(root));
