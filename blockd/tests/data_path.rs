@@ -275,7 +275,7 @@ struct Hand {
 
 impl Hand {
     fn new(small: &Small) -> Self {
-        let options = RingOptions { operations: 1024, arena_bytes: 4 << 20, receives: false };
+        let options = RingOptions { operations: 1024, arena_bytes: 4 << 20, serves: false };
         let mut ring = Ring::new(options).expect("a ring");
         let clock = Clock::start();
         let mut executor = Executor::new(64, clock);

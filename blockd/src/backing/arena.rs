@@ -1,11 +1,13 @@
 //! Hands out a worker's IO memory in powers of two of pages. All of it is there from the start: a
 //! request never waits for the kernel to find memory.
 
-use crate::block::Buffer;
+use crate::block::{Buffer, Place};
 
 /// Largest order: 256 pages, 1 MiB. Longer requests are cut into pieces.
 pub(super) const MAX_ORDER: u8 = 8;
 
+/// Bytes of a page.
+const PAGE_BYTES: u32 = 4096;
 const NONE: u32 = u32::MAX;
 /// State of a page that is not the first one of a free run.
 const TAKEN: u8 = u8::MAX;
@@ -67,21 +69,22 @@ impl Arena {
             self.push(page + (1 << from), from);
         }
         self.free_pages -= 1 << order;
-        Some(Buffer::new(page, order))
+        let bytes = PAGE_BYTES << order;
+        Some(Buffer::new(Place::Arena { page, order }, bytes))
     }
 
     /// Takes a buffer back, now or when its last operation has ended.
-    pub(super) fn free(&mut self, buffer: &Buffer) {
-        let at = buffer.page() as usize;
+    pub(super) fn free(&mut self, page: u32, order: u8) {
+        let at = page as usize;
         if self.busy[at] > 0 {
-            self.doomed[at] = buffer.order();
+            self.doomed[at] = order;
             return;
         }
-        self.release(buffer.page(), buffer.order());
+        self.release(page, order);
     }
 
-    pub(super) fn is_busy(&self, buffer: &Buffer) -> bool {
-        self.busy[buffer.page() as usize] > 0
+    pub(super) fn is_busy(&self, page: u32) -> bool {
+        self.busy[page as usize] > 0
     }
 
     pub(super) fn begin(&mut self, page: u32) {
@@ -142,6 +145,18 @@ impl Arena {
 mod tests {
     use super::*;
 
+    fn pages(buffer: &Buffer) -> (u32, u8) {
+        match buffer.place() {
+            Place::Arena { page, order } => (page, order),
+            Place::Area { .. } => panic!("not of an arena"),
+        }
+    }
+
+    fn free(arena: &mut Arena, buffer: &Buffer) {
+        let (page, order) = pages(buffer);
+        arena.free(page, order);
+    }
+
     #[test]
     fn what_is_given_back_can_be_had_again_whole() {
         let mut arena = Arena::new(512);
@@ -151,20 +166,20 @@ mod tests {
         for _ in 0..100_000 {
             if random.bool() {
                 if let Some(buffer) = arena.allocate(random.u64(1..=1 << 20)) {
-                    let pages = buffer.page()..buffer.page() + (1 << buffer.order());
-                    for page in pages {
+                    let (page, order) = pages(&buffer);
+                    for page in page..page + (1 << order) {
                         assert!(!std::mem::replace(&mut owner[page as usize], true));
                     }
                     taken.push(buffer);
                 }
             } else if !taken.is_empty() {
                 let buffer = taken.swap_remove(random.usize(..taken.len()));
-                let pages = buffer.page()..buffer.page() + (1 << buffer.order());
-                pages.for_each(|page| owner[page as usize] = false);
-                arena.free(&buffer);
+                let (page, order) = pages(&buffer);
+                (page..page + (1 << order)).for_each(|page| owner[page as usize] = false);
+                arena.free(page, order);
             }
         }
-        taken.iter().for_each(|buffer| arena.free(buffer));
+        taken.iter().for_each(|buffer| free(&mut arena, buffer));
         assert_eq!(arena.free_pages(), 512);
         let whole: Vec<_> = (0..2).map(|_| arena.allocate(1 << 20)).collect();
         assert!(whole.iter().all(Option::is_some));
@@ -175,11 +190,11 @@ mod tests {
     fn a_busy_buffer_is_freed_when_its_last_operation_has_ended() {
         let mut arena = Arena::new(256);
         let buffer = arena.allocate(4096).unwrap();
-        let page = buffer.page();
+        let (page, _) = pages(&buffer);
         arena.begin(page);
         arena.begin(page);
-        assert!(arena.is_busy(&buffer));
-        arena.free(&buffer);
+        assert!(arena.is_busy(page));
+        free(&mut arena, &buffer);
         arena.end(page);
         assert_eq!(arena.free_pages(), 255);
         arena.end(page);

@@ -20,7 +20,7 @@ pub use mapped::Mapped;
 pub use message::Message;
 pub use operation::{Ended, FileSlot, IoDirection, RingOptions};
 pub use receive::Chunk;
-pub use ring::Ring;
+pub use ring::{AreaId, QueueTag, Ring};
 
 /// Bytes of a page of IO memory.
 pub const PAGE: usize = 4096;

@@ -12,8 +12,8 @@ pub struct RingOptions {
     pub operations: u32,
     /// Bytes of IO memory.
     pub arena_bytes: usize,
-    /// Whether it will receive from clients.
-    pub receives: bool,
+    /// Whether it will serve: receive from clients, and have areas for queues.
+    pub serves: bool,
 }
 
 /// Names a file that a ring knows.
@@ -43,6 +43,8 @@ pub enum Ended {
     Received(u64, std::io::Result<(usize, Option<Chunk>)>),
     /// A message has been sent, all of it or not at all any more.
     Sent(u64, std::io::Result<()>, Box<Message>),
+    /// A command of a queue has ended: the kernel's answer.
+    Fetched(u64, i32),
     /// The doorbell was rung.
     Rung,
 }

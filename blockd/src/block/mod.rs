@@ -5,5 +5,6 @@ mod error;
 mod request;
 
 pub use buffer::Buffer;
+pub(crate) use buffer::Place;
 pub use error::BlockError;
 pub use request::{Completion, Operation, Request};

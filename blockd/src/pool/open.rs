@@ -259,7 +259,7 @@ fn open_devices(spec: &PoolSpec, create: bool) -> Result<Vec<Arc<Device>>, PoolE
 }
 
 fn new_ring() -> Result<Ring, PoolError> {
-    let options = RingOptions { operations: OPERATIONS, arena_bytes: 0, receives: false };
+    let options = RingOptions { operations: OPERATIONS, arena_bytes: 0, serves: false };
     Ring::new(options).map_err(PoolError::io("set up io_uring for", "the pool"))
 }
 

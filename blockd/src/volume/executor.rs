@@ -78,6 +78,8 @@ pub(super) struct Attached {
     stats: Arc<VolumeStats>,
     users: usize,
     in_flight: usize,
+    /// It is going away: requests are not to wait for the pool or for space any more.
+    doomed: bool,
 }
 
 /// Serves requests on one thread.
@@ -171,7 +173,8 @@ impl Executor {
             }
         }
         let attachment = self.pools[pool].worker.attach(volume)?;
-        let attached = Attached { pool, attachment, stats: stats(), users: 1, in_flight: 0 };
+        let attached =
+            Attached { pool, attachment, stats: stats(), users: 1, in_flight: 0, doomed: false };
         let free = self.volumes.iter().position(Option::is_none);
         let at = free.unwrap_or(self.volumes.len());
         if at == self.volumes.len() {
@@ -193,6 +196,22 @@ impl Executor {
         {
             self.pools[attached.pool].worker.detach(attached.attachment);
         }
+    }
+
+    /// A pool's name.
+    #[must_use]
+    pub fn pool_name(&self, pool: [u8; 16]) -> Option<&str> {
+        let part = self.pools.iter().find(|part| part.handle.id() == pool);
+        part.map(|part| part.handle.name())
+    }
+
+    /// Whether some device of a volume's pool is memory of this process, so that requests need
+    /// memory that it can reach.
+    #[must_use]
+    pub fn is_mapped(&self, volume: VolumeRef) -> bool {
+        let attached = self.volumes.get(volume.0).and_then(Option::as_ref);
+        let pool = attached.and_then(|attached| self.pools.get(attached.pool));
+        pool.is_some_and(|part| part.media.iter().any(|media| media.device.mapped().is_some()))
     }
 
     /// Bytes of a volume at present.
@@ -239,7 +258,9 @@ impl Executor {
             return;
         };
         attached.in_flight += 1;
+        let doomed = attached.doomed;
         self.slots[at].begin(volume.0, request, self.now);
+        self.slots[at].doomed = doomed;
         self.advance(at, ring);
     }
 
@@ -305,6 +326,9 @@ impl Executor {
     /// Fails what of a volume waits for the pool or for space, and what would come to that later:
     /// the volume is going away.
     pub fn cancel_parked(&mut self, volume: VolumeRef) {
+        if let Some(attached) = self.volumes[volume.0].as_mut() {
+            attached.doomed = true;
+        }
         let waits = |state| matches!(state, State::Parked | State::Starved | State::Ready);
         for at in 0..self.slots.len() {
             if self.slots[at].volume != volume.0 || self.slots[at].request.is_none() {

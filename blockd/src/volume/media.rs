@@ -5,6 +5,7 @@ use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
 use crate::backing::{Ended, IoDirection, Ring, io_error};
+use crate::block::Buffer;
 
 /// Operations that a ring keeps back for clients, so that answers get out.
 const KEPT_BACK: usize = 128;
@@ -26,7 +27,7 @@ impl Executor {
                 let mut op = self.slots[at].plan.ops()[index];
                 // A plan speaks of what is left of the request, the buffer is that of all of it.
                 op.buffer_offset += self.slots[at].done;
-                if op.stage != stage || self.is_at_once(at, &op) != in_memory {
+                if op.stage != stage || self.is_at_once(at, &op, ring) != in_memory {
                     continue;
                 }
                 if in_memory {
@@ -42,16 +43,20 @@ impl Executor {
     }
 
     /// Whether an operation needs no ring.
-    fn is_at_once(&self, at: usize, op: &PlanOp) -> bool {
+    fn is_at_once(&self, at: usize, op: &PlanOp, ring: &Ring) -> bool {
         let mapped = |device: u8| {
             let media = &self.pool_of(at).map(|pool| &self.pools[pool].media);
             media.is_some_and(|m| m[usize::from(device)].device.mapped().is_some())
         };
         match op.kind {
-            OpKind::ReadZeroes => true,
+            OpKind::ReadZeroes => self.buffer_of(at).is_none_or(|buffer| ring.is_reachable(buffer)),
             OpKind::Copy { .. } => false,
             _ => mapped(op.device.0),
         }
+    }
+
+    fn buffer_of(&self, at: usize) -> Option<&Buffer> {
+        self.slots[at].request.as_ref().and_then(|request| request.buffer())
     }
 
     fn pool_of(&self, at: usize) -> Option<usize> {
@@ -59,7 +64,7 @@ impl Executor {
     }
 
     fn do_at_once(&self, at: usize, op: &PlanOp, ring: &mut Ring) -> Result<(), IoError> {
-        let buffer = self.slots[at].request.as_ref().and_then(|request| request.buffer());
+        let buffer = self.buffer_of(at);
         let (from, len) = range(op)?;
         if op.kind == OpKind::ReadZeroes {
             ring.zero(buffer.ok_or(IoError::Gone)?, from, len);
@@ -116,7 +121,8 @@ impl Executor {
 
     fn can_start(&self, op: &PlanOp, ring: &Ring) -> bool {
         let pieces = op.len / u64::from(Ring::MAX_ZEROES) + 1;
-        let room = ring.room() as u64 >= KEPT_BACK as u64 + pieces;
+        let kept = KEPT_BACK + ring.reserved();
+        let room = ring.room() as u64 >= kept as u64 + pieces;
         room && (!matches!(op.kind, OpKind::Copy { .. }) || self.copies.has_buffer())
     }
 
@@ -163,7 +169,11 @@ impl Executor {
                 }
                 Ok(())
             }
-            OpKind::ReadZeroes | OpKind::Copy { .. } => Ok(()),
+            OpKind::ReadZeroes => {
+                let (from, len) = (short(op.buffer_offset)?, short(op.len)?);
+                ring.read_zeroes(token, buffer.ok_or_else(gone)?, from, len)
+            }
+            OpKind::Copy { .. } => Ok(()),
         }
     }
 

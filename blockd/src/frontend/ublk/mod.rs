@@ -4,6 +4,11 @@
 //! its own, since any of these commands may hang in the kernel. Its queues are served by workers,
 //! on the ring that does the IO of the media. [`QueueHost`] is all that they know of each other.
 
+#[expect(unsafe_code, reason = "reads memory that the kernel shares")]
+mod descriptor;
 mod host;
+mod queue;
+mod request;
 
 pub use host::{QueueHost, QueueSpec};
+pub use queue::{Queue, QueueContext, QueueToken};

@@ -1,5 +1,6 @@
 //! Worker threads: a ring each, serving the sessions they were given.
 
+mod queues;
 mod thread;
 
 use std::os::fd::OwnedFd;
@@ -13,7 +14,9 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::nbd;
+use super::ublk::{QueueHost, QueueSpec};
 use crate::backing::Doorbell;
+use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Undelivered, mailbox};
 use crate::pool::{MAX_WORKERS, PoolHandle};
 use crate::stats::{Counter, VolumeStats, WorkerStats};
@@ -22,6 +25,8 @@ use crate::stats::{Counter, VolumeStats, WorkerStats};
 const MAX_MAIL: usize = 4096;
 /// How often a full mailbox is tried again.
 const MAIL_PAUSE: Duration = Duration::from_millis(10);
+/// How often it is looked whether a device's queues have ended.
+const QUEUE_PAUSE: Duration = Duration::from_millis(2);
 
 /// How workers are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,6 +120,8 @@ enum Mail {
     Connect(OwnedFd, Box<nbd::Session<Target>>),
     CloseVolume([u8; 16], VolumeId, oneshot::Sender<usize>),
     Drain(Duration, oneshot::Sender<()>),
+    StartQueue(Box<QueueSpec>, oneshot::Sender<Result<(), FrontendError>>),
+    FailWaiting(u32),
 }
 
 /// What a worker's thread and others share.
@@ -125,6 +132,8 @@ struct Shared {
     /// One for each volume that it serves or has served.
     volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
     connections: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
+    /// The devices whose queues it serves: one for each queue.
+    queues: Arc<Mutex<Vec<u32>>>,
 }
 
 /// All worker threads. Clones name the same ones.
@@ -229,7 +238,50 @@ impl nbd::Sessions<Target> for Workers {
     }
 }
 
+impl QueueHost for Workers {
+    fn workers(&self) -> usize {
+        self.threads.len()
+    }
+
+    fn start_queue(&self, worker: usize, queue: QueueSpec) -> Result<(), FrontendError> {
+        let thread = &self.threads[worker % self.threads.len()];
+        let (send, receive) = oneshot::channel();
+        thread.tell_blocking(Mail::StartQueue(Box::new(queue), send));
+        receive.blocking_recv().unwrap_or(Err(FrontendError::Gone))
+    }
+
+    fn await_end(&self, device: u32, limit: Duration) -> bool {
+        let clock = Clock::start();
+        loop {
+            let served = self.threads.iter().any(|thread| thread.queues.lock().contains(&device));
+            if !served {
+                return true;
+            }
+            if u128::from(clock.ns()) >= limit.as_nanos() {
+                return false;
+            }
+            std::thread::sleep(QUEUE_PAUSE);
+        }
+    }
+
+    fn fail_waiting(&self, device: u32) {
+        for thread in self.threads.iter() {
+            thread.tell_blocking(Mail::FailWaiting(device));
+        }
+    }
+}
+
 impl Shared {
+    /// The same as [`Self::tell`], on a thread that may wait.
+    fn tell_blocking(&self, mut mail: Mail) {
+        while let Err(Undelivered::Full(back)) = self.mail.send(mail) {
+            mail = back;
+            self.doorbell.ring();
+            std::thread::sleep(MAIL_PAUSE);
+        }
+        self.doorbell.ring();
+    }
+
     /// Delivers a message as soon as there is room: who waits for an answer must not take a full
     /// mailbox for one. After the thread's end it is dropped, which they see.
     async fn tell(&self, mut mail: Mail) {
@@ -253,12 +305,17 @@ fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, Fronten
         stats: Arc::clone(&stats),
         volumes: Arc::default(),
         connections: Arc::default(),
+        queues: Arc::default(),
     };
-    let (volumes, connections) = (Arc::clone(&shared.volumes), Arc::clone(&shared.connections));
+    let shown = thread::Shown {
+        volumes: Arc::clone(&shared.volumes),
+        connections: Arc::clone(&shared.connections),
+        queues: Arc::clone(&shared.queues),
+    };
     let (started, answer) = bounded(1);
     let run = move || {
         let parts = thread::Parts { worker, options, doorbell, inbox, stats };
-        match thread::WorkerThread::new(parts, volumes, connections) {
+        match thread::WorkerThread::new(parts, shown) {
             Ok(thread) => {
                 let _ = started.send(Ok(()));
                 thread.run();

@@ -8,17 +8,19 @@ use blockd_mapper::units::VolumeId;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::queues::Queues;
 use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
 use crate::backing::{Doorbell, Ended, Ring, RingOptions};
 use crate::clock::Clock;
 use crate::frontend::nbd::Session;
 use crate::frontend::nbd::session::{Connection, Context, Token};
+use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
 use crate::mailbox::Inbox;
 use crate::stats::{VolumeStats, WorkerStats};
 use crate::volume::Executor;
 
 /// Operations of a ring that can be out at once.
-const OPERATIONS: u32 = 4096;
+const OPERATIONS: u32 = 8192;
 /// Requests that a worker carries out at a time, over all its connections.
 const REQUESTS: usize = 1024;
 /// Volumes whose counters are kept, 7 KiB each: where volumes come and go by the thousand, those
@@ -34,6 +36,15 @@ pub(super) struct Parts {
     pub(super) doorbell: Arc<Doorbell>,
     pub(super) inbox: Inbox<Mail>,
     pub(super) stats: Arc<WorkerStats>,
+}
+
+/// What of a thread's state others can see.
+pub(super) struct Shown {
+    /// Counters of the volumes that it serves or has served.
+    pub(super) volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
+    pub(super) connections: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
+    /// The device of each queue.
+    pub(super) queues: Arc<Mutex<Vec<u32>>>,
 }
 
 /// Who waits for connections to a volume to end.
@@ -55,8 +66,8 @@ pub(super) struct WorkerThread {
     touched: Vec<usize>,
     /// Connections that wait for memory or room.
     stalled: Vec<usize>,
-    volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
-    shown: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
+    queues: Queues,
+    shown: Shown,
     closing: Vec<Closing>,
     draining: Option<(u64, oneshot::Sender<()>)>,
     next_id: u64,
@@ -66,14 +77,10 @@ pub(super) struct WorkerThread {
 }
 
 impl WorkerThread {
-    pub(super) fn new(
-        parts: Parts,
-        volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
-        shown: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
-    ) -> std::io::Result<Self> {
+    pub(super) fn new(parts: Parts, shown: Shown) -> std::io::Result<Self> {
         let arena_bytes = parts.options.buffer_bytes;
         let mut ring =
-            Ring::new(RingOptions { operations: OPERATIONS, arena_bytes, receives: true })?;
+            Ring::new(RingOptions { operations: OPERATIONS, arena_bytes, serves: true })?;
         ring.listen(&parts.doorbell)?;
         let clock = Clock::start();
         Ok(Self {
@@ -84,7 +91,7 @@ impl WorkerThread {
             connections: Vec::new(),
             touched: Vec::with_capacity(64),
             stalled: Vec::with_capacity(64),
-            volumes,
+            queues: Queues::default(),
             shown,
             closing: Vec::new(),
             draining: None,
@@ -115,7 +122,8 @@ impl WorkerThread {
             }
         }
         let Some((_, answer)) = self.draining.take() else { return };
-        let left = self.connections.iter().flatten().count();
+        let left = self.connections.iter().flatten().count() + self.queues.busy();
+        self.queues.leave(&mut self.executor);
         self.executor.drop_pools();
         let _ = answer.send(());
         if left > 0 {
@@ -145,6 +153,8 @@ impl WorkerThread {
                 self.take_ended(ended);
             }
         }
+        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        self.queues.after_turn(&self.shown.queues, &mut context);
         self.count();
         Ok(())
     }
@@ -168,6 +178,12 @@ impl WorkerThread {
         let (token, at) = match &ended {
             Ended::Received(token, _) | Ended::Sent(token, _, _) => {
                 (*token, Token::connection(*token))
+            }
+            &Ended::Fetched(token, result) => {
+                let mut context =
+                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                self.queues.ended(token, result, &mut context);
+                return;
             }
             Ended::Rung => {
                 self.parts.stats.wakeups.add(1);
@@ -203,6 +219,12 @@ impl WorkerThread {
     /// Gives answers to the connections that wait for them.
     fn deliver(&mut self) {
         while let Some(completion) = self.executor.take_done() {
+            if QueueToken::queue(completion.tag).is_some() {
+                let mut context =
+                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                self.queues.answered(completion, &mut context);
+                continue;
+            }
             let at = Token::connection(completion.tag);
             let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
                 completion.buffer.into_iter().for_each(|buffer| self.ring.free(buffer));
@@ -215,6 +237,8 @@ impl WorkerThread {
     }
 
     fn resume_stalled(&mut self) {
+        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        self.queues.resume(&mut context);
         for _ in 0..self.stalled.len() {
             let Some(at) = self.stalled.pop() else { break };
             // From the front, so that each gets its turn.
@@ -247,7 +271,7 @@ impl WorkerThread {
     fn remove(&mut self, at: usize) {
         let Some(connection) = self.connections[at].take() else { return };
         self.stalled.retain(|&other| other != at);
-        self.shown.lock().retain(|(id, _)| *id != connection.id);
+        self.shown.connections.lock().retain(|(id, _)| *id != connection.id);
         let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         connection.release(&mut context);
         self.parts.stats.connections.set(self.parts.stats.connections.get().saturating_sub(1));
@@ -267,9 +291,32 @@ impl WorkerThread {
                     let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
                     self.draining = Some((self.now.saturating_add(limit), answer));
                     self.hang_up(|_| true);
+                    self.queues.drain();
                 }
+                Mail::StartQueue(spec, answer) => self.start_queue(*spec, answer),
+                Mail::FailWaiting(device) => self.queues.fail_waiting(device, &mut self.executor),
             }
         }
+    }
+
+    fn start_queue(&mut self, spec: QueueSpec, answer: oneshot::Sender<Result<(), FrontendError>>) {
+        if self.draining.is_some() {
+            let _ = answer.send(Err(FrontendError::Gone));
+            return;
+        }
+        let (worker, volumes) = (self.parts.worker, &self.shown.volumes);
+        let pool = self.executor.pool_name(spec.pool).unwrap_or_default().to_owned();
+        let stats = || stats_of(volumes, &pool, &spec.name, worker);
+        let volume = match self.executor.attach(spec.pool, spec.volume, stats) {
+            Ok(volume) => volume,
+            Err(error) => {
+                let _ = answer.send(Err(error.into()));
+                return;
+            }
+        };
+        self.shown.queues.lock().push(spec.device);
+        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        self.queues.start(spec, volume, answer, &self.shown.queues, &mut context);
     }
 
     fn connect(&mut self, stream: OwnedFd, session: Session<Target>) {
@@ -279,8 +326,8 @@ impl WorkerThread {
         }
         let worker = self.parts.worker;
         let (pool, volume) = (target.pool.id(), target.volume);
-        let volumes = &self.volumes;
-        let stats = || stats_of(volumes, &target, worker);
+        let volumes = &self.shown.volumes;
+        let stats = || stats_of(volumes, target.pool.name(), &target.name, worker);
         let attached = match self.executor.attach(pool, volume, stats) {
             Ok(attached) => attached,
             Err(error) => {
@@ -303,7 +350,7 @@ impl WorkerThread {
                 let in_flight = Arc::clone(&connection.shown);
                 let info =
                     ConnectionInfo { id, peer, export, pool, volume, worker, agreed, in_flight };
-                self.shown.lock().push((id, info));
+                self.shown.connections.lock().push((id, info));
                 self.connections[at] = Some(connection);
                 self.parts.stats.connections.add(1);
                 self.note(at);
@@ -317,7 +364,7 @@ impl WorkerThread {
 
     fn close_volume(&mut self, pool: [u8; 16], volume: VolumeId, answer: oneshot::Sender<usize>) {
         let mut ids: Vec<u64> = Vec::new();
-        for (id, info) in self.shown.lock().iter() {
+        for (id, info) in self.shown.connections.lock().iter() {
             if (info.pool, info.volume) == (pool, volume) {
                 ids.push(*id);
             }
@@ -344,7 +391,7 @@ impl WorkerThread {
         if self.closing.is_empty() {
             return;
         }
-        let shown = self.shown.lock();
+        let shown = self.shown.connections.lock();
         let mut still = Vec::new();
         for one in self.closing.drain(..) {
             let key = (one.pool, one.volume);
@@ -360,18 +407,19 @@ impl WorkerThread {
 
     fn is_drained(&self) -> bool {
         let Some((deadline, _)) = &self.draining else { return false };
-        self.now >= *deadline || self.connections.iter().all(Option::is_none)
+        let quiet = self.connections.iter().all(Option::is_none) && self.queues.busy() == 0;
+        quiet || self.now >= *deadline
     }
 }
 
 /// The counters of a volume that this worker has served before, or new ones.
 fn stats_of(
     volumes: &Mutex<Vec<Arc<VolumeStats>>>,
-    target: &Target,
+    pool: &str,
+    volume: &str,
     worker: usize,
 ) -> Arc<VolumeStats> {
     let mut volumes = volumes.lock();
-    let (pool, volume) = (target.pool.name(), target.name.as_str());
     if let Some(known) = volumes.iter().find(|one| one.pool == pool && one.volume == volume) {
         return Arc::clone(known);
     }

@@ -1,0 +1,410 @@
+//! An io_uring that owns all memory it gives to the kernel, so that its interface is safe.
+//!
+//! What goes through it: IO between its memory and files, the engine's commands with memory of
+//! their own, what is received from and sent to clients, and the requests of ublk's queues. Every
+//! operation has a record here from the moment it is pushed until its completion is reaped; memory
+//! is given back to nobody before that.
+
+mod clients;
+mod fetch;
+mod media;
+mod memory;
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_mapper::io::IoCommand;
+use io_uring::squeue::Entry;
+use io_uring::{IoUring, opcode, types};
+
+use self::clients::Outgoing;
+pub use self::fetch::QueueTag;
+use self::media::FileIo;
+pub use self::memory::AreaId;
+use self::memory::Memory;
+use super::Doorbell;
+use super::message::Message;
+use super::operation::{Ended, FileSlot, RingOptions};
+use super::receive::{Chunk, Chunks};
+use crate::block::{Buffer, Place};
+
+/// Most files and sockets of one ring.
+const MAX_FILES: u32 = 4096;
+/// Most entries that are handed to the kernel at a time.
+const MAX_ENTRIES: u32 = 4096;
+
+/// What is kept of an operation until it ends.
+#[derive(Debug)]
+enum Record {
+    Free,
+    Io { token: u64, io: FileIo },
+    Sync { token: u64 },
+    Command { file: FileSlot, command: IoCommand, len: u32, moved: u32 },
+    Select { token: u64 },
+    Receive { token: u64, place: Place },
+    Send { token: u64, file: FileSlot, outgoing: Box<Outgoing> },
+    Fetch { token: u64, place: Option<Place> },
+    Doorbell,
+}
+
+/// One thread's ring.
+pub struct Ring {
+    // Fields are dropped in this order: the ring ends before the memory that it knows.
+    ring: IoUring,
+    records: Vec<Record>,
+    free: Vec<u32>,
+    memory: Memory,
+    /// What buffers that this process can't reach are filled with zeroes from.
+    zero_file: Option<FileSlot>,
+    /// Operations that are kept for requests of queues.
+    reserved: usize,
+    chunks: Option<Chunks>,
+    files: Vec<Option<Arc<dyn Send + Sync>>>,
+    #[expect(clippy::vec_box, reason = "the kernel has pointers into them: they must not move")]
+    idle_sends: Vec<Box<Outgoing>>,
+    #[expect(clippy::vec_box, reason = "they travel in boxes")]
+    idle_messages: Vec<Box<Message>>,
+    doorbell: Option<Arc<Doorbell>>,
+    doorbell_value: Box<u64>,
+    in_flight: usize,
+    unsubmitted: usize,
+    enters: u64,
+    pushed_io: u64,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// A ring for the calling thread, which alone may use it.
+    pub fn new(options: RingOptions) -> std::io::Result<Self> {
+        let records = options.operations.next_power_of_two();
+        let entries = records.min(MAX_ENTRIES);
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            // So that an enter that waits for nothing still takes what has ended meanwhile.
+            .setup_taskrun_flag()
+            .setup_cqsize(records.saturating_mul(2))
+            .build(entries)
+            // Kernels before 6.1 know one or both of these hints not.
+            .or_else(|_| IoUring::builder().setup_cqsize(records * 2).build(entries))?;
+        ring.submitter().register_files_sparse(MAX_FILES)?;
+        let memory = Memory::new(&ring, options.arena_bytes, options.serves)?;
+        let chunks = options.serves.then(|| Chunks::register(&ring)).transpose()?;
+        Ok(Self {
+            ring,
+            records: (0..records).map(|_| Record::Free).collect(),
+            free: (0..records).rev().collect(),
+            memory,
+            zero_file: None,
+            reserved: 0,
+            chunks,
+            files: vec![None; MAX_FILES as usize],
+            idle_sends: Vec::with_capacity(64),
+            idle_messages: Vec::with_capacity(64),
+            doorbell: None,
+            doorbell_value: Box::new(0),
+            in_flight: 0,
+            unsubmitted: 0,
+            enters: 0,
+            pushed_io: 0,
+        })
+    }
+
+    /// Makes a file known. The ring keeps it open.
+    pub fn add_file(&mut self, file: &Arc<File>) -> std::io::Result<FileSlot> {
+        self.add(file.as_raw_fd(), Arc::clone(file) as _)
+    }
+
+    /// Makes a socket known. The ring keeps it open.
+    pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<FileSlot> {
+        self.add(socket.as_raw_fd(), Arc::clone(socket) as _)
+    }
+
+    fn add(&mut self, fd: i32, keep: Arc<dyn Send + Sync>) -> std::io::Result<FileSlot> {
+        let free = self.files.iter().position(Option::is_none);
+        let at = free.ok_or_else(|| std::io::Error::other("a ring knows 4096 files at most"))?;
+        let slot = u32::try_from(at).map_err(std::io::Error::other)?;
+        self.ring.submitter().register_files_update(slot, &[fd])?;
+        self.files[at] = Some(keep);
+        Ok(FileSlot(slot))
+    }
+
+    /// Forgets a file, and closes a socket. Operations that are out keep it open in the kernel.
+    pub fn remove(&mut self, slot: FileSlot) {
+        // It can't fail for a slot in use; if it did, the slot would stay taken.
+        if self.ring.submitter().register_files_update(slot.0, &[-1]).is_ok() {
+            self.files[slot.0 as usize] = None;
+        }
+    }
+
+    /// Memory for so many bytes, of 1 MiB at the most; `None` while there is none.
+    pub fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
+        self.memory.allocate(bytes)
+    }
+
+    /// Gives memory back; it is used again when no operation needs it any more.
+    #[expect(clippy::needless_pass_by_value, reason = "the right to use it ends")]
+    pub fn free(&mut self, buffer: Buffer) {
+        self.memory.free(&buffer);
+    }
+
+    /// Bytes of memory that are free.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.memory.free_bytes()
+    }
+
+    /// Bytes of a buffer.
+    #[must_use]
+    pub fn capacity(buffer: &Buffer) -> usize {
+        buffer.bytes()
+    }
+
+    /// Whether this process can read and write a buffer's bytes. It can't where a queue's requests
+    /// are their own memory.
+    #[must_use]
+    pub fn is_reachable(&self, buffer: &Buffer) -> bool {
+        self.memory.is_reachable(buffer)
+    }
+
+    /// A buffer that no operation uses; empty if it can't be reached.
+    pub fn bytes_mut(&mut self, buffer: &Buffer) -> &mut [u8] {
+        assert!(!self.memory.is_busy(buffer.place()), "the kernel has this buffer");
+        self.memory.slice_mut(buffer)
+    }
+
+    /// Zeroes a part of a buffer that no operation uses, whatever uses its other parts. It must be
+    /// reachable.
+    pub fn zero(&mut self, buffer: &Buffer, at: usize, len: usize) {
+        self.memory.slice_mut(buffer)[at..at + len].fill(0);
+    }
+
+    /// Copies bytes into a buffer that no operation uses.
+    pub fn copy_in(&mut self, from: &[u8], to: &Buffer, at: usize) {
+        self.bytes_mut(to)[at..at + from.len()].copy_from_slice(from);
+    }
+
+    /// Operations that are out, or about to be submitted.
+    #[must_use]
+    pub const fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Operations that can still be started.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Operations that are kept for the requests of queues, whether they are in use or not.
+    #[must_use]
+    pub const fn reserved(&self) -> usize {
+        self.reserved
+    }
+
+    /// Calls of `io_uring_enter` so far.
+    #[must_use]
+    pub const fn enters(&self) -> u64 {
+        self.enters
+    }
+
+    /// Operations on files so far.
+    #[must_use]
+    pub const fn file_operations(&self) -> u64 {
+        self.pushed_io
+    }
+
+    /// Waits for a doorbell from now on.
+    pub fn listen(&mut self, doorbell: &Arc<Doorbell>) -> std::io::Result<()> {
+        self.doorbell = Some(Arc::clone(doorbell));
+        self.listen_again()
+    }
+
+    fn listen_again(&mut self) -> std::io::Result<()> {
+        use std::os::fd::AsFd;
+        let Some(doorbell) = &self.doorbell else { return Ok(()) };
+        let fd = types::Fd(doorbell.as_fd().as_raw_fd());
+        let value: *mut u64 = &raw mut *self.doorbell_value;
+        let entry = opcode::Read::new(fd, value.cast(), 8).build();
+        self.push(entry, Record::Doorbell)
+    }
+
+    fn push(&mut self, entry: Entry, record: Record) -> std::io::Result<()> {
+        let Some(at) = self.free.pop() else {
+            self.forget(record);
+            return Err(std::io::Error::other("more operations than the ring has records"));
+        };
+        let entry = entry.user_data(u64::from(at));
+        self.records[at as usize] = record;
+        loop {
+            // SAFETY: what the entry points at lives in the arena, in a command, a message, the
+            // zeroes or a box of this ring. The record keeps or marks it until the completion is
+            // reaped: buffers are lent to nobody while busy, commands and messages are in the
+            // record, and nothing of it moves. `Drop` waits for all completions.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            if pushed.is_ok() {
+                break;
+            }
+            self.enter(0)?;
+        }
+        self.in_flight += 1;
+        self.unsubmitted += 1;
+        Ok(())
+    }
+
+    /// An operation that was never started leaves its memory as it was.
+    fn forget(&mut self, record: Record) {
+        match record {
+            Record::Io { io: FileIo { place: Some(place), .. }, .. }
+            | Record::Receive { place, .. }
+            | Record::Fetch { place: Some(place), .. } => self.memory.end(place),
+            Record::Send { mut outgoing, .. } => {
+                if let Some(message) = outgoing.message.take() {
+                    self.end_message(&message);
+                    self.recycle_message(message);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Hands everything started to the kernel, and waits until so many operations have ended.
+    pub fn enter(&mut self, ended: usize) -> std::io::Result<()> {
+        let wait = self.awaited(ended);
+        self.enters += 1;
+        let result = self.ring.submit_and_wait(wait);
+        self.entered(result)
+    }
+
+    /// The same, for no longer than this.
+    pub fn enter_for(&mut self, ended: usize, limit: Duration) -> std::io::Result<()> {
+        let wait = self.awaited(ended);
+        if wait == 0 {
+            return self.enter(0);
+        }
+        self.enters += 1;
+        let time = types::Timespec::from(limit);
+        let arguments = types::SubmitArgs::new().timespec(&time);
+        let result = self.ring.submitter().submit_with_args(wait, &arguments);
+        self.entered(result)
+    }
+
+    fn awaited(&mut self, ended: usize) -> usize {
+        if self.ring.completion().is_empty() { ended.min(self.in_flight) } else { 0 }
+    }
+
+    fn entered(&mut self, result: std::io::Result<usize>) -> std::io::Result<()> {
+        match result {
+            Ok(submitted) => {
+                self.unsubmitted -= submitted.min(self.unsubmitted);
+                Ok(())
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME) => {
+                    // It submits before it waits.
+                    self.unsubmitted = 0;
+                    Ok(())
+                }
+                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Operations that were started since the last [`Self::enter`].
+    #[must_use]
+    pub const fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
+    /// The next operation that has ended.
+    pub fn reap(&mut self) -> Option<Ended> {
+        loop {
+            let (at, result, flags) = {
+                let entry = self.ring.completion().next()?;
+                (entry.user_data(), entry.result(), entry.flags())
+            };
+            let at = u32::try_from(at).ok()?;
+            let record = std::mem::replace(&mut self.records[at as usize], Record::Free);
+            self.free.push(at);
+            self.in_flight -= 1;
+            if let Some(ended) = self.ended(record, result, flags) {
+                return Some(ended);
+            }
+        }
+    }
+
+    fn ended(&mut self, record: Record, result: i32, flags: u32) -> Option<Ended> {
+        if let Record::Fetch { token, place } = record {
+            place.into_iter().for_each(|place| self.memory.end(place));
+            return Some(Ended::Fetched(token, result));
+        }
+        let result = u32::try_from(result).map_err(|_| std::io::Error::from_raw_os_error(-result));
+        match record {
+            Record::Free | Record::Fetch { .. } => None,
+            Record::Io { token, io } => self.io_ended(token, io, result),
+            Record::Sync { token } => Some(Ended::Io(token, result.map(|_| ()))),
+            Record::Command { file, command, len, moved } => {
+                self.command_ended(file, command, (len, moved), result)
+            }
+            Record::Select { token } => {
+                let id = io_uring::cqueue::buffer_select(flags);
+                if let (Err(_), Some(id), Some(chunks)) = (&result, id, &mut self.chunks) {
+                    chunks.give(id);
+                }
+                let chunk = |len: usize| (len, id.map(|id| Chunk { id, len }));
+                Some(Ended::Received(token, result.map(|len| chunk(len as usize))))
+            }
+            Record::Receive { token, place } => {
+                self.memory.end(place);
+                Some(Ended::Received(token, result.map(|len| (len as usize, None))))
+            }
+            Record::Send { token, file, outgoing } => {
+                self.send_ended(token, file, outgoing, result)
+            }
+            Record::Doorbell => {
+                if let Some(doorbell) = &self.doorbell {
+                    doorbell.heard();
+                }
+                let _ = self.listen_again();
+                Some(Ended::Rung)
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Whoever waits for a doorbell or a client may wait for ever, as may IO of a disk that
+        // hangs: that memory is leaked below.
+        let mut waits = 0;
+        while self.in_flight > 0 && waits < 100 {
+            let idle = self.records.iter().all(|record| {
+                matches!(
+                    record,
+                    Record::Free | Record::Doorbell | Record::Select { .. } | Record::Fetch { .. }
+                )
+            });
+            if idle || self.enter_for(1, Duration::from_millis(100)).is_err() {
+                break;
+            }
+            while self.reap().is_some() {}
+            waits += 1;
+        }
+        if self.in_flight > 0 {
+            // The kernel cancels what is left when the ring is closed, and may still write until
+            // then: that memory is never used for anything else.
+            self.memory.leak();
+            std::mem::forget(std::mem::take(&mut self.records));
+            std::mem::forget(std::mem::replace(&mut self.doorbell_value, Box::new(0)));
+            std::mem::forget(self.chunks.take());
+        }
+    }
+}

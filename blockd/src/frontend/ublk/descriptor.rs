@@ -1,0 +1,67 @@
+//! What the kernel says of a queue's requests, in memory that it shares.
+
+use std::fs::File;
+use std::mem::size_of;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// Most requests that the kernel lets a queue have: its queues' descriptors lie as far apart as so
+/// many take (`UBLK_MAX_QUEUE_DEPTH`).
+const MAX_DEPTH: usize = 4096;
+const PAGE: usize = 4096;
+
+/// `struct ublksrv_io_desc` of the kernel's `linux/ublk_cmd.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    /// The operation in the low byte, flags above.
+    pub(super) operation_and_flags: u32,
+    /// Sectors of 512 bytes.
+    pub(super) sectors: u32,
+    /// The first of them.
+    pub(super) start_sector: u64,
+    /// Not used.
+    address: u64,
+}
+
+impl Descriptor {
+    #[cfg(test)]
+    pub(super) const fn new(operation_and_flags: u32, start_sector: u64, sectors: u32) -> Self {
+        Self { operation_and_flags, sectors, start_sector, address: 0 }
+    }
+}
+
+/// The descriptors of one queue.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    memory: MmapRaw,
+    count: usize,
+}
+
+impl Descriptors {
+    /// Maps those of a queue from `/dev/ublkcN`.
+    pub(super) fn map(file: &File, queue: u16, depth: u16) -> std::io::Result<Self> {
+        let count = usize::from(depth);
+        let apart = (MAX_DEPTH * size_of::<Descriptor>()).next_multiple_of(PAGE);
+        let offset = u64::from(queue) * apart as u64;
+        let len = (count * size_of::<Descriptor>()).next_multiple_of(PAGE);
+        let mut options = MmapOptions::new();
+        let memory = options.offset(offset).len(len).populate().map_raw_read_only(file)?;
+        Ok(Self { memory, count })
+    }
+
+    /// What the kernel wants with a request that has been fetched.
+    #[must_use]
+    pub(super) fn get(&self, tag: u16) -> Option<Descriptor> {
+        let at = usize::from(tag);
+        if at >= self.count {
+            return None;
+        }
+        let first: *const Descriptor = self.memory.as_ptr().cast();
+        let one = first.wrapping_add(at);
+        // SAFETY: the mapping has room for `count` descriptors, is aligned to a page, and any bytes
+        // are a descriptor. The kernel writes this one before it hands the request out, and not
+        // again until it is answered.
+        Some(unsafe { one.read_volatile() })
+    }
+}

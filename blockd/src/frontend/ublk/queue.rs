@@ -1,0 +1,317 @@
+//! A queue of a device, on its worker's ring: requests in, answers out. An answer fetches the next
+//! request, so that both cost one entry of the ring, and all of a turn's one system call.
+
+use std::collections::VecDeque;
+
+use super::descriptor::Descriptors;
+use super::host::QueueSpec;
+use super::request::{Wanted, answer};
+use crate::backing::{AreaId, FileSlot, QueueTag, Ring};
+use crate::block::{Buffer, Completion, Operation, Request};
+use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
+
+/// What tokens of queues have that those of connections have not.
+const QUEUE: u64 = FIRST_FREE_TOKEN << 1;
+/// Which command a token names.
+const STEP_AT: u32 = 44;
+
+/// What a command of a request was for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// To fetch it.
+    Fetch,
+    /// To make its pages known to the ring.
+    Register,
+    /// To take them out again.
+    Unregister,
+}
+
+/// How operations and requests name the queue they belong to.
+#[derive(Debug)]
+pub struct QueueToken;
+
+impl QueueToken {
+    const fn of(queue: usize, tag: u16, step: Step) -> u64 {
+        let step = (step as u64) << STEP_AT;
+        FIRST_FREE_TOKEN | QUEUE | step | ((queue as u64) << 16) | tag as u64
+    }
+
+    /// The place of the queue that a token names, if it names one.
+    #[must_use]
+    pub fn queue(token: u64) -> Option<usize> {
+        let at = (token & (FIRST_FREE_TOKEN - 1)) >> 16;
+        (token & QUEUE != 0).then(|| usize::try_from(at).unwrap_or(usize::MAX))
+    }
+
+    fn tag(token: u64) -> usize {
+        (token & 0xffff) as usize
+    }
+
+    const fn step(token: u64) -> Step {
+        match (token >> STEP_AT) & 3 {
+            0 => Step::Fetch,
+            1 => Step::Register,
+            _ => Step::Unregister,
+        }
+    }
+}
+
+/// What a queue works with.
+#[derive(Debug)]
+pub struct QueueContext<'a> {
+    /// The worker's ring.
+    pub ring: &'a mut Ring,
+    /// The worker's requests.
+    pub executor: &'a mut Executor,
+}
+
+/// One of a queue's requests.
+#[derive(Debug)]
+struct Tag {
+    /// Its memory, while no request has it.
+    buffer: Option<Buffer>,
+    /// Its pages were made known by a command, and have to be taken out again.
+    registered: bool,
+    /// The answer, while they are.
+    answer: i32,
+}
+
+/// A queue that is served.
+#[derive(Debug)]
+pub struct Queue {
+    /// What it serves.
+    pub spec: QueueSpec,
+    /// The volume.
+    pub volume: VolumeRef,
+    at: usize,
+    file: FileSlot,
+    area: AreaId,
+    descriptors: Descriptors,
+    tags: Vec<Tag>,
+    /// Requests that the kernel may hand out.
+    fetching: usize,
+    /// Requests that are being served.
+    in_flight: usize,
+    /// Requests that wait for room among the worker's.
+    stalled: VecDeque<u16>,
+    /// Requests are left to the next process.
+    draining: bool,
+    /// The kernel's answer to a fetch, where it was not a request.
+    refused: Option<i32>,
+}
+
+impl Queue {
+    /// Takes a queue over and fetches its requests.
+    pub fn start(
+        spec: QueueSpec,
+        at: usize,
+        volume: VolumeRef,
+        context: &mut QueueContext<'_>,
+    ) -> std::io::Result<Self> {
+        let descriptors = Descriptors::map(&spec.device_file, spec.queue, spec.depth)?;
+        let ring = &mut *context.ring;
+        let file = ring.add_file(&spec.device_file)?;
+        let area = match ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy) {
+            Ok(area) => area,
+            Err(error) => {
+                ring.remove(file);
+                return Err(error);
+            }
+        };
+        let tags = (0..spec.depth)
+            .map(|tag| Tag { buffer: ring.piece(area, tag), registered: false, answer: 0 })
+            .collect();
+        let mut queue = Self {
+            spec,
+            volume,
+            at,
+            file,
+            area,
+            descriptors,
+            tags,
+            fetching: 0,
+            in_flight: 0,
+            stalled: VecDeque::new(),
+            draining: false,
+            refused: None,
+        };
+        queue.stalled.reserve(queue.tags.len());
+        for tag in 0..queue.spec.depth {
+            queue.fetch(tag, None, context);
+        }
+        Ok(queue)
+    }
+
+    /// The first error number that the kernel gave to a fetch.
+    #[must_use]
+    pub const fn refused(&self) -> Option<i32> {
+        self.refused
+    }
+
+    /// Whether requests wait for room.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
+    /// Whether the kernel has taken all requests back.
+    #[must_use]
+    pub const fn has_ended(&self) -> bool {
+        self.fetching == 0 && self.in_flight == 0 && !self.draining
+    }
+
+    /// Whether no request is being served.
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// Requests that come from now on are left to the process that follows this one: the kernel
+    /// hands them out again.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        self.in_flight -= self.stalled.len();
+        self.stalled.clear();
+    }
+
+    fn queue_tag(&self, tag: u16) -> QueueTag {
+        QueueTag { file: self.file, queue: self.spec.queue, tag }
+    }
+
+    /// Asks for a request, after answering the one before.
+    fn fetch(&mut self, tag: u16, answer: Option<i32>, context: &mut QueueContext<'_>) {
+        let token = QueueToken::of(self.at, tag, Step::Fetch);
+        let at = self.queue_tag(tag);
+        let Some(buffer) = &self.tags[usize::from(tag)].buffer else {
+            tracing::error!(device = self.spec.device, tag, "a request has lost its memory");
+            return;
+        };
+        match context.ring.fetch(token, at, answer, buffer) {
+            Ok(()) => self.fetching += 1,
+            // Operations are kept for each of its requests. A device that lost one would hang.
+            Err(error) => crate::hardening::give_up(&format!("it can't answer: {error}")),
+        }
+    }
+
+    /// A command of a request has ended.
+    pub fn ended(&mut self, token: u64, result: i32, context: &mut QueueContext<'_>) {
+        let at = QueueToken::tag(token);
+        let Ok(tag) = u16::try_from(at) else { return };
+        match QueueToken::step(token) {
+            Step::Fetch => {
+                self.fetching -= 1;
+                if result < 0 {
+                    self.refused.get_or_insert(result);
+                } else if !self.draining {
+                    self.in_flight += 1;
+                    self.take(tag, context);
+                }
+            }
+            Step::Register if result < 0 => self.answer(tag, result, context),
+            Step::Register => {
+                self.tags[at].registered = true;
+                self.take(tag, context);
+            }
+            Step::Unregister => {
+                self.tags[at].registered = false;
+                let answer = self.tags[at].answer;
+                self.answer(tag, answer, context);
+            }
+        }
+    }
+
+    /// Serves a request that has been fetched.
+    fn take(&mut self, tag: u16, context: &mut QueueContext<'_>) {
+        let Some(descriptor) = self.descriptors.get(tag) else { return };
+        let wanted = match Wanted::of(descriptor, self.spec.max_bytes) {
+            Ok(wanted) => wanted,
+            Err(error) => return self.answer(tag, error, context),
+        };
+        let at = usize::from(tag);
+        if wanted.needs_pages && !self.tags[at].registered {
+            return self.register(tag, Step::Register, context);
+        }
+        if self.spec.read_only && !matches!(wanted.operation, Operation::Read | Operation::Flush) {
+            return self.answer(tag, -libc::EPERM, context);
+        }
+        if !context.executor.has_room() {
+            self.stalled.push_back(tag);
+            return;
+        }
+        let token = QueueToken::of(self.at, tag, Step::Fetch);
+        let buffer = self.tags[at].buffer.take();
+        let Wanted { operation, offset, len, .. } = wanted;
+        let request = Request::new(operation, offset, len, token, buffer);
+        context.executor.begin(self.volume, request, context.ring);
+    }
+
+    fn register(&mut self, tag: u16, step: Step, context: &mut QueueContext<'_>) {
+        let token = QueueToken::of(self.at, tag, step);
+        let at = self.queue_tag(tag);
+        let Some(buffer) = &self.tags[usize::from(tag)].buffer else { return };
+        let started = context.ring.register_pages(token, at, buffer, step == Step::Register);
+        if let Err(error) = started {
+            tracing::error!(%error, device = self.spec.device, "a request's pages are lost");
+            self.tags[usize::from(tag)].registered = false;
+            self.answer(tag, -libc::EIO, context);
+        }
+    }
+
+    /// A request has been carried out.
+    pub fn answered(&mut self, completion: Completion, context: &mut QueueContext<'_>) {
+        let at = QueueToken::tag(completion.tag);
+        let Ok(tag) = u16::try_from(at) else { return };
+        self.tags[at].buffer = completion.buffer;
+        let result = answer(completion.operation, completion.len, completion.result);
+        self.answer(tag, result, context);
+    }
+
+    fn answer(&mut self, tag: u16, answer: i32, context: &mut QueueContext<'_>) {
+        let state = &mut self.tags[usize::from(tag)];
+        if state.registered {
+            state.answer = answer;
+            self.register(tag, Step::Unregister, context);
+            return;
+        }
+        self.in_flight -= 1;
+        self.fetch(tag, Some(answer), context);
+    }
+
+    /// Goes on with what waited for room.
+    pub fn resume(&mut self, context: &mut QueueContext<'_>) {
+        for _ in 0..self.stalled.len() {
+            if !context.executor.has_room() {
+                break;
+            }
+            if let Some(tag) = self.stalled.pop_front() {
+                self.take(tag, context);
+            }
+        }
+    }
+
+    /// Gives everything back, when it has ended.
+    pub fn release(self, context: &mut QueueContext<'_>) {
+        context.ring.remove_area(self.area, self.spec.depth);
+        context.ring.remove(self.file);
+        context.executor.detach(self.volume);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_name_queue_tag_and_step() {
+        for (queue, tag, step) in
+            [(0, 0, Step::Fetch), (7, 4095, Step::Register), (1 << 20, 9, Step::Unregister)]
+        {
+            let token = QueueToken::of(queue, tag, step);
+            assert_eq!(QueueToken::queue(token), Some(queue));
+            assert_eq!(QueueToken::tag(token), usize::from(tag));
+            assert_eq!(QueueToken::step(token), step);
+            assert!(token >= FIRST_FREE_TOKEN);
+        }
+        assert_eq!(QueueToken::queue(FIRST_FREE_TOKEN | 3 << 16), None);
+    }
+}

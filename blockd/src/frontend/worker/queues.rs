@@ -1,0 +1,136 @@
+//! The queues of block devices that a worker serves.
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::FrontendError;
+use crate::block::Completion;
+use crate::frontend::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
+use crate::volume::{Executor, VolumeRef};
+
+type Started = oneshot::Sender<Result<(), FrontendError>>;
+
+/// All queues of a worker, by their place.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    all: Vec<Option<Queue>>,
+    /// Who waits for the kernel to have a queue's commands.
+    starting: Vec<(usize, Started)>,
+    /// Queues that may have ended.
+    ended: Vec<usize>,
+}
+
+impl Queues {
+    /// Takes a queue over. The answer comes after the next turn, when the kernel has its commands.
+    pub(super) fn start(
+        &mut self,
+        spec: QueueSpec,
+        volume: VolumeRef,
+        answer: Started,
+        shown: &Mutex<Vec<u32>>,
+        context: &mut QueueContext<'_>,
+    ) {
+        let device = spec.device;
+        let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
+        let started = if spec.zero_copy && context.executor.is_mapped(volume) {
+            Err(std::io::Error::other("a pool in memory can't do without copies"))
+        } else {
+            Queue::start(spec, at, volume, context)
+        };
+        match started {
+            Ok(queue) => {
+                if at == self.all.len() {
+                    self.all.push(None);
+                }
+                self.all[at] = Some(queue);
+                self.starting.push((at, answer));
+            }
+            Err(source) => {
+                context.executor.detach(volume);
+                forget(shown, device);
+                let _ = answer.send(Err(FrontendError::Io { what: "serve a queue", source }));
+            }
+        }
+    }
+
+    fn get(&mut self, token: u64) -> Option<(usize, &mut Queue)> {
+        let at = QueueToken::queue(token)?;
+        let queue = self.all.get_mut(at).and_then(Option::as_mut)?;
+        Some((at, queue))
+    }
+
+    /// A command of a queue has ended.
+    pub(super) fn ended(&mut self, token: u64, result: i32, context: &mut QueueContext<'_>) {
+        let Some((at, queue)) = self.get(token) else {
+            tracing::error!(token, "a command has ended that belongs to no queue");
+            return;
+        };
+        queue.ended(token, result, context);
+        if queue.has_ended() {
+            self.ended.push(at);
+        }
+    }
+
+    /// A request has been carried out.
+    pub(super) fn answered(&mut self, completion: Completion, context: &mut QueueContext<'_>) {
+        if let Some((_, queue)) = self.get(completion.tag) {
+            queue.answered(completion, context);
+        }
+    }
+
+    /// Goes on with what waited for room.
+    pub(super) fn resume(&mut self, context: &mut QueueContext<'_>) {
+        for queue in self.all.iter_mut().flatten().filter(|queue| queue.is_stalled()) {
+            queue.resume(context);
+        }
+    }
+
+    /// What the kernel has been told, it has taken or refused by now.
+    pub(super) fn after_turn(&mut self, shown: &Mutex<Vec<u32>>, context: &mut QueueContext<'_>) {
+        for (at, answer) in self.starting.drain(..) {
+            let refused = self.all[at].as_ref().and_then(Queue::refused);
+            let result = refused.map_or(Ok(()), |number| {
+                let source = std::io::Error::from_raw_os_error(number.saturating_neg());
+                Err(FrontendError::Io { what: "fetch a queue's requests", source })
+            });
+            let _ = answer.send(result);
+        }
+        while let Some(at) = self.ended.pop() {
+            let Some(queue) = self.all[at].take_if(|queue| queue.has_ended()) else { continue };
+            let device = queue.spec.device;
+            queue.release(context);
+            forget(shown, device);
+        }
+    }
+
+    /// Fails what waits for the pool or for space in the queues of a device.
+    pub(super) fn fail_waiting(&self, device: u32, executor: &mut Executor) {
+        for queue in self.all.iter().flatten().filter(|queue| queue.spec.device == device) {
+            executor.cancel_parked(queue.volume);
+        }
+    }
+
+    /// Requests that come from now on are left to the next process.
+    pub(super) fn drain(&mut self) {
+        self.all.iter_mut().flatten().for_each(Queue::drain);
+    }
+
+    /// How many queues have requests that are being served.
+    pub(super) fn busy(&self) -> usize {
+        self.all.iter().flatten().filter(|queue| !queue.is_idle()).count()
+    }
+
+    /// The volumes of the queues are served no more.
+    pub(super) fn leave(&mut self, executor: &mut Executor) {
+        for queue in self.all.iter().flatten().filter(|queue| queue.is_idle()) {
+            executor.detach(queue.volume);
+        }
+    }
+}
+
+fn forget(shown: &Mutex<Vec<u32>>, device: u32) {
+    let mut shown = shown.lock();
+    if let Some(at) = shown.iter().position(|&other| other == device) {
+        shown.swap_remove(at);
+    }
+}
