@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use blockd_tests::tools;
-use blockd_tests::vm::{Drive, Kernel, Vm};
+use blockd_tests::vm::{Drive, Kernel, Vm, Which};
 use clap::Parser;
 
 /// A real kernel for a script, with the daemon and whatever programs it is told to have.
 #[derive(Parser, Debug)]
 struct Arguments {
+    /// The kernel: 6.12, 7, or all, one after the other.
+    #[arg(long, value_name = "KERNEL", default_value = "6.12")]
+    kernel: String,
     /// Only fetch the kernel, and say which one it is.
     #[arg(long)]
     fetch: bool,
@@ -31,6 +34,12 @@ struct Arguments {
     /// Raw disks, `/dev/vda` and so on.
     #[arg(long = "disk", value_name = "PATH")]
     disks: Vec<PathBuf>,
+    /// Raw disks as NVMe, `/dev/nvme0n1` and so on.
+    #[arg(long = "nvme", value_name = "PATH")]
+    nvme: Vec<PathBuf>,
+    /// Files as persistent memory, `/dev/pmem0` and so on: a multiple of 128 MiB.
+    #[arg(long = "nvdimm", value_name = "PATH")]
+    nvdimm: Vec<PathBuf>,
     /// Memory in MiB.
     #[arg(long, default_value_t = 1024)]
     memory: u32,
@@ -59,23 +68,28 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    if arguments.fetch {
-        let kernel = Kernel::get()?;
-        println!("kernel {} is here", kernel.release);
-        return Ok(());
+    for which in Which::chosen(&arguments.kernel)? {
+        if arguments.fetch {
+            println!("kernel {} is here", Kernel::get(which)?.release);
+        } else {
+            script(arguments, which)?;
+        }
     }
-    let words = |words: &'_ [String]| -> Vec<String> { words.to_vec() };
-    let modules = words(&arguments.modules);
-    let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
-    let programs: Vec<&str> = arguments.programs.iter().map(String::as_str).collect();
-    let qemu: Vec<&str> = arguments.qemu.iter().map(String::as_str).collect();
+    Ok(())
+}
+
+fn script(arguments: &Arguments, which: Which) -> Result<()> {
+    fn words(words: &[String]) -> Vec<&str> {
+        words.iter().map(String::as_str).collect()
+    }
     let mut vm = Vm::new("vm")
+        .kernel(which)
         .memory(arguments.memory)
         .cpus(arguments.cpus)
         .limit(Duration::from_secs(arguments.seconds))
-        .modules(&modules)
-        .programs(&programs)
-        .arguments(&qemu);
+        .modules(&words(&arguments.modules))
+        .programs(&words(&arguments.programs))
+        .arguments(&words(&arguments.qemu));
     if !arguments.no_daemon {
         vm = vm.program(&tools::blockd()?);
     }
@@ -83,8 +97,11 @@ fn run(arguments: &Arguments) -> Result<()> {
         let (here, there) = file.split_once(':').unwrap_or((file, file));
         vm = vm.file(here.as_ref(), there, false);
     }
-    for disk in &arguments.disks {
-        vm = vm.drive(Drive::File(disk.clone()));
+    let disks = arguments.disks.iter().cloned().map(Drive::File);
+    let nvme = arguments.nvme.iter().cloned().map(Drive::Nvme);
+    let nvdimm = arguments.nvdimm.iter().cloned().map(Drive::Nvdimm);
+    for drive in disks.chain(nvme).chain(nvdimm) {
+        vm = vm.drive(drive);
     }
     let script = match arguments.script.as_slice() {
         [one] if one.starts_with('@') => {

@@ -16,7 +16,13 @@ stty -echo -onlcr -icrnl
 while read -r module; do
     insmod "$module" || echo "cannot load $module"
 done </modules/order
+# A task that is stuck is told on the console, and so fails the run.
+for setting in hung_task_timeout_secs:30 hung_task_check_interval_secs:10 hung_task_warnings:-1; do
+    file=/proc/sys/kernel/${setting%%:*}
+    if [ -e "$file" ]; then echo "${setting##*:}" >"$file"; fi
+done
 cd /root
+echo @@started
 /bin/sh /script
 status=$?
 # The mark stands on a line of its own whatever the script printed last.

@@ -1,5 +1,4 @@
-//! A kernel to boot, with its modules: the newest cloud kernel of the 6.12 line that Debian's
-//! package manager knows, unpacked below the build folder and never installed.
+//! A kernel to boot, with its modules: a cloud kernel of Debian's, of the 6.12 line or newer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,10 +8,52 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail};
 
+use super::fetch;
 use crate::tools;
 
-/// What the package manager is asked for. The unsigned form is the one that holds the kernel.
-const PATTERN: &str = r"^linux-image-6\.12\..*-cloud-amd64-unsigned$";
+/// Which of the kernels that tests run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Which {
+    /// 6.12, whose ublk has recovery and little else.
+    #[default]
+    Older,
+    /// 7.0 or newer: zero copy, resizing in use, quiescing.
+    Newer,
+}
+
+impl Which {
+    /// What `--kernel` says: `6.12`, `7` or `all`.
+    ///
+    /// # Errors
+    /// When it says something else.
+    pub fn chosen(word: &str) -> Result<Vec<Self>> {
+        match word {
+            "6.12" => Ok(vec![Self::Older]),
+            "7" => Ok(vec![Self::Newer]),
+            "all" => Ok(vec![Self::Older, Self::Newer]),
+            _ => bail!("kernel {word:?}: 6.12, 7 and all are known"),
+        }
+    }
+
+    /// Its word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Older => "6.12",
+            Self::Newer => "7",
+        }
+    }
+
+    /// Whether a release is of this kind.
+    #[must_use]
+    pub fn is(self, release: &str) -> bool {
+        let numbers = numbers(release);
+        match self {
+            Self::Older => numbers.starts_with(&[6, 12]),
+            Self::Newer => numbers.first().is_some_and(|&major| major >= 7),
+        }
+    }
+}
 
 /// An unpacked kernel.
 #[derive(Clone, Debug)]
@@ -30,37 +71,39 @@ impl Kernel {
     ///
     /// # Errors
     /// When there is none and the package manager has none either.
-    pub fn get() -> Result<Self> {
+    pub fn get(which: Which) -> Result<Self> {
         let cache = tools::build_folder()?.join("vm/kernel");
         fs::create_dir_all(&cache)?;
         // Tests of several processes may come here at once: one of them fetches.
         let lock = fs::File::create(cache.join("lock"))?;
         lock.lock().context("waiting for another process that fetches a kernel")?;
-        if let Some(kernel) = Self::newest(&cache)? {
+        if let Some(kernel) = Self::newest(which, &cache)? {
             return Ok(kernel);
         }
-        fetch(&cache).context("fetching a kernel for virtual machines")?;
-        Self::newest(&cache)?.context("the fetched package holds no kernel")
+        fetch::fetch(which, &cache)
+            .with_context(|| format!("fetching kernel {} for virtual machines", which.name()))?;
+        Self::newest(which, &cache)?.context("the fetched package holds no kernel")
     }
 
     /// The newest one that is complete. Packages are compared by name, so that at most one is
     /// fetched; the cache holds one as a rule.
-    fn newest(cache: &Path) -> Result<Option<Self>> {
+    fn newest(which: Which, cache: &Path) -> Result<Option<Self>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(cache)? {
             let root = entry?.path();
-            if root.join("complete").exists() {
-                found.push(root);
+            // Written when all else is there.
+            let Ok(release) = fs::read_to_string(root.join("complete")) else { continue };
+            if which.is(&release) {
+                found.push((release, root));
             }
         }
-        found.sort_by_key(|root| numbers(&root.to_string_lossy()));
-        let Some(root) = found.pop() else { return Ok(None) };
-        let release = fs::read_to_string(root.join("complete"))?;
-        Ok(Some(Self {
-            image: root.join("boot").join(format!("vmlinuz-{release}")),
-            modules: modules_folder(&root, &release),
-            release,
-        }))
+        found.sort_by_key(|(release, _)| numbers(release));
+        let Some((release, root)) = found.pop() else { return Ok(None) };
+        let modules = modules_folder(&root, &release);
+        // The image lies in /boot, or in newer packages beside the modules.
+        let boot = root.join("boot").join(format!("vmlinuz-{release}"));
+        let image = if boot.exists() { boot } else { modules.join("vmlinuz") };
+        Ok(Some(Self { release, image, modules }))
     }
 
     /// These modules and all that they need, in the order in which they can be loaded. What is
@@ -129,53 +172,8 @@ fn modules_folder(root: &Path, release: &str) -> PathBuf {
     if merged.exists() { merged } else { root.join("lib/modules").join(release) }
 }
 
-fn fetch(cache: &Path) -> Result<()> {
-    for tool in ["apt-get", "apt-cache", "dpkg-deb", "depmod", "xz"] {
-        tools::find(tool)?;
-    }
-    let package = match newest_package()? {
-        Some(package) => package,
-        None => {
-            // A fresh machine has no list of packages yet.
-            tools::output(Command::new("apt-get").args(["-q", "update"]))?;
-            newest_package()?.with_context(|| format!("no package matches {PATTERN}"))?
-        }
-    };
-    let root = cache.join(&package);
-    let _ = fs::remove_dir_all(&root);
-    fs::create_dir_all(&root)?;
-    eprintln!("fetching {package}");
-    tools::output(Command::new("apt-get").args(["-q", "download", &package]).current_dir(&root))?;
-    let file = fs::read_dir(&root)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .context("nothing was downloaded")?;
-    tools::output(Command::new("dpkg-deb").arg("--extract").arg(&file).arg(&root))?;
-    fs::remove_file(&file)?;
-    let release = fs::read_dir(root.join("boot"))?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .find_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned()))
-        .with_context(|| format!("{package} holds no kernel"))?;
-    // depmod looks below lib/modules only.
-    let merged = root.join("usr/lib/modules");
-    let base = if merged.exists() { root.join("usr") } else { root.clone() };
-    tools::output(Command::new("depmod").arg("--basedir").arg(&base).arg(&release))?;
-    // Written last: without it the folder is half done.
-    fs::write(root.join("complete"), &release)?;
-    Ok(())
-}
-
-/// The newest package of the pattern by the package manager's own order of versions.
-fn newest_package() -> Result<Option<String>> {
-    let found = tools::text(Command::new("apt-cache").args(["search", "--names-only", PATTERN]))?;
-    let mut names: Vec<&str> =
-        found.lines().filter_map(|line| line.split_once(" - ")).map(|(name, _)| name).collect();
-    names.sort_by_key(|name| numbers(name));
-    Ok(names.pop().map(ToOwned::to_owned))
-}
-
 /// The numbers in a name, by which versions compare as one expects: 6.12.9 is before 6.12.10.
-fn numbers(name: &str) -> Vec<u64> {
+pub(super) fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
@@ -186,6 +184,14 @@ mod tests {
     #[test]
     fn versions_compare_as_numbers() {
         assert!(numbers("linux-image-6.12.9-cloud") < numbers("linux-image-6.12.10-cloud"));
+    }
+
+    #[test]
+    fn a_release_tells_which_kernel_it_is() {
+        assert!(Which::Older.is("6.12.9+deb12-cloud-amd64") && !Which::Newer.is("6.12.9-cloud"));
+        assert!(Which::Newer.is("7.2.12+deb14-cloud-amd64") && Which::Newer.is("10.0.1"));
+        assert!(!Which::Older.is("6.1.12") && !Which::Newer.is("6.19.3"));
+        assert!(Which::chosen("6").is_err());
     }
 
     #[test]

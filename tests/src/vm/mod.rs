@@ -1,6 +1,6 @@
 //! Real kernels for tests: qemu boots Debian's cloud kernel into a root in memory that holds the
 //! named programs, and runs a script there. Nothing is installed and no root is needed. Without
-//! hardware help a boot takes some three seconds.
+//! hardware help a boot takes some three seconds. A complaint of the kernel fails the run.
 //!
 //! ```no_run
 //! use blockd_tests::vm::{Drive, Vm};
@@ -9,6 +9,10 @@
 //! assert!(output.text.contains("delay"));
 //! ```
 
+mod console;
+mod drive;
+mod fetch;
+pub mod forgetful;
 mod initramfs;
 mod kernel;
 mod running;
@@ -22,36 +26,30 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::tools;
+pub use drive::Drive;
 use initramfs::Initramfs;
-pub use kernel::Kernel;
+pub use kernel::{Kernel, Which};
 pub use running::{Output, Running};
 
 /// A program beyond this size is stripped before it goes into the guest, which has to unpack it.
 const STRIPPED_BEYOND: u64 = 4 << 20;
 
+/// For every guest: warnings go to the console, where they are looked for, and a kernel that is
+/// broken stops, which ends the run.
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 oops=panic quiet loglevel=5";
+
+/// Boots to try where the emulator breaks the kernel, which it does in some of a hundred.
+const BOOTS: u32 = 4;
+
 /// Loaded in every guest: its disks.
 const ALWAYS: [&str; 2] = ["virtio_pci", "virtio_blk"];
-
-/// What the guest sees as `/dev/vda`, `/dev/vdb` and so on.
-#[derive(Clone, Debug)]
-pub enum Drive {
-    /// A raw file or block device of the host.
-    File(PathBuf),
-    /// A volume that a server on the host exports over a Unix socket.
-    Nbd {
-        /// Path of the socket.
-        socket: PathBuf,
-        /// Name of the export.
-        export: String,
-        /// Seconds for which requests wait when the server is gone, before they fail.
-        reconnect_delay: u32,
-    },
-}
 
 /// A machine to boot.
 #[derive(Clone, Debug)]
 pub struct Vm {
     name: String,
+    kernel: Which,
+    expected: Vec<String>,
     memory_mib: u32,
     cpus: u32,
     limit: Duration,
@@ -69,6 +67,8 @@ impl Vm {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            kernel: Which::default(),
+            expected: Vec::new(),
             memory_mib: 1024,
             cpus: 2,
             limit: Duration::from_secs(120),
@@ -79,6 +79,21 @@ impl Vm {
             drives: Vec::new(),
             arguments: Vec::new(),
         }
+    }
+
+    /// The kernel to boot; the older one without a word.
+    #[must_use]
+    pub fn kernel(mut self, which: Which) -> Self {
+        self.kernel = which;
+        self
+    }
+
+    /// A complaint of the kernel that has this in its line is no failure. Any other is: a bug, a
+    /// warning, a task that is stuck.
+    #[must_use]
+    pub fn expects(mut self, part: &str) -> Self {
+        self.expected.push(part.to_owned());
+        self
     }
 
     /// Memory in MiB. The root takes as much as its files are large.
@@ -163,21 +178,33 @@ impl Vm {
     /// As [`Self::run`], and comes back while the script runs, to speak with it.
     ///
     /// # Errors
-    /// When the machine can't be started.
+    /// When the machine can't be started, or does not come as far as the script.
     pub fn start(&self, script: &str) -> Result<Running> {
         let qemu = tools::find("qemu-system-x86_64")?;
         for program in &self.missing {
             tools::find(program)?;
         }
-        let kernel = Kernel::get()?;
+        let kernel = Kernel::get(self.kernel)?;
         let folder = self.folder()?;
         let root = self.root(&kernel, &folder, script)?;
         fs::write(folder.join("script"), script)?;
         fs::write(folder.join("root"), root)?;
-        let mut command = Command::new(qemu);
-        self.machine(&mut command, &kernel, &folder);
-        fs::write(folder.join("command"), tools::describe(&command))?;
-        Running::start(command, folder, self.limit)
+        let mut attempt = 1;
+        loop {
+            let mut command = Command::new(&qemu);
+            self.machine(&mut command, &kernel, &folder)?;
+            fs::write(folder.join("command"), tools::describe(&command))?;
+            let mut running =
+                Running::start(command, folder.clone(), self.limit, self.expected.clone())?;
+            match running.booted() {
+                Ok(()) => return Ok(running),
+                Err(_) if attempt < BOOTS && running.emulator_failed() => {
+                    eprintln!("{}: boot {attempt} died of the emulator's fault; again", self.name);
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// A folder of this run alone.
@@ -194,8 +221,9 @@ impl Vm {
         let mut root = Initramfs::new()?;
         root.text("/init", include_str!("init.sh"), true);
         root.text("/script", script, true);
-        let names: Vec<&str> =
-            ALWAYS.into_iter().chain(self.modules.iter().map(String::as_str)).collect();
+        let mut names: Vec<&str> = ALWAYS.into();
+        names.extend(self.drives.iter().flat_map(|drive| drive.modules()));
+        names.extend(self.modules.iter().map(String::as_str));
         let mut order = String::new();
         for (number, module) in kernel.modules(&names)?.iter().enumerate() {
             let file = module.file_name().unwrap_or_default().to_string_lossy();
@@ -222,53 +250,24 @@ impl Vm {
         Ok(root.finish())
     }
 
-    fn machine(&self, qemu: &mut Command, kernel: &Kernel, folder: &Path) {
+    fn machine(&self, qemu: &mut Command, kernel: &Kernel, folder: &Path) -> Result<()> {
         // Hardware help is asked for by name only: where the machine is itself a guest, the device
         // may be there and fail after the start.
         let help = std::env::var("BLOCKD_VM_ACCEL").unwrap_or_else(|_| "tcg,thread=multi".into());
         qemu.args(["-accel", &help, "-cpu", "max", "-nodefaults"]);
         qemu.args(["-no-user-config", "-no-reboot", "-display", "none"]);
         qemu.arg("-smp").arg(self.cpus.to_string());
-        qemu.arg("-m").arg(format!("{}M", self.memory_mib));
+        qemu.args(drive::machine(self.memory_mib, &self.drives)?);
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
-        qemu.args(["-append", "console=ttyS0 panic=-1 quiet loglevel=4"]);
+        qemu.args(["-append", COMMAND_LINE]);
         // What the kernel says goes to a file, what the script says to us.
         qemu.arg("-chardev")
-            .arg(format!("file,id=kernel,path={}", option(&folder.join("console"))));
+            .arg(format!("file,id=kernel,path={}", drive::option(&folder.join("console"))));
         qemu.args(["-chardev", "stdio,id=script,signal=off"]);
         qemu.args(["-serial", "chardev:kernel", "-serial", "chardev:script"]);
-        for (number, drive) in self.drives.iter().enumerate() {
-            qemu.arg("-blockdev").arg(blockdev(number, drive));
-            qemu.arg("-device").arg(format!("virtio-blk-pci,drive=drive{number}"));
-        }
         qemu.args(&self.arguments);
+        Ok(())
     }
-}
-
-fn blockdev(number: usize, drive: &Drive) -> String {
-    match drive {
-        Drive::File(path) => format!(
-            "driver=raw,node-name=drive{number},discard=unmap,\
-             file.driver={},file.filename={}",
-            if is_device(path) { "host_device" } else { "file" },
-            option(path)
-        ),
-        Drive::Nbd { socket, export, reconnect_delay } => format!(
-            "driver=nbd,node-name=drive{number},discard=unmap,server.type=unix,server.path={},\
-             export={export},reconnect-delay={reconnect_delay}",
-            option(socket)
-        ),
-    }
-}
-
-fn is_device(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
-}
-
-/// A path in one of qemu's lists, where a comma would end it.
-fn option(path: &Path) -> String {
-    path.to_string_lossy().replace(',', ",,")
 }
 
 /// A copy without symbols for debuggers, which are most of a build of ours.

@@ -9,10 +9,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
+use super::console;
 use crate::sim::runner::clock;
 
 /// Printed by the guest's first process when the script has ended.
 const ENDED: &str = "@@ended ";
+/// Printed by it before the script.
+const STARTED: &str = "@@started";
+/// How a kernel dies of a fault of qemu's: while the kernel changes its own code, one emulated
+/// processor runs what was there a moment before, and finds a breakpoint that is nobody's.
+const EMULATOR: &str = "Oops: int3";
 /// Lines of output that an error shows.
 const SHOWN: usize = 40;
 
@@ -34,12 +40,19 @@ pub struct Running {
     text: String,
     status: Option<i32>,
     folder: PathBuf,
+    /// Parts of complaints that are none here.
+    expected: Vec<String>,
     started: Instant,
     deadline: Instant,
 }
 
 impl Running {
-    pub(super) fn start(mut command: Command, folder: PathBuf, limit: Duration) -> Result<Self> {
+    pub(super) fn start(
+        mut command: Command,
+        folder: PathBuf,
+        limit: Duration,
+        expected: Vec<String>,
+    ) -> Result<Self> {
         let errors = fs::File::create(folder.join("qemu"))?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let started = clock();
@@ -60,7 +73,19 @@ impl Running {
         let stdin = qemu.stdin.take();
         let deadline = started + limit;
         let (text, status) = (String::new(), None);
-        Ok(Self { qemu, stdin, lines, text, status, folder, started, deadline })
+        Ok(Self { qemu, stdin, lines, text, status, folder, expected, started, deadline })
+    }
+
+    /// Waits until the guest is as far as the script.
+    pub(super) fn booted(&mut self) -> Result<()> {
+        self.wait_for(STARTED)?;
+        self.text.clear();
+        Ok(())
+    }
+
+    /// Whether the kernel died of the emulator and not by itself.
+    pub(super) fn emulator_failed(&self) -> bool {
+        self.console().contains(EMULATOR)
     }
 
     /// The next line that contains this.
@@ -88,7 +113,7 @@ impl Running {
     /// Waits for the end of the script.
     ///
     /// # Errors
-    /// When it does not end with 0, or the time is over.
+    /// When it does not end with 0, the kernel complained, or the time is over.
     pub fn finish(mut self) -> Result<Output> {
         while self.line()?.is_some() {}
         match self.status {
@@ -97,10 +122,53 @@ impl Running {
             None => return Err(self.failure("the machine stopped before the script ended")),
         }
         let seconds = self.started.elapsed().as_secs_f64();
-        let _ = self.qemu.wait();
+        self.wait_for_exit()?;
+        self.close(seconds)
+    }
+
+    /// Cuts the power, wherever the guest is.
+    ///
+    /// # Errors
+    /// When the machine had stopped by itself, or the kernel had complained.
+    pub fn cut(mut self) -> Result<Output> {
+        if self.qemu.try_wait()?.is_some() {
+            return Err(self.failure("the machine stopped before its power was cut"));
+        }
+        self.qemu.kill().context("cutting the power")?;
+        self.qemu.wait()?;
+        // What was said before has come, if not been read.
+        while let Ok(line) = self.lines.recv() {
+            self.text.push_str(&line);
+            self.text.push('\n');
+        }
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.close(seconds)
+    }
+
+    /// After the end: what is kept, and whether the kernel had something to say.
+    fn close(&mut self, seconds: f64) -> Result<Output> {
+        if let Some(said) = console::complaint(&self.console(), &self.expected) {
+            return Err(self.failure(&format!("the kernel complained:\n{said}")));
+        }
         // Kept only when something is to be found out.
         let _ = fs::remove_dir_all(&self.folder);
         Ok(Output { text: std::mem::take(&mut self.text), seconds })
+    }
+
+    /// Switching off takes a moment, and may fail to come about.
+    fn wait_for_exit(&mut self) -> Result<()> {
+        while self.qemu.try_wait()?.is_none() {
+            if clock() > self.deadline {
+                return Err(self.failure("the machine does not switch off"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn console(&self) -> String {
+        let bytes = fs::read(self.folder.join("console")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// The next line; none after the script's end.
@@ -130,9 +198,13 @@ impl Running {
         let folder = self.folder.display();
         let _ = fs::write(self.folder.join("output"), &self.text);
         let said = last_lines(&self.text);
-        let kernel = match fs::read(self.folder.join("console")) {
-            Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
-            Err(_) => String::new(),
+        let console = self.console();
+        let kernel = last_lines(&console);
+        let what = match console::complaint(&console, &self.expected) {
+            Some(said) if !what.contains("complained") => {
+                format!("{what}, and the kernel complained:\n{said}")
+            }
+            _ => what.to_owned(),
         };
         anyhow!("{what}\nscript:\n{said}\nkernel:\n{kernel}\nkept in {folder}")
     }

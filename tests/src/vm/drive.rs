@@ -1,0 +1,125 @@
+//! Disks of a guest, and what qemu has to be told of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// What the guest sees as `/dev/vda`, `/dev/vdb` and so on where nothing else is said. Names go by
+/// kind, in the order in which disks are given.
+#[derive(Clone, Debug)]
+pub enum Drive {
+    /// A raw file or block device of the host.
+    File(PathBuf),
+    /// The same as an NVMe disk: `/dev/nvme0n1` and so on.
+    Nvme(PathBuf),
+    /// A file as persistent memory, `/dev/pmem0` and so on: a whole number of 128 MiB, and 2 MiB
+    /// more if it is to hold labels. Other sizes misalign what comes behind it.
+    Nvdimm(PathBuf),
+    /// A volume that a server on the host exports over a Unix socket.
+    Nbd {
+        /// Path of the socket.
+        socket: PathBuf,
+        /// Name of the export.
+        export: String,
+        /// Seconds for which requests wait when the server is gone, before they fail.
+        reconnect_delay: u32,
+    },
+}
+
+/// Persistent memory comes in regions of a multiple of this.
+const NVDIMM_UNIT: u64 = 128 << 20;
+/// Labels of namespaces, at the end of the file.
+const NVDIMM_LABELS: u64 = 2 << 20;
+/// Room for persistent memory in the guest's address space.
+const NVDIMM_SLOTS: &str = ",slots=8,maxmem=64G";
+
+impl Drive {
+    /// Modules that the guest needs for it.
+    pub(super) fn modules(&self) -> &'static [&'static str] {
+        match self {
+            Self::File(_) | Self::Nbd { .. } => &[],
+            Self::Nvme(_) => &["nvme"],
+            Self::Nvdimm(_) => &["nfit", "nd_pmem"],
+        }
+    }
+
+    /// Words for qemu that add it to the machine.
+    fn words(&self, number: usize) -> Result<Vec<String>> {
+        let words = match self {
+            Self::File(path) => [blockdev(number, &raw(path)), virtio(number)].concat(),
+            Self::Nbd { socket, export, reconnect_delay } => {
+                let server = format!(
+                    "driver=nbd,server.type=unix,server.path={},export={export},\
+                     reconnect-delay={reconnect_delay}",
+                    option(socket)
+                );
+                [blockdev(number, &server), virtio(number)].concat()
+            }
+            Self::Nvme(path) => {
+                let device = format!("nvme,drive=drive{number},serial=drive{number}");
+                [blockdev(number, &raw(path)), vec!["-device".into(), device]].concat()
+            }
+            Self::Nvdimm(path) => {
+                let size = fs::metadata(path)
+                    .with_context(|| format!("the size of {}", path.display()))?
+                    .len();
+                let labels = size % NVDIMM_UNIT;
+                ensure!(
+                    labels == 0 || labels == NVDIMM_LABELS,
+                    "{}: {size} bytes are no multiple of {NVDIMM_UNIT}, with or without \
+                     {NVDIMM_LABELS} for labels",
+                    path.display()
+                );
+                let object = format!(
+                    "memory-backend-file,id=drive{number},share=on,mem-path={},size={size}",
+                    option(path)
+                );
+                let labels =
+                    if labels == 0 { String::new() } else { format!(",label-size={labels}") };
+                let device = format!("nvdimm,memdev=drive{number}{labels}");
+                ["-object".into(), object, "-device".into(), device].into()
+            }
+        };
+        Ok(words)
+    }
+}
+
+/// Words for qemu: the machine with its memory, then all disks.
+pub(super) fn machine(memory_mib: u32, drives: &[Drive]) -> Result<Vec<String>> {
+    let persistent = drives.iter().any(|drive| matches!(drive, Drive::Nvdimm(_)));
+    let (machine, slots) = if persistent {
+        ("pc,nvdimm=on,nvdimm-persistence=mem-ctrl", NVDIMM_SLOTS)
+    } else {
+        ("pc", "")
+    };
+    let memory = format!("{memory_mib}M{slots}");
+    let mut words = vec!["-machine".to_owned(), machine.to_owned(), "-m".to_owned(), memory];
+    for (number, drive) in drives.iter().enumerate() {
+        words.extend(drive.words(number)?);
+    }
+    Ok(words)
+}
+
+fn blockdev(number: usize, what: &str) -> Vec<String> {
+    vec!["-blockdev".to_owned(), format!("{what},node-name=drive{number},discard=unmap")]
+}
+
+fn virtio(number: usize) -> Vec<String> {
+    vec!["-device".to_owned(), format!("virtio-blk-pci,drive=drive{number}")]
+}
+
+fn raw(path: &Path) -> String {
+    let driver = if is_device(path) { "host_device" } else { "file" };
+    format!("driver=raw,file.driver={driver},file.filename={}", option(path))
+}
+
+fn is_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
+}
+
+/// A path in one of qemu's lists, where a comma would end it.
+pub(super) fn option(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
