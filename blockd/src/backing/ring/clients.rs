@@ -125,7 +125,9 @@ impl Ring {
         outgoing.fill(&self.memory);
         let send = opcode::SendMsg::new(types::Fixed(file.0), &raw const outgoing.header);
         let entry = send.flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned()).build();
-        self.push(entry, Record::Send { token, file, outgoing })
+        self.push(entry, Record::Send { token, file, outgoing })?;
+        self.unsent += 1;
+        Ok(())
     }
 
     pub(super) fn end_message(&mut self, message: &Message) {

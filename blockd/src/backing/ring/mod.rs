@@ -34,6 +34,9 @@ use crate::block::{Buffer, Place};
 const MAX_FILES: u32 = 4096;
 /// Most entries that are handed to the kernel at a time.
 const MAX_ENTRIES: u32 = 4096;
+/// How long it is waited for something else than the end of messages, which a full socket delays:
+/// about as long as a busy client takes for its next request.
+const SEND_MOMENT_US: u32 = 50;
 
 /// What is kept of an operation until it ends.
 #[derive(Debug)]
@@ -70,6 +73,10 @@ pub struct Ring {
     doorbell_value: Box<u64>,
     in_flight: usize,
     unsubmitted: usize,
+    /// How many of those are messages to be sent.
+    unsent: usize,
+    /// The kernel can wait for several completions, and for fewer when some time is over.
+    waits_for_more: bool,
     enters: u64,
     pushed_io: u64,
 }
@@ -94,6 +101,7 @@ impl Ring {
             .build(entries)
             // Kernels before 6.1 know one or both of these hints not.
             .or_else(|_| IoUring::builder().setup_cqsize(records * 2).build(entries))?;
+        let waits_for_more = ring.params().is_feature_min_timeout();
         ring.submitter().register_files_sparse(MAX_FILES)?;
         let memory = Memory::new(&ring, options.arena_bytes, options.serves)?;
         let chunks = options.serves.then(|| Chunks::register(&ring)).transpose()?;
@@ -112,6 +120,8 @@ impl Ring {
             doorbell_value: Box::new(0),
             in_flight: 0,
             unsubmitted: 0,
+            unsent: 0,
+            waits_for_more,
             enters: 0,
             pushed_io: 0,
         })
@@ -279,11 +289,15 @@ impl Ring {
     pub fn enter(&mut self, ended: usize) -> std::io::Result<()> {
         let wait = self.awaited(ended);
         self.enters += 1;
+        self.unsent = 0;
         let result = self.ring.submit_and_wait(wait);
         self.entered(result)
     }
 
     /// The same, for no longer than this.
+    ///
+    /// A message that is sent has ended at once, as a rule, and its end is nothing to wake up for:
+    /// where the kernel can, it waits for something else to end as well, for a moment.
     pub fn enter_for(&mut self, ended: usize, limit: Duration) -> std::io::Result<()> {
         let wait = self.awaited(ended);
         if wait == 0 {
@@ -292,7 +306,14 @@ impl Ring {
         self.enters += 1;
         let time = types::Timespec::from(limit);
         let arguments = types::SubmitArgs::new().timespec(&time);
-        let result = self.ring.submitter().submit_with_args(wait, &arguments);
+        let unsent = std::mem::take(&mut self.unsent);
+        let result = if unsent > 0 && self.waits_for_more {
+            let wait = (wait + unsent).min(self.in_flight);
+            let arguments = arguments.min_wait_usec(SEND_MOMENT_US);
+            self.ring.submitter().submit_with_args(wait, &arguments)
+        } else {
+            self.ring.submitter().submit_with_args(wait, &arguments)
+        };
         self.entered(result)
     }
 
