@@ -39,6 +39,9 @@ const CONTROL_THREADS: usize = 2;
 /// How long a client of the control API may keep the daemon from ending.
 const CONTROL_STOP_TIME: Duration = Duration::from_secs(5);
 
+/// A signal within this time of the first is the same one.
+const SECOND_SIGNAL: Duration = Duration::from_secs(1);
+
 /// How often failed pools are looked for.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -101,9 +104,13 @@ impl Signals {
             }
         }
         tokio::spawn(async move {
+            // Some who signal do so twice: to the process, and to its group.
+            tokio::time::sleep(SECOND_SIGNAL).await;
+            let flags = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+            let [Ok(mut terminate), Ok(mut interrupt)] = flags else { return };
             tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
             }
             tracing::error!("told to stop again: ending at once, as after a crash");
             std::process::exit(1);

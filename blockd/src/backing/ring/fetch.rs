@@ -3,6 +3,7 @@
 //! The numbers are those of the kernel's `linux/ublk_cmd.h`.
 
 use std::fs::File;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use io_uring::squeue::Entry;
@@ -10,7 +11,6 @@ use io_uring::{opcode, types};
 
 use super::memory::AreaId;
 use super::{Record, Ring};
-use crate::backing::operation::FileSlot;
 use crate::block::Buffer;
 
 /// `UBLK_U_IO_FETCH_REQ`: `_IOWR('u', 0x20, struct ublksrv_io_cmd)`, and those that follow it.
@@ -31,8 +31,10 @@ const fn command(number: u32) -> u32 {
 /// Which request of which queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueTag {
-    /// The open `/dev/ublkcN`.
-    pub file: FileSlot,
+    /// The open `/dev/ublkcN`, by its own number: up to Linux 6.12 a file in the ring's table is
+    /// closed only when every older operation on that table has ended, which those of idle
+    /// clients do not, and the kernel deletes no device whose file is open.
+    pub file: RawFd,
     /// The queue's number.
     pub queue: u16,
     /// The request's.
@@ -134,7 +136,7 @@ impl Ring {
 }
 
 fn queue_command(at: QueueTag, operation: u32, command: [u8; 16]) -> Entry {
-    opcode::UringCmd16::new(types::Fixed(at.file.0), operation).cmd(command).build()
+    opcode::UringCmd16::new(types::Fd(at.file), operation).cmd(command).build()
 }
 
 /// The entry with `addr` set, which the library has no call for.
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_command_is_laid_out_as_the_kernel_reads_it() {
-        let at = QueueTag { file: FileSlot(7), queue: 2, tag: 0x0301 };
+        let at = QueueTag { file: 7, queue: 2, tag: 0x0301 };
         let expected = [2, 0, 1, 3, 0xfb, 0xff, 0xff, 0xff, 0x08, 7, 6, 5, 4, 3, 2, 1];
         assert_eq!(at.bytes(-5, 0x0102_0304_0506_0708), expected);
         let entry = with_address(queue_command(at, FETCH, expected), 0x1122_3344_5566_7788);

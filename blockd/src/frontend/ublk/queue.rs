@@ -2,11 +2,12 @@
 //! request, so that both cost one entry of the ring, and all of a turn's one system call.
 
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 
 use super::descriptor::Descriptors;
 use super::host::QueueSpec;
 use super::request::{Wanted, answer};
-use crate::backing::{AreaId, FileSlot, QueueTag, Ring};
+use crate::backing::{AreaId, QueueTag, Ring};
 use crate::block::{Buffer, Completion, Operation, Request};
 use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 
@@ -84,7 +85,6 @@ pub struct Queue {
     /// The volume.
     pub volume: VolumeRef,
     at: usize,
-    file: FileSlot,
     area: AreaId,
     descriptors: Descriptors,
     tags: Vec<Tag>,
@@ -110,14 +110,7 @@ impl Queue {
     ) -> std::io::Result<Self> {
         let descriptors = Descriptors::map(&spec.device_file, spec.queue, spec.depth)?;
         let ring = &mut *context.ring;
-        let file = ring.add_file(&spec.device_file)?;
-        let area = match ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy) {
-            Ok(area) => area,
-            Err(error) => {
-                ring.remove(file);
-                return Err(error);
-            }
-        };
+        let area = ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy)?;
         let tags = (0..spec.depth)
             .map(|tag| Tag { buffer: ring.piece(area, tag), registered: false, answer: 0 })
             .collect();
@@ -125,7 +118,6 @@ impl Queue {
             spec,
             volume,
             at,
-            file,
             area,
             descriptors,
             tags,
@@ -175,7 +167,7 @@ impl Queue {
     }
 
     fn queue_tag(&self, tag: u16) -> QueueTag {
-        QueueTag { file: self.file, queue: self.spec.queue, tag }
+        QueueTag { file: self.spec.device_file.as_raw_fd(), queue: self.spec.queue, tag }
     }
 
     /// Asks for a request, after answering the one before.
@@ -292,7 +284,6 @@ impl Queue {
     /// Gives everything back, when it has ended.
     pub fn release(self, context: &mut QueueContext<'_>) {
         context.ring.remove_area(self.area, self.spec.depth);
-        context.ring.remove(self.file);
         context.executor.detach(self.volume);
     }
 }
