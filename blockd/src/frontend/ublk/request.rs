@@ -43,8 +43,11 @@ impl Wanted {
         if moves && (len == 0 || len > u64::from(max_bytes)) {
             return Err(-libc::EINVAL);
         }
-        let offset = descriptor.start_sector.checked_mul(SECTOR).ok_or(-libc::EINVAL)?;
-        let offset = if operation == Operation::Flush { 0 } else { offset };
+        let offset = match operation {
+            // The kernel leaves the largest number there is.
+            Operation::Flush => 0,
+            _ => descriptor.start_sector.checked_mul(SECTOR).ok_or(-libc::EINVAL)?,
+        };
         Ok(Self { operation, offset, len, needs_pages: moves && flags & NEEDS_PAGES != 0 })
     }
 }
@@ -89,7 +92,7 @@ mod tests {
             assert_eq!((wanted.operation, wanted.offset, wanted.len), (operation, 4096, 8192));
             assert!(!wanted.needs_pages);
         }
-        let flush = whole(2);
+        let flush = Wanted::of(Descriptor::new(2, u64::MAX, 0), MAX).unwrap();
         assert_eq!((flush.operation, flush.offset, flush.len), (Operation::Flush, 0, 0));
         assert!(whole(1 | NEEDS_PAGES).needs_pages);
         assert!(!whole(3 | NEEDS_PAGES).needs_pages);
