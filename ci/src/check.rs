@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::{requirements, tidy};
+use crate::{requirements, setup, tidy};
 
 /// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
 /// of features, which would hide a mapper that builds only with `mutations` on, or only without.
@@ -21,6 +21,7 @@ const LINTED: [(&str, &[&str]); 3] = [
 #[must_use]
 pub(crate) fn run(root: &Path) -> bool {
     let mut steps = Steps::new();
+    steps.run("tools", || setup::ensure(&[setup::LIBCLANG]).map(|()| Outcome::Passed));
     steps.run("lock file", || {
         let mut cargo = command::cargo(root);
         command::output(cargo.args(["metadata", "--locked", "--format-version", "1"]))?;

@@ -50,9 +50,10 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let watch = Stopwatch::start();
     let step = |text: &str| println!("\n[{:5.1} s] {text}", watch.elapsed().as_secs_f64());
     step(
-        "what the demo needs: mke2fs, e2fsck and debugfs to make a file system and to look into it",
+        "what the demo needs: libclang to build; mke2fs, e2fsck and debugfs to make a file system \
+         and to look into it",
     );
-    setup::ensure(&setup::FILE_SYSTEM)?;
+    setup::ensure(&setup::DEMO)?;
     step("building blockd");
     let binary = build(root)?;
     let folder = Folder::make()?;

@@ -1,22 +1,26 @@
 //! `cargo ci setup`: installs what tests and benches need and this machine lacks. Debian's package
 //! manager is the only one it knows; elsewhere it names what is missing.
 
+use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use crate::command;
 
-/// A program that a test or a bench starts.
+/// A program that a test or a bench starts, or a library that a build needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// The name of the program.
+    /// The name of the program, or how the library's file begins: `.so` tells them apart.
     pub(crate) program: &'static str,
     /// The Debian package that has it.
     pub(crate) package: &'static str,
 }
 
+/// libublk's constants are read from the kernel's header with it, when blockd is built.
+pub(crate) const LIBCLANG: Tool = Tool { program: "libclang.so", package: "libclang-dev" };
 /// Runs the reader written from the format's description.
 pub(crate) const PYTHON: Tool = Tool { program: "python3", package: "python3" };
 /// The pump's figures stand beside its.
@@ -27,7 +31,8 @@ pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "util-linux
 pub(crate) const MKFS: Tool = Tool { program: "mkfs.ext4", package: "e2fsprogs" };
 
 /// What virtual machines are made of.
-pub(crate) const MACHINES: [Tool; 9] = [
+pub(crate) const MACHINES: [Tool; 10] = [
+    LIBCLANG,
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
     Tool { program: "busybox", package: "busybox-static" },
     Tool { program: "dash", package: "dash" },
@@ -55,11 +60,13 @@ const PERF: Tool = Tool { program: "perf", package: "linux-perf" };
 
 /// What `cargo ci bench nbd` starts; plain tests do without. QEMU's tools come first: newer ones
 /// have both servers in one package.
-pub(crate) const NBD_BENCH: [Tool; 7] =
-    [QEMU_NBD, QEMU_IMG, QEMU_STORAGE_DAEMON, NBDKIT, NBD_SERVER, PERF, FIO];
+pub(crate) const NBD_BENCH: [Tool; 8] =
+    [LIBCLANG, QEMU_NBD, QEMU_IMG, QEMU_STORAGE_DAEMON, NBDKIT, NBD_SERVER, PERF, FIO];
 
-/// What the demo makes a file system with, checks it with, and reads it with, unmounted.
-pub(crate) const FILE_SYSTEM: [Tool; 3] = [
+/// What the demo builds with, and what it makes a file system with, checks it with, and reads it
+/// with, unmounted.
+pub(crate) const DEMO: [Tool; 4] = [
+    LIBCLANG,
     Tool { program: "mke2fs", package: "e2fsprogs" },
     Tool { program: "e2fsck", package: "e2fsprogs" },
     Tool { program: "debugfs", package: "e2fsprogs" },
@@ -81,7 +88,7 @@ pub(crate) const CLIENTS: [Tool; 9] = [
 
 /// Everything that `setup` sees to.
 pub(crate) fn all() -> Vec<Tool> {
-    [&[PYTHON, FIO, LOSETUP, MKFS, QEMU_IMG][..], &FILE_SYSTEM, &MACHINES, &CLIENTS].concat()
+    [&[PYTHON, FIO, LOSETUP, MKFS, QEMU_IMG][..], &DEMO, &MACHINES, &CLIENTS].concat()
 }
 
 /// Installs whatever of [`all`] is missing and says what it did.
@@ -91,7 +98,7 @@ pub(crate) fn all() -> Vec<Tool> {
 pub(crate) fn run() -> Result<()> {
     let tools = all();
     for tool in &tools {
-        if command::installed(tool.program) {
+        if is_here(*tool) {
             println!("setup: {} is here", tool.program);
         }
     }
@@ -103,8 +110,7 @@ pub(crate) fn run() -> Result<()> {
 /// # Errors
 /// When one is missing and cannot be installed; the message names the package.
 pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
-    let missing: Vec<Tool> =
-        tools.iter().copied().filter(|tool| !command::installed(tool.program)).collect();
+    let missing: Vec<Tool> = tools.iter().copied().filter(|tool| !is_here(*tool)).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -115,13 +121,47 @@ pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
     install(&missing)
 }
 
+fn is_here(tool: Tool) -> bool {
+    match tool.program.strip_suffix(".so") {
+        Some(library) => library_folders().iter().any(|folder| has_library(folder, library)),
+        None => command::installed(tool.program),
+    }
+}
+
+/// Where build scripts look for a library, on Debian and its like.
+fn library_folders() -> Vec<PathBuf> {
+    let inside = |folder: &str, rest: &str| -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path().join(rest)).collect()
+    };
+    let mut folders: Vec<PathBuf> =
+        std::env::var_os("LIBCLANG_PATH").map(PathBuf::from).into_iter().collect();
+    folders.extend(["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from));
+    // llvm-14/lib, and folders of architectures.
+    folders.extend(inside("/usr/lib", "lib"));
+    folders.extend(inside("/usr/lib", ""));
+    folders
+}
+
+/// Whether there is `NAME.so`, or `NAME-14.so`, with whatever version behind it.
+fn has_library(folder: &Path, name: &str) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let Some(rest) = file.strip_prefix(name) else { return false };
+        let version = rest.split(".so").next().unwrap_or_default();
+        let is_version = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '.');
+        rest.contains(".so") && is_version(version.strip_prefix('-').unwrap_or(version))
+    })
+}
+
 fn install(missing: &[Tool]) -> Result<()> {
     let packages = packages(missing);
     println!("setup: installing {}", packages.join(" "));
     command::run(apt_get().arg("update"))?;
     command::run(apt_get().args(["install", "-y", "--no-install-recommends"]).args(&packages))?;
     for tool in missing {
-        if !command::installed(tool.program) {
+        if !is_here(*tool) {
             bail!("{} was installed, yet there is no {}", tool.package, tool.program);
         }
     }
@@ -168,6 +208,22 @@ mod tests {
     #[test]
     fn tools_that_are_here_need_nothing() {
         ensure(&[Tool { program: "sh", package: "dash" }]).unwrap();
+    }
+
+    #[test]
+    fn a_library_is_told_from_its_likes() {
+        let folder = std::env::temp_dir().join(format!("ci-libraries-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let has = |file: &str| {
+            fs::write(folder.join(file), "").unwrap();
+            let found = has_library(&folder, "libclang");
+            fs::remove_file(folder.join(file)).unwrap();
+            found
+        };
+        let found = ["libclang.so", "libclang-14.so.1", "libclang.so.1", "libclang-14.so.14.0.6"];
+        assert!(found.iter().all(|file| has(file)));
+        assert!(!["libclang-cpp.so.14", "libclang.a", "libclangd.so"].iter().any(|file| has(file)));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! ublk: block devices of the kernel that this process serves.
 //!
 //! Two sides. A device's life (added, started, stopped, recovered) is the business of a thread of
-//! its own, since any of these commands may hang in the kernel. Its queues are served by workers,
-//! on the ring that does the IO of the media. [`QueueHost`] is all that they know of each other.
+//! its own, since any of these commands may hang in the kernel: [`control`]. Its queues are served
+//! by workers, on the ring that does the IO of the media. [`QueueHost`] is all that they know of
+//! each other.
 
+pub mod control;
 #[expect(unsafe_code, reason = "reads memory that the kernel shares")]
 mod descriptor;
 mod host;

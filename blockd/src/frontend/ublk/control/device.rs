@@ -1,0 +1,276 @@
+//! What is done with one device, step by step, on its own thread.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::driver::{AddRequest, DeviceInfo, Driver, DriverError, Serve};
+use super::features;
+use super::mark::Mark;
+use super::params::Params;
+use super::seat::{Patience, Seat};
+use super::users::{Places, numbers_of};
+use super::{DeviceError, DeviceOptions, QueueHost, called};
+use crate::frontend::ublk::QueueSpec;
+use crate::pool::VolumeId;
+
+/// Requests of a queue when each has a buffer of its own: 32 of 128 KiB are 4 MiB, half of what an
+/// idle device may take in memory.
+const COPY_DEPTH: u16 = 32;
+/// Requests of a queue when nothing is copied: they cost a few hundred bytes each.
+const ZERO_COPY_DEPTH: u16 = 128;
+
+/// How long workers may take to let go of a device that was stopped: the media's IO that is under
+/// way ends in this time, or the media is what hangs.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the block device's file may take to appear. The kernel makes it before `START_DEV`
+/// comes back; where udev makes it, some milliseconds later.
+const FILE_LIMIT: Duration = Duration::from_secs(1);
+const FILE_LOOK: Duration = Duration::from_millis(5);
+
+/// The volume that a device is of, and what was asked for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceSpec {
+    /// The identity of the pool.
+    pub pool: [u8; 16],
+    /// The pool's name.
+    pub pool_name: String,
+    /// Which of its volumes.
+    pub volume: VolumeId,
+    /// The volume's name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// The pool's extent in bytes.
+    pub extent_size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// How many queues. 0: as configured.
+    pub queues: u16,
+    /// Requests that each can have in flight. 0: as configured.
+    pub depth: u16,
+    /// The pool's devices can do IO with pages that are not ours.
+    pub zero_copy: bool,
+}
+
+/// A device, or why there is none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DeviceView {
+    /// N of `/dev/ublkbN`.
+    pub number: Option<u32>,
+    /// Its path, when it is served.
+    pub path: Option<PathBuf>,
+    /// Its numbers.
+    pub numbers: Option<(u32, u32)>,
+    /// How many queues it has.
+    pub queues: u16,
+    /// Requests that each can have in flight.
+    pub depth: u16,
+    /// Nothing is copied.
+    pub zero_copy: bool,
+    /// Features that were asked for.
+    pub asked: u64,
+    /// Features that the kernel granted.
+    pub granted: u64,
+    /// Why it is not served.
+    pub problem: Option<String>,
+}
+
+/// What the steps need.
+#[derive(Clone)]
+pub(super) struct Kit {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) host: Arc<dyn QueueHost>,
+    pub(super) options: DeviceOptions,
+    pub(super) places: Places,
+}
+
+/// A device that serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Serving {
+    pub(super) info: DeviceInfo,
+    pub(super) asked: u64,
+    pub(super) numbers: Option<(u32, u32)>,
+}
+
+impl Serving {
+    pub(super) fn view(&self) -> DeviceView {
+        let number = self.info.number;
+        DeviceView {
+            number: Some(number),
+            path: Some(PathBuf::from(called(Some(number)))),
+            numbers: self.numbers,
+            queues: self.info.queues,
+            depth: self.info.depth,
+            zero_copy: is_zero_copy(&self.info),
+            asked: self.asked,
+            granted: self.info.flags,
+            problem: None,
+        }
+    }
+}
+
+fn is_zero_copy(info: &DeviceInfo) -> bool {
+    info.flags & features::ZERO_COPY == features::ZERO_COPY
+}
+
+impl Kit {
+    pub(super) fn mark(&self, spec: &DeviceSpec) -> Mark {
+        Mark::new(self.options.owner, &spec.pool, spec.volume)
+    }
+
+    /// What is asked of the driver for a volume.
+    fn request(&self, spec: &DeviceSpec, driver: u64, number: Option<u32>) -> AddRequest {
+        let flags = features::to_ask(driver, self.options.zero_copy && spec.zero_copy);
+        let zero_copy = flags & features::ZERO_COPY == features::ZERO_COPY;
+        let depth = match (spec.depth, self.options.depth) {
+            (0, 0) if zero_copy => ZERO_COPY_DEPTH,
+            (0, 0) => COPY_DEPTH,
+            (0, depth) | (depth, _) => depth,
+        };
+        let most = u16::try_from(self.host.workers()).unwrap_or(u16::MAX).max(1);
+        let queues = if spec.queues == 0 { self.options.queues } else { spec.queues };
+        AddRequest {
+            number,
+            queues: queues.clamp(1, most),
+            depth,
+            max_bytes: self.options.max_bytes,
+            flags,
+            mark: self.mark(spec).to_bits(),
+        }
+    }
+
+    /// Adds a device and starts it. Leaves nothing behind when that fails.
+    pub(super) fn add(
+        &self,
+        seat: &mut Seat,
+        spec: &DeviceSpec,
+        number: Option<u32>,
+    ) -> Result<Serving, DeviceError> {
+        if !self.driver.is_there() {
+            return Err(DeviceError::NoDriver);
+        }
+        let refused = |DriverError { command, source }: DriverError| DeviceError::Refused {
+            command,
+            device: called(None),
+            source,
+        };
+        seat.begin("GET_FEATURES");
+        let driver = self.driver.features().map_err(refused)?;
+        let taken = self.driver.numbers();
+        let number = number.filter(|number| !taken.contains(number));
+        let request = self.request(spec, driver, number);
+        seat.begin("ADD_DEV");
+        let control = self.driver.add(&request).map_err(|error| {
+            // The limit has no error of its own, and libublk may ask twice and tell the second.
+            let is_limit = matches!(error.errno(), Some(libc::EACCES | libc::EOPNOTSUPP));
+            let count = u64::try_from(taken.len()).unwrap_or(u64::MAX);
+            match self.driver.limit() {
+                Some(max) if is_limit && count >= max => DeviceError::Exhausted { max },
+                _ => refused(error),
+            }
+        })?;
+        seat.number_is(control.info().number);
+        seat.control = Some(control);
+        let params = Params {
+            size: spec.size,
+            block_size: spec.block_size,
+            extent_size: spec.extent_size,
+            max_bytes: request.max_bytes,
+            read_only: spec.read_only,
+        };
+        let served = self.serve(seat, spec, request.flags, Serve::Start(&params));
+        if served.is_err()
+            && let Err(error) = self.take_down(seat)
+        {
+            tracing::warn!(%error, "a device that could not be started stays");
+        }
+        served
+    }
+
+    /// Has the queues served and the device started.
+    pub(super) fn serve(
+        &self,
+        seat: &mut Seat,
+        spec: &DeviceSpec,
+        asked: u64,
+        how: Serve<'_>,
+    ) -> Result<Serving, DeviceError> {
+        seat.begin(match how {
+            Serve::Start(_) => "START_DEV",
+            Serve::Recover => "END_USER_RECOVERY",
+        });
+        let control = seat.control.as_deref_mut().ok_or(DeviceError::NotServed)?;
+        let info = control.info();
+        control.serve(how, &mut |file| self.fetch(spec, &info, &file))?;
+        let info = seat.command("GET_DEV_INFO", |it| it.refresh())?;
+        let missing = asked & !info.flags;
+        if missing != 0 {
+            let missing = features::names(missing).join(", ");
+            tracing::warn!(device = called(Some(info.number)), missing, "not granted");
+        }
+        let numbers = self.await_file(info.number);
+        Ok(Serving { info, asked, numbers })
+    }
+
+    fn fetch(
+        &self,
+        spec: &DeviceSpec,
+        info: &DeviceInfo,
+        file: &Arc<File>,
+    ) -> Result<(), DeviceError> {
+        let workers = self.host.workers().max(1);
+        let first = usize::try_from(info.number).unwrap_or(0);
+        for queue in 0..info.queues {
+            let worker = first.wrapping_add(usize::from(queue)) % workers;
+            let queue = QueueSpec {
+                device: info.number,
+                queue,
+                depth: info.depth,
+                max_bytes: info.max_bytes,
+                zero_copy: is_zero_copy(info),
+                device_file: Arc::clone(file),
+                pool: spec.pool,
+                volume: spec.volume,
+                name: spec.name.clone(),
+                read_only: spec.read_only,
+            };
+            let device = || called(Some(info.number));
+            self.host
+                .start_queue(worker, queue)
+                .map_err(|source| DeviceError::Queue { device: device(), source })?;
+        }
+        Ok(())
+    }
+
+    fn await_file(&self, number: u32) -> Option<(u32, u32)> {
+        let disk = format!("ublkb{number}");
+        let patience = Patience::new(FILE_LIMIT);
+        while !self.places.dev.join(&disk).exists() {
+            if patience.is_over() {
+                tracing::warn!("/dev/{disk} does not appear: is /dev a devtmpfs?");
+                break;
+            }
+            std::thread::sleep(FILE_LOOK);
+        }
+        numbers_of(&self.places, &disk)
+    }
+
+    /// Stops the device, has the workers let go of it, and deletes it.
+    pub(super) fn take_down(&self, seat: &mut Seat) -> Result<(), DeviceError> {
+        let Some(number) = seat.number() else { return Ok(()) };
+        seat.command("STOP_DEV", |it| it.stop())?;
+        seat.begin("giving its queues back");
+        if !self.host.await_end(number, END_LIMIT) {
+            let command = "giving its queues back";
+            return Err(DeviceError::Hangs { device: called(Some(number)), command });
+        }
+        seat.command("DEL_DEV", |it| it.delete())?;
+        seat.control = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,351 @@
+//! All devices of the daemon. Its calls block, none for longer than some limits together.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::device::{DeviceSpec, DeviceView, Kit, Serving};
+use super::driver::{DeviceState, Driver};
+use super::links::Links;
+use super::mark::Mark;
+use super::recovery::Recovered;
+use super::seat::{COMMAND_LIMIT, DeviceThread, keep};
+use super::users::{self, Places};
+use super::{DeviceError, QueueHost, called, features, mounts};
+use crate::pool::VolumeId;
+
+/// What all devices are made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceOptions {
+    /// The daemon's identity: see [`Mark`].
+    pub owner: u32,
+    /// Queues of a device that asks for no number.
+    pub queues: u16,
+    /// Depth of queues that ask for none. 0: what fits, with and without copying.
+    pub depth: u16,
+    /// Most bytes of a read or write.
+    pub max_bytes: u32,
+    /// Nothing is copied, where kernel and pool can do that.
+    pub zero_copy: bool,
+    /// The process has a mount namespace of its own.
+    pub own_namespace: bool,
+}
+
+/// A pool's identity and its volume's.
+type Key = ([u8; 16], VolumeId);
+
+/// Counters since the start.
+#[derive(Debug, Default)]
+pub struct UblkStats {
+    /// Devices that were served again after a daemon before had died or ended.
+    pub recoveries: AtomicU64,
+    /// Commands that did not come back in time.
+    pub hangs: AtomicU64,
+}
+
+/// An attached volume's device, or what keeps it from being served.
+struct Entry {
+    thread: DeviceThread,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    serving: Option<Serving>,
+    number: Option<u32>,
+    problem: Option<String>,
+}
+
+impl Seen {
+    fn serve(&mut self, serving: Serving) {
+        let number = Some(serving.info.number);
+        *self = Self { serving: Some(serving), number, problem: None };
+    }
+}
+
+/// All devices.
+pub struct Devices {
+    kit: Kit,
+    links: Links,
+    entries: Mutex<BTreeMap<Key, Arc<Entry>>>,
+    stats: UblkStats,
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Devices").field("options", &self.kit.options).finish_non_exhaustive()
+    }
+}
+
+impl Devices {
+    /// None yet.
+    pub fn new(driver: Arc<dyn Driver>, host: Arc<dyn QueueHost>, options: DeviceOptions) -> Self {
+        Self::at(driver, host, options, Places::default(), Links::default())
+    }
+
+    pub(super) fn at(
+        driver: Arc<dyn Driver>,
+        host: Arc<dyn QueueHost>,
+        options: DeviceOptions,
+        places: Places,
+        links: Links,
+    ) -> Self {
+        let kit = Kit { driver, host, options, places };
+        Self { kit, links, entries: Mutex::default(), stats: UblkStats::default() }
+    }
+
+    /// Whether the kernel has the driver.
+    #[must_use]
+    pub fn driver_is_there(&self) -> bool {
+        self.kit.driver.is_there()
+    }
+
+    /// Most queues that a device can have.
+    #[must_use]
+    pub fn most_queues(&self) -> usize {
+        self.kit.host.workers()
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> &UblkStats {
+        &self.stats
+    }
+
+    /// How many devices are served.
+    #[must_use]
+    pub fn served(&self) -> usize {
+        let entries: Vec<_> = self.entries.lock().values().cloned().collect();
+        entries.iter().filter(|entry| entry.seen.lock().serving.is_some()).count()
+    }
+
+    /// A volume's device; `None` if it has none.
+    #[must_use]
+    pub fn view(&self, pool: &[u8; 16], volume: VolumeId) -> Option<DeviceView> {
+        let entry = self.entry(&(*pool, volume))?;
+        let seen = entry.seen.lock();
+        let unserved = DeviceView { number: seen.number, ..DeviceView::default() };
+        let view = seen.serving.as_ref().map_or(unserved, Serving::view);
+        Some(DeviceView { problem: seen.problem.clone(), ..view })
+    }
+
+    fn entry(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.entries.lock().get(key).map(Arc::clone)
+    }
+
+    /// Makes a device for a volume that has none.
+    pub fn attach(&self, spec: &DeviceSpec) -> Result<DeviceView, DeviceError> {
+        let thread = DeviceThread::start()?;
+        let (kit, wanted) = (self.kit.clone(), spec.clone());
+        let undoing = self.kit.clone();
+        let work = move |seat: &mut _| kit.add(seat, &wanted, None);
+        let undo = move |seat: &mut _, _: Serving| {
+            if let Err(error) = undoing.take_down(seat) {
+                tracing::warn!(%error, "a device that nobody waits for stays");
+            }
+        };
+        let serving = self.counted(thread.run(COMMAND_LIMIT, work, undo))?;
+        let entry = Entry { thread, seen: Mutex::default() };
+        self.set_serving(&entry, spec, serving);
+        self.entries.lock().insert((spec.pool, spec.volume), Arc::new(entry));
+        Ok(serving.view())
+    }
+
+    fn set_serving(&self, entry: &Entry, spec: &DeviceSpec, serving: Serving) {
+        let number = serving.info.number;
+        self.links.set(&spec.pool_name, &spec.name, Path::new(&called(Some(number))));
+        entry.seen.lock().serve(serving);
+    }
+
+    /// Serves a volume's device again, or makes it anew. What keeps it from being served stays to
+    /// be seen.
+    pub fn recover(
+        &self,
+        spec: &DeviceSpec,
+        number: Option<u32>,
+    ) -> Result<(DeviceView, Recovered), DeviceError> {
+        let key = (spec.pool, spec.volume);
+        let entry = match self.entry(&key) {
+            Some(entry) => entry,
+            None => {
+                let thread = DeviceThread::start()?;
+                let seen = Mutex::new(Seen { number, ..Seen::default() });
+                let entry = Arc::new(Entry { thread, seen });
+                Arc::clone(self.entries.lock().entry(key).or_insert(entry))
+            }
+        };
+        if let Some(serving) = &entry.seen.lock().serving {
+            return Ok((serving.view(), Recovered::Served));
+        }
+        let (kit, wanted) = (self.kit.clone(), spec.clone());
+        let work = move |seat: &mut _| kit.recover(seat, &wanted, number);
+        let late = Arc::clone(&entry);
+        let noted = move |_: &mut _, (serving, _): (Serving, Recovered)| {
+            late.seen.lock().serve(serving);
+        };
+        match self.counted(entry.thread.run(COMMAND_LIMIT, work, noted)) {
+            Ok((serving, how)) => {
+                self.set_serving(&entry, spec, serving);
+                self.stats.recoveries.fetch_add(1, Ordering::Relaxed);
+                Ok((serving.view(), how))
+            }
+            Err(error) => {
+                entry.seen.lock().problem = Some(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a volume's device away. Refused while somebody uses it, unless forced. True if there
+    /// was one.
+    pub fn detach(
+        &self,
+        spec: &DeviceSpec,
+        number: Option<u32>,
+        force: bool,
+    ) -> Result<bool, DeviceError> {
+        let key = (spec.pool, spec.volume);
+        let (entry, is_served) = match self.entry(&key) {
+            Some(entry) => {
+                let is_served = entry.seen.lock().serving.is_some();
+                (entry, is_served)
+            }
+            None => {
+                let entry = Entry { thread: DeviceThread::start()?, seen: Mutex::default() };
+                (Arc::new(entry), false)
+            }
+        };
+        let number = entry.seen.lock().serving.map(|one| one.info.number).or(number);
+        let found = match number {
+            Some(number) => self.take_away(&entry, spec, number, is_served, force)?,
+            None => false,
+        };
+        self.links.remove(&spec.pool_name, &spec.name);
+        self.entries.lock().remove(&key);
+        Ok(found)
+    }
+
+    fn take_away(
+        &self,
+        entry: &Entry,
+        spec: &DeviceSpec,
+        number: u32,
+        is_served: bool,
+        force: bool,
+    ) -> Result<bool, DeviceError> {
+        let kit = self.kit.clone();
+        let mark = self.kit.mark(spec);
+        let work = move |seat: &mut super::seat::Seat| {
+            if !is_served {
+                let Some(info) = kit.find(seat, number)? else { return Ok(false) };
+                if Mark::from_bits(info.mark) != Some(mark) {
+                    return Ok(false);
+                }
+                kit.settled(seat, info)?;
+            }
+            if !force {
+                seat.begin("a look at who uses it");
+                kit.unused(number)?;
+            }
+            if force {
+                kit.host.fail_waiting(number);
+            }
+            kit.take_down(seat)?;
+            Ok(true)
+        };
+        let result = self.counted(entry.thread.run(COMMAND_LIMIT, work, keep));
+        if let Err(error @ DeviceError::Hangs { .. }) = &result {
+            entry.seen.lock().problem = Some(error.to_string());
+        }
+        result
+    }
+
+    /// Shows a volume's new size. False if the kernel can't, or there is no device.
+    pub fn resize(
+        &self,
+        pool: &[u8; 16],
+        volume: VolumeId,
+        bytes: u64,
+    ) -> Result<bool, DeviceError> {
+        let Some(entry) = self.entry(&(*pool, volume)) else { return Ok(false) };
+        let serving = entry.seen.lock().serving;
+        let Some(serving) = serving else { return Ok(false) };
+        // The driver knows the command or not; what the device asked for does not matter to it.
+        if serving.info.flags & features::UPDATE_SIZE == 0 {
+            return Ok(false);
+        }
+        let work =
+            move |seat: &mut super::seat::Seat| seat.command("UPDATE_SIZE", |it| it.resize(bytes));
+        self.counted(entry.thread.run(COMMAND_LIMIT, work, keep)).map(|()| true)
+    }
+
+    /// Deletes devices of ours that no attachment remembers, as after a crash in the middle of an
+    /// attachment. Says which, and which were left and why.
+    pub fn clean(&self, remembered: &[u32]) -> Vec<(u32, Result<(), DeviceError>)> {
+        let mut done = Vec::new();
+        let entries: Vec<_> = self.entries.lock().values().cloned().collect();
+        let served =
+            |number: &u32| entries.iter().any(|entry| entry.seen.lock().number == Some(*number));
+        for number in self.kit.driver.numbers() {
+            if remembered.contains(&number) || served(&number) {
+                continue;
+            }
+            match self.clean_one(number) {
+                Ok(false) => {}
+                Ok(true) => done.push((number, Ok(()))),
+                Err(error) => done.push((number, Err(error))),
+            }
+        }
+        done
+    }
+
+    fn clean_one(&self, number: u32) -> Result<bool, DeviceError> {
+        let thread = DeviceThread::start()?;
+        let kit = self.kit.clone();
+        let work = move |seat: &mut super::seat::Seat| {
+            let Some(info) = kit.find(seat, number)? else { return Ok(false) };
+            let owner = Mark::from_bits(info.mark).map(|mark| mark.owner);
+            if owner != Some(kit.options.owner) {
+                return Ok(false);
+            }
+            if kit.settled(seat, info)? != DeviceState::Dead {
+                // The list of attachments may have been lost: a file system in use is worth more
+                // than a clean table.
+                kit.unused(number)?;
+            }
+            kit.take_down(seat)?;
+            Ok(true)
+        };
+        self.counted(thread.run(COMMAND_LIMIT, work, keep))
+    }
+
+    /// Takes away names that lead nowhere. `own` are the devices that are attached, with their
+    /// pools and volumes.
+    pub fn clean_links(&self, own: &[(u32, &str, &str)]) {
+        self.links.clean(own);
+    }
+
+    fn counted<T>(&self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(DeviceError::Hangs { .. }) = &result {
+            self.stats.hangs.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl Kit {
+    /// An error when somebody uses the device.
+    fn unused(&self, number: u32) -> Result<(), DeviceError> {
+        if self.options.own_namespace {
+            mounts::detach_own(&[number]);
+        }
+        let users = users::users(&self.places, &format!("ublkb{number}"));
+        if users.is_empty() {
+            return Ok(());
+        }
+        Err(DeviceError::InUse { device: called(Some(number)), users })
+    }
+}

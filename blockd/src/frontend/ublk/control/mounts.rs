@@ -1,0 +1,83 @@
+//! The daemon's own mount namespace. A file system on one of our devices that stays mounted in
+//! there would keep the device from going away, and the daemon's end would wait for IO that only
+//! the daemon can do.
+
+use std::fs;
+use std::io;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+/// Gives the process a mount namespace of its own, in which mounts and unmounts of the system's
+/// show up, and none of its own is seen outside. Only before it has threads.
+pub fn enter_own_namespace() -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_SLAVE | MsFlags::MS_REC, none)?;
+    Ok(())
+}
+
+/// Detaches file systems on these ublk devices and their partitions from the own namespace. Says
+/// which there were.
+pub fn detach_own(numbers: &[u32]) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut points = points_of(&table, numbers);
+    // One on top of another goes first.
+    points.reverse();
+    for point in &points {
+        if let Err(error) = umount2(point.as_str(), MntFlags::MNT_DETACH) {
+            tracing::warn!(%error, point, "a file system on our device stays in our namespace");
+        }
+    }
+    points
+}
+
+/// Where file systems on these devices are mounted, by a table of mounts.
+fn points_of(table: &str, numbers: &[u32]) -> Vec<String> {
+    let on_ours = |source: &str| {
+        numbers.iter().any(|number| {
+            let rest = source
+                .strip_prefix("/dev/")
+                .and_then(|name| name.strip_prefix(format!("ublkb{number}").as_str()));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+        })
+    };
+    let mut points = Vec::new();
+    for line in table.lines() {
+        let mut words = line.split(' ');
+        let Some(point) = words.nth(4) else { continue };
+        let source = words.skip_while(|word| *word != "-").nth(2).unwrap_or_default();
+        if on_ours(source) || device_name(line).is_some_and(|name| on_ours(&name)) {
+            points.push(unescaped(point));
+        }
+    }
+    points
+}
+
+/// The path of the block device that a line of the table is about, by its numbers.
+fn device_name(line: &str) -> Option<String> {
+    let numbers = line.split(' ').nth(2)?;
+    let target = fs::read_link(format!("/sys/dev/block/{numbers}")).ok()?;
+    Some(format!("/dev/{}", target.file_name()?.to_str()?))
+}
+
+/// Blanks and their like are octal in the table.
+fn unescaped(text: &str) -> String {
+    let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    codes.iter().fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mounts_of_these_devices_are_found() {
+        let table = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                     21 20 259:900001 / /mnt/a\\040b rw shared:1 - ext4 /dev/ublkb3 rw\n\
+                     22 20 259:900002 / /mnt/c rw - xfs /dev/ublkb3p2 rw\n\
+                     23 20 259:900003 / /mnt/d rw - xfs /dev/ublkb31 rw\n";
+        assert_eq!(points_of(table, &[3]), ["/mnt/a b", "/mnt/c"]);
+        assert!(points_of(table, &[]).is_empty());
+    }
+}
