@@ -1,8 +1,9 @@
 //! `blockd add`: the common case in one command, a volume that clients can use.
 
-use blockd_api::v1::{AttachVolumeRequest, CreateVolumeRequest, Volume};
+use blockd_api::v1::{CreateVolumeRequest, Volume};
 use serde::Serialize;
 
+use super::attach::FrontEndArguments;
 use super::shapes::{self, VolumeShape};
 use super::{Context, amount, size_argument};
 use crate::error::Error;
@@ -10,9 +11,10 @@ use crate::units;
 
 /// Make a volume and attach it
 ///
-/// The volume takes space from its pool as it is written. What is printed is where it is served: an
-/// NBD URI, for qemu, nbdcopy, nbd-client and the like. A volume that is there already, with this
-/// size, is left as it is.
+/// The volume takes space from its pool as it is written. What is printed is where it is served: a
+/// block device like /dev/ublkb0, also called /dev/blockd/POOL/NAME, or where the kernel has no
+/// ublk driver an NBD URI, for qemu, nbdcopy, nbd-client and the like. A volume that is there
+/// already, with this size, is left as it is.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db"
@@ -33,6 +35,9 @@ pub(crate) struct Add {
     /// have]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub block_size: Option<String>,
+
+    #[command(flatten)]
+    pub front_end: FrontEndArguments,
 }
 
 /// What `--json` prints.
@@ -41,6 +46,9 @@ struct Added {
     changed: bool,
     created: bool,
     attached: bool,
+    /// The block device's path, or the URI.
+    #[serde(rename = "where")]
+    place: String,
     uri: String,
     volume: VolumeShape,
 }
@@ -58,14 +66,15 @@ impl Add {
             ..Default::default()
         };
         let created = client.create_volume(request).await?.changed;
-        let request = AttachVolumeRequest { name: self.name, pool: self.pool, read_only: false };
+        let request = self.front_end.request(self.name, self.pool, false);
         let answer = client.attach_volume(request).await?;
         let volume = shapes::volume(answer.volume)?;
         let added = Added {
             changed: created || answer.changed,
             created,
             attached: answer.changed,
-            uri: shapes::place(&volume).to_owned(),
+            place: shapes::place(&volume).to_owned(),
+            uri: volume.nbd_uri.clone(),
             volume: VolumeShape::from(&volume),
         };
         context.output.either(&added, || human(&added, &volume, context))
@@ -74,7 +83,7 @@ impl Add {
 
 fn human(added: &Added, volume: &Volume, context: &Context) -> String {
     if !context.output.terminal().interactive {
-        return format!("{}\n", added.uri);
+        return format!("{}\n", added.place);
     }
     let name = &volume.name;
     let what = match (added.created, added.attached) {
@@ -86,7 +95,7 @@ fn human(added: &Added, volume: &Volume, context: &Context) -> String {
         (false, true) => format!("{name}: was there already, attached"),
         (false, false) => format!("{name}: was there and attached already"),
     };
-    format!("{what}\n{}\n", added.uri)
+    format!("{what}\n{}\n", added.place)
 }
 
 /// A block size, or 0 where the daemon is to choose.

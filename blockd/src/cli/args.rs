@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
-    add, attach, completions, del, events, import_export, man, pool, resize, top, volumes,
+    add, attach, completions, del, events, features, import_export, man, pool, recover, resize,
+    top, volumes,
 };
 use crate::error::KINDS;
 
@@ -19,8 +20,8 @@ use crate::error::KINDS;
     about = "Thin-provisioned block devices from user space",
     long_about = "Thin-provisioned block devices from user space.\n\n\
         `blockd serve` is the daemon; every other verb speaks to it through its control socket. \
-        A volume lives in a pool, takes space only for what is written to it, and is served over \
-        NBD while it is attached.",
+        A volume lives in a pool, takes space only for what is written to it, and is a block \
+        device or served over NBD while it is attached.",
     after_help = "Example:\n  blockd serve &\n  blockd add --size 10G data\n\n\
         `blockd VERB --help` says more about a verb; `--help` here, about units and exit codes.",
     propagate_version = false,
@@ -67,6 +68,8 @@ pub(crate) enum Verb {
     Resize(resize::Resize),
     Attach(attach::Attach),
     Detach(attach::Detach),
+    Recover(recover::Recover),
+    Features(features::Features),
     Import(import_export::Import),
     Export(import_export::Export),
     #[command(subcommand)]

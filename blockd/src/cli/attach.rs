@@ -1,6 +1,7 @@
 //! `blockd attach` and `blockd detach`.
 
-use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest};
+use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest, FrontEnd};
+use clap::value_parser;
 use serde::Serialize;
 
 use super::Context;
@@ -9,10 +10,11 @@ use crate::error::Error;
 
 /// Make a volume reachable for clients
 ///
-/// Prints where it is served, an NBD URI. The daemon remembers it: after its next start the volume
-/// is attached again.
+/// Prints where it is served: a block device like /dev/ublkb0, or an NBD URI. The daemon remembers
+/// it: after its next start the volume is attached again, and the device is the same one, whatever
+/// ended the daemon.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  blockd attach data --read-only")]
+#[command(after_help = "Example:\n  blockd attach data --read-only\n  blockd attach data --nbd")]
 pub(crate) struct Attach {
     /// The volume
     pub name: String,
@@ -24,12 +26,61 @@ pub(crate) struct Attach {
     /// Clients cannot write to it
     #[arg(long)]
     pub read_only: bool,
+
+    #[command(flatten)]
+    pub front_end: FrontEndArguments,
 }
 
-/// End a volume's connections and make it unreachable
+/// How clients reach a volume.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct FrontEndArguments {
+    /// As a block device of this machine [default where the kernel has the ublk driver]
+    #[arg(long, conflicts_with = "nbd")]
+    pub ublk: bool,
+
+    /// As an export of the NBD server [default elsewhere]
+    #[arg(long)]
+    pub nbd: bool,
+
+    /// Queues of the block device, at most as many as workers [default: ublk.queues of the
+    /// configuration]
+    #[arg(long, value_name = "N", conflicts_with = "nbd", value_parser = value_parser!(u32).range(1..))]
+    pub queues: Option<u32>,
+
+    /// Requests that each queue can have in flight, at most 1024 [default: ublk.depth of the
+    /// configuration]
+    #[arg(long, value_name = "N", conflicts_with = "nbd", value_parser = value_parser!(u32).range(1..))]
+    pub depth: Option<u32>,
+}
+
+impl FrontEndArguments {
+    /// The request that asks for it.
+    pub(super) fn request(
+        &self,
+        name: String,
+        pool: String,
+        read_only: bool,
+    ) -> AttachVolumeRequest {
+        let front_end = match (self.ublk, self.nbd) {
+            (true, _) => FrontEnd::Ublk,
+            (false, true) => FrontEnd::Nbd,
+            (false, false) => FrontEnd::Unspecified,
+        };
+        AttachVolumeRequest {
+            name,
+            pool,
+            read_only,
+            front_end: front_end.into(),
+            queue_count: self.queues.unwrap_or(0),
+            queue_depth: self.depth.unwrap_or(0),
+        }
+    }
+}
+
+/// End a volume's connections, or take its block device away
 ///
-/// What the volume holds stays. Refused while clients are connected, unless forced. A volume that
-/// is not attached is left as it is.
+/// What the volume holds stays. Refused while clients are connected, or somebody uses the block
+/// device, unless forced: then IO to it fails. A volume that is not attached is left as it is.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd detach data")]
 pub(crate) struct Detach {
@@ -40,7 +91,7 @@ pub(crate) struct Detach {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// Also when clients are connected
+    /// Also when clients are connected or the block device is used
     #[arg(long)]
     pub force: bool,
 }
@@ -49,6 +100,9 @@ pub(crate) struct Detach {
 #[derive(Debug, Serialize)]
 struct Attached {
     changed: bool,
+    /// The block device's path, or the URI.
+    #[serde(rename = "where")]
+    place: String,
     uri: String,
     volume: VolumeShape,
 }
@@ -64,22 +118,22 @@ struct Detached {
 impl Attach {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
-        let request =
-            AttachVolumeRequest { name: self.name, pool: self.pool, read_only: self.read_only };
+        let request = self.front_end.request(self.name, self.pool, self.read_only);
         let answer = client.attach_volume(request).await?;
         let volume = shapes::volume(answer.volume)?;
         let attached = Attached {
             changed: answer.changed,
-            uri: shapes::place(&volume).to_owned(),
+            place: shapes::place(&volume).to_owned(),
+            uri: volume.nbd_uri.clone(),
             volume: VolumeShape::from(&volume),
         };
         context.output.either(&attached, || {
             if !context.output.terminal().interactive {
-                return format!("{}\n", attached.uri);
+                return format!("{}\n", attached.place);
             }
             let already = if attached.changed { "" } else { " already" };
             let how = if volume.read_only { ", read-only" } else { "" };
-            format!("{}: attached{already}{how}\n{}\n", volume.name, attached.uri)
+            format!("{}: attached{already}{how}\n{}\n", volume.name, attached.place)
         })
     }
 }

@@ -52,6 +52,7 @@ calls! {
     resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse;
     attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
+    recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
     list_connections: ListConnectionsRequest -> ListConnectionsResponse;
     stats: StatsRequest -> StatsResponse;
 }

@@ -10,8 +10,9 @@ use crate::units;
 
 /// Detach a volume and delete it with all it holds
 ///
-/// Refused while clients are connected, unless forced: then their connections are ended, and writes
-/// that wait for space fail. A volume that does not exist is no error.
+/// Refused while clients are connected or somebody uses the block device (it is mounted, open, or
+/// part of another device), unless forced: then connections are ended, IO to the device fails, and
+/// so do writes that wait for space. A volume that does not exist is no error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd del data")]
 pub(crate) struct Del {
@@ -22,7 +23,7 @@ pub(crate) struct Del {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// Also when clients are connected
+    /// Also when clients are connected or the block device is used
     #[arg(long)]
     pub force: bool,
 }

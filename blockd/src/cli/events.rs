@@ -9,8 +9,9 @@ use crate::error::Error;
 
 /// Print what happens, as it happens
 ///
-/// Pools that open or fail, volumes that come, go, are resized, attached and detached. Goes on
-/// until the daemon ends or you press Ctrl-C. With --json, an object on each line.
+/// Pools that open or fail, volumes that come, go, are resized, attached and detached, block
+/// devices that come back or fail. Goes on until the daemon ends or you press Ctrl-C. With --json,
+/// an object on each line.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd events --replay")]
 pub(crate) struct Events {
@@ -79,7 +80,7 @@ fn line(event: &Event, context: &Context) -> String {
         text.push_str(&format!("{}\n", paint.text(Tone::Warning, &missed)));
     }
     let tone = match event.kind() {
-        EventKind::PoolFailed => Tone::Bad,
+        EventKind::PoolFailed | EventKind::DeviceFailed => Tone::Bad,
         EventKind::Ready => Tone::Good,
         _ => Tone::Plain,
     };
@@ -120,6 +121,9 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::VolumeDetached => "volume_detached",
         EventKind::Ready => "ready",
         EventKind::Stopping => "stopping",
+        EventKind::DeviceRecovered => "device_recovered",
+        EventKind::DeviceFailed => "device_failed",
+        EventKind::DeviceCleaned => "device_cleaned",
     }
 }
 

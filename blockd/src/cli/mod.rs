@@ -8,11 +8,13 @@ mod client;
 mod completions;
 mod del;
 mod events;
+mod features;
 mod import_export;
 mod man;
 mod map;
 mod output;
 mod pool;
+mod recover;
 mod resize;
 mod shapes;
 mod top;
@@ -102,6 +104,8 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Resize(resize) => resize.run(context).await,
         Verb::Attach(attach) => attach.run(context).await,
         Verb::Detach(detach) => detach.run(context).await,
+        Verb::Recover(recover) => recover.run(context).await,
+        Verb::Features(features) => features.run(context).await,
         Verb::Import(import) => import.run(context).await,
         Verb::Export(export) => export.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,

@@ -10,7 +10,8 @@ use crate::error::Error;
 /// Change a volume's size
 ///
 /// Growing takes no space. Shrinking loses what lies beyond the new size, and has to be asked for.
-/// Clients that are connected over NBD see the new size when they connect again.
+/// A block device shows the new size at once where the kernel can do that (6.16 or newer), and else
+/// after `detach` and `attach`. Clients that are connected over NBD see it when they connect again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd resize data --size 20G")]
 pub(crate) struct Resize {
@@ -36,6 +37,7 @@ struct Resized {
     changed: bool,
     previous_size_bytes: u64,
     connections_with_old_size: u32,
+    device_has_old_size: bool,
     volume: VolumeShape,
 }
 
@@ -55,6 +57,7 @@ impl Resize {
             changed: answer.changed,
             previous_size_bytes: amount(answer.previous_size_bytes),
             connections_with_old_size: answer.connections_with_old_size,
+            device_has_old_size: answer.device_has_old_size,
             volume: VolumeShape::from(&shapes::volume(answer.volume)?),
         };
         context.output.either(&resized, || human(&resized, context))
@@ -69,6 +72,10 @@ fn human(resized: &Resized, context: &Context) -> String {
     }
     let before = context.output.size(resized.previous_size_bytes);
     let late = match resized.connections_with_old_size {
+        0 if resized.device_has_old_size => {
+            let device = resized.volume.device_path.as_deref().unwrap_or("the device");
+            format!("; {device} shows it after `blockd detach {name}` and `blockd attach {name}`")
+        }
         0 => String::new(),
         count => format!("; {count} connection(s) see it when they connect again"),
     };

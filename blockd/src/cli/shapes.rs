@@ -24,7 +24,14 @@ pub(crate) struct VolumeShape {
     pub attached: bool,
     pub read_only: bool,
     pub connections: u32,
+    pub front_end: Option<&'static str>,
     pub device_path: Option<String>,
+    pub device_major: Option<u32>,
+    pub device_minor: Option<u32>,
+    pub device_problem: Option<String>,
+    pub queue_count: u32,
+    pub queue_depth: u32,
+    pub zero_copy: bool,
     pub nbd_uris: Vec<String>,
 }
 
@@ -48,7 +55,18 @@ impl From<&Volume> for VolumeShape {
             attached: volume.attached,
             read_only: volume.read_only,
             connections: volume.connections,
+            front_end: match volume.front_end() {
+                v1::FrontEnd::Ublk => Some("ublk"),
+                v1::FrontEnd::Nbd => Some("nbd"),
+                v1::FrontEnd::Unspecified => None,
+            },
             device_path: some(&volume.device_path),
+            device_major: (volume.device_major != 0).then_some(volume.device_major),
+            device_minor: (volume.device_major != 0).then_some(volume.device_minor),
+            device_problem: some(&volume.device_problem),
+            queue_count: volume.queue_count,
+            queue_depth: volume.queue_depth,
+            zero_copy: volume.zero_copy,
             nbd_uris: volume.nbd_uris.clone(),
         }
     }
@@ -199,6 +217,7 @@ pub(crate) fn place(volume: &Volume) -> &str {
 /// In words whether clients can use it.
 pub(crate) fn state(volume: &Volume) -> &'static str {
     match (volume.attached, volume.read_only) {
+        _ if !volume.device_problem.is_empty() => "attached, not served",
         (false, _) => "detached",
         (true, false) => "attached",
         (true, true) => "attached, read-only",
@@ -220,7 +239,7 @@ mod tests {
             nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
             ..Default::default()
         };
-        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"device_path":null,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"]}"#;
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"]}"#;
         assert_eq!(serde_json::to_string(&VolumeShape::from(&volume)).unwrap(), expected);
     }
 

@@ -11,6 +11,7 @@ use super::output::terminal::Tone;
 use super::shapes::{self, ConnectionShape, VolumeShape};
 use super::{Context, amount};
 use crate::error::Error;
+use crate::frontend::ublk::control::features;
 
 /// List volumes
 ///
@@ -94,7 +95,11 @@ fn table(volumes: &[Volume], context: &Context) -> String {
     ]);
     for volume in volumes {
         let state = shapes::state(volume);
-        let tone = if volume.attached { Tone::Good } else { Tone::Dim };
+        let tone = match (volume.attached, volume.device_problem.is_empty()) {
+            (_, false) => Tone::Bad,
+            (true, true) => Tone::Good,
+            (false, true) => Tone::Dim,
+        };
         table.row([
             volume.name.as_str().into(),
             volume.pool.as_str().into(),
@@ -103,6 +108,7 @@ fn table(volumes: &[Volume], context: &Context) -> String {
             Cell::toned(state, tone),
             volume.connections.to_string().into(),
             match shapes::place(volume) {
+                "" if !volume.device_problem.is_empty() => volume.device_problem.as_str().into(),
                 "" => "-".into(),
                 place => place.into(),
             },
@@ -131,7 +137,20 @@ fn details(volume: &Volume, connections: &[Connection], context: &Context) -> St
         rows.push(("made from", volume.origin.clone()));
     }
     if !volume.device_path.is_empty() {
+        let copying = if volume.zero_copy { "zero copy" } else { "copying" };
         rows.push(("device", volume.device_path.clone()));
+        rows.push(("numbers", format!("{}:{}", volume.device_major, volume.device_minor)));
+        let (count, depth) = (volume.queue_count, volume.queue_depth);
+        rows.push(("queues", format!("{count} of depth {depth}, {copying}")));
+        let granted = features::names(volume.device_features_granted).join(", ");
+        rows.push(("features", granted));
+        let missing = volume.device_features_asked & !volume.device_features_granted;
+        if missing != 0 {
+            rows.push(("not granted", features::names(missing).join(", ")));
+        }
+    }
+    if !volume.device_problem.is_empty() {
+        rows.push(("problem", volume.device_problem.clone()));
     }
     rows.extend(volume.nbd_uris.iter().map(|uri| ("uri", uri.clone())));
     let mut text = properties(&rows, output.paint());

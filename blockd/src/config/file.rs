@@ -19,6 +19,7 @@ pub(super) struct File {
     pub(super) metrics: Metrics,
     pub(super) workers: Workers,
     pub(super) nbd: Nbd,
+    pub(super) ublk: Ublk,
     #[serde(rename = "pool")]
     pub(super) pools: Vec<Pool>,
 }
@@ -54,6 +55,17 @@ pub(super) struct Nbd {
     pub(super) tls: Tls,
     #[serde(rename = "listener")]
     pub(super) listeners: Vec<Listener>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Ublk {
+    pub(super) enabled: String,
+    pub(super) queues: i64,
+    pub(super) depth: i64,
+    pub(super) max_io: Amount,
+    pub(super) zero_copy: String,
+    pub(super) mount_namespace: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
@@ -126,6 +138,7 @@ impl Default for File {
             metrics: Metrics::default(),
             workers: Workers::default(),
             nbd: Nbd::default(),
+            ublk: Ublk::default(),
             pools: Vec::new(),
         }
     }
@@ -153,6 +166,19 @@ impl Default for Nbd {
             max_requests: 128,
             tls: Tls::default(),
             listeners: Vec::new(),
+        }
+    }
+}
+
+impl Default for Ublk {
+    fn default() -> Self {
+        Self {
+            enabled: "auto".to_owned(),
+            queues: 1,
+            depth: 0,
+            max_io: Amount::text("128K"),
+            zero_copy: "auto".to_owned(),
+            mount_namespace: true,
         }
     }
 }

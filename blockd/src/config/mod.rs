@@ -14,7 +14,7 @@ mod parse;
 mod place;
 
 pub use command::{check, show};
-pub use parse::{check_name, check_socket_path};
+pub use parse::{MAX_UBLK_DEPTH, check_name, check_socket_path};
 pub use place::{Places, default_socket};
 
 /// Bytes that the path of a Unix socket may have: `sun_path` less the closing zero.
@@ -39,6 +39,8 @@ pub struct Config {
     pub default_pool: String,
     /// The NBD server.
     pub nbd: NbdConfig,
+    /// Block devices of the kernel.
+    pub ublk: UblkConfig,
     /// Threads of the data path.
     pub workers: WorkersConfig,
     /// Where metrics are served over HTTP.
@@ -167,6 +169,23 @@ pub struct TlsConfig {
     pub key: PathBuf,
     /// Who signs the certificates that clients must show; without it they show none.
     pub client_ca: Option<PathBuf>,
+}
+
+/// Block devices of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UblkConfig {
+    /// Volumes may be attached so.
+    pub enabled: bool,
+    /// Queues of a device that asks for no number.
+    pub queues: u16,
+    /// Requests that each can have in flight. 0: what fits, with and without copying.
+    pub depth: u16,
+    /// Most bytes of a read or write.
+    pub max_bytes: u32,
+    /// Nothing is copied, where kernel and pool can do that.
+    pub zero_copy: bool,
+    /// The daemon gets a mount namespace of its own.
+    pub mount_namespace: bool,
 }
 
 /// Threads of the data path.

@@ -13,11 +13,15 @@ use crate::error::Error;
 use crate::pool::MAX_WORKERS;
 use crate::units::{MAX_SIZE, exact, parse_size};
 
-use super::file::{Amount, File, Listener, Pool, Workers};
+use super::file::{Amount, File, Listener, Pool, Ublk, Workers};
 use super::{
     Config, DeviceConfig, DeviceKind, ListenAddress, ListenerConfig, LogConfig, MAX_SOCKET_PATH,
-    NbdConfig, Places, PoolConfig, SizeWish, TlsConfig, TlsUse, WorkersConfig,
+    NbdConfig, Places, PoolConfig, SizeWish, TlsConfig, TlsUse, UblkConfig, WorkersConfig,
 };
+
+/// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
+/// faster with more.
+pub const MAX_UBLK_DEPTH: i64 = 1024;
 
 /// Reads and checks a file.
 pub(super) fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Config, Error> {
@@ -117,6 +121,7 @@ impl Source<'_> {
             pools,
             default_pool: file.default_pool.clone(),
             nbd: self.nbd(file)?,
+            ublk: self.ublk(&file.ublk)?,
             workers: self.workers(&file.workers)?,
             metrics: self.metrics(&file.metrics.address)?,
             log: self.log(file)?,
@@ -130,6 +135,29 @@ impl Source<'_> {
         Ok(WorkersConfig {
             count: self.count(&["workers", "count"], workers.count, (1, most))?,
             buffer_bytes: usize::try_from(buffer_bytes).unwrap_or(usize::MAX),
+        })
+    }
+
+    fn ublk(&self, ublk: &Ublk) -> Result<UblkConfig, Error> {
+        let is_auto = |name, text: &str| match text {
+            "auto" => Ok(true),
+            "off" => Ok(false),
+            other => Err(self.refuse(&["ublk", name], other, "auto or off")),
+        };
+        let small = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        let most = i64::try_from(MAX_WORKERS).unwrap_or(1);
+        let max_io = self.size(&["ublk", "max_io"], &ublk.max_io, (4 << 10, 1 << 20))?;
+        if !max_io.is_multiple_of(4096) {
+            let allowed = "a multiple of 4K";
+            return Err(self.refuse(&["ublk", "max_io"], &ublk.max_io, allowed));
+        }
+        Ok(UblkConfig {
+            enabled: is_auto("enabled", &ublk.enabled)?,
+            queues: small(self.count(&["ublk", "queues"], ublk.queues, (1, most))?),
+            depth: small(self.count(&["ublk", "depth"], ublk.depth, (0, MAX_UBLK_DEPTH))?),
+            max_bytes: u32::try_from(max_io).unwrap_or(128 << 10),
+            zero_copy: is_auto("zero_copy", &ublk.zero_copy)?,
+            mount_namespace: ublk.mount_namespace,
         })
     }
 

@@ -22,6 +22,22 @@ pub(super) struct Record {
     /// The volume's identity: another one of the same name was not attached.
     pub(super) id: u32,
     pub(super) read_only: bool,
+    /// Its block device; without one it is exported over NBD. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) ublk: Option<UblkRecord>,
+}
+
+/// What is remembered of a block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct UblkRecord {
+    /// N of `/dev/ublkbN`. Not there yet when the device is only wanted: the record is written
+    /// before the kernel is asked, so that after a crash in between its mark tells whose it is.
+    pub(super) device: Option<u32>,
+    /// Queues, as they were asked for.
+    pub(super) queues: u16,
+    /// Requests that each can have in flight, as asked for.
+    pub(super) depth: u16,
 }
 
 /// A volume that clients can reach.
@@ -71,12 +87,17 @@ impl Attachments {
         self.present.read().get(&(pool.to_owned(), volume.to_owned())).map(Arc::clone)
     }
 
+    /// Numbers of all block devices that are remembered.
+    pub(super) fn devices(&self) -> Vec<u32> {
+        self.list().iter().filter_map(|one| one.record.ublk?.device).collect()
+    }
+
     /// All of them, by pool and volume.
     pub(super) fn list(&self) -> Vec<Arc<Attachment>> {
         self.present.read().values().map(Arc::clone).collect()
     }
 
-    /// Remembers one, then lets clients come.
+    /// Remembers one, or what has changed of it, then lets clients come.
     pub(super) async fn add(&self, record: Record) -> Result<(), Error> {
         let _order = self.writing.lock().await;
         let place = (record.pool.clone(), record.volume.clone());
@@ -107,5 +128,39 @@ impl Attachments {
         let records: Vec<Record> = next.values().map(|one| one.record.clone()).collect();
         let file = self.file.clone();
         super::blocking(move || file.write(records)).await
+    }
+}
+
+/// Numbers of the block devices that the last daemon had, for those who need them before anything
+/// else is read. Nothing where the list can't be read, which is told later.
+#[must_use]
+pub fn remembered_devices(state_dir: &Path) -> Vec<u32> {
+    let list = Attachments::read(state_dir);
+    list.map(|attachments| attachments.devices()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::testing::folder;
+
+    /// As the version before ublk wrote it.
+    const OLD: &str = r#"{"version":1,"entries":[
+        {"pool":"p","volume":"a","id":3,"read_only":true}]}"#;
+
+    #[tokio::test]
+    async fn files_of_older_versions_are_read_and_devices_remembered() {
+        let folder = folder();
+        std::fs::write(folder.path().join("attachments.json"), OLD).unwrap();
+        let list = Attachments::read(folder.path()).unwrap();
+        let old = list.get("p", "a").unwrap().record.clone();
+        assert_eq!((old.id, old.read_only, old.ublk), (3, true, None));
+        let ublk = Some(UblkRecord { device: Some(7), queues: 2, depth: 0 });
+        let record = Record { volume: "b".to_owned(), id: 4, ublk, ..old };
+        list.add(record.clone()).await.unwrap();
+        let read = Attachments::read(folder.path()).unwrap();
+        assert_eq!(read.get("p", "b").unwrap().record, record);
+        assert_eq!(remembered_devices(folder.path()), [7]);
+        assert!(remembered_devices(Path::new("/nowhere")).is_empty());
     }
 }

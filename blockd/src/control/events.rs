@@ -36,7 +36,7 @@ impl EventHub {
         let text = text.into();
         let named = |name: &'_ str| (!name.is_empty()).then(|| name.to_owned());
         let (in_pool, of_volume) = (named(pool), named(volume));
-        if kind == EventKind::PoolFailed {
+        if matches!(kind, EventKind::PoolFailed | EventKind::DeviceFailed) {
             tracing::error!(pool = in_pool, volume = of_volume, "{text}");
         } else {
             tracing::info!(pool = in_pool, volume = of_volume, "{text}");

@@ -132,12 +132,21 @@ impl Control {
     /// The attached volume that an export's name means.
     fn by_export_name(&self, name: &str) -> Option<Arc<Attachment>> {
         if name.is_empty() {
-            let mut all = self.0.attachments.list();
+            let mut all = self.exported();
             let only = all.pop();
             return only.filter(|_| all.is_empty());
         }
         let (pool, volume) = name.split_once('/').unwrap_or(("", name));
-        self.0.attachments.get(self.pool_name(pool), volume)
+        let found = self.0.attachments.get(self.pool_name(pool), volume);
+        found.filter(|attachment| attachment.record.ublk.is_none())
+    }
+
+    /// Attached volumes that are no block devices: what is written there would pass by the cache
+    /// of those.
+    fn exported(&self) -> Vec<Arc<Attachment>> {
+        let mut list = self.0.attachments.list();
+        list.retain(|attachment| attachment.record.ublk.is_none());
+        list
     }
 }
 
@@ -146,7 +155,7 @@ impl Exports for Control {
 
     async fn list(&self) -> Vec<ExportInfo> {
         let mut list = Vec::new();
-        for attachment in self.0.attachments.list() {
+        for attachment in self.exported() {
             if let Some((pool, volume)) = self.attached(&attachment) {
                 list.push(self.export_info(&pool, &volume, &attachment));
             }

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::pool::{DeviceInfo, DeviceKind, PoolHandle, Use, VolumeId};
 use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
+use super::devices::{AttachWish, FrontEnd};
 use super::volumes::Described;
 use super::{Control, Known, pool_error};
 
@@ -25,7 +26,8 @@ pub(super) fn size_of_request(size_bytes: i64, size_gb: u64) -> Result<u64, Erro
 
 #[expect(deprecated, reason = "older clients read size_gb")]
 pub(super) fn volume(described: Described) -> v1::Volume {
-    let info = described.info;
+    let (info, device) = (described.info, described.device);
+    let (device_major, device_minor) = device.numbers.unwrap_or_default();
     v1::Volume {
         name: info.name,
         size_gb: to_wire_gb(info.size),
@@ -41,9 +43,9 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         origin: described.origin,
         attached: described.attached,
         read_only: described.read_only,
-        device_path: String::new(),
-        device_major: 0,
-        device_minor: 0,
+        device_path: device.path.map(|path| path.display().to_string()).unwrap_or_default(),
+        device_major,
+        device_minor,
         nbd_uri: described.uris.first().cloned().unwrap_or_default(),
         connections: count(described.connections),
         mapped_bytes: to_wire(info.mapped),
@@ -52,6 +54,32 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         shared_bytes: to_wire(info.shared),
         reserved_bytes: to_wire(info.reserved),
         nbd_uris: described.uris,
+        front_end: match described.front_end {
+            None => v1::FrontEnd::Unspecified,
+            Some(FrontEnd::Ublk) => v1::FrontEnd::Ublk,
+            Some(FrontEnd::Nbd) => v1::FrontEnd::Nbd,
+        }
+        .into(),
+        queue_count: device.queues.into(),
+        queue_depth: device.depth.into(),
+        zero_copy: device.zero_copy,
+        device_problem: device.problem.unwrap_or_default(),
+        device_features_asked: device.asked,
+        device_features_granted: device.granted,
+    }
+}
+
+/// What a request to attach asks for.
+pub(super) fn wish(asked: &v1::AttachVolumeRequest) -> AttachWish {
+    AttachWish {
+        read_only: asked.read_only,
+        front_end: match asked.front_end() {
+            v1::FrontEnd::Unspecified => None,
+            v1::FrontEnd::Ublk => Some(FrontEnd::Ublk),
+            v1::FrontEnd::Nbd => Some(FrontEnd::Nbd),
+        },
+        queues: asked.queue_count,
+        depth: asked.queue_depth,
     }
 }
 

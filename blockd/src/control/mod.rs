@@ -5,6 +5,7 @@
 
 mod attachments;
 mod data_path;
+mod devices;
 mod errors;
 mod events;
 mod exports;
@@ -23,8 +24,8 @@ mod volumes;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -32,12 +33,15 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Clock, wall_seconds};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::error::{Error, shown};
+use crate::frontend::ublk::control::Devices;
 use crate::pool::PoolHandle;
 
 use attachments::Attachments;
 use state_file::StateFile;
 
+pub use attachments::remembered_devices;
 pub use data_path::{Answer, Connection, DataPath};
+pub use devices::{device_error, device_owner};
 pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
 pub use exports::{NbdAddress, NbdPlace, Target};
@@ -68,6 +72,8 @@ struct Inner {
     attachments: Attachments,
     events: Arc<EventHub>,
     nbd: RwLock<Vec<NbdAddress>>,
+    /// Block devices; empty where the configuration has them off.
+    ublk: OnceLock<Arc<Devices>>,
     /// One pool is made at a time.
     making_pools: tokio::sync::Mutex<()>,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
@@ -129,6 +135,7 @@ impl Control {
             attachments,
             events: Arc::default(),
             nbd: RwLock::default(),
+            ublk: OnceLock::new(),
             making_pools: tokio::sync::Mutex::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             hasher: RandomState::new(),

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::units::{from_wire, to_wire, to_wire_gb};
 
 use super::Control;
-use super::messages::{count, size_of_request, volume};
+use super::messages::{count, size_of_request, volume, wish};
 use super::volumes::checked_name;
 
 /// Messages that wait for a client of a stream. What waits beyond that waits in the hub.
@@ -180,6 +180,7 @@ impl Calls for Control {
                 volume: Some(volume(resized.volume)),
                 connections_with_old_size: count(connections),
                 previous_size_bytes: to_wire(resized.previous),
+                device_has_old_size: resized.device_has_old_size,
             })
         })
         .await
@@ -192,7 +193,7 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let (changed, described) =
-                control.attach_volume(&asked.pool, &asked.name, asked.read_only).await?;
+                control.attach_volume(&asked.pool, &asked.name, wish(&asked)).await?;
             Ok(v1::AttachVolumeResponse { changed, volume: Some(volume(described)) })
         })
         .await
@@ -209,6 +210,26 @@ impl Calls for Control {
             let closed_connections = count(closed);
             let volume = Some(volume(described));
             Ok(v1::DetachVolumeResponse { changed, closed_connections, volume })
+        })
+        .await
+    }
+
+    async fn recover_devices(
+        &self,
+        asked: Request<v1::RecoverDevicesRequest>,
+    ) -> Answer<v1::RecoverDevicesResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            if !asked.pool.is_empty() {
+                control.known(&asked.pool)?;
+            }
+            if !asked.name.is_empty() {
+                control.get_volume(&asked.pool, &asked.name).await?;
+            }
+            let changed = control.recover(&asked.pool, &asked.name).await? > 0;
+            let described = control.with_device(&asked.pool, &asked.name).await?;
+            let volumes = described.into_iter().map(volume).collect();
+            Ok(v1::RecoverDevicesResponse { changed, volumes })
         })
         .await
     }

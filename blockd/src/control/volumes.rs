@@ -8,10 +8,12 @@ use blockd_mapper::geometry::MAX_VOLUME_SIZE;
 
 use crate::config::check_name;
 use crate::error::{Error, shown};
+use crate::frontend::ublk::control::DeviceView;
 use crate::pool::{Control as Command, Outcome, PoolError, PoolHandle, VolumeId, VolumeInfo};
 use crate::units::human;
 
 use super::attachments::Record;
+use super::devices::{AttachWish, FrontEnd};
 use super::{Control, EventKind, pool_error};
 
 /// A volume, with what is known of its clients.
@@ -24,8 +26,12 @@ pub(super) struct Described {
     pub(super) attached: bool,
     pub(super) read_only: bool,
     pub(super) connections: usize,
-    /// Where clients find it, when it is attached.
+    /// Where clients of NBD find it, when it is attached so.
     pub(super) uris: Vec<String>,
+    /// How it is attached.
+    pub(super) front_end: Option<FrontEnd>,
+    /// Its block device, when it is attached so.
+    pub(super) device: DeviceView,
 }
 
 /// A volume that is gone.
@@ -42,6 +48,8 @@ pub(super) struct Deleted {
 pub(super) struct Resized {
     pub(super) changed: bool,
     pub(super) previous: u64,
+    /// A block device can't show it yet.
+    pub(super) device_has_old_size: bool,
     pub(super) volume: Described,
 }
 
@@ -95,7 +103,7 @@ impl Control {
             let problem = "is attached: detach it first, or use force";
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        let (detached, closed_connections) = self.disconnect(&handle, &volume).await?;
+        let (detached, closed_connections) = self.disconnect(&handle, &volume, force).await?;
         let command = Command::Delete { volume: volume.id };
         handle.control(command).await.map_err(|error| of(&handle, error))?;
         let freed = human(before.info.exclusive.saturating_add(before.info.reserved));
@@ -124,8 +132,21 @@ impl Control {
             );
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
+        // The device never shows more than there is: it shrinks first, and grows last.
+        let mut is_shown = true;
+        if size < volume.size {
+            is_shown = self.resize_device(&handle, volume.id, size).await?;
+        }
         let command = Command::Resize { volume: volume.id, size };
-        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let outcome = match handle.control(command).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                if size < volume.size {
+                    self.resize_device(&handle, volume.id, volume.size).await?;
+                }
+                return Err(of(&handle, error));
+            }
+        };
         let (changed, previous) = match outcome {
             Outcome::Resized { from } => (true, from),
             _ => (false, volume.size),
@@ -135,7 +156,11 @@ impl Control {
             let text = format!("volume {} was resized from {from} to {to}", shown(name));
             self.events().publish(EventKind::VolumeResized, handle.name(), name, text);
         }
-        Ok(Resized { changed, previous, volume: self.describe(&handle, name).await? })
+        if size > volume.size {
+            is_shown = self.resize_device(&handle, volume.id, size).await?;
+        }
+        let volume = self.describe(&handle, name).await?;
+        Ok(Resized { changed, previous, device_has_old_size: !is_shown, volume })
     }
 
     /// Lets clients reach a volume. True if they could not before.
@@ -143,31 +168,33 @@ impl Control {
         &self,
         pool: &str,
         name: &str,
-        read_only: bool,
+        wish: AttachWish,
     ) -> Result<(bool, Described), Error> {
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
         let volume = existing(&handle, name)?;
-        let read_only = read_only || volume.kind == VolumeKind::Snapshot;
+        let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
         let present = self.0.attachments.get(handle.name(), name);
-        let present = present.filter(|present| present.record.id == volume.id.0);
-        let changed = present.is_none();
-        match present {
-            Some(present) if present.record.read_only == read_only => {}
-            Some(_) => {
-                let how = if read_only { "for writing" } else { "read-only" };
-                let problem = format!("is attached {how} already: detach it first");
-                return Err(Error::in_use(format!("volume {}", shown(name)), problem));
-            }
-            None => {
-                let (pool, volume, id) = (handle.name().to_owned(), name.to_owned(), volume.id.0);
-                self.0.attachments.add(Record { pool, volume, id, read_only }).await?;
-                let how = if read_only { ", read-only" } else { "" };
-                let text = format!("volume {} was attached{how}", shown(name));
-                self.events().publish(EventKind::VolumeAttached, handle.name(), name, text);
-            }
+        if let Some(present) = present.filter(|present| present.record.id == volume.id.0) {
+            same_attachment(&present.record, &AttachWish { read_only, ..wish })?;
+            return Ok((false, self.describe(&handle, name).await?));
         }
-        Ok((changed, self.describe(&handle, name).await?))
+        let (pool, id) = (handle.name().to_owned(), volume.id.0);
+        let record = Record { pool, volume: name.to_owned(), id, read_only, ublk: None };
+        let place = match self.front_end(&wish)? {
+            FrontEnd::Nbd => {
+                self.0.attachments.add(record).await?;
+                String::new()
+            }
+            FrontEnd::Ublk => {
+                let view = self.attach_device(&handle, &volume, record, &wish).await?;
+                view.path.map(|path| format!(" as {}", path.display())).unwrap_or_default()
+            }
+        };
+        let how = if read_only { ", read-only" } else { "" };
+        let text = format!("volume {} was attached{place}{how}", shown(name));
+        self.events().publish(EventKind::VolumeAttached, handle.name(), name, text);
+        Ok((true, self.describe(&handle, name).await?))
     }
 
     /// Makes a volume unreachable: whether it was reachable, and how many connections were ended.
@@ -189,7 +216,7 @@ impl Control {
             );
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        let (changed, closed) = self.disconnect(&handle, &volume).await?;
+        let (changed, closed) = self.disconnect(&handle, &volume, force).await?;
         Ok((changed, closed, self.describe(&handle, name).await?))
     }
 
@@ -197,7 +224,9 @@ impl Control {
         &self,
         pool: &PoolHandle,
         volume: &VolumeSummary,
+        force: bool,
     ) -> Result<(bool, usize), Error> {
+        self.detach_device(pool, volume, force).await?;
         let place = (pool.name().to_owned(), volume.name.clone());
         let detached = self.0.attachments.remove(&[place]).await? > 0;
         let closed = self.0.data_path.close_volume(pool.id(), volume.id).await;
@@ -260,7 +289,16 @@ impl Control {
             let export = self.export_name(pool.name(), &info.name);
             let addresses = self.0.nbd.read();
             let uris = addresses.iter().map(|address| address.uri(&export));
-            let uris = if attachment.is_some() { uris.collect() } else { Vec::new() };
+            let front_end = attachment.as_ref().map(|present| match present.record.ublk {
+                Some(_) => FrontEnd::Ublk,
+                None => FrontEnd::Nbd,
+            });
+            let is_exported = front_end == Some(FrontEnd::Nbd);
+            let uris = if is_exported { uris.collect() } else { Vec::new() };
+            let device = match front_end {
+                Some(FrontEnd::Ublk) => self.described_device(&pool.id(), info.id),
+                Some(FrontEnd::Nbd) | None => DeviceView::default(),
+            };
             Described {
                 pool: pool.name().to_owned(),
                 origin: names.get(&info.origin).cloned().unwrap_or_default(),
@@ -269,6 +307,8 @@ impl Control {
                     || attachment.is_some_and(|present| present.record.read_only),
                 connections: clients.get(&info.id).copied().unwrap_or(0),
                 uris,
+                front_end,
+                device,
                 info,
             }
         };
@@ -289,6 +329,28 @@ impl Control {
             }
         }
         self.0.attachments.remove(&gone).await
+    }
+}
+
+/// Whether a volume is attached as it is asked for now.
+fn same_attachment(record: &Record, wish: &AttachWish) -> Result<(), Error> {
+    let other = |how: String| {
+        let problem = format!("is attached {how} already: detach it first");
+        Err(Error::in_use(format!("volume {}", shown(&record.volume)), problem))
+    };
+    if record.read_only != wish.read_only {
+        return other(if record.read_only { "read-only" } else { "for writing" }.to_owned());
+    }
+    match (record.ublk, wish.front_end) {
+        (Some(_), Some(FrontEnd::Nbd)) => other("as a block device".to_owned()),
+        (None, Some(FrontEnd::Ublk)) => other("over NBD".to_owned()),
+        (Some(ublk), _) if wish.queues != 0 && u32::from(ublk.queues) != wish.queues => {
+            other(format!("with queue_count {}", ublk.queues))
+        }
+        (Some(ublk), _) if wish.depth != 0 && u32::from(ublk.depth) != wish.depth => {
+            other(format!("with queue_depth {}", ublk.depth))
+        }
+        _ => Ok(()),
     }
 }
 

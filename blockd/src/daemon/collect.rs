@@ -22,6 +22,14 @@ pub(super) async fn collect(control: &Control, listeners: &[Listening]) -> Snaps
     snapshot.set("blockd_start_time_seconds", &[], control.started_unix_seconds());
     let resident = u64::try_from(control.resident_bytes()).unwrap_or(0);
     snapshot.set("blockd_resident_bytes", &[], resident);
+    if let Some(devices) = control.ublk() {
+        let stats = devices.stats();
+        let count = u64::try_from(devices.served()).unwrap_or(u64::MAX);
+        snapshot.set("blockd_ublk_devices", &[], count);
+        let recoveries = stats.recoveries.load(Ordering::Relaxed);
+        snapshot.set("blockd_ublk_recoveries", &[], recoveries);
+        snapshot.set("blockd_ublk_hangs", &[], stats.hangs.load(Ordering::Relaxed));
+    }
     let mut clients: BTreeMap<([u8; 16], VolumeId), u64> = BTreeMap::new();
     for one in control.data_path().connections() {
         *clients.entry((one.pool, one.volume)).or_default() += 1;

@@ -7,10 +7,17 @@ use tracing_subscriber::EnvFilter;
 use crate::config::LogConfig;
 use crate::error::Error;
 
+/// libublk says at this level what we say in our own words.
+const QUIET: &str = "libublk=warn";
+
 /// Begins to log. Once in a process.
 pub(super) fn start(config: &LogConfig) -> Result<(), Error> {
     let filter = EnvFilter::try_new(&config.filter)
         .map_err(|error| Error::invalid("log.level", &config.filter, error))?;
+    let filter = match QUIET.parse() {
+        Ok(quiet) if !config.filter.contains("libublk") => filter.add_directive(quiet),
+        _ => filter,
+    };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = if config.json {
         builder.json().flatten_event(true).try_init()

@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::frontend::nbd::handshake::Tls;
 use crate::frontend::nbd::listener::{self, Address, Bound, Limits, ListenError, Listener};
 use crate::frontend::nbd::tls::{TlsFiles, acceptor};
+use crate::frontend::ublk::control::{DeviceOptions, Devices, LibublkDriver, mounts};
 use crate::frontend::worker::{WorkerOptions, Workers};
 use crate::hardening::protect_process;
 
@@ -49,15 +50,34 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 pub fn serve(path: Option<&Path>) -> Result<(), Error> {
     let config = Config::load(path)?;
     logging::start(&config.log)?;
+    let own_namespace =
+        config.ublk.enabled && config.ublk.mount_namespace && enter_namespace(&config);
     let protection = protect_process();
     for problem in &protection.problems {
         tracing::warn!("{problem}");
     }
-    run(&config)
+    run_in(&config, own_namespace)
+}
+
+/// Before there are threads: the daemon's own mount namespace, without file systems on its devices.
+/// Without privilege there is none, and no device either.
+fn enter_namespace(config: &Config) -> bool {
+    if let Err(error) = mounts::enter_own_namespace() {
+        tracing::warn!(%error, "no mount namespace of our own: needs CAP_SYS_ADMIN");
+        return false;
+    }
+    for point in mounts::detach_own(&control::remembered_devices(&config.state_dir)) {
+        tracing::info!(point, "a file system on our device is detached from our namespace");
+    }
+    true
 }
 
 /// Serves until a signal says to stop.
 pub fn run(config: &Config) -> Result<(), Error> {
+    run_in(config, false)
+}
+
+fn run_in(config: &Config, own_namespace: bool) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
@@ -66,7 +86,7 @@ pub fn run(config: &Config) -> Result<(), Error> {
         .map_err(|error| Error::io("start threads", error))?;
     let result = runtime.block_on(async {
         let signals = Signals::new()?;
-        let daemon = Daemon::start(config).await?;
+        let daemon = Daemon::start(config, own_namespace).await?;
         signals.wait().await;
         daemon.stop(config.stop_timeout).await
     });
@@ -137,7 +157,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn start(config: &Config) -> Result<Self, Error> {
+    async fn start(config: &Config, own_namespace: bool) -> Result<Self, Error> {
         let runtime_lock = FolderLock::take(&config.runtime_dir, 0o755)?;
         let state_lock = if config.state_dir == config.runtime_dir {
             runtime_lock.same().map_err(|error| Error::io("lock", error))?
@@ -160,9 +180,14 @@ impl Daemon {
             template: config.pools[0].clone(),
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
+        if config.ublk.enabled {
+            control.set_ublk(devices(config, &workers, own_namespace)?);
+        }
         notify::tell(&[NotifyState::Status("opening pools")]);
         open_pools(config, &control).await?;
         control.forget_attachments_of_missing_volumes().await?;
+        notify::tell(&[NotifyState::Status("recovering devices")]);
+        control.recover_devices().await?;
         let (listeners, addresses) = serve_nbd(sockets.nbd, &control, &serving);
         control.set_nbd_addresses(addresses);
         let (stop_control, stopped) = oneshot::channel();
@@ -205,6 +230,20 @@ impl Daemon {
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// Block devices, whose queues the workers serve.
+fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Arc<Devices>, Error> {
+    let ublk = &config.ublk;
+    let options = DeviceOptions {
+        owner: control::device_owner(&config.state_dir)?,
+        queues: ublk.queues,
+        depth: ublk.depth,
+        max_bytes: ublk.max_bytes,
+        zero_copy: ublk.zero_copy,
+        own_namespace,
+    };
+    Ok(Arc::new(Devices::new(Arc::new(LibublkDriver), Arc::new(workers.clone()), options)))
 }
 
 async fn bind(config: &Config) -> Result<Sockets, Error> {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest, GetVolumeRequest, Volume};
+use blockd_api::v1::{
+    AttachVolumeRequest, DetachVolumeRequest, FrontEnd, GetVolumeRequest, Volume,
+};
 use serde::Serialize;
 
 use super::{address, blocking, interruptible, qemu_export, settled, taken, with_note};
@@ -74,6 +76,11 @@ impl Export {
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
         let mut volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        if volume.front_end() == FrontEnd::Ublk {
+            let device = &volume.device_path;
+            let problem = format!("is a block device now: copy {device}, or detach it first");
+            return Err(Error::in_use(format!("volume {}", volume.name), problem));
+        }
         // Before anything is attached: most often it is this that is wrong.
         let output = if to_stdout { None } else { Some(self.create()?) };
         let attached = !volume.attached;
@@ -82,6 +89,8 @@ impl Export {
                 name: volume.name.clone(),
                 pool: volume.pool.clone(),
                 read_only: true,
+                front_end: FrontEnd::Nbd.into(),
+                ..Default::default()
             };
             volume = shapes::volume(client.attach_volume(request).await?.volume)?;
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1::{
-    AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetPoolRequest,
+    AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, FrontEnd, GetPoolRequest,
     GetVolumeRequest, Volume,
 };
 use nix::unistd::{Whence, lseek};
@@ -204,7 +204,8 @@ impl Import {
         let request = AttachVolumeRequest {
             name: self.name.clone(),
             pool: self.pool.clone(),
-            read_only: false,
+            front_end: FrontEnd::Nbd.into(),
+            ..Default::default()
         };
         match client.attach_volume(request).await.and_then(|answer| shapes::volume(answer.volume)) {
             Ok(volume) => Ok(Place { volume, created }),

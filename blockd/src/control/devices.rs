@@ -1,0 +1,323 @@
+//! Volumes as block devices of this machine.
+
+use std::sync::Arc;
+
+use blockd_mapper::engine::VolumeSummary;
+use tokio::task::JoinSet;
+
+use crate::config::MAX_UBLK_DEPTH;
+use crate::error::{Error, shown};
+use crate::frontend::ublk::control::{
+    CONTROL_PATH, DeviceError, DeviceSpec, DeviceView, Devices, Recovered,
+};
+use crate::pool::{PoolHandle, VolumeId};
+
+use super::attachments::{Record, UblkRecord};
+use super::state_file::StateFile;
+use super::volumes::{Described, find};
+use super::{Control, EventKind, blocking};
+
+/// How clients are to reach a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FrontEnd {
+    Ublk,
+    Nbd,
+}
+
+/// What is asked for an attachment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct AttachWish {
+    pub(super) read_only: bool,
+    /// Without: what fits.
+    pub(super) front_end: Option<FrontEnd>,
+    /// 0: as configured.
+    pub(super) queues: u32,
+    /// 0: as configured.
+    pub(super) depth: u32,
+}
+
+/// Blocks larger than this need buffers that are aligned to more than the kernel promises for the
+/// pages of a request, and libublk has no way to ask for that.
+const ZERO_COPY_BLOCK: u32 = 512;
+
+/// What an error of a device means to a user.
+pub fn device_error(error: DeviceError) -> Error {
+    match error {
+        DeviceError::NoDriver => {
+            let problem = "is not there: load the kernel's driver with `modprobe ublk_drv`";
+            Error::in_use(CONTROL_PATH, problem)
+        }
+        DeviceError::Refused { command, device, source } => Error::Unexpected {
+            what: format!("{command} of {device}"),
+            problem: source.to_string(),
+        },
+        DeviceError::InUse { ref device, ref users } => {
+            let users: Vec<String> = users.iter().map(ToString::to_string).collect();
+            let problem = format!("is {}: end that first, or use force", users.join(", "));
+            Error::in_use(device.clone(), problem)
+        }
+        DeviceError::Io { what, source } => Error::io(what, source),
+        DeviceError::Queue { .. } => {
+            Error::Unexpected { what: "ublk".to_owned(), problem: error.to_string() }
+        }
+        error => {
+            let text = error.to_string();
+            let (what, problem) = text.split_once(' ').unwrap_or(("ublk", text.as_str()));
+            Error::in_use(what, problem)
+        }
+    }
+}
+
+/// The identity of this daemon's state folder, by which it knows its devices in the kernel. Drawn
+/// at the first start.
+pub fn device_owner(state_dir: &std::path::Path) -> Result<u32, Error> {
+    let file = StateFile::new(state_dir, "ublk-owner.json");
+    let known: Vec<u32> = file.read()?;
+    if let Some(owner) = known.first() {
+        return Ok(*owner);
+    }
+    let owner = fastrand::u32(1..);
+    file.write(vec![owner])?;
+    Ok(owner)
+}
+
+impl Control {
+    /// Attaches volumes as block devices from now on.
+    pub fn set_ublk(&self, devices: Arc<Devices>) {
+        let _ = self.0.ublk.set(devices);
+    }
+
+    /// Block devices, where they are on.
+    #[must_use]
+    pub fn ublk(&self) -> Option<&Arc<Devices>> {
+        self.0.ublk.get()
+    }
+
+    /// How a volume is to be reached that is not attached yet.
+    pub(super) fn front_end(&self, wish: &AttachWish) -> Result<FrontEnd, Error> {
+        let is_there = self.ublk().is_some_and(|ublk| ublk.driver_is_there());
+        let front_end = match wish.front_end {
+            Some(FrontEnd::Ublk) if self.ublk().is_none() => {
+                let allowed = "nbd, as ublk.enabled is off in the configuration";
+                return Err(Error::invalid("front_end", "ublk", allowed));
+            }
+            Some(FrontEnd::Ublk) if !is_there => return Err(device_error(DeviceError::NoDriver)),
+            Some(front_end) => front_end,
+            None if is_there => FrontEnd::Ublk,
+            None => FrontEnd::Nbd,
+        };
+        let most = self.ublk().map_or(1, |ublk| ublk.most_queues());
+        let most_depth = u32::try_from(MAX_UBLK_DEPTH).unwrap_or(u32::MAX);
+        for (field, value, most, of) in [
+            ("queue_count", wish.queues, u32::try_from(most).unwrap_or(1), ", the workers"),
+            ("queue_depth", wish.depth, most_depth, ""),
+        ] {
+            if value != 0 && front_end == FrontEnd::Nbd {
+                let allowed = "left out for NBD, which has no queues";
+                return Err(Error::invalid(field, value, allowed));
+            }
+            if value > most {
+                let allowed = format!("from 1 to {most}{of}, or 0 for what is configured");
+                return Err(Error::invalid(field, value, allowed));
+            }
+        }
+        Ok(front_end)
+    }
+
+    /// Makes a volume's block device and remembers it.
+    pub(super) async fn attach_device(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        record: Record,
+        wish: &AttachWish,
+    ) -> Result<DeviceView, Error> {
+        let Some(devices) = self.ublk().map(Arc::clone) else {
+            return Err(device_error(DeviceError::NoDriver));
+        };
+        let small = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
+        let ublk =
+            UblkRecord { device: None, queues: small(wish.queues), depth: small(wish.depth) };
+        let place = (record.pool.clone(), record.volume.clone());
+        let intent = Record { ublk: Some(ublk), ..record };
+        let spec = spec(pool, volume, &intent);
+        self.0.attachments.add(intent.clone()).await?;
+        let made = blocking(move || devices.attach(&spec).map_err(device_error)).await;
+        let view = match made {
+            Ok(view) => view,
+            Err(error) => {
+                self.0.attachments.remove(&[place]).await?;
+                return Err(error);
+            }
+        };
+        let ublk = Some(UblkRecord { device: view.number, ..ublk });
+        self.0.attachments.add(Record { ublk, ..intent }).await?;
+        Ok(view)
+    }
+
+    /// Takes a volume's block device away, if it has one.
+    pub(super) async fn detach_device(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        force: bool,
+    ) -> Result<(), Error> {
+        let Some(attachment) = self.0.attachments.get(pool.name(), &volume.name) else {
+            return Ok(());
+        };
+        let (Some(ublk), Some(devices)) = (attachment.record.ublk, self.ublk().map(Arc::clone))
+        else {
+            return Ok(());
+        };
+        let spec = spec(pool, volume, &attachment.record);
+        blocking(move || devices.detach(&spec, ublk.device, force).map_err(device_error)).await?;
+        Ok(())
+    }
+
+    /// Shows a volume's size in its block device. False if there is a device that can't.
+    pub(super) async fn resize_device(
+        &self,
+        pool: &PoolHandle,
+        volume: VolumeId,
+        bytes: u64,
+    ) -> Result<bool, Error> {
+        let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(true) };
+        let id = pool.id();
+        if devices.view(&id, volume).is_none_or(|view| view.path.is_none()) {
+            return Ok(true);
+        }
+        blocking(move || devices.resize(&id, volume, bytes).map_err(device_error)).await
+    }
+
+    /// The block device of a volume that is attached so.
+    pub(super) fn described_device(&self, pool: &[u8; 16], volume: VolumeId) -> DeviceView {
+        let Some(devices) = self.ublk() else {
+            let problem = Some("ublk.enabled is off in the configuration".to_owned());
+            return DeviceView { problem, ..DeviceView::default() };
+        };
+        devices.view(pool, volume).unwrap_or_default()
+    }
+
+    /// Serves block devices of attached volumes that are not served: of one pool or all, of one
+    /// volume or all. How many are served now that were not.
+    pub(super) async fn recover(&self, pool: &str, name: &str) -> Result<usize, Error> {
+        let mut recovering = JoinSet::new();
+        for attachment in self.0.attachments.list() {
+            let record = attachment.record.clone();
+            let is_meant = (pool.is_empty() || record.pool == pool)
+                && (name.is_empty() || record.volume == name);
+            if is_meant && record.ublk.is_some() {
+                let control = self.clone();
+                recovering.spawn(async move { control.recover_one(record).await });
+            }
+        }
+        let done = recovering.join_all().await;
+        done.into_iter().try_fold(0, |sum, one| Ok(sum + usize::from(one?)))
+    }
+
+    /// True if the volume's device is served now and was not.
+    async fn recover_one(&self, record: Record) -> Result<bool, Error> {
+        let _guard = self.lock(&record.pool, &record.volume).await;
+        let Ok(pool) = self.pool(&record.pool) else { return Ok(false) };
+        let volume = find(&pool, &record.volume).filter(|volume| volume.id.0 == record.id);
+        let (Some(volume), Some(ublk)) = (volume, record.ublk) else { return Ok(false) };
+        let failed = |problem: String| {
+            let text = format!("the device of volume {} fails: {problem}", shown(&record.volume));
+            let (pool, volume) = (&record.pool, &record.volume);
+            self.events().publish(EventKind::DeviceFailed, pool, volume, text);
+        };
+        let Some(devices) = self.ublk().map(Arc::clone) else {
+            failed("ublk.enabled is off in the configuration".to_owned());
+            return Ok(false);
+        };
+        let spec = spec(&pool, &volume, &record);
+        let work = blocking(move || Ok(devices.recover(&spec, ublk.device))).await?;
+        let (view, how) = match work {
+            Ok((_, Recovered::Served)) => return Ok(false),
+            Ok(done) => done,
+            Err(error) => {
+                failed(error.to_string());
+                return Ok(false);
+            }
+        };
+        if view.number != ublk.device {
+            let ublk = Some(UblkRecord { device: view.number, ..ublk });
+            self.0.attachments.add(Record { ublk, ..record.clone() }).await?;
+        }
+        let path = view.path.unwrap_or_default();
+        let how = match how {
+            Recovered::Continued => "goes on where it was",
+            Recovered::Added | Recovered::Served => "was added again",
+        };
+        let text = format!("{} of volume {} {how}", path.display(), shown(&record.volume));
+        let (pool, volume) = (&record.pool, &record.volume);
+        self.events().publish(EventKind::DeviceRecovered, pool, volume, text);
+        Ok(true)
+    }
+
+    /// After the start: serves remembered devices, then deletes those that nobody remembers. What
+    /// fails is told as an event and in the list of volumes, and is no reason not to serve others.
+    pub async fn recover_devices(&self) -> Result<(), Error> {
+        self.recover("", "").await?;
+        let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(()) };
+        if !devices.driver_is_there() {
+            return Ok(());
+        }
+        let list = self.0.attachments.list();
+        let remembered = self.0.attachments.devices();
+        let cleaned = blocking(move || {
+            let own: Vec<(u32, &str, &str)> = list
+                .iter()
+                .map(|one| &one.record)
+                .filter_map(|one| Some((one.ublk?.device?, one.pool.as_str(), one.volume.as_str())))
+                .collect();
+            devices.clean_links(&own);
+            Ok(devices.clean(&remembered))
+        })
+        .await?;
+        for (number, result) in cleaned {
+            let text = match result {
+                Ok(()) => format!("/dev/ublkb{number} was ours, of no volume, and is deleted"),
+                Err(error) => {
+                    format!("/dev/ublkb{number} is ours, of no volume, and stays: {error}")
+                }
+            };
+            self.events().publish(EventKind::DeviceCleaned, "", "", text);
+        }
+        Ok(())
+    }
+
+    /// The volumes that have a block device.
+    pub(super) async fn with_device(
+        &self,
+        pool: &str,
+        name: &str,
+    ) -> Result<Vec<Described>, Error> {
+        let all = self.list_volumes(pool).await?;
+        let is_meant = |one: &Described| {
+            one.front_end == Some(FrontEnd::Ublk) && (name.is_empty() || one.info.name == name)
+        };
+        Ok(all.into_iter().filter(is_meant).collect())
+    }
+}
+
+fn spec(pool: &PoolHandle, volume: &VolumeSummary, record: &Record) -> DeviceSpec {
+    let ublk = record.ublk.unwrap_or_default();
+    let zero_copy = pool
+        .devices()
+        .iter()
+        .all(|device| !device.mapped && device.direct && device.block_size <= ZERO_COPY_BLOCK);
+    DeviceSpec {
+        pool: pool.id(),
+        pool_name: pool.name().to_owned(),
+        volume: volume.id,
+        name: volume.name.clone(),
+        size: volume.size,
+        block_size: volume.block_size,
+        extent_size: pool.extent_size(),
+        read_only: record.read_only,
+        queues: ublk.queues,
+        depth: ublk.depth,
+        zero_copy,
+    }
+}
