@@ -55,7 +55,7 @@ echo limits $(cat logical_block_size physical_block_size minimum_io_size optimal
 cd /
 blockd show a --json | tr -d '\n ' | grep -o '"device_major":[0-9]*,"device_minor":[0-9]*'
 echo numbers $(cat /sys/block/ublkb0/dev)
-blockd features a | grep -E 'USER_RECOVERY|UPDATE_SIZE|AUTO_BUF_REG' | cat
+blockd show a --json | tr -d '\n ' | grep -o '"queue_depth":[0-9]*,"zero_copy":[a-z]*'
 dd if=/tmp/x of=/dev/blockd/default/a bs=64k oflag=direct 2>/dev/null
 dd if=/dev/ublkb0 of=/tmp/y bs=64k count=64 iflag=direct 2>/dev/null
 same /tmp/y
@@ -124,10 +124,11 @@ blockd features | grep -q USER_RECOVERY || fail features
 blockd add --size 8G big >/dev/null
 dd if=/dev/zero of=/dev/ublkb2 bs=1M oflag=direct 2>/dev/null &
 filler=$!
-for _ in $(seq 200); do
-    before=$(cat /sys/block/ublkb2/stat)
-    sleep 0.3
-    [ "$before" = "$(cat /sys/block/ublkb2/stat)" ] && break
+written() { set -- $(cat /sys/block/ublkb2/stat); echo $7; }
+for _ in $(seq 100); do
+    before=$(written)
+    sleep 0.5
+    [ $before != 0 ] && [ $before = $(written) ] && break
 done
 refused 7 blockd del big
 blockd del big --force
@@ -203,6 +204,7 @@ const EVERYWHERE: [&str; 9] = [
 fn a_device_outlives_the_daemon_on_the_older_kernel() {
     let text = machine("ublk-older", Which::Older, 512, LIFE);
     says(&text, &EVERYWHERE);
+    says(&text, &["\"queue_depth\":32,\"zero_copy\":false"]);
     says(&text, &["\"device_has_old_size\":true\nsize 2097152\n"]);
 }
 
@@ -210,6 +212,7 @@ fn a_device_outlives_the_daemon_on_the_older_kernel() {
 fn a_device_outlives_the_daemon_on_the_newer_kernel() {
     let text = machine("ublk-newer", Which::Newer, 512, LIFE);
     says(&text, &EVERYWHERE);
+    says(&text, &["\"queue_depth\":128,\"zero_copy\":true"]);
     says(&text, &["\"device_has_old_size\":false\nsize 4194304\n"]);
 }
 
