@@ -255,6 +255,17 @@ impl Control {
         Ok(true)
     }
 
+    /// Serves devices that could not be served before, if there are any.
+    pub async fn recover_again(&self) -> Result<usize, Error> {
+        let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(0) };
+        let remembered =
+            self.0.attachments.list().iter().filter(|one| one.record.ublk.is_some()).count();
+        if devices.served() >= remembered || !devices.driver_is_there() {
+            return Ok(0);
+        }
+        self.recover("", "").await
+    }
+
     /// After the start: serves remembered devices, then deletes those that nobody remembers. What
     /// fails is told as an event and in the list of volumes, and is no reason not to serve others.
     pub async fn recover_devices(&self) -> Result<(), Error> {

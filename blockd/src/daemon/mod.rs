@@ -43,6 +43,9 @@ const CONTROL_STOP_TIME: Duration = Duration::from_secs(5);
 /// A signal within this time of the first is the same one.
 const SECOND_SIGNAL: Duration = Duration::from_secs(1);
 
+/// How often devices that are not served are tried again.
+const RECOVERY_PAUSE: Duration = Duration::from_secs(30);
+
 /// How often failed pools are looked for.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -202,6 +205,7 @@ impl Daemon {
         }
         tokio::spawn(notify::watchdog(control.clone()));
         tokio::spawn(watch_pools(control.clone()));
+        tokio::spawn(watch_devices(control.clone()));
         control.set_ready();
         notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
         let _locks = [runtime_lock, state_lock];
@@ -366,6 +370,16 @@ fn serve_nbd(
         listeners.push(listener);
     }
     (listeners, addresses)
+}
+
+/// Tries again to serve devices that could not be recovered: what keeps them may pass.
+async fn watch_devices(control: Control) {
+    loop {
+        tokio::time::sleep(RECOVERY_PAUSE).await;
+        if let Err(error) = control.recover_again().await {
+            tracing::warn!(%error, "devices were not recovered");
+        }
+    }
 }
 
 /// Tells of each pool that fails, once.

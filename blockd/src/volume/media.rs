@@ -121,8 +121,7 @@ impl Executor {
 
     fn can_start(&self, op: &PlanOp, ring: &Ring) -> bool {
         let pieces = op.len / u64::from(Ring::MAX_ZEROES) + 1;
-        let kept = KEPT_BACK + ring.reserved();
-        let room = ring.room() as u64 >= kept as u64 + pieces;
+        let room = ring.spare() as u64 >= KEPT_BACK as u64 + pieces;
         room && (!matches!(op.kind, OpKind::Copy { .. }) || self.copies.has_buffer())
     }
 

@@ -24,6 +24,9 @@ const FALLBACK: u64 = 1 << 16;
 /// Where an entry's address is. The library sets it for other operations only.
 const ADDRESS_AT: usize = 16;
 
+/// Operations that are for everything but requests of queues.
+const FOR_OTHERS: usize = 2048;
+
 const fn command(number: u32) -> u32 {
     (3 << 30) | (16 << 16) | ((b'u' as u32) << 8) | number
 }
@@ -67,8 +70,8 @@ impl Ring {
         piece_bytes: u32,
         own_memory: bool,
     ) -> std::io::Result<AreaId> {
-        if self.free.len() < self.reserved + usize::from(pieces) {
-            return Err(std::io::Error::other("a ring has operations for 4096 requests at most"));
+        if self.reserved + usize::from(pieces) + FOR_OTHERS > self.records.len() {
+            return Err(std::io::Error::other("the worker serves as many requests as it can"));
         }
         if !own_memory && self.zero_file.is_none() {
             let zeroes = Arc::new(File::open("/dev/zero")?);
@@ -115,7 +118,9 @@ impl Ring {
             }
         };
         self.memory.begin(place);
-        self.push(entry, Record::Fetch { token, place: Some(place) })
+        self.push(entry, Record::Fetch { token, place: Some(place) })?;
+        self.fetching += 1;
+        Ok(())
     }
 
     /// Starts to put the pages of a request into the table of buffers, where the kernel could not
@@ -131,7 +136,9 @@ impl Ring {
         let entry = entry.ok_or_else(|| std::io::Error::other("memory of our own"))?;
         let operation = if register { REGISTER_BUFFER } else { UNREGISTER_BUFFER };
         let entry = queue_command(at, operation, at.bytes(0, entry.into()));
-        self.push(entry, Record::Fetch { token, place: None })
+        self.push(entry, Record::Fetch { token, place: None })?;
+        self.fetching += 1;
+        Ok(())
     }
 }
 

@@ -61,8 +61,10 @@ pub struct Ring {
     memory: Memory,
     /// What buffers that this process can't reach are filled with zeroes from.
     zero_file: Option<FileSlot>,
-    /// Operations that are kept for requests of queues.
+    /// Operations that are kept for requests of queues, and those of them that are out to wait for
+    /// one.
     reserved: usize,
+    fetching: usize,
     chunks: Option<Chunks>,
     files: Vec<Option<Arc<dyn Send + Sync>>>,
     #[expect(clippy::vec_box, reason = "the kernel has pointers into them: they must not move")]
@@ -112,6 +114,7 @@ impl Ring {
             memory,
             zero_file: None,
             reserved: 0,
+            fetching: 0,
             chunks,
             files: vec![None; MAX_FILES as usize],
             idle_sends: Vec::with_capacity(64),
@@ -213,10 +216,10 @@ impl Ring {
         self.free.len()
     }
 
-    /// Operations that are kept for the requests of queues, whether they are in use or not.
+    /// Operations that can still be started without those that are kept for the answers of queues.
     #[must_use]
-    pub const fn reserved(&self) -> usize {
-        self.reserved
+    pub fn spare(&self) -> usize {
+        self.free.len().saturating_sub(self.reserved.saturating_sub(self.fetching))
     }
 
     /// Calls of `io_uring_enter` so far.
@@ -364,6 +367,7 @@ impl Ring {
 
     fn ended(&mut self, record: Record, result: i32, flags: u32) -> Option<Ended> {
         if let Record::Fetch { token, place } = record {
+            self.fetching -= 1;
             place.into_iter().for_each(|place| self.memory.end(place));
             return Some(Ended::Fetched(token, result));
         }

@@ -108,9 +108,17 @@ impl Queue {
         volume: VolumeRef,
         context: &mut QueueContext<'_>,
     ) -> std::io::Result<Self> {
-        let descriptors = Descriptors::map(&spec.device_file, spec.queue, spec.depth)?;
         let ring = &mut *context.ring;
         let area = ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy)?;
+        // Last of what can fail: up to Linux 6.12 a process that ends between this and its first
+        // fetch leaves a device that nobody can recover.
+        let descriptors = match Descriptors::map(&spec.device_file, spec.queue, spec.depth) {
+            Ok(descriptors) => descriptors,
+            Err(error) => {
+                ring.remove_area(area, spec.depth);
+                return Err(error);
+            }
+        };
         let tags = (0..spec.depth)
             .map(|tag| Tag { buffer: ring.piece(area, tag), registered: false, answer: 0 })
             .collect();

@@ -85,6 +85,11 @@ impl Queues {
         }
     }
 
+    /// Whether somebody waits for the kernel to have a queue's commands.
+    pub(super) const fn is_starting(&self) -> bool {
+        !self.starting.is_empty()
+    }
+
     /// What the kernel has been told, it has taken or refused by now.
     pub(super) fn after_turn(&mut self, shown: &Mutex<Vec<u32>>, context: &mut QueueContext<'_>) {
         for (at, answer) in self.starting.drain(..) {

@@ -20,7 +20,7 @@ use crate::stats::{VolumeStats, WorkerStats};
 use crate::volume::Executor;
 
 /// Operations of a ring that can be out at once.
-const OPERATIONS: u32 = 8192;
+const OPERATIONS: u32 = 16384;
 /// Requests that a worker carries out at a time, over all its connections.
 const REQUESTS: usize = 1024;
 /// Volumes whose counters are kept, 7 KiB each: where volumes come and go by the thousand, those
@@ -121,6 +121,8 @@ impl WorkerThread {
                 crate::hardening::give_up(&format!("it has lost its ring: {error}"));
             }
         }
+        // Answers that were given last are still here.
+        while self.ring.unsubmitted() > 0 && self.ring.enter(0).is_ok() {}
         let Some((_, answer)) = self.draining.take() else { return };
         let left = self.connections.iter().flatten().count() + self.queues.busy();
         self.queues.leave(&mut self.executor);
@@ -137,7 +139,7 @@ impl WorkerThread {
 
     /// Submits, waits, and takes what has ended.
     fn turn(&mut self) -> std::io::Result<()> {
-        if self.executor.has_ready() {
+        if self.executor.has_ready() || self.queues.is_starting() {
             self.ring.enter(0)?;
         } else {
             let deadline = self.executor.next_deadline();

@@ -287,9 +287,9 @@ impl Connection {
             return;
         }
         // What the volumes have in flight may leave no room for a message and a receive.
-        self.stalled |= context.ring.room() < 2;
+        self.stalled |= context.ring.spare() < 2;
         if !self.sending
-            && context.ring.room() > 0
+            && context.ring.spare() > 0
             && let Some(message) = self.message.take_if(|message| !message.is_empty())
         {
             let token = Token::of(self.at, SEND);

@@ -214,7 +214,18 @@ impl Kit {
             tracing::warn!(device = called(Some(info.number)), missing, "not granted");
         }
         let numbers = self.await_file(info.number);
+        self.shorten_timeout(info.number);
         Ok(Serving { info, asked, numbers })
+    }
+
+    /// Has the kernel look after requests that take long each second. While their server lives it
+    /// only waits on; when that has died, a device of Linux up to 6.12 whose requests were all with
+    /// it is waiting for a server only then, and not after the usual 30 s.
+    fn shorten_timeout(&self, number: u32) {
+        let path = self.places.sys_block.join(format!("ublkb{number}/queue/io_timeout"));
+        if let Err(error) = std::fs::write(&path, "1000") {
+            tracing::warn!(%error, path = %path.display(), "the kernel keeps its limit of 30 s");
+        }
     }
 
     fn fetch(

@@ -12,7 +12,7 @@ use super::driver::{DeviceState, Driver};
 use super::links::Links;
 use super::mark::Mark;
 use super::recovery::Recovered;
-use super::seat::{COMMAND_LIMIT, DeviceThread, keep};
+use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, keep};
 use super::users::{self, Places};
 use super::{DeviceError, QueueHost, called, features, mounts};
 use crate::pool::VolumeId;
@@ -186,7 +186,7 @@ impl Devices {
         let noted = move |_: &mut _, (serving, _): (Serving, Recovered)| {
             late.seen.lock().serve(serving);
         };
-        match self.counted(entry.thread.run(COMMAND_LIMIT, work, noted)) {
+        match self.counted(entry.thread.run(RECOVERY_LIMIT, work, noted)) {
             Ok((serving, how)) => {
                 self.set_serving(&entry, spec, serving);
                 self.stats.recoveries.fetch_add(1, Ordering::Relaxed);

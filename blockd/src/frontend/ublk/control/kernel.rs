@@ -171,7 +171,17 @@ impl DeviceControl for KernelDevice {
         while self.refresh()?.state == DeviceState::Live && !patience.is_over() {
             std::thread::sleep(LOOK);
         }
-        done("START_USER_RECOVERY", self.control.start_user_recover())
+        match done("START_USER_RECOVERY", self.control.start_user_recover()) {
+            // Up to Linux 6.12, where a process died after this command and before its queues were
+            // served: the device is as the command leaves it.
+            Err(error)
+                if error.errno() == Some(libc::EINVAL)
+                    && self.refresh()?.state == DeviceState::Quiesced =>
+            {
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     fn serve(&mut self, how: Serve<'_>, fetch: Fetch<'_>) -> Result<(), DeviceError> {

@@ -19,6 +19,10 @@ use crate::hardening::protect_thread;
 /// its partitions with, or that its stop waits for.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 
+/// The same for a recovery, which nobody at a command line waits for: longer than the kernel may
+/// take to see that the server before has died.
+pub(super) const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
+
 /// Commands need some KiB, formatting of log lines some more. Memory may be locked.
 pub(super) const STACK_BYTES: usize = 256 << 10;
 
