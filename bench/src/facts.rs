@@ -26,6 +26,13 @@ pub fn print() {
     }
 }
 
+/// As [`print`], without what can't be found out here.
+pub fn print_known() {
+    for (name, value) in facts().iter().filter(|(_, value)| *value != UNKNOWN) {
+        println!("{name:<8} {value}");
+    }
+}
+
 /// The facts as a JSON object.
 #[must_use]
 pub fn to_json() -> Value {

@@ -5,8 +5,10 @@
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc_count;
 
+pub mod block;
 pub mod budgets;
 pub mod clock;
+pub mod device;
 pub mod echo;
 pub mod facts;
 pub mod nbd;
@@ -17,3 +19,4 @@ pub mod report;
 pub mod ring;
 pub mod stats;
 pub mod syscalls;
+pub mod ublk;

@@ -1,6 +1,7 @@
 //! Subcommands that build another package's binary in release form and hand their arguments on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use anyhow::Result;
 
@@ -66,6 +67,69 @@ pub(crate) fn bench_nbd(root: &Path, arguments: &[String]) -> Result<()> {
     ];
     all.extend(arguments.iter().cloned());
     release(root, "blockd-bench", "nbd", &all)
+}
+
+/// ublk devices beside others, in a virtual machine. The daemon is built alone, for the same
+/// reason; rublk is installed below the build folder.
+///
+/// # Errors
+/// As [`bench_nbd`].
+pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&setup::UBLK_BENCH)?;
+    setup::ensure(&setup::MACHINES)?;
+    let rublk = rublk(root)?;
+    let release = command::target_dir(root).join("release");
+    for package in [&["--package", "blockd"][..], &["--package", "blockd-bench", "--bin", "ublk"]] {
+        let mut build = command::cargo(root);
+        command::run(build.args(["build", "--quiet", "--release"]).args(package))?;
+    }
+    let places = [
+        ("--blockd", release.join("blockd")),
+        ("--runner", release.join("ublk")),
+        ("--rublk", rublk),
+        ("--jobs", root.join("bench").join("fio")),
+    ];
+    let mut all = Vec::new();
+    for (name, path) in places {
+        all.extend([name.to_owned(), path.to_string_lossy().into_owned()]);
+    }
+    all.extend(arguments.iter().cloned());
+    self::release(root, "blockd-tests", "ublk_bench", &all)
+}
+
+/// The version of rublk that ours is measured beside.
+const RUBLK: &str = "0.2.15";
+
+/// rublk's program, of the public registry. Without its default features it needs no OpenCL.
+fn rublk(root: &Path) -> Result<PathBuf> {
+    let folder = command::target_dir(root).join("peers").join(format!("rublk-{RUBLK}"));
+    let program = folder.join("bin").join("rublk");
+    if !program.exists() {
+        println!("bench: installing rublk {RUBLK} below the build folder");
+        let mut install = command::cargo(root);
+        install.args(["install", "rublk", "--quiet", "--locked", "--no-default-features"]);
+        install.args(["--version", RUBLK, "--root"]).arg(&folder);
+        install.env("CARGO_TARGET_DIR", command::target_dir(root).join("peers").join("build"));
+        command::run(&mut install)?;
+    }
+    Ok(program)
+}
+
+/// A disk by itself and under a pool of ours; everything on it is lost.
+///
+/// # Errors
+/// As [`bench_nbd`], and when the disk is in use or its name is not confirmed.
+pub(crate) fn bench_device(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&setup::DEVICE_BENCH)?;
+    let mut build = command::cargo(root);
+    command::run(build.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
+    let daemon = command::target_dir(root).join("release").join("blockd");
+    let jobs = root.join("bench").join("fio");
+    let mut cargo = command::cargo(root);
+    cargo.args(["run", "--quiet", "--release", "--package", "blockd-bench", "--bin", "device"]);
+    cargo.arg("--").arg("--blockd").arg(daemon).arg("--jobs").arg(jobs).args(arguments);
+    // It asks before it erases.
+    command::run(cargo.stdin(Stdio::inherit()))
 }
 
 /// io-uring directly beside tokio-uring, which only this builds.

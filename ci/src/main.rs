@@ -15,10 +15,10 @@ mod test;
 mod tidy;
 mod watchdog;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -54,10 +54,13 @@ enum Action {
     Sim(Forwarded),
     /// Crash at every IO boundary of short traces; arguments go to its binary
     Crash(Forwarded),
-    /// Benches against their budgets
+    /// Benches against their budgets, or on a disk of this machine
+    #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
     Bench {
         #[command(subcommand)]
-        what: Bench,
+        what: Option<Bench>,
+        #[command(flatten)]
+        device: Device,
     },
     /// The mapper on a real file through io_uring; arguments go to its binary
     Pump(Forwarded),
@@ -81,8 +84,46 @@ enum Bench {
     Mapper(Forwarded),
     /// The NBD server beside others; arguments go to its binary
     Nbd(Forwarded),
+    /// ublk devices beside others in a virtual machine; arguments go to its binary
+    Ublk(Forwarded),
     /// io-uring directly beside tokio-uring; arguments go to its binary
     Echo(Forwarded),
+}
+
+/// A disk of this machine: everything on it is lost.
+#[derive(Debug, clap::Args)]
+struct Device {
+    /// The job files raw on this disk, then on a volume of a pool on it; asks before erasing
+    #[arg(long, value_name = "PATH")]
+    device: Option<PathBuf>,
+    /// Erase it without asking
+    #[arg(long, requires = "device")]
+    yes: bool,
+    /// Shorter runs on less of the disk
+    #[arg(long, requires = "device")]
+    quick: bool,
+    /// Where the figures go as JSON
+    #[arg(long, requires = "device", value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where a chart of them goes
+    #[arg(long, requires = "device", value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl Device {
+    /// The words for the binary, if a disk was named.
+    fn words(&self) -> Option<Vec<String>> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut words = vec!["--device".to_owned(), text(self.device.as_ref()?)];
+        words.extend(self.yes.then(|| "--yes".to_owned()));
+        words.extend(self.quick.then(|| "--quick".to_owned()));
+        for (name, path) in [("--json", &self.json), ("--svg", &self.svg)] {
+            if let Some(path) = path {
+                words.extend([name.to_owned(), text(path)]);
+            }
+        }
+        Some(words)
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -121,19 +162,25 @@ fn run(action: &Action) -> Result<bool> {
         Action::Model(rest) => forward::tests(root, "model", &rest.arguments).map(|()| true),
         Action::Sim(rest) => forward::tests(root, "sim", &rest.arguments).map(|()| true),
         Action::Crash(rest) => forward::tests(root, "crash", &rest.arguments).map(|()| true),
-        Action::Bench { what: Bench::Mapper(rest) } => {
-            forward::bench_mapper(root, &rest.arguments).map(|()| true)
-        }
-        Action::Bench { what: Bench::Nbd(rest) } => {
-            forward::bench_nbd(root, &rest.arguments).map(|()| true)
-        }
-        Action::Bench { what: Bench::Echo(rest) } => {
-            forward::bench_echo(root, &rest.arguments).map(|()| true)
-        }
+        Action::Bench { what, device } => bench(root, what.as_ref(), device).map(|()| true),
         Action::Pump(rest) => forward::pump(root, &rest.arguments).map(|()| true),
         Action::Vm(rest) => forward::vm(root, &rest.arguments).map(|()| true),
         Action::Demo => demo::run(root),
         Action::Setup => setup::run().map(|()| true),
+    }
+}
+
+fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
+    match what {
+        Some(Bench::Mapper(rest)) => forward::bench_mapper(root, &rest.arguments),
+        Some(Bench::Nbd(rest)) => forward::bench_nbd(root, &rest.arguments),
+        Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
+        Some(Bench::Echo(rest)) => forward::bench_echo(root, &rest.arguments),
+        None => {
+            let words =
+                device.words().context("which bench? `cargo ci bench --help` lists them")?;
+            forward::bench_device(root, &words)
+        }
     }
 }
 
@@ -144,6 +191,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         <Arguments as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn a_disk_is_no_bench_of_its_own() {
+        let words = ["ci", "bench", "--device", "/dev/x", "--yes", "--svg", "y"];
+        let parsed = Arguments::try_parse_from(words).unwrap();
+        let Action::Bench { what: None, device } = parsed.action else {
+            panic!("not taken for a disk: {parsed:?}");
+        };
+        assert_eq!(device.words().unwrap(), ["--device", "/dev/x", "--yes", "--svg", "y"]);
+        assert!(Arguments::try_parse_from(["ci", "bench", "--yes"]).is_err());
+        assert!(Arguments::try_parse_from(["ci", "bench", "--device", "/dev/x", "nbd"]).is_err());
     }
 
     #[test]

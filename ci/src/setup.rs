@@ -63,6 +63,11 @@ const PERF: Tool = Tool { program: "perf", package: "linux-perf" };
 pub(crate) const NBD_BENCH: [Tool; 8] =
     [LIBCLANG, QEMU_NBD, QEMU_IMG, QEMU_STORAGE_DAEMON, NBDKIT, NBD_SERVER, PERF, FIO];
 
+/// What `cargo ci bench ublk` starts in its virtual machine, beside what machines are made of.
+pub(crate) const UBLK_BENCH: [Tool; 2] = [FIO, LOSETUP];
+/// What `cargo ci bench --device` builds with and starts.
+pub(crate) const DEVICE_BENCH: [Tool; 2] = [LIBCLANG, FIO];
+
 /// What the demo builds with, and what it makes a file system with, checks it with, and reads it
 /// with, unmounted.
 pub(crate) const DEMO: [Tool; 4] = [

@@ -76,9 +76,12 @@ pub fn rows(
 }
 
 /// How often each thread has slept, by its name.
-type Sleeps = BTreeMap<String, u64>;
+pub(crate) type Sleeps = BTreeMap<String, u64>;
 
-fn since(now: &BTreeMap<u32, (String, u64)>, before: &BTreeMap<u32, (String, u64)>) -> Sleeps {
+pub(crate) fn since(
+    now: &BTreeMap<u32, (String, u64)>,
+    before: &BTreeMap<u32, (String, u64)>,
+) -> Sleeps {
     let mut sleeps = Sleeps::new();
     for (id, (name, count)) in now {
         let earlier = before.get(id).map_or(0, |(_, count)| *count);
@@ -90,7 +93,7 @@ fn since(now: &BTreeMap<u32, (String, u64)>, before: &BTreeMap<u32, (String, u64
 }
 
 /// What the kernel calls its own threads in a process with a ring.
-const KERNELS: &str = "iou-wrk";
+pub(crate) const KERNELS: &str = "iou-wrk";
 
 /// What the counts may be. What takes place once a second is in them, hence the last thousandths.
 /// Flushes wake somebody, and have no budget.

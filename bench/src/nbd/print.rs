@@ -183,7 +183,7 @@ fn samples_json(samples: &[Sample]) -> Value {
     samples.iter().map(|sample| json!({ "iops": sample.iops, "cpu_us": sample.cpu })).collect()
 }
 
-fn ratio_json(ratio: Ratio) -> Value {
+pub(crate) fn ratio_json(ratio: Ratio) -> Value {
     json!({ "median": ratio.median, "low": ratio.low, "high": ratio.high })
 }
 

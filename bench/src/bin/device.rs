@@ -1,0 +1,86 @@
+//! A disk of this machine by itself, and under a pool of ours. Everything on it is lost.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use blockd_bench::block::Jobs;
+use blockd_bench::device::disk::Disk;
+use blockd_bench::device::{Effort, chart, confirm, measure};
+use blockd_bench::facts;
+use clap::Parser;
+
+/// Runs the job files on a disk by itself, then on a volume of a pool on it, over ublk where the
+/// kernel has it, else over NBD. Everything on the disk is lost.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The disk
+    #[arg(long)]
+    device: PathBuf,
+    /// Erase it without asking
+    #[arg(long)]
+    yes: bool,
+    /// Runs of 2 s on at most 512 MiB of it, in place of 10 s on 8 GiB
+    #[arg(long)]
+    quick: bool,
+    /// The daemon's program
+    #[arg(long)]
+    blockd: PathBuf,
+    /// The folder of the job files
+    #[arg(long, default_value = "bench/fio")]
+    jobs: PathBuf,
+    /// fio's engine: libaio or io_uring
+    #[arg(long, default_value = "io_uring")]
+    engine: String,
+    /// Where the figures go as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Where a chart of them goes
+    #[arg(long)]
+    svg: Option<PathBuf>,
+}
+
+/// Removed in the end.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let disk = Disk::look(&arguments.device)?;
+    disk.print();
+    disk.refuse_if_used()?;
+    if !arguments.yes {
+        confirm::ask(&disk, &mut std::io::stdin().lock(), &mut std::io::stdout())?;
+    }
+    println!();
+    facts::print_known();
+    println!("engine   {}\n", arguments.engine);
+    let name = format!("blockd-bench-device-{}", std::process::id());
+    let scratch = Scratch(std::env::temp_dir().join(name));
+    std::fs::create_dir_all(&scratch.0)?;
+    let folder = arguments.jobs.canonicalize().context("the folder of job files")?;
+    let jobs = Jobs { folder, engine: arguments.engine.clone(), scratch: scratch.0.clone() };
+    let effort = if arguments.quick {
+        Effort { seconds: 2.0, runs: 1, bytes: 512 << 20 }
+    } else {
+        Effort { seconds: 10.0, runs: 3, bytes: 8 << 30 }
+    };
+    let report = measure(&jobs, &disk, &arguments.blockd, effort)?;
+    report.print();
+    if let Some(path) = &arguments.json {
+        write(path, &serde_json::to_string_pretty(&report.to_json())?)?;
+    }
+    if let Some(path) = &arguments.svg {
+        write(path, &chart::svg(&report))?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,83 @@
+//! The ramdisks that everything lies on.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// Bytes of each. They take memory as they are written.
+pub const DISK_BYTES: u64 = 2 << 30;
+
+/// A ramdisk by its use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Disk {
+    /// Used as it is: by itself, and by everything that only passes requests on.
+    Plain,
+    /// Our pool whose devices copy; later that with extents of 64 KiB.
+    First,
+    /// Our pool without copying; later that with extents of 256 KiB.
+    Second,
+    /// Data of dm-thin with chunks of 64 KiB.
+    ThinSmall,
+    /// Data of dm-thin with chunks of 256 KiB.
+    ThinLarge,
+    /// Metadata of dm-thin with chunks of 64 KiB.
+    MetaSmall,
+    /// Metadata of dm-thin with chunks of 256 KiB.
+    MetaLarge,
+}
+
+impl Disk {
+    /// How many there are.
+    pub const COUNT: usize = 7;
+
+    /// Its device.
+    #[must_use]
+    pub fn path(self) -> PathBuf {
+        let number = match self {
+            Self::Plain => 0,
+            Self::First => 1,
+            Self::Second => 2,
+            Self::ThinSmall => 3,
+            Self::ThinLarge => 4,
+            Self::MetaSmall => 5,
+            Self::MetaLarge => 6,
+        };
+        PathBuf::from(format!("/dev/ram{number}"))
+    }
+
+    /// Writes so much of it, so that the kernel has found the memory before anything is measured.
+    pub fn warm(self, bytes: u64) -> Result<()> {
+        const PIECE: usize = 1 << 20;
+        let path = self.path();
+        let context = || format!("warm {}", path.display());
+        let file = OpenOptions::new().write(true).open(&path).with_context(context)?;
+        let zeroes = vec![0; PIECE];
+        let mut at = 0;
+        while at < bytes {
+            file.write_all_at(&zeroes, at).with_context(context)?;
+            at += PIECE as u64;
+        }
+        file.sync_all().with_context(context)
+    }
+
+    /// Makes what was there unreadable: both ends become zeroes.
+    pub fn forget(self) -> Result<()> {
+        const ENDS: usize = 4 << 20;
+        let path = self.path();
+        let context = || format!("clean {}", path.display());
+        let file = OpenOptions::new().write(true).open(&path).with_context(context)?;
+        let zeroes = vec![0; ENDS];
+        file.write_all_at(&zeroes, 0).with_context(context)?;
+        file.write_all_at(&zeroes, DISK_BYTES - ENDS as u64).with_context(context)?;
+        file.sync_all().with_context(context)
+    }
+}
+
+/// What the kernel says of the ramdisks, for the report.
+pub fn words() -> Result<String> {
+    let size = fs::read_to_string("/sys/block/ram0/size").context("no ramdisk: module brd")?;
+    let sectors: u64 = size.trim().parse()?;
+    Ok(format!("{} ramdisks (brd) of {} MiB", Disk::COUNT, sectors >> 11))
+}

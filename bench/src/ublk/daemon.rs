@@ -1,0 +1,152 @@
+//! blockd, started and told what to serve by its configuration and its command line.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::backing::Disk;
+use super::peers::Device;
+use super::{Mode, shell};
+
+/// A pool on a ramdisk.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool {
+    /// Its name.
+    pub name: &'static str,
+    /// What it lies on.
+    pub disk: Disk,
+    /// Bytes of an extent.
+    pub extent: u64,
+}
+
+/// A daemon with a folder of its own.
+#[derive(Debug)]
+pub struct Daemon {
+    program: PathBuf,
+    folder: PathBuf,
+    mode: Mode,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts one on empty pools.
+    pub fn start(program: &Path, folder: &Path, mode: Mode, pools: &[Pool]) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        for pool in pools {
+            pool.disk.forget()?;
+        }
+        fs::write(folder.join("blockd.toml"), configuration(folder, mode, pools)?)?;
+        let (program, folder) = (program.to_owned(), folder.to_owned());
+        let mut daemon = Self { program, folder, mode, child: None };
+        daemon.run()?;
+        daemon.wait()?;
+        Ok(daemon)
+    }
+
+    /// Starts the process; it need not have come up yet.
+    pub fn run(&mut self) -> Result<()> {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log())?;
+        let mut command = Command::new(&self.program);
+        command.arg("serve").arg("--config").arg(self.folder.join("blockd.toml"));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(command.spawn().context("start blockd")?);
+        Ok(())
+    }
+
+    /// Waits until it answers.
+    pub fn wait(&mut self) -> Result<()> {
+        let child = self.child.as_mut().context("blockd does not run")?;
+        let control = control(&self.folder);
+        let log = self.folder.join(LOG);
+        let up = shell::until("blockd", || {
+            ensure!(child.try_wait()?.is_none(), "blockd has ended");
+            Ok(std::os::unix::net::UnixStream::connect(&control).is_ok())
+        });
+        up.with_context(|| fs::read_to_string(log).unwrap_or_default())
+    }
+
+    /// Ends the process with a signal and waits for its end.
+    pub fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
+        let mut child = self.child.take().context("blockd does not run")?;
+        kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
+        Ok(child.wait()?)
+    }
+
+    /// Makes a volume and its device.
+    pub fn add(&self, pool: &str, volume: &str, bytes: u64) -> Result<Device> {
+        let size = bytes.to_string();
+        let path = self.ask(&["add", "--size", &size, "--pool", pool, "--ublk", volume])?;
+        ensure!(path.starts_with("/dev/"), "blockd add printed no device, but {path}");
+        let path = PathBuf::from(path);
+        shell::until("the volume's device", || Ok(path.exists()))?;
+        let server = self.child.as_ref().map(Child::id);
+        Ok(Device { name: format!("blockd, {}", self.mode.name()), path, server })
+    }
+
+    /// Takes a volume away.
+    pub fn delete(&self, pool: &str, volume: &str) -> Result<()> {
+        self.ask(&["del", "--pool", pool, volume]).map(|_| ())
+    }
+
+    /// What it says of a device, as JSON: among it whether there is zero copy.
+    pub fn show(&self, pool: &str, volume: &str) -> Result<String> {
+        self.ask(&["show", "--pool", pool, volume, "--json"])
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        let control = control(&self.folder);
+        let control = control.to_string_lossy();
+        let mut all = arguments.to_vec();
+        all.extend(["--socket", &control]);
+        let log = || fs::read_to_string(self.log()).unwrap_or_default();
+        shell::run(&self.program, &all).with_context(log)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join(LOG)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.is_some()
+            && let Err(error) = self.end(Signal::SIGTERM)
+        {
+            eprintln!("note: blockd: {error:#}");
+        }
+    }
+}
+
+/// What the daemon says.
+const LOG: &str = "log";
+
+fn control(folder: &Path) -> PathBuf {
+    folder.join("run").join("control.sock")
+}
+
+fn configuration(folder: &Path, mode: Mode, pools: &[Pool]) -> Result<String> {
+    let folder = folder.display();
+    let zero_copy = match mode {
+        Mode::Copy => "off",
+        Mode::ZeroCopy => "auto",
+    };
+    let mut text = format!(
+        "runtime_dir = \"{folder}/run\"\nstate_dir = \"{folder}/state\"\n\n[log]\nlevel = \
+         \"warn\"\n\n[ublk]\nqueues = 1\ndepth = 128\nzero_copy = \"{zero_copy}\"\n"
+    );
+    for pool in pools {
+        write!(
+            text,
+            "\n[[pool]]\nname = \"{}\"\nkind = \"disk\"\npath = \"{}\"\nextent_size = \"{}K\"\n",
+            pool.name,
+            pool.disk.path().display(),
+            pool.extent >> 10
+        )?;
+    }
+    Ok(text)
+}

@@ -1,0 +1,210 @@
+//! Other ways from a block device to a ramdisk: the kernel's loop, rublk, dm-thin.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::backing::{DISK_BYTES, Disk};
+use super::{Mode, shell};
+
+/// A block device that is measured.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// In the tables.
+    pub name: String,
+    /// Its node.
+    pub path: PathBuf,
+    /// The process that serves it, if one does.
+    pub server: Option<u32>,
+}
+
+/// A loop device with direct IO.
+#[derive(Debug)]
+pub struct Loop {
+    path: String,
+}
+
+impl Loop {
+    /// On a ramdisk.
+    pub fn start(disk: Disk) -> Result<Self> {
+        let backing = disk.path();
+        let backing = backing.to_string_lossy();
+        let path = shell::run("losetup", &["--find", "--show", "--direct-io=on", &backing])?;
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let direct = fs::read_to_string(format!("/sys/block/{name}/loop/dio"))?;
+        ensure!(direct.trim() == "1", "{path} has no direct IO");
+        Ok(Self { path })
+    }
+
+    /// What is measured.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        Device {
+            name: "kernel loop, direct".to_owned(),
+            path: PathBuf::from(&self.path),
+            server: None,
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        note(shell::run("losetup", &["--detach", &self.path]).map(|_| ()));
+    }
+}
+
+/// rublk's loop target, in the foreground.
+#[derive(Debug)]
+pub struct Rublk {
+    program: PathBuf,
+    child: Child,
+    number: u32,
+    mode: Mode,
+}
+
+impl Rublk {
+    /// On a ramdisk. One queue of 128, its default.
+    pub fn start(program: &Path, disk: Disk, mode: Mode, log: &Path) -> Result<Self> {
+        let number = match mode {
+            Mode::Copy => 40,
+            Mode::ZeroCopy => 41,
+        };
+        let output = fs::File::create(log)?;
+        let mut command = Command::new(program);
+        command.args(["add", "loop", "--foreground", "-q", "1", "-d", "128"]);
+        command.args(["-n", &number.to_string(), "-f"]).arg(disk.path());
+        if mode == Mode::ZeroCopy {
+            command.arg("-z");
+        }
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = command.spawn().with_context(|| format!("start {}", program.display()))?;
+        let mut rublk = Self { program: program.to_owned(), child, number, mode };
+        let path = rublk.path();
+        let up = shell::until("rublk's device", || {
+            ensure!(rublk.child.try_wait()?.is_none(), "rublk has ended");
+            Ok(path.exists())
+        });
+        up.with_context(|| fs::read_to_string(log).unwrap_or_default())?;
+        Ok(rublk)
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/ublkb{}", self.number))
+    }
+
+    /// What is measured.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        Device {
+            name: format!("rublk loop, {}", self.mode.name()),
+            path: self.path(),
+            server: Some(self.child.id()),
+        }
+    }
+}
+
+impl Drop for Rublk {
+    fn drop(&mut self) {
+        let deleted = shell::run(&self.program, &["del", "-n", &self.number.to_string()]);
+        if deleted.is_err() {
+            let _ = self.child.kill();
+        }
+        note(deleted.map(|_| ()));
+        let _ = self.child.wait();
+    }
+}
+
+/// What a chunk is, and whether new ones are filled with zeroes before they are written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Chunk {
+    /// Bytes.
+    pub bytes: u64,
+    /// As dm-thin does unless told otherwise.
+    pub zeroing: bool,
+}
+
+/// A pool of dm-thin with one volume.
+#[derive(Debug)]
+pub struct Thin {
+    pool: String,
+    volume: String,
+    chunk: Chunk,
+    next: u32,
+    live: Option<u32>,
+}
+
+/// Bytes in a sector of the device mapper's.
+const SECTOR: u64 = 512;
+
+impl Thin {
+    /// An empty pool on two ramdisks.
+    pub fn start(chunk: Chunk, data: Disk, meta: Disk) -> Result<Self> {
+        meta.forget()?;
+        let name = format!("{}k", chunk.bytes >> 10);
+        let (pool, volume) = (format!("pool-{name}"), format!("thin-{name}"));
+        let thin = Self { pool, volume, chunk, next: 0, live: None };
+        shell::run("dmsetup", &["create", &thin.pool, "--table", &thin.table(data, meta)])?;
+        Ok(thin)
+    }
+
+    fn table(&self, data: Disk, meta: Disk) -> String {
+        let features = if self.chunk.zeroing { "0" } else { "1 skip_block_zeroing" };
+        format!(
+            "0 {} thin-pool {} {} {} 0 {features}",
+            DISK_BYTES / SECTOR,
+            meta.path().display(),
+            data.path().display(),
+            self.chunk.bytes / SECTOR
+        )
+    }
+
+    /// A new, empty volume in place of the one before.
+    pub fn renew(&mut self, bytes: u64) -> Result<Device> {
+        self.remove()?;
+        let number = self.next;
+        self.next += 1;
+        let node = format!("/dev/mapper/{}", self.pool);
+        shell::run("dmsetup", &["message", &self.pool, "0", &format!("create_thin {number}")])?;
+        let table = format!("0 {} thin {node} {number}", bytes / SECTOR);
+        shell::run("dmsetup", &["create", &self.volume, "--table", &table])?;
+        self.live = Some(number);
+        Ok(Device {
+            name: self.chunk.name(),
+            path: PathBuf::from(format!("/dev/mapper/{}", self.volume)),
+            server: None,
+        })
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        if let Some(number) = self.live.take() {
+            shell::run("dmsetup", &["remove", "--retry", &self.volume])?;
+            shell::run("dmsetup", &["message", &self.pool, "0", &format!("delete {number}")])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Thin {
+    fn drop(&mut self) {
+        note(self.remove());
+        note(shell::run("dmsetup", &["remove", "--retry", &self.pool]).map(|_| ()));
+    }
+}
+
+impl Chunk {
+    /// In the tables.
+    #[must_use]
+    pub fn name(self) -> String {
+        let how = if self.zeroing { "zeroing" } else { "no zeroing" };
+        format!("dm-thin, {} KiB, {how}", self.bytes >> 10)
+    }
+}
+
+/// What is left behind is gone with the virtual machine.
+fn note(done: Result<()>) {
+    if let Err(error) = done {
+        eprintln!("note: {error:#}");
+    }
+}

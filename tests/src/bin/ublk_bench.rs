@@ -1,0 +1,170 @@
+//! Boots a virtual machine in which ublk devices are measured beside others: `cargo ci bench ublk`
+//! builds and starts this.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use blockd_tests::vm::{Kernel, Vm, Which};
+use clap::Parser;
+
+/// Measures ublk devices in a virtual machine, beside rublk, the kernel's loop and dm-thin on the
+/// same ramdisks. Nothing of this machine's devices is touched, and no root is needed.
+#[derive(Parser, Debug)]
+struct Arguments {
+    /// The daemon's program, built alone
+    #[arg(long)]
+    blockd: PathBuf,
+    /// The program that measures
+    #[arg(long)]
+    runner: PathBuf,
+    /// rublk's program
+    #[arg(long)]
+    rublk: PathBuf,
+    /// The folder of the job files
+    #[arg(long)]
+    jobs: PathBuf,
+    /// The kernel: 7, or 6.12, which has no zero copy
+    #[arg(long, default_value = "7")]
+    kernel: String,
+    /// Two to four minutes: shorter runs, 3 pairs, fewer workloads. Resolves no claim
+    #[arg(long)]
+    quick: bool,
+    /// Only what has this in its name: mapped/randread-1, first-touch/64k, counts, restart
+    #[arg(long)]
+    only: Option<String>,
+    /// Only the others, without the daemon
+    #[arg(long)]
+    peers_only: bool,
+    /// fio's engine: libaio or io_uring, which makes dm-thin much slower at depth 1
+    #[arg(long)]
+    engine: Option<String>,
+    /// Seconds of each run
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Interleaved pairs
+    #[arg(long)]
+    pairs: Option<usize>,
+    /// MiB of the machine: most of it is for ramdisks
+    #[arg(long, default_value_t = 8192)]
+    memory: u32,
+    /// Its processors. With two, the host needs two that are idle, or waking each other takes long
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
+    /// Where the figures go as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Before the line with everything as JSON.
+const JSON: &str = "@@json ";
+/// The last line, with how the bench ended.
+const ENDED: &str = "@@bench ";
+/// After this the machine is stopped.
+const LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// Ramdisks of the size and number that the bench uses, and tracing for its counts.
+const BEFORE: &str = "rmmod brd; insmod /modules/*brd.ko* rd_nr=7 rd_size=2097152 || exit 1\n\
+                      mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n";
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench ublk: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all of it could be measured.
+fn run(arguments: &Arguments) -> Result<bool> {
+    let which = kernel(&arguments.kernel)?;
+    let mut vm = Vm::new("bench-ublk")
+        .kernel(which)
+        .memory(arguments.memory)
+        .cpus(arguments.cpus)
+        .limit(LIMIT)
+        .modules(&["brd", "loop", "dm-thin-pool", "ublk_drv"])
+        .programs(&["fio", "dmsetup", "losetup"])
+        .file(&arguments.blockd, "/usr/bin/blockd", true)
+        .file(&arguments.runner, "/usr/bin/bench-ublk", true)
+        .file(&arguments.rublk, "/usr/bin/rublk", true);
+    let jobs = std::fs::read_dir(&arguments.jobs);
+    for job in jobs.with_context(|| format!("read {}", arguments.jobs.display()))? {
+        let job = job?;
+        vm = vm.file(&job.path(), &format!("/jobs/{}", job.file_name().to_string_lossy()), false);
+    }
+    let script = format!("{BEFORE}/usr/bin/bench-ublk {}; echo '{ENDED}'$?", words(arguments));
+    let mut running = vm.start(&script)?;
+    let ended = loop {
+        // Every line contains nothing.
+        let line = running.wait_for("")?;
+        if let Some(json) = line.strip_prefix(JSON) {
+            if let Some(path) = &arguments.json {
+                std::fs::write(path, json).with_context(|| format!("write {}", path.display()))?;
+            }
+        } else if let Some(status) = line.strip_prefix(ENDED) {
+            break status.trim() == "0";
+        } else {
+            println!("{line}");
+        }
+    };
+    let output = running.finish()?;
+    println!("{:.0} s in all", output.seconds);
+    Ok(ended)
+}
+
+/// The kernel that was asked for. Without the newer one the older one has to do, and that is said.
+fn kernel(word: &str) -> Result<Which> {
+    let [which] = Which::chosen(word)?[..] else {
+        anyhow::bail!("kernel {word:?}: one of 6.12 and 7");
+    };
+    match Kernel::get(which) {
+        Ok(_) => Ok(which),
+        Err(error) if which == Which::Newer => {
+            println!("note: no kernel {word}, so 6.12, and zero copy is not measured: {error:#}");
+            Ok(Which::Older)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What the program in the machine is told.
+fn words(arguments: &Arguments) -> String {
+    let mut words = Vec::new();
+    if !arguments.peers_only {
+        words.push("--blockd /usr/bin/blockd".to_owned());
+    }
+    if arguments.quick {
+        words.push("--quick".to_owned());
+    }
+    if let Some(only) = &arguments.only {
+        words.push(format!("--only '{only}'"));
+    }
+    if let Some(engine) = &arguments.engine {
+        words.push(format!("--engine '{engine}'"));
+    }
+    if let Some(seconds) = arguments.seconds {
+        words.push(format!("--seconds {seconds}"));
+    }
+    if let Some(pairs) = arguments.pairs {
+        words.push(format!("--pairs {pairs}"));
+    }
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_reaches_the_machine() {
+        let given = "x --blockd a --runner b --rublk c --jobs d --quick --only counts --pairs 4";
+        let arguments = Arguments::try_parse_from(given.split(' ')).unwrap();
+        assert_eq!(words(&arguments), "--blockd /usr/bin/blockd --quick --only 'counts' --pairs 4");
+    }
+}
