@@ -15,12 +15,12 @@ pub(crate) fn tests(root: &Path, binary: &str, arguments: &[String]) -> Result<(
     release(root, "blockd-tests", binary, arguments)
 }
 
-/// A virtual machine for a script.
+/// A virtual machine for a workload or a script.
 ///
 /// # Errors
 /// As [`tests`], and when a tool is missing.
 pub(crate) fn vm(root: &Path, arguments: &[String]) -> Result<()> {
-    setup::ensure(&setup::MACHINES)?;
+    setup::ensure(&[&setup::MACHINES[..], &setup::WORKLOADS].concat())?;
     release(root, "blockd-tests", "vm", arguments)
 }
 

@@ -44,6 +44,24 @@ pub(crate) const MACHINES: [Tool; 10] = [
     MKFS,
 ];
 
+/// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
+pub(crate) const WORKLOADS: [Tool; 14] = [
+    FIO,
+    PYTHON,
+    Tool { program: "xfs_repair", package: "xfsprogs" },
+    Tool { program: "mkfs.btrfs", package: "btrfs-progs" },
+    Tool { program: "btrfs", package: "btrfs-progs" },
+    Tool { program: "e2fsck", package: "e2fsprogs" },
+    Tool { program: "resize2fs", package: "e2fsprogs" },
+    Tool { program: "cryptsetup", package: "cryptsetup-bin" },
+    Tool { program: "lvm", package: "lvm2" },
+    Tool { program: "sfdisk", package: "fdisk" },
+    Tool { program: "blkdiscard", package: "util-linux" },
+    Tool { program: "blockdev", package: "util-linux" },
+    Tool { program: "fstrim", package: "util-linux" },
+    Tool { program: "dd", package: "coreutils" },
+];
+
 /// Serves raw and qcow2 images over NBD.
 const QEMU_NBD: Tool = Tool { program: "qemu-nbd", package: "qemu-utils" };
 /// Makes qcow2 images, and reads and writes them for import and export.
@@ -93,7 +111,7 @@ pub(crate) const CLIENTS: [Tool; 9] = [
 
 /// Everything that `setup` sees to.
 pub(crate) fn all() -> Vec<Tool> {
-    [&[PYTHON, FIO, LOSETUP, MKFS, QEMU_IMG][..], &DEMO, &MACHINES, &CLIENTS].concat()
+    [&[PYTHON, FIO, LOSETUP, MKFS, QEMU_IMG][..], &DEMO, &MACHINES, &WORKLOADS, &CLIENTS].concat()
 }
 
 /// Installs whatever of [`all`] is missing and says what it did.

@@ -10,3 +10,4 @@ pub mod rig;
 pub mod sim;
 pub mod tools;
 pub mod vm;
+pub mod workload;

@@ -1,18 +1,101 @@
-//! Boots a virtual machine for a script: `vm --program fio --module dm-delay -- 'fio --version'`.
+//! Boots a virtual machine for a workload, `vm kill --kernel all --short`, or for a script:
+//! `vm --program fio --module dm-delay -- 'fio --version'`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use blockd_tests::sim::runner::clock;
 use blockd_tests::tools;
 use blockd_tests::vm::{Drive, Kernel, Vm, Which};
-use clap::Parser;
+use blockd_tests::workload::{self, LIMIT, Run};
+use clap::{Parser, Subcommand};
 
-/// A real kernel for a script, with the daemon and whatever programs it is told to have.
+/// A real kernel for a workload, or for a script with the daemon and whatever programs it is told
+/// to have.
 #[derive(Parser, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    workload: Option<Workload>,
+    #[command(flatten)]
+    script: Script,
+}
+
+#[derive(Subcommand, Debug)]
+enum Workload {
+    /// File systems, partitions, encryption, volume groups, trimming and growing
+    Fs(Form),
+    /// The daemon dies under everything at once
+    Kill(Form),
+    /// The machine dies, and its disk forgets what was not flushed
+    Power(Form),
+    /// The pool as it was at every flush, and disks that fail
+    Logwrites(Form),
+    /// Many devices, devices in use, little memory
+    Stress(Form),
+    /// What the README shows, on a real device
+    Demo(Form),
+    /// The half of a workload that runs in the guest
+    #[command(hide = true)]
+    Inside {
+        #[arg(long)]
+        seed: u64,
+        #[command(subcommand)]
+        what: Inside,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct Form {
+    /// The kernel: 6.12, 7, or all, one after the other.
+    #[arg(long, value_name = "KERNEL", default_value = "all")]
+    kernel: String,
+    /// A minute or so, rather than up to 25.
+    #[arg(long)]
+    short: bool,
+    /// Seed of loads and moments.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Subcommand, Debug)]
+enum Inside {
+    Fs {
+        #[arg(long)]
+        seconds: u64,
+    },
+    Kill {
+        #[arg(long)]
+        pool: PathBuf,
+        #[arg(long)]
+        kills: u64,
+    },
+    Power {
+        #[arg(long)]
+        last: bool,
+    },
+    Logwrites {
+        #[arg(long)]
+        millis: u64,
+    },
+    Flakey,
+    Stress {
+        #[arg(long)]
+        rounds: u64,
+        #[arg(long)]
+        devices: u32,
+    },
+    Dirty {
+        #[arg(long)]
+        mib: u64,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct Script {
     /// The kernel: 6.12, 7, or all, one after the other.
     #[arg(long, value_name = "KERNEL", default_value = "6.12")]
     kernel: String,
@@ -58,16 +141,59 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    let inside = matches!(arguments.workload, Some(Workload::Inside { .. }));
+    match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("vm: {error:#}");
+            eprintln!("{}: {error:#}", if inside { "workload" } else { "vm" });
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
+    let Some(workload) = &arguments.workload else { return scripts(&arguments.script) };
+    match workload {
+        Workload::Fs(form) => each("fs", form, workload::fs::run),
+        Workload::Kill(form) => each("kill", form, workload::kill::run),
+        Workload::Power(form) => each("power", form, workload::power::run),
+        Workload::Logwrites(form) => each("logwrites", form, workload::logwrites::run),
+        Workload::Stress(form) => each("stress", form, workload::stress::run),
+        Workload::Demo(form) => each("demo", form, workload::demo::run),
+        Workload::Inside { seed, what } => match what {
+            Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
+            Inside::Kill { pool, kills } => workload::kill::inside(pool, *kills, *seed),
+            Inside::Power { last } => workload::power::inside(*last, *seed),
+            Inside::Logwrites { millis } => workload::logwrites::inside(*millis, *seed),
+            Inside::Flakey => workload::logwrites::flakey(),
+            Inside::Stress { rounds, devices } => {
+                workload::stress::inside(*rounds, *devices, *seed)
+            }
+            Inside::Dirty { mib } => workload::stress::dirty(*mib),
+        },
+    }
+}
+
+/// Runs a workload on each of the kernels, and sums each up in one line.
+fn each(name: &str, form: &Form, workload: impl Fn(&Run) -> Result<String>) -> Result<()> {
+    for kernel in Which::chosen(&form.kernel)? {
+        let release = Kernel::get(kernel)?.release;
+        let run = Run { kernel, short: form.short, seed: form.seed };
+        let start = clock();
+        let said = workload(&run).with_context(|| {
+            let short = if form.short { " --short" } else { "" };
+            let repeat = format!("--kernel {}{short} --seed {}", kernel.name(), form.seed);
+            format!("{name} on {release}; repeat with: cargo ci vm {name} {repeat}")
+        })?;
+        let took = start.elapsed();
+        println!("{name}, {release}: {said}; {:.1} s", took.as_secs_f64());
+        ensure!(took < LIMIT, "{name} took longer than {LIMIT:?}");
+    }
+    Ok(())
+}
+
+fn scripts(arguments: &Script) -> Result<()> {
     for which in Which::chosen(&arguments.kernel)? {
         if arguments.fetch {
             println!("kernel {} is here", Kernel::get(which)?.release);
@@ -78,7 +204,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn script(arguments: &Arguments, which: Which) -> Result<()> {
+fn script(arguments: &Script, which: Which) -> Result<()> {
     fn words(words: &[String]) -> Vec<&str> {
         words.iter().map(String::as_str).collect()
     }

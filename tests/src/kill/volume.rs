@@ -113,6 +113,19 @@ impl Volume {
         Self { torn: Some(Vec::new()), ..self }
     }
 
+    /// One that holds these writes, found in its sectors, and none newer than this one.
+    #[must_use]
+    pub fn found(self, contents: Vec<Generation>, last: Generation) -> Self {
+        Self { settled: contents, last_generation: last, ..self }
+    }
+
+    /// The number of a request's write; 0 where it is none.
+    #[must_use]
+    pub fn generation_of(&self, cookie: u64) -> Generation {
+        let written = self.pending.get(&cookie).filter(|op| op.kind == Kind::Write);
+        written.map_or(0, |op| op.generation)
+    }
+
     /// Bytes.
     #[must_use]
     pub fn size(&self) -> u64 {

@@ -11,20 +11,28 @@ mod serve;
 use std::fs::File;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::Drive;
+use crate::tools;
 pub use cache::{Cache, Cut};
 
 /// The name under which the disk is exported.
 const EXPORT: &str = "disk";
 
+/// A machine that is gone is noticed within this time.
+const LEAVING: Duration = Duration::from_secs(20);
+
 /// A disk in a file, until it is dropped. Machines come and go meanwhile.
 #[derive(Debug)]
 pub struct Disk {
     cache: Arc<Mutex<Cache>>,
+    /// Connections that are served.
+    clients: Arc<AtomicUsize>,
     socket: PathBuf,
 }
 
@@ -43,10 +51,11 @@ impl Disk {
         let cache = Arc::new(Mutex::new(Cache::new(file, seed)?));
         let listener = UnixListener::bind(socket)
             .with_context(|| format!("listening on {}", socket.display()))?;
-        let shared = Arc::clone(&cache);
+        let clients = Arc::new(AtomicUsize::new(0));
+        let shared = (Arc::clone(&cache), Arc::clone(&clients));
         // Ends with the process: a socket that is waited on can't be told to stop.
-        std::thread::spawn(move || serve::listen(&listener, &shared));
-        Ok(Self { cache, socket: socket.to_path_buf() })
+        std::thread::spawn(move || serve::listen(&listener, &shared.0, &shared.1));
+        Ok(Self { cache, clients, socket: socket.to_path_buf() })
     }
 
     /// How a machine gets it.
@@ -56,11 +65,13 @@ impl Disk {
     }
 
     /// The power fails: of what was not flushed, a drawn part is lost. To be called when the
-    /// machine is gone.
+    /// machine is gone: what it had sent is done before.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// When the file can't be written, or a machine still uses the disk.
     pub fn cut(&self) -> Result<Cut> {
+        let left = || (self.clients.load(Ordering::SeqCst) == 0).then_some(());
+        tools::wait_until("the machine to leave its disk", LEAVING, left)?;
         lock(&self.cache).cut()
     }
 }
@@ -116,7 +127,9 @@ mod tests {
         assert!(old > MIB / 10 && new > MIB / 10, "{old} bytes old, {new} new");
         assert!(left.chunks(512).all(|sector| sector.iter().all(|byte| *byte == sector[0])));
         // It is the same afterwards, and after another cut.
+        drop(client);
         disk.cut().unwrap();
+        let mut client = Connection::open(&socket, EXPORT).unwrap();
         assert!(client.read(0, MIB).unwrap() == left);
     }
 
@@ -128,7 +141,9 @@ mod tests {
         for byte in 1..=3 {
             client.write(0, &[byte; MIB]).unwrap();
         }
+        drop(client);
         disk.cut().unwrap();
+        let mut client = Connection::open(&socket, EXPORT).unwrap();
         let left = client.read(0, MIB).unwrap();
         for byte in 0..=3 {
             assert!(left.contains(&byte), "none kept write {byte}");

@@ -3,6 +3,7 @@
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
@@ -45,16 +46,22 @@ const EINVAL: u32 = 22;
 const LONGEST: u32 = 32 << 20;
 
 /// Serves one client after the other, each on threads of its own.
-pub(super) fn listen(listener: &UnixListener, cache: &Arc<Mutex<Cache>>) {
+pub(super) fn listen(
+    listener: &UnixListener,
+    cache: &Arc<Mutex<Cache>>,
+    clients: &Arc<AtomicUsize>,
+) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else { return };
-        let cache = Arc::clone(cache);
+        let (cache, clients) = (Arc::clone(cache), Arc::clone(clients));
+        clients.fetch_add(1, Ordering::SeqCst);
         let size = lock(&cache).size();
         std::thread::spawn(move || {
             // A client that goes away in the middle is what these tests are about.
             if let Ok((reader, stream)) = negotiated(stream, size) {
                 serve(reader, stream, &cache);
             }
+            clients.fetch_sub(1, Ordering::SeqCst);
         });
     }
 }

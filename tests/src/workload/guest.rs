@@ -1,0 +1,102 @@
+//! What workloads share inside a guest: a daemon on a disk, and devices of it.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::device::Device;
+use super::device_of;
+use crate::daemon::{Daemon, Settings};
+use crate::kill::volume::Volume;
+use crate::tools;
+
+/// Sub-blocks of a volume, the unit of giving back.
+const SUB_BLOCK: u64 = 4096;
+
+/// A device that takes longer to come back after a restart is stuck.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the kernel says of an IO error, and file systems of theirs.
+const ERRORS: [&str; 6] = [
+    "I/O error",
+    "EXT4-fs error",
+    "XFS (",
+    "Aborting journal",
+    "Remounting filesystem",
+    "BTRFS error",
+];
+
+/// A daemon whose pool lies on this disk.
+///
+/// # Errors
+/// When it does not come up.
+pub fn daemon(pool: &Path, lines: &str) -> Result<Daemon> {
+    let settings = Settings {
+        pool: Some(pool.to_path_buf()),
+        tables: lines.to_owned(),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("guest", &settings)?;
+    daemon.start()?;
+    Ok(daemon)
+}
+
+/// Makes a volume with a device, and the model of it.
+///
+/// # Errors
+/// When the daemon refuses, or the device has another size.
+pub fn add(daemon: &Daemon, name: &str, id: u32, bytes: u64) -> Result<Arc<Mutex<Volume>>> {
+    add_device(daemon, name, bytes)?;
+    Ok(Arc::new(Mutex::new(Volume::new(name, id, bytes, SUB_BLOCK))))
+}
+
+/// Makes a volume with a device.
+///
+/// # Errors
+/// As [`add`].
+pub fn add_device(daemon: &Daemon, name: &str, bytes: u64) -> Result<()> {
+    daemon.cli(&["add", "--ublk", "--size", &bytes.to_string(), name])?;
+    let size = Device::open(&device_of(name))?.size;
+    ensure!(size == bytes, "the device of {name} has {size} bytes, not {bytes}");
+    Ok(())
+}
+
+/// Runs a line of shell.
+///
+/// # Errors
+/// When it does not end with 0, with what it said.
+pub fn shell(line: &str) -> Result<String> {
+    tools::text(Command::new("/bin/sh").args(["-euc", &format!("exec 2>&1; {line}")]))
+        .with_context(|| line.to_owned())
+}
+
+/// Makes an ext4 file system on a volume's device and mounts it.
+///
+/// # Errors
+/// When one of it fails.
+pub fn mount_new(volume: &str, folder: &Path) -> Result<()> {
+    let (device, folder) = (device_of(volume), folder.display());
+    shell(&format!(
+        "mkfs.ext4 -q {0}; mkdir -p {folder}; mount -t ext4 -o discard {0} {folder}",
+        device.display()
+    ))
+    .map(|_| ())
+}
+
+/// Fails when the kernel tells of an IO error or a file system of trouble.
+///
+/// # Errors
+/// With these lines.
+pub fn no_errors() -> Result<()> {
+    let said = shell("dmesg")?;
+    let bad: Vec<&str> = said
+        .lines()
+        .filter(|line| ERRORS.iter().any(|part| line.contains(part)))
+        .filter(|line| !line.contains("XFS (") || line.contains("rror") || line.contains("hutdown"))
+        .collect();
+    ensure!(bad.is_empty(), "the kernel tells of errors:\n{}", bad.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! `logwrites`: every write below the pool is logged, and the disk made anew as it was at each
+//! flush: the pool has to open there, with all that was durable by then. And disks that fail:
+//! they refuse writes, drop them, or change them.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::device::{Buffer, Device};
+use super::ledger::{self, Judge, Ledger};
+use super::load::{self, Counts, Load};
+use super::replay::Log;
+use super::{MARK, Run, device_of, figures, guest, sparse};
+use crate::daemon::{Daemon, Ended, Folder, Settings};
+use crate::kill::content::{self, SECTOR};
+use crate::kill::volume::Volume;
+use crate::nbd::{Kind, Request};
+use crate::tools;
+use crate::vm::Drive;
+
+/// Bytes of the pool's disk, of the log, and of the volume.
+const DISK: u64 = 256 << 20;
+const LOG: u64 = 2 << 30;
+const VOLUME: u64 = 8 << 20;
+const ID: u32 = 1;
+/// The mark after the volume was made.
+const MADE: &str = "made";
+/// Requests of the thread that sets marks, far from those of the load.
+const MARKS: u64 = 1 << 40;
+
+/// The host's half.
+///
+/// # Errors
+/// When a pool does not open, or lacks something.
+pub fn run(run: &Run) -> Result<String> {
+    let folder = Folder::new("logwrites")?;
+    let disk = sparse(&folder, "disk", DISK)?;
+    let (log, book) = (sparse(&folder, "log", LOG)?, sparse(&folder, "ledger", ledger::SIZE)?);
+    let vm = run
+        .machine("logwrites")?
+        .modules(&["dm-log-writes", "dm-flakey"])
+        .programs(&["dmsetup", "blockdev"])
+        .drive(Drive::File(disk))
+        .drive(Drive::File(log.clone()))
+        .drive(Drive::File(book.clone()));
+    let script = run.inside(&format!("logwrites --millis {}", run.either(1500, 15_000)));
+    vm.run(&script)?;
+    let replayed = replay(&log, &book, run.either(10, 1))?;
+    // Disks that fail are a matter of moments.
+    let output = vm.run(&run.inside("flakey"))?;
+    println!("{}", output.text);
+    Ok(format!("{replayed}; {}", figures(&output.text)?))
+}
+
+/// Opens the pool as it was at each flush, or at one of so many.
+fn replay(log: &Path, book: &Path, every: usize) -> Result<String> {
+    let folder = Folder::new("replay")?;
+    let image = sparse(&folder, "image", DISK)?;
+    let file = File::options().write(true).open(&image)?;
+    let (log, book) = (Log::open(log)?, std::fs::read(book)?);
+    let (mut marks, mut made) = (BTreeSet::new(), false);
+    let (mut flushes, mut opened, mut early, mut durable) = (0, 0, 0, 0);
+    for (number, entry) in log.entries.iter().enumerate() {
+        if let Some(mark) = &entry.mark {
+            made |= mark == MADE;
+            marks.extend(mark.parse::<u64>());
+            continue;
+        }
+        log.apply(entry, &file)?;
+        if !entry.is_flush() {
+            continue;
+        }
+        flushes += 1;
+        if flushes % every != 0 {
+            continue;
+        }
+        let sectors = usize::try_from(VOLUME)? / SECTOR;
+        let judge = Judge::at(&book, sectors, |flush| marks.contains(&flush), false)?;
+        let copy = folder.path().join("copy");
+        let mut cp = Command::new("cp");
+        tools::output(cp.args(["--sparse=always", "--reflink=auto"]).arg(&image).arg(&copy))?;
+        let checked = open(&copy, &judge, made)
+            .with_context(|| format!("as of entry {number} of {}", log.entries.len()))?;
+        if checked {
+            opened += 1;
+            durable = durable.max(judge.durable);
+        } else {
+            early += 1;
+        }
+    }
+    ensure!(opened > 0 && durable > 0, "{flushes} flushes, {opened} opened, {durable} durable");
+    Ok(format!(
+        "{} entries with {flushes} flushes, at {opened} of which the pool was opened and compared, \
+         {early} before it was made; up to {durable} durable changes, 0 lost",
+        log.entries.len()
+    ))
+}
+
+/// Opens a pool and compares the volume; false when it could not be opened and need not.
+fn open(pool: &Path, judge: &Judge, made: bool) -> Result<bool> {
+    let settings =
+        Settings { pool: Some(pool.to_path_buf()), pool_size: DISK, ..Settings::default() };
+    let mut daemon = Daemon::new("replay", &settings)?;
+    if let Err(error) = daemon.start() {
+        // A pool that was being made is refused, by name.
+        let ended = error.downcast_ref::<Ended>().and_then(|ended| ended.status.code());
+        return if !made && ended.is_some() { Ok(false) } else { Err(error) };
+    }
+    daemon.cli(&["add", "--nbd", "--size", &VOLUME.to_string(), "oracle"])?;
+    let mut connection = daemon.connect("oracle")?;
+    let data = connection.read(0, usize::try_from(VOLUME)?)?;
+    for (sector, bytes) in (0..).zip(data.chunks_exact(SECTOR)) {
+        judge.found(ID, sector, bytes)?;
+    }
+    drop(connection);
+    ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
+    let reader = tools::workspace_root().join("tests/reader/blockd_reader.py");
+    let mut check = Command::new(tools::find("python3")?);
+    tools::output(check.arg(reader).arg(pool).arg("check")).context("checking the closed pool")?;
+    Ok(true)
+}
+
+/// The guest's half: load on a pool whose writes are logged.
+///
+/// # Errors
+/// When the load fails.
+pub fn inside(millis: u64, seed: u64) -> Result<()> {
+    guest::shell(
+        "dmsetup create --noudevsync logged --table \
+         \"0 $(blockdev --getsz /dev/vda) log-writes /dev/vda /dev/vdb\"; dmsetup mknodes",
+    )?;
+    let mark = |text: &str| guest::shell(&format!("dmsetup message logged 0 mark {text}"));
+    let mut daemon = guest::daemon(Path::new("/dev/mapper/logged"), "")?;
+    let volume = guest::add(&daemon, "oracle", ID, VOLUME)?;
+    mark(MADE)?;
+    let sectors = usize::try_from(VOLUME)? / SECTOR;
+    let book = Device::open(Path::new("/dev/vdc"))?;
+    let ledger = Arc::new(Ledger::new(book, 1, &vec![0; sectors])?);
+    let counts = Arc::new(Counts::default());
+    let path = device_of("oracle");
+    let load = load_on(&path, &volume, &ledger, &counts, seed)?;
+    let device = Device::open(&path)?;
+    let start = crate::sim::runner::clock();
+    let mut cookie = MARKS;
+    while start.elapsed() < Duration::from_millis(millis) && !load.failed() {
+        cookie += 1;
+        let flush = Request { kind: Kind::Flush, flags: 0, cookie, offset: 0, len: 0 };
+        ledger.begins(&flush, 0)?;
+        device.ask(&flush, &mut Buffer::default())?;
+        ledger.done(&flush)?;
+        // From here on, what the flush covered is on the disk.
+        mark(&cookie.to_string())?;
+    }
+    load.stop()?;
+    load::compare(&path, &volume)?;
+    drop(device);
+    daemon.stop()?;
+    guest::shell("dmsetup remove --noudevsync logged").map(|_| ())
+}
+
+fn load_on(
+    path: &Path,
+    volume: &Arc<Mutex<Volume>>,
+    ledger: &Arc<Ledger>,
+    counts: &Arc<Counts>,
+    seed: u64,
+) -> Result<Load> {
+    Load::start(path, volume, Some(ledger), counts, &[seed, seed + 1, seed + 2])
+}
+
+/// What a disk does to writes, as device-mapper's `flakey` is told.
+const FAULTS: [(&str, &str); 3] = [
+    ("refuses writes", "1 error_writes"),
+    ("drops writes", "1 drop_writes"),
+    ("changes writes", "5 corrupt_bio_byte 32 w 1 0"),
+];
+
+/// The guest's half with disks that fail.
+///
+/// # Errors
+/// When a wrong answer comes, or a pool does not open anew.
+pub fn flakey() -> Result<()> {
+    let table = |features: Option<&str>| {
+        let rest = match features {
+            Some(features) => format!("flakey /dev/vda 0 0 1000 {features}"),
+            None => "linear /dev/vda 0".to_owned(),
+        };
+        format!("\"0 $(blockdev --getsz /dev/vda) {rest}\"")
+    };
+    let mut found = Vec::new();
+    for (what, features) in FAULTS {
+        guest::shell(&format!(
+            "blkdiscard -z /dev/vda; dmsetup create --noudevsync flaky --table {}; dmsetup mknodes",
+            table(None)
+        ))?;
+        let swap = |features: Option<&str>| {
+            guest::shell(&format!(
+                "dmsetup load flaky --table {}; dmsetup suspend --noflush flaky; \
+                 dmsetup resume --noudevsync flaky",
+                table(features)
+            ))
+        };
+        let said = fault(what, &|| swap(Some(features)).map(|_| ()), &|| swap(None).map(|_| ()));
+        found.push(format!("a disk that {what}: {}", said.with_context(|| what.to_owned())?));
+        guest::shell("dmsetup remove --noudevsync flaky")?;
+    }
+    println!("{MARK}{}", found.join("; "));
+    Ok(())
+}
+
+/// A pool on a disk that begins to fail, and is well again.
+fn fault(
+    what: &str,
+    fail: &dyn Fn() -> Result<()>,
+    mend: &dyn Fn() -> Result<()>,
+) -> Result<String> {
+    let pool = PathBuf::from("/dev/mapper/flaky");
+    let mut daemon = guest::daemon(&pool, "")?;
+    guest::add_device(&daemon, "flaky", VOLUME)?;
+    let device = Device::open(&device_of("flaky"))?;
+    let half = VOLUME / 2;
+    write(&device, 0, half, 1)?;
+    flush(&device)?;
+    fail()?;
+    let refused = write(&device, half, half, 2).and_then(|()| flush(&device));
+    let state = daemon.cli(&["pool", "show"])?;
+    let mut said = match &refused {
+        Ok(()) => "nothing to be noticed at once".to_owned(),
+        Err(error) => {
+            let errno = error.downcast_ref::<std::io::Error>().and_then(|e| e.raw_os_error());
+            ensure!(errno == Some(nix::libc::EIO), "not EIO: {error:#}");
+            "EIO".to_owned()
+        }
+    };
+    if what == "refuses writes" {
+        ensure!(refused.is_err(), "a disk refused writes and the client was not told");
+        let again = write(&device, half, 4096, 3).and_then(|()| flush(&device));
+        ensure!(again.is_err(), "a pool that failed takes writes: {state}");
+        let text = state.to_string();
+        ensure!(text.contains("fail") || text.contains("read-only"), "no failed state: {text}");
+        check(&device, half).context("while the disk fails")?;
+    }
+    drop(device);
+    mend()?;
+    daemon.kill()?;
+    if let Err(error) = daemon.start() {
+        let ended = error.downcast_ref::<Ended>().and_then(|ended| ended.status.code());
+        ensure!(what != "refuses writes", "not opened anew: {error:#}");
+        // The disk lied: what is damaged is refused by name, never taken for right.
+        ensure!(ended == Some(10), "neither open nor refused as damaged: {error:#}");
+        return Ok(said + ", refused as damaged afterwards");
+    }
+    let device = Device::open(&device_of("flaky"))?;
+    check(&device, half).context("after the disk was mended")?;
+    if what == "refuses writes" {
+        write(&device, half, half, 4)?;
+        flush(&device)?;
+    }
+    drop(device);
+    said.push_str(", opened anew with all that was flushed before");
+    if !daemon.stop()?.success() && what == "refuses writes" {
+        bail!("the daemon's end: {}", daemon.last_words());
+    }
+    Ok(said)
+}
+
+fn write(device: &Device, offset: u64, len: u64, generation: u32) -> Result<()> {
+    let mut buffer = Buffer::default();
+    let first = offset / SECTOR as u64;
+    for (sector, bytes) in (first..).zip(buffer.of(usize::try_from(len)?).chunks_exact_mut(SECTOR))
+    {
+        content::fill(bytes, ID, sector, generation);
+    }
+    let len = u32::try_from(len)?;
+    device.ask(&Request { kind: Kind::Write, flags: 0, cookie: 0, offset, len }, &mut buffer)
+}
+
+fn flush(device: &Device) -> Result<()> {
+    let flush = Request { kind: Kind::Flush, flags: 0, cookie: 0, offset: 0, len: 0 };
+    device.ask(&flush, &mut Buffer::default())
+}
+
+/// What was flushed before the disk began to fail.
+fn check(device: &Device, len: u64) -> Result<()> {
+    let mut buffer = Buffer::default();
+    let read =
+        Request { kind: Kind::Read, flags: 0, cookie: 0, offset: 0, len: u32::try_from(len)? };
+    device.ask(&read, &mut buffer)?;
+    for (sector, bytes) in (0..).zip(buffer.bytes().chunks_exact(SECTOR)) {
+        ensure!(
+            content::holds(bytes, ID, sector, 1),
+            "sector {sector}: {}",
+            content::describe(bytes)
+        );
+    }
+    Ok(())
+}
