@@ -26,13 +26,19 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 6] = [
+const FORWARDED: [Forwarded; 12] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),
     ("kill", &["--rounds", "16"], &["--rounds", "200"]),
+    ("vm", &["demo", "--short"], &["demo"]),
+    ("vm", &["fs", "--short"], &["fs"]),
+    ("vm", &["kill", "--short"], &["kill"]),
+    ("vm", &["power", "--short"], &["power"]),
+    ("vm", &["logwrites", "--short"], &["logwrites"]),
+    ("vm", &["stress", "--short"], &["stress"]),
 ];
 
 /// Runs everything; true when nothing failed.

@@ -53,8 +53,8 @@ pub fn inside(rounds: u64, devices: u32, seed: u64) -> Result<()> {
     let resident = many(&daemon, rounds, devices).with_context(|| daemon.last_words())?;
     let threads = io_flushers(&daemon)?;
     racing(&daemon)?;
-    deleted_in_use(&daemon, seed)?;
     let slots = slots(&daemon)?;
+    deleted_in_use(&daemon, seed)?;
     guest::shell("sync")?;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
     println!(
