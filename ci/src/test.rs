@@ -129,7 +129,7 @@ fn miri(root: &Path) -> Result<Outcome> {
 fn python_reader(root: &Path) -> Result<Outcome> {
     setup::ensure(&[setup::PYTHON])?;
     let mut cargo = command::cargo(root);
-    counted(cargo.args(["test", "--package", "blockd-tests", "--test", "python_reader"]))
+    counted(cargo.args(["test", "--workspace", "--test", "python_reader"]))
 }
 
 /// Runs a command that prints like `cargo test`. That none ran is a failure: a filter that no
