@@ -122,7 +122,7 @@ fn bench(arguments: &Arguments) -> Result<Bench> {
         blockd: arguments.blockd.clone(),
         rublk: arguments.rublk.clone(),
         jobs: Jobs { folder, engine: arguments.engine.clone(), scratch },
-        seconds: arguments.seconds.unwrap_or(if quick { 0.3 } else { 0.5 }),
+        seconds: arguments.seconds.unwrap_or(if quick { 0.2 } else { 0.4 }),
         pairs: arguments.pairs.unwrap_or(if quick { 3 } else { 9 }).max(1),
         quick,
         only: arguments.only.clone(),
@@ -160,7 +160,8 @@ impl Rig {
                     let folder = bench.jobs.scratch.join(format!("{mode:?}"));
                     let pool = Pool { name: "mapped", disk, extent: 256 << 10 };
                     let daemon = Daemon::start(program, &folder, mode, &[pool])?;
-                    let device = daemon.add("mapped", "data", mapped::BYTES)?;
+                    let (device, real) = daemon.add("mapped", "data", mapped::BYTES)?;
+                    ensure!(real == mode, "{mode:?} was asked for, {real:?} is served");
                     daemons.push(daemon);
                     Some(device)
                 }
@@ -202,10 +203,11 @@ fn run_mapped(bench: &Bench, findings: &mut Findings) -> Result<()> {
     }
     let rig = Rig::new(bench)?;
     rig.devices.prepare(bench)?;
+    let rounds = bench.pairs * mapped::ROUNDS_PER_PAIR;
     for workload in &wanted {
         let outcome = mapped::measure(bench, workload, &rig.devices)?;
         print::mapped(workload, &outcome);
-        findings.claims.extend(print::mapped_claims(workload, &outcome, bench.pairs));
+        findings.claims.extend(print::mapped_claims(workload, &outcome, rounds));
         findings.mapped.push(print::mapped_json(workload, &outcome));
     }
     if counted {

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use super::backing::Disk;
 use super::peers::Device;
@@ -29,7 +30,6 @@ pub struct Pool {
 pub struct Daemon {
     program: PathBuf,
     folder: PathBuf,
-    mode: Mode,
     child: Option<Child>,
 }
 
@@ -42,7 +42,7 @@ impl Daemon {
         }
         fs::write(folder.join("blockd.toml"), configuration(folder, mode, pools)?)?;
         let (program, folder) = (program.to_owned(), folder.to_owned());
-        let mut daemon = Self { program, folder, mode, child: None };
+        let mut daemon = Self { program, folder, child: None };
         daemon.run()?;
         daemon.wait()?;
         Ok(daemon)
@@ -77,25 +77,26 @@ impl Daemon {
         Ok(child.wait()?)
     }
 
-    /// Makes a volume and its device.
-    pub fn add(&self, pool: &str, volume: &str, bytes: u64) -> Result<Device> {
+    /// Makes a volume and its device. How it is served is what the daemon says, not what it was
+    /// told.
+    pub fn add(&self, pool: &str, volume: &str, bytes: u64) -> Result<(Device, Mode)> {
         let size = bytes.to_string();
-        let path = self.ask(&["add", "--size", &size, "--pool", pool, "--ublk", volume])?;
-        ensure!(path.starts_with("/dev/"), "blockd add printed no device, but {path}");
+        let words = ["add", "--size", &size, "--pool", pool, "--ublk", volume, "--json"];
+        let answer: Value =
+            serde_json::from_str(&self.ask(&words)?).context("blockd add --json")?;
+        let path = answer["where"].as_str().unwrap_or_default();
+        ensure!(path.starts_with("/dev/"), "blockd add: no device in {answer}");
         let path = PathBuf::from(path);
         shell::until("the volume's device", || Ok(path.exists()))?;
+        let zero_copy = answer["volume"]["zero_copy"].as_bool().context("no zero_copy")?;
+        let mode = if zero_copy { Mode::ZeroCopy } else { Mode::Copy };
         let server = self.child.as_ref().map(Child::id);
-        Ok(Device { name: format!("blockd, {}", self.mode.name()), path, server })
+        Ok((Device { name: format!("blockd, {}", mode.name()), path, server }, mode))
     }
 
     /// Takes a volume away.
     pub fn delete(&self, pool: &str, volume: &str) -> Result<()> {
         self.ask(&["del", "--pool", pool, volume]).map(|_| ())
-    }
-
-    /// What it says of a device, as JSON: among it whether there is zero copy.
-    pub fn show(&self, pool: &str, volume: &str) -> Result<String> {
-        self.ask(&["show", "--pool", pool, volume, "--json"])
     }
 
     fn ask(&self, arguments: &[&str]) -> Result<String> {

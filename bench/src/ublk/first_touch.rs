@@ -199,7 +199,7 @@ impl Runs<'_> {
     /// A fresh volume: first touch, and with it the same blocks again, twice.
     fn ours(&mut self, daemon: &Daemon, pool: &str, round: usize, zeroing: bool) -> Result<()> {
         const VOLUME_NAME: &str = "touched";
-        let device = daemon.add(pool, VOLUME_NAME, VOLUME)?;
+        let (device, _) = daemon.add(pool, VOLUME_NAME, VOLUME)?;
         let first = self.once(&device, round)?;
         if zeroing {
             self.keep(FIRST, first);

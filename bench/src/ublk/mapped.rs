@@ -13,6 +13,8 @@ pub const BYTES: u64 = 128 << 20;
 const VERIFIED: u64 = 8 << 20;
 /// Runs of a device that no claim names.
 const ROUNDS: usize = 3;
+/// Rounds for each pair that was asked for: they are short, and cost no start of fio.
+pub const ROUNDS_PER_PAIR: usize = 2;
 
 /// One job file at one depth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,10 +152,7 @@ pub fn measure(bench: &Bench, workload: &Workload, devices: &Devices) -> Result<
     let mut lines = Vec::new();
     let mut findings = Vec::new();
     for pair in &devices.pairs {
-        let mut taken = Taken::default();
-        for round in 0..bench.pairs {
-            taken.round(bench, workload.job, &settings(round), pair, round % 2 == 1)?;
-        }
+        let taken = Taken::run(bench, workload.job, &settings(0), pair)?;
         findings.extend(taken.finding(pair.mode));
         if let Some(ours) = &pair.ours {
             lines.push(Line { name: ours.name.clone(), samples: taken.ours });
@@ -185,27 +184,26 @@ struct Taken {
 }
 
 impl Taken {
-    /// One round: ours, the other, ours; or backwards, with ours once more.
-    fn round(
-        &mut self,
-        bench: &Bench,
-        job: &str,
-        settings: &Settings,
-        pair: &Pair,
-        backwards: bool,
-    ) -> Result<()> {
+    /// All rounds in one run of fio. In each the other stands between two runs of ours, which
+    /// change places from round to round: a turn's place counts.
+    fn run(bench: &Bench, job: &str, settings: &Settings, pair: &Pair) -> Result<Self> {
+        let rounds = bench.pairs * ROUNDS_PER_PAIR;
         let peer = turn(&pair.peer);
+        let mut taken = Self::default();
         let Some(ours) = pair.ours.as_ref().map(turn) else {
-            self.peer.extend(bench.jobs.run(job, settings, &[peer])?);
-            return Ok(());
+            taken.peer = bench.jobs.run(job, settings, &vec![peer; rounds])?;
+            return Ok(taken);
         };
-        let order: [usize; 3] = if backwards { [1, 0, 2] } else { [0, 1, 2] };
-        let turns = if backwards { [peer, ours.clone(), ours] } else { [ours.clone(), peer, ours] };
+        let round = [ours.clone(), peer, ours];
+        let turns: Vec<Turn> = round.iter().cycle().take(3 * rounds).cloned().collect();
         let samples = bench.jobs.run(job, settings, &turns)?;
-        self.ours.push(samples[order[0]]);
-        self.peer.push(samples[order[1]]);
-        self.again.push(samples[order[2]]);
-        Ok(())
+        for (number, three) in samples.chunks_exact(3).enumerate() {
+            let (first, second) = if number % 2 == 0 { (0, 2) } else { (2, 0) };
+            taken.ours.push(three[first]);
+            taken.peer.push(three[1]);
+            taken.again.push(three[second]);
+        }
+        Ok(taken)
     }
 
     fn finding(&self, mode: Mode) -> Option<Finding> {

@@ -73,7 +73,9 @@ impl Rublk {
         };
         let output = fs::File::create(log)?;
         let mut command = Command::new(program);
-        command.args(["add", "loop", "--foreground", "-q", "1", "-d", "128"]);
+        // Not pinned to one processor, as ours is not.
+        command.args(["add", "loop", "--foreground", "--multi-cpus-affinity"]);
+        command.args(["-q", "1", "-d", "128"]);
         command.args(["-n", &number.to_string(), "-f"]).arg(disk.path());
         if mode == Mode::ZeroCopy {
             command.arg("-z");

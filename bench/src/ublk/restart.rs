@@ -34,7 +34,7 @@ pub fn rows(bench: &Bench) -> Result<Vec<Row>> {
     let mut daemon = Daemon::start(program, &folder, Mode::ZeroCopy, &[pool])?;
     let mut turns = Vec::new();
     for number in 0..DEVICES {
-        let device = daemon.add(POOL, &format!("volume-{number}"), BYTES)?;
+        let (device, _) = daemon.add(POOL, &format!("volume-{number}"), BYTES)?;
         turns.push(Turn::device(&device.path, None));
     }
     bench.jobs.run("fill", &Settings::default(), &turns)?;
