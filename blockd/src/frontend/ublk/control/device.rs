@@ -185,7 +185,7 @@ impl Kit {
         };
         let served = self.serve(seat, spec, request.flags, Serve::Start(&params));
         if served.is_err()
-            && let Err(error) = self.take_down(seat)
+            && let Err(error) = self.take_down(seat, false)
         {
             tracing::warn!(%error, "a device that could not be started stays");
         }
@@ -272,7 +272,10 @@ impl Kit {
     }
 
     /// Stops the device, has the workers let go of it, and deletes it.
-    pub(super) fn take_down(&self, seat: &mut Seat) -> Result<(), DeviceError> {
+    ///
+    /// By force it may be open: then it goes, but for its number, which stays taken until the last
+    /// has closed it.
+    pub(super) fn take_down(&self, seat: &mut Seat, force: bool) -> Result<(), DeviceError> {
         let Some(number) = seat.number() else { return Ok(()) };
         seat.command("STOP_DEV", |it| it.stop())?;
         seat.begin("giving its queues back");
@@ -280,7 +283,8 @@ impl Kit {
             let command = "giving its queues back";
             return Err(DeviceError::Hangs { device: called(Some(number)), command });
         }
-        seat.command("DEL_DEV", |it| it.delete())?;
+        let command = if force { "DEL_DEV_ASYNC" } else { "DEL_DEV" };
+        seat.command(command, |it| it.delete(!force))?;
         seat.control = None;
         Ok(())
     }

@@ -143,7 +143,7 @@ impl Devices {
         let undoing = self.kit.clone();
         let work = move |seat: &mut _| kit.add(seat, &wanted, None);
         let undo = move |seat: &mut _, _: Serving| {
-            if let Err(error) = undoing.take_down(seat) {
+            if let Err(error) = undoing.take_down(seat, false) {
                 tracing::warn!(%error, "a device that nobody waits for stays");
             }
         };
@@ -253,7 +253,7 @@ impl Devices {
             if force {
                 kit.host.fail_waiting(number);
             }
-            kit.take_down(seat)?;
+            kit.take_down(seat, force)?;
             Ok(true)
         };
         let result = self.counted(entry.thread.run(COMMAND_LIMIT, work, keep));
@@ -316,7 +316,7 @@ impl Devices {
                 // than a clean table.
                 kit.unused(number)?;
             }
-            kit.take_down(seat)?;
+            kit.take_down(seat, false)?;
             Ok(true)
         };
         self.counted(thread.run(COMMAND_LIMIT, work, keep))

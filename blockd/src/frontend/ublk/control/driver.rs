@@ -117,6 +117,7 @@ pub trait DeviceControl {
     fn resize(&mut self, bytes: u64) -> Result<(), DriverError>;
     /// `STOP_DEV`.
     fn stop(&mut self) -> Result<(), DriverError>;
-    /// `DEL_DEV`.
-    fn delete(&mut self) -> Result<(), DriverError>;
+    /// `DEL_DEV`, which waits until nobody has the device open, or `DEL_DEV_ASYNC`, which does not:
+    /// its number is free when the last has closed it.
+    fn delete(&mut self, wait: bool) -> Result<(), DriverError>;
 }

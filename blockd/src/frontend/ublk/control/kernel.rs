@@ -221,7 +221,10 @@ impl DeviceControl for KernelDevice {
         done("STOP_DEV", self.control.stop_dev())
     }
 
-    fn delete(&mut self) -> Result<(), DriverError> {
+    fn delete(&mut self, wait: bool) -> Result<(), DriverError> {
+        if !wait {
+            return done("DEL_DEV_ASYNC", self.control.del_dev_async());
+        }
         done("DEL_DEV", self.control.del_dev())
     }
 }

@@ -63,7 +63,7 @@ impl Kit {
         match self.settled(seat, info)? {
             DeviceState::Quiesced | DeviceState::Failing => {}
             _ => {
-                self.take_down(seat)?;
+                self.take_down(seat, false)?;
                 return Ok(None);
             }
         }

@@ -154,8 +154,9 @@ impl DeviceControl for FakeDevice {
         self.kernel.tell("STOP_DEV", self.info.number)
     }
 
-    fn delete(&mut self) -> Result<(), DriverError> {
-        self.kernel.tell("DEL_DEV", self.info.number)?;
+    fn delete(&mut self, wait: bool) -> Result<(), DriverError> {
+        let command = if wait { "DEL_DEV" } else { "DEL_DEV_ASYNC" };
+        self.kernel.tell(command, self.info.number)?;
         self.kernel.devices.lock().remove(&self.info.number);
         Ok(())
     }
