@@ -26,7 +26,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 12] = [
+const FORWARDED: [Forwarded; 11] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
@@ -36,10 +36,9 @@ const FORWARDED: [Forwarded; 12] = [
     // The short forms share the two kernels among them, so that all take about eight minutes.
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
-    ("vm", &["kill", "--short"], &["kill"]),
-    ("vm", &["power", "--short", "--kernel", "7"], &["power"]),
+    ("vm", &["kill", "--short", "--kernel", "7"], &["kill"]),
     ("vm", &["logwrites", "--short", "--kernel", "6.12"], &["logwrites"]),
-    ("vm", &["stress", "--short"], &["stress"]),
+    ("vm", &["stress", "--short", "--kernel", "6.12"], &["stress"]),
 ];
 
 /// Runs everything; true when nothing failed.
