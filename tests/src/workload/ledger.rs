@@ -71,7 +71,8 @@ impl Ledger {
             Kind::Flush => "flush",
             Kind::Read | Kind::Disconnect => return Ok(true),
         };
-        let fua = flags & FUA;
+        // The kernel has no call that zeroes or trims and is durable when it comes back.
+        let fua = if *kind == Kind::Write { flags & FUA } else { 0 };
         self.add(&format!("{word} {cookie} {first} {count} {generation} {fua}"))
     }
 
