@@ -93,6 +93,23 @@ pub(crate) fn run_and_keep(command: &mut Command) -> Result<String> {
     Ok(kept)
 }
 
+/// Runs with our own stderr and returns stdout, which is for programs.
+///
+/// # Errors
+/// As [`run`], and when the output is not UTF-8.
+pub(crate) fn built(command: &mut Command) -> Result<String> {
+    let line = describe(command);
+    command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let child = command.spawn().with_context(|| format!("cannot start: {line}"))?;
+    let watchdog = Watchdog::start(child.id(), LIMIT.get().copied());
+    let output = child.wait_with_output()?;
+    watchdog.stop().with_context(|| line.clone())?;
+    if !output.status.success() {
+        bail!("{}: {line}", output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("not UTF-8: output of {line}"))
+}
+
 /// Runs silently and returns stdout; stderr is part of the error.
 ///
 /// # Errors

@@ -1,0 +1,109 @@
+//! The programs that cargo builds of tests, run two at a time: most of what they do is to wait.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::command;
+
+/// Programs that run at a time: as many as there are cores on the smallest machine this is for.
+const AT_A_TIME: usize = 2;
+
+/// A program with tests.
+#[derive(Debug, PartialEq, Eq)]
+struct Binary {
+    program: PathBuf,
+    /// Where cargo would start it.
+    folder: PathBuf,
+}
+
+/// Builds the tests of the workspace, runs all of them, and prints what they print.
+///
+/// # Errors
+/// When something does not build, or a test fails, after all have run.
+pub(super) fn run(root: &Path, environment: &[(&str, &Path)]) -> Result<String> {
+    let mut cargo = command::cargo(root);
+    cargo.args(["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
+    cargo.stderr(Stdio::inherit());
+    let messages = command::built(&mut cargo)?;
+    let waiting: VecDeque<Binary> = messages.lines().filter_map(binary).collect();
+    if waiting.is_empty() {
+        bail!("cargo has built no tests");
+    }
+    let outputs = command::target_dir(root).join("tmp");
+    fs::create_dir_all(&outputs)?;
+    let waiting = Mutex::new(waiting.into_iter().enumerate().collect::<VecDeque<_>>());
+    let printed = Mutex::new((String::new(), Vec::new()));
+    let next = || waiting.lock().ok().and_then(|mut all| all.pop_front());
+    let one_after_the_other = || {
+        while let Some((number, binary)) = next() {
+            let file = outputs.join(format!("tests-{number}"));
+            let result = binary.run(&file, environment);
+            let text = fs::read(&file).unwrap_or_default();
+            let _ = fs::remove_file(&file);
+            let Ok(mut printed) = printed.lock() else { return };
+            println!("     Running {}", binary.program.display());
+            print!("{}", String::from_utf8_lossy(&text));
+            printed.0.push_str(&String::from_utf8_lossy(&text));
+            printed.1.extend(result.err().map(|error| format!("{error:#}")));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(one_after_the_other);
+        }
+    });
+    let (text, failed) = printed.into_inner().map_err(|_| anyhow::anyhow!("a thread is gone"))?;
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    Ok(text)
+}
+
+impl Binary {
+    fn run(&self, output: &Path, environment: &[(&str, &Path)]) -> Result<()> {
+        let file = File::create(output).with_context(|| output.display().to_string())?;
+        let mut command = Command::new(&self.program);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command.envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command::run(&mut command)
+    }
+}
+
+/// What a line of cargo's says has been built, if it is a program with tests.
+fn binary(line: &str) -> Option<Binary> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if message["profile"]["test"] != Value::Bool(true) {
+        return None;
+    }
+    let program = PathBuf::from(message["executable"].as_str()?);
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+    Some(Binary { program, folder })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_with_tests_are_found_in_what_cargo_says() {
+        let line = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml",
+                    "profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let found = binary(&line(true, r#""/t/a-1""#));
+        let expected = Binary { program: "/t/a-1".into(), folder: "/w/a".into() };
+        assert_eq!(found, Some(expected));
+        assert_eq!(binary(&line(false, r#""/t/a""#)), None);
+        assert_eq!(binary(&line(true, "null")), None);
+        assert_eq!(binary("not JSON"), None);
+    }
+}
