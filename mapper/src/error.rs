@@ -39,6 +39,32 @@ pub enum MapperError {
         /// The value asked for.
         asked: u64,
     },
+    /// Of a group of snapshots some are there and some are not: they can't be of one cut any more.
+    #[error(
+        "of the group, snapshot {existing:?} exists and {missing:?} does not: a group is one cut"
+    )]
+    GroupPartly {
+        /// One that is there.
+        existing: String,
+        /// One that is not.
+        missing: String,
+    },
+    /// All snapshots of a group are there, and were taken at different times.
+    #[error("snapshots {first:?} and {other:?} exist and were not taken in one cut")]
+    GroupApart {
+        /// One of them.
+        first: String,
+        /// One that was taken at another time.
+        other: String,
+    },
+    /// A group of snapshots names the same volume or the same name twice. Nothing was changed.
+    #[error("the group has {what} {which} twice")]
+    GroupTwice {
+        /// What is there twice: a volume or a name.
+        what: &'static str,
+        /// Which one.
+        which: String,
+    },
     /// The volume can't do that: it is a snapshot, in use, or of another family.
     #[error("volume {volume}: {problem}")]
     Unsuitable {

@@ -14,6 +14,9 @@ pub const SLAB_EXTENTS: u64 = 4096;
 pub const MAX_DEVICES: usize = 16;
 /// Bytes of a volume name.
 pub const MAX_NAME: usize = 128;
+/// Snapshots taken in one cut: their record fits into one block of the log even with the longest
+/// names, and a block is there as a whole or not at all. (17 would fit; 16 is easier to keep.)
+pub const MAX_GROUP: usize = 16;
 /// Bytes of a volume: at the smallest extent its directory has 2^26 slots, 256 MiB of addresses.
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
 /// Physical extents are 40 bits in an entry.

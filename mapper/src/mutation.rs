@@ -66,8 +66,10 @@ mutations! {
     NoStamp "R14" "any ring is accepted, whatever its open id";
     NextNotWritten "R14" "the ring is not told the next open id before the superblock";
     EpochLate "R15" "log blocks of a new epoch are written before its superblock";
+    GroupInPieces "R6" "a group of snapshots has a record for each of them";
     SnapshotUndrained "R16" "a snapshot does not wait for writes in flight";
     StructureUndrained "R16" "rollback, resize and delete do not wait for writes in flight";
+    GroupOneByOne "R16" "the snapshots of a group are cut one after the other";
     StructureEarly "R16" "structure changes are answered before they are durable";
     FuzzyCheckpoint "R17a" "pages are written as they are by then, and the shape changes meanwhile";
     CheckpointUnflushed "R17b" "the superblock does not wait for the pages to be durable";

@@ -77,7 +77,7 @@ const POISONED: u64 = 1;
 const POISONED_UNHEARD: u64 = 2;
 
 /// A change found in the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingRecord {
     /// The slot that it was published in.
     pub slot: usize,

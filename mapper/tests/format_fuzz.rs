@@ -142,7 +142,7 @@ fn ring() {
     let ring = DeltaRing::format(original.clone(), &POOL, &[1; 16], 2, 8).unwrap();
     let mut published = Vec::new();
     for (change, lsn) in samples::changes().iter().chain(&samples::changes()).zip(1..) {
-        published.push((Lsn(lsn), *change));
+        published.push((Lsn(lsn), change.clone()));
         let (slot, units) = (usize::from(lsn % 3 == 0), change.units() as u64);
         while !ring.reserve(slot, units) {
             let first = ring.read(slot, ring.first_needed(slot)).unwrap();
@@ -165,7 +165,8 @@ fn ring() {
         let Ok(found) = ring.recover() else { continue };
         // Trim positions aren't sealed: a lower one may show what was trimmed, but nothing that
         // never was.
-        let known = found.iter().all(|record| published.contains(&(record.lsn, record.change)));
+        let known =
+            found.iter().all(|record| published.contains(&(record.lsn, record.change.clone())));
         assert!(known, "seed {seed}, iteration {iteration}");
     }
 }

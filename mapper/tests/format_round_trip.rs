@@ -10,7 +10,7 @@ use blockd_mapper::format::catalogue::{
 use blockd_mapper::format::index_page::{decode_index, encode_index};
 use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
 use blockd_mapper::format::page::{PageExpect, PageStamp};
-use blockd_mapper::format::record::{self, Change};
+use blockd_mapper::format::record::{self, Change, GroupMember};
 use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock, newest};
 use blockd_mapper::format::wal::{WalBlockBuilder, WalExpect, WalStamp, WalStop, decode_block};
 use blockd_mapper::format::{Limits, PageRef, Place, Problem, VolumeName, capacity_of, levels_for};
@@ -57,7 +57,16 @@ fn changes() -> impl Strategy<Value = Change> {
             Change::Clone { volume, source, size, name }
         }),
         (volumes(), volumes()).prop_map(|(volume, snapshot)| Change::Rollback { volume, snapshot }),
+        groups(),
     ]
+}
+
+fn groups() -> impl Strategy<Value = Change> {
+    let member = (volumes(), names()).prop_map(|(source, name)| GroupMember { source, name });
+    (1..u32::MAX - 16, vec(member, 2..=16)).prop_map(|(volume, members)| Change::SnapshotGroup {
+        volume: VolumeId(volume),
+        members: members.into(),
+    })
 }
 
 fn stamps(tree: u32) -> impl Strategy<Value = PageStamp> {
@@ -209,7 +218,7 @@ proptest! {
                 seal(&mut builder);
                 prop_assert!(builder.push(change, Lsn(lsn)));
             }
-            numbered.push((Lsn(lsn), *change));
+            numbered.push((Lsn(lsn), change.clone()));
         }
         seal(&mut builder);
         let mut read = Vec::new();
@@ -225,10 +234,10 @@ proptest! {
 
     #[test]
     fn record_of_any_change(change in changes(), delta: u16) {
-        let mut bytes = [0xee; 7 * 32];
+        let mut bytes = [0xee; record::MAX_UNITS * 32];
         let units = record::encode(&change, delta, &mut bytes).unwrap();
         let read = record::decode(&bytes, &Limits::layout(), Place::Memory);
-        prop_assert_eq!(read, Ok((change, delta, units)));
+        prop_assert_eq!(read, Ok((change.clone(), delta, units)));
         prop_assert_eq!(record::encode(&change, delta, &mut bytes[..units * 32 - 1]), None);
     }
 }

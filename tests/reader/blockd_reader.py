@@ -31,6 +31,7 @@ FANOUT = 252  # references of an index page
 RECORDS = 15  # of a catalogue page
 LEAF, INDEX, CATALOGUE = 1, 2, 3
 MAP, UNMAP, UNMAP_LEAF, CREATE, DELETE, RESIZE, SNAPSHOT, CLONE, ROLLBACK = range(1, 10)
+GROUP = 10
 NAMED = (CREATE, SNAPSHOT, CLONE)
 
 
@@ -261,23 +262,46 @@ class Pool:
             unit = block[64 + 32 * at : 96 + 32 * at]
             kind, length, delta, volume, a, b, c = struct.unpack("<BBHIQQQ", unit)
             require(kind not in (64, 65, 66, 67), f"{what}: kind {kind} is unsupported")
-            require(1 <= kind <= 9 and volume, f"{what}: unsound record")
+            require(1 <= kind <= 10 and volume, f"{what}: unsound record")
             require(at or delta == 0, f"{what}: its first LSN isn't its base")
             require(base + delta > lsn, f"{what}: LSNs don't rise")
             lsn = base + delta
-            name, further = b"", -(-c // 24) if kind in NAMED else 0
-            require(length == 1 + further and at + length <= units, f"{what}: unsound length")
+            require(length >= 1 and at + length <= units, f"{what}: unsound length")
+            further = []
             for j in range(1, length):
                 more = block[64 + 32 * (at + j) : 96 + 32 * (at + j)]
                 require(more[:8] == bytes([255, j]) + unit[2:8], f"{what}: unsound further unit")
-                name += more[8:]
-            if further:
-                require(not any(name[c:]), f"{what}: bytes behind a name")
-                name = name_from(name[:c], what)
-            if lsn > self.sb.checkpoint_lsn:
-                self._apply(f"record {lsn}", lsn, kind, volume, a, b, c, name)
+                further.append(more[8:])
+            for record in self._single(what, further, kind, volume, a, b, c):
+                if lsn > self.sb.checkpoint_lsn:
+                    self._apply(f"record {lsn}", lsn, *record)
             at += length
         return lsn
+
+    def _single(self, what, further, kind, volume, a, b, c):
+        """The record with its name; for a group one like it for each of its snapshots."""
+        if kind != GROUP:
+            name = self._name(what, further, c) if kind in NAMED else b""
+            require(not further, f"{what}: unsound length")
+            return [(kind, volume, a, b, c, name)]
+        require(2 <= a <= 16 and not b and not c, f"{what}: unsound group")
+        records = []
+        for id in range(volume, volume + a):
+            require(further, f"{what}: unsound length")
+            source, zero, length = struct.unpack("<QQQ", further.pop(0))
+            name = self._name(what, further, length)
+            records.append((SNAPSHOT, id, source, zero, length, name))
+        require(not further, f"{what}: unsound length")
+        return records
+
+    def _name(self, what, further, length):
+        """Takes a name of so many bytes off the further units."""
+        count = -(-length // 24)
+        require(1 <= count <= len(further), f"{what}: unsound length")
+        name = b"".join(further[:count])
+        del further[:count]
+        require(not any(name[length:]), f"{what}: bytes behind a name")
+        return name_from(name[:length], what)
 
     def _apply(self, what, lsn, kind, id, a, b, c, name):
         unused = {MAP: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}

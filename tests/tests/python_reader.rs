@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use blockd_mapper::engine::Control;
+use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::units::VolumeId;
 use blockd_tests::rig::{Media, Rig};
 
@@ -103,6 +103,16 @@ impl World {
         self.data(name).resize(size, 0);
     }
 
+    fn group(&mut self, members: &[(&str, &str)]) {
+        let asked = members.iter().map(|(source, name)| (self.id(source), (*name).to_owned()));
+        let control = Control::SnapshotGroup { members: asked.collect() };
+        let Ok(Outcome::CreatedGroup(ids)) = self.rig.control(control) else { panic!("no group") };
+        for ((source, name), id) in members.iter().zip(ids) {
+            let expected = Expected { id, ..self.volumes[*source].clone() };
+            self.volumes.insert((*name).to_owned(), expected);
+        }
+    }
+
     fn roll_back(&mut self, name: &str, snapshot: &str) {
         let (volume, from) = (self.id(name), self.id(snapshot));
         self.rig.control(Control::Rollback { volume, snapshot: from }).unwrap();
@@ -156,7 +166,7 @@ impl World {
         self.resize("four", 20 * MIB + 12 * KIB);
         self.resize("four", 37 * MIB);
         self.snapshot("plain", "tuesday");
-        self.snapshot("four", "of four");
+        self.group(&[("four", "of four"), ("tail", "a tail in a group"), ("copy", "copy's")]);
         self.scatter("plain", 8);
         self.scatter("four", 8);
         self.roll_back("plain", "monday");

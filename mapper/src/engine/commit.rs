@@ -147,12 +147,12 @@ impl Engine {
         let durable = self.durable();
         let mut full = false;
         while let Some(slot) = self.next_slot(cut) {
-            let Some(record) = self.commit.heads[slot] else { break };
+            let Some(record) = self.commit.heads[slot].take() else { break };
             if record.lsn > durable && !self.log(&record, &mut room) {
+                self.commit.heads[slot] = Some(record);
                 full = true;
                 break;
             }
-            self.commit.heads[slot] = None;
             self.commit.positions[slot] = record.position + record.units;
             self.commit.consumed = self.commit.consumed.max(record.lsn);
             self.note_drop(slot, &record);

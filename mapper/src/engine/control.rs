@@ -54,6 +54,17 @@ pub enum Control {
         /// The snapshot's name.
         name: String,
     },
+    /// Read-only images of several volumes, all as they are at one moment: what a client wrote to
+    /// any of them after a write to any of them was answered is not in the set without that
+    /// write. After a crash the set is there as a whole or not at all.
+    ///
+    /// Given again with the same sources and names it is [`Outcome::ExistingGroup`]. Where only
+    /// some of the names exist, or all but from different moments, it is refused.
+    SnapshotGroup {
+        /// Volumes, each once, and the names of their snapshots: 1 to
+        /// [`MAX_GROUP`](crate::geometry::MAX_GROUP).
+        members: Vec<(VolumeId, String)>,
+    },
     /// A writable volume that begins as a snapshot's content.
     Clone {
         /// The snapshot.
@@ -93,12 +104,16 @@ pub enum Control {
 }
 
 /// What a command has changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The volume, snapshot or clone is new.
     Created(VolumeId),
     /// It was there already, just as asked for.
     Existing(VolumeId),
+    /// The snapshots of the group are new, in the order in which they were asked for.
+    CreatedGroup(Vec<VolumeId>),
+    /// They were there already, and all of one cut.
+    ExistingGroup(Vec<VolumeId>),
     /// It is gone.
     Deleted,
     /// It was gone before.
@@ -156,7 +171,7 @@ struct Undurable {
 }
 
 /// What a command comes to.
-enum Prepared {
+pub(super) enum Prepared {
     Change(Change, Vec<Arc<Volume>>, Outcome),
     /// Nothing is to be done; true once all before is durable.
     Already(Outcome),
@@ -185,6 +200,16 @@ impl Controls {
     /// A structure change is under way: the map's shape is about to change.
     pub(super) fn holds_checkpoints(&self) -> bool {
         matches!(self.current, Some(Current::Draining { .. } | Current::Closing { .. }))
+    }
+
+    pub(super) fn go_on_draining(
+        &mut self,
+        id: ControlId,
+        change: Change,
+        gated: Vec<Arc<Volume>>,
+        outcome: Outcome,
+    ) {
+        self.current = Some(Current::Draining { id, change, gated, outcome });
     }
 
     pub(super) fn lineage_of(&self, pool: &Pool, volume: VolumeId) -> VolumeId {
@@ -264,7 +289,7 @@ impl Engine {
     }
 
     /// R16: the outcome waits until everything numbered so far is durable.
-    fn end_when_durable(&mut self, id: ControlId, outcome: Outcome) {
+    pub(super) fn end_when_durable(&mut self, id: ControlId, outcome: Outcome) {
         let sequence = self.pool.progress.0.captured.load(Ordering::SeqCst);
         let ticket = CommitTicket { lsn: self.pool.gate.last_assigned().0, sequence };
         self.controls.undurable.push(Undurable { id, ticket, outcome });
@@ -370,10 +395,17 @@ impl Engine {
         outcome: Outcome,
     ) -> bool {
         let undrained = match change {
-            Change::Snapshot { .. } => active(Mutation::SnapshotUndrained),
+            Change::Snapshot { .. } | Change::SnapshotGroup { .. } => {
+                active(Mutation::SnapshotUndrained)
+            }
             _ => active(Mutation::StructureUndrained),
         };
         let busy = gated.iter().any(|v| v.writes_in_flight() > 0) && !undrained;
+        if active(Mutation::GroupOneByOne)
+            && let Change::SnapshotGroup { .. } = &change
+        {
+            return self.cut_one_by_one(id, change, gated, outcome);
+        }
         let slot = self.pool.tuning.workers;
         let units = change.units() as u64;
         if busy {
@@ -386,6 +418,8 @@ impl Engine {
             let lsn = gate.take_lsn(1);
             if active(Mutation::NoStructureRecord) {
                 pool.ring.release(slot, units);
+            } else if active(Mutation::GroupInPieces) {
+                self.publish_in_pieces(|| gate.take_lsn(1), lsn, &change);
             } else {
                 pool.publish(slot, lsn, &change, Dropped::Nothing);
             }
@@ -441,6 +475,7 @@ impl Engine {
             Control::Delete { volume } => self.prepare_delete(*volume),
             Control::Resize { volume, size } => self.prepare_resize(*volume, *size),
             Control::Snapshot { source, name } => self.prepare_share(*source, name, None),
+            Control::SnapshotGroup { members } => self.prepare_group(members),
             Control::Clone { source, name, size } => {
                 let from = self.pool.volume(*source)?;
                 let size = size.unwrap_or_else(|| from.size.load(Ordering::Acquire));
@@ -451,14 +486,15 @@ impl Engine {
         }
     }
 
-    fn by_name(&self, name: &VolumeName) -> Option<Arc<Volume>> {
+    pub(super) fn by_name(&self, name: &VolumeName) -> Option<Arc<Volume>> {
         self.pool.volumes.read().values().find(|v| v.identity.name == *name).cloned()
     }
 
-    fn next_id(&self) -> Result<VolumeId, MapperError> {
+    /// The first of so many ids in a row that were never used.
+    pub(super) fn next_ids(&self, count: u32) -> Result<VolumeId, MapperError> {
         let limit = super::structure::MAX_VOLUMES;
         let next = self.controls.next_volume_id.max(1);
-        if self.trees.len() >= limit || next == u32::MAX {
+        if self.trees.len() + count as usize > limit || next > u32::MAX - count {
             return Err(MapperError::Limit { what: "volumes", limit: limit as u64 });
         }
         Ok(VolumeId(next))
@@ -488,7 +524,7 @@ impl Engine {
             same(&name, "origin", u64::from(existing.identity.origin.0), 0)?;
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
-        let volume = self.next_id()?;
+        let volume = self.next_ids(1)?;
         let change = Change::Create { volume, size, block_size, name };
         Ok(Prepared::Change(change, Vec::new(), Outcome::Created(volume)))
     }
@@ -553,8 +589,8 @@ impl Engine {
             }
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
-        self.check_room_for_tree(source)?;
-        let volume = self.next_id()?;
+        self.check_room_for_trees(&[source])?;
+        let volume = self.next_ids(1)?;
         let outcome = Outcome::Created(volume);
         Ok(match size {
             None => {
@@ -567,11 +603,11 @@ impl Engine {
         })
     }
 
-    /// A new tree's pages must be found before it is promised.
-    fn check_room_for_tree(&self, like: VolumeId) -> Result<(), MapperError> {
+    /// New trees' pages must be found before they are promised.
+    pub(super) fn check_room_for_trees(&self, like: &[VolumeId]) -> Result<(), MapperError> {
         // A clone that is larger may have a level or two more above.
-        let tree = self.trees.get(&like).map_or(0, |t| t.tree.present_pages() + 2);
-        let needed = tree + self.new_tree_pages;
+        let tree = |id| self.trees.get(id).map_or(0, |t| t.tree.present_pages() + 2);
+        let needed = like.iter().map(tree).sum::<u64>() + self.new_tree_pages;
         let geometry = self.pool.geometry;
         let free = self.pool.free_space.lock().free_count() * geometry.pages_per_extent()
             + self.pages.free_pages().saturating_sub(self.pages.reserve_pages());
@@ -593,7 +629,7 @@ impl Engine {
             let problem = "is of another family than the volume";
             return Err(MapperError::Unsuitable { volume: snapshot.0, problem });
         }
-        self.check_room_for_tree(snapshot)?;
+        self.check_room_for_trees(&[snapshot])?;
         let change = Change::Rollback { volume: id, snapshot };
         Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
     }
@@ -608,7 +644,7 @@ impl Engine {
 }
 
 /// The same name means the same volume, or an error that says where it differs.
-fn same(
+pub(super) fn same(
     name: &VolumeName,
     field: &'static str,
     existing: u64,

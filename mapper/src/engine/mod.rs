@@ -7,6 +7,7 @@ mod checkpoint;
 mod commit;
 mod control;
 mod grant;
+mod group;
 pub(crate) mod grow;
 pub(crate) mod info;
 pub(crate) mod pages;

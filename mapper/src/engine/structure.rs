@@ -31,6 +31,12 @@ impl Engine {
     /// durable.
     pub(crate) fn apply_structure(&mut self, change: &Change, lsn: Lsn) -> Result<(), MapperError> {
         match *change {
+            Change::SnapshotGroup { volume, ref members } => {
+                for (member, id) in members.iter().zip(volume.0..) {
+                    self.share(VolumeId(id), member.source, member.name, None, lsn)?;
+                }
+                Ok(())
+            }
             Change::Create { volume, size, block_size, name } => {
                 let kind = VolumeKind::Volume;
                 let (lineage, origin) = (volume, VolumeId(0));

@@ -1,8 +1,10 @@
 //! Changes as the WAL and the delta ring hold them: units of 32 bytes.
 
+use std::sync::Arc;
+
 use crate::format::catalogue::{check_volume, name_len};
 use crate::format::{FormatError, Limits, Place, Problem, Structure, VolumeName, check_reserved};
-use crate::geometry::{LEAF_ENTRIES, MAX_NAME, MAX_VOLUME_SIZE};
+use crate::geometry::{LEAF_ENTRIES, MAX_GROUP, MAX_NAME, MAX_VOLUME_SIZE};
 use crate::mapping::Mapping;
 use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
 
@@ -10,8 +12,12 @@ use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
 pub const UNIT_SIZE: usize = 32;
 /// A unit as four little-endian words.
 pub type Unit = [u64; 4];
-/// Units of the longest change: one, and six with a name of 128 bytes.
-pub const MAX_UNITS: usize = 1 + MAX_NAME.div_ceil(NAME_BYTES);
+/// Units of the longest change but a group's: one, and six with a name of 128 bytes.
+pub const MAX_SINGLE_UNITS: usize = 1 + MAX_NAME.div_ceil(NAME_BYTES);
+/// Units of the longest change: a group of snapshots with names of 128 bytes. It fits into one
+/// block of the log, which is what makes a group whole or not there at all.
+pub const MAX_UNITS: usize = 1 + MAX_GROUP * MAX_SINGLE_UNITS;
+const _: () = assert!(MAX_UNITS <= crate::format::wal::WAL_UNITS, "a record is never split");
 
 /// Bytes of a name in each further unit.
 const NAME_BYTES: usize = 24;
@@ -26,12 +32,22 @@ const RESIZE: u8 = 6;
 const SNAPSHOT: u8 = 7;
 const CLONE: u8 = 8;
 const ROLLBACK: u8 = 9;
+const SNAPSHOT_GROUP: u8 = 10;
 /// Grant, grow, mark and composite, in this order: reserved.
 const RESERVED: std::ops::RangeInclusive<u8> = 64..=67;
 const CONTINUED: u8 = 255;
 
-/// One change of the map or of the set of volumes.
+/// One snapshot of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupMember {
+    /// What it is made from.
+    pub source: VolumeId,
+    /// The snapshot's name.
+    pub name: VolumeName,
+}
+
+/// One change of the map or of the set of volumes.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// The extent's entry becomes exactly this.
     Map {
@@ -108,6 +124,13 @@ pub enum Change {
         /// The snapshot.
         snapshot: VolumeId,
     },
+    /// New snapshots of several volumes, in one cut: all of them hold what their sources hold now.
+    SnapshotGroup {
+        /// The first snapshot's identity; the others have those that follow.
+        volume: VolumeId,
+        /// 2 to 16 snapshots. Shared, so that the enum stays as small as its other changes.
+        members: Arc<[GroupMember]>,
+    },
 }
 
 impl Change {
@@ -132,7 +155,8 @@ impl Change {
             | Self::Resize { volume, .. }
             | Self::Snapshot { volume, .. }
             | Self::Clone { volume, .. }
-            | Self::Rollback { volume, .. } => volume,
+            | Self::Rollback { volume, .. }
+            | Self::SnapshotGroup { volume, .. } => volume,
         }
     }
 
@@ -145,7 +169,10 @@ impl Change {
     /// Units that it takes.
     #[must_use]
     pub fn units(&self) -> usize {
-        1 + self.name().map_or(0, |name| name.as_bytes().len().div_ceil(NAME_BYTES))
+        if let Self::SnapshotGroup { members, .. } = self {
+            return 1 + members.iter().map(|member| 1 + name_units(&member.name)).sum::<usize>();
+        }
+        1 + self.name().map_or(0, name_units)
     }
 
     const fn name(&self) -> Option<&VolumeName> {
@@ -175,6 +202,9 @@ impl Change {
                 (CLONE, [source.0.into(), size, name_len(name).into()])
             }
             Self::Rollback { snapshot, .. } => (ROLLBACK, [snapshot.0.into(), 0, 0]),
+            Self::SnapshotGroup { ref members, .. } => {
+                (SNAPSHOT_GROUP, [members.len() as u64, 0, 0])
+            }
         }
     }
 
@@ -182,20 +212,49 @@ impl Change {
     #[inline]
     pub fn for_each_unit(&self, lsn_delta: u16, mut unit: impl FnMut(Unit)) -> usize {
         let (kind, [a, b, c]) = self.fields();
-        let Some(name) = self.name() else {
-            unit([head(kind, 1, lsn_delta, self.volume()), a, b, c]);
-            return 1;
-        };
         let units = self.units();
         let [count, ..] = units.to_le_bytes();
         unit([head(kind, count, lsn_delta, self.volume()), a, b, c]);
-        for (piece, number) in name.as_bytes().chunks(NAME_BYTES).zip(1..) {
-            let mut bytes = [0; NAME_BYTES];
-            bytes[..piece.len()].copy_from_slice(piece);
-            let [a, b, c] = words(&bytes);
-            unit([head(CONTINUED, number, lsn_delta, self.volume()), a, b, c]);
+        let further = |number| head(CONTINUED, number, lsn_delta, self.volume());
+        if let Some(name) = self.name() {
+            put_name(name, 1, further, unit);
+        } else if let Self::SnapshotGroup { members, .. } = self {
+            put_members(members, further, unit);
         }
         units
+    }
+}
+
+fn name_units(name: &VolumeName) -> usize {
+    name.as_bytes().len().div_ceil(NAME_BYTES)
+}
+
+/// Gives the units of a name, the first with this number. Returns the number behind the last.
+fn put_name(
+    name: &VolumeName,
+    first: u8,
+    further: impl Fn(u8) -> u64,
+    mut unit: impl FnMut(Unit),
+) -> u8 {
+    let mut number = first;
+    for piece in name.as_bytes().chunks(NAME_BYTES) {
+        let mut bytes = [0; NAME_BYTES];
+        bytes[..piece.len()].copy_from_slice(piece);
+        let [a, b, c] = words(&bytes);
+        unit([further(number), a, b, c]);
+        number += 1;
+    }
+    number
+}
+
+/// Gives the units of a group's members: each as a snapshot's, but for kind and identity.
+#[cold]
+fn put_members(members: &[GroupMember], further: impl Fn(u8) -> u64, mut unit: impl FnMut(Unit)) {
+    let mut number = 1;
+    for member in members {
+        let len = name_len(&member.name).into();
+        unit([further(number), member.source.0.into(), 0, len]);
+        number = put_name(&member.name, number + 1, &further, &mut unit);
     }
 }
 
@@ -226,7 +285,7 @@ pub(crate) fn try_decode(bytes: &[u8], limits: &Limits) -> Result<(Change, u16, 
     let [_, units, d0, d1, ..] = *first;
     let units = usize::from(units);
     if units == 0 || units > MAX_UNITS || units > available {
-        let allowed = "at least 1, at most 7, within the bytes there are";
+        let allowed = "at least 1, at most 113, within the bytes there are";
         return Err(Problem::field("units", units as u64, allowed));
     }
     let delta = u16::from_le_bytes([d0, d1]);
@@ -246,7 +305,7 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
     let [head, a, b, c] = unit;
     let [kind, _, _, _, v0, v1, v2, v3] = head.to_le_bytes();
     let volume = volume_id("volume", u32::from_le_bytes([v0, v1, v2, v3]).into())?;
-    let name = |len| name_from(head, more.unwrap_or_default(), len);
+    let name = |len| name_from(head, 1, more.unwrap_or_default(), len);
     match kind {
         MAP => {
             let (extent, physical) = (extent(a)?, PhysicalExtent(b));
@@ -283,23 +342,63 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
             let snapshot = volume_id("snapshot", a)?;
             zero(&[b, c]).and(Ok(Change::Rollback { volume, snapshot }))
         }
+        SNAPSHOT_GROUP => {
+            zero(&[b, c])?;
+            let members = members_from(head, volume, a, more.unwrap_or_default())?;
+            Ok(Change::SnapshotGroup { volume, members })
+        }
         kind if RESERVED.contains(&kind) => {
             Err(Problem::UnsupportedKind { what: "record kind", found: kind.into() })
         }
-        kind => Err(Problem::field("record kind", kind.into(), "from 1 to 9")),
+        kind => Err(Problem::field("record kind", kind.into(), "from 1 to 10")),
     }
 }
 
-/// Reads a name from the units behind a head.
-fn name_from(head: u64, more: &[u8], len: u64) -> Result<VolumeName, Problem> {
+/// Reads the members of a group from the units behind its head.
+fn members_from(
+    head: u64,
+    volume: VolumeId,
+    count: u64,
+    more: &[u8],
+) -> Result<Arc<[GroupMember]>, Problem> {
+    let wrong = Problem::field("members", count, "from 2 to 16, with an id each");
+    let many = usize::try_from(count).ok().filter(|many| (2..=MAX_GROUP).contains(many));
+    let many = many.filter(|_| u64::from(volume.0) + count <= u64::from(u32::MAX));
+    let mut members = Vec::with_capacity(many.ok_or(wrong)?);
+    let (mut number, mut left) = (1, more);
+    for _ in 0..count {
+        let short = Problem::Length { found: left.len() as u64, expected: UNIT_SIZE as u64 };
+        let (first, behind) = left.split_first_chunk::<UNIT_SIZE>().ok_or(short)?;
+        check_further(first, head, number)?;
+        let [_, source, unused, len] = unit_from_bytes(first);
+        zero(&[unused])?;
+        let source = volume_id("source", source)?;
+        let units = usize::try_from(len).unwrap_or(usize::MAX).div_ceil(NAME_BYTES);
+        let units = units.min(behind.len() / UNIT_SIZE).min(MAX_SINGLE_UNITS);
+        let (name, behind) = behind.split_at(units * UNIT_SIZE);
+        members.push(GroupMember { source, name: name_from(head, number + 1, name, len)? });
+        let [units, ..] = units.to_le_bytes();
+        (number, left) = (number + 1 + units, behind);
+    }
+    Ok(members.into())
+}
+
+fn check_further(unit: &[u8; UNIT_SIZE], head: u64, number: u8) -> Result<(), Problem> {
     let [_, _, d0, d1, v0, v1, v2, v3] = head.to_le_bytes();
-    let mut bytes = [0; MAX_UNITS * NAME_BYTES];
-    let units = more.chunks_exact(UNIT_SIZE).zip(bytes.chunks_exact_mut(NAME_BYTES));
-    for ((unit, out), number) in units.zip(1..) {
-        if unit[..8] != [CONTINUED, number, d0, d1, v0, v1, v2, v3] {
-            let found = u64::from(number);
-            return Err(Problem::field("further unit", found, "one that continues its head"));
-        }
+    if unit[..8] == [CONTINUED, number, d0, d1, v0, v1, v2, v3] {
+        return Ok(());
+    }
+    let found = u64::from(number);
+    Err(Problem::field("further unit", found, "one that continues its head"))
+}
+
+/// Reads a name from its units, the first of which has this number.
+fn name_from(head: u64, first: u8, more: &[u8], len: u64) -> Result<VolumeName, Problem> {
+    let mut bytes = [0; MAX_SINGLE_UNITS * NAME_BYTES];
+    let (units, _) = more.as_chunks::<UNIT_SIZE>();
+    let units = units.iter().zip(bytes.chunks_exact_mut(NAME_BYTES));
+    for ((unit, out), number) in units.zip(first..) {
+        check_further(unit, head, number)?;
         out.copy_from_slice(&unit[8..]);
     }
     let len = usize::try_from(len).unwrap_or(usize::MAX);

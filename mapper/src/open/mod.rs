@@ -12,7 +12,7 @@ use crate::arena::Arena;
 use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
-use crate::format::record::MAX_UNITS;
+use crate::format::record::MAX_SINGLE_UNITS;
 use crate::format::superblock::Superblock;
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
@@ -399,11 +399,12 @@ impl Opening {
         let boot_id = self.options.boot_id;
         let fresh = |memory: Arc<dyn RingMemory>| {
             let capacity = largest_capacity(memory.words().len(), slots);
-            if capacity < MAX_UNITS as u64 {
+            // A group of snapshots that is longer is refused when it is asked for.
+            if capacity < MAX_SINGLE_UNITS as u64 {
                 return Err(MapperError::Invalid {
                     field: "ring records per slot",
                     value: capacity,
-                    allowed: "enough for the longest change, 7",
+                    allowed: "enough for the longest change but a group's, 7",
                 });
             }
             DeltaRing::format(memory, &superblock.pool_id, &boot_id, slots, capacity)

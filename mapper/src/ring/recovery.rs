@@ -1,7 +1,7 @@
 //! Reading a ring, and finding out what a former process left in it.
 
 use super::{DeltaRing, RingProblem, RingRecord, put};
-use crate::format::record::{self, MAX_UNITS, UNIT_SIZE};
+use crate::format::record::{self, MAX_SINGLE_UNITS, MAX_UNITS, UNIT_SIZE};
 use crate::format::ring::Dropped;
 use crate::format::ring::{
     Body, HEADER_WORDS, MAGIC, MAGIC_MASK, MAX_CAPACITY, MAX_SLOTS, MIN_CAPACITY, R_DROPPED, R_LSN,
@@ -58,9 +58,16 @@ impl DeltaRing {
         let [_, units, ..] = head[0].to_le_bytes();
         let count = u64::from(units);
         if count == 0 || count > MAX_UNITS as u64 || position.saturating_add(count) > end {
-            return Err(fault(Problem::field("units", count, "from 1 to 7, within the room")));
+            return Err(fault(Problem::field("units", count, "from 1 to 113, within the room")));
         }
-        let mut bytes = [0; MAX_UNITS * UNIT_SIZE];
+        let (mut few, mut many) = ([0; MAX_SINGLE_UNITS * UNIT_SIZE], Vec::new());
+        let bytes = if usize::from(units) <= MAX_SINGLE_UNITS {
+            &mut few[..usize::from(units) * UNIT_SIZE]
+        } else {
+            // A group of snapshots: every commit reads all changes here, and few are one.
+            many.resize(usize::from(units) * UNIT_SIZE, 0);
+            &mut many[..]
+        };
         for (unit, number) in bytes.chunks_exact_mut(UNIT_SIZE).zip(0..count) {
             let next = position + number;
             let Some(body) = self.load(slot, next).filter(|body| body[R_POSITION] == next) else {
@@ -74,7 +81,6 @@ impl DeltaRing {
                 *bytes = word.to_le_bytes();
             }
         }
-        let bytes = &bytes[..usize::from(units) * UNIT_SIZE];
         let (change, _, _) = record::try_decode(bytes, &Limits::layout()).map_err(fault)?;
         let dropped = Dropped::from_word(head[R_DROPPED])
             .ok_or_else(|| fault(Problem::field("dropped", head[R_DROPPED], "extent or leaf")))?;

@@ -153,7 +153,10 @@ impl Worker {
         self.pool.epochs.leave(self.slot, parity);
         let writes = &volume.shared.writes.0;
         writes.store(writes.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
-        if volume.volume.state.load(Ordering::SeqCst) != OPEN || self.pool.has_stopped() {
+        let awaited = volume.volume.state.load(Ordering::SeqCst) != OPEN
+            // Without the rule nothing is gated, and still the engine waits.
+            || active(Mutation::GroupOneByOne);
+        if awaited || self.pool.has_stopped() {
             self.pool.want_engine();
         }
     }

@@ -3,7 +3,7 @@
 
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::page::PageStamp;
-use blockd_mapper::format::record::Change;
+use blockd_mapper::format::record::{Change, GroupMember};
 use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock};
 use blockd_mapper::format::wal::{WalBlockBuilder, WalExpect, WalStamp};
 use blockd_mapper::format::{Limits, PageRef, VolumeName};
@@ -128,6 +128,14 @@ pub(crate) fn changes() -> Vec<Change> {
         Change::Snapshot { volume, source, name: name("exactly-twenty-four-byte") },
         Change::Clone { volume, source, size: 1 << 41, name: long },
         Change::Rollback { volume, snapshot: source },
+        Change::SnapshotGroup {
+            volume,
+            members: [
+                GroupMember { source, name: name("twenty-five-bytes-of-name") },
+                GroupMember { source: VolumeId(0x12), name: name("b") },
+            ]
+            .into(),
+        },
     ]
 }
 

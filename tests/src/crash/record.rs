@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockd_mapper::engine::Control;
+use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::open::OpenOptions;
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::{RingMemory, VecRingMemory, words_needed};
@@ -172,6 +172,21 @@ impl Recorder {
                 self.copy(source, name)?;
                 Control::Snapshot { source: self.id(source)?, name: name.to_owned() }
             }
+            Do::Group(members) => {
+                for (source, name) in members {
+                    self.copy(source, name)?;
+                }
+                let id = |(source, name): &(&str, &str)| Ok((self.id(source)?, (*name).to_owned()));
+                Control::SnapshotGroup {
+                    members: members.iter().map(id).collect::<Result<_, String>>()?,
+                }
+            }
+            Do::LargeClone(source, name, units) => {
+                self.copy(source, name)?;
+                self.data(name)?.resize(units * UNIT, 0);
+                let size = Some((units * UNIT) as u64);
+                Control::Clone { source: self.id(source)?, name: name.to_owned(), size }
+            }
             Do::CloneOf(source, name) => {
                 self.copy(source, name)?;
                 Control::Clone { source: self.id(source)?, name: name.to_owned(), size: None }
@@ -190,15 +205,23 @@ impl Recorder {
             }
             _ => Control::Checkpoint,
         };
-        let makes = matches!(step, Do::Create(..) | Do::Snapshot(..) | Do::CloneOf(..));
-        if let (true, Do::Create(name, _) | Do::Snapshot(_, name) | Do::CloneOf(_, name)) =
-            (makes, step)
-        {
-            let id = self.rig.make(control).map_err(|error| error.to_string())?;
-            self.ids.insert(name, id);
-            return Ok(());
+        let outcome = self.rig.control(control).map_err(|error| error.to_string())?;
+        match (step, outcome) {
+            (
+                Do::Create(name, _)
+                | Do::Snapshot(_, name)
+                | Do::CloneOf(_, name)
+                | Do::LargeClone(_, name, _),
+                Outcome::Created(id),
+            ) => {
+                self.ids.insert(name, id);
+            }
+            (Do::Group(members), Outcome::CreatedGroup(ids)) => {
+                self.ids.extend(members.iter().map(|(_, name)| *name).zip(ids));
+            }
+            _ => {}
         }
-        self.rig.control(control).map(|_| ()).map_err(|error| error.to_string())
+        Ok(())
     }
 
     fn write(&mut self, name: &str, at: usize, len: usize, fua: bool) -> Result<(), String> {

@@ -20,8 +20,12 @@ pub enum Do {
     Flush(&'static str),
     /// A snapshot of a volume, and its name.
     Snapshot(&'static str, &'static str),
+    /// Snapshots of volumes in one cut, and their names.
+    Group(&'static [(&'static str, &'static str)]),
     /// A clone of a snapshot, and its name.
     CloneOf(&'static str, &'static str),
+    /// A clone of a snapshot with a larger size, and its name.
+    LargeClone(&'static str, &'static str, Units),
     /// A volume becomes what a snapshot is.
     Rollback(&'static str, &'static str),
     /// A new size.
@@ -46,8 +50,8 @@ pub struct Script {
 }
 
 use Do::{
-    Checkpoint, CloneOf, Create, Delete, Discard, Flush, FlushEach, Fua, Resize, Rollback,
-    Snapshot, Write, Zeroes,
+    Checkpoint, CloneOf, Create, Delete, Discard, Flush, FlushEach, Fua, Group, LargeClone, Resize,
+    Rollback, Snapshot, Write, Zeroes,
 };
 
 const ONE: &[usize] = &[30];
@@ -164,6 +168,72 @@ pub const SCRIPTS: &[Script] = &[
             Rollback("a", "s"),
             Write("a", 130, 8),
             Flush("a"),
+        ],
+    ),
+    script(
+        "group",
+        ONE,
+        &[
+            Create("a", 300),
+            Create("b", 200),
+            Write("a", 0, 24),
+            Write("b", 0, 140),
+            Group(&[("b", "t"), ("a", "s")]),
+            Write("a", 4, 8),
+            Write("b", 130, 8),
+            Flush("a"),
+            Checkpoint,
+            Group(&[("a", "u"), ("b", "v")]),
+            Delete("s"),
+        ],
+    ),
+    script(
+        "larger-clone",
+        ONE,
+        &[
+            Create("a", 200),
+            Write("a", 100, 100),
+            Snapshot("a", "s"),
+            LargeClone("s", "c", 600),
+            Write("c", 190, 200),
+            Flush("c"),
+        ],
+    ),
+    script(
+        "delete-from-the-middle",
+        FULL,
+        &[
+            Create("a", 300),
+            Write("a", 0, 300),
+            Snapshot("a", "s"),
+            CloneOf("s", "c"),
+            Write("c", 0, 8),
+            Snapshot("c", "t"),
+            Write("a", 150, 8),
+            Delete("s"),
+            Delete("c"),
+            Write("a", 0, 140),
+            Flush("a"),
+            Delete("a"),
+            Delete("t"),
+        ],
+    ),
+    script(
+        "roll-back-and-forth",
+        ONE,
+        &[
+            Create("a", 300),
+            Write("a", 0, 24),
+            Snapshot("a", "s"),
+            Resize("a", 136),
+            Write("a", 100, 30),
+            Snapshot("a", "t"),
+            Checkpoint,
+            Rollback("a", "s"),
+            Write("a", 140, 8),
+            Rollback("a", "t"),
+            Delete("s"),
+            Write("a", 100, 8),
         ],
     ),
     script(

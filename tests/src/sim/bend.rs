@@ -60,6 +60,7 @@ impl Profile {
                 self.max_volumes = 4;
                 self.volume_extents = self.volume_extents.min(4);
             }
+            Mutation::GroupOneByOne | Mutation::GroupInPieces => self.bend_to_groups(),
             Mutation::NoCancel => self.bend_to_overlaps(),
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             _ => {}
@@ -75,6 +76,17 @@ impl Profile {
         self.late = 0.0;
         self.mix = [10, 30, 20, 10, 2];
         self.pace = [60, 10, 10, 10, 10];
+    }
+
+    /// Several volumes, written and snapshot together.
+    fn bend_to_groups(&mut self) {
+        self.control = 0.1;
+        self.controls = [30, 10, 0, 0, 0, 0, 5, 5, 0, 60, 0];
+        self.max_volumes = 4;
+        self.volume_extents = 2;
+        self.depth = 16;
+        self.mix = [5, 40, 5, 0, 5];
+        self.torn_ring = 0.5;
     }
 
     fn bend_to_full_rings(&mut self) {

@@ -66,6 +66,8 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::RingEmptiedAtReplay], bend: as_it_is, steps: killed_twice },
     Script { shows: &[Mutation::EpochLate], bend: as_it_is, steps: power_lost_at_the_superblock },
     Script { shows: &[Mutation::SnapshotUndrained], bend: as_it_is, steps: snapshot_under_write },
+    Script { shows: &[Mutation::GroupOneByOne], bend: as_it_is, steps: group_under_writes },
+    Script { shows: &[Mutation::GroupInPieces], bend: long_commits, steps: group_at_a_block_end },
     Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
@@ -273,6 +275,47 @@ fn snapshot_under_write(world: &mut World) -> Result<(), Violation> {
         world.read(snapshot, 0, 0)?;
     }
     world.release(Class::Write)
+}
+
+/// R16: while a write keeps the second volume of a group from being cut, the first is written and
+/// then the second again.
+fn group_under_writes(world: &mut World) -> Result<(), Violation> {
+    let (first, second) = (world.volume(4)?, world.volume(4)?);
+    for volume in [first, second] {
+        world.write(volume, 0, 0)?;
+        world.write(volume, 1, 0)?;
+        world.flush(volume)?;
+    }
+    world.hold(&[Class::Write]);
+    world.write(second, 0, 0)?;
+    world.hold(&[]);
+    world.group(&[first, second])?;
+    world.write(first, 1, 0)?;
+    world.write(second, 1, 0)?;
+    world.release(Class::Write)?;
+    world.group(&[first])?;
+    world.kill_process();
+    world.open()
+}
+
+/// R6: a group is recorded where a block of the log ends, and only that block reaches the media.
+fn group_at_a_block_end(world: &mut World) -> Result<(), Violation> {
+    let (first, second) = (world.volume(130)?, world.volume(1)?);
+    world.flush(first)?;
+    for extent in 0..124 {
+        world.write(first, extent, 0)?;
+    }
+    world.hold(&[Class::Log]);
+    world.group(&[first, second])?;
+    world.lose_power_keeping(&Keep::Until(BLOCK));
+    world.open()?;
+    // As a whole, then, and asked for again.
+    let name = |source| (source, format!("again-{source}"));
+    let members = vec![name(first), name(second)];
+    world.ask_group(members.clone())?;
+    world.ask_group(members)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
 }
 
 /// R17a: a volume shrinks while a checkpoint has still to write the leaf that is cut, and power is

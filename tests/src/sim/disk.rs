@@ -104,6 +104,8 @@ pub enum Keep {
     Torn(f64),
     /// Of each write, the units from this one on.
     From(usize),
+    /// Of each write, the units before this one.
+    Until(usize),
     /// Those of the bit mask, by [`Disk::volatile`] order, whole.
     Mask(Vec<bool>),
     /// Those of the bit mask; of the last one only the units for which the second mask is set
@@ -285,6 +287,7 @@ impl Disk {
                     }
                     Keep::Torn(share) => random.f64() < *share,
                     Keep::From(first) => offset >= *first,
+                    Keep::Until(end) => offset < *end,
                     Keep::Mask(mask) => chosen(at, mask),
                     Keep::MaskTorn(mask, units) => {
                         chosen(at, mask) && (Some(at) != last || units & (1 << (offset % 8)) != 0)

@@ -36,6 +36,7 @@ marks! {
     Grow "volumes grown";
     Shrink "volumes shrunk";
     Snapshot "snapshots taken";
+    Group "groups of snapshots taken";
     Clone "clones made";
     Rollback "rollbacks";
     RepeatedControl "control commands repeated that had been carried out";

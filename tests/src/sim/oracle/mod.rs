@@ -31,6 +31,8 @@ pub enum Breach {
     Garbage,
     /// Metadata handed to a client.
     Metadata,
+    /// A group of snapshots is not of one moment.
+    Torn,
     /// A volume is missing, back again, or of the wrong size.
     Volumes,
     /// The mapper's own recount failed.
@@ -105,6 +107,11 @@ pub enum Intent {
         /// Whether it may never change.
         snapshot: bool,
     },
+    /// Snapshots of several volumes in one cut.
+    Group {
+        /// Volumes, and the names of their snapshots.
+        members: Vec<(u32, String)>,
+    },
     /// A volume's content becomes that of a snapshot.
     Rollback {
         /// Which volume.
@@ -120,6 +127,8 @@ struct Pending {
     since: Time,
     /// What the source held when a copy was asked for.
     copy: Option<Registers>,
+    /// What a copy may or may not contain, for a group.
+    seen: BTreeMap<usize, group::Seen>,
     /// The change of content that comes with it.
     change: Option<ChangeId>,
 }
@@ -150,7 +159,9 @@ pub struct Listed {
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     volumes: BTreeMap<u32, Volume>,
-    pending: BTreeMap<u64, Pending>,
+    /// By number of the command: one change, or the members of a group.
+    pending: BTreeMap<u64, Vec<Pending>>,
+    cuts: Vec<group::Cut>,
     /// Root of the family of each volume, by ordinal.
     families: Vec<u64>,
     /// When each read and copy under way began, by volume.
@@ -176,8 +187,8 @@ impl Oracle {
     /// Whether a structure change involving this volume is under way.
     #[must_use]
     pub fn is_busy(&self, id: u32) -> bool {
-        self.pending.values().any(|pending| match &pending.intent {
-            Intent::Create { .. } => false,
+        self.pending.values().flatten().any(|pending| match &pending.intent {
+            Intent::Create { .. } | Intent::Group { .. } => false,
             Intent::Delete { volume } | Intent::Resize { volume, .. } => *volume == id,
             Intent::Copy { source, .. } => *source == id,
             Intent::Rollback { volume, snapshot } => *volume == id || *snapshot == id,
@@ -273,7 +284,14 @@ impl Oracle {
                 volume.settle(unit, *value, now, durable);
             }
         }
-        Ok(())
+        self.note_all_found(reading.volume, reading.units.start, found)
+    }
+
+    fn note_all_found(&mut self, id: u32, start: usize, found: &[Value]) -> Result<(), Violation> {
+        if self.cuts.is_empty() {
+            return Ok(());
+        }
+        (start..).zip(found).try_for_each(|(unit, value)| self.note_found(id, unit, *value))
     }
 
     /// Takes what a read of a pool at rest after opening found for what there is. `durable`: the
@@ -300,7 +318,7 @@ impl Oracle {
                 volume.settle(unit, *value, now, durable || volume.snapshot);
             }
         }
-        Ok(())
+        self.note_all_found(id, start, found)
     }
 
     /// The change was refused before anything was done.
@@ -360,6 +378,7 @@ fn breach(
     Violation::new(breach, text)
 }
 
+mod group;
 mod structure;
 
 #[cfg(test)]

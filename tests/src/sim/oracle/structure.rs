@@ -3,13 +3,29 @@
 use std::rc::Rc;
 
 use super::{
-    BTreeMap, Breach, Intent, Listed, Oracle, Payload, Pending, Registers, Value, Violation, Volume,
+    BTreeMap, Breach, Intent, Listed, Oracle, Payload, Pending, Registers, Time, Value, Violation,
+    Volume,
 };
 
 impl Oracle {
     /// A structure change is asked for under this number.
     pub fn begin_control(&mut self, number: u64, intent: Intent) {
         let since = self.tick();
+        let all = match intent {
+            Intent::Group { members } => {
+                let copy = |(source, name): (u32, String)| {
+                    let units = self.volumes.get(&source).map_or(0, |volume| volume.units);
+                    Intent::Copy { source, name, units, snapshot: true }
+                };
+                members.into_iter().map(copy).collect()
+            }
+            single => vec![single],
+        };
+        let all = all.into_iter().map(|intent| self.begin_single(intent, since)).collect();
+        self.pending.insert(number, all);
+    }
+
+    fn begin_single(&mut self, intent: Intent, since: Time) -> Pending {
         let mut copy = None;
         let mut change = None;
         match &intent {
@@ -32,9 +48,9 @@ impl Oracle {
             Intent::Rollback { volume, snapshot } => {
                 change = self.begin_rollback(*volume, *snapshot, since);
             }
-            Intent::Create { .. } | Intent::Delete { .. } => {}
+            Intent::Create { .. } | Intent::Delete { .. } | Intent::Group { .. } => {}
         }
-        self.pending.insert(number, Pending { intent, since, copy, change });
+        Pending { intent, since, copy, seen: BTreeMap::new(), change }
     }
 
     fn begin_rollback(&mut self, id: u32, snapshot: u32, since: u32) -> Option<super::ChangeId> {
@@ -45,12 +61,26 @@ impl Oracle {
         Some(volume.begin(0..units, Payload::Copy(Rc::new(content)), since))
     }
 
-    /// A structure change was answered. `id` names the volume that it made, if it made one.
-    pub fn end_control(&mut self, number: u64, done: Result<Option<u32>, ()>) {
-        let Some(pending) = self.pending.remove(&number) else { return };
-        match done {
-            Ok(id) => self.carry_out(pending, id, None),
-            Err(()) => self.give_up(&pending),
+    /// A structure change was answered. `ids` are the volumes that it made.
+    pub fn end_control(&mut self, number: u64, done: Result<&[u32], ()>) {
+        let Some(mut all) = self.pending.remove(&number) else { return };
+        let Ok(ids) = done else {
+            return all.iter().for_each(|pending| self.give_up(pending));
+        };
+        let now = self.tick();
+        all.iter_mut().for_each(|pending| self.note_copy(pending, now));
+        self.note_members(&mut all, ids);
+        for (number, pending) in all.into_iter().enumerate() {
+            self.carry_out(pending, ids.get(number).copied(), None);
+        }
+    }
+
+    /// Several snapshots by one command are a group.
+    fn note_members(&mut self, all: &mut [Pending], ids: &[u32]) {
+        if let [first, _, ..] = &*all {
+            let since = first.since;
+            let seen = all.iter_mut().map(|pending| std::mem::take(&mut pending.seen));
+            self.note_group(since, ids.iter().copied().zip(seen).collect());
         }
     }
 
@@ -70,20 +100,25 @@ impl Oracle {
     /// Copies under way may hold whatever was written while they were.
     fn note_copies(&mut self) {
         let now = self.tick();
-        for pending in self.pending.values_mut() {
-            if let Intent::Copy { source, .. } = &pending.intent
-                && let Some(copy) = &mut pending.copy
-                && let Some(origin) = self.volumes.get(source)
-            {
-                origin.allow_recent(copy, pending.since, now);
-            }
+        let mut all = std::mem::take(&mut self.pending);
+        all.values_mut().flatten().for_each(|pending| self.note_copy(pending, now));
+        self.pending = all;
+    }
+
+    fn note_copy(&self, pending: &mut Pending, now: Time) {
+        if let Intent::Copy { source, .. } = &pending.intent
+            && let Some(copy) = &mut pending.copy
+            && let Some(origin) = self.volumes.get(source)
+        {
+            origin.allow_recent(copy, pending.since, now);
+            origin.note_seen(pending.since, &mut pending.seen);
         }
     }
 
     /// A crash: whether a cut under way has happened is for the size found afterwards to say. Until
     /// then nothing is cut.
     fn leave_cuts_open(&mut self) {
-        for pending in self.pending.values_mut() {
+        for pending in self.pending.values_mut().flatten() {
             if let Intent::Resize { volume, .. } = &pending.intent
                 && let Some(change) = pending.change.take()
                 && let Some(volume) = self.volumes.get_mut(volume)
@@ -127,8 +162,18 @@ impl Oracle {
     /// The pool was opened: compares the volumes it has with those that were promised. Structure
     /// changes that were under way have happened or not; the list tells.
     pub fn opened(&mut self, listed: &[Listed]) -> Result<(), Violation> {
-        for (_, pending) in std::mem::take(&mut self.pending) {
-            self.resolve(pending, listed);
+        for (_, mut all) in std::mem::take(&mut self.pending) {
+            let found: Vec<Option<u32>> =
+                all.iter().map(|pending| self.made(pending, listed)).collect();
+            let ids: Vec<u32> = found.iter().flatten().copied().collect();
+            if all.len() > 1 && !ids.is_empty() {
+                if ids.len() < all.len() {
+                    let text = format!("of a group of {} only {ids:?} are there", all.len());
+                    return Err(Violation::new(Breach::Volumes, text));
+                }
+                self.note_members(&mut all, &ids);
+            }
+            all.into_iter().for_each(|pending| self.resolve(pending, listed));
         }
         for found in listed {
             let Some(volume) = self.volumes.get(&found.id) else {
@@ -156,19 +201,26 @@ impl Oracle {
         Ok(())
     }
 
+    /// The volume that a change under way has made.
+    fn made(&self, pending: &Pending, listed: &[Listed]) -> Option<u32> {
+        let (Intent::Create { name, .. } | Intent::Copy { name, .. }) = &pending.intent else {
+            return None;
+        };
+        let is_new = |found: &&Listed| !self.volumes.contains_key(&found.id);
+        listed.iter().find(|found| found.name == *name && is_new(found)).map(|found| found.id)
+    }
+
     fn resolve(&mut self, pending: Pending, listed: &[Listed]) {
         let there = |id: &u32| listed.iter().find(|found| found.id == *id);
         match &pending.intent {
-            Intent::Create { name, .. } | Intent::Copy { name, .. } => {
-                let new = listed
-                    .iter()
-                    .find(|found| found.name == *name && !self.volumes.contains_key(&found.id));
-                let units = new.map(|found| found.units);
-                match new.map(|found| found.id) {
-                    Some(id) => self.carry_out(pending, Some(id), units),
-                    None => self.give_up(&pending),
+            Intent::Create { .. } | Intent::Copy { .. } => match self.made(&pending, listed) {
+                Some(id) => {
+                    let units = there(&id).map(|found| found.units);
+                    self.carry_out(pending, Some(id), units);
                 }
-            }
+                None => self.give_up(&pending),
+            },
+            Intent::Group { .. } => {}
             Intent::Delete { volume } => {
                 if there(volume).is_none() {
                     self.carry_out(pending, None, None);
@@ -244,6 +296,7 @@ impl Oracle {
                     self.end_change(volume, change, false, true);
                 }
             }
+            Intent::Group { .. } => {}
         }
     }
 
@@ -255,7 +308,7 @@ impl Oracle {
                     self.end_change(*volume, change, true, false);
                 }
             }
-            Intent::Create { .. } | Intent::Delete { .. } => {}
+            Intent::Create { .. } | Intent::Delete { .. } | Intent::Group { .. } => {}
         }
     }
 

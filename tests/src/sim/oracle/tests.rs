@@ -4,7 +4,7 @@ fn oracle() -> Oracle {
     let mut oracle = Oracle::default();
     let intent = Intent::Create { name: "a".into(), units: 8, block_units: 1 };
     oracle.begin_control(1, intent);
-    oracle.end_control(1, Ok(Some(1)));
+    oracle.end_control(1, Ok(&[1]));
     oracle
 }
 
@@ -84,7 +84,7 @@ fn a_snapshot_holds_what_was_answered_before_and_may_hold_what_was_under_way() {
     let intent = Intent::Copy { source: 1, name: "s".into(), units: 8, snapshot: true };
     oracle.begin_control(2, intent);
     oracle.end_change(1, change, false, false);
-    oracle.end_control(2, Ok(Some(2)));
+    oracle.end_control(2, Ok(&[2]));
     let content = &oracle.volumes()[&2].live;
     assert_eq!(content.values(0), [Value::data(before, 0, 0)]);
     assert!(content.allows(1, Value::ZERO) && content.allows(1, Value::data(during, 0, 1)));
@@ -97,7 +97,7 @@ fn data_cut_off_by_a_shrink_never_comes_back() {
     oracle.end_change(1, change, false, false);
     for (control, units) in [(5, 4), (6, 8)] {
         oracle.begin_control(control, Intent::Resize { volume: 1, units });
-        oracle.end_control(control, Ok(None));
+        oracle.end_control(control, Ok(&[]));
     }
     read(&mut oracle, 3, Value::data(number, 0, 3)).unwrap();
     assert!(read(&mut oracle, 4, Value::data(number, 0, 4)).is_err());

@@ -21,17 +21,17 @@ pub enum Payload {
 
 /// A change of a volume's content that a client asked for.
 #[derive(Clone, Debug)]
-struct Change {
+pub(super) struct Change {
     /// Units it covers.
-    units: Range<usize>,
+    pub(super) units: Range<usize>,
     /// What it writes.
-    payload: Payload,
+    pub(super) payload: Payload,
     /// When it was asked for.
-    issued: Time,
+    pub(super) issued: Time,
     /// When it ended, if it has.
-    answered: Option<Time>,
+    pub(super) answered: Option<Time>,
     /// Whether it ended with an error: then it may or may not have happened.
-    failed: bool,
+    pub(super) failed: bool,
 }
 
 impl Change {
@@ -212,6 +212,12 @@ impl Volume {
             let change = &self.changes[*id];
             change.touches(since) && change.units.contains(&unit)
         })
+    }
+
+    /// Changes that were under way at or after this time.
+    pub(super) fn recent_changes(&self, since: Time) -> impl Iterator<Item = (usize, &Change)> {
+        let changes = self.recent.iter().map(|id| (*id, &self.changes[*id]));
+        changes.filter(move |(_, change)| change.touches(since))
     }
 
     /// Notes every value that changes under way since then may have left in a copy taken of it.

@@ -51,6 +51,7 @@ impl World {
                 }
                 Ok(())
             }
+            Some(9) => self.take_group(),
             _ => Ok(()),
         }
     }
@@ -158,6 +159,31 @@ impl World {
         self.submit(control, Some(Intent::Copy { source, name, units, snapshot }), mark)
     }
 
+    /// Snapshots of a few volumes in one cut.
+    fn take_group(&mut self) -> Result<(), Violation> {
+        let room = self.core.profile.max_volumes + 5;
+        let taken = self.core.oracle.volumes().len() + self.core.oracle.pending();
+        let mut sources: Vec<u32> = Vec::new();
+        for _ in 0..room.saturating_sub(taken).min(4) {
+            let Some(source) = self.idle_volume(|snapshot| !snapshot) else { break };
+            if !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        if sources.is_empty() {
+            return Ok(());
+        }
+        let named = |id| (id, self.fresh_name("g"));
+        let members = sources.into_iter().map(named).collect();
+        self.submit_group(members)
+    }
+
+    pub(super) fn submit_group(&mut self, members: Vec<(u32, String)>) -> Result<(), Violation> {
+        let asked = members.iter().map(|(id, name)| (VolumeId(*id), name.clone())).collect();
+        let control = Control::SnapshotGroup { members: asked };
+        self.submit(control, Some(Intent::Group { members }), Mark::Group)
+    }
+
     fn roll_back(&mut self) -> Result<(), Violation> {
         let Some(snapshot) = self.idle_volume(|snapshot| snapshot) else { return Ok(()) };
         let Some(volume) = self.idle_volume(|snapshot| !snapshot) else { return Ok(()) };
@@ -193,20 +219,28 @@ impl World {
         outcome: &Outcome,
     ) {
         self.core.marks.hit(mark);
-        if matches!(outcome, Outcome::Existing(_) | Outcome::AlreadyDeleted | Outcome::Unchanged) {
+        let repeated = matches!(
+            outcome,
+            Outcome::Existing(_)
+                | Outcome::ExistingGroup(_)
+                | Outcome::AlreadyDeleted
+                | Outcome::Unchanged
+        );
+        if repeated {
             self.core.marks.hit(Mark::RepeatedControl);
         }
-        let made = match outcome {
-            Outcome::Created(id) => Some(id.0),
+        let made: Vec<u32> = match outcome {
+            Outcome::Created(id) => vec![id.0],
+            Outcome::CreatedGroup(ids) => ids.iter().map(|id| id.0).collect(),
             Outcome::Closed => {
                 if let Phase::Up(up) = &mut self.phase {
                     up.closed = true;
                 }
-                None
+                Vec::new()
             }
-            _ => None,
+            _ => Vec::new(),
         };
-        self.core.oracle.end_control(number, Ok(made));
+        self.core.oracle.end_control(number, Ok(&made));
         if let Some(Intent::Rollback { volume, .. }) = intent
             && let Phase::Up(up) = &self.phase
         {

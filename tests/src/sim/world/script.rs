@@ -236,6 +236,20 @@ impl World {
         Ok((self.newest() != before).then(|| self.newest()).flatten())
     }
 
+    /// Snapshots of these volumes in one cut, as far as it goes.
+    pub fn group(&mut self, sources: &[u32]) -> Result<(), Violation> {
+        self.next_name += 1;
+        let number = self.next_name;
+        let named = |source: &u32| (*source, format!("g{number}-{source}"));
+        self.ask_group(sources.iter().map(named).collect())
+    }
+
+    /// Snapshots with these names in one cut, as far as it goes.
+    pub fn ask_group(&mut self, members: Vec<(u32, String)>) -> Result<(), Violation> {
+        self.submit_group(members)?;
+        self.settle()
+    }
+
     /// Another size, without waiting until it is durable.
     pub fn resize(&mut self, volume: u32, units: usize) -> Result<(), Violation> {
         let control = Control::Resize { volume: VolumeId(volume), size: bytes(units) };
