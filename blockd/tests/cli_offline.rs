@@ -185,3 +185,17 @@ fn the_version_needs_no_daemon() {
     assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
     assert!(answer["daemon"].is_null());
 }
+
+#[test]
+fn tools_for_pools_name_what_is_no_pool() {
+    let empty = temporary("no.pool");
+    std::fs::write(&empty, vec![0; 1 << 20]).unwrap();
+    let path = empty.to_str().unwrap();
+    let (code, error) = failure(&["pool", "check", path]);
+    assert_eq!(code, 10, "{error}");
+    assert!(error.contains("superblock"), "{error}");
+    let (code, error) = failure(&["pool", "check", "/nonexistent.pool"]);
+    assert_eq!((code, error.starts_with("open /nonexistent.pool: ")), (4, true), "{error}");
+    let (code, error) = failure(&["pool", "check", "/proc"]);
+    assert_eq!((code, error), (3, "PATH is /proc: must be a file or a block device".to_owned()));
+}

@@ -14,6 +14,7 @@ mod man;
 mod map;
 mod output;
 mod pool;
+mod pool_tools;
 mod recover;
 mod resize;
 mod shapes;
@@ -152,7 +153,7 @@ impl Failure {
 
 fn report(context: &Context, error: &Error) {
     eprintln!("blockd: error: {error}");
-    if context.output.is_json() {
+    if context.output.is_json() && !context.output.told() {
         // That standard output cannot be written either would be no news.
         let _ = context.output.json(&Failure::of(error));
     }

@@ -13,10 +13,10 @@ use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
 use super::shapes::{self, PoolShape};
-use super::{Context, amount, size_argument};
+use super::{Context, amount, pool_tools, size_argument};
 use crate::error::Error;
 
-/// List, show, draw and make pools
+/// List, show, draw, make and check pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]
@@ -26,6 +26,7 @@ pub(crate) enum Pool {
     Show(Show),
     Map(Map),
     Create(Create),
+    Check(pool_tools::Check),
 }
 
 /// List pools
@@ -144,6 +145,7 @@ impl Pool {
             Self::Show(show) => show.run(context).await,
             Self::Map(map) => map.run(context).await,
             Self::Create(create) => create.run(context).await,
+            Self::Check(check) => check.run(context),
         }
     }
 }

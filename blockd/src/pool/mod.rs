@@ -2,6 +2,7 @@
 
 mod error;
 mod handle;
+mod offline;
 mod open;
 #[expect(unsafe_code, reason = "memory shared with the process before this one")]
 mod ring_file;
@@ -10,6 +11,7 @@ mod thread;
 
 pub use error::PoolError;
 pub use handle::{ExtentRun, PoolHandle, PoolSpace, PoolStats};
+pub use offline::{Access, Offline};
 pub use open::{CreateReport, create, exists, open};
 pub use spec::PoolSpec;
 

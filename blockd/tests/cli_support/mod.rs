@@ -81,6 +81,13 @@ impl Daemon {
         }
     }
 
+    /// In order.
+    pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().unwrap();
+        signal(&child, "TERM");
+        child.wait().unwrap()
+    }
+
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_blockd"));
         command.arg("--socket").arg(self.socket()).args(arguments);

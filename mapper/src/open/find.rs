@@ -10,8 +10,8 @@ use super::PresentDevice;
 
 /// Every copy of the superblock that could be read, and why others could not.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
-    pub(super) good: Vec<(Place, Superblock)>,
+pub(crate) struct Copies {
+    pub(crate) good: Vec<(Place, Superblock)>,
     bad: Vec<FormatError>,
 }
 
@@ -20,13 +20,13 @@ const FRONT: u64 = 2 * PAGE_BYTES;
 
 /// The superblock that counts, and the caller's index of each device of its table.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) superblock: Superblock,
-    pub(super) handles: [u8; MAX_DEVICES],
+pub(crate) struct Found {
+    pub(crate) superblock: Superblock,
+    pub(crate) handles: [u8; MAX_DEVICES],
 }
 
 impl Copies {
-    pub(super) fn add(&mut self, bytes: &[u8], device: DeviceIndex, offset: u64) {
+    pub(crate) fn add(&mut self, bytes: &[u8], device: DeviceIndex, offset: u64) {
         let place = Place::Device { device, offset };
         match Superblock::decode(bytes, place) {
             Ok(copy) => self.good.push((place, copy)),
@@ -36,7 +36,7 @@ impl Copies {
 
     /// Where a device's last copies may lie. What its own front says, or, if that can't be read,
     /// what each size of extent would give, the last place first.
-    pub(super) fn back_offsets(&self, handle: usize, size: u64) -> Vec<u64> {
+    pub(crate) fn back_offsets(&self, handle: usize, size: u64) -> Vec<u64> {
         let fits = |offset: &u64| offset.checked_add(FRONT).is_some_and(|end| end <= size);
         if let Some(own) = self.newest_where(handle, |offset| offset < FRONT) {
             return own_offsets(own).map(|pair| pair[1]).into_iter().filter(fits).collect();
@@ -89,7 +89,7 @@ impl Copies {
     }
 
     /// Decides, or says by name what is missing, swapped, shrunk, foreign or too new.
-    pub(super) fn choose(&mut self, present: &[PresentDevice]) -> Result<Found, MapperError> {
+    pub(crate) fn choose(&mut self, present: &[PresentDevice]) -> Result<Found, MapperError> {
         if let Some(too_new) = self.too_new() {
             return Err(too_new.into());
         }
@@ -184,6 +184,6 @@ fn refuse(name: &str, problem: String) -> MapperError {
     MapperError::Device { name: name.to_owned(), problem }
 }
 
-pub(super) fn hex(bytes: &[u8; 16]) -> String {
+pub(crate) fn hex(bytes: &[u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(*bytes))
 }

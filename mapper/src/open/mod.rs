@@ -1,7 +1,7 @@
 //! Opening a pool: fence, flush, read, replay, take over the ring, and one ordinary commit before
 //! the first request (rules R11 to R15).
 
-mod find;
+pub(crate) mod find;
 mod load;
 mod replay;
 

@@ -3,7 +3,9 @@
 pub(crate) mod table;
 pub(crate) mod terminal;
 
+use std::cell::Cell;
 use std::io::Write;
+use std::rc::Rc;
 
 use serde::Serialize;
 
@@ -17,20 +19,21 @@ pub(crate) struct Output {
     json: bool,
     bytes: bool,
     terminal: Terminal,
+    told: Rc<Cell<bool>>,
 }
 
 impl Output {
     /// Prints as the arguments say, to what standard output is.
     #[must_use]
     pub(crate) fn new(json: bool, bytes: bool) -> Self {
-        Self { json, bytes, terminal: Terminal::of_stdout() }
+        Self { json, bytes, terminal: Terminal::of_stdout(), told: Rc::default() }
     }
 
     /// Prints as if to `terminal`.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with(json: bool, bytes: bool, terminal: Terminal) -> Self {
-        Self { json, bytes, terminal }
+        Self { json, bytes, terminal, told: Rc::default() }
     }
 
     /// Whether `--json` was given.
@@ -73,6 +76,21 @@ impl Output {
     /// When standard output cannot be written.
     pub(crate) fn json(&self, value: &impl Serialize) -> Result<(), Error> {
         self.text(&pretty(value))
+    }
+
+    /// Writes the one value of this run; that it then fails is told by the exit code alone.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub(crate) fn last_json(&self, value: &impl Serialize) -> Result<(), Error> {
+        self.told.set(true);
+        self.json(value)
+    }
+
+    /// Whether the one value was written.
+    #[must_use]
+    pub(crate) fn told(&self) -> bool {
+        self.told.get()
     }
 
     /// Writes one value on one line: a stream of them is read line by line.

@@ -50,3 +50,34 @@ impl Progress {
         self.0.finish_and_clear();
     }
 }
+
+/// How far something is whose length is known in steps only.
+#[derive(Debug)]
+pub(crate) struct Steps(ProgressBar);
+
+impl Steps {
+    /// A bar on standard error when that is a terminal.
+    pub(crate) fn shown(message: &str, wanted: bool) -> Self {
+        if !wanted || !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len} {msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(message.to_owned());
+        Self(bar)
+    }
+
+    /// So many steps of so many are done; `pages` tells that something moves within one.
+    pub(crate) fn at(&self, done: u64, of: u64, pages: u64) {
+        self.0.set_length(of);
+        self.0.set_position(done);
+        self.0.set_message(format!("{pages} pages"));
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,116 @@
+//! A pool's devices for tools, while no daemon has them. What only reads opens them for reading
+//! and shares the owner lock with others that read; what writes is their one owner.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd_mapper::geometry::MAX_DEVICES;
+use blockd_mapper::inspect::Media;
+use blockd_mapper::io::IoError;
+use blockd_mapper::open::PresentDevice;
+use blockd_mapper::units::DeviceIndex;
+
+use super::PoolError;
+use crate::backing::io_error;
+use crate::clock::Clock;
+
+/// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
+/// has ended has IO under way for some milliseconds.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// How often it is tried.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// What is to be done with a pool's devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Nothing is written.
+    Read,
+    /// As the owner.
+    Write,
+}
+
+/// The devices of a pool.
+#[derive(Debug)]
+pub struct Offline {
+    files: Vec<(PathBuf, File)>,
+    present: Vec<PresentDevice>,
+}
+
+impl Offline {
+    /// Opens and locks the devices of a pool.
+    pub fn open(paths: &[PathBuf], access: Access) -> Result<Self, PoolError> {
+        if !(1..=MAX_DEVICES).contains(&paths.len()) {
+            return Err(PoolError::Invalid {
+                field: "PATH",
+                value: format!("{} paths", paths.len()),
+                allowed: "the 1 to 16 files or disks of one pool".to_owned(),
+            });
+        }
+        let (mut files, mut present) = (Vec::new(), Vec::new());
+        for path in paths {
+            let mut options = OpenOptions::new();
+            options.read(true).write(access == Access::Write);
+            let mut file = options.open(path).map_err(PoolError::io("open", path))?;
+            check_kind(&file, path)?;
+            lock(&file, path, access)?;
+            let size = file.seek(SeekFrom::End(0)).map_err(PoolError::io("measure", path))?;
+            let name = path.display().to_string();
+            // The page cache reads any byte: no device's blocks are too big for it.
+            present.push(PresentDevice { name, size, block_size: 512 });
+            files.push((path.clone(), file));
+        }
+        Ok(Self { files, present })
+    }
+
+    /// What they are.
+    #[must_use]
+    pub fn present(&self) -> &[PresentDevice] {
+        &self.present
+    }
+
+    fn file(&self, device: DeviceIndex) -> Result<&File, IoError> {
+        self.files.get(usize::from(device.0)).map(|(_, file)| file).ok_or(IoError::Gone)
+    }
+}
+
+impl Media for Offline {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.file(device)?.read_exact_at(bytes, offset).map_err(|error| io_error(&error))
+    }
+}
+
+fn check_kind(file: &File, path: &Path) -> Result<(), PoolError> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = file.metadata().map_err(PoolError::io("look at", path))?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    Err(PoolError::Invalid {
+        field: "PATH",
+        value: path.display().to_string(),
+        allowed: "a file or a block device".to_owned(),
+    })
+}
+
+/// Waits for the lock: the kernel ends the IO of a process that is gone a little after it.
+fn lock(file: &File, path: &Path, access: Access) -> Result<(), PoolError> {
+    let clock = Clock::start();
+    loop {
+        let tried = match access {
+            Access::Read => file.try_lock_shared(),
+            Access::Write => file.try_lock(),
+        };
+        match tried {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(error)) => return Err(PoolError::io("lock", path)(error)),
+            Err(TryLockError::WouldBlock) if clock.elapsed() >= LOCK_WAIT => {
+                let (path, waited) = (path.to_owned(), clock.elapsed());
+                return Err(PoolError::Locked { path, waited });
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+        }
+    }
+}

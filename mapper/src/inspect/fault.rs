@@ -1,0 +1,42 @@
+//! Why a piece of metadata can't be used.
+
+use crate::format::{FormatError, Place, Structure};
+use crate::io::IoError;
+
+/// Why a piece of metadata can't be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It was read, and isn't what it must be.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// It could not be read.
+    #[error("{structure}{place}: {error}")]
+    Io {
+        /// What should have been there.
+        structure: Structure,
+        /// Where.
+        place: Place,
+        /// The media's answer.
+        error: IoError,
+    },
+}
+
+impl Fault {
+    /// What can't be used.
+    #[must_use]
+    pub const fn structure(&self) -> Structure {
+        match self {
+            Self::Format(error) => error.structure,
+            Self::Io { structure, .. } => *structure,
+        }
+    }
+
+    /// Whether a later version wrote it, so that it isn't damage.
+    #[must_use]
+    pub const fn is_unsupported(&self) -> bool {
+        use crate::format::Problem;
+        matches!(self, Self::Format(error)
+            if matches!(error.problem,
+                Problem::Unsupported { .. } | Problem::UnsupportedKind { .. }))
+    }
+}

@@ -1,0 +1,21 @@
+//! Reading a pool without opening it: nothing is written, nothing is taken over, and damage is
+//! something to report instead of a reason to stop.
+//!
+//! [`Reader`] finds the superblock and reads pages and blocks of the log. [`State`] is what the
+//! catalogue and the log say of the volumes, [`walk`] goes through their trees, and [`check`]
+//! compares all of it with the rules. Memory grows with volumes, pages and the log's changes, not
+//! with the data.
+
+pub mod check;
+mod fault;
+mod log;
+mod owners;
+mod reader;
+mod state;
+pub mod walk;
+
+pub use fault::Fault;
+pub use log::{LogEnd, LogEntry, read_log};
+pub use reader::{CopyState, Media, Reader, SuperCopy};
+pub use state::{State, VolumeView};
+pub use walk::{Entries, Leaf, Stopped, Visitor};

@@ -1,0 +1,252 @@
+//! The superblock that counts, and pages by their address.
+
+use crate::error::MapperError;
+use crate::format::superblock::{Superblock, copy_offsets};
+use crate::format::{FormatError, Limits, PageRef, Place, Problem, Structure};
+use crate::geometry::{Geometry, PAGE_BYTES, PAGE_SIZE};
+use crate::io::{IoError, Page};
+use crate::open::PresentDevice;
+use crate::open::find::{Copies, Found};
+use crate::units::{DeviceIndex, PageAddress, PhysicalExtent};
+
+use super::Fault;
+
+/// Pages read at once: neighbours were mostly written by the same checkpoint.
+const WINDOW_PAGES: u64 = 16;
+
+/// The devices of a pool, as their reader has them.
+pub trait Media {
+    /// Reads whole sectors. `device` is the reader's own number of it.
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
+}
+
+/// What became of one copy of the superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyState {
+    /// Equal to the one that counts.
+    Good,
+    /// Sound, and of an older generation.
+    Stale(u64),
+    /// Not to be used.
+    Bad(Fault),
+}
+
+/// One copy of the superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SuperCopy {
+    /// The device by its place in the pool's table.
+    pub device: usize,
+    /// The byte where it lies.
+    pub offset: u64,
+    /// What became of it.
+    pub state: CopyState,
+}
+
+/// A pool's metadata, read as it lies on the media.
+pub struct Reader<'m> {
+    media: &'m mut dyn Media,
+    superblock: Superblock,
+    /// The reader's number of each device of the table.
+    handles: Vec<u8>,
+    geometry: Geometry,
+    limits: Limits,
+    window: Vec<u8>,
+    /// Pages that the window holds, from where on.
+    held: Option<(PageAddress, u64)>,
+}
+
+impl std::fmt::Debug for Reader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("superblock", &self.superblock).finish_non_exhaustive()
+    }
+}
+
+impl<'m> Reader<'m> {
+    /// Finds the superblock that counts, by the rules by which a pool is opened.
+    pub fn open(media: &'m mut dyn Media, devices: &[PresentDevice]) -> Result<Self, MapperError> {
+        let mut copies = Copies::default();
+        for (handle, device) in (0..).zip(devices) {
+            for offset in [0, PAGE_BYTES] {
+                add_copy(media, &mut copies, DeviceIndex(handle), offset, device.size);
+            }
+            for back in copies.back_offsets(usize::from(handle), device.size) {
+                for offset in [back, back + PAGE_BYTES] {
+                    add_copy(media, &mut copies, DeviceIndex(handle), offset, device.size);
+                }
+            }
+        }
+        let Found { superblock, handles } = copies.choose(devices)?;
+        Self::with(media, superblock, handles[..devices.len()].to_vec())
+    }
+
+    /// Reads by a superblock that the caller has chosen.
+    pub(crate) fn with(
+        media: &'m mut dyn Media,
+        superblock: Superblock,
+        handles: Vec<u8>,
+    ) -> Result<Self, MapperError> {
+        let geometry = Geometry::new(superblock.extent_size)?;
+        let limits = superblock.limits()?;
+        let window = vec![0; usize::try_from(WINDOW_PAGES * PAGE_BYTES).unwrap_or(PAGE_SIZE)];
+        Ok(Self { media, superblock, handles, geometry, limits, window, held: None })
+    }
+
+    /// The superblock that counts.
+    #[must_use]
+    pub const fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Extent and sub-block size.
+    #[must_use]
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// What entries and references of the pool keep.
+    #[must_use]
+    pub const fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Where an extent lies: the reader's number of the device, and the byte.
+    #[must_use]
+    pub fn place(&self, extent: PhysicalExtent) -> Option<(DeviceIndex, u64)> {
+        let (index, record) = self.superblock.devices.find(extent)?;
+        let handle = self.handles.get(usize::from(index.0))?;
+        let offset = (extent.0 - record.first.0) * self.geometry.extent_size();
+        Some((DeviceIndex(*handle), offset))
+    }
+
+    /// The reader's number of a device of the table.
+    #[must_use]
+    pub fn handle(&self, device: usize) -> DeviceIndex {
+        DeviceIndex(self.handles.get(device).copied().unwrap_or(u8::MAX))
+    }
+
+    /// Every copy of the superblock there should be, and its state.
+    pub fn copies(&mut self) -> Vec<SuperCopy> {
+        let mut found = Vec::new();
+        let records = self.superblock.devices.as_slice().to_vec();
+        for (device, record) in records.iter().enumerate() {
+            let offsets = copy_offsets(self.geometry, record.extents);
+            let [a, last] = offsets.first_pair;
+            let [b, after] = offsets.second_pair;
+            for offset in [a, b, last, after] {
+                let state = self.copy_state(device, offset);
+                found.push(SuperCopy { device, offset, state });
+            }
+        }
+        found
+    }
+
+    fn copy_state(&mut self, device: usize, offset: u64) -> CopyState {
+        let handle = self.handle(device);
+        let place = Place::Device { device: handle, offset };
+        let mut page = Page::zeroed();
+        if let Err(error) = self.media.read(handle, offset, &mut page.0) {
+            let structure = Structure::Superblock;
+            return CopyState::Bad(Fault::Io { structure, place, error });
+        }
+        match Superblock::decode(&page.0, place) {
+            Err(error) => CopyState::Bad(error.into()),
+            Ok(copy) if copy.generation < self.superblock.generation => {
+                CopyState::Stale(copy.generation)
+            }
+            Ok(copy) => {
+                let this = DeviceIndex(u8::try_from(device).unwrap_or(u8::MAX));
+                if copy == (Superblock { this_device: this, ..self.superblock.clone() }) {
+                    return CopyState::Good;
+                }
+                let found = u64::from(copy.this_device.0);
+                let problem =
+                    Problem::Mismatch { field: "this device", found, expected: device as u64 };
+                CopyState::Bad(problem.of(Structure::Superblock, place).into())
+            }
+        }
+    }
+
+    /// The bytes of a metadata page, not looked at yet.
+    pub(crate) fn page(&mut self, reference: PageRef, structure: Structure) -> Result<Page, Fault> {
+        let address = reference.address;
+        let place = Place::Page(address);
+        let (extent, within) = self.geometry.page_place(address);
+        let Some((device, base)) = self.place(extent) else {
+            let allowed = "a page of one of the pool's devices";
+            return Err(outside(address, allowed, structure, place).into());
+        };
+        let mut page = Page::zeroed();
+        if !self.holds(address) {
+            let pages = (self.geometry.pages_per_extent() - within).min(WINDOW_PAGES);
+            let len = usize::try_from(pages * PAGE_BYTES).unwrap_or(PAGE_SIZE);
+            self.held = None;
+            let offset = base + within * PAGE_BYTES;
+            match self.media.read(device, offset, &mut self.window[..len]) {
+                Ok(()) => self.held = Some((address, pages)),
+                // One page of them may be what can't be read.
+                Err(_) => {
+                    return match self.media.read(device, offset, &mut page.0) {
+                        Ok(()) => Ok(page),
+                        Err(error) => Err(Fault::Io { structure, place, error }),
+                    };
+                }
+            }
+        }
+        if let Some((first, _)) = self.held {
+            let at = usize::try_from((address.0 - first.0) * PAGE_BYTES).unwrap_or(0);
+            page.0.copy_from_slice(&self.window[at..at + PAGE_SIZE]);
+        }
+        Ok(page)
+    }
+
+    fn holds(&self, address: PageAddress) -> bool {
+        self.held.is_some_and(|(first, pages)| {
+            address.0.checked_sub(first.0).is_some_and(|at| at < pages)
+        })
+    }
+
+    /// Bytes of the pool's media, by extent.
+    pub(crate) fn bytes(
+        &mut self,
+        extent: PhysicalExtent,
+        within: u64,
+        bytes: &mut [u8],
+        structure: Structure,
+    ) -> Result<(DeviceIndex, u64), Fault> {
+        let Some((device, base)) = self.place(extent) else {
+            let allowed = "an extent of one of the pool's devices";
+            let address = self.geometry.page_address(extent, 0);
+            return Err(outside(address, allowed, structure, Place::Memory).into());
+        };
+        let offset = base + within;
+        let place = Place::Device { device, offset };
+        match self.media.read(device, offset, bytes) {
+            Ok(()) => Ok((device, offset)),
+            Err(error) => Err(Fault::Io { structure, place, error }),
+        }
+    }
+}
+
+fn outside(
+    address: PageAddress,
+    allowed: &'static str,
+    structure: Structure,
+    place: Place,
+) -> FormatError {
+    Problem::field("page address", address.0, allowed).of(structure, place)
+}
+
+/// A copy that can't be read is one that isn't there.
+fn add_copy(
+    media: &mut dyn Media,
+    copies: &mut Copies,
+    device: DeviceIndex,
+    offset: u64,
+    size: u64,
+) {
+    let mut page = Page::zeroed();
+    let inside = offset.checked_add(PAGE_BYTES).is_some_and(|end| end <= size);
+    if inside && media.read(device, offset, &mut page.0).is_ok() {
+        copies.add(&page.0, device, offset);
+    }
+}

@@ -1,0 +1,304 @@
+//! What catalogue and log say of the volumes: the catalogue's records, and over their trees what
+//! the log changes.
+//!
+//! The changes of the log lie in layers. A snapshot shares the layers of its source, so memory
+//! grows with the log and not with snapshots times changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::format::catalogue::{VolumeKind, VolumeRecord};
+use crate::format::record::Change;
+use crate::format::{PageRef, VolumeName};
+use crate::geometry::{Geometry, LEAF_ENTRIES};
+use crate::mapping::Mapping;
+use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId};
+
+use super::walk::{Entries, PageUse, Stopped, Visitor};
+use super::{LogEnd, Reader, read_log, walk};
+
+/// What the log does to a slot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct SlotChange {
+    /// Everything from before is gone.
+    cleared: bool,
+    entries: BTreeMap<u8, Mapping>,
+}
+
+/// Changes between two moments at which a volume was shared or cut.
+#[derive(Debug, Clone, Default)]
+struct Layer {
+    /// First of all, the volume was cut off at this size.
+    cut: Option<u64>,
+    slots: BTreeMap<u32, SlotChange>,
+}
+
+impl Layer {
+    fn touches(&self, geometry: Geometry, slot: SlotIndex) -> bool {
+        let behind = |size: u64| slot.0 + 1 >= geometry.slots_for(size);
+        self.slots.contains_key(&slot.0) || self.cut.is_some_and(behind)
+    }
+
+    fn apply(&self, geometry: Geometry, slot: SlotIndex, entries: &mut Entries) {
+        if let Some(size) = self.cut {
+            for (extent, entry) in (slot.first_extent().0..).zip(entries.iter_mut()) {
+                *entry = cut_mapping(geometry, *entry, extent, size);
+            }
+        }
+        let Some(change) = self.slots.get(&slot.0) else { return };
+        if change.cleared {
+            entries.fill(Mapping::UNMAPPED);
+        }
+        for (&index, &mapping) in &change.entries {
+            entries[usize::from(index)] = mapping;
+        }
+    }
+}
+
+/// What is left of an entry when its volume ends at `size` bytes.
+pub(crate) fn cut_mapping(geometry: Geometry, mapping: Mapping, extent: u64, size: u64) -> Mapping {
+    let start = extent * geometry.extent_size();
+    if start >= size {
+        return Mapping::UNMAPPED;
+    }
+    let end = (size - start).min(geometry.extent_size());
+    Mapping { valid: mapping.valid & geometry.touched(0, end), ..mapping }
+}
+
+/// A volume or snapshot at the end of the log.
+#[derive(Debug, Clone)]
+pub struct VolumeView {
+    /// As the catalogue has it, or the log made it; with the size that the log left.
+    /// The root is that of the tree below the changes of the log.
+    pub record: VolumeRecord,
+    /// Whose tree it is; the volume's own id unless the log made or rolled back the volume.
+    pub(crate) tree: VolumeId,
+    /// Slots of that tree.
+    pub(crate) tree_slots: u32,
+    layers: Vec<Arc<Layer>>,
+}
+
+impl VolumeView {
+    /// A volume as the catalogue has it.
+    pub(crate) fn new(geometry: Geometry, record: VolumeRecord) -> Self {
+        let tree_slots = geometry.slots_for(record.size);
+        Self { record, tree: record.id, tree_slots, layers: Vec::new() }
+    }
+
+    /// The slots that the log changes.
+    pub(crate) fn changed_slots(&self) -> BTreeSet<u32> {
+        self.layers.iter().flat_map(|layer| layer.slots.keys().copied()).collect()
+    }
+
+    /// Which changes of the log lie over a slot: equal keys over equal pages are equal entries.
+    pub(crate) fn key(&self, geometry: Geometry, slot: SlotIndex) -> Vec<usize> {
+        let touching = self.layers.iter().filter(|layer| layer.touches(geometry, slot));
+        touching.map(|layer| Arc::as_ptr(layer).addr()).collect()
+    }
+
+    /// Brings the entries of a slot to the end of the log.
+    pub(crate) fn apply(&self, geometry: Geometry, slot: SlotIndex, entries: &mut Entries) {
+        for layer in &self.layers {
+            layer.apply(geometry, slot, entries);
+        }
+    }
+
+    /// The layer that changes go into: nobody else's.
+    fn top(&mut self) -> &mut Layer {
+        let shared = self.layers.last_mut().is_none_or(|top| Arc::get_mut(top).is_none());
+        if shared {
+            self.layers.push(Arc::default());
+        }
+        let last = self.layers.len() - 1;
+        Arc::make_mut(&mut self.layers[last])
+    }
+
+    fn slot(&mut self, slot: u32) -> &mut SlotChange {
+        self.top().slots.entry(slot).or_default()
+    }
+
+    fn cut(&mut self, size: u64) {
+        self.layers.push(Arc::new(Layer { cut: Some(size), slots: BTreeMap::new() }));
+    }
+}
+
+/// All volumes and snapshots of a pool.
+#[derive(Debug, Clone)]
+pub struct State {
+    geometry: Geometry,
+    /// By id.
+    pub volumes: BTreeMap<VolumeId, VolumeView>,
+    /// This id and all above were never used.
+    pub next_volume_id: u32,
+    /// The last change that is in it.
+    pub lsn: Lsn,
+}
+
+impl State {
+    /// What the last checkpoint left. What can't be read is told to the visitor and left out.
+    pub fn of_checkpoint(
+        reader: &mut Reader<'_>,
+        visitor: &mut dyn Visitor,
+    ) -> Result<Self, Stopped> {
+        let mut state = Self {
+            geometry: reader.geometry(),
+            volumes: BTreeMap::new(),
+            next_volume_id: reader.superblock().next_volume_id,
+            lsn: reader.superblock().checkpoint_lsn,
+        };
+        for record in walk::catalogue(reader, visitor)? {
+            let view = VolumeView::new(state.geometry, record);
+            if state.volumes.insert(record.id, view).is_some() {
+                visitor.problem("catalogue", format!("volume {} stands in it twice", record.id))?;
+            }
+        }
+        Ok(state)
+    }
+
+    /// Applies what the log holds behind the checkpoint. What can't be is told to the visitor.
+    pub fn replay(
+        &mut self,
+        reader: &mut Reader<'_>,
+        visitor: &mut dyn Visitor,
+    ) -> Result<LogEnd, Stopped> {
+        let mut stopped = Ok(());
+        let end = read_log(reader, |entry| {
+            if entry.in_checkpoint || stopped.is_err() {
+                return;
+            }
+            if let Err(problem) = self.apply(entry.change, entry.lsn) {
+                stopped = visitor.problem("log", format!("LSN {}: {problem}", entry.lsn));
+            }
+            self.lsn = self.lsn.max(entry.lsn);
+        });
+        stopped.map(|()| end)
+    }
+
+    /// Applies one change, or says why that can't be.
+    fn apply(&mut self, change: &Change, lsn: Lsn) -> Result<(), String> {
+        match *change {
+            Change::Map { volume, extent, physical, valid } => {
+                let mapping = Mapping { physical: Some(physical), valid };
+                self.map(volume, extent, mapping)
+            }
+            Change::Unmap { volume, extent } => self.map(volume, extent, Mapping::UNMAPPED),
+            Change::UnmapLeaf { volume, slot } => {
+                let change = self.view(volume)?.slot(slot.0);
+                *change = SlotChange { cleared: true, entries: BTreeMap::new() };
+                Ok(())
+            }
+            Change::Create { volume, size, block_size, name } => self.add(VolumeRecord {
+                id: volume,
+                lineage: volume,
+                origin: VolumeId(0),
+                kind: VolumeKind::Volume,
+                block_size,
+                size,
+                created_lsn: lsn,
+                root: PageRef::NONE,
+                levels: 0,
+                name,
+            }),
+            Change::Delete { volume } => {
+                self.view(volume)?;
+                self.volumes.remove(&volume);
+                Ok(())
+            }
+            Change::Resize { volume, size } => {
+                let view = self.view(volume)?;
+                if size < view.record.size {
+                    view.cut(size);
+                }
+                view.record.size = size;
+                Ok(())
+            }
+            Change::Snapshot { volume, source, name } => {
+                self.share(volume, source, name, None, lsn)
+            }
+            Change::Clone { volume, source, size, name } => {
+                self.share(volume, source, name, Some(size), lsn)
+            }
+            Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot),
+        }
+    }
+
+    fn view(&mut self, id: VolumeId) -> Result<&mut VolumeView, String> {
+        self.volumes.get_mut(&id).ok_or_else(|| format!("volume {id} does not exist"))
+    }
+
+    fn map(&mut self, id: VolumeId, extent: ExtentIndex, mapping: Mapping) -> Result<(), String> {
+        let geometry = self.geometry;
+        let view = self.view(id)?;
+        if extent.0 >= geometry.extents_for(view.record.size) {
+            return Err(format!("extent {extent} lies beyond the end of volume {id}"));
+        }
+        let index = u8::try_from(extent.0 % LEAF_ENTRIES).unwrap_or(u8::MAX);
+        view.slot(extent.slot().0).entries.insert(index, mapping);
+        Ok(())
+    }
+
+    fn add(&mut self, record: VolumeRecord) -> Result<(), String> {
+        self.add_view(VolumeView::new(self.geometry, record))
+    }
+
+    fn add_view(&mut self, view: VolumeView) -> Result<(), String> {
+        let id = view.record.id;
+        if id.0 < self.next_volume_id {
+            return Err(format!("volume {id} is made, and its id was used before"));
+        }
+        self.next_volume_id = id.0.saturating_add(1);
+        self.volumes.insert(id, view);
+        Ok(())
+    }
+
+    fn share(
+        &mut self,
+        id: VolumeId,
+        source: VolumeId,
+        name: VolumeName,
+        size: Option<u64>,
+        lsn: Lsn,
+    ) -> Result<(), String> {
+        let mut view = self.view(source)?.clone();
+        let kind = if size.is_some() { VolumeKind::Volume } else { VolumeKind::Snapshot };
+        view.record = VolumeRecord {
+            id,
+            origin: source,
+            kind,
+            size: size.unwrap_or(view.record.size),
+            created_lsn: lsn,
+            name,
+            ..view.record
+        };
+        self.add_view(view)
+    }
+
+    fn roll_back(&mut self, id: VolumeId, snapshot: VolumeId) -> Result<(), String> {
+        let from = self.view(snapshot)?.clone();
+        let to = self.view(id)?;
+        if to.record.lineage != from.record.lineage || from.record.kind != VolumeKind::Snapshot {
+            return Err(format!(
+                "volume {id} is rolled back to {snapshot}, no snapshot of its own"
+            ));
+        }
+        let (root, levels, size) = (from.record.root, from.record.levels, from.record.size);
+        to.record = VolumeRecord { root, levels, size, ..to.record };
+        (to.tree, to.tree_slots, to.layers) = (from.tree, from.tree_slots, from.layers);
+        Ok(())
+    }
+
+    /// Names that several volumes have: there must be none.
+    #[must_use]
+    pub fn double_names(&self) -> Vec<VolumeName> {
+        let mut seen = std::collections::HashSet::new();
+        let names = self.volumes.values().map(|view| view.record.name);
+        names.filter(|name| !seen.insert(*name)).collect()
+    }
+}
+
+/// For whoever wants the state and nothing else.
+impl Visitor for () {
+    fn page(&mut self, _: PageUse) -> Result<(), Stopped> {
+        Ok(())
+    }
+}

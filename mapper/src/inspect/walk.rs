@@ -1,0 +1,409 @@
+//! Through the trees: every page once, every leaf once for each volume that has it.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
+use crate::format::index_page::decode_index;
+use crate::format::leaf_page::decode_leaf;
+use crate::format::page::PageExpect;
+use crate::format::{INDEX_FANOUT, PageRef, Place, Problem, Structure, capacity_of, levels_for};
+use crate::leaf::LEAF_ENTRIES;
+use crate::mapping::Mapping;
+use crate::units::{PageAddress, SlotIndex};
+
+use super::{Fault, Reader, State, VolumeView};
+
+/// The entries of a leaf.
+pub type Entries = [Mapping; LEAF_ENTRIES];
+
+/// The visitor wants no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stopped;
+
+/// A page of a tree that is in use and sound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageUse {
+    /// Where it lies.
+    pub address: PageAddress,
+    /// What it is.
+    pub structure: Structure,
+    /// The volume by way of which it was found; 0 for the catalogue.
+    pub volume: u32,
+    /// Its level: 0 for leaves and catalogue pages.
+    pub level: u8,
+    /// Which page of its level.
+    pub index: u64,
+}
+
+/// A leaf of a volume.
+#[derive(Debug, Clone, Copy)]
+pub struct Leaf<'a> {
+    /// Whose.
+    pub volume: &'a VolumeView,
+    /// Which of the volume.
+    pub slot: SlotIndex,
+    /// Its number: volumes that share a leaf show the same.
+    pub number: u64,
+    /// Its entries when it is met for the first time.
+    pub fresh: Option<&'a Entries>,
+}
+
+/// Whoever looks at a pool.
+pub trait Visitor {
+    /// A page that is in use, once each.
+    fn page(&mut self, page: PageUse) -> Result<(), Stopped>;
+
+    /// A part of the catalogue that can't be read: these places for records.
+    fn catalogue_lost(
+        &mut self,
+        places: std::ops::Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let _ = (places, fault);
+        Ok(())
+    }
+
+    /// A part of a volume that can't be read: these slots.
+    fn lost(
+        &mut self,
+        volume: &VolumeView,
+        slots: std::ops::Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let _ = (volume, slots, fault);
+        Ok(())
+    }
+
+    /// Something that breaks a rule.
+    fn problem(&mut self, what: &'static str, text: String) -> Result<(), Stopped> {
+        let _ = (what, text);
+        Ok(())
+    }
+
+    /// A volume of which the leaves follow.
+    fn volume(&mut self, volume: &VolumeView) -> Result<(), Stopped> {
+        let _ = volume;
+        Ok(())
+    }
+
+    /// A leaf with anything in it, in the order of slots.
+    fn leaf(&mut self, leaf: &Leaf<'_>) -> Result<(), Stopped> {
+        let _ = leaf;
+        Ok(())
+    }
+}
+
+/// Reads the records of the catalogue.
+pub(crate) fn catalogue(
+    reader: &mut Reader<'_>,
+    visitor: &mut dyn Visitor,
+) -> Result<Vec<VolumeRecord>, Stopped> {
+    let superblock = reader.superblock().clone();
+    let pages = u64::from(superblock.catalogue_records).div_ceil(RECORDS_PER_PAGE);
+    let levels = superblock.catalogue_levels;
+    if levels != levels_for(pages) && pages > 0 {
+        let text = format!("{levels} levels over {pages} pages, expected {}", levels_for(pages));
+        visitor.problem("catalogue", text)?;
+    }
+    let mut records = Vec::new();
+    let mut wants = vec![(superblock.catalogue_root, levels, 0_u64)];
+    while let Some((reference, level, index)) = wants.pop() {
+        if reference.is_none() {
+            continue;
+        }
+        let capacity = capacity_of(level).saturating_mul(RECORDS_PER_PAGE);
+        let places = index * capacity..(index + 1) * capacity;
+        let read = if level == 0 {
+            catalogue_page(reader, reference, index).map(|found| records.extend(found))
+        } else {
+            index_page(reader, reference, None, level, index).map(|found| {
+                for (child, reference) in (index * INDEX_FANOUT..).zip(found) {
+                    wants.push((reference, level - 1, child));
+                }
+            })
+        };
+        let structure = if level == 0 { Structure::CataloguePage } else { Structure::IndexPage };
+        let address = reference.address;
+        match read {
+            Ok(()) => visitor.page(PageUse { address, structure, volume: 0, level, index })?,
+            Err(fault) => visitor.catalogue_lost(places, &fault)?,
+        }
+    }
+    Ok(records)
+}
+
+fn catalogue_page(
+    reader: &mut Reader<'_>,
+    reference: PageRef,
+    index: u64,
+) -> Result<Vec<VolumeRecord>, Fault> {
+    let place = Place::Page(reference.address);
+    let page = reader.page(reference, Structure::CataloguePage)?;
+    let expect = PageExpect::catalogue(reader.superblock().pool_id, index, reference.sum);
+    let (geometry, limits) = (reader.geometry(), *reader.limits());
+    let decoded = decode_catalogue(&page.0, &expect, geometry, &limits, place)?;
+    Ok(decoded.records().iter().flatten().copied().collect())
+}
+
+/// The references of an index page of a volume, or without one of the catalogue.
+pub(crate) fn index_page(
+    reader: &mut Reader<'_>,
+    reference: PageRef,
+    volume: Option<u32>,
+    level: u8,
+    index: u64,
+) -> Result<Vec<PageRef>, Fault> {
+    let place = Place::Page(reference.address);
+    let page = reader.page(reference, Structure::IndexPage)?;
+    let (id, sum) = (reader.superblock().pool_id, reference.sum);
+    let expect = match volume {
+        Some(_) => PageExpect::index(id, level, index, sum),
+        None => PageExpect::catalogue_index(id, level, index, sum),
+    };
+    let decoded = decode_index(&page.0, &expect, reader.limits(), place)?;
+    Ok(decoded.iter().collect())
+}
+
+/// The entries of a leaf page.
+pub(crate) fn leaf_page(
+    reader: &mut Reader<'_>,
+    reference: PageRef,
+    slot: SlotIndex,
+) -> Result<Box<Entries>, Fault> {
+    let place = Place::Page(reference.address);
+    let page = reader.page(reference, Structure::LeafPage)?;
+    let expect = PageExpect::leaf(reader.superblock().pool_id, slot, reference.sum);
+    let decoded = decode_leaf(&page.0, &expect, reader.limits(), place)?;
+    let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
+    for (entry, mapping) in entries.iter_mut().zip(decoded.iter()) {
+        *entry = mapping;
+    }
+    Ok(entries)
+}
+
+/// What is known of a leaf that was met before.
+#[derive(Debug, Clone, Copy)]
+enum Met {
+    Number(u64),
+    /// Nothing is mapped in it.
+    Empty,
+    /// Damaged; with a number where the log alone maps something in it.
+    Bad(Fault, Option<u64>),
+}
+
+/// What makes a leaf: its page, and the changes of the log over it.
+type Key = (PageAddress, u32, Vec<usize>);
+
+/// A walk through the volumes of a state.
+struct Walk<'a, 'm> {
+    reader: &'a mut Reader<'m>,
+    visitor: &'a mut dyn Visitor,
+    met: HashMap<Key, Met>,
+    next: u64,
+    /// Pages that were told, and the place in a tree for which a leaf page was first named.
+    told: HashMap<PageAddress, (SlotIndex, u64)>,
+    index_pages: HashSet<PageAddress>,
+}
+
+/// Goes through all volumes of a state, by id.
+pub fn volumes(
+    reader: &mut Reader<'_>,
+    state: &State,
+    visitor: &mut dyn Visitor,
+) -> Result<(), Stopped> {
+    let (met, told, index_pages) = (HashMap::new(), HashMap::new(), HashSet::new());
+    let mut walk = Walk { reader, visitor, met, next: 1, told, index_pages };
+    for view in state.volumes.values() {
+        walk.visitor.volume(view)?;
+        walk.volume(view)?;
+    }
+    Ok(())
+}
+
+impl Walk<'_, '_> {
+    fn volume(&mut self, view: &VolumeView) -> Result<(), Stopped> {
+        let mut changed = view.changed_slots();
+        let levels = view.record.levels;
+        let expected = levels_for(u64::from(view.tree_slots)).max(1);
+        if levels != 0 && levels != expected {
+            let id = view.record.id;
+            let text = format!("volume {id}: a tree of {levels} levels, expected {expected}");
+            self.visitor.problem("tree", text)?;
+        }
+        let mut wants = vec![(view.record.root, levels, 0_u64)];
+        while let Some((reference, level, index)) = wants.pop() {
+            if reference.is_none() {
+                continue;
+            }
+            if level == 0 {
+                let slot = SlotIndex(u32::try_from(index).unwrap_or(u32::MAX));
+                while changed.first().is_some_and(|first| *first < slot.0) {
+                    let first = changed.pop_first().unwrap_or(0);
+                    self.leaf(view, SlotIndex(first), PageRef::NONE)?;
+                }
+                changed.remove(&slot.0);
+                self.leaf(view, slot, reference)?;
+                continue;
+            }
+            match self.index(view, reference, level, index)? {
+                Some(children) => {
+                    let children = (index * INDEX_FANOUT..).zip(children);
+                    let mut children: Vec<_> =
+                        children.map(|(child, to)| (to, level - 1, child)).collect();
+                    children.reverse();
+                    wants.extend(children);
+                }
+                None => continue,
+            }
+        }
+        for slot in changed {
+            self.leaf(view, SlotIndex(slot), PageRef::NONE)?;
+        }
+        Ok(())
+    }
+
+    /// The references of an index page; `None` if it can't be used, which the visitor was told.
+    fn index(
+        &mut self,
+        view: &VolumeView,
+        reference: PageRef,
+        level: u8,
+        index: u64,
+    ) -> Result<Option<Vec<PageRef>>, Stopped> {
+        let span = capacity_of(level);
+        let slots = index * span..((index + 1) * span).min(u64::from(view.tree_slots));
+        // Volumes that the log has made share the tree of what they were made from.
+        let own = view.tree == view.record.id;
+        let first = self.index_pages.insert(reference.address);
+        if own && !first {
+            let text = "named by one parent only";
+            let problem = Problem::field("page address", reference.address.0, text);
+            let fault = problem.of(Structure::IndexPage, Place::Page(reference.address)).into();
+            self.visitor.lost(view, slots, &fault)?;
+            return Ok(None);
+        }
+        match index_page(self.reader, reference, Some(view.record.id.0), level, index) {
+            Ok(children) => {
+                if first {
+                    self.visitor.page(PageUse {
+                        address: reference.address,
+                        structure: Structure::IndexPage,
+                        volume: view.tree.0,
+                        level,
+                        index,
+                    })?;
+                }
+                Ok(Some(children))
+            }
+            Err(fault) => {
+                self.visitor.lost(view, slots, &fault)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn leaf(
+        &mut self,
+        view: &VolumeView,
+        slot: SlotIndex,
+        reference: PageRef,
+    ) -> Result<(), Stopped> {
+        if slot.0 >= view.tree_slots && !reference.is_none() {
+            let id = view.record.id;
+            let text = format!("volume {id}: slot {slot} lies beyond its end");
+            return self.visitor.problem("tree", text);
+        }
+        self.same_place(view, slot, reference)?;
+        let geometry = self.reader.geometry();
+        let over = view.key(geometry, slot);
+        let key = (reference.address, slot.0, over);
+        if let Some(met) = self.met.get(&key).copied() {
+            let number = match met {
+                Met::Number(number) => Some(number),
+                Met::Empty => None,
+                Met::Bad(fault, number) => {
+                    self.lost_leaf(view, slot, &fault)?;
+                    number
+                }
+            };
+            return number.map_or(Ok(()), |number| {
+                self.visitor.leaf(&Leaf { volume: view, slot, number, fresh: None })
+            });
+        }
+        let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
+        let mut fault = None;
+        if !reference.is_none() {
+            match leaf_page(self.reader, reference, slot) {
+                Ok(read) => {
+                    entries = read;
+                    self.tell_leaf(view, slot, reference)?;
+                }
+                Err(found) => fault = Some(found),
+            }
+        }
+        view.apply(geometry, slot, &mut entries);
+        let empty = entries.iter().all(|entry| !entry.is_mapped());
+        // What the log alone says of a damaged leaf is still told, beside the damage.
+        let met = match (fault, empty) {
+            (Some(fault), _) => Met::Bad(fault, (!empty).then_some(self.next)),
+            (None, true) => Met::Empty,
+            (None, false) => Met::Number(self.next),
+        };
+        self.met.insert(key, met);
+        if let Some(fault) = fault {
+            self.lost_leaf(view, slot, &fault)?;
+        }
+        if empty {
+            return Ok(());
+        }
+        let number = self.next;
+        self.next += 1;
+        self.visitor.leaf(&Leaf { volume: view, slot, number, fresh: Some(&entries) })
+    }
+
+    fn lost_leaf(
+        &mut self,
+        view: &VolumeView,
+        slot: SlotIndex,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let first = u64::from(slot.0);
+        self.visitor.lost(view, first..first + 1, fault)
+    }
+
+    fn tell_leaf(
+        &mut self,
+        view: &VolumeView,
+        slot: SlotIndex,
+        reference: PageRef,
+    ) -> Result<(), Stopped> {
+        let page = PageUse {
+            address: reference.address,
+            structure: Structure::LeafPage,
+            volume: view.tree.0,
+            level: 0,
+            index: u64::from(slot.0),
+        };
+        if self.told.insert(reference.address, (slot, reference.sum)).is_none() {
+            self.visitor.page(page)?;
+        }
+        Ok(())
+    }
+
+    /// A leaf page that several volumes have must be at the same slot in all, with the same sum.
+    fn same_place(
+        &mut self,
+        view: &VolumeView,
+        slot: SlotIndex,
+        reference: PageRef,
+    ) -> Result<(), Stopped> {
+        let Some(&(at, sum)) = self.told.get(&reference.address) else { return Ok(()) };
+        if at == slot && sum == reference.sum {
+            return Ok(());
+        }
+        let (id, address) = (view.record.id, reference.address);
+        let text =
+            format!("volume {id}: page {address} of slot {slot} is also a leaf of slot {at}");
+        self.visitor.problem("tree", text)
+    }
+}
