@@ -114,6 +114,39 @@ fn pools_that_are_closed_or_left_are_sound_and_all_of_their_space_is_accounted_f
 }
 
 #[test]
+fn a_log_with_every_kind_of_change_is_followed() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let [a, b] = ["a", "b"].map(|name| rig.create(name, 64 << 20));
+    let [first, second] = [a, b].map(|id| rig.attach(id));
+    for slot in 0..3 {
+        rig.write(&first, slot << 24, &[1; 5 * PAGE]).unwrap();
+        rig.write(&second, (slot << 24) + 65536, &[2; PAGE]).unwrap();
+    }
+    rig.control(Control::Checkpoint).unwrap();
+    let group = [(a, "a1".to_owned()), (b, "b1".to_owned())].to_vec();
+    rig.control(Control::SnapshotGroup { members: group }).unwrap();
+    rig.write(&first, 4096, &[3; PAGE]).unwrap();
+    rig.discard(&second, 0, 32 << 20);
+    let snapshot = made(&mut rig, Control::Snapshot { source: a, name: "a2".to_owned() });
+    rig.write(&first, 1 << 24, &[4; PAGE]).unwrap();
+    let (source, name) = (snapshot, "c".to_owned());
+    let copy = made(&mut rig, Control::Clone { source, name, size: Some(96 << 20) });
+    rig.create("late", 1 << 20);
+    rig.worker.detach(first);
+    rig.control(Control::Resize { volume: copy, size: (16 << 20) + 3 * 4096 }).unwrap();
+    rig.control(Control::Rollback { volume: a, snapshot }).unwrap();
+    rig.control(Control::Delete { volume: snapshot }).unwrap();
+    rig.flush(&second).unwrap();
+    rig.worker.detach(second);
+    let left = checked(&rig.media);
+    assert!(left.log.pending > 9 && left.findings.is_empty(), "{left:?}");
+    assert_eq!((left.volumes, left.snapshots), (4, 2));
+    let mut opened = Rig::open(rig.kill()).unwrap();
+    opened.check();
+    assert_eq!(left.account.data << 16, opened.engine.space().mapped);
+}
+
+#[test]
 fn reading_writes_nothing() {
     let media = family(&[16 * MIB], 100 << 20).kill();
     let before = media.devices.clone();

@@ -219,6 +219,12 @@ impl State {
                 self.share(volume, source, name, Some(size), lsn)
             }
             Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot),
+            Change::SnapshotGroup { volume, ref members } => {
+                for (id, member) in (volume.0..).zip(members.iter()) {
+                    self.share(VolumeId(id), member.source, member.name, None, lsn)?;
+                }
+                Ok(())
+            }
         }
     }
 
