@@ -85,6 +85,8 @@ pub struct Volume {
     pending: HashMap<u64, Pending>,
     /// Sectors that a cut-off copy tore. Nothing where such a thing must not be.
     torn: Option<Vec<u64>>,
+    /// Some changes are to be durable by themselves.
+    fua: bool,
     last_generation: Generation,
     last_cookie: u64,
 }
@@ -101,6 +103,7 @@ impl Volume {
             settled: vec![0; sectors],
             pending: HashMap::new(),
             torn: None,
+            fua: true,
             last_generation: 0,
             last_cookie: 0,
         }
@@ -111,6 +114,11 @@ impl Volume {
     #[must_use]
     pub fn that_tears(self) -> Self {
         Self { torn: Some(Vec::new()), ..self }
+    }
+
+    /// From now on no change is to be durable by itself.
+    pub fn leave_fua_out(&mut self) {
+        self.fua = false;
     }
 
     /// One that holds these writes, found in its sectors, and none newer than this one.
@@ -155,7 +163,8 @@ impl Volume {
         if kind == Kind::WriteZeroes && rng.bool() {
             flags |= NO_HOLE;
         }
-        if matches!(kind, Kind::Write | Kind::WriteZeroes | Kind::Trim) && rng.u8(..20) == 0 {
+        let changes = matches!(kind, Kind::Write | Kind::WriteZeroes | Kind::Trim);
+        if changes && rng.u8(..20) == 0 && self.fua {
             flags |= crate::nbd::FUA;
         }
         let generation = self.last_generation;
