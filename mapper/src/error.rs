@@ -65,6 +65,14 @@ pub enum MapperError {
         /// Which one.
         which: String,
     },
+    /// Two volumes that have no ancestor in common can't be compared.
+    #[error("volumes {one:?} and {other:?} are of different families: they share nothing")]
+    OtherFamily {
+        /// One of them.
+        one: String,
+        /// The other.
+        other: String,
+    },
     /// The volume can't do that: it is a snapshot, in use, or of another family.
     #[error("volume {volume}: {problem}")]
     Unsuitable {

@@ -78,6 +78,8 @@ mutations! {
     PagesInPlace "R17c" "pages that the present superblock refers to are written over";
     NoIdleCheckpoint "R17d" "no checkpoint is taken when no LSN was assigned since the last";
     ShrinkWholeExtents "R18" "a shrink drops whole extents only";
+    DiffTrustsShared "diff" "a leaf that anybody shares is taken for the same in both";
+    AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
 
 /// Defines the situations that are counted.

@@ -2,7 +2,8 @@
 
 mod common;
 
-use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::engine::{Control, Outcome, Releasing};
+use blockd_mapper::plan::Step;
 use common::Rig;
 
 const MIB: usize = 1 << 20;
@@ -226,4 +227,37 @@ fn checkpoints_under_writes_take_no_leaves_for_good() {
         "{} of {spare} are left",
         rig.pool.spare_leaves()
     );
+}
+
+#[test]
+fn a_deleted_volume_is_let_go_of_in_pieces_and_only_after_reads_of_it() {
+    let mut rig = Rig::new(&[128 * MIB]);
+    let id = rig.create("a", 600 << 24);
+    let volume = rig.attach(id);
+    for slot in 0..600 {
+        rig.write(&volume, slot << 24, &pattern(1, 4096)).unwrap();
+    }
+    rig.check();
+    let free = rig.engine.space().free;
+    let step = rig.worker.read(&volume, 0, 4096, &mut rig.plan).unwrap();
+    assert!(matches!(step, Step::Issue { .. }), "{step:?}");
+    assert_eq!(rig.control(Control::Delete { volume: id }).unwrap(), Outcome::Deleted);
+    let all = Releasing { volume: id, extents: 600, left: 600 };
+    assert_eq!(rig.engine.releasing(), [all]);
+    rig.worker.complete(&volume, &mut rig.plan, Ok(())).unwrap();
+    let mut left = 600;
+    for _ in 0..100 {
+        while let Some(mut command) = rig.engine.poll(rig.now) {
+            rig.media.run(&mut command);
+            rig.engine.complete(command, Ok(()));
+        }
+        let now = rig.engine.releasing().first().map_or(0, |releasing| releasing.left);
+        // Eight steps of 64 leaves in one poll.
+        assert!(now <= left && left - now <= 512, "{left} were left, and now {now}");
+        left = now;
+    }
+    assert_eq!((left, rig.engine.releasing().len()), (0, 0));
+    rig.worker.detach(volume);
+    rig.check();
+    assert!(rig.engine.space().free >= free + 600 * (64 << 10));
 }

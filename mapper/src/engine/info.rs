@@ -6,7 +6,7 @@ use crate::format::catalogue::VolumeKind;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
-use crate::units::{LeafId, PhysicalExtent, VolumeId};
+use crate::units::{LeafId, Lsn, PhysicalExtent, VolumeId};
 
 use super::Engine;
 
@@ -35,6 +35,8 @@ pub struct VolumeInfo {
     pub shared: u64,
     /// Bytes granted and not used yet.
     pub reserved: u64,
+    /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
+    pub created: Lsn,
 }
 
 /// What a volume or snapshot is, without what it takes.
@@ -101,8 +103,16 @@ impl Engine {
         }
     }
 
+    /// Volumes that are gone and whose extents are still being let go, a bounded number at each
+    /// poll. They come free as this gets less.
+    #[must_use]
+    pub fn releasing(&self) -> Vec<super::Releasing> {
+        self.releases.releasing().collect()
+    }
+
     /// All volumes and snapshots, by id. Takes time with what is mapped: exclusive and shared are
-    /// counted, not kept.
+    /// counted, not kept. Where others wait for this thread, [`Pool::summaries`] and
+    /// [`Engine::account`] are for that.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeInfo> {
         let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
@@ -126,6 +136,7 @@ impl Engine {
                 exclusive,
                 shared: mapped.saturating_sub(exclusive),
                 reserved: volume.reserved() * extent,
+                created: volume.identity.created,
             }
         };
         volumes.iter().map(info).collect()

@@ -3,9 +3,11 @@
 //! The engine is stepped: [`Engine::poll`] gives IO commands until there are none, and
 //! [`Engine::complete`] takes each one back. It never waits and never asks the time.
 
+mod account;
 mod checkpoint;
 mod commit;
 mod control;
+mod diff;
 mod grant;
 mod group;
 pub(crate) mod grow;
@@ -21,8 +23,11 @@ mod usage;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
+pub use diff::{DiffPart, DiffRange, DiffRequest, RangeState};
 pub use info::{VolumeInfo, VolumeSummary};
+pub use release::Releasing;
 pub use usage::{Use, UsedExtent};
 
 use crate::change::Spares;
@@ -337,7 +342,10 @@ impl Engine {
 
     fn step_releases(&mut self) {
         let hold_leaves = self.checkpoint.holds_leaves();
-        while self.releases.step(&self.pool, hold_leaves) {}
+        // One piece of work at a time: a commit must not wait for a volume to be taken apart.
+        if self.releases.step(&self.pool, hold_leaves) {
+            self.pool.want_engine();
+        }
         let mut drops = std::mem::take(&mut *self.pool.leaf_drops.lock());
         for drop in drops.drain(..) {
             let item = release::Item::Leaf { leaf: drop.leaf, stripe: drop.stripe };

@@ -36,7 +36,20 @@ pub(crate) enum Item {
     Directory {
         directory: Arc<Directory>,
         lineage: VolumeId,
+        of: Releasing,
     },
+}
+
+/// A deleted volume, or the former content of one that was rolled back, whose extents are being let
+/// go in the background.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Releasing {
+    /// Which volume or snapshot it was.
+    pub volume: VolumeId,
+    /// Extents that it mapped.
+    pub extents: u64,
+    /// Of these, those still to be let go. Shared ones count too: they go on to be used.
+    pub left: u64,
 }
 
 /// A directory being taken apart.
@@ -44,6 +57,7 @@ pub(crate) enum Item {
 struct Walk {
     directory: Arc<Directory>,
     lineage: VolumeId,
+    of: Releasing,
     next: u32,
 }
 
@@ -104,6 +118,17 @@ impl Releases {
             || !self.passdown.is_empty()
     }
 
+    /// Volumes whose extents are still to be let go, in the order in which that is done.
+    pub(crate) fn releasing(&self) -> impl Iterator<Item = Releasing> {
+        let waiting = self.undrained_leaves.iter().map(|(_, item)| item);
+        let waiting = waiting.chain(self.undurable.iter().map(|(_, item)| item));
+        let waiting = waiting.filter_map(|item| match item {
+            Item::Directory { of, .. } => Some(*of),
+            _ => None,
+        });
+        self.walks.iter().map(|walk| walk.of).chain(waiting)
+    }
+
     /// Extents that will be free, as far as they are counted one by one.
     pub(crate) fn pending_extents(&self) -> u64 {
         let waiting = self.undurable.iter().map(|(_, item)| item);
@@ -142,8 +167,8 @@ impl Releases {
         {
             match item {
                 Item::Leaf { leaf, stripe } => self.release_leaf(pool, leaf, stripe),
-                Item::Directory { directory, lineage } => {
-                    self.walks.push_back(Walk { directory, lineage, next: 0 });
+                Item::Directory { directory, lineage, of } => {
+                    self.walks.push_back(Walk { directory, lineage, of, next: 0 });
                 }
                 Item::Extent { .. } => {}
             }
@@ -155,6 +180,8 @@ impl Releases {
         while walk.next < end && leaves < LEAVES_PER_STEP {
             let slot = SlotIndex(walk.next);
             if let Some(leaf) = walk.directory.load(slot) {
+                let mapped = pool.arena.meta(leaf).mapped.load(Ordering::Relaxed);
+                walk.of.left = walk.of.left.saturating_sub(u64::from(mapped));
                 self.release_leaf(pool, leaf, stripe_index(walk.lineage, slot));
                 leaves += 1;
             }
@@ -176,7 +203,7 @@ impl Releases {
                     self.release_extent(pool, physical);
                 }
                 Item::Leaf { leaf, stripe } => self.release_leaf(pool, leaf, stripe),
-                Item::Directory { directory, lineage } => {
+                Item::Directory { directory, lineage, .. } => {
                     for (slot, leaf) in directory.iter() {
                         self.release_leaf(pool, leaf, stripe_index(lineage, slot));
                     }

@@ -19,7 +19,7 @@ use crate::sync::Ordering;
 use crate::units::{ExtentIndex, Lsn, PageAddress, SlotIndex, VolumeId};
 use crate::volume::{DELETED, Identity, Volume};
 
-use super::release::Item;
+use super::release::{Item, Releasing};
 use super::tree::PageTree;
 use super::{Engine, VolumeTree};
 
@@ -113,12 +113,20 @@ impl Engine {
         self.pool.volumes.write().remove(&id);
         self.take_back_reserve(&volume);
         let directory = volume.directory.load_full();
-        self.releases.drop_at(lsn, Item::Directory { directory, lineage: volume.identity.lineage });
+        self.release_all(&volume, directory, lsn);
         if let Some(tree) = self.trees.remove(&id) {
             self.releases.dead_pages.extend(tree.tree.addresses());
             self.catalogue.places[tree.place] = None;
         }
         Ok(())
+    }
+
+    /// Lets go of everything that the volume has mapped so far.
+    fn release_all(&mut self, volume: &Volume, directory: Arc<Directory>, lsn: Lsn) {
+        let Identity { id, lineage, .. } = volume.identity;
+        let extents = volume.mapped.load(Ordering::Relaxed);
+        let of = Releasing { volume: id, extents, left: extents };
+        self.releases.drop_at(lsn, Item::Directory { directory, lineage, of });
     }
 
     fn take_back_reserve(&self, volume: &Volume) {
@@ -201,11 +209,10 @@ impl Engine {
         let size = snapshot.size.load(Ordering::Acquire);
         let directory = self.shared_directory(&snapshot.directory.load(), size)?;
         let old = volume.directory.load_full();
+        self.release_all(&volume, old, lsn);
         volume.mapped.store(snapshot.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
         volume.valid.store(snapshot.valid.load(Ordering::Relaxed), Ordering::Relaxed);
         self.install_directory(&volume, directory, size);
-        self.releases
-            .drop_at(lsn, Item::Directory { directory: old, lineage: volume.identity.lineage });
         let fresh = self.new_tree(id, size);
         if let Some(tree) = self.trees.get_mut(&id) {
             let former = std::mem::replace(&mut tree.tree, fresh);

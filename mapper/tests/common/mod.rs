@@ -159,13 +159,18 @@ impl Rig {
 
     pub(crate) fn control(&mut self, control: Control) -> Result<Outcome, MapperError> {
         let id = self.engine.submit(control);
-        for _ in 0..64 {
+        for round in 0..20_000 {
             self.settle();
             if let Some((ended, outcome)) = self.engine.take_outcome() {
                 assert_eq!(ended, id);
                 return outcome;
             }
-            self.now += 1_000_000;
+            // What it waits for then is another thread of the test, which may not be running.
+            if round < 64 {
+                self.now += 1_000_000;
+            } else {
+                std::thread::yield_now();
+            }
         }
         panic!("the command never ended: {:?}", self.engine);
     }

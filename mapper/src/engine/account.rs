@@ -1,0 +1,186 @@
+//! What volumes and snapshots take, and what would come free without them.
+//!
+//! This is counted when somebody asks, not kept. To keep it, the last but one reference to an
+//! extent that goes would have to find out whose the last one is, in the middle of a write; and
+//! nobody asks between two writes. So it is a walk over the leaves of the volumes in question, in
+//! pieces of bounded work: 1 TiB of 256 KiB extents is 16,384 leaves, some 20 calls. What is
+//! counted while the volumes are written is out of date when it is told, and says so.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::leaf::LEAF_ENTRIES;
+use crate::mutation::{Mutation, active};
+use crate::sync::Ordering;
+use crate::units::{LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
+use crate::volume::Volume;
+
+use super::Engine;
+
+/// Work of one call, counted in slots: about a millisecond.
+const WORK_PER_CALL: u64 = 65_536;
+/// What looking at a leaf's entries costs, beside looking at a slot.
+const LEAF_WORK: u64 = 64;
+/// Volumes counted together at the most: at each slot each leaf is compared with each, entry by
+/// entry, which is a million comparisons for so many, about a millisecond.
+pub const MAX_ACCOUNTED: usize = 64;
+
+/// What some volumes and snapshots take, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Figures {
+    /// Extents that they refer to; one that two of them share is counted once.
+    pub mapped: u64,
+    /// Valid sub-blocks, each volume counted for itself.
+    pub valid: u64,
+    /// Extents that nobody but them refers to.
+    pub exclusive: u64,
+    /// Extents that others refer to as well.
+    pub shared: u64,
+    /// Extents granted to them and not used yet.
+    pub reserved: u64,
+    /// Nothing was changed in the pool while they were counted, and nothing was on its way to
+    /// being free. Otherwise these are figures of some moments in between.
+    pub exact: bool,
+}
+
+impl Figures {
+    /// What the pool would have free, for data or for pages of the map, once all of them were
+    /// deleted and the walks behind that were done.
+    #[must_use]
+    pub const fn gives_back(&self) -> u64 {
+        self.exclusive + self.reserved
+    }
+}
+
+/// A count under way: made by [`Engine::begin_account`], taken on by [`Engine::account`].
+#[derive(Debug)]
+pub struct Accounting {
+    volumes: Vec<VolumeId>,
+    next: u32,
+    since: Lsn,
+    /// Extents, and valid sub-blocks.
+    exclusive: u64,
+    shared: u64,
+    valid: u64,
+    disturbed: bool,
+}
+
+impl Engine {
+    /// Begins to count what some volumes take together. Of one: what it alone takes.
+    ///
+    /// # Errors
+    /// If there are none or too many, or one of them doesn't exist.
+    pub fn begin_account(&self, volumes: &[VolumeId]) -> Result<Accounting, MapperError> {
+        let mut volumes = volumes.to_vec();
+        volumes.sort_unstable();
+        volumes.dedup();
+        if !(1..=MAX_ACCOUNTED).contains(&volumes.len()) {
+            return Err(MapperError::Invalid {
+                field: "volumes",
+                value: volumes.len() as u64,
+                allowed: "from 1 to 64 volumes to be counted together",
+            });
+        }
+        for volume in &volumes {
+            self.pool.volume(*volume)?;
+        }
+        Ok(Accounting {
+            volumes,
+            next: 0,
+            since: self.pool.gate.last_assigned(),
+            exclusive: 0,
+            shared: 0,
+            valid: 0,
+            disturbed: !self.releases.is_idle(),
+        })
+    }
+
+    /// Goes on for a bounded amount of work. The figures, once all is counted.
+    ///
+    /// # Errors
+    /// If one of the volumes is gone by now.
+    pub fn account(&self, walk: &mut Accounting) -> Result<Option<Figures>, MapperError> {
+        let volumes: Vec<Arc<Volume>> =
+            walk.volumes.iter().map(|id| self.pool.volume(*id)).collect::<Result<_, _>>()?;
+        let directories: Vec<_> = volumes.iter().map(|v| v.directory.load_full()).collect();
+        let slots = directories.iter().map(|d| d.slot_count()).max().unwrap_or(0);
+        let mut work = 0;
+        while walk.next < slots && work < WORK_PER_CALL {
+            work += self.count_slot(walk, &directories, SlotIndex(walk.next));
+            walk.next += 1;
+        }
+        walk.disturbed |= self.pool.gate.last_assigned() != walk.since || !self.releases.is_idle();
+        if walk.next < slots {
+            return Ok(None);
+        }
+        let extent = self.pool.geometry.extent_size();
+        let reserved: u64 = volumes.iter().map(|volume| volume.reserved()).sum();
+        Ok(Some(Figures {
+            mapped: (walk.exclusive + walk.shared) * extent,
+            valid: walk.valid * self.pool.geometry.sub_block_size(),
+            exclusive: walk.exclusive * extent,
+            shared: walk.shared * extent,
+            reserved: reserved * extent,
+            exact: !walk.disturbed,
+        }))
+    }
+
+    /// Counts without stopping; for tests and tools, where nobody waits for the thread.
+    pub fn figures(&self, volumes: &[VolumeId]) -> Result<Figures, MapperError> {
+        let mut walk = self.begin_account(volumes)?;
+        loop {
+            if let Some(figures) = self.account(&mut walk)? {
+                return Ok(figures);
+            }
+        }
+    }
+
+    /// Counts one slot of all the volumes; gives the work that it was. Volumes share extents only
+    /// at the same slot and entry, so each slot can be counted by itself.
+    fn count_slot(
+        &self,
+        walk: &mut Accounting,
+        directories: &[Arc<Directory>],
+        slot: SlotIndex,
+    ) -> u64 {
+        // Each leaf once, with the number of these volumes that hold it.
+        let mut leaves: Vec<(LeafId, u64)> = Vec::new();
+        for leaf in directories.iter().filter_map(|directory| directory.load(slot)) {
+            match leaves.iter_mut().find(|(other, _)| *other == leaf) {
+                Some((_, held)) => *held += 1,
+                None => leaves.push((leaf, 1)),
+            }
+        }
+        let mut seen: Vec<(PhysicalExtent, u64)> = Vec::with_capacity(leaves.len());
+        for entry in 0..LEAF_ENTRIES {
+            if leaves.is_empty() {
+                break;
+            }
+            seen.clear();
+            for &(leaf, held) in &leaves {
+                let mapping = self.pool.arena.leaf(leaf).load(entry);
+                walk.valid += u64::from(mapping.valid.count_ones()) * held;
+                let Some(physical) = mapping.physical else { continue };
+                // A leaf that somebody else holds as well keeps its extents.
+                let held_by = self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
+                let gone = u64::from(u64::from(held_by) == held);
+                match seen.iter_mut().find(|(other, _)| *other == physical) {
+                    Some((_, dropped)) => *dropped += gone,
+                    None => seen.push((physical, gone)),
+                }
+            }
+            for &(physical, dropped) in &seen {
+                let references = u64::from(self.pool.extra(physical)) + 1;
+                let free =
+                    dropped == references || (active(Mutation::AccountByLeaf) && dropped > 0);
+                if free {
+                    walk.exclusive += 1;
+                } else {
+                    walk.shared += 1;
+                }
+            }
+        }
+        1 + LEAF_WORK * leaves.len() as u64 + directories.len() as u64 / 16
+    }
+}
