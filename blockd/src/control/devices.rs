@@ -216,8 +216,14 @@ impl Control {
     }
 
     /// True if the volume's device is served now and was not.
-    async fn recover_one(&self, record: Record) -> Result<bool, Error> {
+    pub(super) async fn recover_one(&self, record: Record) -> Result<bool, Error> {
         let _guard = self.lock(&record.pool, &record.volume).await;
+        // Since it was looked up, it may have been detached: a device made now would be nobody's.
+        let present = self.0.attachments.get(&record.pool, &record.volume);
+        let Some(present) = present.filter(|present| present.record.id == record.id) else {
+            return Ok(false);
+        };
+        let record = present.record.clone();
         let Ok(pool) = self.pool(&record.pool) else { return Ok(false) };
         let volume = find(&pool, &record.volume).filter(|volume| volume.id.0 == record.id);
         let (Some(volume), Some(ublk)) = (volume, record.ublk) else { return Ok(false) };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blockd_api::v1;
 use tonic::{Code, Status};
 
+use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, folder, memory_pool};
 use crate::control::{DataPath as _, EventKind};
 use crate::error::{Error, ErrorKind};
@@ -440,4 +441,26 @@ async fn the_daemon_says_who_it_is() {
     rig.control.set_ready();
     let answer = rig.client.version(v1::VersionRequest {}).await.unwrap().into_inner();
     assert!(answer.ready);
+}
+
+#[tokio::test]
+async fn what_was_detached_meanwhile_is_not_recovered() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    let id = rig.volumes().await[0].id;
+    let ublk = Some(UblkRecord { device: None, queues: 1, depth: 32 });
+    let (pool, volume) = ("default".to_owned(), "a".to_owned());
+    let record = Record { pool, volume, id, read_only: false, ublk };
+    // As it was looked up before somebody detached it.
+    assert!(!rig.control.recover_one(record.clone()).await.unwrap());
+    rig.control.0.attachments.add(record.clone()).await.unwrap();
+    assert!(!rig.control.recover_one(record).await.unwrap());
+    let mut events = rig.control.events().reader(true, String::new());
+    rig.control.events().close();
+    let mut failures = 0;
+    while let Some(event) = events.next().await {
+        failures += usize::from(event.kind() == EventKind::DeviceFailed);
+    }
+    // One was tried, where there is no driver: the one that is attached.
+    assert_eq!(failures, 1);
 }
