@@ -5,7 +5,11 @@ mod common;
 
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::inspect::check::{Report, Severity, check};
-use blockd_mapper::inspect::{self, Reader};
+use blockd_mapper::inspect::dump::{DumpReport, Lost, dump};
+use blockd_mapper::inspect::repair::{RepairOptions, RepairReport, repair};
+use blockd_mapper::inspect::restore::Scan;
+use blockd_mapper::inspect::thin_xml::thin_xml;
+use blockd_mapper::inspect::{self, DumpError, Reader};
 use blockd_mapper::io::IoError;
 use blockd_mapper::units::{DeviceIndex, VolumeId};
 use common::{Media, Rig};
@@ -29,6 +33,79 @@ fn checked(media: &Media) -> Report {
     let mut image = Image(media);
     let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
     check(&mut reader, &mut |_| Ok(())).unwrap()
+}
+
+/// Media that a tool writes.
+struct Target<'a>(&'a mut Media);
+
+impl inspect::Media for Target<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        Image(self.0).read(device, offset, bytes)
+    }
+}
+
+impl inspect::MediaMut for Target<'_> {
+    fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        let at = usize::try_from(offset).unwrap();
+        self.0.devices[usize::from(device.0)][at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self, _: DeviceIndex) -> Result<(), IoError> {
+        self.0.flushes += 1;
+        Ok(())
+    }
+}
+
+fn dumped(media: &Media) -> (String, DumpReport) {
+    let mut image = Image(media);
+    let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
+    let mut text = String::new();
+    let report = dump(&mut reader, &mut |piece| {
+        text.push_str(piece);
+        Ok(())
+    });
+    (text, report.unwrap())
+}
+
+fn scanned(text: &str) -> Result<inspect::restore::Plan, DumpError> {
+    let mut scan = Scan::new();
+    let _ = text.lines().all(|line| scan.line(line));
+    scan.finish()
+}
+
+fn restored(media: &mut Media, text: &str) {
+    let plan = scanned(text).unwrap();
+    let devices = media.open_options().devices;
+    let mut target = Target(media);
+    let found = plan.target(&mut target, &devices).unwrap();
+    let mut restoring = plan.begin(&mut target, found).unwrap();
+    for line in text.lines() {
+        restoring.line(line).unwrap();
+    }
+    restoring.finish().unwrap();
+}
+
+/// What a leaf maps, and how much of that is ever written here.
+const SPAN: u64 = 16 << 20;
+const WRITTEN: u64 = 2 << 20;
+
+/// Names, kinds, sizes, and the bytes of all volumes where anything is ever written.
+fn contents(media: Media) -> Vec<(String, u64, Vec<u8>)> {
+    let mut rig = Rig::open(media).unwrap();
+    rig.check();
+    let mut all = Vec::new();
+    for volume in rig.engine.volumes() {
+        let attached = rig.attach(volume.id);
+        let mut data = Vec::new();
+        for slot in 0..volume.size.div_ceil(SPAN).min(7) {
+            let len = (volume.size - slot * SPAN).min(WRITTEN);
+            data.extend(rig.read(&attached, slot * SPAN, usize::try_from(len).unwrap()));
+        }
+        all.push((format!("{} {:?}", volume.name, volume.kind), volume.size, data));
+        rig.worker.detach(attached);
+    }
+    all
 }
 
 fn made(rig: &mut Rig, control: Control) -> VolumeId {
@@ -229,5 +306,294 @@ fn copies_of_the_superblock_are_looked_at_one_by_one() {
         let at = format!("byte {} of device {}", spot.1, spot.0);
         assert_eq!((finding.kind, finding.severity), ("superblock", Severity::Damage));
         assert!(finding.text.contains(&at), "{finding:?}");
+    }
+}
+
+#[test]
+fn a_dump_brings_back_a_pool_whose_metadata_is_gone() {
+    for sizes in [&[16 * MIB][..], &[12 * MIB, 8 * MIB]] {
+        for size in [100 << 20, 66 << 30] {
+            let rig = family(sizes, size);
+            for media in [rig.media.clone(), closed(rig)] {
+                let (text, report) = dumped(&media);
+                assert_eq!((report.volumes, report.lost.len()), (3, 0), "{report:?}");
+                let expected = contents(media.clone());
+                let mut bad = media.clone();
+                for magic in [&b"BDpg"[..], b"BDwl", b"BLOCKDsb"] {
+                    // One superblock of each device stays, to say which it is.
+                    let spots = found(&bad, magic).into_iter();
+                    for (device, at) in spots.filter(|spot| magic != b"BLOCKDsb" || spot.1 != 0) {
+                        bad.devices[device][at..at + PAGE].fill(0x5A);
+                    }
+                }
+                restored(&mut bad, &text);
+                let report = checked(&bad);
+                assert!(report.findings.is_empty() && report.clean, "{report:?}");
+                let again = dumped(&bad).0;
+                let body = |text: &str| {
+                    let from = text.find("\nvolume ").unwrap();
+                    text[from..text.rfind("end ").unwrap()].to_owned()
+                };
+                assert_eq!(body(&again), body(&text), "the same by its own dump");
+                assert!(contents(bad) == expected, "the same by content");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pool_goes_on_from_what_was_restored() {
+    let mut media = closed(family(&[16 * MIB], 100 << 20));
+    let (text, _) = dumped(&media);
+    restored(&mut media, &text);
+    let mut rig = Rig::open(media).unwrap();
+    let id = rig.create("more", 1 << 20);
+    let attached = rig.attach(id);
+    rig.write(&attached, 0, &[9; PAGE]).unwrap();
+    rig.flush(&attached).unwrap();
+    rig.worker.detach(attached);
+    let left = rig.kill();
+    assert!(checked(&left).findings.is_empty());
+    assert!(contents(left).iter().any(|volume| volume.2[0] == 9));
+}
+
+#[test]
+fn a_dump_that_is_not_whole_is_refused_by_name() {
+    let (text, _) = dumped(&closed(family(&[16 * MIB], 100 << 20)));
+    scanned(&text).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    for end in 0..lines.len() {
+        let cut: String = lines[..end].iter().map(|line| format!("{line}\n")).collect();
+        let error = scanned(&cut).unwrap_err();
+        let named = if end == 0 { DumpError::NoDump } else { DumpError::Cut { lines: end as u64 } };
+        assert_eq!(error, named);
+    }
+    for (number, line) in lines.iter().enumerate().take(lines.len() - 1).skip(1) {
+        for edit in ["1", " ", "x"] {
+            let mut edited = lines.clone();
+            let changed = format!("{line}{edit}");
+            edited[number] = &changed;
+            let error = scanned(&edited.join("\n")).unwrap_err();
+            assert!(matches!(error, DumpError::Edited { .. }), "{changed}: {error}");
+        }
+    }
+    let newer = text.replacen("blockd dump 1", "blockd dump 2", 1);
+    assert_eq!(scanned(&newer).unwrap_err(), DumpError::Version { found: "2".to_owned() });
+    assert_eq!(scanned("<superblock>").unwrap_err(), DumpError::NoDump);
+}
+
+/// A dump with this instead of that, and a last line that fits.
+fn forged(text: &str, from: &str, to: &str) -> Result<(), DumpError> {
+    assert!(text.contains(from), "{from}");
+    let text = text.replacen(from, to, 1);
+    let body = &text[..text.rfind("end ").unwrap()];
+    let sum = blockd_mapper::format::checksum::sum(body.as_bytes());
+    scanned(&format!("{body}end {} {sum:016x}\n", body.lines().count())).map(|_| ())
+}
+
+#[test]
+fn a_dump_that_makes_no_pool_is_refused_by_line() {
+    let (text, _) = dumped(&closed(family(&[16 * MIB], 100 << 20)));
+    let map = text.lines().find(|line| line.starts_with("map 0 ")).unwrap();
+    let first = map.split(' ').nth(3).unwrap();
+    let elsewhere = |extent: &str| map.replacen(first, extent, 1);
+    for (from, to, told) in [
+        (map, elsewhere("0").as_str(), "belongs to something else"),
+        (map, elsewhere("99999999").as_str(), "belongs to something else"),
+        (map, &map.replacen("map 0", "map 300", 1), "beyond the leaf"),
+        ("name snap", "name base", "used twice"),
+        ("name snap", "name a/b", "must not contain"),
+        ("snapshot 2", "snapshot 1", "used twice"),
+        ("snapshot 2", "snapshot 77", "not below the next id"),
+        ("extent 65536", "extent 65537", "power of two"),
+        ("features 0 0 0", "features 0 0 4", "unknown to this build"),
+        ("features 0 0 0", "featuers 0 0 4", "no word of a dump"),
+        ("leaf 1 ", "leaf 7 ", "out of order or beyond"),
+    ] {
+        let error = forged(&text, from, to).unwrap_err().to_string();
+        assert!(error.starts_with("line ") && error.contains(told), "{to}: {error}");
+    }
+}
+
+fn repaired(media: &mut Media, options: RepairOptions) -> RepairReport {
+    let devices = media.open_options().devices;
+    repair(&mut Target(media), &devices, options, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn repair_of_a_sound_pool_does_nothing_and_says_so() {
+    let rig = family(&[16 * MIB], 100 << 20);
+    for mut media in [rig.media.clone(), closed(rig)] {
+        let before = media.devices.clone();
+        let report = repaired(&mut media, RepairOptions::default());
+        assert!(!report.damaged && !report.changed && report.volumes == 3, "{report:?}");
+        assert!(media.devices == before);
+    }
+}
+
+#[test]
+fn the_xml_for_dm_thin_names_every_mapping_of_every_volume() {
+    let rig = family(&[12 * MIB, 8 * MIB], 100 << 20);
+    let mapped: Vec<_> = rig.engine.volumes().iter().map(|v| (v.id, v.mapped >> 16)).collect();
+    let media = rig.kill();
+    let mut image = Image(&media);
+    let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
+    let mut text = String::new();
+    let gaps = thin_xml(&mut reader, &mut |piece| {
+        text.push_str(piece);
+        Ok(())
+    });
+    let gaps = gaps.unwrap();
+    assert!(text.contains("data_block_size=\"128\" nr_data_blocks=\"320\""), "{text}");
+    for (id, blocks) in mapped {
+        let from = text.find(&format!("dev_id=\"{id}\" mapped_blocks=\"{blocks}\"")).unwrap();
+        let device = &text[from..from + text[from..].find("</device>").unwrap()];
+        let lengths = device.split("length=\"").skip(1);
+        let lengths = lengths.map(|rest| rest.split('"').next().unwrap().parse::<u64>().unwrap());
+        assert_eq!(lengths.sum::<u64>(), blocks, "{device}");
+    }
+    // Zeroes where nothing is valid change nothing that a volume shows.
+    assert!(!gaps.gaps.is_empty() && gaps.torn == 0, "{gaps:?}");
+    let expected = contents(media.clone());
+    let mut filled = media;
+    for gap in gaps.gaps {
+        let at = usize::try_from(gap.offset).unwrap();
+        let len = usize::try_from(gap.len).unwrap();
+        filled.devices[usize::from(gap.device.0)][at..at + len].fill(0);
+    }
+    assert!(contents(filled) == expected);
+}
+
+/// Bytes that differ between two volumes of one name.
+fn differences(a: &[(String, u64, Vec<u8>)], b: &[(String, u64, Vec<u8>)]) -> Vec<(String, u64)> {
+    let mut differences = Vec::new();
+    for (name, size, bytes) in a {
+        let Some(other) = b.iter().find(|other| other.0 == *name) else {
+            differences.push((name.clone(), u64::MAX));
+            continue;
+        };
+        assert_eq!(*size, other.1);
+        let blocks = bytes.chunks(PAGE).zip(other.2.chunks(PAGE)).enumerate();
+        let differ = blocks.filter(|(_, (a, b))| a != b);
+        let place = |at: u64| at / WRITTEN * SPAN + at % WRITTEN;
+        differences.extend(differ.map(|(at, _)| (name.clone(), place((at * PAGE) as u64))));
+    }
+    differences
+}
+
+#[test]
+fn repair_keeps_what_is_sound_and_names_what_is_not() {
+    let mut losses = [0, 0];
+    for size in [100 << 20, 66 << 30] {
+        let rig = family(&[16 * MIB], size);
+        for media in [rig.media.clone(), closed(rig)] {
+            let expected = contents(media.clone());
+            for spot in found(&media, b"BDpg") {
+                for strict in [false, true] {
+                    let mut bad = media.clone();
+                    bad.devices[spot.0][spot.1 + 200] ^= 1;
+                    if !checked(&bad).damaged {
+                        continue;
+                    }
+                    let dry = RepairOptions { dry_run: true, strict };
+                    let before = bad.devices.clone();
+                    let would = repaired(&mut bad, dry);
+                    assert!(bad.devices == before, "a dry run writes nothing");
+                    let options = RepairOptions { dry_run: false, strict };
+                    let report = repaired(&mut bad, options);
+                    assert!(report.changed, "{report:?}");
+                    assert_eq!((&report.lost, &report.salvaged), (&would.lost, &would.salvaged));
+                    let after = checked(&bad);
+                    assert!(after.findings.is_empty() && after.clean, "{after:?}");
+                    let found = contents(bad);
+                    for (name, at) in differences(&expected, &found) {
+                        losses[usize::from(strict)] += 1;
+                        let told = report.lost.iter().chain(&report.salvaged);
+                        let named = |part: &Lost| {
+                            let volume = name.starts_with(&format!("{} ", part.name));
+                            part.volume.0 == 0 || (volume && part.range.contains(&at))
+                        };
+                        assert!(told.clone().any(named), "{spot:?} {name} {at}: {report:?}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(losses[0] < losses[1], "looking for pages brings something back: {losses:?}");
+}
+
+#[test]
+fn repair_follows_the_log_as_far_as_it_goes() {
+    let media = family(&[16 * MIB], 100 << 20).kill();
+    let mut repairs = 0;
+    for spot in found(&media, b"BDwl") {
+        let mut bad = media.clone();
+        bad.devices[spot.0][spot.1 + 90] ^= 1;
+        if checked(&bad).damaged {
+            let report = repaired(&mut bad, RepairOptions::default());
+            assert_eq!(report.lost.len(), 1, "{report:?}");
+            assert!(report.lost[0].text.ends_with("changes behind it"), "{report:?}");
+            assert!(checked(&bad).findings.is_empty());
+            assert_eq!(contents(bad).len(), 3);
+            repairs += 1;
+        }
+    }
+    assert!(repairs > 0);
+}
+
+#[test]
+fn a_device_without_a_superblock_is_told_by_what_is_left() {
+    let mut media = closed(family(&[12 * MIB, 8 * MIB], 100 << 20));
+    let expected = contents(media.clone());
+    for (device, at) in found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1) {
+        media.devices[device][at..at + PAGE].fill(0);
+    }
+    assert!(Rig::open(media.clone()).is_err());
+    let report = repaired(&mut media, RepairOptions::default());
+    assert!(report.changed && report.lost.is_empty(), "{report:?}");
+    assert!(checked(&media).findings.is_empty());
+    assert!(contents(media) == expected);
+}
+
+#[test]
+fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
+    let media = closed(family(&[16 * MIB], 100 << 20));
+    let expected = contents(media.clone());
+    let spot = *found(&media, b"BLOCKDsb").first().unwrap();
+    let mut bad = media;
+    bad.devices[spot.0][spot.1 + 700] ^= 1;
+    for writes in 0.. {
+        let mut cut = bad.clone();
+        let devices = cut.open_options().devices;
+        let mut target = Cut { media: &mut cut, left: writes };
+        let done = repair(&mut target, &devices, RepairOptions::default(), &mut |_| {}).is_ok();
+        assert!(contents(cut) == expected, "after {writes} writes");
+        if done {
+            assert!(writes > 4);
+            return;
+        }
+    }
+}
+
+/// Media that fail after so many writes.
+struct Cut<'a> {
+    media: &'a mut Media,
+    left: u64,
+}
+
+impl inspect::Media for Cut<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        Image(self.media).read(device, offset, bytes)
+    }
+}
+
+impl inspect::MediaMut for Cut<'_> {
+    fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        self.left = self.left.checked_sub(1).ok_or(IoError::Gone)?;
+        Target(self.media).write(device, offset, bytes)
+    }
+
+    fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError> {
+        Target(self.media).flush(device)
     }
 }

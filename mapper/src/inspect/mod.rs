@@ -7,15 +7,24 @@
 //! with the data.
 
 pub mod check;
+pub mod dump;
+mod dump_line;
 mod fault;
 mod log;
 mod owners;
 mod reader;
+mod rebuild;
+pub mod repair;
+pub mod restore;
+pub mod rmap;
 mod state;
+pub mod thin_xml;
 pub mod walk;
 
 pub use fault::Fault;
 pub use log::{LogEnd, LogEntry, read_log};
 pub use reader::{CopyState, Media, Reader, SuperCopy};
+pub use rebuild::MediaMut;
+pub use restore::DumpError;
 pub use state::{State, VolumeView};
 pub use walk::{Entries, Leaf, Stopped, Visitor};

@@ -66,14 +66,7 @@ impl<'m> Reader<'m> {
     pub fn open(media: &'m mut dyn Media, devices: &[PresentDevice]) -> Result<Self, MapperError> {
         let mut copies = Copies::default();
         for (handle, device) in (0..).zip(devices) {
-            for offset in [0, PAGE_BYTES] {
-                add_copy(media, &mut copies, DeviceIndex(handle), offset, device.size);
-            }
-            for back in copies.back_offsets(usize::from(handle), device.size) {
-                for offset in [back, back + PAGE_BYTES] {
-                    add_copy(media, &mut copies, DeviceIndex(handle), offset, device.size);
-                }
-            }
+            add_copies(media, &mut copies, DeviceIndex(handle), device.size);
         }
         let Found { superblock, handles } = copies.choose(devices)?;
         Self::with(media, superblock, handles[..devices.len()].to_vec())
@@ -234,6 +227,36 @@ fn outside(
     place: Place,
 ) -> FormatError {
     Problem::field("page address", address.0, allowed).of(structure, place)
+}
+
+fn add_copies(media: &mut dyn Media, copies: &mut Copies, device: DeviceIndex, size: u64) {
+    for offset in [0, PAGE_BYTES] {
+        add_copy(media, copies, device, offset, size);
+    }
+    for back in copies.back_offsets(usize::from(device.0), size) {
+        for offset in [back, back + PAGE_BYTES] {
+            add_copy(media, copies, device, offset, size);
+        }
+    }
+}
+
+/// The newest superblock on a device by itself, whatever the others say.
+pub(crate) fn newest_copy(
+    media: &mut dyn Media,
+    device: DeviceIndex,
+    present: &PresentDevice,
+) -> Option<Superblock> {
+    let mut copies = Copies::default();
+    // Alone, it is the first of the list.
+    for offset in [0, PAGE_BYTES] {
+        add_copy(media, &mut copies, device, offset, present.size);
+    }
+    let handle = usize::from(device.0);
+    if copies.newest_on(handle).is_none() {
+        add_copies(media, &mut copies, device, present.size);
+        copies.only_own(handle, present.size);
+    }
+    copies.newest_on(handle).cloned()
 }
 
 /// A copy that can't be read is one that isn't there.

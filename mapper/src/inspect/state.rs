@@ -135,17 +135,22 @@ pub struct State {
 }
 
 impl State {
+    /// No volume.
+    pub(crate) fn empty(reader: &Reader<'_>) -> Self {
+        Self {
+            geometry: reader.geometry(),
+            volumes: BTreeMap::new(),
+            next_volume_id: reader.superblock().next_volume_id,
+            lsn: reader.superblock().checkpoint_lsn,
+        }
+    }
+
     /// What the last checkpoint left. What can't be read is told to the visitor and left out.
     pub fn of_checkpoint(
         reader: &mut Reader<'_>,
         visitor: &mut dyn Visitor,
     ) -> Result<Self, Stopped> {
-        let mut state = Self {
-            geometry: reader.geometry(),
-            volumes: BTreeMap::new(),
-            next_volume_id: reader.superblock().next_volume_id,
-            lsn: reader.superblock().checkpoint_lsn,
-        };
+        let mut state = Self::empty(reader);
         for record in walk::catalogue(reader, visitor)? {
             let view = VolumeView::new(state.geometry, record);
             if state.volumes.insert(record.id, view).is_some() {

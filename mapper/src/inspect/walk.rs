@@ -80,6 +80,11 @@ pub trait Visitor {
         Ok(())
     }
 
+    /// Whether every leaf is to be read again for each volume that has it.
+    fn every_leaf(&self) -> bool {
+        false
+    }
+
     /// A volume of which the leaves follow.
     fn volume(&mut self, volume: &VolumeView) -> Result<(), Stopped> {
         let _ = volume;
@@ -317,7 +322,8 @@ impl Walk<'_, '_> {
         let geometry = self.reader.geometry();
         let over = view.key(geometry, slot);
         let key = (reference.address, slot.0, over);
-        if let Some(met) = self.met.get(&key).copied() {
+        let again = self.visitor.every_leaf();
+        if let Some(met) = self.met.get(&key).copied().filter(|_| !again) {
             let number = match met {
                 Met::Number(number) => Some(number),
                 Met::Empty => None,

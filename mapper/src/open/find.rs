@@ -60,23 +60,28 @@ impl Copies {
     /// that holds a copy of just that place is the end, since places before it are data.
     fn drop_planted(&mut self, present: &[PresentDevice]) {
         for (handle, device) in present.iter().enumerate() {
-            let front = self.newest_where(handle, |offset| offset < FRONT).cloned();
-            let end = match &front {
-                Some(own) => own_offsets(own).map(|pair| pair[1]),
-                None => self.back_offsets(handle, device.size).into_iter().find(|&offset| {
-                    self.newest_where(handle, |at| at == offset || at == offset + PAGE_BYTES)
-                        .is_some_and(|copy| own_offsets(copy).is_some_and(|pair| pair[1] == offset))
-                }),
-            };
-            self.good.retain(|(place, _)| match place {
-                Place::Device { device, offset } if usize::from(device.0) == handle => {
-                    *offset < FRONT || end.is_some_and(|end| (end..end + FRONT).contains(offset))
-                }
-                _ => true,
-            });
-            if let Some(own) = front {
-                self.good.retain(|(place, copy)| !on(place, handle) || copy.pool_id == own.pool_id);
+            self.only_own(handle, device.size);
+        }
+    }
+
+    /// The same for one device.
+    pub(crate) fn only_own(&mut self, handle: usize, size: u64) {
+        let front = self.newest_where(handle, |offset| offset < FRONT).cloned();
+        let end = match &front {
+            Some(own) => own_offsets(own).map(|pair| pair[1]),
+            None => self.back_offsets(handle, size).into_iter().find(|&offset| {
+                self.newest_where(handle, |at| at == offset || at == offset + PAGE_BYTES)
+                    .is_some_and(|copy| own_offsets(copy).is_some_and(|pair| pair[1] == offset))
+            }),
+        };
+        self.good.retain(|(place, _)| match place {
+            Place::Device { device, offset } if usize::from(device.0) == handle => {
+                *offset < FRONT || end.is_some_and(|end| (end..end + FRONT).contains(offset))
             }
+            _ => true,
+        });
+        if let Some(own) = front {
+            self.good.retain(|(place, copy)| !on(place, handle) || copy.pool_id == own.pool_id);
         }
     }
 
@@ -131,7 +136,8 @@ impl Copies {
         Ok(Found { superblock: chosen, handles })
     }
 
-    fn newest_on(&self, handle: usize) -> Option<&Superblock> {
+    /// The newest copy on a device, by the caller's number of it.
+    pub(crate) fn newest_on(&self, handle: usize) -> Option<&Superblock> {
         self.newest_where(handle, |_| true)
     }
 

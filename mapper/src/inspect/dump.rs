@@ -1,0 +1,210 @@
+//! A pool's metadata as lines of text.
+//!
+//! The first line has the version, the last the number of lines and their sum, so that a dump that
+//! was cut short, edited or written by a later version is known for what it is. Leaves are numbered
+//! and stand where they are met first; volumes that share one name its number.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use crate::error::MapperError;
+use crate::format::catalogue::VolumeKind;
+use crate::mapping::Mapping;
+use crate::units::VolumeId;
+
+use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
+use super::{Entries, Fault, Reader, State, VolumeView};
+
+/// Version of the text.
+pub const DUMP_VERSION: u32 = 1;
+/// How the first line begins.
+pub(crate) const FIRST_WORDS: &str = "blockd dump";
+/// Text is given away in pieces of about this many bytes.
+const PIECE: usize = 64 << 10;
+
+/// Something that can't be read any more, by volume and bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// Whose; 0 for records of the catalogue.
+    pub volume: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// The bytes of it; places of records for the catalogue.
+    pub range: Range<u64>,
+    /// Why.
+    pub text: String,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DumpReport {
+    /// Volumes and snapshots.
+    pub volumes: u64,
+    /// Leaves, each once.
+    pub leaves: u64,
+    /// Changes of the log that are in it.
+    pub log_changes: u64,
+    /// What is not in it because it can't be read.
+    pub lost: Vec<Lost>,
+}
+
+/// Writes a pool, as it is at the end of its log, as text. `out` gets the text in pieces, and may
+/// refuse.
+pub fn dump(
+    reader: &mut Reader<'_>,
+    out: &mut dyn FnMut(&str) -> Result<(), Stopped>,
+) -> Result<DumpReport, MapperError> {
+    let mut dumper = Dumper::new(out);
+    dumper.all(reader).map_err(|Stopped| MapperError::Internal("the dump was stopped"))?;
+    Ok(dumper.report)
+}
+
+struct Dumper<'o> {
+    out: &'o mut dyn FnMut(&str) -> Result<(), Stopped>,
+    text: String,
+    lines: u64,
+    sum: xxhash_rust::xxh3::Xxh3,
+    span: u64,
+    report: DumpReport,
+}
+
+impl<'o> Dumper<'o> {
+    fn new(out: &'o mut dyn FnMut(&str) -> Result<(), Stopped>) -> Self {
+        let (text, sum) = (String::new(), xxhash_rust::xxh3::Xxh3::new());
+        Self { out, text, lines: 0, sum, span: 0, report: DumpReport::default() }
+    }
+
+    fn all(&mut self, reader: &mut Reader<'_>) -> Result<(), Stopped> {
+        self.span = reader.geometry().leaf_span();
+        let mut state = State::of_checkpoint(reader, self)?;
+        let log = state.replay(reader, self)?;
+        self.report.log_changes = log.pending;
+        if let Some(fault) = log.broken {
+            self.lose(VolumeId(0), "", 0..0, format!("{fault}; changes behind it are lost"));
+        }
+        self.header(reader, &state, log.next_sequence)?;
+        walk::volumes(reader, &state, self)?;
+        let (lines, sum) = (self.lines, self.sum.digest());
+        let _ = writeln!(self.text, "end {lines} {sum:016x}");
+        (self.out)(&self.text)
+    }
+
+    fn header(&mut self, reader: &Reader<'_>, state: &State, sequence: u64) -> Result<(), Stopped> {
+        let s = reader.superblock();
+        self.line(&format!("{FIRST_WORDS} {DUMP_VERSION}"))?;
+        let (id, lsn, next) = (u128::from_be_bytes(s.pool_id), state.lsn, state.next_volume_id);
+        self.line(&format!(
+            "pool {id:032x} extent {} node {} epoch {} generation {} lsn {lsn} next {next}",
+            s.extent_size, s.node, s.epoch, s.generation
+        ))?;
+        let (compat, ro_compat) = (s.compat, s.ro_compat);
+        self.line(&format!("features {compat:x} {ro_compat:x} {:x}", s.incompat))?;
+        self.line(&format!("log {} {} sequence {sequence}", s.wal_start, s.wal_extents))?;
+        self.line(&format!("reserve {} {}", s.reserve_start, s.reserve_extents))?;
+        for device in s.devices.as_slice() {
+            self.line(&format!(
+                "device {:032x} size {} first {} extents {} block {} class {}",
+                u128::from_be_bytes(device.uuid),
+                device.size,
+                device.first,
+                device.extents,
+                device.block_size,
+                device.class
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str) -> Result<(), Stopped> {
+        self.sum.update(line.as_bytes());
+        self.sum.update(b"\n");
+        self.lines += 1;
+        self.text.push_str(line);
+        self.text.push('\n');
+        if self.text.len() < PIECE {
+            return Ok(());
+        }
+        let text = std::mem::take(&mut self.text);
+        (self.out)(&text)
+    }
+
+    fn lose(&mut self, volume: VolumeId, name: &str, range: Range<u64>, text: String) {
+        self.report.lost.push(Lost { volume, name: name.to_owned(), range, text });
+    }
+
+    /// Neighbours that lie in a row and have equal bitmaps stand in one line.
+    fn entries(&mut self, entries: &Entries) -> Result<(), Stopped> {
+        let mut run: Option<(usize, u64, u64, u64)> = None;
+        let ends = std::iter::once(&Mapping::UNMAPPED);
+        for (index, entry) in entries.iter().chain(ends).enumerate() {
+            if let (Some((_, first, count, valid)), Some(physical)) = (&mut run, entry.physical)
+                && physical.0 == *first + *count
+                && entry.valid == *valid
+            {
+                *count += 1;
+                continue;
+            }
+            if let Some((at, first, count, valid)) = run.take() {
+                self.line(&format!("map {at} {count} {first} {valid:x}"))?;
+            }
+            run = entry.physical.map(|physical| (index, physical.0, 1, entry.valid));
+        }
+        Ok(())
+    }
+}
+
+impl Visitor for Dumper<'_> {
+    fn page(&mut self, _: PageUse) -> Result<(), Stopped> {
+        Ok(())
+    }
+
+    fn catalogue_lost(&mut self, places: Range<u64>, fault: &Fault) -> Result<(), Stopped> {
+        self.lose(VolumeId(0), "", places, format!("{fault}; volumes in these places are lost"));
+        Ok(())
+    }
+
+    fn lost(
+        &mut self,
+        volume: &VolumeView,
+        slots: Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let size = volume.record.size;
+        let range = (slots.start * self.span).min(size)..(slots.end * self.span).min(size);
+        self.lose(volume.record.id, volume.record.name.as_str(), range, fault.to_string());
+        self.line(&format!("lost {} {}", slots.start, slots.end - slots.start))
+    }
+
+    fn problem(&mut self, what: &'static str, text: String) -> Result<(), Stopped> {
+        self.lose(VolumeId(0), "", 0..0, format!("{what}: {text}"));
+        Ok(())
+    }
+
+    fn volume(&mut self, volume: &VolumeView) -> Result<(), Stopped> {
+        self.report.volumes += 1;
+        let record = &volume.record;
+        let kind = match record.kind {
+            VolumeKind::Volume => "volume",
+            VolumeKind::Snapshot => "snapshot",
+        };
+        self.line(&format!(
+            "{kind} {} lineage {} origin {} block {} size {} lsn {} name {}",
+            record.id,
+            record.lineage,
+            record.origin,
+            record.block_size,
+            record.size,
+            record.created_lsn,
+            record.name.as_str()
+        ))
+    }
+
+    fn leaf(&mut self, leaf: &Leaf<'_>) -> Result<(), Stopped> {
+        let Some(entries) = leaf.fresh else {
+            return self.line(&format!("share {} {}", leaf.slot, leaf.number));
+        };
+        self.report.leaves += 1;
+        self.line(&format!("leaf {} {}", leaf.slot, leaf.number))?;
+        self.entries(entries)
+    }
+}
