@@ -59,4 +59,97 @@ fn damage_is_one_value_and_an_exit_code() {
     daemon.start_again();
     assert!(daemon.terminate().success());
     assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"), "the start has healed it");
+    let nothing = daemon.ok(&["pool", "repair", path]);
+    assert_eq!(nothing, "the pool is sound: there is nothing to repair\n");
+    file.write_all_at(&[7; 64], 4096 + 100).unwrap();
+    assert_eq!(daemon.json(&["pool", "repair", path])["changed"], true);
+    assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"));
+}
+
+#[test]
+fn metadata_that_is_gone_comes_back_from_a_dump() {
+    let (mut daemon, pool) = with_data();
+    let path = pool.to_str().unwrap();
+    assert!(daemon.terminate().success());
+    let text = daemon.ok(&["pool", "dump", path]);
+    assert!(text.starts_with("blockd dump 1\npool ") && text.contains(" name data\n"), "{text}");
+    let dumped = daemon.json(&["pool", "dump", "--output", "dump", path]);
+    assert_eq!((&dumped["volumes"], &dumped["lost"]), (&1.into(), &serde_json::json!([])));
+    assert_eq!(std::fs::read_to_string(daemon.dir.join("dump")).unwrap(), text);
+
+    let restore = ["pool", "restore", "--from", "dump", path];
+    let (code, error) = daemon.failure(&restore);
+    assert!(code == 7 && error.contains("is sound"), "{code} {error}");
+    std::fs::write(daemon.dir.join("cut"), &text[..text.len() / 2]).unwrap();
+    let (code, error) = daemon.failure(&["pool", "restore", "--from", "cut", path]);
+    assert!(code == 10 && error.starts_with("cut: it was cut short"), "{code} {error}");
+
+    let file = std::fs::File::options().read(true).write(true).open(&pool).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    let pages = (0..bytes.len()).step_by(4096).filter(|&at| bytes[at..].starts_with(b"BDpg"));
+    for at in pages {
+        file.write_all_at(&[0; 4096], at as u64).unwrap();
+    }
+    let output = daemon.run(&["--json", "pool", "check", path]);
+    assert_eq!(parsed(&output)["findings"][0]["kind"], "catalogue");
+    let would = daemon.json(&["pool", "repair", "--dry-run", path]);
+    assert_eq!((&would["damaged"], &would["changed"]), (&true.into(), &false.into()));
+    assert_eq!(would["lost"].as_array().unwrap().len(), 1, "{would}");
+    assert!(daemon.ok(&restore).contains("1 volume(s)"));
+    assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"));
+    daemon.start_again();
+    daemon.ok(&["export", "data", "copy"]);
+    let [image, copy] = ["image", "copy"].map(|name| std::fs::read(daemon.dir.join(name)).unwrap());
+    assert!(image == copy, "every byte is back");
+}
+
+#[test]
+fn who_owns_a_place_on_the_disk_is_told() {
+    let (mut daemon, pool) = with_data();
+    assert!(daemon.terminate().success());
+    let path = pool.to_str().unwrap();
+    let rmap = |offset: &str, length: &str| {
+        let claims = daemon.json(&["pool", "rmap", "--offset", offset, "--length", length, path]);
+        claims["claims"].as_array().unwrap().clone()
+    };
+    assert_eq!(rmap("0", "1")[0]["kind"], "superblock");
+    // A piece of the image is looked for on the disk; the tool has to know where it belongs.
+    let image = std::fs::read(daemon.dir.join("image")).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    let piece = 300 << 12;
+    let at =
+        (0..bytes.len()).step_by(4096).find(|&at| bytes[at..].starts_with(&image[piece..][..64]));
+    let at = at.unwrap() as u64;
+    let found = rmap(&at.to_string(), "4K");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((&found[0]["kind"], &found[0]["volume"]), (&"data".into(), &"data".into()));
+    let [first, start] = ["first_byte", "volume_byte"].map(|key| found[0][key].as_u64().unwrap());
+    assert_eq!(start + (at - first), piece as u64);
+    assert!(rmap("200M", "1M").is_empty());
+    let (code, error) = daemon.failure(&["pool", "rmap", "--offset", "256M", path]);
+    assert!(code == 3 && error.starts_with("range is "), "{code} {error}");
+}
+
+#[test]
+fn the_log_is_shown_and_emptied() {
+    let (mut daemon, pool) = with_data();
+    daemon.kill();
+    let path = pool.to_str().unwrap();
+    let ring = daemon.ring_dir();
+    let ring = ring.to_str().unwrap();
+    let shown = daemon.ok(&["journal", "dump", path]);
+    assert!(shown.contains(" create volume 1 size 3145728 ") && shown.contains(" map volume 1 "));
+    let would = daemon.json(&["journal", "replay", "--dry-run", path]);
+    assert_eq!(would["changed"], false);
+    let other = daemon.ring_dir().join("other");
+    std::fs::create_dir(&other).unwrap();
+    let other = other.to_str().unwrap();
+    let (code, error) = daemon.failure(&["journal", "replay", "--ring-dir", other, path]);
+    assert!(code == 7 && error.contains("loses answered writes"), "{code} {error}");
+    let done = daemon.json(&["journal", "replay", "--ring-dir", ring, path]);
+    assert_eq!((&done["changed"], &done["log_changes"]), (&true.into(), &would["log_changes"]));
+    assert_eq!(daemon.json(&["journal", "replay", path])["changed"], false);
+    let shown = daemon.ok(&["journal", "dump", path]);
+    assert_eq!(shown, "0 block(s), 0 change(s), 0 to be replayed\n");
+    assert_eq!(daemon.json(&["pool", "check", path])["clean"], true);
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
-    add, attach, clone, completions, del, events, features, import_export, man, pool, recover,
-    resize, rollback, snapshot, top, volumes,
+    add, attach, completions, del, events, features, import_export, man, pool, pool_tools, recover,
+    resize, top, volumes,
 };
 use crate::error::KINDS;
 
@@ -66,9 +66,6 @@ pub(crate) enum Verb {
     List(volumes::List),
     Show(volumes::Show),
     Resize(resize::Resize),
-    Snapshot(snapshot::Snapshot),
-    Clone(clone::Clone),
-    Rollback(rollback::Rollback),
     Attach(attach::Attach),
     Detach(attach::Detach),
     Recover(recover::Recover),
@@ -77,6 +74,8 @@ pub(crate) enum Verb {
     Export(import_export::Export),
     #[command(subcommand)]
     Pool(pool::Pool),
+    #[command(subcommand)]
+    Journal(pool_tools::Journal),
     Top(top::Top),
     Events(events::Events),
     Completions(completions::Completions),

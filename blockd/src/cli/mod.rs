@@ -5,7 +5,6 @@ mod add;
 pub(crate) mod args;
 mod attach;
 mod client;
-mod clone;
 mod completions;
 mod del;
 mod events;
@@ -18,9 +17,7 @@ mod pool;
 mod pool_tools;
 mod recover;
 mod resize;
-mod rollback;
 mod shapes;
-mod snapshot;
 mod top;
 mod transfer;
 mod version;
@@ -76,6 +73,7 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
     match verb {
         Verb::Serve(serve) => daemon::serve(serve.config.as_deref()),
         Verb::Config(config) => configuration(context, &config),
+        Verb::Journal(journal) => journal.run(context),
         Verb::Completions(completions) => completions.run(context),
         Verb::Man(man) => man.run(context),
         verb => {
@@ -106,9 +104,6 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::List(list) => list.run(context).await,
         Verb::Show(show) => show.run(context).await,
         Verb::Resize(resize) => resize.run(context).await,
-        Verb::Snapshot(snapshot) => snapshot.run(context).await,
-        Verb::Clone(clone) => clone.run(context).await,
-        Verb::Rollback(rollback) => rollback.run(context).await,
         Verb::Attach(attach) => attach.run(context).await,
         Verb::Detach(detach) => detach.run(context).await,
         Verb::Recover(recover) => recover.run(context).await,
@@ -120,7 +115,11 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Events(events) => events.run(context).await,
         Verb::Version(_) => version::run(context).await,
         // `run` has dealt with these.
-        Verb::Serve(_) | Verb::Config(_) | Verb::Completions(_) | Verb::Man(_) => Ok(()),
+        Verb::Serve(_)
+        | Verb::Config(_)
+        | Verb::Journal(_)
+        | Verb::Completions(_)
+        | Verb::Man(_) => Ok(()),
     }
 }
 

@@ -16,7 +16,7 @@ use super::shapes::{self, PoolShape};
 use super::{Context, amount, pool_tools, size_argument};
 use crate::error::Error;
 
-/// List, show, draw, make and check pools
+/// List, show, draw, make, check and repair pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]
@@ -27,6 +27,10 @@ pub(crate) enum Pool {
     Map(Map),
     Create(Create),
     Check(pool_tools::Check),
+    Dump(pool_tools::Dump),
+    Restore(pool_tools::Restore),
+    Repair(pool_tools::Repair),
+    Rmap(pool_tools::Rmap),
 }
 
 /// List pools
@@ -146,6 +150,10 @@ impl Pool {
             Self::Map(map) => map.run(context).await,
             Self::Create(create) => create.run(context).await,
             Self::Check(check) => check.run(context),
+            Self::Dump(dump) => dump.run(context),
+            Self::Restore(restore) => restore.run(context),
+            Self::Repair(repair) => repair.run(context),
+            Self::Rmap(rmap) => rmap.run(context),
         }
     }
 }

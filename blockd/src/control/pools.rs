@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
-use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::sys::statvfs::statvfs;
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
@@ -16,9 +15,6 @@ use super::errors::pool_error;
 
 /// What a pool has to have at least, so that its metadata leaves room for data.
 const LEAST_BYTES: u64 = 256 << 20;
-
-/// Where delta rings are when the runtime folder is not in memory.
-const SHARED_MEMORY: &str = "/dev/shm";
 
 /// A pool that was opened.
 pub(super) struct Opened {
@@ -79,7 +75,7 @@ fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         name: config.name.clone(),
         devices: config.devices.iter().map(device).collect(),
         extent_size: config.extent_size,
-        ring_dir: ring_dir(runtime_dir),
+        ring_dir: pool::ring_dir(runtime_dir),
         accept_loss: config.accept_loss,
         lock_wait: config.lock_wait,
         commit_interval: config.commit_interval,
@@ -96,13 +92,6 @@ fn kind(device: &DeviceConfig) -> DeviceKind {
         config::DeviceKind::Auto if is_disk() => DeviceKind::Disk,
         config::DeviceKind::File | config::DeviceKind::Auto => DeviceKind::File,
     }
-}
-
-/// The runtime folder if it is in memory: a delta ring on a disk would be slow, and outlive what it
-/// is about.
-fn ring_dir(runtime_dir: &Path) -> PathBuf {
-    let in_memory = statfs(runtime_dir).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
-    if in_memory { runtime_dir.to_path_buf() } else { PathBuf::from(SHARED_MEMORY) }
 }
 
 /// Bytes to make a device with; `None` for one that stays as it is.

@@ -13,7 +13,7 @@ pub use error::PoolError;
 pub use handle::{ExtentRun, PoolHandle, PoolSpace, PoolStats};
 pub use offline::{Access, Offline};
 pub use open::{CreateReport, create, exists, open};
-pub use spec::PoolSpec;
+pub use spec::{PoolSpec, ring_dir};
 
 /// Threads that can serve one pool. The delta ring has a slot for each, used or not, so that a
 /// process killed with fewer threads is followed by one with more.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::geometry::MAX_DEVICES;
-use blockd_mapper::inspect::Media;
+use blockd_mapper::inspect::{Media, MediaMut};
 use blockd_mapper::io::IoError;
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::DeviceIndex;
@@ -79,6 +79,16 @@ impl Offline {
 impl Media for Offline {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         self.file(device)?.read_exact_at(bytes, offset).map_err(|error| io_error(&error))
+    }
+}
+
+impl MediaMut for Offline {
+    fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        self.file(device)?.write_all_at(bytes, offset).map_err(|error| io_error(&error))
+    }
+
+    fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError> {
+        self.file(device)?.sync_all().map_err(|error| io_error(&error))
     }
 }
 

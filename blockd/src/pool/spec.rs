@@ -1,11 +1,23 @@
 //! What is needed to make or open a pool.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::geometry::DEFAULT_EXTENT_SIZE;
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 use crate::backing::DeviceSpec;
+
+/// Where delta rings are where the runtime folder is not in memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// The runtime folder if it is in memory: a delta ring on a disk would be slow, and outlive what it
+/// is about.
+#[must_use]
+pub fn ring_dir(runtime_dir: &Path) -> PathBuf {
+    let in_memory = statfs(runtime_dir).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+    if in_memory { runtime_dir.to_path_buf() } else { PathBuf::from(SHARED_MEMORY) }
+}
 
 /// What is needed to make or open a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -65,6 +65,11 @@ impl Daemon {
         self.dir.join("blockd.toml")
     }
 
+    /// Where its delta ring is.
+    pub(crate) fn ring_dir(&self) -> PathBuf {
+        self.runtime.clone()
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.runtime.join("control.sock")
     }

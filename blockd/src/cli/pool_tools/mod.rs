@@ -1,15 +1,27 @@
 //! Tools for a pool's metadata. They work on the files or disks themselves, with no daemon.
 
 mod check;
+mod dump;
+mod journal;
+mod repair;
+mod restore;
+mod rmap;
 
 use std::path::PathBuf;
 
 use blockd_mapper::inspect::Reader;
+use blockd_mapper::inspect::dump::Lost;
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::pool::{Access, Offline, PoolError};
 
 pub(crate) use check::Check;
+pub(crate) use dump::Dump;
+pub(crate) use journal::Journal;
+pub(crate) use repair::Repair;
+pub(crate) use restore::Restore;
+pub(crate) use rmap::Rmap;
 
 /// Which pool.
 #[derive(Clone, Debug, clap::Args)]
@@ -46,4 +58,36 @@ fn failed(error: PoolError) -> Error {
 
 fn hex(id: &[u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(*id))
+}
+
+/// A part of a volume that can't be read any more, in JSON.
+#[derive(Debug, Serialize)]
+struct LostShape {
+    volume: Option<String>,
+    volume_id: Option<u32>,
+    first_byte: u64,
+    end_byte: u64,
+    text: String,
+}
+
+impl From<&Lost> for LostShape {
+    fn from(lost: &Lost) -> Self {
+        let of_volume = lost.volume.0 != 0;
+        Self {
+            volume: of_volume.then(|| lost.name.clone()),
+            volume_id: of_volume.then_some(lost.volume.0),
+            first_byte: lost.range.start,
+            end_byte: lost.range.end,
+            text: lost.text.clone(),
+        }
+    }
+}
+
+/// The same in a line.
+fn lost_text(word: &str, lost: &Lost) -> String {
+    if lost.volume.0 == 0 {
+        return format!("{word}: {}", lost.text);
+    }
+    let (name, last) = (crate::error::shown(&lost.name), lost.range.end.saturating_sub(1));
+    format!("{word}: volume {name}, bytes {} to {last}: {}", lost.range.start, lost.text)
 }

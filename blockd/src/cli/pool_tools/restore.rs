@@ -1,0 +1,113 @@
+//! `blockd pool restore`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+
+use blockd_mapper::inspect::Reader;
+use blockd_mapper::inspect::check::check;
+use blockd_mapper::inspect::restore::{Plan, Scan};
+use serde::Serialize;
+
+use super::{Devices, hex};
+use crate::cli::Context;
+use crate::error::Error;
+use crate::pool::{Access, Offline};
+
+/// Write the metadata of a pool anew from a dump
+///
+/// The data stays where it is: the dump must be of this pool, and no older than the last write,
+/// discard or snapshot. All of the dump is judged before anything is written. Without --force the
+/// pool has to be damaged, and each device has to say by a superblock of its own that it is the
+/// one of the dump.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd pool restore --from default.dump \
+                  /var/lib/blockd/default.pool")]
+pub(crate) struct Restore {
+    #[command(flatten)]
+    devices: Devices,
+
+    /// The dump
+    #[arg(long, value_name = "FILE")]
+    from: PathBuf,
+
+    /// Also over a pool that is sound, and on devices that don't say what they are
+    #[arg(long)]
+    force: bool,
+}
+
+/// What `pool restore --json` prints.
+#[derive(Debug, Serialize)]
+struct Restored {
+    pool_id: String,
+    volumes: u64,
+    pages: u64,
+    lost_slots: u64,
+}
+
+impl Restore {
+    pub(in crate::cli) fn run(&self, context: &Context) -> Result<(), Error> {
+        let plan = self.plan()?;
+        let mut devices = self.devices.open(Access::Write)?;
+        let present = devices.present().to_vec();
+        let target = plan.target(&mut devices, &present)?;
+        if !self.force {
+            self.refuse(&mut devices, target.known)?;
+        }
+        let (volumes, lost_slots, pool_id) = (plan.volumes(), plan.lost_slots(), plan.pool_id());
+        let mut restoring = plan.begin(&mut devices, target)?;
+        self.lines(|line| restoring.line(line).map(|()| true).map_err(Error::from))?;
+        let pages = restoring.finish()?;
+        let restored = Restored { pool_id: hex(&pool_id), volumes, pages, lost_slots };
+        context.output.either(&restored, || {
+            let mut text = format!(
+                "pool {}: {volumes} volume(s) and snapshot(s) restored, {pages} pages written\n",
+                restored.pool_id
+            );
+            if lost_slots > 0 {
+                let more = "parts of leaves were lost when it was dumped: they read as zeroes";
+                text.push_str(&format!("{lost_slots} {more}\n"));
+            }
+            text
+        })
+    }
+
+    fn plan(&self) -> Result<Plan, Error> {
+        let mut scan = Scan::new();
+        self.lines(|line| Ok(scan.line(line)))?;
+        scan.finish().map_err(|error| Error::Corrupt {
+            what: self.from.display().to_string(),
+            problem: error.to_string(),
+        })
+    }
+
+    fn lines(&self, mut each: impl FnMut(&str) -> Result<bool, Error>) -> Result<(), Error> {
+        let failed = |source| Error::file("read", &self.from, source);
+        let file = File::open(&self.from).map_err(failed)?;
+        for line in BufReader::new(file).lines() {
+            if !each(&line.map_err(failed)?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, devices: &mut Offline, known: bool) -> Result<(), Error> {
+        let what = format!("pool on {}", self.devices.paths[0].display());
+        if !known {
+            let problem = "has devices without a readable superblock: are they the right ones? \
+                           Then --force restores to them, in the order given";
+            return Err(Error::in_use(what, problem));
+        }
+        let present = devices.present().to_vec();
+        // One that can't be opened at all is damaged for sure.
+        let sound = Reader::open(devices, &present)
+            .and_then(|mut reader| check(&mut reader, &mut |_| Ok(())))
+            .is_ok_and(|report| !report.damaged);
+        if sound {
+            let problem = "is sound: --force would lose what has changed since the dump";
+            return Err(Error::in_use(what, problem));
+        }
+        Ok(())
+    }
+}
