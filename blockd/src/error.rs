@@ -436,6 +436,15 @@ impl From<MapperError> for Error {
                 existing: existing.to_string(),
                 asked: asked.to_string(),
             },
+            MapperError::GroupPartly { existing, missing } => Self::in_use(
+                format!("snapshot {}", shown(existing)),
+                format!("exists, and {} does not: a group is one cut", shown(missing)),
+            ),
+            MapperError::GroupApart { first, other } => Self::in_use(
+                format!("snapshot {}", shown(first)),
+                format!("exists, and {} was taken at another time", shown(other)),
+            ),
+            MapperError::GroupTwice { what, which } => Self::invalid(what, which, "each once"),
             MapperError::Unsuitable { volume, problem } => {
                 Self::in_use(format!("volume {volume}:"), problem)
             }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
-    add, attach, completions, del, events, features, import_export, man, pool, pool_tools, recover,
-    resize, top, volumes,
+    add, attach, clone, completions, del, events, features, import_export, man, pool, pool_tools,
+    recover, resize, rollback, snapshot, top, volumes,
 };
 use crate::error::KINDS;
 
@@ -66,6 +66,9 @@ pub(crate) enum Verb {
     List(volumes::List),
     Show(volumes::Show),
     Resize(resize::Resize),
+    Snapshot(snapshot::Snapshot),
+    Clone(clone::Clone),
+    Rollback(rollback::Rollback),
     Attach(attach::Attach),
     Detach(attach::Detach),
     Recover(recover::Recover),

@@ -50,6 +50,9 @@ calls! {
     get_volume: GetVolumeRequest -> GetVolumeResponse;
     list_volumes: ListVolumesRequest -> ListVolumesResponse;
     resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse;
+    create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
+    clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
+    rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
     attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
     recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;

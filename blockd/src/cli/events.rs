@@ -124,6 +124,9 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::DeviceRecovered => "device_recovered",
         EventKind::DeviceFailed => "device_failed",
         EventKind::DeviceCleaned => "device_cleaned",
+        EventKind::SnapshotCreated => "snapshot_created",
+        EventKind::VolumeCloned => "volume_cloned",
+        EventKind::VolumeRolledBack => "volume_rolled_back",
     }
 }
 

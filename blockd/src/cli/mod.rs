@@ -5,6 +5,7 @@ mod add;
 pub(crate) mod args;
 mod attach;
 mod client;
+mod clone;
 mod completions;
 mod del;
 mod events;
@@ -17,7 +18,9 @@ mod pool;
 mod pool_tools;
 mod recover;
 mod resize;
+mod rollback;
 mod shapes;
+mod snapshot;
 mod top;
 mod transfer;
 mod version;
@@ -104,6 +107,9 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::List(list) => list.run(context).await,
         Verb::Show(show) => show.run(context).await,
         Verb::Resize(resize) => resize.run(context).await,
+        Verb::Snapshot(snapshot) => snapshot.run(context).await,
+        Verb::Clone(clone) => clone.run(context).await,
+        Verb::Rollback(rollback) => rollback.run(context).await,
         Verb::Attach(attach) => attach.run(context).await,
         Verb::Detach(detach) => detach.run(context).await,
         Verb::Recover(recover) => recover.run(context).await,

@@ -218,6 +218,7 @@ pub(crate) fn place(volume: &Volume) -> &str {
 pub(crate) fn state(volume: &Volume) -> &'static str {
     match (volume.attached, volume.read_only) {
         _ if !volume.device_problem.is_empty() => "attached, not served",
+        (false, _) if volume.kind() == v1::VolumeKind::Snapshot => "snapshot",
         (false, _) => "detached",
         (true, false) => "attached",
         (true, true) => "attached, read-only",

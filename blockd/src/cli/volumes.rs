@@ -13,9 +13,10 @@ use super::{Context, amount};
 use crate::error::Error;
 use crate::frontend::ublk::control::features;
 
-/// List volumes
+/// List volumes and snapshots
 ///
-/// MAPPED is the space that a volume takes in its pool; SIZE is what clients see.
+/// MAPPED is the space that a volume takes in its pool, shared or not; SIZE is what clients see;
+/// FROM is what a snapshot is of, or what a volume was cloned from.
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "ls", after_help = "Example:\n  blockd list\n  blockd list --json")]
 pub(crate) struct List {
@@ -90,6 +91,7 @@ fn table(volumes: &[Volume], context: &Context) -> String {
         ("size", Side::Right),
         ("mapped", Side::Right),
         ("state", Side::Left),
+        ("from", Side::Left),
         ("conn", Side::Right),
         ("where", Side::Left),
     ]);
@@ -106,6 +108,7 @@ fn table(volumes: &[Volume], context: &Context) -> String {
             output.size(amount(volume.size_bytes)).into(),
             output.size(amount(volume.mapped_bytes)).into(),
             Cell::toned(state, tone),
+            if volume.origin.is_empty() { "-" } else { volume.origin.as_str() }.into(),
             volume.connections.to_string().into(),
             match shapes::place(volume) {
                 "" if !volume.device_problem.is_empty() => volume.device_problem.as_str().into(),

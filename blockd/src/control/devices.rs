@@ -1,6 +1,7 @@
 //! Volumes as block devices of this machine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockd_mapper::engine::VolumeSummary;
 use tokio::task::JoinSet;
@@ -39,6 +40,10 @@ pub(super) struct AttachWish {
 /// Blocks larger than this need buffers that are aligned to more than the kernel promises for the
 /// pages of a request, and libublk has no way to ask for that.
 const ZERO_COPY_BLOCK: u32 = 512;
+
+/// How long it may take to write out what the kernel's cache holds of a device: some GiB to a slow
+/// disk. What waits for space would take for ever.
+const CACHE_LIMIT: Duration = Duration::from_secs(25);
 
 /// What an error of a device means to a user.
 pub fn device_error(error: DeviceError) -> Error {
@@ -187,6 +192,30 @@ impl Control {
             return Ok(true);
         }
         blocking(move || devices.resize(&id, volume, bytes).map_err(device_error)).await
+    }
+
+    /// Writes out what the kernel's cache holds of a volume's block device, and forgets it, as far
+    /// as nobody keeps it there.
+    pub(super) async fn forget_cache(
+        &self,
+        pool: &PoolHandle,
+        volume: VolumeId,
+    ) -> Result<(), Error> {
+        let view = self.ublk().and_then(|devices| devices.view(&pool.id(), volume));
+        let Some(path) = view.and_then(|view| view.path) else { return Ok(()) };
+        let what = path.display().to_string();
+        let forget = blocking(move || {
+            let what = || format!("writing out the cache of {}", path.display());
+            let file = std::fs::File::open(&path).map_err(|source| Error::io(what(), source))?;
+            file.sync_all().map_err(|source| Error::io(what(), source))?;
+            let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+            nix::fcntl::posix_fadvise(&file, 0, 0, advice)
+                .map_err(|error| Error::io(what(), error.into()))
+        });
+        tokio::time::timeout(CACHE_LIMIT, forget).await.unwrap_or_else(|_| {
+            let problem = format!("has not written its cache out within {CACHE_LIMIT:?}");
+            Err(Error::in_use(what, problem))
+        })
     }
 
     /// The block device of a volume that is attached so.

@@ -13,12 +13,15 @@ mod messages;
 mod pools;
 mod server;
 mod service;
+mod snapshots;
 mod state_file;
 mod stats;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_snapshots;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -77,7 +80,7 @@ struct Inner {
     /// One pool is made at a time.
     making_pools: tokio::sync::Mutex<()>,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
-    /// nobody may hold two.
+    /// who needs two takes them by `lock_all`.
     locks: [tokio::sync::Mutex<()>; LOCKS],
     hasher: RandomState,
     ready: AtomicBool,
@@ -314,8 +317,12 @@ impl Control {
 
     /// Keeps others from doing something with this name meanwhile.
     async fn lock(&self, pool: &str, name: &str) -> tokio::sync::MutexGuard<'_, ()> {
+        self.0.locks[self.lock_place(pool, name)].lock().await
+    }
+
+    fn lock_place(&self, pool: &str, name: &str) -> usize {
         let hash = self.0.hasher.hash_one((self.pool_name(pool), name)) % LOCKS as u64;
-        self.0.locks[usize::try_from(hash).unwrap_or(0)].lock().await
+        usize::try_from(hash).unwrap_or(0)
     }
 
     /// Makes a pool at run time, and remembers it. True if it is new.

@@ -17,6 +17,7 @@ use crate::units::{from_wire, to_wire, to_wire_gb};
 
 use super::Control;
 use super::messages::{count, size_of_request, volume, wish};
+use super::snapshots::Member;
 use super::volumes::checked_name;
 
 /// Messages that wait for a client of a stream. What waits beyond that waits in the hub.
@@ -181,6 +182,53 @@ impl Calls for Control {
                 connections_with_old_size: count(connections),
                 previous_size_bytes: to_wire(resized.previous),
                 device_has_old_size: resized.device_has_old_size,
+            })
+        })
+        .await
+    }
+
+    async fn create_snapshots(
+        &self,
+        asked: Request<v1::CreateSnapshotsRequest>,
+    ) -> Answer<v1::CreateSnapshotsResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let member = |one: v1::SnapshotMember| Member { volume: one.volume, name: one.name };
+            let members: Vec<Member> = asked.members.into_iter().map(member).collect();
+            let (changed, made) = control.create_snapshots(&asked.pool, &members).await?;
+            let snapshots = made.into_iter().map(volume).collect();
+            Ok(v1::CreateSnapshotsResponse { changed, snapshots })
+        })
+        .await
+    }
+
+    #[expect(deprecated, reason = "older clients send size_gb")]
+    async fn clone_volume(
+        &self,
+        asked: Request<v1::CloneVolumeRequest>,
+    ) -> Answer<v1::CloneVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let size = from_wire(asked.size_bytes, asked.size_gb)?;
+            let size = (size != 0).then_some(size);
+            let (changed, made) =
+                control.clone_volume(&asked.pool, &asked.snapshot, &asked.name, size).await?;
+            Ok(v1::CloneVolumeResponse { changed, volume: Some(volume(made)) })
+        })
+        .await
+    }
+
+    async fn rollback_volume(
+        &self,
+        asked: Request<v1::RollbackVolumeRequest>,
+    ) -> Answer<v1::RollbackVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let v1::RollbackVolumeRequest { name, pool, snapshot, force } = asked;
+            let done = control.rollback_volume(&pool, &name, &snapshot, force).await?;
+            Ok(v1::RollbackVolumeResponse {
+                volume: Some(volume(done.volume)),
+                previous_size_bytes: to_wire(done.previous),
             })
         })
         .await

@@ -13,13 +13,13 @@ use crate::error::{Error, ErrorKind};
 use crate::frontend::nbd::{ExportError, Exports};
 use crate::stats::{Op, VolumeStats};
 
-const MIB: i64 = 1 << 20;
+pub(super) const MIB: i64 = 1 << 20;
 
-fn create(name: &str, size_bytes: i64) -> v1::CreateVolumeRequest {
+pub(super) fn create(name: &str, size_bytes: i64) -> v1::CreateVolumeRequest {
     v1::CreateVolumeRequest { name: name.to_owned(), size_bytes, ..Default::default() }
 }
 
-fn attach(name: &str) -> v1::AttachVolumeRequest {
+pub(super) fn attach(name: &str) -> v1::AttachVolumeRequest {
     v1::AttachVolumeRequest { name: name.to_owned(), ..Default::default() }
 }
 
@@ -27,7 +27,7 @@ fn detach(name: &str, force: bool) -> v1::DetachVolumeRequest {
     v1::DetachVolumeRequest { name: name.to_owned(), force, ..Default::default() }
 }
 
-fn delete(name: &str, force: bool) -> v1::DeleteVolumeRequest {
+pub(super) fn delete(name: &str, force: bool) -> v1::DeleteVolumeRequest {
     v1::DeleteVolumeRequest { name: name.to_owned(), force, ..Default::default() }
 }
 
@@ -36,14 +36,14 @@ fn resize(name: &str, size_bytes: i64, shrink: bool) -> v1::ResizeVolumeRequest 
 }
 
 impl Rig {
-    async fn volumes(&mut self) -> Vec<v1::Volume> {
+    pub(super) async fn volumes(&mut self) -> Vec<v1::Volume> {
         let answer = self.client.list_volumes(v1::ListVolumesRequest::default()).await.unwrap();
         answer.into_inner().volumes
     }
 }
 
 /// The one error that a call must end with: code, field, value, and a text of one line.
-fn refused<T: std::fmt::Debug>(
+pub(super) fn refused<T: std::fmt::Debug>(
     answer: Result<tonic::Response<T>, Status>,
     code: Code,
     field: &str,

@@ -266,7 +266,7 @@ impl Control {
         Ok(list)
     }
 
-    async fn describe(&self, pool: &PoolHandle, name: &str) -> Result<Described, Error> {
+    pub(super) async fn describe(&self, pool: &PoolHandle, name: &str) -> Result<Described, Error> {
         let all = self.describe_all(pool).await?;
         let found = all.into_iter().find(|volume| volume.info.name == name);
         found.ok_or_else(|| Error::not_found("volume", name))
@@ -354,11 +354,11 @@ fn same_attachment(record: &Record, wish: &AttachWish) -> Result<(), Error> {
     }
 }
 
-fn of(pool: &PoolHandle, error: PoolError) -> Error {
+pub(super) fn of(pool: &PoolHandle, error: PoolError) -> Error {
     pool_error(pool.name(), error)
 }
 
-fn existing(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
+pub(super) fn existing(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
     checked_name(name)?;
     find(pool, name).ok_or_else(|| Error::not_found("volume", name))
 }
@@ -376,7 +376,7 @@ fn checked_block_size(block_size: u32, pool: &PoolHandle) -> Result<u32, Error> 
     Err(Error::invalid("block_size", block_size, allowed))
 }
 
-fn checked_size(size: u64, block_size: u32) -> Result<(), Error> {
+pub(super) fn checked_size(size: u64, block_size: u32) -> Result<(), Error> {
     let whole = size.is_multiple_of(u64::from(block_size));
     if whole && (1..=MAX_VOLUME_SIZE).contains(&size) {
         return Ok(());

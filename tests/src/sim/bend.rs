@@ -60,7 +60,10 @@ impl Profile {
                 self.max_volumes = 4;
                 self.volume_extents = self.volume_extents.min(4);
             }
-            Mutation::GroupOneByOne | Mutation::GroupInPieces => self.bend_to_groups(),
+            Mutation::GroupOneByOne
+            | Mutation::GroupInPieces
+            | Mutation::DiffTrustsShared
+            | Mutation::AccountByLeaf => self.bend_to_groups(),
             Mutation::NoCancel => self.bend_to_overlaps(),
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             _ => {}

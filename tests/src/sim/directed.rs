@@ -68,6 +68,11 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::SnapshotUndrained], bend: as_it_is, steps: snapshot_under_write },
     Script { shows: &[Mutation::GroupOneByOne], bend: as_it_is, steps: group_under_writes },
     Script { shows: &[Mutation::GroupInPieces], bend: long_commits, steps: group_at_a_block_end },
+    Script {
+        shows: &[Mutation::DiffTrustsShared, Mutation::AccountByLeaf],
+        bend: as_it_is,
+        steps: shared_by_another,
+    },
     Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
@@ -316,6 +321,20 @@ fn group_at_a_block_end(world: &mut World) -> Result<(), Violation> {
     world.ask_group(members)?;
     world.lose_power_keeping(&Keep::Nothing);
     world.open()
+}
+
+/// A leaf that a volume shares with its last snapshot and not with the one before, over extents of
+/// which some are shared by all three.
+fn shared_by_another(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.write(volume, 1, 0)?;
+    world.copy(volume, true)?;
+    world.write(volume, 0, 1)?;
+    world.copy(volume, true)?;
+    world.write(volume, 2, 1)?;
+    world.copy(volume, true)?;
+    world.flush(volume)
 }
 
 /// R17a: a volume shrinks while a checkpoint has still to write the leaf that is cut, and power is

@@ -94,6 +94,8 @@ marks! {
     CheckpointWritten "superblocks written";
     ReadOnlyOpen "pools opened read-only";
     Verified "pools read back completely after opening";
+    Difference "differences between volumes compared with what they hold";
+    GivenBack "deletions that gave back what was foretold";
     Drained "histories drained to rest";
 }
 

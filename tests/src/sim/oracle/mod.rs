@@ -33,6 +33,10 @@ pub enum Breach {
     Metadata,
     /// A group of snapshots is not of one moment.
     Torn,
+    /// Two volumes differ otherwise than was said.
+    Difference,
+    /// Deleting a volume gave back something else than was said.
+    GivenBack,
     /// A volume is missing, back again, or of the wrong size.
     Volumes,
     /// The mapper's own recount failed.
@@ -378,6 +382,7 @@ fn breach(
     Violation::new(breach, text)
 }
 
+mod difference;
 mod group;
 mod structure;
 

@@ -50,6 +50,7 @@ impl World {
             lost |= up.pool.failure().is_some();
         }
         self.abandon();
+        self.foretold = None;
         self.core.origins.clear();
         self.core.release_all();
         let image = self.core.ring.image();

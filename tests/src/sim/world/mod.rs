@@ -3,6 +3,7 @@
 //! The world is stepped: each step is one event, chosen by the seed among those that are possible.
 //! A crash drops the mapper and keeps what survives crashes in the [`Core`].
 
+mod compare;
 mod control;
 mod crash;
 mod open;
@@ -73,6 +74,10 @@ pub struct World {
     cut_stores: Option<u64>,
     /// A script says what happens: every opening is followed by reading everything back.
     scripted: bool,
+    /// A volume is being deleted to see what it gives back.
+    foretold: Option<compare::Foretold>,
+    /// That has been done, or is not to be.
+    compared: bool,
 }
 
 /// A host that lost its process or its power, to be used more than once.
@@ -146,6 +151,8 @@ impl World {
             crashes_in_row: 0,
             cut_stores: None,
             scripted: false,
+            foretold: None,
+            compared: false,
         }
     }
 

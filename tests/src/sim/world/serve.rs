@@ -205,13 +205,25 @@ impl World {
             self.end();
             return Ok(());
         }
+        if let Some(foretold) = self.foretold.take() {
+            self.check_foretold(foretold)?;
+        }
+        self.check_differences()?;
+        if !self.compared {
+            self.compared = true;
+            if self.core.random.bool() && self.delete_foretold()? {
+                return Ok(());
+            }
+        }
         self.winding_up = true;
         self.core.calm = true;
         self.core.profile.crash = 0.0;
         self.core.profile.recovery_crash = 0.0;
         self.core.profile.wrong_ring = 0.0;
         self.cut_stores = None;
-        if self.core.random.bool() {
+        if self.core.random.bool()
+            && let Phase::Up(up) = &mut self.phase
+        {
             up.draining = true;
         } else {
             self.random_crash();

@@ -1,0 +1,66 @@
+//! `blockd clone`.
+
+use blockd_api::v1::CloneVolumeRequest;
+use serde::Serialize;
+
+use super::shapes::{self, VolumeShape};
+use super::{Context, size_argument};
+use crate::error::Error;
+
+/// Make a volume that begins as a snapshot's content
+///
+/// Nothing is copied: what the two have in common takes its space once, until one of them is
+/// written. The snapshot can be deleted at any time. A volume that is there already, made from this
+/// snapshot with this size, is left as it is. `blockd attach` makes it reachable.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  blockd clone data-monday test\n  blockd clone golden vm1 --size 40G"
+)]
+pub(crate) struct Clone {
+    /// The snapshot
+    pub snapshot: String,
+
+    /// The new volume's name: 1 to 128 bytes without '/'
+    pub name: String,
+
+    /// How much clients see, no less than of the snapshot [default: as much]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub size: Option<String>,
+
+    /// The pool that they are in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Cloned {
+    changed: bool,
+    volume: VolumeShape,
+}
+
+impl Clone {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let size = self.size.as_deref().map(|text| size_argument("size", text)).transpose()?;
+        if size == Some(0) {
+            return Err(Error::invalid("size", 0, "more than 0"));
+        }
+        let request = CloneVolumeRequest {
+            name: self.name,
+            pool: self.pool,
+            snapshot: self.snapshot,
+            size_bytes: size.unwrap_or(0),
+            ..Default::default()
+        };
+        let answer = context.client().await?.clone_volume(request).await?;
+        let volume = VolumeShape::from(&shapes::volume(answer.volume)?);
+        let cloned = Cloned { changed: answer.changed, volume };
+        context.output.either(&cloned, || {
+            let volume = &cloned.volume;
+            let from = volume.origin.as_deref().unwrap_or("a snapshot that is gone");
+            let size = context.output.size(volume.size_bytes);
+            let how = if cloned.changed { "cloned" } else { "was there already," };
+            format!("{}: {how} from {from}, {size}\n", volume.name)
+        })
+    }
+}

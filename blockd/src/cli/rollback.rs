@@ -1,0 +1,66 @@
+//! `blockd rollback`.
+
+use blockd_api::v1::RollbackVolumeRequest;
+use serde::Serialize;
+
+use super::shapes::{self, VolumeShape};
+use super::{Context, amount};
+use crate::error::Error;
+
+/// Make a volume what a snapshot of it holds
+///
+/// What was written since is lost, unless another snapshot has it; the volume's size becomes the
+/// snapshot's. Any snapshot of its family will do: of the volume, of what it was cloned from, or of
+/// a clone. Refused while the volume is attached, unless forced: then requests in flight end first,
+/// and clients find other data below them, which a mounted file system does not survive.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd rollback data data-monday")]
+pub(crate) struct Rollback {
+    /// The volume
+    pub name: String,
+
+    /// The snapshot
+    pub snapshot: String,
+
+    /// The pool that they are in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// Also when it is attached
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct RolledBack {
+    previous_size_bytes: u64,
+    volume: VolumeShape,
+}
+
+impl Rollback {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let snapshot = self.snapshot.clone();
+        let request = RollbackVolumeRequest {
+            name: self.name,
+            pool: self.pool,
+            snapshot: self.snapshot,
+            force: self.force,
+        };
+        let answer = context.client().await?.rollback_volume(request).await?;
+        let done = RolledBack {
+            previous_size_bytes: amount(answer.previous_size_bytes),
+            volume: VolumeShape::from(&shapes::volume(answer.volume)?),
+        };
+        context.output.either(&done, || {
+            let volume = &done.volume;
+            let (now, before) = (context.output.size(volume.size_bytes), done.previous_size_bytes);
+            let size = if before == volume.size_bytes {
+                String::new()
+            } else {
+                format!("; {now} now, was {}", context.output.size(before))
+            };
+            format!("{}: holds what {snapshot} holds{size}\n", volume.name)
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! Snapshots of volumes, volumes that begin as one, and volumes that go back to one.
+
+use std::collections::BTreeSet;
+
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_mapper::geometry::MAX_GROUP;
+use tokio::sync::MutexGuard;
+
+use crate::error::{Error, shown};
+use crate::pool::{Control as Command, Outcome, PoolHandle};
+use crate::units::human;
+
+use super::volumes::{Described, checked_name, checked_size, existing, find, of};
+use super::{Control, EventKind, LOCKS};
+
+/// A snapshot to be made: of which volume, and its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Member {
+    pub(super) volume: String,
+    pub(super) name: String,
+}
+
+/// A volume that holds what a snapshot holds.
+#[derive(Clone, Debug)]
+pub(super) struct RolledBack {
+    pub(super) previous: u64,
+    pub(super) volume: Described,
+}
+
+impl Control {
+    /// Takes snapshots at one moment. True if they are new.
+    pub(super) async fn create_snapshots(
+        &self,
+        pool: &str,
+        members: &[Member],
+    ) -> Result<(bool, Vec<Described>), Error> {
+        checked_members(members)?;
+        let handle = self.pool(pool)?;
+        let names = members.iter().flat_map(|member| [&member.volume, &member.name]);
+        let _guards = self.lock_all(pool, names).await;
+        let mut wanted = Vec::new();
+        for member in members {
+            wanted.push((existing(&handle, &member.volume)?.id, member.name.clone()));
+        }
+        let command = Command::SnapshotGroup { members: wanted };
+        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let changed = matches!(outcome, Outcome::CreatedGroup(_));
+        if changed {
+            let together = match members.len() {
+                1 => String::new(),
+                count => format!(", one of {count} taken together"),
+            };
+            for Member { volume, name } in members {
+                let text =
+                    format!("snapshot {} of {} was taken{together}", shown(name), shown(volume));
+                self.events().publish(EventKind::SnapshotCreated, handle.name(), name, text);
+            }
+        }
+        let mut made = Vec::new();
+        for member in members {
+            made.push(self.describe(&handle, &member.name).await?);
+        }
+        Ok((changed, made))
+    }
+
+    /// Makes a volume that begins as a snapshot's content. True if it is new.
+    pub(super) async fn clone_volume(
+        &self,
+        pool: &str,
+        snapshot: &str,
+        name: &str,
+        size: Option<u64>,
+    ) -> Result<(bool, Described), Error> {
+        checked_name(name)?;
+        let handle = self.pool(pool)?;
+        let _guards = self.lock_all(pool, [snapshot, name]).await;
+        let source = existing_snapshot(&handle, snapshot)?;
+        if let Some(size) = size {
+            checked_size(size, source.block_size)?;
+        }
+        let command = Command::Clone { source: source.id, name: name.to_owned(), size };
+        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let changed = matches!(outcome, Outcome::Created(_));
+        if changed {
+            let text = format!("volume {} was cloned from {}", shown(name), shown(snapshot));
+            self.events().publish(EventKind::VolumeCloned, handle.name(), name, text);
+        }
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// Makes a volume what a snapshot of its family holds.
+    pub(super) async fn rollback_volume(
+        &self,
+        pool: &str,
+        name: &str,
+        snapshot: &str,
+        force: bool,
+    ) -> Result<RolledBack, Error> {
+        let handle = self.pool(pool)?;
+        let _guards = self.lock_all(pool, [snapshot, name]).await;
+        let volume = existing(&handle, name)?;
+        let source = existing_snapshot(&handle, snapshot)?;
+        let before = self.describe(&handle, name).await?;
+        if before.attached && !force {
+            let problem = "is attached: detach it first, or use force, and its clients find other \
+                           data below them";
+            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        // What the kernel's cache holds of a block device would come on top otherwise.
+        self.forget_cache(&handle, volume.id).await?;
+        let command = Command::Rollback { volume: volume.id, snapshot: source.id };
+        handle.control(command).await.map_err(|error| of(&handle, error))?;
+        self.forget_cache(&handle, volume.id).await?;
+        let to = human(source.size);
+        let text = format!("volume {} was rolled back to {}, {to}", shown(name), shown(snapshot));
+        self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
+        if source.size != volume.size {
+            self.resize_device(&handle, volume.id, source.size).await?;
+        }
+        Ok(RolledBack { previous: volume.size, volume: self.describe(&handle, name).await? })
+    }
+
+    /// Keeps others from doing something with these names meanwhile. The locks are taken in one
+    /// order by all who take several, and who holds only one waits for no other.
+    async fn lock_all(
+        &self,
+        pool: &str,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Vec<MutexGuard<'_, ()>> {
+        let places: BTreeSet<usize> =
+            names.into_iter().map(|name| self.lock_place(pool, name.as_ref())).collect();
+        let mut guards = Vec::with_capacity(places.len());
+        for place in places {
+            guards.push(self.0.locks[place % LOCKS].lock().await);
+        }
+        guards
+    }
+}
+
+fn checked_members(members: &[Member]) -> Result<(), Error> {
+    if !(1..=MAX_GROUP).contains(&members.len()) {
+        let allowed = format!("from 1 to {MAX_GROUP} volumes");
+        return Err(Error::invalid("members", members.len(), allowed));
+    }
+    let (mut volumes, mut names) = (BTreeSet::new(), BTreeSet::new());
+    for Member { volume, name } in members {
+        checked_name(volume)?;
+        checked_name(name)?;
+        for (field, value, is_new) in [
+            ("volume", volume, volumes.insert(volume.as_str())),
+            ("name", name, names.insert(name.as_str())),
+        ] {
+            if !is_new {
+                return Err(Error::invalid(field, value, "each once"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The snapshot of that name.
+fn existing_snapshot(
+    pool: &PoolHandle,
+    name: &str,
+) -> Result<blockd_mapper::engine::VolumeSummary, Error> {
+    checked_name(name)?;
+    let found = find(pool, name).ok_or_else(|| Error::not_found("snapshot", name))?;
+    if found.kind == VolumeKind::Snapshot {
+        return Ok(found);
+    }
+    let problem = "is no snapshot: take one with `blockd snapshot`";
+    Err(Error::in_use(format!("volume {}", shown(name)), problem))
+}

@@ -1,0 +1,145 @@
+//! Snapshots, clones and rollback as a client of the control API sees them.
+
+use blockd_api::v1;
+use tonic::Code;
+
+use super::testing::Rig;
+use super::tests::{MIB, attach, create, delete, refused};
+
+fn snapshot(members: &[(&str, &str)]) -> v1::CreateSnapshotsRequest {
+    let member = |&(volume, name): &(&str, &str)| v1::SnapshotMember {
+        volume: volume.into(),
+        name: name.into(),
+    };
+    v1::CreateSnapshotsRequest {
+        pool: String::new(),
+        members: members.iter().map(member).collect(),
+    }
+}
+
+fn clone(snapshot: &str, name: &str, size_bytes: i64) -> v1::CloneVolumeRequest {
+    let (snapshot, name) = (snapshot.to_owned(), name.to_owned());
+    v1::CloneVolumeRequest { snapshot, name, size_bytes, ..Default::default() }
+}
+
+fn rollback(name: &str, snapshot: &str, force: bool) -> v1::RollbackVolumeRequest {
+    let (name, snapshot) = (name.to_owned(), snapshot.to_owned());
+    v1::RollbackVolumeRequest { name, snapshot, force, ..Default::default() }
+}
+
+fn resize(name: &str, size_bytes: i64) -> v1::ResizeVolumeRequest {
+    v1::ResizeVolumeRequest { name: name.to_owned(), size_bytes, ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_taken_once_and_says_so() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", 37 * MIB)).await.unwrap();
+    let first = rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap().into_inner();
+    assert!(first.changed);
+    let made = &first.snapshots[0];
+    assert_eq!((made.name.as_str(), made.origin.as_str()), ("s", "a"));
+    assert_eq!((made.size_bytes, made.kind()), (37 * MIB, v1::VolumeKind::Snapshot));
+    assert!(made.read_only && !made.attached);
+    let again = rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap().into_inner();
+    assert!(!again.changed);
+    assert_eq!(again.snapshots, first.snapshots);
+    assert_eq!(rig.volumes().await.len(), 2);
+}
+
+#[tokio::test]
+async fn snapshots_of_several_are_taken_together_or_not_at_all() {
+    let mut rig = Rig::new().await;
+    for name in ["a", "b", "c"] {
+        rig.client.create_volume(create(name, MIB)).await.unwrap();
+    }
+    let two = snapshot(&[("b", "b@1"), ("a", "a@1")]);
+    let first = rig.client.create_snapshots(two.clone()).await.unwrap().into_inner();
+    let names: Vec<_> =
+        first.snapshots.iter().map(|one| (&one.name[..], &one.origin[..])).collect();
+    assert_eq!((first.changed, names), (true, vec![("b@1", "b"), ("a@1", "a")]));
+    let again = rig.client.create_snapshots(two).await.unwrap().into_inner();
+    assert_eq!((again.changed, again.snapshots), (false, first.snapshots));
+    // One is there and one is not: nothing is made.
+    let half = rig.client.create_snapshots(snapshot(&[("a", "a@1"), ("c", "c@1")])).await;
+    let problem = "exists, and c@1 does not: a group is one cut";
+    refused(half, Code::FailedPrecondition, "snapshot a@1", problem);
+    assert_eq!(rig.volumes().await.len(), 5);
+    let mut events = rig.control.events().reader(true, String::new());
+    rig.control.events().close();
+    let mut taken = Vec::new();
+    while let Some(event) = events.next().await {
+        if event.kind() == v1::EventKind::SnapshotCreated {
+            taken.push(event.volume);
+        }
+    }
+    assert_eq!(taken, ["b@1", "a@1"]);
+}
+
+#[tokio::test]
+async fn a_snapshot_of_what_is_not_there_is_refused() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    rig.client.create_volume(create("b", MIB)).await.unwrap();
+    let mut ask =
+        async |members: &[(&str, &str)]| rig.client.create_snapshots(snapshot(members)).await;
+    refused(ask(&[("x", "s")]).await, Code::NotFound, "volume", "x");
+    refused(ask(&[]).await, Code::InvalidArgument, "members", "0");
+    refused(ask(&[("a", "s"), ("a", "t")]).await, Code::InvalidArgument, "volume", "a");
+    refused(ask(&[("a", "s"), ("b", "s")]).await, Code::InvalidArgument, "name", "s");
+    refused(ask(&[("a", "s/t")]).await, Code::InvalidArgument, "name", "s/t");
+    // A volume has the name.
+    refused(ask(&[("a", "b")]).await, Code::AlreadyExists, "origin", "1");
+    assert_eq!(rig.volumes().await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_clone_is_made_of_a_snapshot_and_may_be_larger() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", 8 * MIB)).await.unwrap();
+    rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap();
+    let answer = rig.client.clone_volume(clone("a", "c", 0)).await;
+    let problem = "is no snapshot: take one with `blockd snapshot`";
+    refused(answer, Code::FailedPrecondition, "volume a", problem);
+    refused(rig.client.clone_volume(clone("x", "c", 0)).await, Code::NotFound, "snapshot", "x");
+    let small = rig.client.clone_volume(clone("s", "c", MIB)).await;
+    assert_eq!(small.unwrap_err().code(), Code::InvalidArgument);
+    for (name, size, expected) in [("c", 0, 8 * MIB), ("d", 16 * MIB, 16 * MIB)] {
+        let made = rig.client.clone_volume(clone("s", name, size)).await.unwrap().into_inner();
+        let volume = made.volume.unwrap();
+        assert!(made.changed && !volume.read_only);
+        assert_eq!((volume.size_bytes, volume.origin.as_str()), (expected, "s"));
+        let again = rig.client.clone_volume(clone("s", name, size)).await.unwrap().into_inner();
+        assert!(!again.changed);
+    }
+    // Whoever was cloned from may go.
+    assert!(rig.client.delete_volume(delete("s", false)).await.unwrap().into_inner().changed);
+    let left: Vec<_> = rig.volumes().await.into_iter().map(|one| (one.name, one.origin)).collect();
+    let left: Vec<_> = left.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+    assert_eq!(left, [("a", ""), ("c", ""), ("d", "")]);
+}
+
+#[tokio::test]
+async fn a_rollback_gives_the_size_back_and_minds_who_is_attached() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", 8 * MIB)).await.unwrap();
+    rig.client.create_volume(create("b", 8 * MIB)).await.unwrap();
+    rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap();
+    rig.client.create_snapshots(snapshot(&[("b", "t")])).await.unwrap();
+    rig.client.resize_volume(resize("a", 24 * MIB)).await.unwrap();
+    rig.client.attach_volume(attach("a")).await.unwrap();
+    let answer = rig.client.rollback_volume(rollback("a", "s", false)).await;
+    let problem = "is attached: detach it first, or use force, and its clients find other data \
+                   below them";
+    refused(answer, Code::FailedPrecondition, "volume a", problem);
+    let answer = rig.client.rollback_volume(rollback("a", "t", true)).await;
+    let error = answer.unwrap_err();
+    assert!(error.message().contains("another family"), "{error}");
+    let answer = rig.client.rollback_volume(rollback("a", "b", true)).await;
+    let problem = "is no snapshot: take one with `blockd snapshot`";
+    refused(answer, Code::FailedPrecondition, "volume b", problem);
+    let done = rig.client.rollback_volume(rollback("a", "s", true)).await.unwrap().into_inner();
+    let volume = done.volume.unwrap();
+    assert_eq!((done.previous_size_bytes, volume.size_bytes), (24 * MIB, 8 * MIB));
+    assert!(volume.attached);
+}
