@@ -444,6 +444,10 @@ impl From<MapperError> for Error {
                 format!("snapshot {}", shown(first)),
                 format!("exists, and {} was taken at another time", shown(other)),
             ),
+            MapperError::OtherFamily { one, other } => Self::in_use(
+                format!("volume {}", shown(one)),
+                format!("is of another family than {}", shown(other)),
+            ),
             MapperError::GroupTwice { what, which } => Self::invalid(what, which, "each once"),
             MapperError::Unsuitable { volume, problem } => {
                 Self::in_use(format!("volume {volume}:"), problem)

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
-    add, attach, clone, completions, del, events, features, import_export, man, pool, pool_tools,
-    recover, resize, rollback, snapshot, top, volumes,
+    add, attach, clone, completions, del, diff, events, features, import_export, man, pool,
+    pool_tools, recover, resize, rollback, snapshot, top, volumes,
 };
 use crate::error::KINDS;
 
@@ -69,6 +69,7 @@ pub(crate) enum Verb {
     Snapshot(snapshot::Snapshot),
     Clone(clone::Clone),
     Rollback(rollback::Rollback),
+    Diff(diff::Diff),
     Attach(attach::Attach),
     Detach(attach::Detach),
     Recover(recover::Recover),

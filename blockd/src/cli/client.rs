@@ -91,6 +91,15 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
+    /// What a volume holds.
+    pub(crate) async fn diff_volume(
+        &mut self,
+        request: v1::DiffVolumeRequest,
+    ) -> Result<Streaming<v1::DiffVolumeResponse>, Error> {
+        let answer = self.inner.diff_volume(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
     /// All runs of extents of a pool.
     pub(crate) async fn pool_extents(
         &mut self,

@@ -8,6 +8,7 @@ mod client;
 mod clone;
 mod completions;
 mod del;
+mod diff;
 mod events;
 mod features;
 mod import_export;
@@ -110,6 +111,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Snapshot(snapshot) => snapshot.run(context).await,
         Verb::Clone(clone) => clone.run(context).await,
         Verb::Rollback(rollback) => rollback.run(context).await,
+        Verb::Diff(diff) => diff.run(context).await,
         Verb::Attach(attach) => attach.run(context).await,
         Verb::Detach(detach) => detach.run(context).await,
         Verb::Recover(recover) => recover.run(context).await,

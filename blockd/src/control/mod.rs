@@ -6,6 +6,7 @@
 mod attachments;
 mod data_path;
 mod devices;
+mod diff;
 mod errors;
 mod events;
 mod exports;

@@ -46,6 +46,7 @@ async fn whole<T: Send + 'static>(
 #[tonic::async_trait]
 impl Calls for Control {
     type PoolExtentsStream = Messages<v1::PoolExtentsResponse>;
+    type DiffVolumeStream = Messages<v1::DiffVolumeResponse>;
     type EventsStream = Messages<v1::Event>;
 
     async fn version(&self, _: Request<v1::VersionRequest>) -> Answer<v1::VersionResponse> {
@@ -232,6 +233,15 @@ impl Calls for Control {
             })
         })
         .await
+    }
+
+    async fn diff_volume(
+        &self,
+        asked: Request<v1::DiffVolumeRequest>,
+    ) -> Answer<Self::DiffVolumeStream> {
+        let receive = Control::diff_volume(self, asked.get_ref()).await?;
+        let stream: Self::DiffVolumeStream = Box::pin(ReceiverStream::new(receive));
+        Ok(Response::new(stream))
     }
 
     async fn attach_volume(

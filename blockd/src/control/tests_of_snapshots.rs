@@ -143,3 +143,48 @@ async fn a_rollback_gives_the_size_back_and_minds_who_is_attached() {
     assert_eq!((done.previous_size_bytes, volume.size_bytes), (24 * MIB, 8 * MIB));
     assert!(volume.attached);
 }
+
+/// What the ranges of an answer add up to, by state, in MiB; they have to follow each other.
+async fn diff(
+    rig: &mut Rig,
+    name: &str,
+    since: &str,
+    from_bytes: i64,
+) -> Result<[i64; 3], tonic::Status> {
+    let (name, since) = (name.to_owned(), since.to_owned());
+    let request = v1::DiffVolumeRequest { name, since, from_bytes, ..Default::default() };
+    let mut stream = rig.client.diff_volume(request).await?.into_inner();
+    let (mut sums, mut at, mut end) = ([0; 3], from_bytes, None);
+    while let Some(part) = stream.message().await? {
+        for range in part.ranges {
+            assert_eq!((range.offset_bytes, range.length_bytes > 0), (at, true));
+            at += range.length_bytes;
+            let place = usize::try_from(i32::from(range.state())).unwrap() - 1;
+            sums[place] += range.length_bytes / MIB;
+        }
+        assert_eq!(part.next_bytes, at);
+        end = Some(part.volume_bytes);
+    }
+    assert_eq!(end, Some(at));
+    Ok(sums)
+}
+
+#[tokio::test]
+async fn a_difference_covers_the_volume_and_names_what_cannot_be_compared() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", 8 * MIB)).await.unwrap();
+    rig.client.create_volume(create("b", 8 * MIB)).await.unwrap();
+    rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap();
+    rig.client.resize_volume(resize("a", 24 * MIB)).await.unwrap();
+    assert_eq!(diff(&mut rig, "a", "", 0).await.unwrap(), [0, 0, 24]);
+    let [same, data, zero] = diff(&mut rig, "a", "s", 4 * MIB).await.unwrap();
+    assert_eq!((same + zero, data), (20, 0));
+    let error = diff(&mut rig, "a", "b", 0).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert!(error.message().contains("a is of another family than b"), "{error}");
+    assert_eq!(diff(&mut rig, "a", "x", 0).await.unwrap_err().code(), Code::NotFound);
+    for from in [-1, 25 * MIB] {
+        let error = diff(&mut rig, "a", "", from).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    }
+}

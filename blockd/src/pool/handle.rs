@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use blockd_mapper::engine::{Control, Outcome, Use, UsedExtent, VolumeInfo};
+use blockd_mapper::engine::{Control, DiffPart, DiffRequest, Outcome, Use, UsedExtent, VolumeInfo};
 use blockd_mapper::pool::{Pool, Space};
 use tokio::sync::oneshot;
 
@@ -88,6 +88,7 @@ pub(super) enum Ask {
     Volumes(oneshot::Sender<Vec<VolumeInfo>>),
     Space(oneshot::Sender<Space>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
+    Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
 }
 
 /// An open pool. Clones name the same one.
@@ -163,6 +164,13 @@ impl PoolHandle {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Volumes(send))?;
         receive.await.map_err(|_| PoolError::Gone)
+    }
+
+    /// A part of what a volume holds beside another, in bounded time.
+    pub async fn diff(&self, request: DiffRequest) -> Result<DiffPart, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Diff(request, send))?;
+        receive.await.unwrap_or(Err(PoolError::Gone))
     }
 
     /// Space of the pool.

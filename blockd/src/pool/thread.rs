@@ -257,6 +257,10 @@ impl PoolThread {
                 }
                 Ask::Volumes(answer) => drop(answer.send(self.engine.volumes())),
                 Ask::Space(answer) => drop(answer.send(self.engine.space())),
+                Ask::Diff(request, answer) => {
+                    let part = self.engine.diff(&request).map_err(PoolError::from);
+                    let _ = answer.send(part);
+                }
                 Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
             }
         }
