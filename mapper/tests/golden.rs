@@ -1,0 +1,274 @@
+//! Images of the format, kept as files: whatever reads today's pools has to read them, with the
+//! same answers. They are never made anew within a version of the format.
+//!
+//! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd-mapper --test golden images` writes them, for a new
+//! version.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::checksum::sum;
+use blockd_mapper::inspect::check::check;
+use blockd_mapper::inspect::dump::dump;
+use blockd_mapper::inspect::{self, Reader};
+use blockd_mapper::io::IoError;
+use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
+use blockd_mapper::units::DeviceIndex;
+use common::{Media, Rig};
+
+const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
+/// What media hold that were never written.
+const FILLER: u8 = 0xEE;
+
+struct Image<'a>(&'a Media);
+
+impl inspect::Media for Image<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let at = usize::try_from(offset).unwrap();
+        let from = self.0.devices[usize::from(device.0)].get(at..at + bytes.len());
+        bytes.copy_from_slice(from.ok_or(IoError::Media)?);
+        Ok(())
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+/// One line for each block that was written: device, byte, and the bytes, where `*N` repeats the
+/// byte before N times.
+fn written(media: &Media) -> String {
+    let mut text = String::new();
+    for (device, bytes) in media.devices.iter().enumerate() {
+        writeln!(text, "device {}", bytes.len()).unwrap();
+        for (number, block) in bytes.chunks(PAGE).enumerate() {
+            if block.iter().all(|byte| *byte == FILLER) {
+                continue;
+            }
+            write!(text, "{device} {} ", number * PAGE).unwrap();
+            let mut at = 0;
+            while at < block.len() {
+                let run = block[at..].iter().take_while(|byte| **byte == block[at]).count();
+                write!(text, "{:02x}", block[at]).unwrap();
+                if run > 3 {
+                    write!(text, "*{} ", run - 1).unwrap();
+                    at += run;
+                } else {
+                    at += 1;
+                }
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn image(text: &str) -> Media {
+    let mut media = Media::default();
+    for line in text.lines() {
+        if let Some(size) = line.strip_prefix("device ") {
+            media.devices.push(vec![FILLER; size.parse().unwrap()]);
+            continue;
+        }
+        let mut words = line.splitn(3, ' ');
+        let [device, at] = [(); 2].map(|()| words.next().unwrap().parse::<usize>().unwrap());
+        let (mut bytes, mut rest) = (Vec::new(), words.next().unwrap());
+        while !rest.is_empty() {
+            if let Some(repeat) = rest.strip_prefix('*') {
+                let (count, after) = repeat.split_once(' ').unwrap();
+                let last = *bytes.last().unwrap();
+                bytes.extend(std::iter::repeat_n(last, count.parse().unwrap()));
+                rest = after;
+                continue;
+            }
+            bytes.push(u8::from_str_radix(&rest[..2], 16).unwrap());
+            rest = &rest[2..];
+        }
+        assert_eq!(bytes.len(), PAGE, "{line}");
+        media.devices[device][at..at + PAGE].copy_from_slice(&bytes);
+    }
+    media
+}
+
+/// What a reader has to say of an image: its dump, what the check counts, and the volumes' bytes.
+fn answers(media: &Media) -> String {
+    let devices = media.open_options().devices;
+    let mut text = String::new();
+    let mut source = Image(media);
+    let mut reader = Reader::open(&mut source, &devices).unwrap();
+    let report = dump(&mut reader, &mut |piece| {
+        text.push_str(piece);
+        Ok(())
+    });
+    assert!(report.unwrap().lost.is_empty());
+    let report = check(&mut reader, &mut |_| Ok(())).unwrap();
+    assert!(report.findings.is_empty(), "{report:?}");
+    let account = report.account;
+    let (log, pending) = (report.log.changes, report.log.pending);
+    writeln!(text, "check clean {} log {log} {pending}", report.clean).unwrap();
+    writeln!(text, "space {} data {} free {}", account.total, account.data, account.free).unwrap();
+    let mut rig = Rig::open(media.clone()).unwrap();
+    rig.check();
+    for volume in rig.engine.volumes() {
+        let attached = rig.attach(volume.id);
+        let data = rig.read(&attached, 0, usize::try_from(volume.size).unwrap());
+        rig.worker.detach(attached);
+        writeln!(text, "bytes {} {:016x}", volume.name, sum(&data)).unwrap();
+    }
+    text
+}
+
+fn data(seed: u8, blocks: usize) -> Vec<u8> {
+    (0..blocks * PAGE).map(|at| u8::try_from(at / PAGE % 200).unwrap() ^ seed).collect()
+}
+
+/// Two volumes, a snapshot, a clone; sizes and discards of all kinds.
+fn family(sizes: &[usize]) -> Rig {
+    let mut rig = Rig::new(sizes);
+    let [base, other] = ["base", "other \u{fc}"].map(|name| rig.create(name, 40 << 20));
+    let [first, second] = [base, other].map(|id| rig.attach(id));
+    rig.write(&first, 0, &data(1, 20)).unwrap();
+    rig.write(&first, 17 << 20, &data(2, 3)).unwrap();
+    rig.write(&second, 5 << 16, &data(3, 40)).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let taken = rig.control(Control::Snapshot { source: base, name: "snapshot".to_owned() });
+    let Outcome::Created(source) = taken.unwrap() else { panic!("there was one already") };
+    rig.write(&first, 8192, &data(4, 2)).unwrap();
+    rig.discard(&second, 5 << 16, 3 * PAGE);
+    let name = "clone".to_owned();
+    rig.control(Control::Clone { source, name, size: Some(48 << 20) }).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let members = vec![(base, "group-a".to_owned()), (other, "group-b".to_owned())];
+    rig.control(Control::SnapshotGroup { members }).unwrap();
+    rig.write(&second, 30 << 20, &data(5, 1)).unwrap();
+    rig.flush(&second).unwrap();
+    rig.worker.detach(first);
+    rig.worker.detach(second);
+    rig
+}
+
+fn closed(mut rig: Rig) -> Media {
+    rig.control(Control::Close).unwrap();
+    rig.kill()
+}
+
+/// Written until nothing is free.
+fn full() -> Rig {
+    let mut rig = Rig::new(&[5 * MIB]);
+    let id = rig.create("full", 8 << 20);
+    let volume = rig.attach(id);
+    let mut at = 0;
+    while rig.engine.space().free > 0 || rig.engine.space().reserved > 0 {
+        rig.write(&volume, at << 16, &[at.to_le_bytes()[0] | 1; PAGE]).unwrap();
+        at += 1;
+    }
+    rig.flush(&volume).unwrap();
+    rig.worker.detach(volume);
+    rig
+}
+
+/// An image by its name.
+type Sample = (&'static str, fn() -> Media);
+
+const SAMPLES: [Sample; 6] = [
+    ("new", || {
+        let mut media = Media::new(&[5 * MIB]);
+        media.create();
+        media
+    }),
+    ("clean", || closed(family(&[8 * MIB]))),
+    ("dirty", || family(&[8 * MIB]).kill()),
+    ("devices", || closed(family(&[6 * MIB, 4 * MIB, 4 * MIB]))),
+    ("devices-dirty", || family(&[6 * MIB, 4 * MIB, 4 * MIB]).kill()),
+    ("full", || closed(full())),
+];
+
+#[test]
+fn images_of_the_format_give_the_answers_they_always_gave() {
+    for (name, make) in SAMPLES {
+        let [stored, answer] =
+            ["image", "answers"].map(|kind| folder().join(format!("{name}.{kind}")));
+        if std::env::var_os("BLOCKD_WRITE_GOLDEN").is_some() {
+            let media = make();
+            std::fs::create_dir_all(folder()).unwrap();
+            std::fs::write(&stored, written(&media)).unwrap();
+            std::fs::write(&answer, answers(&media)).unwrap();
+        }
+        let media = image(&std::fs::read_to_string(stored).unwrap());
+        assert_eq!(answers(&media), std::fs::read_to_string(answer).unwrap(), "{name}");
+    }
+}
+
+/// What is made today is read by the code that reads the images, and says the same where it is
+/// about volumes. Where things lie may differ.
+#[test]
+fn pools_made_today_hold_what_the_images_hold() {
+    for (name, make) in SAMPLES {
+        let stored = std::fs::read_to_string(folder().join(format!("{name}.answers"))).unwrap();
+        let bytes = |text: &str| {
+            let lines = text.lines().filter(|line| line.starts_with("bytes "));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(bytes(&answers(&make())), bytes(&stored), "{name}");
+    }
+}
+
+/// Sets feature words of every copy of the superblock.
+fn with_features(media: &Media, at: usize, bits: u64) -> Media {
+    let mut media = media.clone();
+    for device in &mut media.devices {
+        for copy in (0..device.len()).step_by(PAGE) {
+            let page = &mut device[copy..copy + PAGE];
+            if page.starts_with(b"BLOCKDsb") {
+                page[at..at + 8].copy_from_slice(&bits.to_le_bytes());
+                let crc = crc32c::crc32c_append(crc32c::crc32c(&page[..8]), &[0; 4]);
+                let crc = crc32c::crc32c_append(crc, &page[12..]);
+                page[8..12].copy_from_slice(&crc.to_le_bytes());
+            }
+        }
+    }
+    media
+}
+
+#[test]
+fn features_of_later_versions_are_read_ignored_or_refused_by_name() {
+    let text = std::fs::read_to_string(folder().join("clean.image")).unwrap();
+    let clean = image(&text);
+    let compat = with_features(&clean, 16, 1 << 40);
+    Rig::open(compat).unwrap();
+
+    let read_only = with_features(&clean, 24, 1 << 41);
+    let error = Rig::open(read_only.clone()).unwrap_err();
+    assert_eq!(error, MapperError::Unsupported { features: 1 << 41 });
+    let options = OpenOptions { mode: OpenMode::ReadOnly, ..read_only.open_options() };
+    let (mut media, before) = (read_only.clone(), read_only.devices.clone());
+    let mut opening = Opening::new(options).unwrap();
+    while let Some(mut command) = opening.poll() {
+        media.run(&mut command);
+        opening.complete(command, Ok(()));
+    }
+    assert_eq!(opening.finish().unwrap().engine.volumes().len(), 6);
+    assert!(media.devices == before, "and nothing is written");
+    let mut source = Image(&read_only);
+    let mut reader = Reader::open(&mut source, &read_only.open_options().devices).unwrap();
+    let report = check(&mut reader, &mut |_| Ok(())).unwrap();
+    assert!(!report.damaged && report.findings[0].text.contains("unknown"), "{report:?}");
+
+    let error = Rig::open(with_features(&clean, 32, 1 << 42)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("incompatible features 0x40000000000"), "{text}");
+    // A version that is not this one: the major; before the format is frozen, the minor too.
+    let frozen = blockd_mapper::format::FORMAT_MAJOR != 0;
+    for (at, version) in [(12, 7_u64), (14, 9)].into_iter().take(if frozen { 1 } else { 2 }) {
+        let words = u64::from_le_bytes(clean.devices[0][at..at + 8].try_into().unwrap());
+        let other = with_features(&clean, at, words & !0xFFFF | version);
+        let error = Rig::open(other).unwrap_err().to_string();
+        assert!(error.contains("format ") && error.contains(&version.to_string()), "{error}");
+    }
+}
