@@ -153,3 +153,63 @@ fn the_log_is_shown_and_emptied() {
     assert_eq!(shown, "0 block(s), 0 change(s), 0 to be replayed\n");
     assert_eq!(daemon.json(&["pool", "check", path])["clean"], true);
 }
+
+/// Needs `thin_restore` and `thin_check`, which `cargo ci setup` installs.
+#[test]
+fn dm_thins_own_tools_take_the_xml() {
+    let (mut daemon, pool) = with_data();
+    assert!(daemon.terminate().success());
+    let path = pool.to_str().unwrap();
+    daemon.ok(&["pool", "dump", "--thin-xml", "--fill", "--output", "pool.xml", path]);
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = std::process::Command::new(program);
+        let output = command.args(arguments).current_dir(&daemon.dir).output();
+        let output =
+            output.unwrap_or_else(|error| panic!("{program}: {error}; see cargo ci setup"));
+        let told = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&told));
+        String::from_utf8_lossy(&told).into_owned()
+    };
+    let file = std::fs::File::create(daemon.dir.join("thin.metadata")).unwrap();
+    file.set_len(8 << 20).unwrap();
+    run("thin_restore", &["-i", "pool.xml", "-o", "thin.metadata"]);
+    run("thin_check", &["thin.metadata"]);
+    // What dm-thin finds is what was imported, 12 extents of 256 KiB.
+    let dumped = run("thin_dump", &["thin.metadata"]);
+    assert!(dumped.contains("mapped_blocks=\"12\""), "{dumped}");
+    let image = std::fs::read(daemon.dir.join("image")).unwrap();
+    let data = std::fs::read(&pool).unwrap();
+    let mut bytes = vec![0; image.len()];
+    for line in dumped.lines().filter(|line| line.contains("_mapping ")) {
+        let number = |name: &str| -> Option<usize> {
+            let from = line.find(&format!("{name}=\""))? + name.len() + 2;
+            line[from..].split('"').next()?.parse().ok()
+        };
+        let origin = number("origin_begin").or_else(|| number("origin_block")).unwrap();
+        let block = number("data_begin").or_else(|| number("data_block")).unwrap();
+        let len = number("length").unwrap_or(1) << 18;
+        bytes[origin << 18..][..len].copy_from_slice(&data[block << 18..][..len]);
+    }
+    assert!(bytes == image, "by the map that dm-thin has");
+}
+
+#[test]
+fn a_pool_is_made_older_only_where_that_loses_nothing() {
+    let (mut daemon, pool) = with_data();
+    daemon.kill();
+    let path = pool.to_str().unwrap();
+    let to = |version: &str| daemon.failure(&["pool", "downgrade", "--to", version, path]);
+    let (major, minor) = (blockd_mapper::format::FORMAT_MAJOR, blockd_mapper::format::FORMAT_MINOR);
+    let own = format!("{major}.{minor}");
+    let (code, error) = to(&own);
+    assert!(code == 7 && error.contains("was not closed in order"), "{code} {error}");
+    let (code, error) = to("77.0");
+    assert!(code == 3 && error.contains("no more than"), "{code} {error}");
+    assert_eq!(to("old").0, 3);
+    daemon.start_again();
+    assert!(daemon.terminate().success());
+    let told = daemon.ok(&["pool", "downgrade", "--to", &own, path]);
+    assert_eq!(told, format!("the pool is of version {own} already\n"));
+    let (code, error) = daemon.failure(&["pool", "downgrade", "--to", "0.0", path]);
+    assert!(code == 3 && error.contains("this build writes"), "{code} {error}");
+}

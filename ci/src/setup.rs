@@ -96,7 +96,7 @@ pub(crate) const DEMO: [Tool; 4] = [
 ];
 
 /// What tests of the daemon start: clients of others, and tools to look at file systems.
-pub(crate) const CLIENTS: [Tool; 9] = [
+pub(crate) const CLIENTS: [Tool; 11] = [
     QEMU_IMG,
     Tool { program: "qemu-io", package: "qemu-utils" },
     Tool { program: "nbdinfo", package: "libnbd-bin" },
@@ -107,6 +107,9 @@ pub(crate) const CLIENTS: [Tool; 9] = [
     Tool { program: "fstrim", package: "util-linux" },
     Tool { program: "openssl", package: "openssl" },
     Tool { program: "xfs_repair", package: "xfsprogs" },
+    // They judge what is written for dm-thin.
+    Tool { program: "thin_restore", package: "thin-provisioning-tools" },
+    Tool { program: "thin_check", package: "thin-provisioning-tools" },
 ];
 
 /// Everything that `setup` sees to.

@@ -31,6 +31,7 @@ pub(crate) enum Pool {
     Restore(pool_tools::Restore),
     Repair(pool_tools::Repair),
     Rmap(pool_tools::Rmap),
+    Downgrade(pool_tools::Downgrade),
 }
 
 /// List pools
@@ -154,6 +155,7 @@ impl Pool {
             Self::Restore(restore) => restore.run(context),
             Self::Repair(repair) => repair.run(context),
             Self::Rmap(rmap) => rmap.run(context),
+            Self::Downgrade(downgrade) => downgrade.run(context),
         }
     }
 }

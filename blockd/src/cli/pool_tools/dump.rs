@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use blockd_mapper::inspect::Stopped;
 use blockd_mapper::inspect::dump::{DumpReport, dump};
+use blockd_mapper::inspect::thin_xml::thin_xml;
+use blockd_mapper::inspect::{MediaMut, Stopped};
+use blockd_mapper::units::DeviceIndex;
 use serde::Serialize;
 
 use super::{Devices, LostShape, lost_text, reader};
@@ -24,6 +26,19 @@ use crate::pool::Access;
 pub(crate) struct Dump {
     #[command(flatten)]
     devices: Devices,
+
+    /// As XML for `thin_restore` of dm-thin instead; the pool must be sound
+    ///
+    /// A volume becomes the thin device with its id; the data device is the pool's devices, the
+    /// whole extents of each, one after the other.
+    #[arg(long)]
+    thin_xml: bool,
+
+    /// First make zero on the media what was never written in extents that are mapped
+    ///
+    /// dm-thin shows what lies there; blockd shows zeroes before and after.
+    #[arg(long, requires = "thin_xml")]
+    fill: bool,
 
     /// Write to this new file instead of standard output
     #[arg(long, short, value_name = "FILE")]
@@ -44,6 +59,9 @@ impl Dump {
     pub(in crate::cli) fn run(&self, context: &Context) -> Result<(), Error> {
         if context.output.is_json() && self.output.is_none() {
             return Err(Error::invalid("output", "", "a file where --json is given"));
+        }
+        if self.thin_xml {
+            return self.thin(context);
         }
         let mut devices = self.devices.open(Access::Read)?;
         let mut reader = reader(&mut devices)?;
@@ -75,6 +93,66 @@ impl Dump {
         let problem =
             format!("{} part(s) can't be read and are not in the dump", report.lost.len());
         Err(Error::Corrupt { what: "pool".to_owned(), problem })
+    }
+
+    fn thin(&self, context: &Context) -> Result<(), Error> {
+        let access = if self.fill { Access::Write } else { Access::Read };
+        let mut devices = self.devices.open(access)?;
+        let (mut text, mut failure) = (Vec::new(), None);
+        let file = self
+            .output
+            .as_ref()
+            .map(|path| File::create_new(path).map_err(|source| Error::file("make", path, source)));
+        let mut file = file.transpose()?.map(BufWriter::new);
+        let mut put = |piece: &str| match &mut file {
+            None => context.output.text(piece),
+            Some(file) => file
+                .write_all(piece.as_bytes())
+                .map_err(|source| Error::io("writing the XML", source)),
+        };
+        let gaps = {
+            let mut reader = reader(&mut devices)?;
+            thin_xml(&mut reader, &mut |piece| {
+                put(piece).map_err(|error| {
+                    failure = Some(error);
+                    Stopped
+                })
+            })
+        };
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let gaps = gaps?;
+        if let Some(file) = file {
+            let file = file.into_inner().map_err(|error| error.into_error());
+            let synced = file.and_then(|file| file.sync_all());
+            synced.map_err(|source| Error::io("writing the XML", source))?;
+        }
+        if gaps.torn > 0 {
+            let problem = format!(
+                "{} extent(s) hold what one volume has discarded and a snapshot of it has not: \
+                 there the volume would show the old data in dm-thin",
+                gaps.torn
+            );
+            return Err(Error::Corrupt { what: "XML".to_owned(), problem });
+        }
+        for gap in gaps.gaps.iter().filter(|_| self.fill) {
+            text.resize(usize::try_from(gap.len).unwrap_or(0), 0);
+            let written = devices.write(gap.device, gap.offset, &text);
+            written.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
+        }
+        if self.fill {
+            for device in (0..).take(devices.present().len()) {
+                let flushed = devices.flush(DeviceIndex(device));
+                flushed.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
+            }
+        } else if !gaps.gaps.is_empty() {
+            eprintln!(
+                "{} range(s) on the media have to be zeroed before dm-thin shows them: see --fill",
+                gaps.gaps.len()
+            );
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tools for a pool's metadata. They work on the files or disks themselves, with no daemon.
 
 mod check;
+mod downgrade;
 mod dump;
 mod journal;
 mod repair;
@@ -17,6 +18,7 @@ use crate::error::Error;
 use crate::pool::{Access, Offline, PoolError};
 
 pub(crate) use check::Check;
+pub(crate) use downgrade::Downgrade;
 pub(crate) use dump::Dump;
 pub(crate) use journal::Journal;
 pub(crate) use repair::Repair;
