@@ -36,7 +36,7 @@ fn loom_a_reader_sees_whole_records_or_none() {
         let name = VolumeName::new("n").unwrap();
         let create = Change::Create { volume: VolumeId(9), size: 512, block_size: 512, name };
         let producer = loom::thread::spawn({
-            let ring = Arc::clone(&ring);
+            let (ring, create) = (Arc::clone(&ring), create.clone());
             move || {
                 assert!(ring.reserve(0, 3));
                 assert_eq!(ring.publish(0, Lsn(1), &MAP, Dropped::Nothing), Some(1));

@@ -1,6 +1,7 @@
 //! Comparing what the pool holds with what the oracle allows.
 
 use super::device::GARBAGE;
+use super::map::NONE;
 use super::oracle::{Cell, EXISTS, FaultKind, Promise, SIZE};
 use super::parts::{CkptState, CommitState, OpState, Phase, StructState};
 use super::state::{SUBS, World, ix};
@@ -96,6 +97,14 @@ impl World {
             }
             if self.map.volumes[ix(v)].exists {
                 self.usable |= 1 << v;
+            }
+        }
+        let (one, other) = self.group;
+        if one != NONE {
+            let there = |v: u8| self.map.volumes[ix(v)].exists;
+            self.checks += 1;
+            if there(one) != there(other) {
+                self.fail(FaultKind::TornGroup, one, EXISTS, u16::from(there(one)));
             }
         }
         self.promise = Promise::Answered;

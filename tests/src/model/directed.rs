@@ -329,6 +329,23 @@ pub static ALL: &[Directed] = &[
         },
     },
     Directed {
+        story: "power is lost when the first log block of a group has reached the device",
+        catches: &[Mutation::GroupInPieces],
+        cfg: Config { fill: 0b011_001, vol_extents: 1, ..EMPTY },
+        script: |s| {
+            s.change(Step::Group(0, 1)).times(4, Step::Commit);
+            s.then(&[Step::Land(0), Step::Persist(WAL0 + 1)]).power();
+        },
+    },
+    Directed {
+        story: "the second volume of a group is written after the cut",
+        catches: &[Mutation::GroupOneByOne],
+        cfg: Config { fill: 0b011_001, vol_extents: 1, ..EMPTY },
+        script: |s| {
+            s.change(Step::Group(0, 1)).write(1, 0, 1).times(2, Step::Structure).commit();
+        },
+    },
+    Directed {
         story: "a snapshot and a write of its origin fall into the middle of a checkpoint",
         catches: &[Mutation::FuzzyCheckpoint],
         cfg: Config { fill: 0b011_001, vol_extents: 1, ..EMPTY },

@@ -22,6 +22,7 @@ enum Draw {
     Ckpt,
     Reclaim,
     Copy,
+    Group,
     Delete,
     Rollback,
     Resize,
@@ -34,7 +35,7 @@ enum Draw {
     Persist,
 }
 
-const DRAWS: [Draw; 22] = [
+const DRAWS: [Draw; 23] = [
     Draw::Write,
     Draw::Fua,
     Draw::Discard,
@@ -47,6 +48,7 @@ const DRAWS: [Draw; 22] = [
     Draw::Ckpt,
     Draw::Reclaim,
     Draw::Copy,
+    Draw::Group,
     Draw::Delete,
     Draw::Rollback,
     Draw::Resize,
@@ -63,17 +65,17 @@ const DRAWS: [Draw; 22] = [
 // everything seldom gets deep into anything.
 const PROFILES: [[u8; DRAWS.len()]; 6] = [
     // Of everything a little.
-    [20, 5, 8, 3, 5, 8, 60, 45, 18, 10, 5, 2, 1, 1, 1, 1, 6, 4, 2, 2, 2, 2],
+    [20, 5, 8, 3, 5, 8, 60, 45, 18, 10, 5, 2, 1, 1, 1, 1, 1, 6, 4, 2, 2, 2, 2],
     // Structure changes.
-    [20, 4, 5, 1, 6, 5, 60, 40, 14, 8, 5, 8, 4, 4, 5, 3, 24, 5, 2, 2, 1, 1],
+    [20, 4, 5, 1, 6, 5, 60, 40, 14, 8, 5, 8, 4, 4, 4, 5, 3, 24, 5, 2, 2, 1, 1],
     // Commits and crashes.
-    [25, 5, 6, 1, 1, 8, 55, 60, 30, 2, 4, 1, 0, 0, 0, 1, 3, 2, 6, 6, 1, 3],
+    [25, 5, 6, 1, 1, 8, 55, 60, 30, 2, 4, 1, 1, 0, 0, 0, 1, 3, 2, 6, 6, 1, 3],
     // Discards under slow writes and reads.
-    [30, 2, 25, 6, 14, 3, 60, 30, 10, 1, 10, 2, 0, 0, 0, 0, 6, 10, 1, 1, 0, 1],
+    [30, 2, 25, 6, 14, 3, 60, 30, 10, 1, 10, 2, 0, 0, 0, 0, 0, 6, 10, 1, 1, 0, 1],
     // Checkpoints.
-    [22, 2, 6, 1, 2, 6, 50, 40, 18, 45, 4, 2, 1, 1, 1, 0, 6, 3, 2, 3, 1, 2],
+    [22, 2, 6, 1, 2, 6, 50, 40, 18, 45, 4, 2, 1, 1, 1, 1, 0, 6, 3, 2, 3, 1, 2],
     // Many small writes, few commits: full rings and a full WAL.
-    [60, 6, 20, 2, 1, 8, 90, 16, 8, 5, 2, 2, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1],
+    [60, 6, 20, 2, 1, 8, 90, 16, 8, 5, 2, 2, 1, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1],
 ];
 
 const TABLE: usize = 256;
@@ -190,6 +192,7 @@ fn draw(rng: &mut Rng, draw: Draw, world: &World) -> Step {
         Draw::Ckpt => Step::Ckpt,
         Draw::Reclaim => Step::Reclaim,
         Draw::Copy => Step::Copy(v, rng.bool()),
+        Draw::Group => Step::Group(v, small(rng, world.next_volume)),
         Draw::Delete => Step::Delete(v),
         Draw::Rollback => Step::Rollback(v, small(rng, world.next_volume)),
         Draw::Resize => Step::Resize(v, 1 + small(rng, world.full_size())),

@@ -45,6 +45,8 @@ pub enum RecordKind {
     Unmap,
     /// Volume e becomes a copy of v; bits = 1 if writable.
     Copy,
+    /// Volumes e and `bits` become snapshots of v and p.
+    Group,
     /// Volume v is gone.
     Delete,
     /// The content of v becomes that of e.
@@ -116,10 +118,10 @@ impl Map {
             RecordKind::Map | RecordKind::Unmap => {
                 self.entries[v][e] = Entry { p: r.p, bits: r.bits, lsn: r.lsn };
             }
-            RecordKind::Copy => {
-                self.copy_entries(v, e, r.lsn);
-                let size = self.volumes[v].size;
-                self.volumes[e] = Volume { exists: true, read_only: r.bits == 0, size, lsn: r.lsn };
+            RecordKind::Copy => self.copy(v, e, r.bits == 0, r.lsn),
+            RecordKind::Group => {
+                self.copy(v, e, true, r.lsn);
+                self.copy(ix(r.p), ix(r.bits), true, r.lsn);
             }
             RecordKind::Delete => {
                 self.entries[v] = [UNMAPPED; EXTS];
@@ -132,6 +134,12 @@ impl Map {
             }
             RecordKind::Resize => self.resize(r, subs),
         }
+    }
+
+    fn copy(&mut self, from: usize, to: usize, read_only: bool, lsn: u16) {
+        self.copy_entries(from, to, lsn);
+        let size = self.volumes[from].size;
+        self.volumes[to] = Volume { exists: true, read_only, size, lsn };
     }
 
     fn copy_entries(&mut self, from: usize, to: usize, lsn: u16) {

@@ -51,6 +51,7 @@ mutations! {
     MergeOverStructure, "R6c", "map records merged across a structure record";
     NoChainNoEpoch, "R6d", "WAL blocks carry a sequence only: no chain, no epoch";
     ChainNoEpoch, "R6e", "WAL blocks are chained without the open epoch";
+    GroupInPieces, "R6f", "a group of snapshots has a record for each of them";
     FuaNoCommit, "R7a", "FUA answered when its data is durable, mapping or not";
     FuaPartialCommit, "R7b", "FUA commits its own entry alone";
     FuaJoinsCommit, "R7c", "FUA joins a commit that is past its capture";
@@ -80,6 +81,7 @@ mutations! {
     ChangeUndrained, "R16b", "rollback, delete or resize under writes in flight";
     StructureEarly, "R16c", "structure change answered before it is durable";
     IdempotentEarly, "R16d", "repeated request answered from a state that is not durable";
+    GroupOneByOne, "R16e", "the snapshots of a group are cut one after the other";
     FuzzyCheckpoint, "R17a", "checkpoint copies the map at two moments";
     CheckpointNoFlush, "R17b", "no flush between checkpoint pages and superblock";
     TruncateEarly, "R17c", "WAL truncated before the superblock is durable";

@@ -181,6 +181,8 @@ pub enum FaultKind {
     WrongSize,
     /// A volume is there or missing against the promise.
     WrongExistence,
+    /// Of a group of snapshots only some are there.
+    TornGroup,
     /// Reference counts differ from a recount.
     Refcount,
     /// An extent is free and in use, or used twice.

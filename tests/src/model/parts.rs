@@ -111,6 +111,8 @@ pub enum StructState {
     Gated,
     /// LSN assigned.
     HasLsn,
+    /// Half of a group is visible: a mutation.
+    Half,
     /// Visible, waits for the durable LSN.
     Visible,
 }

@@ -117,6 +117,8 @@ pub struct World {
     /// Volumes whose gate is shut, as a bit mask.
     pub gate: u8,
 
+    /// The snapshots of a group of which none was deleted; `NONE` if there is no such group.
+    pub group: (u8, u8),
     /// Next volume name.
     pub next_volume: u8,
     /// Volumes the client knows, as a bit mask.
@@ -139,6 +141,18 @@ pub struct World {
     pub cells: [[Cell; VOLUME_CELLS]; VOLS],
 }
 
+fn idle_commit() -> Commit {
+    Commit {
+        state: CommitState::Idle,
+        cut: 0,
+        records: List::new(NO_RECORD),
+        blocks: List::new((0, 0)),
+        landed: 0,
+        queue: NONE,
+        solo: false,
+    }
+}
+
 /// Tag of a value: the volume that wrote it and a number that is never used again.
 pub fn tag(v: u8, n: u16) -> Value {
     (u16::from(v) + 1) << 10 | n
@@ -147,15 +161,6 @@ pub fn tag(v: u8, n: u16) -> Value {
 impl World {
     /// A pool that serves, with its initial content durable.
     pub fn new(cfg: Config, mutation: Mutation) -> Self {
-        let idle_commit = Commit {
-            state: CommitState::Idle,
-            cut: 0,
-            records: List::new(NO_RECORD),
-            blocks: List::new((0, 0)),
-            landed: 0,
-            queue: NONE,
-            solo: false,
-        };
         let blank = Image { map: Map::new(), lsn: 0 };
         let mut world = Self {
             cfg,
@@ -193,7 +198,7 @@ impl World {
             durable: 0,
             ops: [NO_OP; OPS],
             sop: StructOp { state: StructState::Idle, record: NO_RECORD, visible: 0 },
-            commit: idle_commit,
+            commit: idle_commit(),
             ckpt: Ckpt {
                 state: CkptState::Idle,
                 image: blank,
@@ -204,6 +209,7 @@ impl World {
                 last: 0,
             },
             gate: 0,
+            group: (NONE, NONE),
             next_volume: cfg.volumes,
             usable: (1 << cfg.volumes) - 1,
             next_value: 1,

@@ -26,6 +26,8 @@ pub enum Step {
     Reclaim,
     /// Start a snapshot (false) or clone (true) of a volume.
     Copy(u8, bool),
+    /// Start snapshots of two volumes in one cut.
+    Group(u8, u8),
     /// Start a deletion.
     Delete(u8),
     /// Start a rollback: volume, snapshot.
@@ -94,6 +96,7 @@ impl World {
             Step::Ckpt => self.advance_ckpt(),
             Step::Reclaim => self.reclaim(),
             Step::Copy(v, writable) => self.start_copy(v, writable),
+            Step::Group(v, w) => self.start_group(v, w),
             Step::Delete(v) => self.start_delete(v),
             Step::Rollback(v, s) => self.start_rollback(v, s),
             Step::Resize(v, size) => self.start_resize(v, size),
@@ -157,6 +160,7 @@ kinds! {
     Reclaim = "reclaim",
     Snapshot = "snapshot",
     Clone = "clone",
+    Group = "group of snapshots",
     Delete = "delete",
     Rollback = "rollback",
     Resize = "resize",
@@ -197,6 +201,7 @@ pub fn kind_of(step: Step, phase: Phase, commit_idle: bool, ckpt_idle: bool) -> 
         Step::Reclaim => Kind::Reclaim,
         Step::Copy(_, writable) if writable => Kind::Clone,
         Step::Copy(..) => Kind::Snapshot,
+        Step::Group(..) => Kind::Group,
         Step::Delete(_) => Kind::Delete,
         Step::Rollback(..) => Kind::Rollback,
         Step::Resize(..) => Kind::Resize,

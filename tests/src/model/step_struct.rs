@@ -34,9 +34,32 @@ impl World {
         self.shut_gate(RecordKind::Copy, v, to, u8::from(writable))
     }
 
+    /// Starts snapshots of two volumes in one cut.
+    pub fn start_group(&mut self, v: u8, w: u8) -> bool {
+        if ix(self.next_volume) + 1 >= VOLS || v == w || !self.may_change(v) || !self.may_change(w)
+        {
+            return false;
+        }
+        let to = (self.next_volume, self.next_volume + 1);
+        self.next_volume += 2;
+        for (from, to) in [(v, to.0), (w, to.1)] {
+            self.root[ix(to)] = self.root[ix(from)];
+            self.cells[ix(to)] = [Cell::settled(0, 0); super::oracle::VOLUME_CELLS];
+        }
+        self.group = to;
+        self.shut_gate(RecordKind::Group, v, to.0, to.1);
+        self.sop.record.p = w;
+        self.gate |= 1 << w;
+        true
+    }
+
     /// Starts a deletion.
     pub fn start_delete(&mut self, v: u8) -> bool {
-        self.may_change(v) && self.shut_gate(RecordKind::Delete, v, NONE, 0)
+        let starts = self.may_change(v) && self.shut_gate(RecordKind::Delete, v, NONE, 0);
+        if starts && (v == self.group.0 || v == self.group.1) {
+            self.group = (NONE, NONE);
+        }
+        starts
     }
 
     /// Starts a rollback of `v` to snapshot `s`.
@@ -84,22 +107,31 @@ impl World {
                 self.show_structure();
                 true
             }
+            StructState::Half => self.show_other_half(),
         }
     }
 
     fn assign_structure(&mut self) -> bool {
         let mut r = self.sop.record;
+        let copies = matches!(r.kind, RecordKind::Copy | RecordKind::Group);
         let waits = match self.mutation {
-            Mutation::SnapshotUndrained => r.kind != RecordKind::Copy,
-            Mutation::ChangeUndrained => r.kind == RecordKind::Copy,
+            Mutation::SnapshotUndrained => !copies,
+            Mutation::ChangeUndrained => copies,
             _ => true,
         };
-        if (waits && !self.drained(r.v)) || !self.record_fits(r.q) {
+        let whole = r.kind == RecordKind::Group;
+        let drained = self.drained(r.v) && (!whole || self.drained(r.p));
+        if (waits && !drained) || !self.record_fits(r.q) {
+            return false;
+        }
+        if whole && !self.dirty.fits(4) {
             return false;
         }
         self.last_lsn += 1;
         r.lsn = self.last_lsn;
-        r.p = u8::from(r.kind == RecordKind::Resize && self.is(Mutation::ShrinkWholeExtents));
+        if !whole {
+            r.p = u8::from(r.kind == RecordKind::Resize && self.is(Mutation::ShrinkWholeExtents));
+        }
         self.sop.record = r;
         self.sop.state = StructState::HasLsn;
         true
@@ -108,10 +140,21 @@ impl World {
     fn show_structure(&mut self) {
         let r = self.sop.record;
         self.observe_structure(&r);
-        self.publish(r);
         self.gate &= !(1 << r.v);
         self.sop.visible = self.now;
         self.sop.state = StructState::Visible;
+        if r.kind == RecordKind::Group {
+            self.gate &= !(1 << r.p);
+            if matches!(self.mutation, Mutation::GroupInPieces | Mutation::GroupOneByOne) {
+                self.publish(Record { kind: RecordKind::Copy, bits: 0, p: NONE, ..r });
+                self.sop.state = StructState::Half;
+                if self.is(Mutation::GroupInPieces) {
+                    self.show_other_half();
+                }
+                return;
+            }
+        }
+        self.publish(r);
         if r.kind == RecordKind::Delete {
             self.usable &= !(1 << r.v);
         }
@@ -120,20 +163,41 @@ impl World {
         }
     }
 
+    // A record of its own for the second snapshot of a group.
+    fn show_other_half(&mut self) -> bool {
+        let r = self.sop.record;
+        let at_once = self.is(Mutation::GroupInPieces);
+        if !at_once && (!self.drained(r.p) || !self.record_fits(r.q)) {
+            return false;
+        }
+        self.last_lsn += 1;
+        let (lsn, kind) = (self.last_lsn, RecordKind::Copy);
+        self.publish(Record { kind, lsn, v: r.p, e: r.bits, bits: 0, p: NONE, ..r });
+        self.sop.record.lsn = lsn;
+        self.sop.state = StructState::Visible;
+        true
+    }
+
+    fn observe_copy(&mut self, v: u8, to: u8) {
+        let (to, now) = (ix(to), self.now);
+        for (e, s) in self.places() {
+            let value = self.peek(v, e, s);
+            self.cells[to][ix(e) * SUBS + ix(s)] = Cell::settled(value, now);
+        }
+        let size = u16::from(self.map.volumes[ix(v)].size);
+        self.cells[to][SIZE] = Cell::settled(size, now);
+        self.cells[to][EXISTS].instant(1, now);
+    }
+
     // Tells the oracle what this change makes of each cell, in the moment it becomes visible.
     fn observe_structure(&mut self, r: &Record) {
         let (v, now) = (ix(r.v), self.now);
         match r.kind {
             RecordKind::Map | RecordKind::Unmap => {}
-            RecordKind::Copy => {
-                let to = ix(r.e);
-                for (e, s) in self.places() {
-                    let value = self.peek(r.v, e, s);
-                    self.cells[to][ix(e) * SUBS + ix(s)] = Cell::settled(value, now);
-                }
-                let size = u16::from(self.map.volumes[v].size);
-                self.cells[to][SIZE] = Cell::settled(size, now);
-                self.cells[to][EXISTS].instant(1, now);
+            RecordKind::Copy => self.observe_copy(r.v, r.e),
+            RecordKind::Group => {
+                self.observe_copy(r.v, r.e);
+                self.observe_copy(r.p, r.bits);
             }
             RecordKind::Delete => self.cells[v][EXISTS].instant(0, now),
             RecordKind::Rollback => {
@@ -164,12 +228,18 @@ impl World {
     /// Answers the structure change.
     pub fn answer_structure(&mut self) {
         let (r, visible, now) = (self.sop.record, self.sop.visible, self.now);
-        let target = if r.kind == RecordKind::Copy { r.e } else { r.v };
-        for cell in &mut self.cells[ix(target)] {
-            cell.answer(visible, now, true);
-        }
-        if r.kind == RecordKind::Copy {
-            self.usable |= 1 << target;
+        let (targets, made) = match r.kind {
+            RecordKind::Group => ([r.e, r.bits], true),
+            RecordKind::Copy => ([r.e; 2], true),
+            _ => ([r.v; 2], false),
+        };
+        for target in targets {
+            for cell in &mut self.cells[ix(target)] {
+                cell.answer(visible, now, true);
+            }
+            if made {
+                self.usable |= 1 << target;
+            }
         }
         self.sop.state = StructState::Idle;
     }
