@@ -1,6 +1,7 @@
 //! How a daemon lives and dies beside others: ends in order, is replaced, runs out of space below.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -250,18 +251,27 @@ fn clients_that_reconnect_do_not_notice_a_restart() {
             writeln!(stdin, "write -z {zeroed} 4k").unwrap();
             writeln!(stdin, "read -P {pattern} {at} 4k").unwrap();
             writeln!(stdin, "read -P 0 {zeroed} 4k").unwrap();
+            // Slower than the client, so that every kill has work left to meet.
+            std::thread::sleep(Duration::from_millis(5));
         }
         writeln!(stdin, "flush\nquit").unwrap();
     });
-    for pause in [40, 80, 120, 160] {
-        std::thread::sleep(Duration::from_millis(pause));
+    // The option is for a connection that was there once: the first kill waits for an answer.
+    let mut answers = client.stdout.take().unwrap();
+    let (mut said, mut block) = (Vec::new(), [0; 4096]);
+    for kill in 1..=4 {
+        while said.len() < kill * 8192 {
+            let count = answers.read(&mut block).unwrap();
+            assert!(count > 0, "ended: {}", String::from_utf8_lossy(&said));
+            said.extend_from_slice(&block[..count]);
+        }
         daemon.kill().unwrap();
         daemon.start().unwrap();
     }
+    answers.read_to_end(&mut said).unwrap();
     writer.join().unwrap();
-    let output = client.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && !said.contains("fail"), "{said}");
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(client.wait().unwrap().success() && !said.contains("fail"), "{said}");
     assert!(!said.to_lowercase().contains("error"), "{said}");
     let mut connection = daemon.connect("data").unwrap();
     for turn in 1..=200_u32 {
