@@ -21,6 +21,8 @@ pub mod arena;
 mod change;
 #[cfg(not(loom))]
 pub mod create;
+#[cfg(not(loom))]
+mod diff;
 #[doc(hidden)]
 pub mod directory;
 #[cfg(not(loom))]

@@ -15,7 +15,7 @@ use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, Pr
 use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::pool::{Pool, Tuning};
 use blockd_mapper::units::VolumeId;
-use blockd_mapper::worker::{Attachment, Worker};
+use blockd_mapper::worker::{Attachment, DiffRange, Look, Worker};
 
 pub use journal::{Event, Journal, image};
 
@@ -266,6 +266,37 @@ impl Rig {
     /// Writes to a volume.
     pub fn write(&mut self, id: VolumeId, offset: u64, data: &[u8]) -> Result<(), MapperError> {
         self.whole(id, offset, Request::Write { data, fua: false })
+    }
+
+    /// What the worker says of a whole volume beside another.
+    pub fn changes(
+        &mut self,
+        id: VolumeId,
+        since: Option<VolumeId>,
+    ) -> Result<Option<Vec<DiffRange>>, MapperError> {
+        let volume = self.worker.attach(id)?;
+        let size = volume.size();
+        let (mut all, mut part, mut offset): (Vec<DiffRange>, Vec<DiffRange>, u64) =
+            (Vec::new(), Vec::new(), 0);
+        while offset < size {
+            let look = Look { offset, len: size - offset, max_ranges: 3, max_work: 1 };
+            let told = self.worker.changes(&volume, since, &look, &mut part);
+            if told != Ok(true) {
+                self.worker.detach(volume);
+                return told.map(|_| None);
+            }
+            assert!((1..=3).contains(&part.len()), "{part:?}");
+            for range in part.drain(..) {
+                assert_eq!(range.offset, offset);
+                offset += range.len;
+                match all.last_mut() {
+                    Some(last) if last.state == range.state => last.len += range.len,
+                    _ => all.push(range),
+                }
+            }
+        }
+        self.worker.detach(volume);
+        Ok(Some(all))
     }
 
     /// Reads from a volume.

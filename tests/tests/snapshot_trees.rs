@@ -361,6 +361,10 @@ impl Tree<'_> {
             assert_eq!(from, at, "a part ends at {at} and goes on at {from}");
         }
         assert_eq!(at, size);
+        // A worker says the same.
+        let request = DiffRequest { volume, base, from: 0, to: size, max_ranges: usize::MAX };
+        let whole = self.rig.engine().diff(&request).unwrap().ranges;
+        assert_eq!(self.rig.changes(volume, base), Ok(Some(whole)));
     }
 
     fn check_range(
@@ -415,6 +419,8 @@ fn volumes_of_different_families_are_not_compared() {
     assert_eq!(gone, Err(MapperError::NoVolume("9".into())));
     assert!(rig.engine().diff(&request(one, None, EXTENT + 1)).is_err());
     assert!(rig.engine().diff(&request(one, None, EXTENT)).unwrap().ranges.is_empty());
+    assert!(matches!(rig.changes(one, Some(other)), Err(MapperError::OtherFamily { .. })));
+    assert_eq!(rig.changes(one, Some(VolumeId(9))), Ok(None));
     assert!(rig.engine().begin_account(&[]).is_err());
     assert!(rig.engine().begin_account(&[VolumeId(9)]).is_err());
 }

@@ -8,8 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockd_mapper::engine::VolumeSummary;
+use blockd_mapper::format::catalogue::VolumeKind;
 
-use crate::frontend::nbd::{ExportError, ExportInfo, Exports, Opened};
+use crate::frontend::nbd::{
+    ALLOCATED, Describes, ExportError, ExportInfo, Exports, MetaContext, Opened,
+};
 use crate::pool::{PoolHandle, VolumeId};
 use crate::units::human;
 
@@ -176,6 +179,20 @@ impl Exports for Control {
         let info = self.export_info(&pool, &volume, &attachment);
         let (volume, name) = (volume.id, volume.name);
         Ok(Opened { info, volume: Target { pool, volume, name, attachment } })
+    }
+
+    async fn contexts(&self, target: &Target) -> Vec<MetaContext> {
+        let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
+        let mut contexts = vec![allocated];
+        // By id, and so by age.
+        let volumes = target.pool.mapper().summaries();
+        let own = volumes.iter().find(|one| one.id == target.volume);
+        let Some(lineage) = own.map(|own| own.lineage) else { return contexts };
+        let related = volumes.iter().filter(|one| {
+            one.kind == VolumeKind::Snapshot && one.lineage == lineage && one.id != target.volume
+        });
+        contexts.extend(related.map(|one| MetaContext::changed_since(&one.name, one.id)));
+        contexts
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 
 use super::{ClientError, ConnectOptions};
+use crate::frontend::nbd::BASE_ALLOCATION;
 use crate::frontend::nbd::codec::{
     INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, greeting, info, opt, rep, u16_at, u32_at, u64_at,
 };
@@ -35,6 +36,15 @@ pub struct ExportFacts {
     pub extended: bool,
     /// The id of `base:allocation`, if it was granted.
     pub base_allocation: Option<u32>,
+    /// The further contexts that were asked for, with the id of each that was granted.
+    pub contexts: Vec<(String, Option<u32>)>,
+}
+
+impl ExportFacts {
+    /// Whether anything was granted that a block status could tell.
+    pub(super) fn has_context(&self) -> bool {
+        self.base_allocation.is_some() || self.contexts.iter().any(|(_, id)| id.is_some())
+    }
 }
 
 struct Reply {
@@ -90,8 +100,8 @@ impl<R: Read, W: Write> Negotiation<'_, R, W> {
         if options.structured && !facts.structured {
             facts.structured = self.simple_option(opt::STRUCTURED_REPLY)?;
         }
-        if options.base_allocation && facts.structured {
-            facts.base_allocation = self.base_allocation(export)?;
+        if facts.structured {
+            self.contexts(export, options, &mut facts)?;
         }
         let mut data = length(export).to_be_bytes().to_vec();
         data.extend_from_slice(export.as_bytes());
@@ -137,24 +147,42 @@ impl<R: Read, W: Write> Negotiation<'_, R, W> {
         }
     }
 
-    fn base_allocation(&mut self, export: &str) -> Result<Option<u32>, ClientError> {
-        let query = "base:allocation";
+    fn contexts(
+        &mut self,
+        export: &str,
+        options: &ConnectOptions,
+        facts: &mut ExportFacts,
+    ) -> Result<(), ClientError> {
+        facts.contexts = options.contexts.iter().map(|name| (name.clone(), None)).collect();
+        let base = options.base_allocation.then_some(BASE_ALLOCATION);
+        let queries: Vec<&str> =
+            base.into_iter().chain(options.contexts.iter().map(String::as_str)).collect();
+        if queries.is_empty() {
+            return Ok(());
+        }
         let mut data = length(export).to_be_bytes().to_vec();
         data.extend_from_slice(export.as_bytes());
-        data.extend_from_slice(&1_u32.to_be_bytes());
-        data.extend_from_slice(&length(query).to_be_bytes());
-        data.extend_from_slice(query.as_bytes());
+        data.extend_from_slice(&u32::try_from(queries.len()).unwrap_or(0).to_be_bytes());
+        for query in queries {
+            data.extend_from_slice(&length(query).to_be_bytes());
+            data.extend_from_slice(query.as_bytes());
+        }
         self.send(opt::SET_META_CONTEXT, &data)?;
-        let mut id = None;
         loop {
             let reply = self.reply(opt::SET_META_CONTEXT)?;
             match reply.kind {
-                rep::META_CONTEXT if reply.data.get(4..) == Some(query.as_bytes()) => {
-                    id = u32_at(&reply.data, 0);
+                rep::META_CONTEXT => {
+                    let (id, name) = (u32_at(&reply.data, 0), reply.data.get(4..));
+                    if base.is_some() && name == Some(BASE_ALLOCATION.as_bytes()) {
+                        facts.base_allocation = id;
+                    }
+                    let is_it = |known: &&mut (String, _)| name == Some(known.0.as_bytes());
+                    if let Some(known) = facts.contexts.iter_mut().find(is_it) {
+                        known.1 = id;
+                    }
                 }
-                rep::META_CONTEXT => {}
-                rep::ACK => return Ok(id),
-                kind if kind & rep::ERROR != 0 => return Ok(None),
+                rep::ACK => return Ok(()),
+                kind if kind & rep::ERROR != 0 => return Ok(()),
                 _ => return Err(ClientError::Protocol("an option has a reply it can't have")),
             }
         }

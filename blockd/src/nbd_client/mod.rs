@@ -22,7 +22,9 @@ pub use error::{ClientError, RequestError};
 pub use handshake::{ExportFacts, ListedExport};
 pub use uri::{DEFAULT_PORT, ServerAddress, Uri};
 
-use crate::frontend::nbd::codec::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, cmd, flag, transmission};
+use crate::frontend::nbd::codec::{
+    EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, changes, cmd, flag, state, transmission,
+};
 use handshake::Negotiation;
 use reply::Pending;
 
@@ -39,6 +41,8 @@ pub struct ConnectOptions {
     pub extended: bool,
     /// Needed for `block_status`.
     pub base_allocation: bool,
+    /// Further metadata contexts, for `changes`.
+    pub contexts: Vec<String>,
     /// The longest wait for anything to come or go.
     pub timeout: Duration,
     /// The most requests in flight.
@@ -51,6 +55,7 @@ impl Default for ConnectOptions {
             structured: true,
             extended: true,
             base_allocation: true,
+            contexts: Vec::new(),
             timeout: Duration::from_secs(30),
             depth: 16,
         }
@@ -81,8 +86,28 @@ pub struct Completion {
     pub result: Result<(), RequestError>,
     /// What was read; give it back with `recycle`.
     pub data: Vec<u8>,
-    /// The answer to a block status.
-    pub ranges: Vec<StatusRange>,
+    /// The answer to a block status, for each context.
+    pub contexts: Vec<ContextRanges>,
+}
+
+/// What a metadata context says of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextRanges {
+    /// Which context, as it was negotiated.
+    pub id: u32,
+    /// Lengths and flags. The first begins where the request did, each other where the one before
+    /// it ends.
+    pub ranges: Vec<(u64, u64)>,
+}
+
+/// What `blockd:changed-since` says of a range, or `blockd:allocated`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedRange {
+    pub len: u64,
+    /// It has to be read, or made to read as zeroes.
+    pub changed: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
 }
 
 /// What `base:allocation` says of a range. The first begins where the request did, each other
@@ -198,7 +223,7 @@ impl Client {
         self.put_header(&parts, cookie);
         let Parts { command, offset, len, .. } = parts;
         let completion =
-            Completion { cookie, command, offset, len, result: Ok(()), data, ranges: Vec::new() };
+            Completion { cookie, command, offset, len, result: Ok(()), data, contexts: Vec::new() };
         self.pending.insert(cookie, Pending { completion, filled: 0 });
         let sent = self.put_payload(parts.payload);
         self.check_io(sent)?;
@@ -278,15 +303,50 @@ impl Client {
 
     /// What is known of the start of the range, at most of all of it.
     pub fn block_status(&mut self, offset: u64, len: u64) -> Result<Vec<StatusRange>, ClientError> {
+        let ranges = self.status_of(self.facts.base_allocation, offset, len)?;
+        let told = |(len, flags): (u64, u64)| StatusRange {
+            len,
+            hole: flags & u64::from(state::HOLE) != 0,
+            zero: flags & u64::from(state::ZERO) != 0,
+        };
+        Ok(ranges.into_iter().map(told).collect())
+    }
+
+    /// The same of what has changed, by the context that was asked for first of
+    /// [`ConnectOptions::contexts`].
+    pub fn changes(&mut self, offset: u64, len: u64) -> Result<Vec<ChangedRange>, ClientError> {
+        let id = self.facts.contexts.first().and_then(|(_, id)| *id);
+        let ranges = self.status_of(id, offset, len)?;
+        let told = |(len, flags): (u64, u64)| ChangedRange {
+            len,
+            changed: flags & u64::from(changes::CHANGED) != 0,
+            zero: flags & u64::from(changes::ZERO) != 0,
+        };
+        Ok(ranges.into_iter().map(told).collect())
+    }
+
+    fn status_of(
+        &mut self,
+        context: Option<u32>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<(u64, u64)>, ClientError> {
         let Some((offset, len)) = self.pieces(offset, len).into_iter().next() else {
             return Ok(Vec::new());
         };
-        let mut ranges = self.call("block status", Request::BlockStatus { offset, len })?.ranges;
+        let what = "block status";
+        let Some(id) = context else {
+            let why = "the server has no map to show";
+            return Err(ClientError::BadRequest { what, offset, len, why });
+        };
+        let told = self.call(what, Request::BlockStatus { offset, len })?.contexts;
+        let own = told.into_iter().find(|told| told.id == id);
+        let mut ranges = own.map(|told| told.ranges).unwrap_or_default();
         let mut left = len;
-        ranges.retain_mut(|range| {
-            range.len = range.len.min(left);
-            left -= range.len;
-            range.len > 0
+        ranges.retain_mut(|(range, _)| {
+            *range = (*range).min(left);
+            left -= *range;
+            *range > 0
         });
         Ok(ranges)
     }
@@ -354,7 +414,7 @@ impl Client {
             "too long"
         } else if parts.offset.checked_add(parts.len).is_none_or(|end| end > self.facts.size) {
             "past the end"
-        } else if parts.command == cmd::BLOCK_STATUS && self.facts.base_allocation.is_none() {
+        } else if parts.command == cmd::BLOCK_STATUS && !self.facts.has_context() {
             "the server has no map to show"
         } else {
             return Ok(());

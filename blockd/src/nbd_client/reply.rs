@@ -2,10 +2,10 @@
 
 use std::io::{self, Read};
 
-use super::{ClientError, Completion, RequestError, StatusRange};
+use super::{ClientError, Completion, ContextRanges, RequestError};
 use crate::frontend::nbd::codec::{
-    EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, cmd, errno, state,
-    u16_at, u32_at, u64_at,
+    EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, cmd, errno, u16_at,
+    u32_at, u64_at,
 };
 
 /// The longest message of an error.
@@ -169,28 +169,26 @@ fn status(
     if !right {
         return Err(ClientError::Protocol("a status reply is not well formed"));
     }
-    let mut skipped = [0; 8];
-    reader.read_exact(&mut skipped[..usize::try_from(head).unwrap_or(0)])?;
+    let mut start = [0; 8];
+    reader.read_exact(&mut start[..usize::try_from(head).unwrap_or(0)])?;
+    let mut told = ContextRanges { id: u32_at(&start, 0).unwrap_or(0), ranges: Vec::new() };
     let mut limited = reader.take(len - head);
     let mut bytes = [0; 16];
     let used = &mut bytes[..usize::try_from(each).unwrap_or(0)];
     while limited.limit() > 0 {
         limited.read_exact(used)?;
         let (len, flags) = if wide {
-            (u64_at(used, 0), u64_at(used, 8).and_then(|flags| u32::try_from(flags).ok()))
+            (u64_at(used, 0), u64_at(used, 8))
         } else {
-            (u32_at(used, 0).map(u64::from), u32_at(used, 4))
+            (u32_at(used, 0).map(u64::from), u32_at(used, 4).map(u64::from))
         };
         let (len, flags) = (len.unwrap_or(0), flags.unwrap_or(0));
         if len == 0 {
             return Err(ClientError::Protocol("a status reply has an empty range"));
         }
-        pending.completion.ranges.push(StatusRange {
-            len,
-            hole: flags & state::HOLE != 0,
-            zero: flags & state::ZERO != 0,
-        });
+        told.ranges.push((len, flags));
     }
+    pending.completion.contexts.push(told);
     Ok(())
 }
 

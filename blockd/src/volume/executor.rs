@@ -10,7 +10,7 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{Answer, CommitTicket, Step};
 use blockd_mapper::units::VolumeId;
-use blockd_mapper::worker::{Attachment, Stretch, Worker};
+use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
 
 use super::copy::Copies;
 use super::slot::{Slot, State};
@@ -243,6 +243,20 @@ impl Executor {
         let Some(attached) = &self.volumes[volume.0] else { return Err(BlockError::Gone) };
         let worker = &mut self.pools[attached.pool].worker;
         let result = worker.stretches(&attached.attachment, offset, len, limit, out);
+        result.map_err(|error| BlockError::from(&error))
+    }
+
+    /// Describes a range of a volume beside a snapshot; see [`Worker::changes`].
+    pub fn changes(
+        &mut self,
+        volume: VolumeRef,
+        since: Option<VolumeId>,
+        look: &Look,
+        out: &mut Vec<DiffRange>,
+    ) -> Result<bool, BlockError> {
+        let Some(attached) = &self.volumes[volume.0] else { return Err(BlockError::Gone) };
+        let worker = &mut self.pools[attached.pool].worker;
+        let result = worker.changes(&attached.attachment, since, look, out);
         result.map_err(|error| BlockError::from(&error))
     }
 

@@ -103,7 +103,7 @@ proptest! {
     ) {
         let mut out = vec![0; room];
         let length =
-            reply::block_status(&mut out, &agreed(form), ASKED, 1, ranges.into_iter());
+            reply::block_status(&mut out, &agreed(form), ASKED, (1, true), ranges.into_iter());
         prop_assert!(length <= room);
     }
 
@@ -114,7 +114,7 @@ proptest! {
         prop_assert!(talk.most_asked <= usize::try_from(MAX_OPTION_BYTES).expect("it fits"));
         if let End::Entered(agreed) = end {
             prop_assert!(tls != TlsMode::Required || agreed.tls);
-            prop_assert!(agreed.structured || !agreed.base_allocation);
+            prop_assert!(agreed.structured || agreed.contexts.is_empty());
         }
     }
 }

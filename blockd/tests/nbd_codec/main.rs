@@ -9,7 +9,7 @@ mod requests;
 mod talk;
 
 use blockd::frontend::nbd::codec::request::Asked;
-use blockd::frontend::nbd::{ExportInfo, Negotiated};
+use blockd::frontend::nbd::{Describes, ExportInfo, Negotiated, Selected};
 
 pub(crate) const GIB: u64 = 1 << 30;
 
@@ -38,7 +38,9 @@ pub(crate) fn agreed(form: Form) -> Negotiated {
         Form::Structured => (true, false),
         Form::Extended => (true, true),
     };
-    Negotiated { structured, extended, base_allocation: structured, ..Negotiated::plain(&export()) }
+    let base = structured.then_some(Selected { id: 1, describes: Describes::BaseAllocation });
+    let contexts = base.into_iter().collect();
+    Negotiated { structured, extended, contexts, ..Negotiated::plain(&export()) }
 }
 
 /// Bytes from hexadecimal digits; spaces are for people.

@@ -4,9 +4,10 @@ use blockd::frontend::nbd::codec::handshake::{
     Event, Handshake, MAX_LIST_BYTES, MAX_OPTION_BYTES, MAX_OPTIONS, Next, Reason, TlsMode,
 };
 use blockd::frontend::nbd::codec::{opt, rep, transmission};
-use blockd::frontend::nbd::{ExportInfo, Negotiated};
+use blockd::frontend::nbd::{Describes, ExportInfo, MAX_CONTEXTS, Negotiated, Selected};
+use blockd_mapper::units::VolumeId;
 
-use crate::talk::{End, FLAGS, Talk, announced, contexts, go, option, talk};
+use crate::talk::{End, FLAGS, Talk, announced, contexts, go, known_contexts, option, talk};
 use crate::{export, hex};
 
 #[test]
@@ -226,11 +227,12 @@ fn contexts_need_structured_replies_and_hold_for_one_export() {
     let structured = option(opt::STRUCTURED_REPLY, &[]);
     let enter = option(opt::GO, &go("default/web", &[]));
     let (agreed, replies) = entered(&[set.clone(), enter.clone()]);
-    assert!(!agreed.base_allocation);
+    assert!(agreed.contexts.is_empty());
     assert_eq!(replies[0], (opt::SET_META_CONTEXT, rep::ERR_INVALID));
     // The same export under another name.
     let (agreed, _) = entered(&[structured.clone(), set.clone(), enter.clone()]);
-    assert!(agreed.base_allocation);
+    let base = Selected { id: 1, describes: Describes::BaseAllocation };
+    assert_eq!(agreed.contexts, [base]);
     // Each SET replaces the one before, also one that fails or selects nothing.
     for later in [
         option(opt::SET_META_CONTEXT, &contexts("web", &[])),
@@ -239,8 +241,90 @@ fn contexts_need_structured_replies_and_hold_for_one_export() {
         option(opt::SET_META_CONTEXT, &[1]),
     ] {
         let (agreed, _) = entered(&[structured.clone(), set.clone(), later, enter.clone()]);
-        assert!(!agreed.base_allocation);
+        assert!(agreed.contexts.is_empty());
     }
+}
+
+#[test]
+fn changes_since_a_snapshot_are_selected_by_its_name_alone() {
+    let queries = [
+        "blockd:changed-since:tue",
+        "blockd:changed-since:wed",
+        "blockd:changed-since:",
+        "blockd:",
+        "blockd:allocated",
+        "Blockd:allocated",
+    ];
+    let set = option(opt::SET_META_CONTEXT, &contexts("web", &queries));
+    let parts = [option(opt::STRUCTURED_REPLY, &[]), set, option(opt::GO, &go("web", &[]))];
+    let (agreed, _) = entered(&parts);
+    let selected = [(1, Describes::Allocated), (2, Describes::ChangedSince(VolumeId(11)))];
+    assert_eq!(agreed.contexts, selected.map(|(id, describes)| Selected { id, describes }));
+}
+
+#[test]
+fn too_many_contexts_are_refused_and_none_of_them_is_selected() {
+    let names: Vec<String> = (0..=MAX_CONTEXTS).map(|number| format!("s{number}")).collect();
+    let select = |count: usize| {
+        let queries = names.iter().map(|name| format!("blockd:changed-since:{name}"));
+        let queries: Vec<String> = queries.take(count).collect();
+        let queries: Vec<&str> = queries.iter().map(String::as_str).collect();
+        let parts = [
+            option(opt::STRUCTURED_REPLY, &[]),
+            option(opt::SET_META_CONTEXT, &contexts("web", &queries)),
+            option(opt::GO, &go("web", &[])),
+        ];
+        let mut talk = Talk::new(TlsMode::Off, &[FLAGS.to_vec(), parts.concat()].concat());
+        talk.snapshots = names.iter().map(|name| &*name.clone().leak()).collect();
+        let End::Entered(agreed) = talk.run() else { panic!("refused") };
+        (agreed.contexts.len(), talk.replies()[1])
+    };
+    let first = (opt::SET_META_CONTEXT, rep::META_CONTEXT);
+    assert_eq!(select(MAX_CONTEXTS), (MAX_CONTEXTS, first));
+    assert_eq!(select(MAX_CONTEXTS + 1), (0, (opt::SET_META_CONTEXT, rep::ERR_TOO_BIG)));
+}
+
+/// The names that a list of contexts has.
+fn listed(snapshots: usize, queries: &[&str]) -> Vec<String> {
+    let mut handshake = Handshake::new(TlsMode::Off);
+    handshake.handle(Event::Connected);
+    handshake.handle(Event::Bytes(&FLAGS));
+    handshake.handle(Event::Bytes(&option(opt::STRUCTURED_REPLY, &[])));
+    let asked = option(opt::LIST_META_CONTEXT, &contexts("web", queries));
+    handshake.handle(Event::Bytes(&asked[..16]));
+    handshake.handle(Event::Bytes(&asked[16..20]));
+    assert_eq!(handshake.handle(Event::Bytes(&asked[20..])).next, Next::Open("web".to_owned()));
+    assert_eq!(handshake.handle(Event::Opened(Ok(&export()))).next, Next::Contexts);
+    let known = known_contexts((0..snapshots).map(|number| format!("s{number}")));
+    let send = handshake.handle(Event::Contexts(&known)).send;
+    let (mut names, mut rest) = (Vec::new(), &send[..]);
+    while rest[12..16] == rep::META_CONTEXT.to_be_bytes() {
+        let len = usize::try_from(u32::from_be_bytes(rest[16..20].try_into().expect("it fits")))
+            .expect("it fits");
+        assert_eq!(rest[20..24], [0; 4], "ids are for what is selected");
+        names.push(String::from_utf8(rest[24..20 + len].to_vec()).expect("it fits"));
+        rest = &rest[20 + len..];
+    }
+    assert_eq!((rest.len(), &rest[12..16]), (20, &rep::ACK.to_be_bytes()[..]));
+    names
+}
+
+#[test]
+fn a_list_of_contexts_is_what_its_queries_begin() {
+    let all = ["base:allocation", "blockd:allocated", "blockd:changed-since:s0"];
+    assert_eq!(listed(1, &[]), all);
+    assert_eq!(listed(1, &["base:", "blockd:"]), all);
+    assert_eq!(listed(1, &["blockd:"]), all[1..]);
+    assert_eq!(listed(1, &["blockd:changed-since:"]), all[2..]);
+    assert_eq!(listed(3, &["blockd:changed-since:s1"]), ["blockd:changed-since:s1"]);
+    assert!(listed(1, &["blockd", "base", "x:", "blockd:changed-since:s"]).is_empty());
+}
+
+#[test]
+fn a_long_list_of_snapshots_has_the_newest_and_says_that_there_are_more() {
+    let names = listed(1000, &["blockd:changed-since:", "blockd:changed-since:s7"]);
+    assert_eq!(names[..2], ["blockd:changed-since:", "blockd:changed-since:s7"]);
+    assert_eq!((names.len(), &*names[257]), (258, "blockd:changed-since:s999"));
 }
 
 #[test]
@@ -250,7 +334,7 @@ fn listing_contexts_takes_wildcards_and_selects_nothing() {
         let parts = [option(opt::STRUCTURED_REPLY, &[]), list, option(opt::GO, &go("web", &[]))];
         let (agreed, replies) = entered(&parts);
         assert_eq!(replies[1], (opt::LIST_META_CONTEXT, rep::META_CONTEXT));
-        assert!(!agreed.base_allocation);
+        assert!(agreed.contexts.is_empty());
     }
 }
 

@@ -79,8 +79,9 @@ fn holes_in_both_forms_that_have_them() {
 #[test]
 fn status_in_both_forms_that_have_it() {
     let ranges = [(4096, 0), (8192, 3)];
-    let status =
-        |form| written(|out| reply::block_status(out, &agreed(form), ASKED, 1, ranges.into_iter()));
+    let status = |form| {
+        written(|out| reply::block_status(out, &agreed(form), ASKED, (1, true), ranges.into_iter()))
+    };
     assert_eq!(
         status(Form::Structured),
         hex("668e33ef 0001 0005 0102030405060708 00000014 00000001
@@ -95,11 +96,23 @@ fn status_in_both_forms_that_have_it() {
 }
 
 #[test]
+fn a_status_of_several_contexts_is_done_with_the_last() {
+    let ranges = [(4096, 1)];
+    let status = |id, done| {
+        let (agreed, ranges) = (agreed(Form::Structured), ranges.into_iter());
+        written(|out| reply::block_status(out, &agreed, ASKED, (id, done), ranges))
+    };
+    let first = hex("668e33ef 0000 0005 0102030405060708 0000000c 00000001 00001000 00000001");
+    let last = hex("668e33ef 0001 0005 0102030405060708 0000000c 00000007 00001000 00000001");
+    assert_eq!((status(1, false), status(7, true)), (first, last));
+}
+
+#[test]
 fn status_writes_what_there_is_room_for() {
     let agreed = agreed(Form::Structured);
     let mut out = vec![0; reply::block_status_bytes(&agreed, 3) + 7];
     let ranges = std::iter::repeat_n((512, 0), 100);
-    assert_eq!(reply::block_status(&mut out, &agreed, ASKED, 1, ranges), 24 + 3 * 8);
+    assert_eq!(reply::block_status(&mut out, &agreed, ASKED, (1, true), ranges), 24 + 3 * 8);
     assert_eq!(&out[16..20], &[0, 0, 0, 4 + 3 * 8]);
 }
 
@@ -108,7 +121,7 @@ fn a_range_longer_than_32_bits_is_cut_at_a_block_and_ends_a_compact_status() {
     let agreed = agreed(Form::Structured);
     let mut out = [0; 64];
     let ranges = [(512, 0), (1 << 40, 3), (512, 0)];
-    let length = reply::block_status(&mut out, &agreed, ASKED, 1, ranges.into_iter());
+    let length = reply::block_status(&mut out, &agreed, ASKED, (1, true), ranges.into_iter());
     assert_eq!(out[24..length], hex("00000200 00000000 fffffe00 00000003"));
 }
 

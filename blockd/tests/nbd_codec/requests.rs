@@ -195,7 +195,7 @@ fn a_length_of_zero_succeeds_except_where_the_answer_cannot_be_empty() {
 
 #[test]
 fn status_needs_a_context_and_flush_has_no_range() {
-    let none = Negotiated { base_allocation: false, ..agreed(Form::Structured) };
+    let none = Negotiated { contexts: Vec::new(), ..agreed(Form::Structured) };
     let status = request(cmd::BLOCK_STATUS, flag::REQ_ONE, 0, 512);
     assert_eq!(refused(status, &none), (errno::EINVAL, 0, false));
     let command = Command::BlockStatus { offset: 0, len: 512, req_one: true };

@@ -3,7 +3,8 @@
 use blockd::frontend::nbd::codec::handshake::{
     Event, Handshake, MAX_LIST_BYTES, MAX_OPTION_BYTES, Next, Reason, Step, TlsMode,
 };
-use blockd::frontend::nbd::{ExportError, Negotiated};
+use blockd::frontend::nbd::{ALLOCATED, Describes, ExportError, MetaContext, Negotiated};
+use blockd_mapper::units::VolumeId;
 
 use crate::{export, hex};
 
@@ -15,6 +16,8 @@ pub(crate) struct Talk {
     pub(crate) read: usize,
     pub(crate) output: Vec<u8>,
     pub(crate) most_asked: usize,
+    /// Snapshots that the export has contexts of.
+    pub(crate) snapshots: Vec<&'static str>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -28,7 +31,8 @@ pub(crate) enum End {
 impl Talk {
     pub(crate) fn new(tls: TlsMode, input: &[u8]) -> Self {
         let handshake = Handshake::new(tls);
-        Self { handshake, input: input.to_vec(), read: 0, output: Vec::new(), most_asked: 0 }
+        let (input, output) = (input.to_vec(), Vec::new());
+        Self { handshake, input, read: 0, output, most_asked: 0, snapshots: vec!["mon", "tue"] }
     }
 
     pub(crate) fn take(&mut self, count: usize) -> Option<Vec<u8>> {
@@ -63,6 +67,10 @@ impl Talk {
                     let result = if known { Ok(&export) } else { Err(&ExportError::Unknown) };
                     self.handshake.handle(Event::Opened(result))
                 }
+                Next::Contexts => {
+                    let contexts = known_contexts(self.snapshots.iter().map(|one| (*one).into()));
+                    self.handshake.handle(Event::Contexts(&contexts))
+                }
                 Next::StartTls => self.handshake.handle(Event::Encrypted),
                 Next::Enter(agreed) => return End::Entered(agreed),
                 Next::Close(reason) => return End::Closed(reason),
@@ -82,6 +90,14 @@ impl Talk {
         }
         replies
     }
+}
+
+/// What the export has besides `base:allocation`; the snapshots' ids count from 10.
+pub(crate) fn known_contexts(snapshots: impl Iterator<Item = String>) -> Vec<MetaContext> {
+    let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
+    let changed = snapshots.zip(10..).map(|(name, id)| (name, VolumeId(id)));
+    let changed = changed.map(|(name, id)| MetaContext::changed_since(&name, id));
+    std::iter::once(allocated).chain(changed).collect()
 }
 
 pub(crate) const FLAGS: [u8; 4] = [0, 0, 0, 3];

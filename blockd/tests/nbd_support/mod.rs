@@ -15,9 +15,7 @@ use blockd::frontend::nbd::codec::request::{Asked, Command, Parsed, check, parse
 use blockd::frontend::nbd::codec::{errno, state};
 use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
-use blockd::frontend::nbd::{
-    BASE_ALLOCATION_ID, ExportError, ExportInfo, Exports, Opened, Session, Sessions,
-};
+use blockd::frontend::nbd::{ExportError, ExportInfo, Exports, Opened, Session, Sessions};
 use blockd::nbd_client::{ServerAddress, Uri};
 use tokio::runtime::Runtime;
 
@@ -182,7 +180,7 @@ fn carry_out(
                 }
             }
             ranges.truncate(if req_one { 1 } else { 100 });
-            reply::block_status(&mut out, agreed, asked, BASE_ALLOCATION_ID, ranges.into_iter())
+            reply::block_status(&mut out, agreed, asked, (1, true), ranges.into_iter())
         }
         _ => reply::done(&mut out, agreed, asked),
     };

@@ -66,12 +66,18 @@ const RULES: &[Rule] = &[
             "volume",
         ],
     ),
+    (
+        "mapper/src",
+        "diff",
+        &["directory", "error", "leaf", "mapping", "mutation", "pool", "sync", "units", "volume"],
+    ),
     ("mapper/src", "create", &["error", "format", "geometry", "io", "units"]),
     (
         "mapper/src",
         "worker",
         &[
             "change",
+            "diff",
             "directory",
             "error",
             "format",
@@ -95,6 +101,7 @@ const RULES: &[Rule] = &[
             "allocator",
             "change",
             "create",
+            "diff",
             "directory",
             "error",
             "format",

@@ -48,6 +48,8 @@ pub struct VolumeSummary {
     pub name: String,
     /// Volume or snapshot.
     pub kind: VolumeKind,
+    /// First ancestor: what has the same can be compared.
+    pub lineage: VolumeId,
     /// Bytes a client sees.
     pub size: u64,
     /// Logical block in bytes.
@@ -67,6 +69,7 @@ impl Pool {
             id: volume.identity.id,
             name: volume.identity.name.as_str().to_owned(),
             kind: volume.identity.kind,
+            lineage: volume.identity.lineage,
             size: volume.size.load(Ordering::Acquire),
             block_size: volume.identity.block_size,
             mapped: volume.mapped.load(Ordering::Relaxed) * self.geometry.extent_size(),

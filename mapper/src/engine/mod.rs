@@ -25,10 +25,11 @@ use std::sync::Arc;
 
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
-pub use diff::{DiffPart, DiffRange, DiffRequest, RangeState};
 pub use info::{VolumeInfo, VolumeSummary};
 pub use release::Releasing;
 pub use usage::{Use, UsedExtent};
+
+pub use crate::diff::{DiffPart, DiffRange, DiffRequest, RangeState};
 
 use crate::change::Spares;
 use crate::error::MapperError;

@@ -1,6 +1,7 @@
 //! The data path: one worker per thread, no lock and no record for what is already mapped.
 
 mod attach;
+mod changes;
 mod clear;
 mod complete;
 mod read;
@@ -10,7 +11,10 @@ mod write;
 use std::sync::Arc;
 
 pub use attach::Attachment;
+pub use changes::Look;
 pub use status::{Content, Stretch};
+
+pub use crate::diff::{DiffRange, RangeState};
 
 use crate::change::Spares;
 use crate::error::MapperError;

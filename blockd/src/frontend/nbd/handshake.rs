@@ -183,6 +183,11 @@ pub(super) async fn negotiate<E: Exports>(
                 };
                 handshake.handle(Event::Opened(event))
             }
+            Next::Contexts => {
+                let Some(export) = &opened else { return Err(Reason::OutOfStep.into()) };
+                let contexts = exports.contexts(&export.volume).await;
+                handshake.handle(Event::Contexts(&contexts))
+            }
             Next::StartTls => {
                 (opened, place) = (None, None);
                 channel = channel.encrypt(tls).await?;

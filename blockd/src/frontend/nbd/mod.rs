@@ -12,8 +12,54 @@ pub mod tls;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 
-/// The id under which `base:allocation` is answered, the only metadata context there is.
-pub const BASE_ALLOCATION_ID: u32 = 1;
+use blockd_mapper::units::VolumeId;
+
+/// The metadata context that the protocol's document defines.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+/// What of a volume was written.
+pub const ALLOCATED: &str = "blockd:allocated";
+/// Followed by a snapshot's name: what has changed since it was taken.
+pub const CHANGED_SINCE: &str = "blockd:changed-since:";
+
+/// The most metadata contexts that a connection selects: each of them is looked at for each
+/// question, and all have to fit in one answer.
+pub const MAX_CONTEXTS: usize = 16;
+
+/// What a metadata context tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Describes {
+    /// Holes and zeroes, as the protocol's document has them.
+    BaseAllocation,
+    /// What was written.
+    Allocated,
+    /// What differs from a snapshot.
+    ChangedSince(VolumeId),
+}
+
+/// A metadata context that an export has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetaContext {
+    pub name: String,
+    pub describes: Describes,
+}
+
+impl MetaContext {
+    /// What has changed since a snapshot.
+    #[must_use]
+    pub fn changed_since(name: &str, snapshot: VolumeId) -> Self {
+        Self {
+            name: format!("{CHANGED_SINCE}{name}"),
+            describes: Describes::ChangedSince(snapshot),
+        }
+    }
+}
+
+/// A metadata context that a client has selected, and the id under which it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selected {
+    pub id: u32,
+    pub describes: Describes,
+}
 
 /// The longest payload of a request or reply that is taken or sent. The protocol's document
 /// names 2^25 as what every server should take, and clients split what is longer.
@@ -27,8 +73,8 @@ pub struct Negotiated {
     pub structured: bool,
     /// Headers are extended, and lengths have 64 bits.
     pub extended: bool,
-    /// The client selected `base:allocation` for this export.
-    pub base_allocation: bool,
+    /// What the client selected for this export, at most [`MAX_CONTEXTS`].
+    pub contexts: Vec<Selected>,
     pub read_only: bool,
     /// Bytes; a multiple of `block_min`.
     pub size: u64,
@@ -50,7 +96,7 @@ impl Negotiated {
         Self {
             structured: false,
             extended: false,
-            base_allocation: false,
+            contexts: Vec::new(),
             read_only: export.read_only,
             size: export.size,
             block_min: export.block_size,
@@ -131,6 +177,11 @@ pub trait Exports: Send + Sync + 'static {
         &self,
         name: &str,
     ) -> impl Future<Output = Result<Opened<Self::Volume>, ExportError>> + Send;
+
+    /// The metadata contexts that an export has besides [`BASE_ALLOCATION`], the newest last.
+    fn contexts(&self, _volume: &Self::Volume) -> impl Future<Output = Vec<MetaContext>> + Send {
+        std::future::ready(Vec::new())
+    }
 }
 
 /// A negotiated connection on its way to a worker.

@@ -7,8 +7,11 @@
 //! An option that can be refused by its header is refused before its data is read, so that
 //! nobody waits for bytes that a stranger announced and does not send.
 
-use super::super::{ExportError, ExportInfo, Negotiated};
-use super::option::{self, Malformed, Wanted};
+use super::super::{
+    BASE_ALLOCATION, CHANGED_SINCE, Describes, ExportError, ExportInfo, MAX_CONTEXTS, MetaContext,
+    Negotiated, Selected,
+};
+use super::option::{self, Malformed, Queries, Wanted};
 use super::{INIT_MAGIC, MAX_STRING_BYTES, OPTION_MAGIC, greeting, opt, rep, u32_at};
 
 /// The longest data of an option that is read. The largest of sense are the metadata queries:
@@ -21,6 +24,10 @@ pub const MAX_OPTIONS: u32 = 4096;
 
 /// The longest reply to LIST; what does not fit is left out, and the client told so.
 pub const MAX_LIST_BYTES: usize = 1 << 20;
+
+/// The most contexts of a list that name a snapshot: the newest. An export may have thousands, and
+/// who wants an older one asks for it by name.
+pub const MAX_LISTED_SNAPSHOTS: usize = 256;
 
 /// What a listener has to say about TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +54,8 @@ pub enum Event<'a> {
     Exports(&'a [ExportInfo]),
     /// What `Open` asked for.
     Opened(Result<&'a ExportInfo, &'a ExportError>),
+    /// What `Contexts` asked for.
+    Contexts(&'a [MetaContext]),
     /// TLS is up; everything from now on goes through it.
     Encrypted,
 }
@@ -68,6 +77,8 @@ pub enum Next {
     List,
     /// Look for the export of that name.
     Open(String),
+    /// Say which metadata contexts the export has that was opened last.
+    Contexts,
     /// Begin TLS as its server.
     StartTls,
     /// The handshake is done; the export is the one that was opened last.
@@ -114,8 +125,8 @@ pub struct Handshake {
 struct Agreed {
     structured: bool,
     extended: bool,
-    /// The own name of the export for which `base:allocation` was selected.
-    base_allocation: Option<String>,
+    /// The own name of the export for which contexts were selected, and these.
+    contexts: Option<(String, Vec<Selected>)>,
 }
 
 #[derive(Debug)]
@@ -133,6 +144,12 @@ enum State {
     Abort,
     Listing,
     Opening(Asking),
+    /// The contexts of the export of that name are looked for.
+    Describing {
+        option: u32,
+        queries: Queries,
+        export: String,
+    },
     Encrypting,
     Ended,
 }
@@ -142,7 +159,7 @@ enum State {
 enum Asking {
     ExportName,
     Info { option: u32, wanted: Wanted },
-    Contexts { option: u32, found: bool },
+    Contexts { option: u32, queries: Queries },
 }
 
 impl Handshake {
@@ -179,6 +196,9 @@ impl Handshake {
             (State::Abort, Event::Skipped) => acknowledge_abort(),
             (State::Listing, Event::Exports(exports)) => self.list(exports),
             (State::Opening(asking), Event::Opened(result)) => self.opened(asking, result),
+            (State::Describing { option, queries, export }, Event::Contexts(contexts)) => {
+                self.contexts(option, &queries, export, contexts)
+            }
             (State::Encrypting, Event::Encrypted) => {
                 // What was agreed in the clear may have been forged (CVE-2021-3716).
                 self.agreed = Agreed::default();
@@ -346,7 +366,7 @@ impl Handshake {
     fn option_with_name(&mut self, option: option::Header) -> Step {
         if option.kind == opt::SET_META_CONTEXT {
             // What was selected before is gone, also when this one fails.
-            self.agreed.base_allocation = None;
+            self.agreed.contexts = None;
         }
         if option.len > MAX_OPTION_BYTES {
             return self.refuse(option, rep::ERR_TOO_BIG, "the option's data is too long");
@@ -373,9 +393,8 @@ impl Handshake {
 
     fn data(&mut self, option: option::Header, name_len: u32, bytes: &[u8]) -> Step {
         let parsed = if is_meta(option.kind) {
-            let set = option.kind == opt::SET_META_CONTEXT;
-            option::parse_queries(bytes, name_len, set)
-                .map(|(name, found)| (name, Asking::Contexts { option: option.kind, found }))
+            option::parse_queries(bytes, name_len)
+                .map(|(name, queries)| (name, Asking::Contexts { option: option.kind, queries }))
         } else {
             option::parse_info(bytes, name_len)
                 .map(|(name, wanted)| (name, Asking::Info { option: option.kind, wanted }))
@@ -437,30 +456,79 @@ impl Handshake {
                 }
                 self.next_option(send)
             }
-            (Asking::Contexts { option, found }, Ok(export)) => {
-                let set = option == opt::SET_META_CONTEXT;
-                let mut send = Vec::new();
-                if found {
-                    option::reply_context(&mut send, option, set);
-                    if set {
-                        self.agreed.base_allocation = Some(export.name.clone());
-                    }
-                }
-                option::reply(&mut send, option, rep::ACK, &[]);
-                self.next_option(send)
+            (Asking::Contexts { option, queries }, Ok(export)) => {
+                self.state = State::Describing { option, queries, export: export.name.clone() };
+                Step { send: Vec::new(), next: Next::Contexts }
             }
         }
+    }
+
+    fn contexts(
+        &mut self,
+        option: u32,
+        queries: &Queries,
+        export: String,
+        contexts: &[MetaContext],
+    ) -> Step {
+        let mut send = Vec::new();
+        if option == opt::SET_META_CONTEXT {
+            let names = std::iter::once((BASE_ALLOCATION, Describes::BaseAllocation));
+            let names = names.chain(contexts.iter().map(|one| (one.name.as_str(), one.describes)));
+            let wanted = names.filter(|(name, _)| queries.select(name));
+            let mut selected = Vec::new();
+            for ((name, describes), id) in wanted.zip(1..) {
+                option::reply_context(&mut send, option, id, name);
+                selected.push(Selected { id, describes });
+            }
+            if selected.len() > MAX_CONTEXTS {
+                let message = format!("at most {MAX_CONTEXTS} contexts can be selected");
+                send.clear();
+                option::reply(&mut send, option, rep::ERR_TOO_BIG, &[message.as_bytes()]);
+                return self.next_option(send);
+            }
+            self.agreed.contexts = Some((export, selected));
+        } else {
+            let names = std::iter::once(BASE_ALLOCATION);
+            for name in names.chain(listed(queries, contexts)) {
+                if queries.list(name) {
+                    option::reply_context(&mut send, option, 0, name);
+                }
+            }
+        }
+        option::reply(&mut send, option, rep::ACK, &[]);
+        self.next_option(send)
     }
 
     fn negotiated(&self, export: &ExportInfo) -> Negotiated {
         Negotiated {
             structured: self.agreed.structured,
             extended: self.agreed.extended,
-            base_allocation: self.agreed.base_allocation.as_ref() == Some(&export.name),
+            contexts: match &self.agreed.contexts {
+                Some((name, contexts)) if *name == export.name => contexts.clone(),
+                _ => Vec::new(),
+            },
             tls: self.encrypted,
             ..Negotiated::plain(export)
         }
     }
+}
+
+/// The names to be listed. Where some are left out, the beginning that they have in common is
+/// there in their place: the document lets a server say so that there are more.
+fn listed<'a>(queries: &Queries, contexts: &'a [MetaContext]) -> Vec<&'a str> {
+    let is_snapshot = |one: &&MetaContext| matches!(one.describes, Describes::ChangedSince(_));
+    let by_prefix = |one: &&MetaContext| is_snapshot(one) && !queries.select(&one.name);
+    let snapshots = contexts.iter().filter(by_prefix).count();
+    let mut surplus = snapshots.saturating_sub(MAX_LISTED_SNAPSHOTS);
+    let mut names = if surplus > 0 { vec![CHANGED_SINCE] } else { Vec::new() };
+    for one in contexts {
+        if surplus > 0 && by_prefix(&one) {
+            surplus -= 1;
+            continue;
+        }
+        names.push(&one.name);
+    }
+    names
 }
 
 fn is_meta(kind: u32) -> bool {

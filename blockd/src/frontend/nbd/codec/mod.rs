@@ -130,6 +130,14 @@ pub mod state {
     pub const ZERO: u32 = 1 << 1;
 }
 
+/// What `blockd:allocated` and `blockd:changed-since:SNAPSHOT` say of a range.
+pub mod changes {
+    /// It holds data; or it does not hold what it held.
+    pub const CHANGED: u32 = 1;
+    /// It reads as zeroes now. Only together with `CHANGED`.
+    pub const ZERO: u32 = 1 << 1;
+}
+
 /// Errors as they go over the wire, whatever the host calls them.
 pub mod errno {
     pub const EPERM: u32 = 1;

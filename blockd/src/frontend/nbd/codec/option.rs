@@ -1,15 +1,12 @@
 //! Options' data and the replies to options, as bytes.
 
-use super::super::{BASE_ALLOCATION_ID, ExportInfo, Negotiated};
+use super::super::{ExportInfo, Negotiated};
 use super::{
     MAX_STRING_BYTES, OPTION_MAGIC, OPTION_REPLY_MAGIC, array_at, info, rep, u16_at, u32_at, u64_at,
 };
 
 /// Bytes of an option's header.
 pub(super) const HEADER_BYTES: usize = 16;
-
-/// The one metadata context.
-pub(super) const BASE_ALLOCATION: &str = "base:allocation";
 
 /// The most queries in one option that are looked at.
 pub(super) const MAX_QUERIES: u32 = 64;
@@ -93,14 +90,9 @@ pub(super) fn parse_info(bytes: &[u8], name_len: u32) -> Result<(String, Wanted)
     Ok((name(name_bytes)?, wanted))
 }
 
-/// The data of LIST_META_CONTEXT and SET_META_CONTEXT after the name's length: the name, and
-/// whether `base:allocation` is among what is asked for. Queries that nobody here knows are
-/// passed over. No query at all lists everything, and selects nothing.
-pub(super) fn parse_queries(
-    bytes: &[u8],
-    name_len: u32,
-    set: bool,
-) -> Result<(String, bool), Malformed> {
+/// The data of LIST_META_CONTEXT and SET_META_CONTEXT after the name's length: the name, and the
+/// queries. Those that are no text can't be known to anybody, and are passed over.
+pub(super) fn parse_queries(bytes: &[u8], name_len: u32) -> Result<(String, Queries), Malformed> {
     let short = invalid("the option's data is too short");
     let (name_bytes, rest) = bytes.split_at_checked(usize_from(name_len)).ok_or(short)?;
     let count = u32_at(rest, 0).ok_or(short)?;
@@ -111,7 +103,7 @@ pub(super) fn parse_queries(
     if count > MAX_QUERIES {
         return Err(Malformed { reply: rep::ERR_TOO_BIG, message: "too many queries" });
     }
-    let mut found = count == 0 && !set;
+    let mut queries = Queries { all: count == 0, list: Vec::new() };
     for _ in 0..count {
         let len = u32_at(rest, 0).ok_or(short)?;
         if len > MAX_STRING_BYTES {
@@ -119,13 +111,34 @@ pub(super) fn parse_queries(
         }
         let after = rest.get(4..).unwrap_or_default();
         let (query, next) = after.split_at_checked(usize_from(len)).ok_or(short)?;
-        found |= query == BASE_ALLOCATION.as_bytes() || (!set && query == b"base:");
+        queries.list.extend(std::str::from_utf8(query).ok().map(str::to_owned));
         rest = next;
     }
     if !rest.is_empty() {
         return Err(invalid("bytes after the last query"));
     }
-    Ok((name(name_bytes)?, found))
+    Ok((name(name_bytes)?, queries))
+}
+
+/// Which metadata contexts a client asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queries {
+    /// There is no query: to list, that means all; to select, none.
+    all: bool,
+    list: Vec<String>,
+}
+
+impl Queries {
+    /// Whether a context is to be selected: only its whole name does.
+    pub(super) fn select(&self, context: &str) -> bool {
+        self.list.iter().any(|query| query == context)
+    }
+
+    /// Whether a context is to be listed: the beginning of its name up to a colon is enough.
+    pub(super) fn list(&self, context: &str) -> bool {
+        let begins = |query: &String| query.ends_with(':') && context.starts_with(query.as_str());
+        self.all || self.select(context) || self.list.iter().any(begins)
+    }
 }
 
 /// A reply to an option.
@@ -179,10 +192,9 @@ pub(super) fn reply_infos(
     }
 }
 
-/// The one metadata context. Lists have to give 0 for its id.
-pub(super) fn reply_context(out: &mut Vec<u8>, option: u32, set: bool) {
-    let id = if set { BASE_ALLOCATION_ID } else { 0 };
-    let data: [&[u8]; 2] = [&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()];
+/// A metadata context. Lists have to give 0 for its id.
+pub(super) fn reply_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
+    let data: [&[u8]; 2] = [&id.to_be_bytes(), string(name)];
     reply(out, option, rep::META_CONTEXT, &data);
 }
 

@@ -95,16 +95,16 @@ pub fn block_status_bytes(agreed: &Negotiated, ranges: usize) -> usize {
     if agreed.extended { 40 + 16 * ranges } else { 24 + 8 * ranges }
 }
 
-/// The whole answer to a block status: consecutive ranges from the request's offset on, each a
-/// length that is not 0 and flags of `codec::state`. Writes as many as there is room for, and
-/// in 32-bit form none after one that does not fit 32 bits, which is shortened. There has to be
-/// room for one, and one to write.
+/// What one context says to a block status; with `done`, as the last: consecutive ranges from the
+/// request's offset on, each a length that is not 0 and flags of the context. Writes as many as
+/// there is room for, and in 32-bit form none after one that does not fit 32 bits, which is
+/// shortened. There has to be room for one, and one to write.
 #[must_use]
 pub fn block_status(
     out: &mut [u8],
     agreed: &Negotiated,
     asked: Asked,
-    context: u32,
+    (context, done): (u32, bool),
     ranges: impl Iterator<Item = (u64, u32)>,
 ) -> usize {
     let start = block_status_bytes(agreed, 0);
@@ -131,7 +131,7 @@ pub fn block_status(
     let kind = if agreed.extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
     let payload = u64::from(count) * as_u64(each) + if agreed.extended { 8 } else { 4 };
     let mut writer = Writer::new(out);
-    writer.header(agreed, asked, Chunk { kind, done: true, payload });
+    writer.header(agreed, asked, Chunk { kind, done, payload });
     writer.put(&context.to_be_bytes());
     if agreed.extended {
         writer.put(&count.to_be_bytes());

@@ -215,7 +215,7 @@ fn judge(header: &Header, agreed: &Negotiated) -> Result<Command, Reason> {
             Ok(Command::WriteZeroes { offset, len, fua, no_hole, fast_zero })
         }
         cmd::BLOCK_STATUS => {
-            if !agreed.base_allocation {
+            if agreed.contexts.is_empty() {
                 return Err((errno::EINVAL, "no metadata context was negotiated"));
             }
             check_range(header, agreed, errno::EINVAL)?;

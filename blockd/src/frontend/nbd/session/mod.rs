@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use blockd_mapper::worker::Stretch;
+use blockd_mapper::worker::{DiffRange, Stretch};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Shutdown, shutdown};
 
@@ -142,6 +142,7 @@ pub struct Connection {
     memory_limit: u64,
     arena_bytes: u64,
     stretches: Vec<Stretch>,
+    changes: Vec<DiffRange>,
 }
 
 impl std::fmt::Debug for Connection {
@@ -206,6 +207,7 @@ impl Connection {
             memory_limit: arena_bytes / 4,
             arena_bytes,
             stretches: Vec::new(),
+            changes: Vec::new(),
         })
     }
 

@@ -1,23 +1,28 @@
 //! From answers of the volume to bytes.
 
-use blockd_mapper::worker::Content;
+use blockd_mapper::units::VolumeId;
+use blockd_mapper::worker::{Content, DiffRange, Look, RangeState, Stretch};
 
 use super::job::Kind;
 use super::{Connection, Context, Phase};
 use crate::backing::Message;
 use crate::block::{BlockError, Buffer, Completion};
-use crate::frontend::nbd::BASE_ALLOCATION_ID;
 use crate::frontend::nbd::codec::reply::{self, MAX_HEADER_BYTES};
 use crate::frontend::nbd::codec::request::Asked;
-use crate::frontend::nbd::codec::{errno, state};
+use crate::frontend::nbd::codec::{changes, errno, state};
+use crate::frontend::nbd::{Describes, MAX_CONTEXTS, Selected};
 
-/// Most ranges of one block status: what a client asks for beyond them, it asks for again.
+/// Most ranges of one block status, shared out among the contexts that were selected: what a
+/// client asks for beyond them, it asks for again.
 const MAX_STRETCHES: usize = 512;
 /// Bytes that they take, in the longest form.
-const STATUS_BYTES: usize = 40 + 16 * MAX_STRETCHES;
+const STATUS_BYTES: usize = 40 * MAX_CONTEXTS + 16 * MAX_STRETCHES;
 /// Bytes of a volume that are looked at for one of them: the extents of more would keep the worker
 /// from its other clients for longer than a few milliseconds.
 const MAX_STATUS: u64 = 64 << 30;
+/// The same for comparisons, counted in slots and shared out among the contexts: some milliseconds
+/// where every leaf differs, 4 TiB where none does.
+const MAX_WORK: u64 = 65_536;
 
 impl Connection {
     /// The volume has answered.
@@ -201,7 +206,7 @@ impl Connection {
         self.refuse(asked, errno::EOVERFLOW, message, context);
     }
 
-    /// Answers a block status.
+    /// Answers a block status: a part for each context that was selected.
     pub(super) fn describe(
         &mut self,
         asked: Asked,
@@ -210,27 +215,87 @@ impl Connection {
         req_one: bool,
         context: &mut Context<'_>,
     ) {
-        let limit = if req_one { 1 } else { MAX_STRETCHES };
-        let mut stretches = std::mem::take(&mut self.stretches);
-        stretches.clear();
-        let len = len.min(MAX_STATUS);
-        let looked = context.executor.stretches(self.volume, offset, len, limit, &mut stretches);
-        if let Err(error) = looked {
-            let (errno, message) = told(error);
-            self.refuse(asked, errno, message, context);
-        } else {
-            let mut bytes = [0; STATUS_BYTES];
-            let flags = |content| match content {
-                Content::Data => 0,
-                Content::Zeroes => state::ZERO,
-                Content::Hole => state::HOLE | state::ZERO,
+        let count = self.agreed.contexts.len().max(1);
+        let limit = if req_one { 1 } else { MAX_STRETCHES / count };
+        let mut bytes = [0; STATUS_BYTES];
+        let mut used = 0;
+        for at in 0..self.agreed.contexts.len() {
+            let Selected { id, describes } = self.agreed.contexts[at];
+            let last = at + 1 == self.agreed.contexts.len();
+            let whole = (offset, len);
+            let part = &mut bytes[used..];
+            let told = match describes {
+                Describes::BaseAllocation => self.look(whole, limit, context),
+                Describes::Allocated => self.compare(whole, None, limit, context),
+                Describes::ChangedSince(id) => self.compare(whole, Some(id), limit, context),
             };
-            let ranges = stretches.iter().map(|stretch| (stretch.len, flags(stretch.content)));
-            let used =
-                reply::block_status(&mut bytes, &self.agreed, asked, BASE_ALLOCATION_ID, ranges);
-            self.message(context).push_bytes(&bytes[..used]);
+            if let Err((errno, message)) = told {
+                // Nothing of the answer was sent yet: it is an error as a whole.
+                self.refuse(asked, errno, message, context);
+                return;
+            }
+            let to = (id, last);
+            used += match describes {
+                Describes::BaseAllocation => {
+                    let ranges = self.stretches.iter().map(|one| (one.len, allocation(one)));
+                    reply::block_status(part, &self.agreed, asked, to, ranges)
+                }
+                Describes::Allocated | Describes::ChangedSince(_) => {
+                    let alone = describes == Describes::Allocated;
+                    let ranges = self.changes.iter().map(|one| (one.len, change(one, alone)));
+                    reply::block_status(part, &self.agreed, asked, to, ranges)
+                }
+            };
         }
-        self.stretches = stretches;
+        self.message(context).push_bytes(&bytes[..used]);
+    }
+
+    /// What is allocated.
+    fn look(
+        &mut self,
+        (offset, len): (u64, u64),
+        limit: usize,
+        context: &mut Context<'_>,
+    ) -> Result<(), (u32, &'static str)> {
+        self.stretches.clear();
+        let len = len.min(MAX_STATUS);
+        let (volume, out) = (self.volume, &mut self.stretches);
+        context.executor.stretches(volume, offset, len, limit, out).map_err(told)
+    }
+
+    /// What has changed.
+    fn compare(
+        &mut self,
+        (offset, len): (u64, u64),
+        since: Option<VolumeId>,
+        max_ranges: usize,
+        context: &mut Context<'_>,
+    ) -> Result<(), (u32, &'static str)> {
+        let max_work = MAX_WORK / self.agreed.contexts.len().max(1) as u64;
+        let look = Look { offset, len, max_ranges, max_work };
+        let looked = context.executor.changes(self.volume, since, &look, &mut self.changes);
+        if looked.map_err(told)? {
+            Ok(())
+        } else {
+            Err((errno::EINVAL, "the snapshot of a selected context was deleted"))
+        }
+    }
+}
+
+fn allocation(stretch: &Stretch) -> u32 {
+    match stretch.content {
+        Content::Data => 0,
+        Content::Zeroes => state::ZERO,
+        Content::Hole => state::HOLE | state::ZERO,
+    }
+}
+
+/// `alone`: there is nothing to compare with, and what holds no data is not worth a word.
+fn change(range: &DiffRange, alone: bool) -> u32 {
+    match range.state {
+        RangeState::Data => changes::CHANGED,
+        RangeState::Zero if !alone => changes::CHANGED | changes::ZERO,
+        RangeState::Zero | RangeState::Same => 0,
     }
 }
 

@@ -1,0 +1,201 @@
+//! What a volume holds beside another of its family, range by range.
+//!
+//! Nothing is tracked for this: volumes of a family share leaves at the same slot, and extents at
+//! the same place, for as long as neither has changed there. So whoever refers to the same leaf
+//! holds the same in all of it; and where both refer to the same extent, a sub-block that is valid
+//! in both is the same one, since a shared extent is never written in place (R10). What is called
+//! the same is the same. The other way round, data may be equal: what was written again with equal
+//! bytes, and the rest of an extent that was copied because a part of it was written.
+
+use crate::directory::Directory;
+use crate::error::MapperError;
+use crate::leaf::LEAF_ENTRIES;
+use crate::mapping::Mapping;
+use crate::mutation::{Mutation, active};
+use crate::pool::Pool;
+use crate::sync::Ordering;
+use crate::units::{LeafId, SlotIndex, VolumeId};
+use crate::volume::Volume;
+
+/// What comparing two leaves entry by entry costs, beside looking at a slot.
+const LEAF_WORK: u64 = 64;
+
+/// How a range of a volume compares with the base.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RangeState {
+    /// It reads as it does in the base.
+    Same,
+    /// It was written since, and has to be read. Without a base: it has data.
+    Data,
+    /// It reads as zeroes, and did not in the base. Without a base: it has no data.
+    Zero,
+}
+
+/// A range of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiffRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes, at least one.
+    pub len: u64,
+    /// What it holds.
+    pub state: RangeState,
+}
+
+/// What is asked of [`Engine::diff`](crate::engine::Engine::diff).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiffRequest {
+    /// The volume or snapshot whose content is wanted.
+    pub volume: VolumeId,
+    /// One of the same family that the asker has already; older or newer, snapshot or not. None to
+    /// learn what is allocated.
+    pub base: Option<VolumeId>,
+    /// First byte: 0, or [`DiffPart::next`] of the call before.
+    pub from: u64,
+    /// The byte behind the last; anything beyond the volume's end stands for its end.
+    pub to: u64,
+    /// Ranges at the most, at least one.
+    pub max_ranges: usize,
+}
+
+/// An answer of [`Engine::diff`](crate::engine::Engine::diff).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DiffPart {
+    /// Ranges in order, without a gap from the first byte asked for. Neighbours differ in their
+    /// state, but the last of a part may go on in the next.
+    pub ranges: Vec<DiffRange>,
+    /// Where to go on; none when all is said.
+    pub next: Option<u64>,
+    /// Bytes of the volume. Whoever applies the difference gives its copy this size.
+    pub size: u64,
+}
+
+/// Refuses to compare volumes that have no ancestor in common, naming both.
+pub(crate) fn check_family(volume: &Volume, base: &Volume) -> Result<(), MapperError> {
+    if base.identity.lineage == volume.identity.lineage {
+        return Ok(());
+    }
+    Err(MapperError::OtherFamily {
+        one: volume.identity.name.to_string(),
+        other: base.identity.name.to_string(),
+    })
+}
+
+/// Two directories of a family; without the older one everything valid counts as new.
+pub(crate) struct Comparison<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) new: &'a Directory,
+    pub(crate) old: Option<&'a Directory>,
+}
+
+impl Comparison<'_> {
+    /// Goes on until the ranges are at their end or full, or so much work is done (counted in
+    /// slots; a leaf that is looked into counts as 64). The leaves must stay meanwhile: on the
+    /// pool's thread they do, elsewhere by an IO epoch.
+    pub(crate) fn walk(&self, ranges: &mut Ranges<'_>, most_work: u64) {
+        let geometry = self.pool.geometry;
+        let mut work = 0;
+        while ranges.at < ranges.end && work < most_work {
+            let slot = geometry.slot_of(ranges.at);
+            let slot_end = (u64::from(slot.0) + 1).saturating_mul(geometry.leaf_span());
+            let leaf = self.new.load(slot);
+            let known = self.old.map(|old| old.load(slot));
+            work += 1;
+            let all = match (leaf, known) {
+                (None, None) => Some(RangeState::Zero),
+                (leaf, Some(known)) if self.is_shared(leaf, known) => Some(RangeState::Same),
+                _ => None,
+            };
+            let went_on = if let Some(state) = all {
+                ranges.put(slot_end, state)
+            } else {
+                work += LEAF_WORK;
+                self.compare_leaves(slot, leaf, known, ranges)
+            };
+            if !went_on {
+                break;
+            }
+        }
+    }
+
+    /// Whether both slots are one leaf, or both empty.
+    fn is_shared(&self, leaf: Option<LeafId>, known: Option<LeafId>) -> bool {
+        let held = |leaf| self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
+        leaf == known || (active(Mutation::DiffTrustsShared) && leaf.is_some_and(|l| held(l) > 1))
+    }
+
+    /// `false`: there are ranges enough.
+    fn compare_leaves(
+        &self,
+        slot: SlotIndex,
+        leaf: Option<LeafId>,
+        known: Option<Option<LeafId>>,
+        ranges: &mut Ranges<'_>,
+    ) -> bool {
+        let geometry = self.pool.geometry;
+        let entry = |leaf: Option<LeafId>, entry: usize| {
+            leaf.map_or(Mapping::UNMAPPED, |leaf| self.pool.arena.leaf(leaf).load(entry))
+        };
+        let first = geometry.extent_of(ranges.at).entry();
+        for at in first..LEAF_ENTRIES {
+            let start = (slot.first_extent().0 + at as u64) * geometry.extent_size();
+            if start >= ranges.end {
+                break;
+            }
+            let (new, old) = (entry(leaf, at), known.map(|known| entry(known, at)));
+            let mut bit = geometry.within(ranges.at.max(start)) / geometry.sub_block_size();
+            let count = u64::from(geometry.sub_blocks());
+            while bit < count {
+                let state = state_of(new, old, bit);
+                let mut next = bit + 1;
+                while next < count && state_of(new, old, next) == state {
+                    next += 1;
+                }
+                if !ranges.put(start + next * geometry.sub_block_size(), state) {
+                    return false;
+                }
+                bit = next;
+            }
+        }
+        true
+    }
+}
+
+/// What a sub-block holds, beside what it held.
+fn state_of(new: Mapping, old: Option<Mapping>, bit: u64) -> RangeState {
+    let is_set = |mapping: Mapping| mapping.valid >> bit & 1 == 1;
+    match (is_set(new), old) {
+        (true, Some(old)) if is_set(old) && old.physical == new.physical => RangeState::Same,
+        (true, _) => RangeState::Data,
+        (false, Some(old)) if !is_set(old) => RangeState::Same,
+        (false, _) => RangeState::Zero,
+    }
+}
+
+/// Ranges found so far.
+pub(crate) struct Ranges<'a> {
+    pub(crate) ranges: &'a mut Vec<DiffRange>,
+    /// Behind the last.
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+    pub(crate) max: usize,
+}
+
+impl Ranges<'_> {
+    /// Goes on to `to` in this state. `false`, and nothing done, if that would be a range too many.
+    fn put(&mut self, to: u64, state: RangeState) -> bool {
+        let to = to.min(self.end);
+        let len = to.saturating_sub(self.at);
+        if len == 0 {
+            return true;
+        }
+        let full = self.ranges.len() >= self.max;
+        match self.ranges.last_mut() {
+            Some(last) if last.state == state => last.len += len,
+            _ if full => return false,
+            _ => self.ranges.push(DiffRange { offset: self.at, len, state }),
+        }
+        self.at = to;
+        true
+    }
+}
