@@ -597,3 +597,100 @@ impl inspect::MediaMut for Cut<'_> {
         Target(self.media).flush(device)
     }
 }
+
+/// Volumes, snapshots, clones and what happens to them, drawn.
+fn random_tree(seed: u64) -> Rig {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut rig = Rig::new(&[24 * MIB, 12 * MIB]);
+    let mut volumes = vec![rig.create("v0", 40 << 20)];
+    let mut snapshots: Vec<(VolumeId, VolumeId)> = Vec::new();
+    for step in 1..30 {
+        let volume = volumes[random.usize(..volumes.len())];
+        let name = format!("v{step}");
+        match random.u8(..10) {
+            0 => volumes.push(rig.create(&name, random.u64(1..80) << 19)),
+            1 | 2 => {
+                snapshots
+                    .push((made(&mut rig, Control::Snapshot { source: volume, name }), volume));
+            }
+            3 if !snapshots.is_empty() => {
+                let (source, _) = snapshots[random.usize(..snapshots.len())];
+                volumes.push(made(&mut rig, Control::Clone { source, name, size: None }));
+            }
+            4 if !snapshots.is_empty() => {
+                let (snapshot, _) = snapshots.swap_remove(random.usize(..snapshots.len()));
+                rig.control(Control::Delete { volume: snapshot }).unwrap();
+            }
+            5 => {
+                if let Some((snapshot, of)) = snapshots.iter().find(|(_, of)| *of == volume) {
+                    let (volume, snapshot) = (*of, *snapshot);
+                    rig.control(Control::Rollback { volume, snapshot }).unwrap();
+                }
+            }
+            6 => {
+                let size = random.u64(1..90) << 19;
+                rig.control(Control::Resize { volume, size }).unwrap();
+            }
+            7 => drop(rig.control(Control::Checkpoint).unwrap()),
+            _ => {}
+        }
+        let attached = rig.attach(volume);
+        let size = rig.engine.volumes().iter().find(|v| v.id == volume).unwrap().size;
+        for _ in 0..3 {
+            let at = random.u64(..size / 4096 - 4) * 4096;
+            let (len, byte) = (random.usize(1..4) * PAGE, random.u8(1..));
+            if random.u8(..5) == 0 {
+                rig.discard(&attached, at, len);
+            } else {
+                rig.write(&attached, at, &vec![byte; len]).unwrap();
+            }
+        }
+        if random.u8(..3) == 0 {
+            rig.flush(&attached).unwrap();
+        }
+        rig.worker.detach(attached);
+    }
+    rig
+}
+
+fn whole(media: Media) -> Vec<(String, u64, Vec<u8>)> {
+    let mut rig = Rig::open(media).unwrap();
+    rig.check();
+    let mut all = Vec::new();
+    for volume in rig.engine.volumes() {
+        let attached = rig.attach(volume.id);
+        let data = rig.read(&attached, 0, usize::try_from(volume.size).unwrap());
+        all.push((format!("{} {:?}", volume.name, volume.origin), volume.size, data));
+        rig.worker.detach(attached);
+    }
+    all
+}
+
+#[test]
+fn random_trees_are_sound_and_come_back_from_their_dump() {
+    let mut snapshots = 0;
+    for seed in 0..12 {
+        let rig = random_tree(seed);
+        for media in [rig.media.clone(), closed(rig)] {
+            let report = checked(&media);
+            assert!(report.findings.is_empty(), "seed {seed}: {report:?}");
+            snapshots += report.snapshots;
+            let expected = whole(media.clone());
+            let (text, _) = dumped(&media);
+            let mut bad = media;
+            for (device, at) in found(&bad, b"BDpg") {
+                bad.devices[device][at..at + PAGE].fill(0xA5);
+            }
+            restored(&mut bad, &text);
+            let again = checked(&bad);
+            assert!(again.findings.is_empty(), "seed {seed}: {again:?}");
+            let same = (again.volumes, again.snapshots, again.leaves, again.account.data);
+            assert_eq!(
+                same,
+                (report.volumes, report.snapshots, report.leaves, report.account.data)
+            );
+            assert!(whole(bad) == expected, "seed {seed}");
+        }
+    }
+    assert!(snapshots > 20, "{snapshots}");
+}
