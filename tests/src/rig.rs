@@ -10,11 +10,12 @@ use std::sync::Arc;
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::engine::{Control, Engine, Outcome};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::io::{IoCommand, IoOp};
+use blockd_mapper::inspect::{self, Reader};
+use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
 use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::pool::{Pool, Tuning};
-use blockd_mapper::units::VolumeId;
+use blockd_mapper::units::{DeviceIndex, VolumeId};
 use blockd_mapper::worker::{Attachment, DiffRange, Look, Worker};
 
 pub use journal::{Event, Journal, image};
@@ -27,6 +28,18 @@ const ATTEMPTS: usize = 12;
 const UNWRITTEN: u8 = 0xEE;
 /// Bytes of a block as [`Rig::blocks`] counts them.
 pub const BLOCK: usize = 4096;
+
+/// Devices that are read only.
+struct Image<'a>(&'a [Vec<u8>]);
+
+impl inspect::Media for Image<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let at = place(offset);
+        let from = self.0.get(usize::from(device.0)).and_then(|d| d.get(at..at + bytes.len()));
+        bytes.copy_from_slice(from.ok_or(IoError::Gone)?);
+        Ok(())
+    }
+}
 
 /// The devices of a pool, as bytes.
 #[derive(Clone, Debug, Default)]
@@ -92,6 +105,19 @@ impl Media {
             node: 0,
             tuning: Tuning::default(),
         }
+    }
+
+    /// Checks the pool as `blockd pool check` does, without opening it.
+    pub fn inspect(&self) -> Result<(), String> {
+        let devices = self.options().devices;
+        let mut image = Image(&self.devices);
+        let report = Reader::open(&mut image, &devices)
+            .and_then(|mut reader| inspect::check::check(&mut reader, &mut |_| Ok(())))
+            .map_err(|error| format!("not readable by tools: {error}"))?;
+        if report.damaged {
+            return Err(format!("damaged: {:?}", report.findings));
+        }
+        Ok(())
     }
 
     /// Adds bytes that nobody has written, at the end of a device or as a new one.

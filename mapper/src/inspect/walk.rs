@@ -1,6 +1,6 @@
 //! Through the trees: every page once, every leaf once for each volume that has it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
 use crate::format::index_page::decode_index;
@@ -9,7 +9,7 @@ use crate::format::page::PageExpect;
 use crate::format::{INDEX_FANOUT, PageRef, Place, Problem, Structure, capacity_of, levels_for};
 use crate::leaf::LEAF_ENTRIES;
 use crate::mapping::Mapping;
-use crate::units::{PageAddress, SlotIndex};
+use crate::units::{PageAddress, SlotIndex, VolumeId};
 
 use super::{Fault, Reader, State, VolumeView};
 
@@ -207,7 +207,8 @@ struct Walk<'a, 'm> {
     next: u64,
     /// Pages that were told, and the place in a tree for which a leaf page was first named.
     told: HashMap<PageAddress, (SlotIndex, u64)>,
-    index_pages: HashSet<PageAddress>,
+    /// Whose tree each index page is of.
+    index_pages: HashMap<PageAddress, VolumeId>,
 }
 
 /// Goes through all volumes of a state, by id.
@@ -216,7 +217,7 @@ pub fn volumes(
     state: &State,
     visitor: &mut dyn Visitor,
 ) -> Result<(), Stopped> {
-    let (met, told, index_pages) = (HashMap::new(), HashMap::new(), HashSet::new());
+    let (met, told, index_pages) = (HashMap::new(), HashMap::new(), HashMap::new());
     let mut walk = Walk { reader, visitor, met, next: 1, told, index_pages };
     for view in state.volumes.values() {
         walk.visitor.volume(view)?;
@@ -277,10 +278,11 @@ impl Walk<'_, '_> {
     ) -> Result<Option<Vec<PageRef>>, Stopped> {
         let span = capacity_of(level);
         let slots = index * span..((index + 1) * span).min(u64::from(view.tree_slots));
-        // Volumes that the log has made share the tree of what they were made from.
-        let own = view.tree == view.record.id;
-        let first = self.index_pages.insert(reference.address);
-        if own && !first {
+        // Volumes that the log has made or rolled back share the tree of another. The same place
+        // of it is as its header says, so no page can be named twice by one tree.
+        let first = !self.index_pages.contains_key(&reference.address);
+        let of = *self.index_pages.entry(reference.address).or_insert(view.tree);
+        if of != view.tree {
             let text = "named by one parent only";
             let problem = Problem::field("page address", reference.address.0, text);
             let fault = problem.of(Structure::IndexPage, Place::Page(reference.address)).into();

@@ -175,6 +175,8 @@ impl Run<'_> {
         let id = 1000 + self.counts.recoveries;
         let how = record::options(&media, crash.boot, id, &ring);
         let name = &crash.name;
+        // What a crash leaves is sound for whoever reads it without opening it.
+        media.inspect().map_err(|text| format!("{name}: {text}"))?;
         let mut rig = Rig::open_with(media, how)
             .map_err(|(error, _)| format!("{name}: not opened: {error}"))?;
         let journal = rig.media.journal.take();
@@ -245,6 +247,7 @@ impl Run<'_> {
             self.counts.checks += (data.len() / UNIT) as u64;
         }
         rig.check()?;
+        rig.media.inspect()?;
         self.counts.recoveries += 1;
         Ok(())
     }
