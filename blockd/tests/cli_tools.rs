@@ -6,6 +6,9 @@ mod cli_support;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use blockd_mapper::format::Place;
+use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::io::Page;
 use cli_support::{Daemon, pattern};
 use serde_json::Value;
 
@@ -35,6 +38,38 @@ fn a_pool_is_checked_when_its_daemon_is_gone() {
     assert_eq!(checked["volumes"], 1);
     assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"));
     assert!(std::fs::read(&pool).unwrap() == before, "a check writes nothing");
+}
+
+#[test]
+fn the_last_checkpoint_of_a_pool_that_is_served_is_checked() {
+    let (mut daemon, pool) = with_data();
+    let path = pool.to_str().unwrap();
+    assert!(daemon.terminate().success());
+    daemon.start_again();
+    // What is written now goes to the log and to places that the checkpoint has for free.
+    daemon.ok(&["snapshot", "data=taken"]);
+    std::fs::write(daemon.dir.join("image"), pattern(5 << 20, 6)).unwrap();
+    daemon.ok(&["import", "image", "more"]);
+    let text = daemon.ok(&["pool", "check", "--online", path]);
+    assert!(text.contains("as of its last checkpoint (generation "), "{text}");
+    assert!(text.ends_with("sound\n"), "{text}");
+    let checked = daemon.json(&["pool", "check", "--online", path]);
+    let told = ["online", "damaged", "volumes", "snapshots"].map(|key| checked[key].clone());
+    assert_eq!(serde_json::json!(told), serde_json::json!([true, false, 1, 0]), "{checked}");
+    assert!(checked["generation"].as_u64() > Some(1), "{checked}");
+    // Where one of its pages rots, the daemon doesn't see it, and the check does.
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    let leaves = (0..bytes.len()).step_by(4096);
+    for at in leaves.filter(|&at| bytes[at..].starts_with(b"BDpg\x01")) {
+        file.write_all_at(&[7; 64], at as u64 + 100).unwrap();
+    }
+    let output = daemon.run(&["--json", "pool", "check", "--online", path]);
+    assert_eq!(output.status.code(), Some(10));
+    let checked = parsed(&output);
+    let finding = &checked["findings"][0];
+    assert_eq!((&finding["kind"], &finding["volume"]), (&"tree".into(), &"data".into()));
+    daemon.kill();
 }
 
 #[test]
@@ -212,4 +247,55 @@ fn a_pool_is_made_older_only_where_that_loses_nothing() {
     assert_eq!(told, format!("the pool is of version {own} already\n"));
     let (code, error) = daemon.failure(&["pool", "downgrade", "--to", "0.0", path]);
     assert!(code == 3 && error.contains("this build writes"), "{code} {error}");
+}
+
+/// Sets feature words of every copy of the superblock, as a later release would.
+fn set_features(pool: &std::path::Path, ro_compat: u64, incompat: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(pool).unwrap();
+    let bytes = std::fs::read(pool).unwrap();
+    for at in (0..bytes.len()).step_by(4096).filter(|&at| bytes[at..].starts_with(b"BLOCKDsb")) {
+        let superblock = Superblock::decode(&bytes[at..at + 4096], Place::Memory).unwrap();
+        let mut page = Page::zeroed();
+        Superblock { ro_compat, incompat, ..superblock }.encode(&mut page);
+        file.write_all_at(&page.0, at as u64).unwrap();
+    }
+}
+
+#[test]
+fn a_pool_with_features_of_a_later_release_is_only_read_or_refused_by_name() {
+    let (mut daemon, pool) = with_data();
+    assert!(daemon.terminate().success());
+    let path = pool.to_str().unwrap();
+    set_features(&pool, 1 << 41, 0);
+    let before = std::fs::read(&pool).unwrap();
+    daemon.start_again();
+    assert!(daemon.log().contains("features 0x20000000000 are not known here: only read from"));
+    let (code, error) = daemon.failure(&["add", "--size", "1M", "more"]);
+    assert!(code == 7 && error.contains("is read-only"), "{code} {error}");
+    assert_eq!(daemon.json(&["show", "data"])["volume"]["read_only"], true);
+    daemon.ok(&["export", "data", "copy"]);
+    let [image, copy] = ["image", "copy"].map(|name| std::fs::read(daemon.dir.join(name)).unwrap());
+    assert!(image == copy);
+    assert!(daemon.terminate().success());
+    assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
+    assert!(daemon.ok(&["pool", "check", path]).contains("features 0x20000000000 are unknown"));
+    let (code, error) = daemon.failure(&["pool", "downgrade", "--to", "1.0", path]);
+    assert!(code == 7 && error.contains("uses features 0x20000000000"), "{code} {error}");
+    for writes in [&["pool", "repair", path][..], &["journal", "replay", path]] {
+        daemon.run(writes);
+        assert!(std::fs::read(&pool).unwrap() == before, "{writes:?} writes to it");
+    }
+
+    set_features(&pool, 0, 1 << 42);
+    let before = std::fs::read(&pool).unwrap();
+    for tool in [&["pool", "check", path][..], &["pool", "dump", path], &["pool", "repair", path]] {
+        let (_, error) = daemon.failure(tool);
+        assert!(error.contains("incompatible features 0x40000000000"), "{tool:?}: {error}");
+    }
+    let config = daemon.config();
+    let output = daemon.run(&["serve", "--config", config.to_str().unwrap()]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{told}");
+    assert!(told.contains("incompatible features 0x40000000000"), "{told}");
+    assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
 }

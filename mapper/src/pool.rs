@@ -313,6 +313,12 @@ impl Pool {
         self.progress.0.finished.load(Ordering::SeqCst)
     }
 
+    /// Whether it was opened to look only.
+    #[must_use]
+    pub const fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Why the pool has stopped, if it has (R8).
     #[must_use]
     pub fn failure(&self) -> Option<MapperError> {

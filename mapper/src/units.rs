@@ -56,6 +56,22 @@ unit!(
     Epoch(u64)
 );
 
+unit!(
+    /// Milliseconds since 1970 began in UTC, by the host's clock. 0 where it isn't known.
+    WallTime(u64)
+);
+
+impl WallTime {
+    /// The last one that a record of the log has room for, in the year 2285428.
+    pub const LAST: Self = Self((1 << 56) - 1);
+
+    /// A time, or the last one there is.
+    #[must_use]
+    pub const fn from_ms(ms: u64) -> Self {
+        if ms < Self::LAST.0 { Self(ms) } else { Self::LAST }
+    }
+}
+
 impl Lsn {
     /// The number after this one. Numbers are 64 bits: at a billion a second they last 584 years.
     #[must_use]

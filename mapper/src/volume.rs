@@ -10,7 +10,7 @@ use crate::error::MapperError;
 use crate::format::VolumeName;
 use crate::format::catalogue::VolumeKind;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, CachePadded, Ordering};
-use crate::units::{Lsn, PhysicalExtent, VolumeId};
+use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 
 /// Requests are taken.
 pub(crate) const OPEN: u8 = 0;
@@ -39,6 +39,7 @@ pub(crate) struct Identity {
     /// Logical block in bytes.
     pub(crate) block_size: u32,
     pub(crate) created: Lsn,
+    pub(crate) made: WallTime,
     pub(crate) name: VolumeName,
 }
 

@@ -19,6 +19,7 @@ use blockd_mapper::io::Page;
 use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{
     DeviceIndex, Epoch, ExtentIndex, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId,
+    WallTime,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -36,6 +37,7 @@ fn changes() -> impl Strategy<Value = Change> {
     let extent = || (0..1_u64 << 34).prop_map(ExtentIndex);
     let size = || (1..=1_u64 << 41).prop_map(|blocks| blocks * 512);
     let physical = || (0..1_u64 << 40).prop_map(PhysicalExtent);
+    let made = || (0..=WallTime::LAST.0).prop_map(WallTime);
     prop_oneof![
         (volumes(), extent(), physical(), any::<u64>()).prop_map(
             |(volume, extent, physical, valid)| { Change::Map { volume, extent, physical, valid } }
@@ -43,19 +45,17 @@ fn changes() -> impl Strategy<Value = Change> {
         (volumes(), extent()).prop_map(|(volume, extent)| Change::Unmap { volume, extent }),
         (volumes(), 0..1_u32 << 26)
             .prop_map(|(volume, slot)| Change::UnmapLeaf { volume, slot: SlotIndex(slot) }),
-        (volumes(), size(), names()).prop_map(|(volume, size, name)| {
-            Change::Create { volume, size, block_size: 512, name }
+        (volumes(), size(), made(), names()).prop_map(|(volume, size, made, name)| {
+            Change::Create { volume, size, block_size: 512, made, name }
         }),
         volumes().prop_map(|volume| Change::Delete { volume }),
         (volumes(), size()).prop_map(|(volume, size)| Change::Resize { volume, size }),
-        (volumes(), volumes(), names()).prop_map(|(volume, source, name)| Change::Snapshot {
-            volume,
-            source,
-            name
+        (volumes(), volumes(), made(), names()).prop_map(|(volume, source, made, name)| {
+            Change::Snapshot { volume, source, made, name }
         }),
-        (volumes(), volumes(), size(), names()).prop_map(|(volume, source, size, name)| {
-            Change::Clone { volume, source, size, name }
-        }),
+        (volumes(), volumes(), size(), made(), names()).prop_map(
+            |(volume, source, size, made, name)| Change::Clone { volume, source, size, made, name }
+        ),
         (volumes(), volumes()).prop_map(|(volume, snapshot)| Change::Rollback { volume, snapshot }),
         groups(),
     ]
@@ -63,10 +63,13 @@ fn changes() -> impl Strategy<Value = Change> {
 
 fn groups() -> impl Strategy<Value = Change> {
     let member = (volumes(), names()).prop_map(|(source, name)| GroupMember { source, name });
-    (1..u32::MAX - 16, vec(member, 2..=16)).prop_map(|(volume, members)| Change::SnapshotGroup {
-        volume: VolumeId(volume),
-        members: members.into(),
-    })
+    (1..u32::MAX - 16, 0..=WallTime::LAST.0, vec(member, 2..=16)).prop_map(
+        |(volume, made, members)| Change::SnapshotGroup {
+            volume: VolumeId(volume),
+            made: WallTime(made),
+            members: members.into(),
+        },
+    )
 }
 
 fn stamps(tree: u32) -> impl Strategy<Value = PageStamp> {
@@ -141,6 +144,7 @@ fn records() -> impl Strategy<Value = VolumeRecord> {
                 block_size: 1 << block_shift,
                 size: blocks << block_shift,
                 created_lsn: Lsn(lsn),
+                made: WallTime(lsn >> 8),
                 root,
                 levels: if root.is_none() { 0 } else { 4 },
                 name,
@@ -267,6 +271,22 @@ fn an_epoch_beyond_the_superblock_is_no_end_of_the_log() {
 }
 
 #[test]
+fn what_a_later_feature_keeps_in_a_volume_record_is_left_alone_where_its_bit_is_set() {
+    let (geometry, limits) = samples::limits();
+    let expect = PageExpect { sum: None, ..PageExpect::catalogue(POOL, 2, 0) };
+    for at in [51, 52, 64, 127] {
+        let mut page = Page::zeroed();
+        encode_catalogue(&mut page, &samples::stamp(0, 2), samples::volume);
+        page.0[64 + at] = 9;
+        reseal(&mut page);
+        let read = |limits| decode_catalogue(&page.0, &expect, geometry, &limits, Place::Memory);
+        assert!(read(limits).is_err(), "byte {at}");
+        let found = read(limits.with_unknown_features(true)).unwrap();
+        assert!(found.records().iter().copied().eq((0..15).map(samples::volume)), "byte {at}");
+    }
+}
+
+#[test]
 fn composite_entries_and_later_formats_are_refused_by_name() {
     let mut page = Page::zeroed();
     encode_leaf(&mut page, &samples::stamp(7, 0), samples::mapping);
@@ -278,7 +298,7 @@ fn composite_entries_and_later_formats_are_refused_by_name() {
     assert_eq!(text, "leaf page at page 77: entry kind 2 is not supported by this build");
     Superblock { incompat: 4, ..samples::superblock() }.encode(&mut page);
     let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
-    assert_eq!(error.problem, Problem::Unsupported { major: 0, minor: 1, incompat: 4, known: 0 });
+    assert_eq!(error.problem, Problem::Unsupported { major: 1, minor: 0, incompat: 4, known: 0 });
     let place = Place::Device { device: DeviceIndex(0), offset: 4096 };
     page.0[8] ^= 1;
     let text = Superblock::decode(&page.0, place).unwrap_err().to_string();
@@ -287,17 +307,19 @@ fn composite_entries_and_later_formats_are_refused_by_name() {
 
 #[test]
 fn unknown_features_that_allow_reading_own_the_reserved_bytes() {
-    let mut page = Page::zeroed();
-    Superblock { ro_compat: 2, ..samples::superblock() }.encode(&mut page);
-    page.0[4000] = 1;
-    reseal(&mut page);
-    let read = Superblock::decode(&page.0, Place::Memory).unwrap();
-    assert_eq!(read.unknown_ro_compat(), 2);
-    samples::superblock().encode(&mut page);
-    page.0[4000] = 1;
-    reseal(&mut page);
-    let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
-    assert_eq!(error.problem, Problem::Reserved { byte: 4000, found: 1 });
+    for at in [92, 192, 512 + 45, 4000] {
+        let mut page = Page::zeroed();
+        Superblock { ro_compat: 2, ..samples::superblock() }.encode(&mut page);
+        page.0[at] = 1;
+        reseal(&mut page);
+        let read = Superblock::decode(&page.0, Place::Memory).unwrap();
+        assert_eq!(read.unknown_ro_compat(), 2);
+        samples::superblock().encode(&mut page);
+        page.0[at] = 1;
+        reseal(&mut page);
+        let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
+        assert_eq!(error.problem, Problem::Reserved { byte: at as u64, found: 1 });
+    }
 }
 
 #[test]

@@ -61,10 +61,11 @@ fn dumped(media: &Media) -> (String, DumpReport) {
     let mut image = Image(media);
     let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
     let mut text = String::new();
-    let report = dump(&mut reader, &mut |piece| {
+    let mut put = |piece: &str| {
         text.push_str(piece);
         Ok(())
-    });
+    };
+    let report = dump(&mut reader, &mut put, &mut |_| {});
     (text, report.unwrap())
 }
 

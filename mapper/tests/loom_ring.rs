@@ -8,7 +8,7 @@ use std::sync::Arc;
 use blockd_mapper::format::VolumeName;
 use blockd_mapper::format::record::Change;
 use blockd_mapper::ring::{DeltaRing, Dropped, VecRingMemory};
-use blockd_mapper::units::{ExtentIndex, Lsn, PhysicalExtent, VolumeId};
+use blockd_mapper::units::{ExtentIndex, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 const MAP: Change = Change::Map {
     volume: VolumeId(1),
@@ -34,7 +34,8 @@ fn loom_a_reader_sees_whole_records_or_none() {
     model(|| {
         let ring = ring();
         let name = VolumeName::new("n").unwrap();
-        let create = Change::Create { volume: VolumeId(9), size: 512, block_size: 512, name };
+        let (volume, made) = (VolumeId(9), WallTime(5));
+        let create = Change::Create { volume, size: 512, block_size: 512, made, name };
         let producer = loom::thread::spawn({
             let (ring, create) = (Arc::clone(&ring), create.clone());
             move || {

@@ -48,6 +48,7 @@ class Volume:
     created: int
     kind: int
     name: str
+    made: int = 0
     levels: int = 0
     root: tuple = (0, 0)
     entries: dict = field(default_factory=dict)  # logical extent -> (physical extent, bitmap)
@@ -167,11 +168,16 @@ class Pool:
         )
         what = f"volume {id}"
         require(1 <= length <= 128, f"{what}: name of {length} bytes")
-        rest = record[51:128] + record[128 + length :]
-        require(not any(rest), f"{what}: reserved bytes aren't zero, or unknown flags")
+        require(not any(record[128 + length :]), f"{what}: bytes behind its name")
+        if not self.sb.features:
+            rest = record[51:56] + record[64:128]
+            require(not any(rest), f"{what}: reserved bytes aren't zero, or unknown flags")
+        made = int.from_bytes(record[56:64], "little")
+        require(made < 1 << 56, f"{what}: made at {made}")
         name = name_from(record[128 : 128 + length], what)
         require(levels <= 4 and kind in (1, 2), f"{what}: kind {kind}, {levels} levels")
-        return Volume(id, lineage, origin, block, size, created, kind, name, levels, (address, root_sum))
+        root = (address, root_sum)
+        return Volume(id, lineage, origin, block, size, created, kind, name, made, levels, root)
 
     def _add(self, volume):
         what = f"volume {volume.id}"
@@ -261,7 +267,7 @@ class Pool:
         while at < units:
             unit = block[64 + 32 * at : 96 + 32 * at]
             kind, length, delta, volume, a, b, c = struct.unpack("<BBHIQQQ", unit)
-            require(kind not in (64, 65, 66, 67), f"{what}: kind {kind} is unsupported")
+            require(not 11 <= kind <= 127, f"{what}: kind {kind} is unsupported")
             require(1 <= kind <= 10 and volume, f"{what}: unsound record")
             require(at or delta == 0, f"{what}: its first LSN isn't its base")
             require(base + delta > lsn, f"{what}: LSNs don't rise")
@@ -280,17 +286,18 @@ class Pool:
 
     def _single(self, what, further, kind, volume, a, b, c):
         """The record with its name; for a group one like it for each of its snapshots."""
+        made = c >> 8
         if kind != GROUP:
-            name = self._name(what, further, c) if kind in NAMED else b""
+            name = self._name(what, further, c & 255) if kind in NAMED else b""
             require(not further, f"{what}: unsound length")
-            return [(kind, volume, a, b, c, name)]
-        require(2 <= a <= 16 and not b and not c, f"{what}: unsound group")
+            return [(kind, volume, a, b, c, name, made)]
+        require(2 <= a <= 16 and not b and not c & 255, f"{what}: unsound group")
         records = []
         for id in range(volume, volume + a):
             require(further, f"{what}: unsound length")
             source, zero, length = struct.unpack("<QQQ", further.pop(0))
             name = self._name(what, further, length)
-            records.append((SNAPSHOT, id, source, zero, length, name))
+            records.append((SNAPSHOT, id, source, zero, length, name, made))
         require(not further, f"{what}: unsound length")
         return records
 
@@ -303,17 +310,17 @@ class Pool:
         require(not any(name[length:]), f"{what}: bytes behind a name")
         return name_from(name[:length], what)
 
-    def _apply(self, what, lsn, kind, id, a, b, c, name):
+    def _apply(self, what, lsn, kind, id, a, b, c, name, made):
         unused = {MAP: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}
         require(not any(unused.get(kind, (b, c))), f"{what}: unused fields aren't zero")
         if kind == CREATE:
-            return self._add(Volume(id, id, 0, b, a, lsn, 1, name))
+            return self._add(Volume(id, id, 0, b, a, lsn, 1, name, made))
         other = self.volumes.get(a if kind in (SNAPSHOT, CLONE, ROLLBACK) else id)
         require(other, f"{what}: its volume doesn't exist")
         if kind in (SNAPSHOT, CLONE):
             size, new = (other.size, 2) if kind == SNAPSHOT else (b, 1)
             require(size >= other.size, f"{what}: a clone smaller than its source")
-            copy = Volume(id, other.lineage, a, other.block, size, lsn, new, name)
+            copy = Volume(id, other.lineage, a, other.block, size, lsn, new, name, made)
             copy.entries = dict(other.entries)
             return self._add(copy)
         volume = self.volumes.get(id)
@@ -402,7 +409,7 @@ def show_info(pool):
 def show_volumes(pool):
     for _, v in sorted(pool.volumes.items()):
         kind = "snapshot" if v.kind == 2 else "volume"
-        print(f"{v.id}\t{kind}\t{v.size}\t{v.block}\t{v.origin}\t{v.lineage}\t{len(v.entries)}\t{v.name}")
+        print(f"{v.id}\t{kind}\t{v.size}\t{v.block}\t{v.origin}\t{v.lineage}\t{len(v.entries)}\t{v.made}\t{v.name}")
 
 
 def main(arguments):

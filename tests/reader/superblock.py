@@ -62,10 +62,12 @@ class Superblock:
         for name, value in zip(self.FIELDS, self.LAYOUT.unpack_from(block)):
             setattr(self, name, value)
         version, bits = f"{self.major}.{self.minor}", self.incompat
-        require((self.major, self.minor) == (0, 1), f"unknown version {version}", Unknown)
+        require(self.major == 1, f"unknown version {version}", Unknown)
         require(bits == 0, f"version {version}, unknown incompat bits {bits:#x}", Unknown)
-        if not self.compat and not self.ro_compat:
+        self.features = self.compat | self.ro_compat
+        if not self.features:
             unused = block[92:96] + block[192:512] + block[512 + 64 * self.devices :]
+            unused += b"".join(block[557 + 64 * i : 576 + 64 * i] for i in range(self.devices))
             require(not any(unused), "superblock: reserved bytes aren't zero")
         require(self.extent_size in EXTENT_SIZES, f"superblock: extent size {self.extent_size}")
         require(1 <= self.devices <= 16, f"superblock: {self.devices} devices")

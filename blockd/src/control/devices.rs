@@ -361,7 +361,7 @@ fn spec(pool: &PoolHandle, volume: &VolumeSummary, record: &Record) -> DeviceSpe
         size: volume.size,
         block_size: volume.block_size,
         extent_size: pool.extent_size(),
-        read_only: record.read_only,
+        read_only: record.read_only || pool.is_read_only(),
         queues: ublk.queues,
         depth: ublk.depth,
         zero_copy,

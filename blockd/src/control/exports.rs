@@ -119,7 +119,7 @@ impl Control {
             size: volume.size,
             block_size: volume.block_size,
             preferred_size: sub_block,
-            read_only: attachment.record.read_only,
+            read_only: attachment.record.read_only || pool.is_read_only(),
             // Every connection sees the one map, and a flush covers the pool.
             multi_conn: true,
         }

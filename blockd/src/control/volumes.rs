@@ -191,7 +191,7 @@ impl Control {
                 view.path.map(|path| format!(" as {}", path.display())).unwrap_or_default()
             }
         };
-        let how = if read_only { ", read-only" } else { "" };
+        let how = if read_only || handle.is_read_only() { ", read-only" } else { "" };
         let text = format!("volume {} was attached{place}{how}", shown(name));
         self.events().publish(EventKind::VolumeAttached, handle.name(), name, text);
         Ok((true, self.describe(&handle, name).await?))
@@ -304,6 +304,7 @@ impl Control {
                 origin: names.get(&info.origin).cloned().unwrap_or_default(),
                 attached: attachment.is_some(),
                 read_only: info.kind == VolumeKind::Snapshot
+                    || pool.is_read_only()
                     || attachment.is_some_and(|present| present.record.read_only),
                 connections: clients.get(&info.id).copied().unwrap_or(0),
                 uris,

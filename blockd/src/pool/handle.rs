@@ -129,6 +129,12 @@ impl PoolHandle {
         self.shared.pool.failure().map(|error| error.to_string())
     }
 
+    /// Whether it has features that this build must not write to.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.shared.pool.is_read_only()
+    }
+
     /// What its thread has done.
     #[must_use]
     pub fn stats(&self) -> &PoolStats {

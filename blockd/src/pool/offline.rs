@@ -1,5 +1,6 @@
 //! A pool's devices for tools, while no daemon has them. What only reads opens them for reading
-//! and shares the owner lock with others that read; what writes is their one owner.
+//! and shares the owner lock with others that read; what writes is their one owner. What looks on
+//! while a daemon serves takes no lock.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom};
@@ -26,6 +27,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// What is to be done with a pool's devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
+    /// Nothing is written, and nobody is locked out or waited for: another may be writing.
+    Look,
     /// Nothing is written.
     Read,
     /// As the owner.
@@ -110,6 +113,7 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), PoolError> {
     let clock = Clock::start();
     loop {
         let tried = match access {
+            Access::Look => Ok(()),
             Access::Read => file.try_lock_shared(),
             Access::Write => file.try_lock(),
         };

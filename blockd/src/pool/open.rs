@@ -198,21 +198,32 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
             ..defaults
         },
     };
-    let mut opening = Opening::new(options)?;
     let mut driver = Driver { ring: &mut ring, served: &served, lock_wait: spec.lock_wait };
+    let opened = match opened(&mut driver, options.clone()) {
+        Err(PoolError::Mapper(MapperError::Unsupported { features })) => {
+            let pool = &spec.name;
+            tracing::warn!(%pool, "features {features:#x} are not known here: only read from");
+            opened(&mut driver, OpenOptions { mode: OpenMode::ReadOnly, ..options })
+        }
+        other => other,
+    };
+    let Opened { pool, engine, report } = opened?;
+    let (thread, handle) =
+        thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
+    Ok((thread, handle, report))
+}
+
+fn opened(driver: &mut Driver<'_>, options: OpenOptions) -> Result<Opened, PoolError> {
+    let mut opening = Opening::new(options)?;
     loop {
         while let Some(command) = opening.poll() {
             driver.begin(command)?.into_iter().for_each(|(c, r)| opening.complete(c, r));
         }
         if opening.is_done() {
-            break;
+            return Ok(opening.finish()?);
         }
         driver.wait()?.into_iter().for_each(|(c, r)| opening.complete(c, r));
     }
-    let Opened { pool, engine, report } = opening.finish()?;
-    let (thread, handle) =
-        thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
-    Ok((thread, handle, report))
 }
 
 /// The ring's file may be grown to the dimensions of this start, so it is opened only by the owner:

@@ -11,6 +11,7 @@ use blockd_mapper::engine::{ControlId, Engine, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::pool::Pool;
+use blockd_mapper::units::WallTime;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
@@ -252,6 +253,8 @@ impl PoolThread {
         while let Some(ask) = self.asks.take() {
             match ask {
                 Ask::Control(control, answer) => {
+                    let now = u64::try_from(crate::clock::wall_ms()).unwrap_or(0);
+                    self.engine.set_wall_time(WallTime::from_ms(now));
                     let id = self.engine.submit(control);
                     self.answers.insert(id, answer);
                 }

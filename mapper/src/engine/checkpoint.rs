@@ -410,6 +410,7 @@ impl Engine {
             block_size: identity.block_size,
             size: volume.size.load(Ordering::Acquire),
             created_lsn: identity.created,
+            made: identity.made,
             root: tree.root(),
             levels: tree.stored_levels(),
             name: identity.name,

@@ -14,7 +14,7 @@ use crate::plan::CommitTicket;
 use crate::pool::Pool;
 use crate::ring::Dropped;
 use crate::sync::Ordering;
-use crate::units::VolumeId;
+use crate::units::{VolumeId, WallTime};
 use crate::volume::{GATED, OPEN, Volume};
 
 use super::Engine;
@@ -185,6 +185,8 @@ pub(crate) struct Controls {
     undurable: Vec<Undurable>,
     outcomes: VecDeque<(ControlId, Result<Outcome, MapperError>)>,
     next: u64,
+    /// What the caller said last; 0 if it never did.
+    pub(super) now: WallTime,
     pub(crate) next_volume_id: u32,
     /// First ancestors, also of volumes that are gone: records of theirs may be under way.
     pub(crate) lineages: BTreeMap<VolumeId, VolumeId>,
@@ -245,6 +247,11 @@ impl Controls {
 }
 
 impl Engine {
+    /// Says what time it is by the host's clock. What is made from now on carries it.
+    pub fn set_wall_time(&mut self, now: WallTime) {
+        self.controls.now = now;
+    }
+
     /// Takes a command. They are carried out one after the other.
     pub fn submit(&mut self, control: Control) -> ControlId {
         self.controls.next += 1;
@@ -525,7 +532,7 @@ impl Engine {
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
         let volume = self.next_ids(1)?;
-        let change = Change::Create { volume, size, block_size, name };
+        let change = Change::Create { volume, size, block_size, made: self.controls.now, name };
         Ok(Prepared::Change(change, Vec::new(), Outcome::Created(volume)))
     }
 
@@ -591,13 +598,14 @@ impl Engine {
         }
         self.check_room_for_trees(&[source])?;
         let volume = self.next_ids(1)?;
-        let outcome = Outcome::Created(volume);
+        let (outcome, made) = (Outcome::Created(volume), self.controls.now);
         Ok(match size {
             None => {
-                Prepared::Change(Change::Snapshot { volume, source, name }, vec![from], outcome)
+                let change = Change::Snapshot { volume, source, made, name };
+                Prepared::Change(change, vec![from], outcome)
             }
             Some(size) => {
-                let change = Change::Clone { volume, source, size, name };
+                let change = Change::Clone { volume, source, size, made, name };
                 Prepared::Change(change, Vec::new(), outcome)
             }
         })

@@ -14,7 +14,7 @@ use crate::format::record::{Change, GroupMember};
 use crate::geometry::MAX_GROUP;
 use crate::ring::Dropped;
 use crate::sync::Ordering;
-use crate::units::{Lsn, VolumeId};
+use crate::units::{Lsn, VolumeId, WallTime};
 use crate::volume::{OPEN, Volume};
 
 use super::Engine;
@@ -37,10 +37,11 @@ impl Engine {
         let volume = self.next_ids(count)?;
         let outcome =
             Outcome::CreatedGroup((volume.0..).take(members.len()).map(VolumeId).collect());
+        let made = self.controls.now;
         let change = match members[..] {
             // One alone is an ordinary snapshot.
-            [GroupMember { source, name }] => Change::Snapshot { volume, source, name },
-            _ => Change::SnapshotGroup { volume, members: members.into() },
+            [GroupMember { source, name }] => Change::Snapshot { volume, source, made, name },
+            _ => Change::SnapshotGroup { volume, made, members: members.into() },
         };
         let (units, limit) = (change.units() as u64, self.pool.ring.capacity());
         if units > limit {
@@ -120,13 +121,13 @@ impl Engine {
     /// A record for each snapshot of a group in place of one for all.
     pub(super) fn publish_in_pieces(&self, more: impl Fn() -> Lsn, lsn: Lsn, change: &Change) {
         let slot = self.pool.tuning.workers;
-        let Change::SnapshotGroup { volume, members } = change else {
+        let Change::SnapshotGroup { volume, made, members } = change else {
             self.pool.publish(slot, lsn, change, Dropped::Nothing);
             return;
         };
         for (member, id) in members.iter().zip(volume.0..) {
             let lsn = if id == volume.0 { lsn } else { more() };
-            self.pool.publish(slot, lsn, &piece(id, member), Dropped::Nothing);
+            self.pool.publish(slot, lsn, &piece(id, *made, member), Dropped::Nothing);
         }
         self.pool.ring.release(slot, 1);
     }
@@ -140,21 +141,21 @@ impl Engine {
         mut gated: Vec<Arc<Volume>>,
         outcome: Outcome,
     ) -> bool {
-        let Change::SnapshotGroup { volume, members } = change else { return false };
+        let Change::SnapshotGroup { volume, made, members } = change else { return false };
         for source in &gated {
             source.state.store(OPEN, Ordering::SeqCst);
         }
         let pool = Arc::clone(&self.pool);
         pool.bump();
         if gated.first().is_some_and(|source| source.writes_in_flight() > 0) {
-            let change = Change::SnapshotGroup { volume, members };
+            let change = Change::SnapshotGroup { volume, made, members };
             self.controls.go_on_draining(id, change, gated, outcome);
             return false;
         }
         let slot = pool.tuning.workers;
         let applied = {
             let gate = pool.gate.close();
-            let (lsn, piece) = (gate.take_lsn(1), piece(volume.0, &members[0]));
+            let (lsn, piece) = (gate.take_lsn(1), piece(volume.0, made, &members[0]));
             pool.publish(slot, lsn, &piece, Dropped::Nothing);
             self.apply_structure(&piece, lsn)
         };
@@ -168,12 +169,13 @@ impl Engine {
             return true;
         }
         let (volume, members) = (VolumeId(volume.0 + 1), members[1..].into());
-        self.controls.go_on_draining(id, Change::SnapshotGroup { volume, members }, gated, outcome);
+        let change = Change::SnapshotGroup { volume, made, members };
+        self.controls.go_on_draining(id, change, gated, outcome);
         false
     }
 }
 
-fn piece(id: u32, member: &GroupMember) -> Change {
+fn piece(id: u32, made: WallTime, member: &GroupMember) -> Change {
     let GroupMember { source, name } = *member;
-    Change::Snapshot { volume: VolumeId(id), source, name }
+    Change::Snapshot { volume: VolumeId(id), source, made, name }
 }

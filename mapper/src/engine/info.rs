@@ -6,7 +6,7 @@ use crate::format::catalogue::VolumeKind;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
-use crate::units::{LeafId, Lsn, PhysicalExtent, VolumeId};
+use crate::units::{LeafId, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use super::Engine;
 
@@ -37,6 +37,8 @@ pub struct VolumeInfo {
     pub reserved: u64,
     /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
     pub created: Lsn,
+    /// When that was; 0 where it isn't known.
+    pub made: WallTime,
 }
 
 /// What a volume or snapshot is, without what it takes.
@@ -140,6 +142,7 @@ impl Engine {
                 shared: mapped.saturating_sub(exclusive),
                 reserved: volume.reserved() * extent,
                 created: volume.identity.created,
+                made: volume.identity.made,
             }
         };
         volumes.iter().map(info).collect()

@@ -16,12 +16,21 @@ use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::stripe::stripe_index;
 use crate::sync::Ordering;
-use crate::units::{ExtentIndex, Lsn, PageAddress, SlotIndex, VolumeId};
+use crate::units::{ExtentIndex, Lsn, PageAddress, SlotIndex, VolumeId, WallTime};
 use crate::volume::{DELETED, Identity, Volume};
 
 use super::release::{Item, Releasing};
 use super::tree::PageTree;
 use super::{Engine, VolumeTree};
+
+/// A snapshot, or with a size a clone, that is about to be made.
+struct New {
+    id: VolumeId,
+    name: VolumeName,
+    size: Option<u64>,
+    lsn: Lsn,
+    made: WallTime,
+}
 
 /// Volumes and snapshots of a pool. Each poll of the engine looks at all of them.
 pub(crate) const MAX_VOLUMES: usize = 1 << 16;
@@ -31,27 +40,34 @@ impl Engine {
     /// durable.
     pub(crate) fn apply_structure(&mut self, change: &Change, lsn: Lsn) -> Result<(), MapperError> {
         match *change {
-            Change::SnapshotGroup { volume, ref members } => {
+            Change::SnapshotGroup { volume, made, ref members } => {
                 for (member, id) in members.iter().zip(volume.0..) {
-                    self.share(VolumeId(id), member.source, member.name, None, lsn)?;
+                    let new = New { id: VolumeId(id), name: member.name, size: None, lsn, made };
+                    self.share(member.source, &new)?;
                 }
                 Ok(())
             }
-            Change::Create { volume, size, block_size, name } => {
-                let kind = VolumeKind::Volume;
-                let (lineage, origin) = (volume, VolumeId(0));
-                let identity =
-                    Identity { id: volume, lineage, origin, kind, block_size, created: lsn, name };
+            Change::Create { volume, size, block_size, made, name } => {
+                let identity = Identity {
+                    id: volume,
+                    lineage: volume,
+                    origin: VolumeId(0),
+                    kind: VolumeKind::Volume,
+                    block_size,
+                    created: lsn,
+                    made,
+                    name,
+                };
                 let directory = self.new_directory(size)?;
                 self.add_volume(Volume::new(identity, size, directory))
             }
             Change::Delete { volume } => self.delete_volume(volume, lsn),
             Change::Resize { volume, size } => self.resize_volume(volume, size, lsn),
-            Change::Snapshot { volume, source, name } => {
-                self.share(volume, source, name, None, lsn)
+            Change::Snapshot { volume, source, made, name } => {
+                self.share(source, &New { id: volume, name, size: None, lsn, made })
             }
-            Change::Clone { volume, source, size, name } => {
-                self.share(volume, source, name, Some(size), lsn)
+            Change::Clone { volume, source, size, made, name } => {
+                self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
             }
             Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot, lsn),
             _ => Err(MapperError::Internal("not a structure change")),
@@ -136,15 +152,9 @@ impl Engine {
         });
     }
 
-    /// A new snapshot, or with `size` a clone, that holds what its source holds.
-    fn share(
-        &mut self,
-        id: VolumeId,
-        source: VolumeId,
-        name: VolumeName,
-        size: Option<u64>,
-        lsn: Lsn,
-    ) -> Result<(), MapperError> {
+    /// A new snapshot or clone that holds what its source holds.
+    fn share(&mut self, source: VolumeId, new: &New) -> Result<(), MapperError> {
+        let New { id, name, size, lsn, made } = *new;
         let source = self.pool.volume(source)?;
         let kind = if size.is_some() { VolumeKind::Volume } else { VolumeKind::Snapshot };
         let identity = Identity {
@@ -154,6 +164,7 @@ impl Engine {
             kind,
             block_size: source.identity.block_size,
             created: lsn,
+            made,
             name,
         };
         let size = size.unwrap_or_else(|| source.size.load(Ordering::Acquire));

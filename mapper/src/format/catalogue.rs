@@ -15,7 +15,7 @@ use crate::geometry::{
     EXTENT_SIZE_RANGE, Geometry, MAX_NAME, MAX_VOLUME_SIZE, MIN_BLOCK_SIZE, PAGE_SIZE,
 };
 use crate::io::Page;
-use crate::units::{Lsn, VolumeId};
+use crate::units::{Lsn, VolumeId, WallTime};
 
 /// Volume records of a page.
 pub const RECORDS_PER_PAGE: u64 = 15;
@@ -49,6 +49,8 @@ pub struct VolumeRecord {
     pub size: u64,
     /// The change that created it.
     pub created_lsn: Lsn,
+    /// When that was.
+    pub made: WallTime,
     /// The single page of the top level of its tree.
     pub root: PageRef,
     /// Index levels of its tree; 0 when nothing is mapped.
@@ -157,7 +159,8 @@ struct RawRecord {
     name_len: u8,
     reserved_a: u8,
     flags: U32,
-    reserved_b: [u8; 72],
+    made: U64,
+    reserved_b: [u8; 64],
     name: [u8; MAX_NAME],
 }
 
@@ -178,7 +181,8 @@ impl RawRecord {
             name_len: name_len(&record.name),
             reserved_a: 0,
             flags: 0.into(),
-            reserved_b: [0; 72],
+            made: record.made.0.into(),
+            reserved_b: [0; 64],
             name: *record.name.padded(),
         }
     }
@@ -194,7 +198,10 @@ impl RawRecord {
         if self.id.get() == 0 {
             return check_reserved(self.as_bytes(), at).map(|()| None);
         }
-        self.check(index, at)?;
+        if !limits.has_unknown_features() {
+            self.check_reserved(index, at)?;
+        }
+        self.check(index)?;
         let name = self.name.get(..usize::from(self.name_len)).unwrap_or_default();
         let name = VolumeName::from_bytes(name).map_err(Problem::Name)?;
         check_reserved(&self.name[name.as_bytes().len()..], at + MAX_NAME + name.as_bytes().len())?;
@@ -217,17 +224,27 @@ impl RawRecord {
             block_size: self.block_size.get(),
             size: self.size.get(),
             created_lsn: Lsn(self.created_lsn.get()),
+            made: WallTime(self.made.get()),
             root,
             levels,
             name,
         }))
     }
 
-    fn check(&self, index: usize, at: usize) -> Result<(), Problem> {
+    /// What belongs to features that this code doesn't know, where such are in use.
+    fn check_reserved(&self, index: usize, at: usize) -> Result<(), Problem> {
         check_reserved(&[self.reserved_a], at + 51)?;
-        check_reserved(&self.reserved_b, at + 56)?;
+        check_reserved(&self.reserved_b, at + 64)?;
         if self.flags.get() != 0 {
             return Err(Problem::entry(index, "flags", self.flags.get().into(), "0"));
+        }
+        Ok(())
+    }
+
+    fn check(&self, index: usize) -> Result<(), Problem> {
+        let made = self.made.get();
+        if made > WallTime::LAST.0 {
+            return Err(Problem::entry(index, "time", made, "below 2^56"));
         }
         if self.lineage.get() == 0 {
             return Err(Problem::entry(index, "lineage", 0, "a volume"));

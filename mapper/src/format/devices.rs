@@ -109,10 +109,8 @@ impl DeviceTable {
             return Err(Problem::field("device count", count.into(), "from 1 to 16"));
         }
         for (index, device) in raw.iter().enumerate() {
-            let (bytes, at) = (device.as_bytes(), TABLE_AT + index * RAW_DEVICE_SIZE);
-            check_reserved(&device.reserved, at + RAW_DEVICE_SIZE - device.reserved.len())?;
             if index >= used {
-                check_reserved(bytes, at)?;
+                check_reserved(device.as_bytes(), TABLE_AT + index * RAW_DEVICE_SIZE)?;
             }
         }
         let mut records = [DeviceRecord::default(); MAX_DEVICES];
@@ -148,6 +146,12 @@ impl RawDevice {
             class: device.class,
             reserved: [0; 19],
         }
+    }
+
+    /// Complains about reserved bytes that are in use. `index` is the place in the table.
+    pub(crate) fn check_reserved(&self, index: usize) -> Result<(), Problem> {
+        let end = TABLE_AT + (index + 1) * RAW_DEVICE_SIZE;
+        check_reserved(&self.reserved, end - self.reserved.len())
     }
 
     fn get(&self) -> DeviceRecord {

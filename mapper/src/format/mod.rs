@@ -26,10 +26,10 @@ use crate::units::{PageAddress, PhysicalExtent};
 /// Identity of a pool, drawn at random when it is created.
 pub type PoolId = [u8; 16];
 
-/// Version of the format that this code writes. Major 0 means that it isn't frozen yet.
-pub const FORMAT_MAJOR: u16 = 0;
-/// See [`FORMAT_MAJOR`]. While the major is 0, another minor is another format.
-pub const FORMAT_MINOR: u16 = 1;
+/// Version of the format that this code writes. It is frozen: see `docs/FORMAT_POLICY.md`.
+pub const FORMAT_MAJOR: u16 = 1;
+/// See [`FORMAT_MAJOR`]. Readers ignore it: what they have to know is in the feature words.
+pub const FORMAT_MINOR: u16 = 0;
 /// Version in the header of pages and WAL blocks.
 pub const STRUCTURE_VERSION: u16 = 1;
 /// References in an index page.
@@ -66,6 +66,7 @@ pub struct Limits {
     full_bitmap: u64,
     physical_end: u64,
     page_end: u64,
+    unknown_features: bool,
 }
 
 impl Limits {
@@ -77,7 +78,20 @@ impl Limits {
             full_bitmap: geometry.full_bitmap(),
             physical_end,
             page_end: physical_end * geometry.pages_per_extent(),
+            unknown_features: false,
         }
+    }
+
+    /// The same in a pool with features that this code may ignore and doesn't know: the reserved
+    /// bytes and flags of volume records belong to them.
+    #[must_use]
+    pub const fn with_unknown_features(mut self, unknown: bool) -> Self {
+        self.unknown_features = unknown;
+        self
+    }
+
+    pub(crate) const fn has_unknown_features(&self) -> bool {
+        self.unknown_features
     }
 
     /// What the layout itself can hold, for readers that know no pool.
@@ -87,6 +101,7 @@ impl Limits {
             full_bitmap: u64::MAX,
             physical_end: MAX_PHYSICAL_EXTENTS,
             page_end: MAX_PHYSICAL_EXTENTS << 8,
+            unknown_features: false,
         }
     }
 

@@ -6,7 +6,7 @@ use crate::format::catalogue::{check_volume, name_len};
 use crate::format::{FormatError, Limits, Place, Problem, Structure, VolumeName, check_reserved};
 use crate::geometry::{LEAF_ENTRIES, MAX_GROUP, MAX_NAME, MAX_VOLUME_SIZE};
 use crate::mapping::Mapping;
-use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
+use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId, WallTime};
 
 /// Bytes of a unit.
 pub const UNIT_SIZE: usize = 32;
@@ -33,8 +33,8 @@ const SNAPSHOT: u8 = 7;
 const CLONE: u8 = 8;
 const ROLLBACK: u8 = 9;
 const SNAPSHOT_GROUP: u8 = 10;
-/// Grant, grow, mark and composite, in this order: reserved.
-const RESERVED: std::ops::RangeInclusive<u8> = 64..=67;
+/// For features to come; 64 to 67 are to be grant, grow, mark and composite.
+const RESERVED: std::ops::RangeInclusive<u8> = 11..=127;
 const CONTINUED: u8 = 255;
 
 /// One snapshot of a group.
@@ -82,6 +82,8 @@ pub enum Change {
         size: u64,
         /// Bytes of its logical block.
         block_size: u32,
+        /// When it is made.
+        made: WallTime,
         /// Its name.
         name: VolumeName,
     },
@@ -103,6 +105,8 @@ pub enum Change {
         volume: VolumeId,
         /// What it is made from.
         source: VolumeId,
+        /// When it is made.
+        made: WallTime,
         /// The snapshot's name.
         name: VolumeName,
     },
@@ -114,6 +118,8 @@ pub enum Change {
         source: VolumeId,
         /// The clone's bytes, no fewer than its source's.
         size: u64,
+        /// When it is made.
+        made: WallTime,
         /// The clone's name.
         name: VolumeName,
     },
@@ -128,6 +134,8 @@ pub enum Change {
     SnapshotGroup {
         /// The first snapshot's identity; the others have those that follow.
         volume: VolumeId,
+        /// When they are made.
+        made: WallTime,
         /// 2 to 16 snapshots. Shared, so that the enum stays as small as its other changes.
         members: Arc<[GroupMember]>,
     },
@@ -190,20 +198,20 @@ impl Change {
             Self::Map { extent, physical, valid, .. } => (MAP, [extent.0, physical.0, valid]),
             Self::Unmap { extent, .. } => (UNMAP, [extent.0, 0, 0]),
             Self::UnmapLeaf { slot, .. } => (UNMAP_LEAF, [slot.0.into(), 0, 0]),
-            Self::Create { size, block_size, ref name, .. } => {
-                (CREATE, [size, block_size.into(), name_len(name).into()])
+            Self::Create { size, block_size, made, ref name, .. } => {
+                (CREATE, [size, block_size.into(), stamped(name, made)])
             }
             Self::Delete { .. } => (DELETE, [0; 3]),
             Self::Resize { size, .. } => (RESIZE, [size, 0, 0]),
-            Self::Snapshot { source, ref name, .. } => {
-                (SNAPSHOT, [source.0.into(), 0, name_len(name).into()])
+            Self::Snapshot { source, made, ref name, .. } => {
+                (SNAPSHOT, [source.0.into(), 0, stamped(name, made)])
             }
-            Self::Clone { source, size, ref name, .. } => {
-                (CLONE, [source.0.into(), size, name_len(name).into()])
+            Self::Clone { source, size, made, ref name, .. } => {
+                (CLONE, [source.0.into(), size, stamped(name, made)])
             }
             Self::Rollback { snapshot, .. } => (ROLLBACK, [snapshot.0.into(), 0, 0]),
-            Self::SnapshotGroup { ref members, .. } => {
-                (SNAPSHOT_GROUP, [members.len() as u64, 0, 0])
+            Self::SnapshotGroup { made, ref members, .. } => {
+                (SNAPSHOT_GROUP, [members.len() as u64, 0, made.0 << 8])
             }
         }
     }
@@ -223,6 +231,16 @@ impl Change {
         }
         units
     }
+}
+
+/// The bytes of a name in the lowest byte, the time above.
+fn stamped(name: &VolumeName, made: WallTime) -> u64 {
+    u64::from(name_len(name)) | made.0 << 8
+}
+
+/// Takes the two apart again.
+fn unstamped(word: u64) -> (u64, WallTime) {
+    (word & 0xFF, WallTime(word >> 8))
 }
 
 fn name_units(name: &VolumeName) -> usize {
@@ -326,26 +344,29 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
         CREATE => {
             let block_size = u32::try_from(b).unwrap_or(0);
             check_volume(a, block_size)?;
-            Ok(Change::Create { volume, size: a, block_size, name: name(c)? })
+            let (len, made) = unstamped(c);
+            Ok(Change::Create { volume, size: a, block_size, made, name: name(len)? })
         }
         DELETE => zero(&[a, b, c]).and(Ok(Change::Delete { volume })),
         RESIZE => zero(&[b, c]).and(Ok(Change::Resize { volume, size: size(a)? })),
         SNAPSHOT => {
-            let source = volume_id("source", a)?;
-            zero(&[b]).and(Ok(Change::Snapshot { volume, source, name: name(c)? }))
+            let (source, (len, made)) = (volume_id("source", a)?, unstamped(c));
+            zero(&[b]).and(Ok(Change::Snapshot { volume, source, made, name: name(len)? }))
         }
         CLONE => {
             let (source, size) = (volume_id("source", a)?, size(b)?);
-            Ok(Change::Clone { volume, source, size, name: name(c)? })
+            let (len, made) = unstamped(c);
+            Ok(Change::Clone { volume, source, size, made, name: name(len)? })
         }
         ROLLBACK => {
             let snapshot = volume_id("snapshot", a)?;
             zero(&[b, c]).and(Ok(Change::Rollback { volume, snapshot }))
         }
         SNAPSHOT_GROUP => {
-            zero(&[b, c])?;
+            let (unused, made) = unstamped(c);
+            zero(&[b, unused])?;
             let members = members_from(head, volume, a, more.unwrap_or_default())?;
-            Ok(Change::SnapshotGroup { volume, members })
+            Ok(Change::SnapshotGroup { volume, made, members })
         }
         kind if RESERVED.contains(&kind) => {
             Err(Problem::UnsupportedKind { what: "record kind", found: kind.into() })

@@ -7,8 +7,8 @@ use crate::format::checksum::{page_crc, sum};
 use crate::format::index_page::RawRef;
 use crate::format::page::short;
 use crate::format::{
-    FORMAT_MAJOR, FORMAT_MINOR, FormatError, Limits, MAX_LEVELS, PageRef, Place, PoolId, Problem,
-    Structure, as_page, capacity_of, check_reserved,
+    FORMAT_MAJOR, FormatError, Limits, MAX_LEVELS, PageRef, Place, PoolId, Problem, Structure,
+    as_page, capacity_of, check_reserved,
 };
 use crate::geometry::{Geometry, MAX_PHYSICAL_EXTENTS, PAGE_BYTES, PAGE_SIZE};
 use crate::io::Page;
@@ -213,7 +213,13 @@ impl Superblock {
     /// The limits that entries and references of this pool keep.
     pub fn limits(&self) -> Result<Limits, FormatError> {
         let limits = self.geometry().map(|geometry| Limits::new(geometry, self.devices.end()));
+        let limits = limits.map(|limits| limits.with_unknown_features(self.ignores_features()));
         limits.map_err(|problem| problem.of(Structure::Superblock, Place::Memory))
+    }
+
+    /// Whether features are in use that this code doesn't know and need not know to read.
+    const fn ignores_features(&self) -> bool {
+        unknown(self.compat, self.ro_compat)
     }
 
     /// Checks that the fields fit each other. [`decode`](Self::decode) has done so.
@@ -332,6 +338,10 @@ fn try_decode(bytes: &[u8]) -> Result<Superblock, Problem> {
     Ok(superblock)
 }
 
+const fn unknown(compat: u64, ro_compat: u64) -> bool {
+    compat & !KNOWN_COMPAT != 0 || ro_compat & !KNOWN_RO_COMPAT != 0
+}
+
 /// The first 40 bytes keep their meaning in every version, so that any version can be refused by
 /// name.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -382,8 +392,7 @@ const _: () = {
 impl RawSuperblock {
     fn check_version(&self) -> Result<(), Problem> {
         let (major, minor, incompat) = (self.major.get(), self.minor.get(), self.incompat.get());
-        let other = major != FORMAT_MAJOR || (FORMAT_MAJOR == 0 && minor != FORMAT_MINOR);
-        if other || incompat & !KNOWN_INCOMPAT != 0 {
+        if major != FORMAT_MAJOR || incompat & !KNOWN_INCOMPAT != 0 {
             return Err(Problem::Unsupported { major, minor, incompat, known: KNOWN_INCOMPAT });
         }
         Ok(())
@@ -391,10 +400,10 @@ impl RawSuperblock {
 
     /// Reserved bytes belong to features that this code doesn't know, where such are in use.
     fn check_reserved(&self) -> Result<(), Problem> {
-        let unknown = self.compat.get() & !KNOWN_COMPAT | self.ro_compat.get() & !KNOWN_RO_COMPAT;
-        if unknown != 0 {
+        if unknown(self.compat.get(), self.ro_compat.get()) {
             return Ok(());
         }
+        self.devices.iter().enumerate().try_for_each(|(at, device)| device.check_reserved(at))?;
         check_reserved(&self.reserved_a, 92)?;
         check_reserved(&self.reserved_b, 192)?;
         check_reserved(&self.reserved_c, 1536)

@@ -113,6 +113,24 @@ pub fn check(
     Ok(checker.report(reader, &state, log))
 }
 
+/// Checks the trees of the last checkpoint, without the log behind it: what keeps still while a
+/// daemon serves the pool. A page is used again when a newer checkpoint is durable, so no damage
+/// is sound for sure, and damage counts only where no newer superblock has come meanwhile.
+pub fn check_checkpoint(
+    reader: &mut Reader<'_>,
+    progress: &mut dyn FnMut(Progress) -> Result<(), IoError>,
+) -> Result<Report, MapperError> {
+    let stopped = |_| MapperError::Internal("the check was stopped");
+    let mut checker = Checker::new(reader, progress);
+    checker.superblocks(reader);
+    let state = State::of_checkpoint(reader, &mut checker).map_err(stopped)?;
+    checker.of = state.volumes.len() as u64;
+    checker.state(&state, state.next_volume_id).map_err(stopped)?;
+    walk::volumes(reader, &state, &mut checker).map_err(stopped)?;
+    let log = LogEnd::unread(reader.superblock());
+    Ok(checker.report(reader, &state, log))
+}
+
 struct Checker<'p> {
     geometry: Geometry,
     clean: bool,
@@ -193,7 +211,7 @@ impl<'p> Checker<'p> {
         for copy in reader.copies() {
             let at = format!("copy at byte {} of device {}", copy.offset, copy.device);
             let text = match copy.state {
-                CopyState::Good => continue,
+                CopyState::Good | CopyState::Newer(_) => continue,
                 CopyState::Stale(generation) => format!("{at} is of generation {generation}"),
                 CopyState::Bad(fault) => format!("{at} can't be used: {fault}"),
             };

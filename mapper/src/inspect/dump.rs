@@ -12,6 +12,7 @@ use crate::format::catalogue::VolumeKind;
 use crate::mapping::Mapping;
 use crate::units::VolumeId;
 
+use super::check::Progress;
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Entries, Fault, Reader, State, VolumeView};
 
@@ -49,12 +50,13 @@ pub struct DumpReport {
 }
 
 /// Writes a pool, as it is at the end of its log, as text. `out` gets the text in pieces, and may
-/// refuse.
+/// refuse; `progress` is told how far it is.
 pub fn dump(
     reader: &mut Reader<'_>,
     out: &mut dyn FnMut(&str) -> Result<(), Stopped>,
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<DumpReport, MapperError> {
-    let mut dumper = Dumper::new(out);
+    let mut dumper = Dumper::new(out, progress);
     dumper.all(reader).map_err(|Stopped| MapperError::Internal("the dump was stopped"))?;
     Ok(dumper.report)
 }
@@ -66,12 +68,18 @@ struct Dumper<'o> {
     sum: xxhash_rust::xxh3::Xxh3,
     span: u64,
     report: DumpReport,
+    progress: &'o mut dyn FnMut(Progress),
+    now: Progress,
 }
 
 impl<'o> Dumper<'o> {
-    fn new(out: &'o mut dyn FnMut(&str) -> Result<(), Stopped>) -> Self {
+    fn new(
+        out: &'o mut dyn FnMut(&str) -> Result<(), Stopped>,
+        progress: &'o mut dyn FnMut(Progress),
+    ) -> Self {
         let (text, sum) = (String::new(), xxhash_rust::xxh3::Xxh3::new());
-        Self { out, text, lines: 0, sum, span: 0, report: DumpReport::default() }
+        let (report, now) = (DumpReport::default(), Progress { volumes: 0, of: 0, pages: 0 });
+        Self { out, text, lines: 0, sum, span: 0, report, progress, now }
     }
 
     fn all(&mut self, reader: &mut Reader<'_>) -> Result<(), Stopped> {
@@ -79,6 +87,7 @@ impl<'o> Dumper<'o> {
         let mut state = State::of_checkpoint(reader, self)?;
         let log = state.replay(reader, self)?;
         self.report.log_changes = log.pending;
+        self.now.of = state.volumes.len() as u64;
         if let Some(fault) = log.broken {
             self.lose(VolumeId(0), "", 0..0, format!("{fault}; changes behind it are lost"));
         }
@@ -155,6 +164,10 @@ impl<'o> Dumper<'o> {
 
 impl Visitor for Dumper<'_> {
     fn page(&mut self, _: PageUse) -> Result<(), Stopped> {
+        self.now.pages += 1;
+        if self.now.pages.is_multiple_of(256) {
+            (self.progress)(self.now);
+        }
         Ok(())
     }
 
@@ -181,6 +194,8 @@ impl Visitor for Dumper<'_> {
     }
 
     fn volume(&mut self, volume: &VolumeView) -> Result<(), Stopped> {
+        self.now.volumes = self.report.volumes;
+        (self.progress)(self.now);
         self.report.volumes += 1;
         let record = &volume.record;
         let kind = match record.kind {
@@ -188,13 +203,14 @@ impl Visitor for Dumper<'_> {
             VolumeKind::Snapshot => "snapshot",
         };
         self.line(&format!(
-            "{kind} {} lineage {} origin {} block {} size {} lsn {} name {}",
+            "{kind} {} lineage {} origin {} block {} size {} lsn {} made {} name {}",
             record.id,
             record.lineage,
             record.origin,
             record.block_size,
             record.size,
             record.created_lsn,
+            record.made,
             record.name.as_str()
         ))
     }

@@ -4,7 +4,7 @@ use crate::format::VolumeName;
 use crate::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
 use crate::format::superblock::DeviceRecord;
 use crate::format::{PageRef, PoolId};
-use crate::units::{Epoch, Lsn, PhysicalExtent, VolumeId};
+use crate::units::{Epoch, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use super::dump::{DUMP_VERSION, FIRST_WORDS};
 
@@ -106,12 +106,16 @@ fn volume(kind: VolumeKind, mut words: Words<'_>, line: &str) -> Result<Line, St
     let block_size = words.named("block")?;
     let size = words.named("size")?;
     let created_lsn = Lsn(words.named("lsn")?);
+    let made = WallTime(words.named("made")?);
     // The name is the rest of the line: it may have blanks.
     let (_, name) = line.split_once(" name ").ok_or("the name is missing")?;
     let name = VolumeName::new(name).map_err(|error| error.to_string())?;
     check_volume(size, block_size).map_err(|problem| problem.to_string())?;
     if id.0 == 0 || lineage.0 == 0 {
         return Err("id and lineage must not be 0".to_owned());
+    }
+    if made > WallTime::LAST {
+        return Err(format!("{made} milliseconds is beyond the last time there is"));
     }
     Ok(Line::Volume(Box::new(VolumeRecord {
         id,
@@ -121,6 +125,7 @@ fn volume(kind: VolumeKind, mut words: Words<'_>, line: &str) -> Result<Line, St
         block_size,
         size,
         created_lsn,
+        made,
         root: PageRef::NONE,
         levels: 0,
         name,

@@ -1,6 +1,7 @@
 //! The write-ahead log behind the last checkpoint, block by block.
 
 use crate::format::record::Change;
+use crate::format::superblock::Superblock;
 use crate::format::wal::{WalExpect, WalStop, begins_later_commit, block_position, decode_block};
 use crate::format::{Place, Problem, Structure};
 use crate::geometry::{PAGE_BYTES, PAGE_SIZE};
@@ -40,6 +41,21 @@ pub struct LogEnd {
     pub last_sum: u64,
     /// Where it broke. Without it the log ended as every log does.
     pub broken: Option<Fault>,
+}
+
+impl LogEnd {
+    /// A log that was not looked at.
+    pub(crate) const fn unread(superblock: &Superblock) -> Self {
+        Self {
+            blocks: 0,
+            changes: 0,
+            pending: 0,
+            last_lsn: superblock.checkpoint_lsn,
+            next_sequence: superblock.wal_tail_sequence,
+            last_sum: superblock.wal_tail_hash,
+            broken: None,
+        }
+    }
 }
 
 /// Reads the log from its tail to its end, or to where it is broken. The log of a pool that was

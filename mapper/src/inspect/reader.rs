@@ -27,6 +27,8 @@ pub enum CopyState {
     Good,
     /// Sound, and of an older generation.
     Stale(u64),
+    /// Sound, and written since the one that counts was read: the pool is being served.
+    Newer(u64),
     /// Not to be used.
     Bad(Fault),
 }
@@ -145,6 +147,9 @@ impl<'m> Reader<'m> {
             Err(error) => CopyState::Bad(error.into()),
             Ok(copy) if copy.generation < self.superblock.generation => {
                 CopyState::Stale(copy.generation)
+            }
+            Ok(copy) if copy.generation > self.superblock.generation => {
+                CopyState::Newer(copy.generation)
             }
             Ok(copy) => {
                 let this = DeviceIndex(u8::try_from(device).unwrap_or(u8::MAX));

@@ -12,7 +12,7 @@ use crate::format::record::Change;
 use crate::format::{PageRef, VolumeName};
 use crate::geometry::{Geometry, LEAF_ENTRIES};
 use crate::mapping::Mapping;
-use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId};
+use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId, WallTime};
 
 use super::walk::{Entries, PageUse, Stopped, Visitor};
 use super::{LogEnd, Reader, read_log, walk};
@@ -122,6 +122,15 @@ impl VolumeView {
     }
 }
 
+/// A snapshot, or with a size a clone, that the log makes.
+struct New {
+    id: VolumeId,
+    name: VolumeName,
+    size: Option<u64>,
+    lsn: Lsn,
+    made: WallTime,
+}
+
 /// All volumes and snapshots of a pool.
 #[derive(Debug, Clone)]
 pub struct State {
@@ -192,7 +201,7 @@ impl State {
                 *change = SlotChange { cleared: true, entries: BTreeMap::new() };
                 Ok(())
             }
-            Change::Create { volume, size, block_size, name } => self.add(VolumeRecord {
+            Change::Create { volume, size, block_size, made, name } => self.add(VolumeRecord {
                 id: volume,
                 lineage: volume,
                 origin: VolumeId(0),
@@ -200,6 +209,7 @@ impl State {
                 block_size,
                 size,
                 created_lsn: lsn,
+                made,
                 root: PageRef::NONE,
                 levels: 0,
                 name,
@@ -217,16 +227,17 @@ impl State {
                 view.record.size = size;
                 Ok(())
             }
-            Change::Snapshot { volume, source, name } => {
-                self.share(volume, source, name, None, lsn)
+            Change::Snapshot { volume, source, made, name } => {
+                self.share(source, &New { id: volume, name, size: None, lsn, made })
             }
-            Change::Clone { volume, source, size, name } => {
-                self.share(volume, source, name, Some(size), lsn)
+            Change::Clone { volume, source, size, made, name } => {
+                self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
             }
             Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot),
-            Change::SnapshotGroup { volume, ref members } => {
+            Change::SnapshotGroup { volume, made, ref members } => {
                 for (id, member) in (volume.0..).zip(members.iter()) {
-                    self.share(VolumeId(id), member.source, member.name, None, lsn)?;
+                    let new = New { id: VolumeId(id), name: member.name, size: None, lsn, made };
+                    self.share(member.source, &new)?;
                 }
                 Ok(())
             }
@@ -262,14 +273,8 @@ impl State {
         Ok(())
     }
 
-    fn share(
-        &mut self,
-        id: VolumeId,
-        source: VolumeId,
-        name: VolumeName,
-        size: Option<u64>,
-        lsn: Lsn,
-    ) -> Result<(), String> {
+    fn share(&mut self, source: VolumeId, new: &New) -> Result<(), String> {
+        let New { id, name, size, lsn, made } = *new;
         let mut view = self.view(source)?.clone();
         let kind = if size.is_some() { VolumeKind::Volume } else { VolumeKind::Snapshot };
         view.record = VolumeRecord {
@@ -278,6 +283,7 @@ impl State {
             kind,
             size: size.unwrap_or(view.record.size),
             created_lsn: lsn,
+            made,
             name,
             ..view.record
         };

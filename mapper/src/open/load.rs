@@ -240,6 +240,7 @@ impl Loader {
             kind: record.kind,
             block_size: record.block_size,
             created: record.created_lsn,
+            made: record.made,
             name: record.name,
         };
         let slots = pool.geometry.slots_for(record.size);

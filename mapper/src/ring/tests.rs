@@ -3,7 +3,7 @@
 use super::*;
 use crate::format::VolumeName;
 use crate::format::record::GroupMember;
-use crate::units::{ExtentIndex, PhysicalExtent, VolumeId};
+use crate::units::{ExtentIndex, PhysicalExtent, VolumeId, WallTime};
 
 const POOL: PoolId = [7; 16];
 const BOOT: [u8; 16] = [9; 16];
@@ -16,12 +16,13 @@ fn map(extent: u64) -> Change {
 fn group() -> Change {
     let member = |source| GroupMember { source, name: VolumeName::new("g").unwrap() };
     let members = [member(VolumeId(1)), member(VolumeId(2))].into();
-    Change::SnapshotGroup { volume: VolumeId(10), members }
+    Change::SnapshotGroup { volume: VolumeId(10), made: WallTime(3), members }
 }
 
 fn create(letters: usize) -> Change {
     let name = VolumeName::new(&"n".repeat(letters)).unwrap();
-    Change::Create { volume: VolumeId(3), size: 1 << 30, block_size: 512, name }
+    let (volume, made) = (VolumeId(3), WallTime(4));
+    Change::Create { volume, size: 1 << 30, block_size: 512, made, name }
 }
 
 fn new_ring(slots: usize, capacity: u64) -> (Arc<VecRingMemory>, DeltaRing) {

@@ -12,6 +12,7 @@ use blockd_mapper::io::Page;
 use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{
     DeviceIndex, Epoch, ExtentIndex, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId,
+    WallTime,
 };
 
 /// Identity of the sample pool.
@@ -51,8 +52,8 @@ pub(crate) fn superblock() -> Superblock {
         pool_id: POOL,
         generation: 0x31,
         previous_sum: 0x0102_0304_0506_0708,
-        major: 0,
-        minor: 1,
+        major: 1,
+        minor: 0,
         compat: 0,
         ro_compat: 0,
         incompat: 0,
@@ -104,6 +105,7 @@ pub(crate) fn volume(index: usize) -> Option<VolumeRecord> {
         block_size: 4096,
         size: 1 << 34,
         created_lsn: Lsn(0xc1),
+        made: WallTime(0x0198_765a_3344),
         root: PageRef { address: PageAddress(0xd1), sum: 0xe1 },
         levels: 2,
         name: name("pvc-ümlaut"),
@@ -118,18 +120,20 @@ pub(crate) fn changes() -> Vec<Change> {
     let (volume, source, extent) =
         (VolumeId(0x0102_0304), VolumeId(0x11), ExtentIndex(0x3_0000_0001));
     let long = name(&"0123456789abcdef".repeat(8));
+    let made = WallTime(0x0198_765a_3345);
     vec![
         Change::Map { volume, extent, physical: PhysicalExtent(0xabcde), valid: 0x8421 },
         Change::Unmap { volume, extent },
         Change::UnmapLeaf { volume, slot: SlotIndex(0x0300_0001) },
-        Change::Create { volume, size: 1 << 40, block_size: 512, name: name("a") },
+        Change::Create { volume, size: 1 << 40, block_size: 512, made, name: name("a") },
         Change::Delete { volume },
         Change::Resize { volume, size: 0x1234_5600 },
-        Change::Snapshot { volume, source, name: name("exactly-twenty-four-byte") },
-        Change::Clone { volume, source, size: 1 << 41, name: long },
+        Change::Snapshot { volume, source, made, name: name("exactly-twenty-four-byte") },
+        Change::Clone { volume, source, size: 1 << 41, made: WallTime::LAST, name: long },
         Change::Rollback { volume, snapshot: source },
         Change::SnapshotGroup {
             volume,
+            made,
             members: [
                 GroupMember { source, name: name("twenty-five-bytes-of-name") },
                 GroupMember { source: VolumeId(0x12), name: name("b") },

@@ -1,7 +1,11 @@
 //! `blockd pool check`.
 
+use std::time::Duration;
+
 use blockd_mapper::inspect::Reader;
-use blockd_mapper::inspect::check::{Account, Finding, Progress, Report, Severity, check};
+use blockd_mapper::inspect::check::{
+    Account, Finding, Progress, Report, Severity, check, check_checkpoint,
+};
 use serde::Serialize;
 
 use super::{Devices, hex, reader};
@@ -9,19 +13,35 @@ use crate::cli::Context;
 use crate::cli::output::terminal::Tone;
 use crate::cli::transfer::progress::Steps;
 use crate::error::Error;
-use crate::pool::Access;
+use crate::pool::{Access, Offline};
 
-/// Check the metadata of a pool that no daemon serves
+/// Checks of a pool that is served before it is said that it changes too fast. A checkpoint comes
+/// once a minute, or when the log is half full.
+const ONLINE_TRIES: u32 = 5;
+/// Between two of them, for superblocks that are just being written.
+const ONLINE_PAUSE: Duration = Duration::from_millis(100);
+
+/// Check the metadata of a pool
 ///
 /// Reads superblocks, catalogue, trees and log, and compares them with every rule they have to
 /// keep: checksums, names and ids, sizes, no extent with two owners, all extents accounted for.
 /// Writes nothing. Each finding names the volume and its bytes; damage is exit code 10. What a
-/// crash leaves and the next start puts right is a note.
+/// crash leaves and the next start puts right is a note. No daemon may serve the pool meanwhile,
+/// but with --online.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  blockd pool check /var/lib/blockd/default.pool")]
+#[command(after_help = "Example:\n  blockd pool check /var/lib/blockd/default.pool\n  \
+                  blockd pool check --online /var/lib/blockd/default.pool")]
 pub(crate) struct Check {
     #[command(flatten)]
     devices: Devices,
+
+    /// While a daemon serves the pool: check its last checkpoint
+    ///
+    /// Takes no lock and stops nobody. The log, and so what was written since the checkpoint, is
+    /// not looked at. Where a new checkpoint comes in between and the old one can't be read to its
+    /// end, it begins again with the new one, up to five times.
+    #[arg(long)]
+    online: bool,
 }
 
 /// What `pool check --json` prints.
@@ -29,6 +49,9 @@ pub(crate) struct Check {
 struct Checked {
     pool_id: String,
     damaged: bool,
+    online: bool,
+    generation: u64,
+    checkpoint_lsn: u64,
     clean: bool,
     volumes: u64,
     snapshots: u64,
@@ -64,16 +87,16 @@ struct FindingShape {
 
 impl Check {
     pub(in crate::cli) fn run(&self, context: &Context) -> Result<(), Error> {
-        let mut devices = self.devices.open(Access::Read)?;
-        let mut reader = reader(&mut devices)?;
+        let access = if self.online { Access::Look } else { Access::Read };
+        let mut devices = self.devices.open(access)?;
         let steps = Steps::shown("check", !context.output.is_json());
-        let report = check(&mut reader, &mut |now: Progress| {
-            steps.at(now.volumes, now.of, now.pages);
-            Ok(())
-        });
+        let found = if self.online {
+            self.settled(&mut devices, &steps)
+        } else {
+            self.once(&mut devices, &steps)
+        };
         steps.clear();
-        let report = report?;
-        let shape = shape(&reader, &report);
+        let (report, shape) = found?;
         if context.output.is_json() {
             context.output.last_json(&shape)?;
         } else {
@@ -81,6 +104,47 @@ impl Check {
         }
         judge(&report)
     }
+
+    fn once(&self, devices: &mut Offline, steps: &Steps) -> Result<(Report, Checked), Error> {
+        let mut reader = reader(devices)?;
+        let mut progress = |now: Progress| {
+            steps.at(now.volumes, now.of, now.pages);
+            Ok(())
+        };
+        let report = if self.online {
+            check_checkpoint(&mut reader, &mut progress)?
+        } else {
+            check(&mut reader, &mut progress)?
+        };
+        let shape = Checked { online: self.online, ..shape(&reader, &report) };
+        Ok((report, shape))
+    }
+
+    /// What is found sound is sound: each page was the one its parent names. What isn't counts
+    /// only if no newer checkpoint has taken its place.
+    fn settled(&self, devices: &mut Offline, steps: &Steps) -> Result<(Report, Checked), Error> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let found = self.once(devices, steps);
+            match &found {
+                Ok((report, _)) if !report.damaged => return found,
+                Ok((_, shape)) if newest_generation(devices)? == shape.generation => return found,
+                Err(_) if tries == ONLINE_TRIES => return found,
+                _ if tries == ONLINE_TRIES => {
+                    let what = format!("pool on {}", self.devices.paths[0].display());
+                    let problem = "writes checkpoints faster than one can be read: try again \
+                                   when less is written";
+                    return Err(Error::in_use(what, problem));
+                }
+                _ => std::thread::sleep(ONLINE_PAUSE),
+            }
+        }
+    }
+}
+
+fn newest_generation(devices: &mut Offline) -> Result<u64, Error> {
+    Ok(reader(devices)?.superblock().generation)
 }
 
 fn judge(report: &Report) -> Result<(), Error> {
@@ -98,6 +162,9 @@ fn shape(reader: &Reader<'_>, report: &Report) -> Checked {
     Checked {
         pool_id: hex(&reader.superblock().pool_id),
         damaged: report.damaged,
+        online: false,
+        generation: reader.superblock().generation,
+        checkpoint_lsn: reader.superblock().checkpoint_lsn.0,
         clean: report.clean,
         volumes: report.volumes,
         snapshots: report.snapshots,
@@ -150,13 +217,20 @@ fn text(checked: &Checked, context: &Context) -> String {
     if checked.more_findings > 0 {
         lines.push(format!("and {} more", checked.more_findings));
     }
-    let state = if checked.clean { "closed in order" } else { "not closed in order" };
+    let (generation, lsn) = (checked.generation, checked.checkpoint_lsn);
+    let state = match (checked.online, checked.clean) {
+        (true, _) => format!("as of its last checkpoint (generation {generation}, LSN {lsn})"),
+        (false, true) => "closed in order".to_owned(),
+        (false, false) => "not closed in order".to_owned(),
+    };
     lines.push(format!("pool {}: {state}", checked.pool_id));
     lines.push(format!(
         "{} volume(s), {} snapshot(s), {} leaves in {} places, {} pages",
         checked.volumes, checked.snapshots, checked.leaves, checked.leaf_references, checked.pages
     ));
-    if !checked.clean {
+    if checked.online {
+        lines.push("what was written since, in the log and the delta ring, was not checked".into());
+    } else if !checked.clean {
         lines.push(format!(
             "log: {} block(s), {} change(s), {} of them behind the checkpoint",
             checked.log_blocks, checked.log_changes, checked.log_pending

@@ -15,12 +15,12 @@ use crate::pool::Access;
 /// version of the format does not know; nothing is changed then. There is one version of the
 /// format so far.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  blockd pool downgrade --to 0.1 /var/lib/blockd/default.pool")]
+#[command(after_help = "Example:\n  blockd pool downgrade --to 1.0 /var/lib/blockd/default.pool")]
 pub(crate) struct Downgrade {
     #[command(flatten)]
     devices: Devices,
 
-    /// The version of the format, like 0.1
+    /// The version of the format, like 1.0
     #[arg(long, value_name = "VERSION")]
     to: String,
 }
@@ -75,5 +75,5 @@ fn version(text: &str) -> Result<(u16, u16), Error> {
     let parts = text
         .split_once('.')
         .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    parts.ok_or_else(|| Error::invalid("to", text, "a version of the format, like 0.1"))
+    parts.ok_or_else(|| Error::invalid("to", text, "a version of the format, like 1.0"))
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::{Devices, LostShape, lost_text, reader};
 use crate::cli::Context;
+use crate::cli::transfer::progress::Steps;
 use crate::error::Error;
 use crate::pool::Access;
 
@@ -66,11 +67,17 @@ impl Dump {
         let mut devices = self.devices.open(Access::Read)?;
         let mut reader = reader(&mut devices)?;
         let report = match &self.output {
-            None => write(&mut reader, &mut |text| context.output.text(text))?,
+            None => {
+                let steps = Steps::shown("dump", false);
+                write(&mut reader, &mut |text| context.output.text(text), &steps)?
+            }
             Some(path) => {
                 let file = File::create_new(path);
                 let file = file.map_err(|source| Error::file("make", path, source))?;
-                let report = to_file(&mut reader, file, path)?;
+                let steps = Steps::shown("dump", !context.output.is_json());
+                let report = to_file(&mut reader, file, path, &steps);
+                steps.clear();
+                let report = report?;
                 let shape = Dumped {
                     output: path.display().to_string(),
                     volumes: report.volumes,
@@ -160,10 +167,11 @@ fn to_file(
     reader: &mut blockd_mapper::inspect::Reader<'_>,
     file: File,
     path: &Path,
+    steps: &Steps,
 ) -> Result<DumpReport, Error> {
     let failed = |source| Error::file("write", path, source);
     let mut out = BufWriter::new(file);
-    let report = write(reader, &mut |text| out.write_all(text.as_bytes()).map_err(failed))?;
+    let report = write(reader, &mut |text| out.write_all(text.as_bytes()).map_err(failed), steps)?;
     let file = out.into_inner().map_err(|error| failed(error.into_error()))?;
     file.sync_all().map_err(failed)?;
     Ok(report)
@@ -173,14 +181,16 @@ fn to_file(
 fn write(
     reader: &mut blockd_mapper::inspect::Reader<'_>,
     out: &mut dyn FnMut(&str) -> Result<(), Error>,
+    steps: &Steps,
 ) -> Result<DumpReport, Error> {
     let mut failure = None;
-    let report = dump(reader, &mut |text| {
+    let mut put = |text: &str| {
         out(text).map_err(|error| {
             failure = Some(error);
             Stopped
         })
-    });
+    };
+    let report = dump(reader, &mut put, &mut |now| steps.at(now.volumes, now.of, now.pages));
     match failure {
         Some(error) => Err(error),
         None => Ok(report?),

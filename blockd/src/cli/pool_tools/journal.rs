@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockd_mapper::error::MapperError;
 use blockd_mapper::format::record::Change;
 use blockd_mapper::inspect::{LogEnd, LogEntry, read_log};
 use serde::Serialize;
@@ -142,27 +143,28 @@ fn words(change: &Change) -> String {
         }
         Change::Unmap { volume, extent } => format!("unmap volume {volume} extent {extent}"),
         Change::UnmapLeaf { volume, slot } => format!("unmap volume {volume} slot {slot}"),
-        Change::Create { volume, size, block_size, name } => {
+        Change::Create { volume, size, block_size, made, name } => {
             let name = name.as_str();
-            format!("create volume {volume} size {size} block {block_size} name {name}")
+            format!("create volume {volume} size {size} block {block_size} at {made} name {name}")
         }
         Change::Delete { volume } => format!("delete volume {volume}"),
         Change::Resize { volume, size } => format!("resize volume {volume} size {size}"),
-        Change::Snapshot { volume, source, name } => {
-            format!("snapshot {volume} of volume {source} name {}", name.as_str())
+        Change::Snapshot { volume, source, made, name } => {
+            format!("snapshot {volume} of volume {source} at {made} name {}", name.as_str())
         }
-        Change::Clone { volume, source, size, name } => {
-            format!("clone {volume} of volume {source} size {size} name {}", name.as_str())
+        Change::Clone { volume, source, size, made, name } => {
+            let name = name.as_str();
+            format!("clone {volume} of volume {source} size {size} at {made} name {name}")
         }
         Change::Rollback { volume, snapshot } => {
             format!("roll back volume {volume} to snapshot {snapshot}")
         }
-        Change::SnapshotGroup { volume, members } => {
+        Change::SnapshotGroup { volume, made, members } => {
             let each = (volume.0..).zip(members.iter());
             let each = each.map(|(id, member)| {
                 format!("snapshot {id} of volume {} name {}", member.source, member.name.as_str())
             });
-            format!("in one cut: {}", each.collect::<Vec<_>>().join(", "))
+            format!("in one cut at {made}: {}", each.collect::<Vec<_>>().join(", "))
         }
     }
 }
@@ -217,7 +219,12 @@ impl Replay {
 
     fn is_clean(&self) -> Result<bool, Error> {
         let mut devices = self.devices.open(Access::Read)?;
-        Ok(reader(&mut devices)?.superblock().clean)
+        let superblock = reader(&mut devices)?.superblock().clone();
+        let features = superblock.unknown_ro_compat();
+        if features != 0 && !superblock.clean {
+            return Err(MapperError::Unsupported { features }.into());
+        }
+        Ok(superblock.clean)
     }
 
     fn ring_dir(&self) -> PathBuf {

@@ -49,7 +49,9 @@ fn failed(error: PoolError) -> Error {
     match error {
         PoolError::Locked { path, .. } => {
             let what = path.display().to_string();
-            Error::in_use(what, "is in use by a daemon or another tool: stop that first")
+            let problem =
+                "is in use by a daemon or another tool: stop that first, or `pool check --online`";
+            Error::in_use(what, problem)
         }
         PoolError::Io { what, path, source } => Error::file(what, &path, source),
         PoolError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::{Devices, hex};
 use crate::cli::Context;
+use crate::cli::transfer::progress::Progress;
 use crate::error::Error;
 use crate::pool::{Access, Offline};
 
@@ -47,7 +48,29 @@ struct Restored {
 
 impl Restore {
     pub(in crate::cli) fn run(&self, context: &Context) -> Result<(), Error> {
-        let plan = self.plan()?;
+        let len = std::fs::metadata(&self.from);
+        let len = len.map_err(|source| Error::file("read", &self.from, source))?.len();
+        // It is read twice: judged, then carried out.
+        let bar = Progress::shown("restore", len.saturating_mul(2), !context.output.is_json());
+        let done = self.restore(&bar);
+        bar.clear();
+        let restored = done?;
+        context.output.either(&restored, || {
+            let (volumes, pages) = (restored.volumes, restored.pages);
+            let mut text = format!(
+                "pool {}: {volumes} volume(s) and snapshot(s) restored, {pages} pages written\n",
+                restored.pool_id
+            );
+            if restored.lost_slots > 0 {
+                let more = "parts of leaves were lost when it was dumped: they read as zeroes";
+                text.push_str(&format!("{} {more}\n", restored.lost_slots));
+            }
+            text
+        })
+    }
+
+    fn restore(&self, bar: &Progress) -> Result<Restored, Error> {
+        let plan = self.plan(bar)?;
         let mut devices = self.devices.open(Access::Write)?;
         let present = devices.present().to_vec();
         let target = plan.target(&mut devices, &present)?;
@@ -56,38 +79,33 @@ impl Restore {
         }
         let (volumes, lost_slots, pool_id) = (plan.volumes(), plan.lost_slots(), plan.pool_id());
         let mut restoring = plan.begin(&mut devices, target)?;
-        self.lines(|line| restoring.line(line).map(|()| true).map_err(Error::from))?;
+        self.lines(bar, |line| restoring.line(line).map(|()| true).map_err(Error::from))?;
         let pages = restoring.finish()?;
-        let restored = Restored { pool_id: hex(&pool_id), volumes, pages, lost_slots };
-        context.output.either(&restored, || {
-            let mut text = format!(
-                "pool {}: {volumes} volume(s) and snapshot(s) restored, {pages} pages written\n",
-                restored.pool_id
-            );
-            if lost_slots > 0 {
-                let more = "parts of leaves were lost when it was dumped: they read as zeroes";
-                text.push_str(&format!("{lost_slots} {more}\n"));
-            }
-            text
-        })
+        Ok(Restored { pool_id: hex(&pool_id), volumes, pages, lost_slots })
     }
 
-    fn plan(&self) -> Result<Plan, Error> {
+    fn plan(&self, bar: &Progress) -> Result<Plan, Error> {
         let mut scan = Scan::new();
-        self.lines(|line| Ok(scan.line(line)))?;
+        self.lines(bar, |line| Ok(scan.line(line)))?;
         scan.finish().map_err(|error| Error::Corrupt {
             what: self.from.display().to_string(),
             problem: error.to_string(),
         })
     }
 
-    fn lines(&self, mut each: impl FnMut(&str) -> Result<bool, Error>) -> Result<(), Error> {
+    fn lines(
+        &self,
+        bar: &Progress,
+        mut each: impl FnMut(&str) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let failed = |source| Error::file("read", &self.from, source);
         let file = File::open(&self.from).map_err(failed)?;
         for line in BufReader::new(file).lines() {
-            if !each(&line.map_err(failed)?)? {
+            let line = line.map_err(failed)?;
+            if !each(&line)? {
                 break;
             }
+            bar.add(line.len() as u64 + 1);
         }
         Ok(())
     }
