@@ -1,6 +1,7 @@
 //! `blockd import` and `blockd export`: arguments, the volume's part in it, and what is said
 //! afterwards. The bytes are moved by `transfer`.
 
+mod apply;
 mod export;
 mod import;
 
@@ -14,8 +15,10 @@ use std::time::Duration;
 use blockd_api::v1::{self, GetVolumeRequest, Volume};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::amount;
 use super::client::Client;
 use super::shapes;
+use super::transfer::increment::Identity;
 use super::transfer::{Stop, qemu};
 use crate::error::Error;
 use crate::nbd_client::{ServerAddress, Uri};
@@ -88,6 +91,21 @@ async fn settled(client: &mut Client, volume: &Volume, others: u32) -> Result<Vo
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// A volume or snapshot as a backup names it.
+fn identity(volume: &Volume) -> Identity {
+    let (id, name) = (volume.id, volume.name.clone());
+    Identity { id, name, size_bytes: amount(volume.size_bytes) }
+}
+
+/// The id of a pool, of its 32 digits.
+fn pool_id(pool: &v1::Pool) -> Result<[u8; 16], Error> {
+    let number = u128::from_str_radix(&pool.id, 16).map_err(|error| Error::Unexpected {
+        what: format!("the id of pool {}", pool.name),
+        problem: error.to_string(),
+    });
+    number.map(u128::to_be_bytes)
 }
 
 /// The error with a word on what it leaves behind.

@@ -1,48 +1,62 @@
 //! `blockd export`.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1::{
-    AttachVolumeRequest, DetachVolumeRequest, FrontEnd, GetVolumeRequest, Volume,
+    AttachVolumeRequest, DetachVolumeRequest, DiffVolumeRequest, FrontEnd, GetPoolRequest,
+    GetVolumeRequest, Volume, VolumeKind,
 };
 use serde::Serialize;
 
-use super::{address, blocking, interruptible, qemu_export, settled, taken, with_note};
+use super::{
+    address, blocking, identity, interruptible, pool_id, qemu_export, settled, taken, with_note,
+};
 use crate::cli::args::duration;
+use crate::cli::client::Client;
 use crate::cli::shapes;
 use crate::cli::transfer::export::{self, Sink};
 use crate::cli::transfer::format::Format;
+use crate::cli::transfer::increment::{Header, Writer};
 use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::transfer::{Stop, qemu};
 use crate::cli::{Context, amount};
 use crate::clock::Clock;
-use crate::error::Error;
+use crate::error::{Error, shown};
+
+/// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// Copy a volume into a disk image
 ///
 /// What was never written becomes a hole of the file. A volume that is not attached is attached
 /// read-only meanwhile. Nothing keeps clients from writing: what they write during the export may
-/// be in the image or not.
+/// be in the image or not. With --since only what has changed between two snapshots is written, as
+/// a backup that `blockd import --apply` puts on a copy of the older one; `--format backup` without
+/// it is what such a copy begins with. A backup has checksums, and says what it is of.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  blockd export data data.img\n  blockd export data - | gzip > data.gz"
-)]
+#[command(after_help = "Example:\n  blockd export data data.img\n  \
+                  blockd export data - | gzip > data.gz\n  \
+                  blockd export data@tuesday tuesday.blkd --since data@monday")]
 pub(crate) struct Export {
-    /// The volume
+    /// The volume; a snapshot for a backup
     pub name: String,
 
-    /// The image to be made; "-" is standard output, which gets raw bytes
+    /// The image to be made; "-" is standard output, which can't be qcow2
     pub file: PathBuf,
 
-    /// What the image is to be
-    #[arg(long, value_enum, default_value_t = Format::Raw)]
-    pub format: Format,
+    /// What the image is to be [default: raw; backup with --since]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+
+    /// Only what has changed since this snapshot
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub since: Option<String>,
 
     /// The pool that the volume is in [default: the daemon's default pool]
     #[arg(long, default_value = "", hide_default_value = true)]
@@ -64,14 +78,19 @@ struct Answer {
     size_bytes: u64,
     /// What the file takes on its file system; null when it is none.
     allocated_bytes: Option<u64>,
+    /// What a backup is the increment of; null where it is none.
+    since: Option<String>,
+    /// Bytes of data that were written.
+    written_bytes: Option<u64>,
     seconds: f64,
 }
 
 impl Export {
     pub(in crate::cli) async fn run(self, context: &Context) -> Result<(), Error> {
         let to_stdout = self.file.as_os_str() == "-";
-        if to_stdout && self.format == Format::Qcow2 {
-            return Err(Error::invalid("format", "qcow2", "raw for standard output"));
+        let format = self.format()?;
+        if to_stdout && format == Format::Qcow2 {
+            return Err(Error::invalid("format", "qcow2", "raw or backup for standard output"));
         }
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
@@ -81,6 +100,10 @@ impl Export {
             let problem = format!("is a block device now: copy {device}, or detach it first");
             return Err(Error::in_use(format!("volume {}", volume.name), problem));
         }
+        let header = match format {
+            Format::Backup => Some(self.header(&mut client, &volume).await?),
+            Format::Raw | Format::Qcow2 => None,
+        };
         // Before anything is attached: most often it is this that is wrong.
         let output = if to_stdout { None } else { Some(self.create()?) };
         let attached = !volume.attached;
@@ -95,7 +118,7 @@ impl Export {
             volume = shapes::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let copied = self.copy(context, &volume, output).await;
+        let copied = self.copy(context, &volume, output, header).await;
         if attached {
             let request = DetachVolumeRequest {
                 name: volume.name.clone(),
@@ -104,11 +127,63 @@ impl Export {
             };
             client.detach_volume(request).await?;
         }
-        copied.map_err(|error| self.give_up(&error))?;
+        let written_bytes = copied.map_err(|error| self.give_up(&error))?;
         if !attached {
             settled(&mut client, &volume, volume.connections).await?;
         }
-        self.say(context, &volume, &clock)
+        self.say(context, &volume, written_bytes, &clock)
+    }
+
+    fn format(&self) -> Result<Format, Error> {
+        match (self.format, &self.since) {
+            (None, None) => Ok(Format::Raw),
+            (None | Some(Format::Backup), Some(_)) => Ok(Format::Backup),
+            (Some(format), None) => Ok(format),
+            (Some(format), Some(_)) => {
+                let shown = format!("{format:?}").to_lowercase();
+                Err(Error::invalid("format", shown, "backup with --since"))
+            }
+        }
+    }
+
+    /// What a backup of this snapshot says of itself.
+    async fn header(&self, client: &mut Client, volume: &Volume) -> Result<Header, Error> {
+        let what = |volume: &Volume| format!("volume {}", shown(&volume.name));
+        if volume.kind() != VolumeKind::Snapshot {
+            let problem = "changes while it is copied: take a snapshot of it, and export that";
+            return Err(Error::in_use(what(volume), problem));
+        }
+        let base = match &self.since {
+            None => None,
+            Some(since) => {
+                if *since == volume.name {
+                    return Err(Error::invalid("since", shown(since), "another snapshot"));
+                }
+                let request = GetVolumeRequest { name: since.clone(), pool: self.pool.clone() };
+                let base = shapes::volume(client.get_volume(request).await?.volume)?;
+                if base.kind() != VolumeKind::Snapshot {
+                    let problem = "is no snapshot: nobody knows what it held before";
+                    return Err(Error::in_use(what(&base), problem));
+                }
+                // Of another family: refused here, with both named.
+                let request = DiffVolumeRequest {
+                    name: volume.name.clone(),
+                    pool: self.pool.clone(),
+                    since: since.clone(),
+                    from_bytes: volume.size_bytes,
+                };
+                client.diff_volume(request).await?;
+                Some(base)
+            }
+        };
+        let pool = GetPoolRequest { name: self.pool.clone() };
+        let pool = shapes::pool(client.get_pool(pool).await?.pool)?;
+        Ok(Header {
+            pool_id: pool_id(&pool)?,
+            block_bytes: volume.block_size,
+            snapshot: identity(volume),
+            base: base.as_ref().map(identity),
+        })
     }
 
     /// The output, empty. A file that is there already is not touched unless that is wanted.
@@ -136,32 +211,39 @@ impl Export {
         context: &Context,
         volume: &Volume,
         output: Option<File>,
-    ) -> Result<(), Error> {
+        header: Option<Header>,
+    ) -> Result<Option<u64>, Error> {
         let stop = Arc::new(Stop::default());
         let size_bytes = amount(volume.size_bytes);
         let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());
         let work = {
             let (stop, patience, path) = (Arc::clone(&stop), self.reconnect, self.file.clone());
             let (source, qemu_source) = (address(volume)?, qemu_export(volume, patience));
-            let format = self.format;
+            let format = self.format()?;
+            let target = match &self.since {
+                Some(since) => Target::since(source, size_bytes, since),
+                None => Target::new(source, size_bytes),
+            };
             move || {
                 let done = match format {
-                    Format::Raw => {
+                    Format::Raw | Format::Backup => {
                         let export = export::Export {
-                            source: &Target::new(source, size_bytes),
+                            source: &target,
                             size_bytes,
                             name: &path.display().to_string(),
                             patience,
                             stop: &stop,
                             progress: &progress,
                         };
-                        sink(output, size_bytes, &path)
-                            .and_then(|sink| export.run(sink))
-                            .map(|_| ())
+                        let sink = match header {
+                            Some(header) => backup_sink(output, &header, &path),
+                            None => sink(output, size_bytes, &path),
+                        };
+                        sink.and_then(|sink| export.run(sink)).map(Some)
                     }
                     Format::Qcow2 => qemu_source.and_then(|source| {
                         let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
-                        qemu::export(&source, &path, &run)
+                        qemu::export(&source, &path, &run).map(|()| None)
                     }),
                 };
                 progress.clear();
@@ -180,12 +262,20 @@ impl Export {
         with_note(error, "the output is incomplete")
     }
 
-    fn say(&self, context: &Context, volume: &Volume, clock: &Clock) -> Result<(), Error> {
+    fn say(
+        &self,
+        context: &Context,
+        volume: &Volume,
+        written_bytes: Option<u64>,
+        clock: &Clock,
+    ) -> Result<(), Error> {
         let metadata = std::fs::metadata(&self.file).ok().filter(std::fs::Metadata::is_file);
         let answer = Answer {
             file: self.file.clone(),
             size_bytes: amount(volume.size_bytes),
             allocated_bytes: metadata.map(|metadata| metadata.blocks() * 512),
+            since: self.since.clone(),
+            written_bytes,
             seconds: clock.elapsed().as_secs_f64(),
         };
         if self.file.as_os_str() == "-" {
@@ -197,6 +287,10 @@ impl Export {
                 .allocated_bytes
                 .map_or(String::new(), |bytes| format!(", takes {}", size(bytes)));
             let file = answer.file.display();
+            if let Some(since) = &answer.since {
+                let changed = size(answer.written_bytes.unwrap_or(0));
+                return format!("{}: {changed} since {since} exported to {file}\n", volume.name);
+            }
             format!("{}: {} exported to {file}{takes}\n", volume.name, size(answer.size_bytes))
         })
     }
@@ -213,6 +307,17 @@ fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Erro
     }
     file.set_len(size_bytes).map_err(failed)?;
     Ok(Sink::File(file))
+}
+
+/// The same of a backup, which begins with what it is.
+fn backup_sink(output: Option<File>, header: &Header, path: &Path) -> Result<Sink, Error> {
+    let out: Box<dyn Write + Send> = match output {
+        Some(file) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
+        None => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
+    };
+    let writer = Writer::begin(out, header);
+    let writer = writer.map_err(|source| Error::file("write", path, source))?;
+    Ok(Sink::Increment(writer, header.base.is_some()))
 }
 
 /// A block device, or whatever else has a path and is no regular file. What was written is durable

@@ -13,7 +13,7 @@ use blockd_api::v1::{
 use nix::unistd::{Whence, lseek};
 use serde::Serialize;
 
-use super::{address, blocking, interruptible, qemu_export, settled, taken, with_note};
+use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
 use crate::cli::args::duration;
 use crate::cli::client::Client;
 use crate::cli::shapes::{self, VolumeShape};
@@ -32,14 +32,22 @@ use crate::units;
 /// The volume is made as large as the image, rounded up to whole blocks, attached, and written over
 /// NBD. Holes and zeroes of the image take no space. When the daemon goes away meanwhile, the
 /// import waits for it and goes on. An import that fails deletes the volume again if it made it.
+///
+/// With --apply the file is a backup (`blockd export --since`, `--format backup`). It is read to
+/// its end and judged before anything is written, unless it comes from a pipe. It goes onto what
+/// it begins with: a new volume for a whole backup; for an increment the copy that the one before
+/// was applied to, or a clone of the base itself. Afterwards a snapshot is taken that marks what
+/// the volume holds, for the next one. A copy that was written since is refused; one on which an
+/// import fails halfway is rolled back.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd import debian.qcow2 debian\n  \
-                  zcat disk.gz | blockd import - disk --size 20G")]
+                  zcat disk.gz | blockd import - disk --size 20G\n  \
+                  blockd import tuesday.blkd copy --apply")]
 pub(crate) struct Import {
     /// The image, or a block device; "-" is standard input, which has to be raw
     pub file: PathBuf,
 
-    /// The volume to be made
+    /// The volume to be made, or to be changed with --apply
     pub name: String,
 
     /// What the image is
@@ -57,6 +65,14 @@ pub(crate) struct Import {
     /// Write into a volume that is there already; all it holds is lost
     #[arg(long)]
     pub overwrite: bool,
+
+    /// The file is a backup: change the volume by it
+    #[arg(long, conflicts_with_all = ["size", "overwrite", "format"])]
+    pub apply: bool,
+
+    /// Apply it whatever the volume holds: what the file does not name stays as it is
+    #[arg(long, requires = "apply")]
+    pub force: bool,
 
     /// How long to wait for a daemon that has gone away
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
@@ -95,6 +111,9 @@ struct Place {
 
 impl Import {
     pub(in crate::cli) async fn run(self, context: &Context) -> Result<(), Error> {
+        if self.apply {
+            return apply::run(&self, context).await;
+        }
         // What is wrong with the image or the arguments is said before anything is made.
         let image = self.open()?;
         let mut client = context.client().await?;
@@ -148,6 +167,8 @@ impl Import {
         let size_bytes = match format {
             Format::Raw => size_of(&file, &path)?,
             Format::Qcow2 => qemu::virtual_size(&path)?,
+            // Only told by --apply.
+            Format::Backup => 0,
         };
         let name = path.display().to_string();
         let source = Source::File { file, size_bytes, name };
@@ -247,7 +268,7 @@ impl Import {
         let size_bytes = amount(place.volume.size_bytes);
         let (empty, patience) = (place.created, self.reconnect);
         let work: Work = match image.format {
-            Format::Raw => {
+            Format::Raw | Format::Backup => {
                 let target = Target::new(address(&place.volume)?, size_bytes);
                 let block_bytes = usize::try_from(place.volume.block_size).unwrap_or(512).max(512);
                 let stop = Arc::clone(&stop);

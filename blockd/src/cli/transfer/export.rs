@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::port::{Allocation, Connect, Lasting};
+use super::increment::Writer;
+use super::port::{Allocation, Connect, Holds, Lasting};
 use super::progress::Progress;
 use super::zeroes::stretches;
 use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, Stop, first_error, joined};
@@ -22,6 +23,9 @@ pub(crate) enum Sink {
     File(File),
     /// Standard output, or whatever else has to be written from the beginning to the end.
     Stream(Box<dyn Write + Send>),
+    /// An incremental backup, and whether zeroes are to be told: where there is a base, it may have
+    /// had something there.
+    Increment(Writer<Box<dyn Write + Send>>, bool),
 }
 
 /// What is exported.
@@ -50,7 +54,8 @@ struct Order {
 /// What the writer gets.
 enum Piece {
     Data { offset: u64, answer: Receiver<Vec<u8>> },
-    Zero { len: u64 },
+    Zero { offset: u64, len: u64 },
+    Same { len: u64 },
 }
 
 impl Export<'_> {
@@ -82,9 +87,10 @@ impl Export<'_> {
             results.extend([joined(feeder), writer]);
             first_error(results)
         })?;
-        let synced = match &mut sink {
+        let synced = match sink {
             Sink::File(file) => file.sync_all(),
-            Sink::Stream(stream) => stream.flush(),
+            Sink::Stream(mut stream) => stream.flush(),
+            Sink::Increment(writer, _) => writer.finish().map(drop),
         };
         synced.map_err(|source| self.failed(source))?;
         Ok(written_bytes)
@@ -105,11 +111,16 @@ impl Export<'_> {
         while offset < self.size_bytes {
             let len = (self.size_bytes - offset).min(ALLOCATION_BYTES);
             let known = map.request("block status", |port| port.allocation(offset, len))?;
-            for Allocation { len, zero } in known {
+            for Allocation { len, holds } in known {
                 let end = (offset + len).min(self.size_bytes);
-                if zero {
+                let len = end - offset;
+                let piece = match holds {
+                    Holds::Data => None,
+                    Holds::Zero => Some(Piece::Zero { offset, len }),
+                    Holds::Same => Some(Piece::Same { len }),
+                };
+                if let Some(piece) = piece {
                     self.stop.check()?;
-                    let piece = Piece::Zero { len: end - offset };
                     pieces.send(piece).map_err(|_| Failure::Peer)?;
                     offset = end;
                 }
@@ -139,18 +150,26 @@ impl Export<'_> {
     ) -> Result<(), Failure> {
         for piece in pieces {
             match piece {
-                Piece::Zero { len } => {
-                    if let Sink::Stream(stream) = sink {
-                        let zeroes = io::copy(&mut io::Read::take(io::repeat(0), len), stream);
-                        zeroes.map_err(|source| self.failed(source))?;
-                    }
+                Piece::Zero { offset, len } => {
+                    let written = match sink {
+                        Sink::File(_) | Sink::Increment(_, false) => Ok(()),
+                        Sink::Stream(stream) => {
+                            io::copy(&mut io::Read::take(io::repeat(0), len), stream).map(drop)
+                        }
+                        Sink::Increment(writer, true) => writer.zeroes(offset, len),
+                    };
+                    written.map_err(|source| self.failed(source))?;
                     self.progress.add(len);
                 }
+                Piece::Same { len } => self.progress.add(len),
                 Piece::Data { offset, answer } => {
                     let data = answer.recv().map_err(|_| Failure::Peer)?;
                     let written = match sink {
                         Sink::File(file) => write_sparse(file, offset, &data),
                         Sink::Stream(stream) => stream.write_all(&data).map(|()| data.len() as u64),
+                        Sink::Increment(writer, zeroes) => {
+                            write_increment(writer, *zeroes, offset, &data)
+                        }
                     };
                     *written_bytes += written.map_err(|source| self.failed(source))?;
                     self.progress.add(data.len() as u64);
@@ -183,6 +202,28 @@ fn write_sparse(file: &File, offset: u64, data: &[u8]) -> io::Result<u64> {
         let data = &data[stretch.range.clone()];
         file.write_all_at(data, offset + stretch.range.start as u64)?;
         written += data.len() as u64;
+    }
+    Ok(written)
+}
+
+/// Writes what is not zero, and of the rest no more than that.
+fn write_increment(
+    writer: &mut Writer<Box<dyn Write + Send>>,
+    zeroes: bool,
+    offset: u64,
+    data: &[u8],
+) -> io::Result<u64> {
+    let mut written = 0;
+    for stretch in stretches(data) {
+        let (start, len) = (offset + stretch.range.start as u64, stretch.range.len() as u64);
+        match (stretch.zero, zeroes) {
+            (true, true) => writer.zeroes(start, len)?,
+            (true, false) => {}
+            (false, _) => {
+                writer.data(start, &data[stretch.range])?;
+                written += len;
+            }
+        }
     }
     Ok(written)
 }

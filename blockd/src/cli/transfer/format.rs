@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use super::increment;
 use crate::error::Error;
 
 /// How an image holds a disk's bytes.
@@ -13,6 +14,8 @@ pub(crate) enum Format {
     Raw,
     /// qemu's format; needs qemu-img
     Qcow2,
+    /// blockd's own, with checksums, for `import --apply`; what --since writes
+    Backup,
 }
 
 /// The same, or to be found out.
@@ -37,9 +40,13 @@ impl WantedFormat {
             Self::Qcow2 => Ok(Format::Qcow2),
             Self::Auto => {
                 let mut begin = Vec::new();
-                let read = file.take(QCOW2_MAGIC.len() as u64).read_to_end(&mut begin);
+                let read = file.take(8).read_to_end(&mut begin);
                 read.map_err(|source| Error::file("reading", path, source))?;
-                Ok(if begin == QCOW2_MAGIC { Format::Qcow2 } else { Format::Raw })
+                if increment::begins(&begin) {
+                    let allowed = "an image: this is a backup, which --apply is for";
+                    return Err(Error::invalid("FILE", path.display(), allowed));
+                }
+                Ok(if begin.starts_with(&QCOW2_MAGIC) { Format::Qcow2 } else { Format::Raw })
             }
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use nix::unistd::{Whence, lseek};
 
+use super::increment::{self, Record};
 use super::port::{Connect, Lasting};
 use super::progress::Progress;
 use super::zeroes::stretches;
@@ -32,6 +33,8 @@ pub(crate) enum Source {
     },
     /// Standard input, or whatever else cannot be read twice.
     Stream(Box<dyn ReadDebug>),
+    /// An incremental backup: what it does not name is left as it is.
+    Increment(increment::Reader<Box<dyn Read + Send>>),
 }
 
 /// What can be read, and shown in a debug print.
@@ -153,6 +156,7 @@ impl Feed<'_> {
         let end = match source {
             Source::File { file, size_bytes, name } => self.file(&file, size_bytes, &name)?,
             Source::Stream(stream) => self.stream(stream)?,
+            Source::Increment(reader) => return self.increment(reader),
         };
         self.done.source_bytes = end;
         // What is left of the volume has to read as zeroes, whatever it held before.
@@ -213,6 +217,23 @@ impl Feed<'_> {
             self.data(offset, buffer)?;
             offset += len;
         }
+    }
+
+    fn increment(
+        &mut self,
+        mut reader: increment::Reader<Box<dyn Read + Send>>,
+    ) -> Result<(), Failure> {
+        while let Some(record) = reader.next()? {
+            match record {
+                Record::Data { offset, data } => {
+                    self.done.written_bytes += data.len() as u64;
+                    self.send(Piece::Data { offset, data })?;
+                }
+                Record::Zeroes { offset, len } => self.zero(offset, offset + len)?,
+            }
+        }
+        self.done.source_bytes = reader.read_bytes();
+        Ok(())
     }
 
     /// Sends a buffer on, without its zeroes.

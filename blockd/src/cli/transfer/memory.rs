@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use super::port::{Allocation, Connect, Port, PortError};
+use super::port::{Allocation, Connect, Holds, Port, PortError};
 
 const GRAIN: usize = 4096;
 
@@ -109,7 +109,8 @@ impl Port for Memory {
             let first = state.mapped[start / GRAIN];
             let run = state.mapped[start / GRAIN..].iter().take_while(|next| **next == first);
             let stop = ((start / GRAIN + run.count()) * GRAIN).min(end);
-            vec![Allocation { len: (stop - start) as u64, zero: !first }]
+            let holds = if first { Holds::Data } else { Holds::Zero };
+            vec![Allocation { len: (stop - start) as u64, holds }]
         })
     }
 }

@@ -5,6 +5,7 @@
 pub(super) mod export;
 pub(super) mod format;
 pub(super) mod import;
+pub(super) mod increment;
 pub(super) mod nbd;
 pub(super) mod port;
 pub(super) mod progress;
@@ -35,7 +36,7 @@ impl Stop {
     }
 
     /// An error once the end was asked for.
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         if self.0.load(Ordering::Relaxed) { Err(interrupted()) } else { Ok(()) }
     }
 }

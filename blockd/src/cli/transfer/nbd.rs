@@ -3,8 +3,11 @@
 use std::io;
 use std::time::Duration;
 
-use super::port::{Allocation, Connect, Port, PortError};
-use crate::nbd_client::{Client, ClientError, ConnectOptions, RequestError, Uri};
+use super::port::{Allocation, Connect, Holds, Port, PortError};
+use crate::frontend::nbd::CHANGED_SINCE;
+use crate::nbd_client::{
+    ChangedRange, Client, ClientError, ConnectOptions, RequestError, StatusRange, Uri,
+};
 
 /// How long an answer may take. A write may wait for space for so long.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -15,20 +18,38 @@ pub(crate) struct Target {
     uri: Uri,
     shown: String,
     size_bytes: u64,
+    /// The metadata context that tells what has changed, where only that is asked for.
+    changes: Option<String>,
 }
 
 impl Target {
     /// By its address. A volume of another size is not the one that is meant.
     pub(crate) fn new(uri: Uri, size_bytes: u64) -> Self {
         let shown = uri.to_string();
-        Self { uri, shown, size_bytes }
+        Self { uri, shown, size_bytes, changes: None }
+    }
+
+    /// The same, and only what has changed since a snapshot is of interest.
+    pub(crate) fn since(uri: Uri, size_bytes: u64, snapshot: &str) -> Self {
+        let changes = Some(format!("{CHANGED_SINCE}{snapshot}"));
+        Self { changes, ..Self::new(uri, size_bytes) }
     }
 }
 
 impl Connect for Target {
     fn connect(&self) -> Result<Box<dyn Port>, PortError> {
-        let options = ConnectOptions { timeout: ANSWER_TIMEOUT, depth: 1, ..Default::default() };
+        let options = ConnectOptions {
+            timeout: ANSWER_TIMEOUT,
+            depth: 1,
+            base_allocation: self.changes.is_none(),
+            contexts: self.changes.iter().cloned().collect(),
+            ..Default::default()
+        };
         let client = Client::connect(&self.uri, &options).map_err(error)?;
+        if let Some((context, None)) = client.facts().contexts.first() {
+            let problem = format!("has no {context}: was the snapshot deleted?");
+            return Err(PortError::Refused(io::Error::other(problem)));
+        }
         if client.size() != self.size_bytes {
             let problem = format!("has {} bytes, not {}", client.size(), self.size_bytes);
             return Err(PortError::Refused(io::Error::other(problem)));
@@ -59,18 +80,28 @@ impl Port for Client {
     }
 
     fn allocation(&mut self, offset: u64, len: u64) -> Result<Vec<Allocation>, PortError> {
-        if self.facts().base_allocation.is_none() {
-            return Ok(vec![Allocation { len, zero: false }]);
-        }
-        let ranges = self.block_status(offset, len).map_err(error)?;
-        if ranges.is_empty() {
+        let known: Vec<Allocation> = if !self.facts().contexts.is_empty() {
+            let ranges = self.changes(offset, len).map_err(error)?;
+            let holds = |range: &ChangedRange| match (range.changed, range.zero) {
+                (false, _) => Holds::Same,
+                (true, false) => Holds::Data,
+                (true, true) => Holds::Zero,
+            };
+            ranges.iter().map(|range| Allocation { len: range.len, holds: holds(range) }).collect()
+        } else if self.facts().base_allocation.is_none() {
+            vec![Allocation { len, holds: Holds::Data }]
+        } else {
+            let ranges = self.block_status(offset, len).map_err(error)?;
+            let holds = |zero| if zero { Holds::Zero } else { Holds::Data };
+            let known =
+                |range: StatusRange| Allocation { len: range.len, holds: holds(range.zero) };
+            ranges.into_iter().map(known).collect()
+        };
+        if known.is_empty() {
             let nothing = io::Error::other("the server says nothing about this range");
             return Err(PortError::Refused(nothing));
         }
-        Ok(ranges
-            .into_iter()
-            .map(|range| Allocation { len: range.len, zero: range.zero })
-            .collect())
+        Ok(known)
     }
 }
 

@@ -15,8 +15,19 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) struct Allocation {
     /// How long it is.
     pub(crate) len: u64,
+    /// What is there.
+    pub(crate) holds: Holds,
+}
+
+/// What a stretch of a volume holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// It has to be read.
+    Data,
     /// It reads as zeroes.
-    pub(crate) zero: bool,
+    Zero,
+    /// Where only changes are asked for: what it held before.
+    Same,
 }
 
 /// Why a request failed.

@@ -1,0 +1,358 @@
+//! The file of an incremental backup: what a snapshot holds, as a whole or since another one.
+//!
+//! # Why a form of our own
+//!
+//! A raw image has no place for what it is an increment of, qcow2 has a file name there, and what
+//! other block stores send between each other has no checksums. Whoever restores years later has
+//! to be told when a byte has changed or an end is missing, and must not put an increment on the
+//! wrong image.
+//!
+//! # Form
+//!
+//! Numbers are little-endian, sizes and offsets are bytes. First a header of 512 bytes:
+//!
+//! | at | bytes | |
+//! |---|---|---|
+//! | 0 | 8 | `blkdincr` |
+//! | 8 | 4 | version: 1. A reader refuses a higher one |
+//! | 12 | 4 | bytes of the header: 512 |
+//! | 16 | 16 | id of the pool |
+//! | 32 | 8 | id of the snapshot |
+//! | 40 | 8 | its size |
+//! | 48 | 4 | its block: all offsets and lengths are multiples of it |
+//! | 52 | 4 | 1: these are the changes since a base. 0: there is none, and the copy begins as zeroes |
+//! | 56 | 8 | id of the base, a snapshot of the same pool; 0 without one |
+//! | 64 | 8 | its size |
+//! | 72 | 2 + 128 | length of the snapshot's name, the name, zeroes |
+//! | 202 | 2 + 128 | the same of the base |
+//! | 332 | 176 | zeroes |
+//! | 508 | 4 | CRC-32C of all bytes before |
+//!
+//! Then records, each with 24 bytes of head:
+//!
+//! | at | bytes | |
+//! |---|---|---|
+//! | 0 | 4 | 1 data, 2 zeroes, 3 end |
+//! | 4 | 4 | CRC-32C of the other 20 bytes of the head and, of data, of what follows |
+//! | 8 | 8 | offset in the snapshot; of the end: how many records came before |
+//! | 16 | 8 | length; of the end: bytes of data in all of them |
+//!
+//! Data follows its head, at most 1 MiB. Records are in order and don't overlap. After the head of
+//! the end come 8 bytes more, XXH3-64 of everything before them, and nothing after those.
+//!
+//! To apply it: give the copy of the base the snapshot's size, write data, zero zeroes.
+
+mod read;
+mod write;
+
+pub(crate) use read::{Reader, Record};
+pub(crate) use write::Writer;
+
+use blockd_mapper::geometry::MAX_NAME;
+
+use super::REQUEST_BYTES;
+
+const MAGIC: [u8; 8] = *b"blkdincr";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 512;
+const HEAD_BYTES: usize = 24;
+/// Bytes of data in a record: a request's, so that neither side has to cut or gather.
+const MAX_DATA_BYTES: usize = REQUEST_BYTES;
+
+const DATA: u32 = 1;
+const ZEROES: u32 = 2;
+const END: u32 = 3;
+
+/// Whether a file begins like an incremental backup.
+pub(crate) fn begins(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
+/// A snapshot, as it is known outside of its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Unique in the pool, and not used again.
+    pub(crate) id: u32,
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+}
+
+/// What a file says it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) pool_id: [u8; 16],
+    pub(crate) block_bytes: u32,
+    pub(crate) snapshot: Identity,
+    pub(crate) base: Option<Identity>,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
+        put(0, &MAGIC);
+        put(8, &VERSION.to_le_bytes());
+        put(12, &512_u32.to_le_bytes());
+        put(16, &self.pool_id);
+        put(32, &u64::from(self.snapshot.id).to_le_bytes());
+        put(40, &self.snapshot.size_bytes.to_le_bytes());
+        put(48, &self.block_bytes.to_le_bytes());
+        put(72, &named(&self.snapshot.name));
+        if let Some(base) = &self.base {
+            put(52, &1_u32.to_le_bytes());
+            put(56, &u64::from(base.id).to_le_bytes());
+            put(64, &base.size_bytes.to_le_bytes());
+            put(202, &named(&base.name));
+        }
+        let sum = crc32c::crc32c(&bytes[..508]);
+        bytes[508..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// The error is what is wrong, to follow the file's name.
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
+        if bytes[..8] != MAGIC {
+            return Err("is no incremental backup of blockd".to_owned());
+        }
+        let version = u32_at(bytes, 8);
+        if version > VERSION {
+            let problem = "is of a newer version";
+            return Err(format!("{problem}, {version}: this blockd reads up to {VERSION}"));
+        }
+        if u32_at(bytes, 508) != crc32c::crc32c(&bytes[..508]) {
+            return Err("has a header that was changed: its checksum is wrong".to_owned());
+        }
+        let mut pool_id = [0; 16];
+        pool_id.copy_from_slice(&bytes[16..32]);
+        let has_base = u32_at(bytes, 52);
+        let identity = |id: usize, size: usize, name: usize| {
+            let len = usize::from(u16::from_le_bytes([bytes[name], bytes[name + 1]]));
+            let text = bytes[name + 2..].get(..len.min(MAX_NAME)).and_then(|text| {
+                (len <= MAX_NAME).then(|| std::str::from_utf8(text).ok()).flatten()
+            });
+            Some(Identity {
+                id: u32::try_from(u64_at(bytes, id)).ok()?,
+                name: text?.to_owned(),
+                size_bytes: u64_at(bytes, size),
+            })
+        };
+        let snapshot = identity(32, 40, 72);
+        let base = (has_base == 1).then(|| identity(56, 64, 202));
+        let block_bytes = u32_at(bytes, 48);
+        let header = match (snapshot, base) {
+            (Some(snapshot), None) => Self { pool_id, block_bytes, snapshot, base: None },
+            (Some(snapshot), Some(Some(base))) => {
+                Self { pool_id, block_bytes, snapshot, base: Some(base) }
+            }
+            _ => return Err(IMPOSSIBLE.to_owned()),
+        };
+        let fits = block_bytes.is_power_of_two()
+            && (512..=4096).contains(&block_bytes)
+            && header.snapshot.size_bytes.is_multiple_of(block_bytes.into());
+        // Whatever else was set means something to a later version.
+        if version == 0 || !fits || header.encode() != *bytes {
+            return Err(IMPOSSIBLE.to_owned());
+        }
+        Ok(header)
+    }
+}
+
+const IMPOSSIBLE: &str = "has a header that no version of blockd writes";
+
+/// A name as the header has it.
+fn named(name: &str) -> [u8; 2 + MAX_NAME] {
+    let mut field = [0; 2 + MAX_NAME];
+    let len = name.len().min(MAX_NAME);
+    field[..2].copy_from_slice(&u16::try_from(len).unwrap_or(0).to_le_bytes());
+    field[2..2 + len].copy_from_slice(&name.as_bytes()[..len]);
+    field
+}
+
+fn head(kind: u32, first: u64, second: u64, data: &[u8]) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[..4].copy_from_slice(&kind.to_le_bytes());
+    head[8..16].copy_from_slice(&first.to_le_bytes());
+    head[16..].copy_from_slice(&second.to_le_bytes());
+    let sum = sum_of(&head, data);
+    head[4..8].copy_from_slice(&sum.to_le_bytes());
+    head
+}
+
+fn sum_of(head: &[u8; HEAD_BYTES], data: &[u8]) -> u32 {
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&head[..4]), &head[8..]);
+    crc32c::crc32c_append(sum, data)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |found| u32::from_le_bytes(*found))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |found| u64::from_le_bytes(*found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            pool_id: *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff",
+            block_bytes: 4096,
+            snapshot: Identity { id: 9, name: "db@tue".to_owned(), size_bytes: 64 << 20 },
+            base: Some(Identity { id: 7, name: "db@mon".to_owned(), size_bytes: 32 << 20 }),
+        }
+    }
+
+    fn file() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = Writer::begin(&mut bytes, &header()).unwrap();
+        writer.data(4096, &[5; 8192]).unwrap();
+        writer.zeroes(16384, 40 << 20).unwrap();
+        writer.data(63 << 20, &vec![7; MAX_DATA_BYTES]).unwrap();
+        writer.finish().unwrap();
+        bytes
+    }
+
+    /// All of a file; the error is what is wrong with it.
+    fn read(bytes: &[u8]) -> Result<Vec<Record>, String> {
+        let mut reader = Reader::begin(bytes, "file").map_err(|error| error.to_string())?;
+        let mut records = Vec::new();
+        while let Some(record) = reader.next().map_err(|error| error.to_string())? {
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(16)).collect();
+        digits.chunks(2).map(|pair| u8::try_from(pair[0] * 16 + pair[1]).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_header_is_what_the_description_says_byte_for_byte() {
+        let mut expected = hex("626c6b64696e6372 01000000 00020000
+             00112233445566778899aabbccddeeff 0900000000000000 0000000400000000 00100000 01000000
+             0700000000000000 0000000200000000 0600 646240747565");
+        expected.resize(202, 0);
+        expected.extend(hex("0600 6462406d6f6e"));
+        expected.resize(508, 0);
+        // The sum, reckoned by another program.
+        expected.extend(hex("51e2c4c0"));
+        assert_eq!(header().encode()[..], expected);
+        assert_eq!(Header::decode(&header().encode()), Ok(header()));
+        let whole = Header { base: None, ..header() };
+        assert_eq!(Header::decode(&whole.encode()), Ok(whole));
+    }
+
+    #[test]
+    fn records_are_what_the_description_says_byte_for_byte() {
+        let bytes = file();
+        let (first, rest) = bytes[512..].split_at(24 + 8192);
+        assert_eq!(first[..4], hex("01000000"));
+        assert_eq!(first[8..24], hex("0010000000000000 0020000000000000"));
+        let sum = crc32c::crc32c(&[&first[..4], &first[8..]].concat());
+        assert_eq!(first[4..8], sum.to_le_bytes());
+        assert_eq!(rest[..4], hex("02000000"));
+        assert_eq!(rest[8..24], hex("0040000000000000 0000800200000000"));
+        let end = &bytes[bytes.len() - 32..];
+        assert_eq!(end[..4], hex("03000000"));
+        assert_eq!(end[8..24], hex("0300000000000000 0020100000000000"));
+        let sum = xxhash_rust::xxh3::xxh3_64(&bytes[..bytes.len() - 8]);
+        assert_eq!(end[24..], sum.to_le_bytes());
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let records = read(&file()).unwrap();
+        assert_eq!(records[0], Record::Data { offset: 4096, data: vec![5; 8192] });
+        assert_eq!(records[1], Record::Zeroes { offset: 16384, len: 40 << 20 });
+        assert!(matches!(records[2], Record::Data { offset, .. } if offset == 63 << 20));
+        assert_eq!(records.len(), 3);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_anywhere_says_so() {
+        let whole = file();
+        let ends = (0..600).chain(512 + 24 + 8000..512 + 24 + 8300);
+        for end in ends.chain(whole.len() - 100..whole.len()) {
+            let problem = read(&whole[..end]).unwrap_err();
+            let expected = "file: ends in the middle: it was cut short, or is still being written";
+            assert_eq!(problem, expected, "cut at {end}");
+        }
+        let longer = [whole.as_slice(), b"x"].concat();
+        assert_eq!(read(&longer).unwrap_err(), "file: goes on after its end");
+    }
+
+    #[test]
+    fn a_bit_that_was_changed_anywhere_is_noticed() {
+        let whole = file();
+        let places = (0..560).chain([512 + 24 + 100, 512 + 24 + 8192 + 20, whole.len() - 900_000]);
+        for at in places.chain(whole.len() - 32..whole.len()) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x10;
+            assert!(read(&bytes).is_err(), "byte {at} can be changed");
+        }
+    }
+
+    /// The header with other bytes at a place, and a right sum.
+    fn forged(at: usize, part: &[u8]) -> Vec<u8> {
+        let mut bytes = file();
+        bytes[at..at + part.len()].copy_from_slice(part);
+        let sum = crc32c::crc32c(&bytes[..508]);
+        bytes[508..512].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_is_newer_or_strange_is_refused_by_what_it_is() {
+        let problem = read(&forged(8, &[2, 0, 0, 0])).unwrap_err();
+        assert_eq!(problem, "file: is of a newer version, 2: this blockd reads up to 1");
+        let problem = read(&forged(0, b"QFI\xfb")).unwrap_err();
+        assert_eq!(problem, "file: is no incremental backup of blockd");
+        for (at, part) in [(8, [0; 4]), (12, [9; 4]), (48, [0, 3, 0, 0]), (52, [2, 0, 0, 0])] {
+            let problem = read(&forged(at, &part)).unwrap_err();
+            assert!(problem.contains(IMPOSSIBLE), "{at}: {problem}");
+        }
+        for at in [36, 41, 73, 81, 211, 400] {
+            let problem = read(&forged(at, &[1])).unwrap_err();
+            assert!(problem.contains(IMPOSSIBLE), "{at}: {problem}");
+        }
+    }
+
+    #[test]
+    fn records_that_no_writer_makes_are_refused_although_their_sums_are_right() {
+        /// Kind, the two numbers, and data.
+        type Made<'a> = (u32, u64, u64, &'a [u8]);
+        let with = |records: &[Made<'_>]| {
+            let mut bytes = header().encode().to_vec();
+            for (kind, first, second, data) in records {
+                bytes.extend(head(*kind, *first, *second, data));
+                bytes.extend_from_slice(data);
+            }
+            bytes
+        };
+        let data = [1; 4096];
+        let cases: [&[Made<'_>]; 9] = [
+            &[(4, 0, 4096, &[])],
+            &[(ZEROES, 0, 0, &[])],
+            &[(ZEROES, 0, 512, &[])],
+            &[(ZEROES, 512, 4096, &[])],
+            &[(ZEROES, 4096, 4096, &[]), (DATA, 4096, 4096, &data)],
+            &[(ZEROES, 64 << 20, 4096, &[])],
+            &[(ZEROES, u64::MAX - 4095, 4096, &[])],
+            &[(DATA, 0, 2 << 20, &[])],
+            &[(DATA, 0, 4096, &data), (END, 2, 4096, &[])],
+        ];
+        for case in cases {
+            let problem = read(&with(case)).unwrap_err();
+            assert!(problem.contains("no version of blockd writes"), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Reading an incremental backup, and believing nothing of it.
+
+use std::io::{self, Read};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{
+    DATA, END, HEAD_BYTES, HEADER_BYTES, Header, MAX_DATA_BYTES, ZEROES, sum_of, u32_at, u64_at,
+};
+use crate::error::Error;
+
+/// What a file says of a place.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    Data { offset: u64, data: Vec<u8> },
+    Zeroes { offset: u64, len: u64 },
+}
+
+/// Reads a file from its beginning to its end, and judges each part before it gives it away.
+pub(crate) struct Reader<R> {
+    from: R,
+    name: String,
+    header: Header,
+    /// It is large.
+    whole: Box<Xxh3>,
+    /// Behind the record before.
+    at: u64,
+    record_count: u64,
+    data_bytes: u64,
+    read_bytes: u64,
+}
+
+impl<R> std::fmt::Debug for Reader<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("header", &self.header).finish_non_exhaustive()
+    }
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header. `name` is for errors.
+    ///
+    /// # Errors
+    /// When it can't be read, or is none that this version understands.
+    pub(crate) fn begin(mut from: R, name: &str) -> Result<Self, Error> {
+        let mut bytes = [0; HEADER_BYTES];
+        take(&mut from, &mut bytes, name)?;
+        let header = Header::decode(&bytes).map_err(|problem| corrupt(name, &problem))?;
+        let mut whole = Box::new(Xxh3::new());
+        whole.update(&bytes);
+        Ok(Self {
+            from,
+            name: name.to_owned(),
+            header,
+            whole,
+            at: 0,
+            record_count: 0,
+            data_bytes: 0,
+            read_bytes: HEADER_BYTES as u64,
+        })
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Bytes of the file up to here.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.read_bytes
+    }
+
+    /// The next record; none after the last, when the file is known to be whole.
+    ///
+    /// # Errors
+    /// When it can't be read, was cut or changed, or is nothing that a writer makes.
+    pub(crate) fn next(&mut self) -> Result<Option<Record>, Error> {
+        let mut head = [0; HEAD_BYTES];
+        self.take(&mut head)?;
+        let (kind, first, second) = (u32_at(&head, 0), u64_at(&head, 8), u64_at(&head, 16));
+        // How much data follows is believed only where it can't do harm; then the sum decides.
+        let mut data = Vec::new();
+        if kind == DATA {
+            let len = usize::try_from(second).ok().filter(|len| *len <= MAX_DATA_BYTES);
+            let Some(len) = len else { return Err(self.strange()) };
+            data.resize(len, 0);
+            self.take(&mut data)?;
+        }
+        if sum_of(&head, &data) != u32_at(&head, 4) {
+            let number = self.record_count + 1;
+            let problem = format!("was changed: the checksum of record {number} is wrong");
+            return Err(corrupt(&self.name, &problem));
+        }
+        if kind == END {
+            return self.end(first, second);
+        }
+        let end = first.checked_add(second).filter(|end| *end <= self.header.snapshot.size_bytes);
+        let block = u64::from(self.header.block_bytes);
+        let whole = first.is_multiple_of(block) && second.is_multiple_of(block) && second > 0;
+        let (Some(end), true, true) = (end, whole, first >= self.at) else {
+            return Err(self.strange());
+        };
+        self.at = end;
+        self.record_count += 1;
+        match kind {
+            DATA => {
+                self.data_bytes += second;
+                Ok(Some(Record::Data { offset: first, data }))
+            }
+            ZEROES => Ok(Some(Record::Zeroes { offset: first, len: second })),
+            _ => Err(self.strange()),
+        }
+    }
+
+    fn end(&mut self, records: u64, data_bytes: u64) -> Result<Option<Record>, Error> {
+        if (records, data_bytes) != (self.record_count, self.data_bytes) {
+            return Err(self.strange());
+        }
+        let expected = self.whole.digest();
+        let mut sum = [0; 8];
+        self.take(&mut sum)?;
+        if sum != expected.to_le_bytes() {
+            return Err(corrupt(&self.name, "was changed: the checksum at its end is wrong"));
+        }
+        loop {
+            match self.from.read(&mut [0]) {
+                Ok(0) => return Ok(None),
+                Ok(_) => return Err(corrupt(&self.name, "goes on after its end")),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(failed(&self.name, source)),
+            }
+        }
+    }
+
+    fn take(&mut self, into: &mut [u8]) -> Result<(), Error> {
+        take(&mut self.from, into, &self.name)?;
+        self.whole.update(into);
+        self.read_bytes += into.len() as u64;
+        Ok(())
+    }
+
+    fn strange(&self) -> Error {
+        let number = self.record_count + 1;
+        corrupt(
+            &self.name,
+            &format!("has a record, the {number}., that no version of blockd writes"),
+        )
+    }
+}
+
+fn take(from: &mut impl Read, into: &mut [u8], name: &str) -> Result<(), Error> {
+    from.read_exact(into).map_err(|source| match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            corrupt(name, "ends in the middle: it was cut short, or is still being written")
+        }
+        _ => failed(name, source),
+    })
+}
+
+fn failed(name: &str, source: io::Error) -> Error {
+    Error::io(format!("reading {name}"), source)
+}
+
+fn corrupt(name: &str, problem: &str) -> Error {
+    Error::Corrupt { what: name.to_owned(), problem: problem.to_owned() }
+}

@@ -1,0 +1,60 @@
+//! Making an incremental backup.
+
+use std::io::{self, Write};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{DATA, END, Header, MAX_DATA_BYTES, ZEROES, head};
+
+/// Writes a file from its beginning to its end.
+pub(crate) struct Writer<W> {
+    out: W,
+    /// It is large.
+    whole: Box<Xxh3>,
+    record_count: u64,
+    data_bytes: u64,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header.
+    pub(crate) fn begin(out: W, header: &Header) -> io::Result<Self> {
+        let mut writer = Self { out, whole: Box::new(Xxh3::new()), record_count: 0, data_bytes: 0 };
+        writer.put(&header.encode())?;
+        Ok(writer)
+    }
+
+    /// What the snapshot holds in a place, behind all that was told before.
+    pub(crate) fn data(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut offset = offset;
+        for part in data.chunks(MAX_DATA_BYTES) {
+            let len = part.len() as u64;
+            self.put(&head(DATA, offset, len, part))?;
+            self.put(part)?;
+            self.record_count += 1;
+            self.data_bytes += len;
+            offset += len;
+        }
+        Ok(())
+    }
+
+    /// A place that reads as zeroes, behind all that was told before.
+    pub(crate) fn zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.put(&head(ZEROES, offset, len, &[]))?;
+        self.record_count += 1;
+        Ok(())
+    }
+
+    /// Writes the end, without which the file is worth nothing. Gives back what it is written to.
+    pub(crate) fn finish(mut self) -> io::Result<W> {
+        self.put(&head(END, self.record_count, self.data_bytes, &[]))?;
+        let sum = self.whole.digest();
+        self.out.write_all(&sum.to_le_bytes())?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.whole.update(bytes);
+        self.out.write_all(bytes)
+    }
+}
