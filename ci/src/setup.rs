@@ -45,7 +45,7 @@ pub(crate) const MACHINES: [Tool; 10] = [
 ];
 
 /// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
-pub(crate) const WORKLOADS: [Tool; 14] = [
+pub(crate) const WORKLOADS: [Tool; 17] = [
     FIO,
     PYTHON,
     Tool { program: "xfs_repair", package: "xfsprogs" },
@@ -60,6 +60,10 @@ pub(crate) const WORKLOADS: [Tool; 14] = [
     Tool { program: "blockdev", package: "util-linux" },
     Tool { program: "fstrim", package: "util-linux" },
     Tool { program: "dd", package: "coreutils" },
+    Tool { program: "sha256sum", package: "coreutils" },
+    // They judge what is written for dm-thin.
+    Tool { program: "thin_restore", package: "thin-provisioning-tools" },
+    Tool { program: "thin_check", package: "thin-provisioning-tools" },
 ];
 
 /// Serves raw and qcow2 images over NBD.
@@ -96,7 +100,7 @@ pub(crate) const DEMO: [Tool; 4] = [
 ];
 
 /// What tests of the daemon start: clients of others, and tools to look at file systems.
-pub(crate) const CLIENTS: [Tool; 11] = [
+pub(crate) const CLIENTS: [Tool; 9] = [
     QEMU_IMG,
     Tool { program: "qemu-io", package: "qemu-utils" },
     Tool { program: "nbdinfo", package: "libnbd-bin" },
@@ -107,9 +111,6 @@ pub(crate) const CLIENTS: [Tool; 11] = [
     Tool { program: "fstrim", package: "util-linux" },
     Tool { program: "openssl", package: "openssl" },
     Tool { program: "xfs_repair", package: "xfsprogs" },
-    // They judge what is written for dm-thin.
-    Tool { program: "thin_restore", package: "thin-provisioning-tools" },
-    Tool { program: "thin_check", package: "thin-provisioning-tools" },
 ];
 
 /// Everything that `setup` sees to.

@@ -35,6 +35,8 @@ pub(crate) struct PageSource {
 impl PageSource {
     /// Sets `count` pages aside: in whole free extents first, then in the run kept for metadata,
     /// and never on one of `avoid`, nor in an extent that has one of them unless it is of that run.
+    /// From the end of the pool on: what seems free because its leaf is lost lies further in front,
+    /// where a dump from before the damage still finds it.
     pub(crate) fn new(
         superblock: &Superblock,
         owners: &Owners,
@@ -45,8 +47,9 @@ impl PageSource {
         let busy: HashSet<_> = avoid.iter().map(|page| geometry.page_place(*page).0).collect();
         let mut free = Vec::new();
         let room = |free: &Vec<_>| free.len() as u64 >= count;
-        'all: for device in superblock.devices.as_slice() {
-            for extent in (device.first.0..device.first.0 + device.extents).map(PhysicalExtent) {
+        'all: for device in superblock.devices.as_slice().iter().rev() {
+            let extents = device.first.0..device.first.0 + device.extents;
+            for extent in extents.rev().map(PhysicalExtent) {
                 if room(&free) {
                     break 'all;
                 }

@@ -38,6 +38,8 @@ enum Workload {
     Stress(Form),
     /// What the README shows, on a real device
     Demo(Form),
+    /// A pool's metadata becomes that of device-mapper's thin-pool
+    Thin(Form),
     /// The half of a workload that runs in the guest
     #[command(hide = true)]
     Inside {
@@ -161,6 +163,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Logwrites(form) => each("logwrites", form, workload::logwrites::run),
         Workload::Stress(form) => each("stress", form, workload::stress::run),
         Workload::Demo(form) => each("demo", form, workload::demo::run),
+        Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Inside { seed, what } => match what {
             Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
             Inside::Kill { pool, kills } => workload::kill::inside(pool, *kills, *seed),

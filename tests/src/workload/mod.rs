@@ -16,6 +16,7 @@ pub mod logwrites;
 pub mod power;
 pub mod replay;
 pub mod stress;
+pub mod thin;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
