@@ -17,6 +17,7 @@ pub mod pump;
 pub mod report;
 #[allow(unsafe_code, reason = "hands buffers to the kernel through io_uring")]
 pub mod ring;
+pub mod snapshot;
 pub mod stats;
 pub mod syscalls;
 pub mod ublk;

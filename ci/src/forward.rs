@@ -132,6 +132,14 @@ pub(crate) fn bench_device(root: &Path, arguments: &[String]) -> Result<()> {
     command::run(cargo.stdin(Stdio::inherit()))
 }
 
+/// What snapshots cost.
+///
+/// # Errors
+/// When it cannot be built or does not exit with 0.
+pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
+    release(root, "blockd-bench", "snapshot", arguments)
+}
+
 /// io-uring directly beside tokio-uring, which only this builds.
 ///
 /// # Errors

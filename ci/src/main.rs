@@ -87,6 +87,8 @@ enum Bench {
     Nbd(Forwarded),
     /// ublk devices beside others in a virtual machine; arguments go to its binary
     Ublk(Forwarded),
+    /// What snapshots cost; arguments go to its binary
+    Snapshot(Forwarded),
     /// io-uring directly beside tokio-uring; arguments go to its binary
     Echo(Forwarded),
 }
@@ -176,6 +178,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Mapper(rest)) => forward::bench_mapper(root, &rest.arguments),
         Some(Bench::Nbd(rest)) => forward::bench_nbd(root, &rest.arguments),
         Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
+        Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Echo(rest)) => forward::bench_echo(root, &rest.arguments),
         None => {
             let words =

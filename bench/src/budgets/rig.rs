@@ -2,7 +2,7 @@
 //! file, requests are planned and completed and never done. So terabytes fit into any machine.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
 
 use crate::alloc_count::allocations;
-use crate::clock::thread_cpu;
+use crate::clock::{Clock, thread_cpu};
 use crate::pool_options;
 
 /// Bytes of every request here.
@@ -43,6 +43,12 @@ pub struct Media {
     pub writes: u64,
     /// Blocks of the writes that were made with FUA: those of the log.
     pub log_blocks: u64,
+    /// Reads, and discards, of which the engine needs none once the pool is open.
+    pub reads: u64,
+    /// Discards of freed extents.
+    pub discards: u64,
+    /// Flushes and FUA are carried out, as on a disk that matters.
+    pub durable: bool,
 }
 
 impl Media {
@@ -52,24 +58,60 @@ impl Media {
         let file = options.read(true).write(true).create(true).truncate(true).open(path);
         let file = file.with_context(|| format!("create {}", path.display()))?;
         file.set_len(size).with_context(|| format!("{} bytes, sparse", size))?;
-        Ok(Self { file, size, flushes: 0, writes: 0, log_blocks: 0 })
+        Self::of(file)
     }
 
     /// The file as a former process left it.
     pub fn open(path: &Path) -> Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
+        Self::of(file)
+    }
+
+    fn of(file: File) -> Result<Self> {
         let size = file.metadata()?.len();
-        Ok(Self { file, size, flushes: 0, writes: 0, log_blocks: 0 })
+        Ok(Self {
+            file,
+            size,
+            flushes: 0,
+            writes: 0,
+            log_blocks: 0,
+            reads: 0,
+            discards: 0,
+            durable: false,
+        })
+    }
+
+    /// From now on without the page cache, and as on a disk that matters. False where the file
+    /// system has no such way: then through the cache.
+    pub fn become_durable(&mut self, path: &Path) -> Result<bool> {
+        self.durable = true;
+        self.file.sync_all()?;
+        let mut options = OpenOptions::new();
+        match options.read(true).write(true).custom_flags(libc::O_DIRECT).open(path) {
+            Ok(file) => self.file = file,
+            Err(_) => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Another handle of the file as it is.
+    pub fn handle(&self) -> Result<File> {
+        Ok(self.file.try_clone()?)
     }
 
     fn run(&mut self, op: &mut IoOp, sparse: bool) -> std::io::Result<()> {
         match op {
-            IoOp::Fence | IoOp::Discard { .. } => Ok(()),
-            IoOp::Flush => {
-                self.flushes += 1;
+            IoOp::Fence => Ok(()),
+            IoOp::Discard { .. } => {
+                self.discards += 1;
                 Ok(())
             }
+            IoOp::Flush => {
+                self.flushes += 1;
+                if self.durable { self.file.sync_data() } else { Ok(()) }
+            }
             IoOp::Read { offset, buffer } => {
+                self.reads += 1;
                 self.file.read_exact_at(buffer.as_bytes_mut(), *offset)
             }
             IoOp::Write { offset, buffer, fua } => {
@@ -78,7 +120,8 @@ impl Media {
                 if sparse && buffer.as_bytes().iter().all(|byte| *byte == 0) {
                     return Ok(());
                 }
-                self.file.write_all_at(buffer.as_bytes(), *offset)
+                self.file.write_all_at(buffer.as_bytes(), *offset)?;
+                if self.durable && *fua { self.file.sync_data() } else { Ok(()) }
             }
         }
     }
@@ -104,11 +147,33 @@ pub struct Rig {
     engine: Engine,
 }
 
+/// A command that was timed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Timed {
+    /// What it came to.
+    pub outcome: Outcome,
+    /// From its sending to its answer, IO included.
+    pub ns: u64,
+    /// The longest step of the engine meanwhile. Writes are stopped within one step when none is
+    /// in flight, so they were stopped for no longer.
+    pub longest_step_ns: u64,
+    /// CPU time, that of the media included.
+    pub cpu: Duration,
+}
+
+/// A command that takes longer has a fault.
+const PATIENCE_SECONDS: f64 = 60.0;
+
 const NAME: &str = "bench";
 
 impl Rig {
     /// A new pool. The log has its default size unless one is given.
-    pub fn create(mut media: Media, wal_size: Option<u64>) -> Result<Self> {
+    pub fn create(media: Media, wal_size: Option<u64>) -> Result<Self> {
+        Self::create_for(media, wal_size, 1)
+    }
+
+    /// The same for more workers than its own.
+    pub fn create_for(mut media: Media, wal_size: Option<u64>, workers: usize) -> Result<Self> {
         let options = CreateOptions { wal_size, ..pool_options::create(NAME, media.size) };
         let mut creating = Creating::new(&options)?;
         while let Some(mut command) = creating.poll() {
@@ -117,13 +182,18 @@ impl Rig {
             creating.complete(command, result.map_err(|_| IoError::Media));
         }
         creating.finish()?;
-        Self::open(media)
+        Self::open_for(media, workers)
     }
 
     /// Opens a pool that is there.
-    pub fn open(mut media: Media) -> Result<Self> {
-        let memory = Arc::new(VecRingMemory::new(2, RING_RECORDS));
-        let options = pool_options::open(NAME, media.size, Some(memory), Tuning::default());
+    pub fn open(media: Media) -> Result<Self> {
+        Self::open_for(media, 1)
+    }
+
+    fn open_for(mut media: Media, workers: usize) -> Result<Self> {
+        let memory = Arc::new(VecRingMemory::new(workers + 1, RING_RECORDS));
+        let mut options = pool_options::open(NAME, media.size, Some(memory), Tuning::default());
+        options.tuning.workers = workers;
         let (start, mut in_media) = (thread_cpu()?, Duration::ZERO);
         let mut opening = Opening::new(options)?;
         while let Some(mut command) = opening.poll() {
@@ -168,6 +238,45 @@ impl Rig {
     #[inline]
     pub fn settle_if_wanted(&mut self) -> Result<()> {
         if self.pool.engine_wanted() { self.settle() } else { Ok(()) }
+    }
+
+    /// The pool's engine, to ask.
+    #[must_use]
+    pub const fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Carries a command out and times it.
+    pub fn timed(&mut self, control: Control) -> Result<Timed> {
+        let (clock, cpu) = (Clock::start(), thread_cpu()?);
+        self.engine.submit(control);
+        let mut longest = 0;
+        while clock.seconds() < PATIENCE_SECONDS {
+            loop {
+                let from = clock.ns();
+                let command = self.engine.poll(1);
+                longest = longest.max(clock.ns() - from);
+                let Some(mut command) = command else { break };
+                let result = self.media.run(&mut command.op, false);
+                self.complete(command, result)?;
+            }
+            if let Some((_, outcome)) = self.engine.take_outcome() {
+                let (ns, cpu) = (clock.ns(), thread_cpu()?.saturating_sub(cpu));
+                return Ok(Timed { outcome: outcome?, ns, longest_step_ns: longest, cpu });
+            }
+        }
+        bail!("a command to the pool does not end")
+    }
+
+    /// Lets everything go that nobody refers to any more, and makes that durable.
+    pub fn release(&mut self) -> Result<()> {
+        for _ in 0..1_000_000 {
+            self.settle()?;
+            if self.engine.releasing().is_empty() && self.engine.space().pending == 0 {
+                return Ok(());
+            }
+        }
+        bail!("a deleted volume's extents don't come free")
     }
 
     /// A new volume, attached.
