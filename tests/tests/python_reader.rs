@@ -448,3 +448,73 @@ fn damaged_pages_and_log() {
     assert_eq!(errors.len(), 4, "{errors:?}");
     place.compare(&world.volumes).unwrap();
 }
+
+/// The devices of a golden image: a line for each block that was written, where `*N` repeats the
+/// byte before N times. What was never written is 0xEE.
+fn golden(text: &str) -> Media {
+    let mut media = Media::default();
+    for line in text.lines() {
+        if let Some(size) = line.strip_prefix("device ") {
+            media.devices.push(vec![0xEE; size.parse().unwrap()]);
+            continue;
+        }
+        let mut words = line.splitn(3, ' ');
+        let [device, at] = [(); 2].map(|()| words.next().unwrap().parse::<usize>().unwrap());
+        let (mut block, mut rest) = (Vec::new(), words.next().unwrap());
+        while !rest.is_empty() {
+            if let Some(repeat) = rest.strip_prefix('*') {
+                let (count, behind) = repeat.split_once(' ').unwrap();
+                let last = block[block.len() - 1];
+                block.resize(block.len() + count.parse::<usize>().unwrap(), last);
+                rest = behind;
+            } else {
+                block.push(u8::from_str_radix(&rest[..2], 16).unwrap());
+                rest = &rest[2..];
+            }
+        }
+        media.devices[device][at..at + PAGE].copy_from_slice(&block);
+    }
+    media
+}
+
+/// The images that every release has to read, by the answers that the mapper gave when they were
+/// made: names, kinds, times, and the bytes of each volume, snapshot and clone.
+#[test]
+fn golden_images() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mapper/tests/golden");
+    let (mut volumes, mut snapshots) = (0, 0);
+    for name in ["new", "clean", "dirty", "devices", "devices-dirty", "full"] {
+        let read = |kind: &str| fs::read_to_string(folder.join(format!("{name}.{kind}"))).unwrap();
+        let (media, answers) = (golden(&read("image")), read("answers"));
+        let place = Place::new(&format!("golden-{name}"), media.devices.len());
+        place.put(&media);
+        let contents = place.directory.join("contents");
+        let _ = fs::remove_dir_all(&contents);
+        fs::create_dir(&contents).unwrap();
+        let list = place.run(&["dump", contents.to_str().unwrap()]).unwrap();
+        place.run(&["check"]).unwrap();
+        let mut told = 0;
+        for line in answers.lines() {
+            if let Some((volume, sum)) =
+                line.strip_prefix("bytes ").and_then(|rest| rest.rsplit_once(' '))
+            {
+                let bytes = fs::read(contents.join(volume)).unwrap();
+                let found = format!("{:016x}", blockd_mapper::format::checksum::sum(&bytes));
+                assert_eq!(found, sum, "{name}: {volume}");
+                told += 1;
+            }
+            let kind = line.split(' ').next().unwrap();
+            if let ("volume" | "snapshot", Some((head, volume))) = (kind, line.split_once(" name "))
+            {
+                let made = head.rsplit(' ').next().unwrap();
+                let found =
+                    list.lines().find(|line| line.ends_with(&format!("\t{made}\t{volume}")));
+                assert!(found.is_some_and(|line| line.contains(kind)), "{name}: {line}: {list}");
+                snapshots += usize::from(kind == "snapshot");
+            }
+        }
+        assert_eq!(told, list.lines().count(), "{name}: {list}");
+        volumes += told;
+    }
+    assert!(volumes >= 25 && snapshots >= 12, "{volumes} volumes, {snapshots} snapshots");
+}
