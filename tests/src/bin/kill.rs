@@ -208,6 +208,7 @@ fn report(figures: &Figures, seconds: f64, json: bool) {
         ("operations answered", figures.operations),
         ("of them flushes", figures.flushes),
         ("volumes made and deleted", figures.volume_changes),
+        ("changes of snapshots and clones", figures.family_changes),
         ("requests not answered", figures.unanswered),
         ("their sectors, new", figures.unanswered_new),
         ("their sectors, old", figures.unanswered_old),
@@ -225,4 +226,5 @@ fn report(figures: &Figures, seconds: f64, json: bool) {
         println!("{name:<36}{figure:>12}");
     }
     println!("{:<36}{seconds:>12.1}", "seconds");
+    println!("ends met: {}", figures.met);
 }

@@ -3,13 +3,14 @@
 
 pub mod churn;
 pub mod content;
+pub mod family;
 pub mod load;
 pub mod volume;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,6 +23,7 @@ use crate::daemon::{Daemon, Ended, Settings};
 use crate::sim::runner::clock;
 use crate::tools;
 use churn::Churn;
+use family::Family;
 use load::{Control, Load, Shared, compare};
 use volume::{Unanswered, Volume};
 
@@ -74,6 +76,9 @@ pub struct Figures {
     pub operations: u64,
     pub flushes: u64,
     pub volume_changes: u64,
+    /// Commands of a family of snapshots and clones, and those that an end met.
+    pub family_changes: u64,
+    pub met: family::Met,
     pub unanswered: u64,
     /// Sectors of unanswered requests, by what they held afterwards.
     pub unanswered_new: u64,
@@ -108,6 +113,8 @@ impl Figures {
             operations: self.operations + other.operations,
             flushes: self.flushes + other.flushes,
             volume_changes: self.volume_changes + other.volume_changes,
+            family_changes: self.family_changes + other.family_changes,
+            met: self.met.with(other.met),
             unanswered: self.unanswered + other.unanswered,
             unanswered_new: self.unanswered_new + other.unanswered_new,
             unanswered_old: self.unanswered_old + other.unanswered_old,
@@ -130,6 +137,7 @@ struct Rounds<'a> {
     daemon: Daemon,
     volumes: Vec<Arc<Shared>>,
     churn: Churn,
+    family: Family,
     rng: fastrand::Rng,
     figures: Figures,
 }
@@ -182,7 +190,8 @@ impl<'a> Rounds<'a> {
         }
         let mut rng = fastrand::Rng::with_seed(options.seed);
         let churn = Churn::new(rng.u64(..), sub_block, options.in_memory);
-        Ok(Self { options, daemon, volumes, churn, rng, figures: Figures::default() })
+        let family = Family::new(rng.u64(..), None)?;
+        Ok(Self { options, daemon, volumes, churn, family, rng, figures: Figures::default() })
     }
 
     /// Load, end, start, comparison.
@@ -192,20 +201,26 @@ impl<'a> Rounds<'a> {
         let control = Arc::new(Control::default());
         let loads = self.start_loads(&control)?;
         let pause = Duration::from_millis(self.rng.u64(10..=self.options.longest_ms));
-        let (daemon, churn) = (&self.daemon, &mut self.churn);
+        let (daemon, churn, family) = (&self.daemon, &mut self.churn, &mut self.family);
+        let over = AtomicBool::new(false);
         let died = std::thread::scope(|scope| {
             let churning = scope.spawn(|| churn.run(daemon, &control));
+            let changing = scope.spawn(|| family.run(daemon, &over));
             std::thread::sleep(pause);
             let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
             control.ending.store(in_order, Ordering::Relaxed);
             let died = clock();
-            daemon.signal(signal)?;
+            let told = daemon.signal(signal);
+            over.store(true, Ordering::Relaxed);
+            told?;
             // An orderly end has to cope with requests that go on coming. After a kill nothing
             // new is sent, so that the successor can be started; what is under way is still taken.
             control.stop.store(!in_order, Ordering::Relaxed);
-            match churning.join() {
-                Ok(result) => result?,
-                Err(_) => bail!("the thread of volumes that come and go panicked"),
+            for thread in [churning, changing] {
+                match thread.join() {
+                    Ok(result) => result?,
+                    Err(_) => bail!("a thread of volumes that come and go panicked"),
+                }
             }
             Ok(died)
         })?;
@@ -246,6 +261,7 @@ impl<'a> Rounds<'a> {
         self.figures.operations += control.counts.answered.load(Ordering::Relaxed);
         self.figures.flushes += control.counts.flushes.load(Ordering::Relaxed);
         self.figures.volume_changes = self.churn.changes;
+        self.figures.family_changes = self.family.changes.load(Ordering::Relaxed);
     }
 
     /// A killed daemon: how long does its IO go on? Gives whether its successor runs already.
@@ -320,7 +336,10 @@ impl<'a> Rounds<'a> {
             self.figures.unanswered_torn += unanswered.torn;
             self.figures.compared += shared.volume().size();
         }
-        self.churn.compare(&self.daemon)
+        self.churn.compare(&self.daemon)?;
+        self.family.compare(&self.daemon)?;
+        self.figures.met = self.family.met;
+        Ok(())
     }
 
     /// Once more in order, and everything compared again.

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
 use super::load::{self, Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
 use crate::daemon::{Daemon, Folder};
+use crate::kill::family::{Family, Met};
 use crate::kill::volume::Volume;
 use crate::sim::runner::clock;
 use crate::vm::Drive;
@@ -26,6 +28,8 @@ const PIECES: u64 = 64;
 const DELAYS: std::ops::RangeInclusive<u64> = 50..=200;
 /// Bytes of the volumes under the oracle.
 const VOLUME: u64 = 24 << 20;
+/// Time at most for changes of snapshots and clones before a kill.
+const CHANGES: Duration = Duration::from_secs(2);
 /// Kills after which everything is compared.
 const TOGETHER: u64 = 10;
 
@@ -39,6 +43,8 @@ pub struct Figures {
     pub files: u64,
     pub fio_runs: u64,
     pub comparisons: u64,
+    pub family_changes: u64,
+    pub met: Met,
     pub slowest_start_ms: u64,
     pub slowest_request_ms: u64,
 }
@@ -68,13 +74,18 @@ pub fn run(run: &Run) -> Result<String> {
         total = total.with(more);
     }
     ensure!(total.operations > 0 && total.files > 0 && total.fio_runs > 0, "{total:?}");
+    ensure!(run.short || total.met.is_complete(), "not met by a kill: {total:?}");
     let Figures { kills, kills_during_start, operations, flushes, files, fio_runs, .. } = total;
     Ok(format!(
         "{kills} kills, {kills_during_start} of them during a start, half of all on a slow disk; \
          {operations} operations, {flushes} flushes, {files} files, {fio_runs} runs of fio with \
-         crc32c, {} comparisons; slowest start {} ms, slowest request {} ms; \
-         0 errors, 0 lost, 0 remounts",
-        total.comparisons, total.slowest_start_ms, total.slowest_request_ms
+         crc32c, {} comparisons; {} changes of snapshots and clones, kills met {}; slowest start \
+         {} ms, slowest request {} ms; 0 errors, 0 lost, 0 remounts",
+        total.comparisons,
+        total.family_changes,
+        total.met,
+        total.slowest_start_ms,
+        total.slowest_request_ms
     ))
 }
 
@@ -88,6 +99,8 @@ impl Figures {
             files: self.files + other.files,
             fio_runs: self.fio_runs + other.fio_runs,
             comparisons: self.comparisons + other.comparisons,
+            family_changes: self.family_changes + other.family_changes,
+            met: self.met.with(other.met),
             slowest_start_ms: self.slowest_start_ms.max(other.slowest_start_ms),
             slowest_request_ms: self.slowest_request_ms.max(other.slowest_request_ms),
         }
@@ -122,6 +135,7 @@ pub fn inside(pool: &Path, kills: u64, seed: u64) -> Result<()> {
     let mut rounds = Rounds {
         rng: fastrand::Rng::with_seed(seed),
         volumes,
+        family: Family::new(seed, None)?,
         counts: Arc::default(),
         figures: Figures::default(),
     };
@@ -149,6 +163,8 @@ pub fn inside(pool: &Path, kills: u64, seed: u64) -> Result<()> {
     guest::no_errors()?;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
     let counts = &rounds.counts;
+    rounds.figures.family_changes = rounds.family.changes.load(Ordering::Relaxed);
+    rounds.figures.met = rounds.family.met;
     rounds.figures.operations = counts.operations.load(Ordering::Relaxed);
     rounds.figures.flushes = counts.flushes.load(Ordering::Relaxed);
     rounds.figures.slowest_request_ms = counts.slowest.load(Ordering::Relaxed);
@@ -159,6 +175,7 @@ pub fn inside(pool: &Path, kills: u64, seed: u64) -> Result<()> {
 struct Rounds {
     rng: fastrand::Rng,
     volumes: Vec<(&'static str, Arc<Mutex<Volume>>)>,
+    family: Family,
     counts: Arc<Counts>,
     figures: Figures,
 }
@@ -173,8 +190,9 @@ impl Rounds {
                 loads.push(Load::start(&path, volume, None, &self.counts, &seeds)?);
             }
             for _ in 0..TOGETHER.min(kills - self.figures.kills) {
-                std::thread::sleep(Duration::from_millis(self.rng.u64(20..1000)));
+                self.live(daemon)?;
                 self.kill(daemon)?;
+                self.family.compare(daemon)?;
                 if loads.iter().any(Load::failed) {
                     break;
                 }
@@ -189,6 +207,30 @@ impl Rounds {
             println!("{} kills", self.figures.kills);
         }
         Ok(())
+    }
+
+    /// Time for the load, and snapshots and clones that come and go, up to a kill.
+    fn live(&mut self, daemon: &Daemon) -> Result<()> {
+        let pause = Duration::from_millis(self.rng.u64(20..1000));
+        let answered = Arc::clone(&self.family.changes);
+        let until = answered.load(Ordering::Relaxed) + self.rng.u64(..4);
+        let (family, over) = (&mut self.family, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| family.run(daemon, &over));
+            let start = clock();
+            // A command takes long here: a kill is to meet any of them.
+            while answered.load(Ordering::Relaxed) < until && start.elapsed() < CHANGES {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            std::thread::sleep(pause);
+            let told = daemon.signal(Signal::SIGKILL);
+            over.store(true, Ordering::Relaxed);
+            told?;
+            let changed = changing.join();
+            changed
+                .map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))?
+                .map_err(anyhow::Error::from)
+        })
     }
 
     /// Dies, and comes back; one in four times it dies once more on the way.

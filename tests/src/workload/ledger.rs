@@ -24,6 +24,9 @@ const STATES: u64 = RECORDS;
 const STATE: u64 = 4 << 20;
 /// Where a counter is kept that has nothing to do with the device.
 const COUNTER: u64 = STATES + 2 * STATE;
+/// Where a text is kept by turns, and bytes of each of the two.
+const TEXTS: u64 = COUNTER + (64 << 10);
+const TEXT: u64 = 64 << 10;
 /// Bytes of the whole disk.
 pub const SIZE: u64 = COUNTER + (1 << 20);
 
@@ -125,6 +128,35 @@ pub fn keep(disk: &Device, number: u64) -> Result<()> {
 pub fn kept(disk: &[u8]) -> u64 {
     let text = disk.get(usize::try_from(COUNTER).unwrap_or(0)..).map(text_of).unwrap_or_default();
     text.parse().unwrap_or(0)
+}
+
+/// Keeps a text on the ledger's disk, in place of the one before the last. Numbers count up.
+///
+/// # Errors
+/// When it can't be written, or is too long.
+pub fn keep_text(disk: &Device, number: u64, text: &str) -> Result<()> {
+    let sum = crc32c::crc32c(text.as_bytes());
+    let line = format!("{number} {sum} {}\n{text}", text.len());
+    ensure!(line.len() as u64 <= TEXT, "a text of {} bytes is kept", text.len());
+    put(disk, TEXTS + number % 2 * TEXT, line.as_bytes())
+}
+
+/// The last text that was kept as a whole, with its number.
+#[must_use]
+pub fn kept_text(disk: &[u8]) -> Option<(u64, String)> {
+    let kept = |turn: u64| {
+        let from = usize::try_from(TEXTS + turn * TEXT).ok()?;
+        let all = disk.get(from..)?.get(..usize::try_from(TEXT).ok()?)?;
+        let (head, rest) = all.split_at(all.iter().position(|&byte| byte == b'\n')?);
+        let head = std::str::from_utf8(head).ok()?;
+        let mut words = head.split(' ').map(str::parse);
+        let mut word = || words.next()?.ok();
+        let (number, sum, len): (u64, u64, u64) = (word()?, word()?, word()?);
+        let text = rest.get(1..=usize::try_from(len).ok()?)?;
+        let whole = u64::from(crc32c::crc32c(text)) == sum;
+        whole.then(|| Some((number, String::from_utf8(text.to_vec()).ok()?)))?
+    };
+    [kept(0), kept(1)].into_iter().flatten().max_by_key(|(number, _)| *number)
 }
 
 fn text_of(sector: &[u8]) -> String {

@@ -2,6 +2,7 @@
 //! not flushed. What was flushed through the daemon is there after the next boot.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::load::{self, Counts, Load};
 use super::{Run, device_of, guest, sparse};
 use crate::daemon::{Daemon, Folder};
 use crate::kill::content::{Generation, SECTOR};
+use crate::kill::family::{Family, Met};
 use crate::kill::volume::Volume;
 use crate::nbd::{Kind, Request};
 use crate::vm::Drive;
@@ -30,6 +32,8 @@ const ID: u32 = 1;
 const OPENING: &str = "opening";
 const VERIFIED: &str = "verified ";
 const LOADING: &str = "loading";
+/// Precedes the command that the last cut met.
+const MET: &str = "met ";
 
 /// The host's half.
 ///
@@ -42,7 +46,7 @@ pub fn run(run: &Run) -> Result<String> {
     let disk = Disk::new(&pool, &folder.path().join("socket"), run.seed)?;
     let vm = run.machine("power")?.drive(disk.drive()).drive(Drive::File(book));
     let mut rng = fastrand::Rng::with_seed(run.seed);
-    let (mut lost, mut early, mut total) = (0, 0, [0; 3]);
+    let (mut lost, mut early, mut total, mut met) = (0, 0, [0; 3], Met::default());
     for number in 0..cuts {
         let mut running = vm.start(&run.inside("power"))?;
         // One in five dies before it has found everything.
@@ -54,30 +58,33 @@ pub fn run(run: &Run) -> Result<String> {
         let output = running.cut().with_context(|| format!("cut {number}"))?;
         let failure = output.text.lines().find(|line| line.contains("workload: "));
         ensure!(failure.is_none(), "before cut {number}:\n{}", output.text);
-        add(&mut total, &output.text);
+        met = met.with(add(&mut total, &output.text)?);
         lost += disk.cut()?.lost;
     }
     let output = vm.run(&run.inside("power --last"))?;
-    add(&mut total, &output.text);
+    met = met.with(add(&mut total, &output.text)?);
     let [durable, open, files] = total;
     // With few cuts, the disk may have had nothing to forget.
     let forgot = lost > 0 || run.short;
     ensure!(durable > 0 && forgot && files > 0, "nothing was shown: {total:?}, {lost}");
+    ensure!(run.short || met.is_complete(), "not met by a cut: {met}");
     Ok(format!(
         "{cuts} cuts, {early} of them during the start; the disk forgot {lost} sectors; {durable} \
-         flushed changes found, {open} others judged, {files} durable files found; 0 lost, every \
-         file system recovered"
+         flushed changes found, {open} others judged, {files} durable files found; cuts met {met}; \
+         0 lost, every file system recovered"
     ))
 }
 
-/// Adds what a boot verified.
-fn add(total: &mut [u64; 3], text: &str) {
+/// Adds what a boot verified. Gives the command that the cut before it met.
+fn add(total: &mut [u64; 3], text: &str) -> Result<Met> {
     let lines = text.lines().filter_map(|line| line.strip_prefix(VERIFIED));
     for line in lines {
         for (sum, word) in total.iter_mut().zip(line.split(' ')) {
             *sum += word.parse().unwrap_or(0);
         }
     }
+    let met = text.lines().find_map(|line| line.strip_prefix(MET));
+    met.map_or(Ok(Met::default()), |met| serde_json::from_str(met).context("what was met"))
 }
 
 /// The guest's half: finds what has to be there, and goes on until the power is cut.
@@ -99,7 +106,11 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     let contents = find(&judge)?;
     let written = ledger::kept(&disk);
     let (files, known) = mount(judge.run == 0, written)?;
+    let (number, text) = ledger::kept_text(&disk).unzip();
+    let mut family = Family::new(seed ^ judge.run, text.as_deref())?;
+    family.compare(&daemon).context("snapshots and clones")?;
     println!("{VERIFIED}{} {} {known}", judge.durable, judge.open);
+    println!("{MET}{}", serde_json::to_string(&family.met)?);
     // What was found need not be durable before this.
     let device = Device::open(&device_of("oracle"))?;
     let flush = Request { kind: Kind::Flush, flags: 0, cookie: 0, offset: 0, len: 0 };
@@ -117,17 +128,37 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     let counts = Arc::new(Counts::default());
     let load = Load::start(&device_of("oracle"), &volume, Some(&ledger), &counts, &seeds)?;
     println!("{LOADING}");
+    let texts = Device::open(Path::new("/dev/vdb"))?;
+    let mut text = number.unwrap_or(0);
+    family.keep_in(Box::new(move |known| {
+        text += 1;
+        ledger::keep_text(&texts, text, known)
+    }));
     // Until the power is cut, or something fails.
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| family.run(&daemon, &over));
+        let written = write_files(&files, written, || load.failed() || changing.is_finished());
+        over.store(true, Ordering::Relaxed);
+        let changed = changing.join();
+        changed.map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))??;
+        written?;
+        load.stop()
+    })
+}
+
+/// File after file until told to stop.
+fn write_files(files: &Files, written: u64, stop: impl Fn() -> bool) -> Result<()> {
     let mut number = written;
     let book = Device::open(Path::new("/dev/vdb"))?;
-    while !load.failed() {
+    while !stop() {
         number += 1;
         files.write(number)?;
         ledger::keep(&book, number)?;
         // Each fsync flushes the whole disk; without a pause it would have little to forget.
         std::thread::sleep(Duration::from_millis(150));
     }
-    load.stop()
+    Ok(())
 }
 
 /// Compares the volume with what it may hold.
