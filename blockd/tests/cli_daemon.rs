@@ -137,3 +137,26 @@ fn the_daemons_version_is_shown() {
     assert_eq!(version["daemon"]["version"], version["version"]);
     assert!(daemon.ok(&["version"]).contains("daemon "));
 }
+
+#[test]
+fn when_a_volume_was_made_is_known_after_crashes_and_restarts() {
+    let mut daemon = Daemon::start("256M");
+    daemon.ok(&["add", "--nbd", "--size", "10M", "data"]);
+    daemon.ok(&["snapshot", "data=taken"]);
+    let made = |daemon: &Daemon| {
+        ["data", "taken"].map(|name| {
+            let shown = daemon.json(&["show", name]);
+            shown["volume"]["made_unix_ms"].as_u64().unwrap()
+        })
+    };
+    let [data, taken] = made(&daemon);
+    let now = u64::try_from(blockd::clock::wall_ms()).unwrap();
+    assert!(data <= taken && taken <= now && data + 60_000 > now, "{data} {taken} {now}");
+    assert!(daemon.ok(&["show", "taken"]).contains(" UTC"));
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(made(&daemon), [data, taken], "from the log");
+    assert!(daemon.terminate().success());
+    daemon.start_again();
+    assert_eq!(made(&daemon), [data, taken], "from the catalogue");
+}

@@ -33,6 +33,7 @@ pub(crate) struct VolumeShape {
     pub queue_depth: u32,
     pub zero_copy: bool,
     pub nbd_uris: Vec<String>,
+    pub made_unix_ms: Option<u64>,
 }
 
 impl From<&Volume> for VolumeShape {
@@ -68,8 +69,27 @@ impl From<&Volume> for VolumeShape {
             queue_depth: volume.queue_depth,
             zero_copy: volume.zero_copy,
             nbd_uris: volume.nbd_uris.clone(),
+            made_unix_ms: (volume.made_unix_ms != 0).then(|| amount(volume.made_unix_ms)),
         }
     }
+}
+
+/// A day and a time of it, in UTC.
+pub(crate) fn date(unix_ms: i64) -> String {
+    let seconds = unix_ms.div_euclid(1000);
+    let (days, time) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Years begin in March here, so that the day that some have more is their last. Counted from
+    // March of the year 0, in eras of 400 years.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = year + era * 400 + next;
+    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
 /// A client that is connected.
@@ -240,8 +260,22 @@ mod tests {
             nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
             ..Default::default()
         };
-        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"]}"#;
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null}"#;
         assert_eq!(serde_json::to_string(&VolumeShape::from(&volume)).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_date_is_that_of_the_calendar() {
+        let dates = [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399_999, "2000-02-28 23:59:59 UTC"),
+            (951_782_400_000, "2000-02-29 00:00:00 UTC"),
+            (1_700_000_000_000, "2023-11-14 22:13:20 UTC"),
+            (4_107_542_400_000, "2100-03-01 00:00:00 UTC"),
+        ];
+        for (unix_ms, expected) in dates {
+            assert_eq!(date(unix_ms), expected);
+        }
     }
 
     #[test]

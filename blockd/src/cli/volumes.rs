@@ -139,6 +139,9 @@ fn details(volume: &Volume, connections: &[Connection], context: &Context) -> St
     if !volume.origin.is_empty() {
         rows.push(("made from", volume.origin.clone()));
     }
+    if volume.made_unix_ms != 0 {
+        rows.push(("made", shapes::date(volume.made_unix_ms)));
+    }
     if !volume.device_path.is_empty() {
         let copying = if volume.zero_copy { "zero copy" } else { "copying" };
         rows.push(("device", volume.device_path.clone()));

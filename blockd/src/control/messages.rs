@@ -66,6 +66,7 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         device_problem: device.problem.unwrap_or_default(),
         device_features_asked: device.asked,
         device_features_granted: device.granted,
+        made_unix_ms: to_wire(info.made.0),
     }
 }
 
