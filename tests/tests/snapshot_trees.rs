@@ -325,6 +325,11 @@ impl Tree<'_> {
         }
         let one = ids[self.random.usize(..ids.len())];
         self.compare_two(one, None);
+        for info in self.rig.engine().volumes() {
+            let figures = self.rig.engine().figures(&[info.id]).unwrap();
+            let told = (figures.mapped, figures.valid, figures.exclusive, figures.shared);
+            assert_eq!(told, (info.mapped, info.valid, info.exclusive, info.shared));
+        }
         let some: Vec<VolumeId> = ids.into_iter().filter(|_| self.random.bool()).collect();
         if !some.is_empty() {
             let figures = self.rig.engine().figures(&some).unwrap();

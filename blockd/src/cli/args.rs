@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
     add, attach, clone, completions, del, diff, events, features, import_export, man, pool,
-    pool_tools, recover, resize, rollback, snapshot, top, volumes,
+    pool_tools, recover, resize, rollback, snapshot, space, top, volumes,
 };
 use crate::error::KINDS;
 
@@ -70,6 +70,7 @@ pub(crate) enum Verb {
     Clone(clone::Clone),
     Rollback(rollback::Rollback),
     Diff(diff::Diff),
+    Space(space::Space),
     Attach(attach::Attach),
     Detach(attach::Detach),
     Recover(recover::Recover),

@@ -58,6 +58,7 @@ calls! {
     recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
     list_connections: ListConnectionsRequest -> ListConnectionsResponse;
     stats: StatsRequest -> StatsResponse;
+    space: SpaceRequest -> SpaceResponse;
 }
 
 impl Client {

@@ -127,6 +127,7 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::SnapshotCreated => "snapshot_created",
         EventKind::VolumeCloned => "volume_cloned",
         EventKind::VolumeRolledBack => "volume_rolled_back",
+        EventKind::VolumeReleased => "volume_released",
     }
 }
 

@@ -22,6 +22,7 @@ mod resize;
 mod rollback;
 mod shapes;
 mod snapshot;
+mod space;
 mod top;
 mod transfer;
 mod version;
@@ -112,6 +113,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Clone(clone) => clone.run(context).await,
         Verb::Rollback(rollback) => rollback.run(context).await,
         Verb::Diff(diff) => diff.run(context).await,
+        Verb::Space(space) => space.run(context).await,
         Verb::Attach(attach) => attach.run(context).await,
         Verb::Detach(detach) => detach.run(context).await,
         Verb::Recover(recover) => recover.run(context).await,

@@ -251,6 +251,11 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     }
     let volumes = format!("{} in {} volume(s)", of_pool(pool.promised_bytes), pool.volume_count);
     rows.push(("promised", volumes));
+    rows.push(("snapshots", pool.snapshot_count.to_string()));
+    if pool.releasing_count > 0 {
+        let (left, count) = (size(pool.releasing_bytes), pool.releasing_count);
+        rows.push(("to let go", format!("{left} of {count} volume(s) that are gone")));
+    }
     for device in &pool.devices {
         let mut how = vec![shapes::device_kind(device).to_owned(), size(device.size_bytes)];
         how.push(if device.direct { "direct" } else { "buffered" }.to_owned());

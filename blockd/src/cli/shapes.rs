@@ -182,6 +182,9 @@ pub(crate) struct PoolShape {
     pub extent_size: u32,
     pub volume_count: u32,
     pub devices: Vec<DeviceShape>,
+    pub snapshot_count: u32,
+    pub releasing_count: u32,
+    pub releasing_bytes: u64,
 }
 
 impl From<&v1::Pool> for PoolShape {
@@ -204,6 +207,55 @@ impl From<&v1::Pool> for PoolShape {
             extent_size: pool.extent_size,
             volume_count: pool.volume_count,
             devices: pool.devices.iter().map(DeviceShape::from).collect(),
+            snapshot_count: pool.snapshot_count,
+            releasing_count: pool.releasing_count,
+            releasing_bytes: amount(pool.releasing_bytes),
+        }
+    }
+}
+
+/// A volume whose extents are being let go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ReleasingShape {
+    pub pool: String,
+    pub name: Option<String>,
+    pub total_bytes: u64,
+    pub left_bytes: u64,
+}
+
+impl From<&v1::Releasing> for ReleasingShape {
+    fn from(one: &v1::Releasing) -> Self {
+        Self {
+            pool: one.pool.clone(),
+            name: some(&one.name),
+            total_bytes: amount(one.total_bytes),
+            left_bytes: amount(one.left_bytes),
+        }
+    }
+}
+
+/// What some volumes take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SpaceShape {
+    pub mapped_bytes: u64,
+    pub valid_bytes: u64,
+    pub exclusive_bytes: u64,
+    pub shared_bytes: u64,
+    pub reserved_bytes: u64,
+    pub gives_back_bytes: u64,
+    pub exact: bool,
+}
+
+impl From<&v1::Space> for SpaceShape {
+    fn from(space: &v1::Space) -> Self {
+        Self {
+            mapped_bytes: amount(space.mapped_bytes),
+            valid_bytes: amount(space.valid_bytes),
+            exclusive_bytes: amount(space.exclusive_bytes),
+            shared_bytes: amount(space.shared_bytes),
+            reserved_bytes: amount(space.reserved_bytes),
+            gives_back_bytes: amount(space.gives_back_bytes),
+            exact: space.exact,
         }
     }
 }
@@ -287,7 +339,7 @@ mod tests {
             devices: vec![device],
             ..Default::default()
         };
-        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}]}"#;
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0}"#;
         assert_eq!(serde_json::to_string(&PoolShape::from(&pool)).unwrap(), expected);
     }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
-use super::shapes::{self, ConnectionShape, VolumeShape};
+use super::shapes::{self, ConnectionShape, ReleasingShape, VolumeShape};
 use super::{Context, amount};
 use crate::error::Error;
 use crate::frontend::ublk::control::features;
@@ -16,7 +16,8 @@ use crate::frontend::ublk::control::features;
 /// List volumes and snapshots
 ///
 /// MAPPED is the space that a volume takes in its pool, shared or not; SIZE is what clients see;
-/// FROM is what a snapshot is of, or what a volume was cloned from.
+/// FROM is what a snapshot is of, or what a volume was cloned from. What deleted volumes held is
+/// let go in the background: a line below the table says how far that is.
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "ls", after_help = "Example:\n  blockd list\n  blockd list --json")]
 pub(crate) struct List {
@@ -28,7 +29,7 @@ pub(crate) struct List {
 /// Show one volume: sizes, space, where it is served, who is connected
 ///
 /// `mapped` is the space of the extents that the volume refers to, `valid` what was written of it,
-/// `exclusive` what deleting the volume would give back.
+/// `exclusive` what deleting the volume would give back. `blockd space` counts several together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd show data")]
 pub(crate) struct Show {
@@ -44,6 +45,8 @@ pub(crate) struct Show {
 #[derive(Debug, Serialize)]
 struct Listed {
     volumes: Vec<VolumeShape>,
+    /// What is still being let go of volumes that were deleted or rolled back.
+    releasing: Vec<ReleasingShape>,
 }
 
 /// What `show --json` prints.
@@ -56,13 +59,26 @@ struct Shown {
 impl List {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
-        let volumes = client.list_volumes(ListVolumesRequest { pool: self.pool }).await?.volumes;
-        let listed = Listed { volumes: volumes.iter().map(VolumeShape::from).collect() };
+        // What is shared is only in the JSON, and counting it takes time.
+        let request = ListVolumesRequest { pool: self.pool, brief: !context.output.is_json() };
+        let answer = client.list_volumes(request).await?;
+        let volumes = answer.volumes;
+        let listed = Listed {
+            volumes: volumes.iter().map(VolumeShape::from).collect(),
+            releasing: answer.releasing.iter().map(ReleasingShape::from).collect(),
+        };
         context.output.either(&listed, || {
             if volumes.is_empty() && context.output.terminal().interactive {
                 return "no volumes; `blockd add --size 10G NAME` makes one\n".to_owned();
             }
-            table(&volumes, context)
+            let mut text = table(&volumes, context);
+            for one in &listed.releasing {
+                let name = one.name.as_deref().unwrap_or("a volume");
+                let size = |bytes| context.output.size(bytes);
+                let (left, total) = (size(one.left_bytes), size(one.total_bytes));
+                text.push_str(&format!("{name}: {left} of {total} are still to be let go\n"));
+            }
+            text
         })
     }
 }

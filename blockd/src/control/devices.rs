@@ -339,7 +339,7 @@ impl Control {
         pool: &str,
         name: &str,
     ) -> Result<Vec<Described>, Error> {
-        let all = self.list_volumes(pool).await?;
+        let all = self.list_volumes(pool, false).await?;
         let is_meant = |one: &Described| {
             one.front_end == Some(FrontEnd::Ublk) && (name.is_empty() || one.info.name == name)
         };

@@ -10,6 +10,7 @@ use crate::pool::{DeviceInfo, DeviceKind, PoolHandle, Use, VolumeId};
 use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
 use super::devices::{AttachWish, FrontEnd};
+use super::releases::Release;
 use super::volumes::Described;
 use super::{Control, Known, pool_error};
 
@@ -67,6 +68,15 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         device_features_asked: device.asked,
         device_features_granted: device.granted,
         made_unix_ms: to_wire(info.made.0),
+    }
+}
+
+pub(super) fn releasing(release: Release) -> v1::Releasing {
+    v1::Releasing {
+        pool: release.pool,
+        name: release.name,
+        total_bytes: to_wire(release.total),
+        left_bytes: to_wire(release.left),
     }
 }
 
@@ -137,6 +147,7 @@ impl Control {
         let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
         let volumes = handle.mapper().summaries();
         let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
+        let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
         let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(v1::Pool {
             name,
@@ -157,6 +168,9 @@ impl Control {
             backing_free_bytes: space.backing_free.map_or(-1, to_wire),
             promised_bytes: to_wire(promised),
             volume_count: count(volumes.len()),
+            snapshot_count: count(snapshots),
+            releasing_count: u32::try_from(space.releasing_volumes).unwrap_or(u32::MAX),
+            releasing_bytes: to_wire(space.releasing),
             devices: handle.devices().iter().map(device).collect(),
         })
     }

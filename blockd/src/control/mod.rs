@@ -12,9 +12,11 @@ mod events;
 mod exports;
 mod messages;
 mod pools;
+mod releases;
 mod server;
 mod service;
 mod snapshots;
+mod space;
 mod state_file;
 mod stats;
 #[cfg(test)]
@@ -78,6 +80,8 @@ struct Inner {
     nbd: RwLock<Vec<NbdAddress>>,
     /// Block devices; empty where the configuration has them off.
     ublk: OnceLock<Arc<Devices>>,
+    /// Names of volumes whose extents are being let go.
+    releases: releases::Releases,
     /// One pool is made at a time.
     making_pools: tokio::sync::Mutex<()>,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
@@ -140,6 +144,7 @@ impl Control {
             events: Arc::default(),
             nbd: RwLock::default(),
             ublk: OnceLock::new(),
+            releases: releases::Releases::default(),
             making_pools: tokio::sync::Mutex::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             hasher: RandomState::new(),

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::units::{from_wire, to_wire, to_wire_gb};
 
 use super::Control;
-use super::messages::{count, size_of_request, volume, wish};
+use super::messages::{count, releasing, size_of_request, volume, wish};
 use super::snapshots::Member;
 use super::volumes::checked_name;
 
@@ -159,8 +159,12 @@ impl Calls for Control {
     ) -> Answer<v1::ListVolumesResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let volumes = control.list_volumes(&asked.pool).await?;
-            Ok(v1::ListVolumesResponse { volumes: volumes.into_iter().map(volume).collect() })
+            let volumes = control.list_volumes(&asked.pool, asked.brief).await?;
+            let releases = control.releases(&control.serving(&asked.pool)?).await;
+            Ok(v1::ListVolumesResponse {
+                volumes: volumes.into_iter().map(volume).collect(),
+                releasing: releases.into_iter().map(releasing).collect(),
+            })
         })
         .await
     }
@@ -242,6 +246,11 @@ impl Calls for Control {
         let receive = Control::diff_volume(self, asked.get_ref()).await?;
         let stream: Self::DiffVolumeStream = Box::pin(ReceiverStream::new(receive));
         Ok(Response::new(stream))
+    }
+
+    async fn space(&self, asked: Request<v1::SpaceRequest>) -> Answer<v1::SpaceResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.describe_space(&asked).await }).await
     }
 
     async fn attach_volume(

@@ -114,6 +114,7 @@ impl Control {
         let to = human(source.size);
         let text = format!("volume {} was rolled back to {}, {to}", shown(name), shown(snapshot));
         self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
+        self.watch_release(&handle, volume.id, name);
         if source.size != volume.size {
             self.resize_device(&handle, volume.id, source.size).await?;
         }

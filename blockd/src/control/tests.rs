@@ -396,11 +396,13 @@ async fn what_is_done_is_told() {
     rig.client.attach_volume(attach("a")).await.unwrap();
     rig.client.resize_volume(resize("a", 2 * MIB, false)).await.unwrap();
     rig.client.delete_volume(delete("a", true)).await.unwrap();
-    rig.control.stop();
     let mut kinds = Vec::new();
     while let Some(event) = events.message().await.unwrap() {
         assert!(event.time_unix_ms > 0 && event.missed == 0);
         kinds.push(event.kind());
+        if event.kind() == EventKind::VolumeReleased {
+            rig.control.stop();
+        }
     }
     let expected = [
         EventKind::VolumeCreated,
@@ -408,6 +410,7 @@ async fn what_is_done_is_told() {
         EventKind::VolumeResized,
         EventKind::VolumeDetached,
         EventKind::VolumeDeleted,
+        EventKind::VolumeReleased,
         EventKind::Stopping,
     ];
     assert_eq!(kinds, expected);

@@ -107,8 +107,9 @@ impl Control {
         let command = Command::Delete { volume: volume.id };
         handle.control(command).await.map_err(|error| of(&handle, error))?;
         let freed = human(before.info.exclusive.saturating_add(before.info.reserved));
-        let text = format!("volume {} was deleted, {freed} are free again", shown(name));
+        let text = format!("volume {} was deleted, {freed} come free", shown(name));
         self.events().publish(EventKind::VolumeDeleted, handle.name(), name, text);
+        self.watch_release(&handle, volume.id, name);
         Ok(Some(Deleted { detached, closed_connections, volume: before }))
     }
 
@@ -249,34 +250,53 @@ impl Control {
     }
 
     /// Volumes of one pool, or of all that serve.
-    pub(super) async fn list_volumes(&self, pool: &str) -> Result<Vec<Described>, Error> {
-        let pools = if pool.is_empty() {
-            let serves = |known: super::Known| match known.failure() {
-                None => known.state.ok(),
-                Some(_) => None,
-            };
-            self.known_pools().into_iter().filter_map(serves).collect()
-        } else {
-            vec![self.pool(pool)?]
-        };
+    pub(super) async fn list_volumes(
+        &self,
+        pool: &str,
+        brief: bool,
+    ) -> Result<Vec<Described>, Error> {
         let mut list = Vec::new();
-        for handle in pools {
-            list.extend(self.describe_all(&handle).await?);
+        for handle in self.serving(pool)? {
+            list.extend(self.describe_all(&handle, brief).await?);
         }
         Ok(list)
     }
 
-    pub(super) async fn describe(&self, pool: &PoolHandle, name: &str) -> Result<Described, Error> {
-        let all = self.describe_all(pool).await?;
-        let found = all.into_iter().find(|volume| volume.info.name == name);
-        found.ok_or_else(|| Error::not_found("volume", name))
+    /// The pool of that name; without a name, all that serve.
+    pub(super) fn serving(&self, pool: &str) -> Result<Vec<PoolHandle>, Error> {
+        if !pool.is_empty() {
+            return Ok(vec![self.pool(pool)?]);
+        }
+        let serves = |known: super::Known| match known.failure() {
+            None => known.state.ok(),
+            Some(_) => None,
+        };
+        Ok(self.known_pools().into_iter().filter_map(serves).collect())
     }
 
-    async fn describe_all(&self, pool: &PoolHandle) -> Result<Vec<Described>, Error> {
-        let mut volumes = pool.volumes().await.map_err(|error| of(pool, error))?;
-        let names: BTreeMap<VolumeId, String> =
-            volumes.iter().map(|volume| (volume.id, volume.name.clone())).collect();
+    pub(super) async fn describe(&self, pool: &PoolHandle, name: &str) -> Result<Described, Error> {
+        let found = pool.volume(name).await.map_err(|error| of(pool, error))?;
+        let found = found.ok_or_else(|| Error::not_found("volume", name))?;
+        let described = self.described(pool, vec![found]).pop();
+        described.ok_or_else(|| Error::not_found("volume", name))
+    }
+
+    /// All volumes; with `brief`, nothing is counted of what they share.
+    async fn describe_all(&self, pool: &PoolHandle, brief: bool) -> Result<Vec<Described>, Error> {
+        let mut volumes = if brief {
+            let all = pool.mapper().summaries().into_iter();
+            all.map(|one| one.with_exclusive(0)).collect()
+        } else {
+            pool.volumes().await.map_err(|error| of(pool, error))?
+        };
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(self.described(pool, volumes))
+    }
+
+    fn described(&self, pool: &PoolHandle, volumes: Vec<VolumeInfo>) -> Vec<Described> {
+        let summaries = pool.mapper().summaries();
+        let names: BTreeMap<VolumeId, String> =
+            summaries.into_iter().map(|volume| (volume.id, volume.name)).collect();
         let mut clients: BTreeMap<VolumeId, usize> = BTreeMap::new();
         for one in self.0.data_path.connections() {
             if one.pool == pool.id() {
@@ -313,7 +333,7 @@ impl Control {
                 info,
             }
         };
-        Ok(volumes.into_iter().map(describe).collect())
+        volumes.into_iter().map(describe).collect()
     }
 
     /// Forgets attachments of volumes that are gone from pools that are open, as after a crash in

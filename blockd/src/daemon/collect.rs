@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blockd_mapper::format::catalogue::VolumeKind;
+
 use crate::control::Control;
 use crate::frontend::nbd::listener::ListenerStats;
 use crate::metrics::Snapshot;
@@ -111,6 +113,10 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle) {
     let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
     set("blockd_pool_promised_bytes", promised);
     set("blockd_pool_volumes", volumes.len() as u64);
+    let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
+    set("blockd_pool_snapshots", snapshots as u64);
+    set("blockd_pool_releasing_volumes", space.releasing_volumes);
+    set("blockd_pool_releasing_bytes", space.releasing);
 }
 
 fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {

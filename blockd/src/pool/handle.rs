@@ -1,10 +1,15 @@
 //! What others have of an open pool.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use blockd_mapper::engine::{Control, DiffPart, DiffRequest, Outcome, Use, UsedExtent, VolumeInfo};
+use blockd_mapper::engine::{
+    Accounting, Control, DiffPart, DiffRequest, Figures, Outcome, Releasing, Use, UsedExtent,
+    VolumeInfo, VolumeSummary,
+};
 use blockd_mapper::pool::{Pool, Space};
+use blockd_mapper::units::VolumeId;
 use tokio::sync::oneshot;
 
 use super::{MAX_WORKERS, PoolError};
@@ -21,6 +26,10 @@ pub struct PoolSpace {
     pub pool: Space,
     /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
     pub backing_free: Option<u64>,
+    /// Volumes that are gone and whose extents are still being let go.
+    pub releasing_volumes: u64,
+    /// Bytes of these extents.
+    pub releasing: u64,
 }
 
 impl PoolSpace {
@@ -85,10 +94,29 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) enum Ask {
     Control(Control, oneshot::Sender<Result<Outcome, PoolError>>),
-    Volumes(oneshot::Sender<Vec<VolumeInfo>>),
     Space(oneshot::Sender<Space>),
+    Releasing(oneshot::Sender<Vec<Releasing>>),
+    Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
+}
+
+/// What is to be counted of some volumes, and how far that has come. The pool's thread takes it a
+/// step further and gives it back, so that nothing else waits for all of it.
+#[derive(Debug)]
+pub(super) struct Count {
+    /// What is counted together; the last first.
+    pub(super) todo: Vec<Vec<VolumeId>>,
+    /// The one that is being counted.
+    pub(super) walk: Option<Accounting>,
+    /// In the order that they were asked for.
+    pub(super) done: Vec<Result<Figures, PoolError>>,
+}
+
+impl Count {
+    pub(super) fn is_done(&self) -> bool {
+        self.todo.is_empty() && self.walk.is_none()
+    }
 }
 
 /// An open pool. Clones name the same one.
@@ -167,8 +195,66 @@ impl PoolHandle {
 
     /// All volumes and snapshots.
     pub async fn volumes(&self) -> Result<Vec<VolumeInfo>, PoolError> {
+        self.counted(self.shared.pool.summaries(), |_| true).await
+    }
+
+    /// The volume of that name.
+    pub async fn volume(&self, name: &str) -> Result<Option<VolumeInfo>, PoolError> {
+        let all = self.shared.pool.summaries();
+        Ok(self.counted(all, |one| one.name == name).await?.pop())
+    }
+
+    /// Some of all volumes, with what they take alone. Who has no relatives shares nothing; the
+    /// others are counted.
+    async fn counted(
+        &self,
+        all: Vec<VolumeSummary>,
+        wanted: impl Fn(&VolumeSummary) -> bool,
+    ) -> Result<Vec<VolumeInfo>, PoolError> {
+        let mut family: BTreeMap<VolumeId, usize> = BTreeMap::new();
+        for one in &all {
+            *family.entry(one.lineage).or_default() += 1;
+        }
+        let (mut infos, mut related) = (Vec::new(), Vec::new());
+        for one in all.into_iter().filter(|one| wanted(one)) {
+            if family.get(&one.lineage).is_some_and(|count| *count > 1) {
+                related.push(one);
+            } else {
+                let mapped = one.mapped;
+                infos.push(one.with_exclusive(mapped));
+            }
+        }
+        let sets = related.iter().map(|one| vec![one.id]).collect();
+        for (one, figures) in related.into_iter().zip(self.figures(sets).await?) {
+            // Who is gone by now is left out.
+            infos.extend(figures.ok().map(|figures| one.with_exclusive(figures.exclusive)));
+        }
+        infos.sort_unstable_by_key(|one| one.id);
+        Ok(infos)
+    }
+
+    /// What each of these sets of volumes takes together, an answer for each.
+    pub async fn figures(
+        &self,
+        mut sets: Vec<Vec<VolumeId>>,
+    ) -> Result<Vec<Result<Figures, PoolError>>, PoolError> {
+        sets.reverse();
+        let mut count = Count { todo: sets, walk: None, done: Vec::new() };
+        // At least once, also for nothing: a pool that is closed says so.
+        loop {
+            let (send, receive) = oneshot::channel();
+            self.ask(Ask::Count(Box::new(count), send))?;
+            count = receive.await.map_err(|_| PoolError::Gone)?;
+            if count.is_done() {
+                return Ok(count.done);
+            }
+        }
+    }
+
+    /// Volumes that are gone and whose extents are still being let go.
+    pub async fn releasing(&self) -> Result<Vec<Releasing>, PoolError> {
         let (send, receive) = oneshot::channel();
-        self.ask(Ask::Volumes(send))?;
+        self.ask(Ask::Releasing(send))?;
         receive.await.map_err(|_| PoolError::Gone)
     }
 
@@ -190,7 +276,14 @@ impl PoolHandle {
             .iter()
             .map(|device| device.free_below())
             .try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)));
-        Ok(PoolSpace { pool, backing_free: below })
+        let releasing = self.releasing().await?;
+        let left: u64 = releasing.iter().map(|one| one.left).sum();
+        Ok(PoolSpace {
+            pool,
+            backing_free: below,
+            releasing_volumes: releasing.len() as u64,
+            releasing: left * self.shared.extent_size,
+        })
     }
 
     /// What the extents are used for, in order, without gaps.

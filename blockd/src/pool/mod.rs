@@ -19,7 +19,7 @@ pub use spec::{PoolSpec, ring_dir};
 /// process killed with fewer threads is followed by one with more.
 pub const MAX_WORKERS: usize = 16;
 
-pub use blockd_mapper::engine::{Control, Outcome, Use, VolumeInfo};
+pub use blockd_mapper::engine::{Control, Figures, Outcome, Releasing, Use, VolumeInfo};
 pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::units::VolumeId;
 

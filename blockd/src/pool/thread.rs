@@ -15,13 +15,16 @@ use blockd_mapper::units::WallTime;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
-use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Shared};
+use super::handle::{Ask, Count, MAX_WAITING, PoolHandle, PoolStats, Shared};
 use super::open::{Served, at_once};
 use super::{PoolError, PoolSpec};
 use crate::backing::{Doorbell, Ended, Ring, io_error};
 use crate::clock::Clock;
 use crate::mailbox::{Inbox, mailbox};
 
+/// How long the thread counts what volumes take before it looks for something else to do. The
+/// mapper's own steps are about as long.
+const COUNT_NS: u64 = 1_000_000;
 /// How often IO that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
 /// The longest sleep, so that a clock that was set wrong does no harm.
@@ -258,13 +261,44 @@ impl PoolThread {
                     let id = self.engine.submit(control);
                     self.answers.insert(id, answer);
                 }
-                Ask::Volumes(answer) => drop(answer.send(self.engine.volumes())),
                 Ask::Space(answer) => drop(answer.send(self.engine.space())),
+                Ask::Releasing(answer) => drop(answer.send(self.engine.releasing())),
+                Ask::Count(mut count, answer) => {
+                    self.count(&mut count);
+                    let _ = answer.send(*count);
+                }
                 Ask::Diff(request, answer) => {
                     let part = self.engine.diff(&request).map_err(PoolError::from);
                     let _ = answer.send(part);
                 }
                 Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
+            }
+        }
+    }
+
+    /// Counts for a moment: what is asked of the engine meanwhile waits for that.
+    fn count(&self, count: &mut Count) {
+        let until = self.clock.ns() + COUNT_NS;
+        while !count.is_done() {
+            let begun = match (count.walk.take(), count.todo.pop()) {
+                (Some(walk), last) => {
+                    count.todo.extend(last);
+                    Ok(walk)
+                }
+                (None, Some(set)) => self.engine.begin_account(&set),
+                (None, None) => return,
+            };
+            let counted = begun.and_then(|mut walk| {
+                let figures = self.engine.account(&mut walk)?;
+                Ok((walk, figures))
+            });
+            match counted {
+                Ok((walk, None)) => count.walk = Some(walk),
+                Ok((_, Some(figures))) => count.done.push(Ok(figures)),
+                Err(error) => count.done.push(Err(error.into())),
+            }
+            if self.clock.ns() >= until {
+                return;
             }
         }
     }

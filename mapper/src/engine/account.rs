@@ -116,9 +116,14 @@ impl Engine {
         }
         let extent = self.pool.geometry.extent_size();
         let reserved: u64 = volumes.iter().map(|volume| volume.reserved()).sum();
+        // Of one volume that is kept, and was not counted in what is shared.
+        let valid = match volumes.as_slice() {
+            [volume] => volume.valid.load(Ordering::Relaxed),
+            _ => walk.valid,
+        };
         Ok(Some(Figures {
             mapped: (walk.exclusive + walk.shared) * extent,
-            valid: walk.valid * self.pool.geometry.sub_block_size(),
+            valid: valid * self.pool.geometry.sub_block_size(),
             exclusive: walk.exclusive * extent,
             shared: walk.shared * extent,
             reserved: reserved * extent,
@@ -150,6 +155,15 @@ impl Engine {
             match leaves.iter_mut().find(|(other, _)| *other == leaf) {
                 Some((_, held)) => *held += 1,
                 None => leaves.push((leaf, 1)),
+            }
+        }
+        if let ([_], [(leaf, _)]) = (directories, leaves.as_slice()) {
+            // A leaf that somebody else holds as well keeps its extents, all of them: of a volume
+            // of which most is shared, as of a snapshot, hardly anything has to be looked into.
+            let meta = self.pool.arena.meta(*leaf);
+            if meta.references.load(Ordering::Acquire) > 1 {
+                walk.shared += u64::from(meta.mapped.load(Ordering::Relaxed));
+                return 1;
             }
         }
         let mut seen: Vec<(PhysicalExtent, u64)> = Vec::with_capacity(leaves.len());

@@ -52,6 +52,10 @@ pub struct VolumeSummary {
     pub kind: VolumeKind,
     /// First ancestor: what has the same can be compared.
     pub lineage: VolumeId,
+    /// What it was made from; 0 for nothing.
+    pub origin: VolumeId,
+    /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
+    pub created: Lsn,
     /// Bytes a client sees.
     pub size: u64,
     /// Logical block in bytes.
@@ -60,6 +64,33 @@ pub struct VolumeSummary {
     pub mapped: u64,
     /// Bytes of valid sub-blocks.
     pub valid: u64,
+    /// Bytes granted and not used yet.
+    pub reserved: u64,
+    /// When that was; 0 where it isn't known.
+    pub made: WallTime,
+}
+
+impl VolumeSummary {
+    /// The same with what was counted: bytes that nobody else refers to.
+    #[must_use]
+    pub fn with_exclusive(self, exclusive: u64) -> VolumeInfo {
+        let exclusive = exclusive.min(self.mapped);
+        VolumeInfo {
+            id: self.id,
+            name: self.name,
+            kind: self.kind,
+            origin: self.origin,
+            size: self.size,
+            block_size: self.block_size,
+            mapped: self.mapped,
+            valid: self.valid,
+            exclusive,
+            shared: self.mapped - exclusive,
+            reserved: self.reserved,
+            created: self.created,
+            made: self.made,
+        }
+    }
 }
 
 impl Pool {
@@ -72,10 +103,14 @@ impl Pool {
             name: volume.identity.name.as_str().to_owned(),
             kind: volume.identity.kind,
             lineage: volume.identity.lineage,
+            origin: volume.identity.origin,
+            created: volume.identity.created,
             size: volume.size.load(Ordering::Acquire),
             block_size: volume.identity.block_size,
             mapped: volume.mapped.load(Ordering::Relaxed) * self.geometry.extent_size(),
             valid: volume.valid.load(Ordering::Relaxed) * self.geometry.sub_block_size(),
+            reserved: volume.reserved() * self.geometry.extent_size(),
+            made: volume.identity.made,
         };
         volumes.values().map(summary).collect()
     }

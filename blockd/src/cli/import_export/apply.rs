@@ -200,7 +200,7 @@ impl Apply<'_> {
             let allowed = format!("at least the {} of {}", volume.block_size, self.what());
             return Err(Error::invalid("the backup's block", self.header.block_bytes, allowed));
         }
-        let list = ListVolumesRequest { pool: volume.pool.clone() };
+        let list = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
         let all = self.client.list_volumes(list).await?.volumes;
         let after = self.header.snapshot.clone();
         if let Some((marker, 0)) = self.copies(&volume, &after, &all).await? {

@@ -90,6 +90,11 @@ fn pool_table(pools: &[PoolRow], view: &View) -> Table<'static> {
             right(percent(pool.used_bytes, pool.size_bytes)),
             right(units::human(pool.free_bytes)),
             right(units::human(pool.promised_bytes)),
+            right(pool.snapshot_count.to_string()),
+            right(match pool.releasing_bytes {
+                0 => "-".to_owned(),
+                bytes => units::human(bytes),
+            }),
         ])
     });
     let heading = Row::new([
@@ -100,9 +105,12 @@ fn pool_table(pools: &[PoolRow], view: &View) -> Table<'static> {
         right("SHARE"),
         right("FREE"),
         right("PROMISED"),
+        right("SNAPS"),
+        right("LET GO"),
     ]);
-    let mut widths = vec![Constraint::Fill(1), Constraint::Length(8)];
-    widths.extend([Constraint::Length(11); 5]);
+    // With 80 columns a name has 14.
+    let lengths = [6, 8, 8, 7, 8, 8, 5, 8];
+    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
     Table::new(rows, widths).header(heading.style(bold()))
 }
 
@@ -166,9 +174,9 @@ fn help(frame: &mut Frame<'_>) {
 /// Pools other than the usual one are named with the volume.
 fn label(volume: &VolumeRow) -> String {
     if volume.pool == "default" {
-        volume.name.clone()
+        volume.label()
     } else {
-        format!("{}/{}", volume.pool, volume.name)
+        format!("{}/{}", volume.pool, volume.label())
     }
 }
 

@@ -68,7 +68,7 @@ impl Top {
 async fn ask(client: &mut Client, pool: &str) -> Result<Answers, Error> {
     let mut pools = client.list_pools(ListPoolsRequest {}).await?.pools;
     pools.retain(|candidate| pool.is_empty() || candidate.name == pool);
-    let request = ListVolumesRequest { pool: pool.to_owned() };
+    let request = ListVolumesRequest { pool: pool.to_owned(), brief: true };
     let volumes = client.list_volumes(request).await?.volumes;
     let request = StatsRequest { pool: pool.to_owned(), volume: String::new() };
     let stats = client.stats(request).await?;

@@ -51,6 +51,9 @@ pub(crate) struct PoolRow {
     pub free_bytes: u64,
     pub promised_bytes: u64,
     pub volume_count: u32,
+    pub snapshot_count: u32,
+    /// What deleted volumes held and is still being let go.
+    pub releasing_bytes: u64,
 }
 
 /// A volume and what goes on in it.
@@ -69,6 +72,16 @@ pub(crate) struct VolumeRow {
     pub connections: u32,
     pub parked: u64,
     pub latency: Vec<Latency>,
+    pub is_snapshot: bool,
+}
+
+impl VolumeRow {
+    /// Its name; a snapshot says that it is one.
+    #[must_use]
+    pub(crate) fn label(&self) -> String {
+        let kind = if self.is_snapshot { " (snapshot)" } else { "" };
+        format!("{}{kind}", self.name)
+    }
 }
 
 /// How long requests of the interval stayed in a stage; 0 when there were none.
@@ -173,6 +186,8 @@ fn pool_row(pool: &v1::Pool) -> PoolRow {
         free_bytes,
         promised_bytes: amount(pool.promised_bytes),
         volume_count: pool.volume_count,
+        snapshot_count: pool.snapshot_count,
+        releasing_bytes: amount(pool.releasing_bytes),
     }
 }
 
@@ -201,6 +216,7 @@ impl Pair<'_> {
             connections: volume.connections,
             parked: self.now.map_or(0, |stats| stats.parked),
             latency: STAGES.iter().map(|&(stage, name)| self.latency(stage, name)).collect(),
+            is_snapshot: volume.kind() == v1::VolumeKind::Snapshot,
         }
     }
 
@@ -296,6 +312,11 @@ pub(crate) mod tests {
     pub(crate) fn answers(seconds: u64) -> Answers {
         let volume = |name: &str, mapped: i64, connections| v1::Volume {
             name: name.to_owned(),
+            kind: match name {
+                "archive" => v1::VolumeKind::Snapshot,
+                _ => v1::VolumeKind::Volume,
+            }
+            .into(),
             pool: "default".to_owned(),
             size_bytes: 10 << 30,
             mapped_bytes: mapped << 20,
@@ -309,6 +330,8 @@ pub(crate) mod tests {
             promised_bytes: 20 << 30,
             state: v1::PoolState::Open.into(),
             volume_count: 2,
+            snapshot_count: 1,
+            releasing_bytes: 3 << 30,
             ..Default::default()
         };
         let busy = stats("data", 1000 * seconds, seconds << 22, 20 * seconds);
@@ -370,11 +393,12 @@ pub(crate) mod tests {
             r#"{"time_ns":4000000000,"interval_ns":2000000000,"resident_bytes":83886080,"#,
             r#""pools":[{"name":"default","state":"open","size_bytes":51539607552,"#,
             r#""used_bytes":8589934592,"free_bytes":42949672960,"promised_bytes":21474836480,"#,
-            r#""volume_count":2}],"volumes":[{"pool":"default","name":"data","#,
+            r#""volume_count":2,"snapshot_count":1,"releasing_bytes":3221225472}],"volumes":[{"pool":"default","name":"data","#,
             r#""size_bytes":10737418240,"mapped_bytes":536870912,"reads_per_second":1000,"#,
             r#""writes_per_second":2000,"read_bytes_per_second":4194304,"#,
             r#""write_bytes_per_second":8388608,"errors":0,"connections":2,"parked":3,"#,
-            r#""latency":[{"stage":"map","p50_ns":1000,"p99_ns":2000000}]}]}"#,
+            r#""latency":[{"stage":"map","p50_ns":1000,"p99_ns":2000000}],"#,
+            r#""is_snapshot":false}]}"#,
         );
         assert_eq!(serde_json::to_string(&snapshot).unwrap(), expected);
     }

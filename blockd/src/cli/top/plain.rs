@@ -20,6 +20,9 @@ fn pools(snapshot: &Snapshot, output: &Output) -> Table {
         ("used", Side::Right),
         ("free", Side::Right),
         ("promised", Side::Right),
+        ("volumes", Side::Right),
+        ("snapshots", Side::Right),
+        ("to let go", Side::Right),
     ]);
     for pool in &snapshot.pools {
         table.row([
@@ -29,6 +32,9 @@ fn pools(snapshot: &Snapshot, output: &Output) -> Table {
             output.size(pool.used_bytes).into(),
             output.size(pool.free_bytes).into(),
             output.size(pool.promised_bytes).into(),
+            pool.volume_count.saturating_sub(pool.snapshot_count).to_string().into(),
+            pool.snapshot_count.to_string().into(),
+            output.size(pool.releasing_bytes).into(),
         ]);
     }
     table
@@ -49,7 +55,7 @@ fn volumes(snapshot: &Snapshot, output: &Output) -> Table {
     ]);
     for volume in &snapshot.volumes {
         table.row([
-            volume.name.as_str().into(),
+            volume.label().into(),
             volume.pool.as_str().into(),
             output.size(volume.size_bytes).into(),
             output.size(volume.mapped_bytes).into(),
@@ -73,7 +79,7 @@ fn latencies(snapshot: &Snapshot) -> Table {
             0 => "-".into(),
             p99 => format!("{}/{}", human_ns(latency.p50_ns), human_ns(p99)).into(),
         });
-        table.row(std::iter::once(volume.name.as_str().into()).chain(stages));
+        table.row(std::iter::once(volume.label().into()).chain(stages));
     }
     table
 }
@@ -89,16 +95,16 @@ mod tests {
         let shown = Snapshot::between(Some(&answers(2)), &answers(4));
         let text = snapshot(&shown, &Output::with(false, false, Terminal::none()));
         let expected = "\
-POOL     STATE    SIZE   USED    FREE  PROMISED
-default  open   48 GiB  8 GiB  40 GiB    20 GiB
+POOL     STATE    SIZE   USED    FREE  PROMISED  VOLUMES  SNAPSHOTS  TO LET GO
+default  open   48 GiB  8 GiB  40 GiB    20 GiB        1          1      3 GiB
 
-VOLUME   POOL       SIZE   MAPPED  READ/S  WRITE/S  READ B/S  WRITE B/S  CONN  PARKED
-archive  default  10 GiB  900 MiB       0        0       0 B        0 B     0       0
-data     default  10 GiB  512 MiB    1000     2000     4 MiB      8 MiB     2       3
+VOLUME              POOL       SIZE   MAPPED  READ/S  WRITE/S  READ B/S  WRITE B/S  CONN  PARKED
+archive (snapshot)  default  10 GiB  900 MiB       0        0       0 B        0 B     0       0
+data                default  10 GiB  512 MiB    1000     2000     4 MiB      8 MiB     2       3
 
-LATENCY        MAP  WAIT        MEDIA  COMMIT         TOTAL
-archive          -     -            -       -             -
-data     1 us/2 ms     -  40 us/80 ms       -  50 us/100 ms
+LATENCY                   MAP  WAIT        MEDIA  COMMIT         TOTAL
+archive (snapshot)          -     -            -       -             -
+data                1 us/2 ms     -  40 us/80 ms       -  50 us/100 ms
 
 ";
         assert_eq!(text, expected);

@@ -1,0 +1,105 @@
+//! `blockd space`.
+
+use blockd_api::v1::{self, SpaceRequest, VolumeSpace};
+use serde::Serialize;
+
+use super::Context;
+use super::output::table::{Cell, Side, Table};
+use super::shapes::SpaceShape;
+use crate::error::Error;
+
+/// Show what volumes take, and what deleting them would give back
+///
+/// EXCLUSIVE is what nobody else refers to, SHARED what others refer to as well; FREED is what the
+/// pool would have free again without the volume. Several that are named are counted together as
+/// well: what only they share among them comes free when all of them go, and with none of them
+/// alone. What is counted while the pool is written is out of date at once; then a note says so.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd space\n  blockd space data@monday data@tuesday")]
+pub(crate) struct Space {
+    /// Volumes and snapshots, at most 64 [default: each of the pool]
+    pub names: Vec<String>,
+
+    /// The pool that they are in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Counted {
+    volumes: Vec<Row>,
+    /// Null unless several were named.
+    together: Option<SpaceShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    kind: &'static str,
+    origin: Option<String>,
+    #[serde(flatten)]
+    space: SpaceShape,
+}
+
+impl Space {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let request = SpaceRequest { pool: self.pool, names: self.names };
+        let answer = context.client().await?.space(request).await?;
+        let counted = Counted {
+            volumes: answer.volumes.iter().map(row).collect(),
+            together: answer.together.as_ref().map(SpaceShape::from),
+        };
+        context.output.either(&counted, || table(&counted, context))
+    }
+}
+
+fn row(volume: &VolumeSpace) -> Row {
+    Row {
+        name: volume.name.clone(),
+        kind: match volume.kind() {
+            v1::VolumeKind::Snapshot => "snapshot",
+            v1::VolumeKind::Volume | v1::VolumeKind::Unspecified => "volume",
+        },
+        origin: (!volume.origin.is_empty()).then(|| volume.origin.clone()),
+        space: SpaceShape::from(&volume.space.unwrap_or_default()),
+    }
+}
+
+fn table(counted: &Counted, context: &Context) -> String {
+    let mut table = Table::new(&[
+        ("name", Side::Left),
+        ("kind", Side::Left),
+        ("mapped", Side::Right),
+        ("valid", Side::Right),
+        ("exclusive", Side::Right),
+        ("shared", Side::Right),
+        ("reserved", Side::Right),
+        ("freed", Side::Right),
+    ]);
+    let mut add = |name: &str, kind: &str, space: &SpaceShape| {
+        let size = |bytes| Cell::from(context.output.size(bytes));
+        table.row([
+            name.into(),
+            kind.into(),
+            size(space.mapped_bytes),
+            size(space.valid_bytes),
+            size(space.exclusive_bytes),
+            size(space.shared_bytes),
+            size(space.reserved_bytes),
+            size(space.gives_back_bytes),
+        ]);
+    };
+    for one in &counted.volumes {
+        add(&one.name, one.kind, &one.space);
+    }
+    if let Some(together) = &counted.together {
+        add("together", "-", together);
+    }
+    let mut text = table.render(context.output.terminal());
+    let spaces = counted.volumes.iter().map(|one| &one.space).chain(&counted.together);
+    if spaces.into_iter().any(|space| !space.exact) {
+        text.push_str("the pool was written meanwhile: these are figures of moments in between\n");
+    }
+    text
+}

@@ -1,0 +1,141 @@
+//! What volumes and snapshots take, alone and together: what is foretold is what deleting them
+//! gives back.
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod cli_support;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use blockd::nbd_client::{Client, ConnectOptions};
+use cli_support::{Daemon, LIMIT, pattern};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap()
+}
+
+/// The figures once nothing is on its way any more.
+fn space(daemon: &Daemon, names: &[&str]) -> Value {
+    let clock = Clock::start();
+    loop {
+        let told = daemon.json(&[&["space"], names].concat());
+        let volumes = told["volumes"].as_array().unwrap();
+        let together = std::iter::once(&told["together"]).filter(|one| !one.is_null());
+        if volumes.iter().chain(together).all(|one| one["exact"] == true) {
+            return told;
+        }
+        assert!(clock.elapsed() < LIMIT, "{told}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Bytes that volumes of the pool refer to, once what was deleted is let go.
+fn mapped(daemon: &Daemon) -> u64 {
+    let clock = Clock::start();
+    loop {
+        let pool = &daemon.json(&["pool", "show"])["pool"];
+        if number(&pool["releasing_count"]) + number(&pool["pending_bytes"]) == 0 {
+            assert_eq!(number(&pool["releasing_bytes"]), 0);
+            return number(&pool["mapped_bytes"]);
+        }
+        assert!(clock.elapsed() < LIMIT, "{pool}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A volume `data` with snapshots `data@1` and `data@2`. What it has at 0 was written again after
+/// each of them, and what it has at 2 MiB only after both.
+fn prepared() -> Daemon {
+    let daemon = Daemon::start("1G");
+    daemon.ok(&["add", "data", "--size", "8M"]);
+    let shown = daemon.json(&["show", "data"]);
+    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
+    let mut client = Client::connect(&uri, &ConnectOptions::default()).unwrap();
+    client.write(0, &pattern(4 << 20, 1), false).unwrap();
+    daemon.ok(&["snapshot", "data", "--tag", "1"]);
+    client.write(0, &pattern(1 << 20, 2), false).unwrap();
+    daemon.ok(&["snapshot", "data", "--tag", "2"]);
+    client.write(0, &pattern(1 << 20, 3), false).unwrap();
+    client.write(2 * MIB, &pattern(1 << 20, 4), false).unwrap();
+    client.flush().unwrap();
+    daemon
+}
+
+#[test]
+fn several_give_back_what_only_they_share_and_none_of_them_alone() {
+    let daemon = prepared();
+    let told = space(&daemon, &["data@1", "data@2"]);
+    let volumes = told["volumes"].as_array().unwrap();
+    for (one, name) in volumes.iter().zip(["data@1", "data@2"]) {
+        assert_eq!((&one["name"], &one["kind"]), (&name.into(), &"snapshot".into()));
+        assert_eq!(one["origin"], "data");
+        let figures = ["mapped_bytes", "valid_bytes", "exclusive_bytes", "shared_bytes"];
+        let figures = figures.map(|key| number(&one[key]));
+        assert_eq!(figures, [4 * MIB, 4 * MIB, MIB, 3 * MIB], "{name}");
+        assert_eq!(one["gives_back_bytes"], MIB);
+    }
+    let together = &told["together"];
+    assert_eq!(together["gives_back_bytes"], 3 * MIB);
+    // The two hold 2 MiB each of their own at 0 and 2 MiB in common, and share 2 MiB with `data`.
+    assert_eq!(
+        (&together["mapped_bytes"], &together["shared_bytes"]),
+        (&(5 * MIB).into(), &(2 * MIB).into())
+    );
+    // All of the pool, each by itself, and the same in other places.
+    let all = space(&daemon, &[]);
+    assert_eq!((all["volumes"].as_array().unwrap().len(), &all["together"]), (3, &Value::Null));
+    for one in all["volumes"].as_array().unwrap() {
+        let shown = &daemon.json(&["show", one["name"].as_str().unwrap()])["volume"];
+        for key in ["mapped_bytes", "valid_bytes", "exclusive_bytes", "shared_bytes"] {
+            assert_eq!(shown[key], one[key], "{key} of {}", one["name"]);
+        }
+    }
+    let said = daemon.ok(&["space", "data@1", "data@2"]);
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("together") && last.ends_with("3 MiB"), "{said}");
+}
+
+#[test]
+fn deleting_gives_back_what_was_foretold() {
+    let daemon = prepared();
+    let before = mapped(&daemon);
+    let foretold = number(&space(&daemon, &["data@1"])["volumes"][0]["exclusive_bytes"]);
+    daemon.ok(&["del", "data@1"]);
+    let now = mapped(&daemon);
+    assert_eq!(before - now, foretold);
+    // What the two shared is the other's alone now.
+    let rest = space(&daemon, &["data@2", "data"]);
+    assert_eq!(rest["volumes"][0]["exclusive_bytes"], 2 * MIB);
+    let foretold = number(&rest["together"]["exclusive_bytes"]);
+    daemon.ok(&["del", "data@2"]);
+    daemon.ok(&["del", "data", "--force"]);
+    assert_eq!((now - mapped(&daemon), mapped(&daemon)), (foretold, 0));
+    assert_eq!(daemon.json(&["list"])["releasing"], Value::Array(Vec::new()));
+    // Each was told about when it was done.
+    let mut events = daemon.command(&["--json", "events", "--replay"]);
+    let mut events = events.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(events.stdout.take().unwrap()).lines();
+    let events_of = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let released = events_of.filter(|event| event["kind"] == "volume_released").take(3);
+    let mut names: Vec<String> =
+        released.map(|event| event["volume"].as_str().unwrap().to_owned()).collect();
+    events.kill().unwrap();
+    events.wait().unwrap();
+    names.sort();
+    assert_eq!(names, ["data", "data@1", "data@2"]);
+}
+
+#[test]
+fn what_cannot_be_counted_is_said() {
+    let daemon = Daemon::start("64M");
+    let (code, error) = daemon.failure(&["space", "nobody"]);
+    assert!(code == 4 && error == "volume nobody does not exist", "{code} {error}");
+    let many = vec!["data"; 65];
+    let (code, error) = daemon.failure(&[&["space"], many.as_slice()].concat());
+    assert!(code == 3 && error.contains("names is 65: must be at most 64"), "{code} {error}");
+}
