@@ -124,16 +124,15 @@ pub fn run(run: &Run) -> Result<String> {
 fn compared(run: &Run, extent_size: usize, devices: &[usize]) -> Result<usize> {
     let folder = Folder::new("thin")?;
     let mut world = World::new(extent_size, devices, run.seed)?;
-    let mut disks = Vec::new();
-    for (number, bytes) in world.rig.media.devices.iter().enumerate() {
-        let path = folder.path().join(format!("disk{number}"));
-        std::fs::write(&path, bytes)?;
-        disks.push(path);
-    }
-    let xml = folder.path().join("pool.xml");
-    let mut dump = Command::new(tools::blockd()?);
-    dump.args(["pool", "dump", "--thin-xml", "--fill", "--output"]).arg(&xml).args(&disks);
-    tools::output(&mut dump).context("dumping the pool")?;
+    // With changes in the log, and closed: it has to be the same XML.
+    let disks = put(&folder, &world.rig.media)?;
+    let early = dump(&folder, "early.xml", &["--thin-xml"], &disks)?;
+    world.rig.control(Control::Close).map_err(wrong)?;
+    put(&folder, &world.rig.media)?;
+    let xml = dump(&folder, "pool.xml", &["--thin-xml", "--fill"], &disks)?;
+    let texts = (std::fs::read_to_string(early)?, std::fs::read_to_string(&xml)?);
+    ensure!(texts.0 == texts.1, "the XML says otherwise while changes are in the log");
+    world.rig = Rig::open(world.rig.media.clone()).map_err(wrong)?;
     let mut sums = Vec::new();
     for volume in world.volumes.clone() {
         let size = world.size(volume)?;
@@ -161,6 +160,23 @@ fn compared(run: &Run, extent_size: usize, devices: &[usize]) -> Result<usize> {
         );
     }
     Ok(sums.len())
+}
+
+fn put(folder: &Folder, media: &Media) -> Result<Vec<PathBuf>> {
+    let disks = media.devices.iter().enumerate().map(|(number, bytes)| {
+        let path = folder.path().join(format!("disk{number}"));
+        std::fs::write(&path, bytes)?;
+        Ok(path)
+    });
+    disks.collect()
+}
+
+fn dump(folder: &Folder, name: &str, how: &[&str], disks: &[PathBuf]) -> Result<PathBuf> {
+    let path = folder.path().join(name);
+    let mut dump = Command::new(tools::blockd()?);
+    dump.args(["pool", "dump"]).args(how).arg("--output").arg(&path).args(disks);
+    tools::output(&mut dump).context("dumping the pool")?;
+    Ok(path)
 }
 
 /// By the program that the guest has too.

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use blockd_mapper::error::MapperError;
 use blockd_mapper::inspect::dump::{DumpReport, dump};
 use blockd_mapper::inspect::thin_xml::thin_xml;
-use blockd_mapper::inspect::{MediaMut, Stopped};
+use blockd_mapper::inspect::{MediaMut, Reader, Stopped};
 use blockd_mapper::units::DeviceIndex;
 use serde::Serialize;
 
@@ -37,7 +38,8 @@ pub(crate) struct Dump {
 
     /// First make zero on the media what was never written in extents that are mapped
     ///
-    /// dm-thin shows what lies there; blockd shows zeroes before and after.
+    /// dm-thin shows what lies there; blockd shows zeroes before and after. The pool must have been
+    /// closed in order.
     #[arg(long, requires = "thin_xml")]
     fill: bool,
 
@@ -54,6 +56,14 @@ struct Dumped {
     leaves: u64,
     log_changes: u64,
     lost: Vec<LostShape>,
+}
+
+/// What `pool dump --thin-xml --json` prints.
+#[derive(Debug, Serialize)]
+struct ThinDumped {
+    output: String,
+    gaps: usize,
+    filled: bool,
 }
 
 impl Dump {
@@ -119,6 +129,7 @@ impl Dump {
         };
         let gaps = {
             let mut reader = reader(&mut devices)?;
+            self.may_fill(&reader)?;
             thin_xml(&mut reader, &mut |piece| {
                 put(piece).map_err(|error| {
                     failure = Some(error);
@@ -153,18 +164,40 @@ impl Dump {
                 let flushed = devices.flush(DeviceIndex(device));
                 flushed.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
             }
-        } else if !gaps.gaps.is_empty() {
+        } else if !gaps.gaps.is_empty() && !context.output.is_json() {
             eprintln!(
                 "{} range(s) on the media have to be zeroed before dm-thin shows them: see --fill",
                 gaps.gaps.len()
             );
+        }
+        match &self.output {
+            Some(path) if context.output.is_json() => context.output.last_json(&ThinDumped {
+                output: path.display().to_string(),
+                gaps: gaps.gaps.len(),
+                filled: self.fill,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was answered and is in the delta ring only looks like never written here.
+    fn may_fill(&self, reader: &Reader<'_>) -> Result<(), Error> {
+        let superblock = reader.superblock();
+        let features = superblock.unknown_ro_compat();
+        if self.fill && features != 0 {
+            return Err(MapperError::Unsupported { features }.into());
+        }
+        if self.fill && !superblock.clean {
+            let what = format!("pool on {}", self.devices.paths[0].display());
+            let problem = "was not closed in order: run `blockd journal replay` before --fill";
+            return Err(Error::in_use(what, problem));
         }
         Ok(())
     }
 }
 
 fn to_file(
-    reader: &mut blockd_mapper::inspect::Reader<'_>,
+    reader: &mut Reader<'_>,
     file: File,
     path: &Path,
     steps: &Steps,
@@ -179,7 +212,7 @@ fn to_file(
 
 /// The dump in pieces; an error of who takes them is what counts.
 fn write(
-    reader: &mut blockd_mapper::inspect::Reader<'_>,
+    reader: &mut Reader<'_>,
     out: &mut dyn FnMut(&str) -> Result<(), Error>,
     steps: &Steps,
 ) -> Result<DumpReport, Error> {
