@@ -71,7 +71,8 @@ pub struct Report {
     pub account: Account,
 }
 
-/// How far a check is.
+/// How far a check is. A repair that searches the media for pages counts extents in place of
+/// volumes, and the pages that it finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Volumes done.

@@ -76,7 +76,7 @@ pub fn repair(
         }
         let stopped = |_| MapperError::Internal("the repair was stopped");
         let mut plan = Plan::new(&reader, options);
-        plan.collect(&mut reader).map_err(stopped)?;
+        plan.collect(&mut reader, progress).map_err(stopped)?;
         plan
     };
     let mut report = RepairReport {
@@ -190,7 +190,11 @@ impl Plan {
     }
 
     /// Everything that is sound, then what can be found of the rest.
-    fn collect(&mut self, reader: &mut Reader<'_>) -> Result<(), Stopped> {
+    fn collect(
+        &mut self,
+        reader: &mut Reader<'_>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), Stopped> {
         let mut state = State::of_checkpoint(reader, self)?;
         // The trees of volumes that the log deletes are in use until the new superblock counts.
         walk::volumes(reader, &state, &mut PagesOnly(&mut self.avoid))?;
@@ -201,7 +205,7 @@ impl Plan {
         }
         walk::volumes(reader, &state, self)?;
         if !self.catalogue_missing.is_empty() && !self.options.strict {
-            let records = self.find_records(reader, &state);
+            let records = self.find_records(reader, &state, progress);
             let mut found = state.clone();
             found.volumes.clear();
             for record in records {
@@ -215,7 +219,7 @@ impl Plan {
         }
         self.state = state;
         if !self.options.strict && !self.missing.is_empty() {
-            self.find_leaves(reader);
+            self.find_leaves(reader, progress);
         }
         self.tell_missing();
         Ok(())
@@ -226,12 +230,17 @@ impl Plan {
     }
 
     /// Records of lost catalogue pages: from the newest page of each that is found.
-    fn find_records(&mut self, reader: &mut Reader<'_>, state: &State) -> Vec<VolumeRecord> {
+    fn find_records(
+        &mut self,
+        reader: &mut Reader<'_>,
+        state: &State,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Vec<VolumeRecord> {
         let missing = self.catalogue_missing.clone();
         let per_page = crate::format::catalogue::RECORDS_PER_PAGE;
         let mut newest: BTreeMap<u64, Orphan> = BTreeMap::new();
         let wanted = |index: u64| missing.iter().any(|m| m.contains(&(index * per_page)));
-        self.scan(reader, PageKind::Catalogue, |index, orphan| {
+        self.scan(reader, PageKind::Catalogue, progress, |index, orphan| {
             if wanted(index) && newest.get(&index).is_none_or(|best| best.lsn < orphan.lsn) {
                 newest.insert(index, orphan);
             }
@@ -266,10 +275,10 @@ impl Plan {
 
     /// Leaf pages for slots that are lost: the volume's own newest; else, for what shares its
     /// leaves with relatives, the newest from before it was made, or the oldest after that.
-    fn find_leaves(&mut self, reader: &mut Reader<'_>) {
+    fn find_leaves(&mut self, reader: &mut Reader<'_>, progress: &mut dyn FnMut(Progress)) {
         let slots: HashSet<u32> = self.missing.keys().map(|(_, slot)| *slot).collect();
         let mut found: HashMap<u32, Vec<Orphan>> = HashMap::new();
-        self.scan(reader, PageKind::Leaf, |index, orphan| {
+        self.scan(reader, PageKind::Leaf, progress, |index, orphan| {
             if let Ok(slot) = u32::try_from(index)
                 && slots.contains(&slot)
             {
@@ -373,22 +382,33 @@ impl Plan {
     }
 
     /// Every page of a kind on the media that isn't in an extent of sound data.
-    fn scan(&self, reader: &mut Reader<'_>, kind: PageKind, mut each: impl FnMut(u64, Orphan)) {
+    fn scan(
+        &self,
+        reader: &mut Reader<'_>,
+        kind: PageKind,
+        progress: &mut dyn FnMut(Progress),
+        mut each: impl FnMut(u64, Orphan),
+    ) {
         let superblock = reader.superblock().clone();
+        let of = superblock.devices.as_slice().iter().map(|device| device.extents).sum();
+        let mut now = Progress { volumes: 0, of, pages: 0 };
         let size = usize::try_from(self.geometry.extent_size()).unwrap_or(PAGE_SIZE);
         let mut bytes = vec![0; size];
         for device in superblock.devices.as_slice() {
             for extent in (device.first.0..device.first.0 + device.extents).map(PhysicalExtent) {
+                now.volumes += 1;
                 let owner = self.owners.get(extent);
                 if matches!(owner, Some(Owner::Lineage(..) | Owner::Fixed) | None) {
                     continue;
                 }
+                progress(now);
                 self.read_extent(reader, extent, &mut bytes);
                 for (within, page) in (0..).zip(bytes.chunks_exact(PAGE_SIZE)) {
                     let address = self.geometry.page_address(extent, within);
                     let Some((index, tree, lsn)) = header(page, kind, self.pool_id) else {
                         continue;
                     };
+                    now.pages += 1;
                     if lsn <= superblock.checkpoint_lsn {
                         each(index, Orphan { address, tree, lsn });
                     }

@@ -47,7 +47,7 @@ impl Repair {
         let mut devices = self.devices.open(access)?;
         let present = devices.present().to_vec();
         let options = RepairOptions { dry_run: self.dry_run, strict: self.strict };
-        let steps = Steps::shown("check", !context.output.is_json());
+        let steps = Steps::shown("repair", !context.output.is_json());
         let report = repair(&mut devices, &present, options, &mut |now| {
             steps.at(now.volumes, now.of, now.pages);
         });
