@@ -181,10 +181,13 @@ impl Turn {
     }
 }
 
-/// Each line is a thread: nanoseconds on a processor, nanoseconds waiting for one, times on one.
+/// Each line is a thread: nanoseconds on a processor, nanoseconds waiting for one, times on one. Of
+/// a thread that has just ended `cat` complains.
 fn schedstat(text: &str) -> Result<f64> {
     let mut sum = 0.0;
-    for line in text.lines() {
+    let lines = text.lines().filter(|line| !line.starts_with("cat: can't open '/proc/"));
+    ensure!(lines.clone().count() > 0, "no threads: {text}");
+    for line in lines {
         let first = line.split_whitespace().next().unwrap_or_default();
         let ns: f64 = first.parse().with_context(|| format!("schedstat: {line}"))?;
         sum += ns;
@@ -249,7 +252,10 @@ mod tests {
     #[test]
     fn times_of_threads_are_added() {
         assert_eq!(schedstat("100 5 1\n20 0 3\n").unwrap(), 120.0);
+        let ended = "100 5 1\ncat: can't open '/proc/7/task/9/schedstat': No such file\n20 0 3\n";
+        assert_eq!(schedstat(ended).unwrap(), 120.0);
         assert!(schedstat("cat: no such file").is_err());
+        assert!(schedstat(&ended.replace("100 5 1", "").replace("20 0 3", "")).is_err());
     }
 
     #[test]

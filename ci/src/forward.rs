@@ -132,12 +132,28 @@ pub(crate) fn bench_device(root: &Path, arguments: &[String]) -> Result<()> {
     command::run(cargo.stdin(Stdio::inherit()))
 }
 
-/// What snapshots cost.
+/// What snapshots cost, by itself, and what writes after them cost beside others: qcow2 over NBD,
+/// and dm-thin in a virtual machine.
 ///
 /// # Errors
-/// When it cannot be built or does not exit with 0.
+/// As [`bench_nbd`].
 pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
-    release(root, "blockd-bench", "snapshot", arguments)
+    const BESIDE: &str = "after-snapshot";
+    let at = arguments.iter().position(|word| word == "--only");
+    let only = at.and_then(|at| arguments.get(at + 1));
+    let beside = only.is_some_and(|only| only.starts_with(BESIDE));
+    if !beside {
+        release(root, "blockd-bench", "snapshot", arguments)?;
+    }
+    // With --json one object is printed, that of the parts here.
+    let json = arguments.iter().any(|word| word == "--json");
+    if beside || (only.is_none() && !json) {
+        let mut words = vec!["--only".to_owned(), only.map_or(BESIDE, String::as_str).to_owned()];
+        words.extend(arguments.iter().find(|word| *word == "--quick").cloned());
+        bench_nbd(root, &words)?;
+        bench_ublk(root, &words)?;
+    }
+    Ok(())
 }
 
 /// io-uring directly beside tokio-uring, which only this builds.

@@ -10,7 +10,7 @@ use blockd_bench::nbd::fio::Jobs;
 use blockd_bench::nbd::measure::Effort;
 use blockd_bench::nbd::print::{self, Claim};
 use blockd_bench::nbd::server::Kind;
-use blockd_bench::nbd::{Bench, Folders, first_touch};
+use blockd_bench::nbd::{Bench, Folders, after_snapshot, first_touch};
 use blockd_bench::report::{self, Row};
 use blockd_bench::{clock, facts};
 use clap::Parser;
@@ -99,6 +99,11 @@ fn main() -> Result<()> {
         let done = run_first_touch(&arguments, &bench, &folders, &mut findings);
         findings.note("first-touch", done);
     }
+    // `cargo ci bench snapshot` asks for it.
+    if arguments.only.is_some() && wanted("after-snapshot") {
+        let done = run_after_snapshot(&arguments, &bench, &folders);
+        findings.note("after-snapshot", done);
+    }
     if wanted("memory-use") && bench.blockd.is_some() {
         let done =
             memory_use(&arguments, &bench, &folders).map(|rows| findings.counts.extend(rows));
@@ -160,6 +165,17 @@ fn run_stage(
         findings.workloads.push(print::outcome_json(&name, &outcome));
         findings.counts.extend(bench.counts(stage, workload, &servers)?);
     }
+    Ok(())
+}
+
+fn run_after_snapshot(arguments: &Arguments, bench: &Bench, folders: &Folders) -> Result<()> {
+    let size = folders.room(if arguments.quick { 256 << 20 } else { 2 << 30 })?;
+    let folder = folders.memory.join("after-snapshot");
+    std::fs::create_dir_all(&folder)?;
+    let file = folders.disk.join("after-snapshot.image");
+    let place = first_touch::Place { folder: &folder, file, size, blockd: bench.blockd.as_deref() };
+    let found = after_snapshot::measure(&bench.jobs, &place)?;
+    after_snapshot::print(size, &found);
     Ok(())
 }
 

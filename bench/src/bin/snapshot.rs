@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 /// extents given back) is not as it must be; times are only shown.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Parts whose name contains this: memory, diff, reads, file
+    /// Parts whose name contains this: memory, diff, reads, file. `cargo ci bench snapshot` knows
+    /// after-snapshot as well: writes beside qcow2 and dm-thin
     #[arg(long)]
     only: Option<String>,
     /// Smaller pools: shows that everything works, and no figure

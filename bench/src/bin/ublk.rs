@@ -12,7 +12,7 @@ use blockd_bench::ublk::backing::{self, Disk};
 use blockd_bench::ublk::daemon::{Daemon, Pool};
 use blockd_bench::ublk::mapped::{self, Devices, Pair, WORKLOADS};
 use blockd_bench::ublk::peers::{Chunk, Device, Loop, Rublk, Thin};
-use blockd_bench::ublk::{Bench, Mode, counts, first_touch, print, restart};
+use blockd_bench::ublk::{Bench, Mode, after_snapshot, counts, first_touch, print, restart};
 use blockd_bench::{clock, facts};
 use clap::Parser;
 use serde_json::{Value, json};
@@ -36,7 +36,8 @@ struct Arguments {
     /// Shorter runs, 3 pairs, fewer workloads: shows that everything works, and resolves no claim
     #[arg(long)]
     quick: bool,
-    /// Only what has this in its name: mapped/randread-1, first-touch/64k, counts, restart
+    /// Only what has this in its name: mapped/randread-1, first-touch/64k, after-snapshot,
+    /// counts, restart
     #[arg(long)]
     only: Option<String>,
     /// Seconds of each run
@@ -58,6 +59,7 @@ struct Findings {
     pauses: Vec<Row>,
     mapped: Vec<Value>,
     first_touch: Vec<Value>,
+    after_snapshot: Vec<Value>,
     failed: Vec<&'static str>,
 }
 
@@ -87,6 +89,11 @@ fn main() -> Result<()> {
     findings.note("mapped", done);
     let done = run_first_touch(&bench, &mut findings);
     findings.note("first-touch", done);
+    let done = after_snapshot::measure(&bench, print::after_snapshot);
+    let done = done.map(|outcomes| {
+        findings.after_snapshot = outcomes.iter().map(print::after_snapshot_json).collect();
+    });
+    findings.note("after-snapshot", done);
     if bench.wants("restart") {
         let done = restart::rows(&bench).map(|rows| findings.pauses = rows);
         findings.note("restart", done);
@@ -105,6 +112,7 @@ fn main() -> Result<()> {
         "machine": facts::to_json(), "engine": arguments.engine,
         "seconds": bench.seconds, "pairs": bench.pairs,
         "mapped": findings.mapped, "first_touch": findings.first_touch,
+        "after_snapshot": findings.after_snapshot,
         "claims": claims::claims_json(&findings.claims),
         "counts": rows(&findings.counts), "pauses": rows(&findings.pauses),
     });

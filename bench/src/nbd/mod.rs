@@ -1,5 +1,6 @@
 //! The NBD server beside others, with the same client and the same options on the same medium.
 
+pub mod after_snapshot;
 pub mod claims;
 mod client;
 pub mod counts;

@@ -46,6 +46,11 @@ pub(super) fn add(image: &Image, blockd: &Path) -> Result<String> {
     Ok(answer["uri"].as_str().context("blockd add: no uri")?.to_owned())
 }
 
+/// Takes a snapshot of the volume.
+pub(super) fn snapshot(image: &Image, blockd: &Path) -> Result<()> {
+    ask(image, blockd, &["snapshot", &format!("{VOLUME}=kept")]).map(|_| ())
+}
+
 fn ask(image: &Image, blockd: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(blockd);
     command.args(arguments).arg("--socket").arg(control(image));

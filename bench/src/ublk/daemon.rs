@@ -94,6 +94,11 @@ impl Daemon {
         Ok((Device { name: format!("blockd, {}", mode.name()), path, server }, mode))
     }
 
+    /// Takes a snapshot.
+    pub fn snapshot(&self, pool: &str, volume: &str, name: &str) -> Result<()> {
+        self.ask(&["snapshot", "--pool", pool, &format!("{volume}={name}")]).map(|_| ())
+    }
+
     /// Takes a volume away.
     pub fn delete(&self, pool: &str, volume: &str) -> Result<()> {
         self.ask(&["del", "--pool", pool, volume]).map(|_| ())

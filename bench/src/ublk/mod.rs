@@ -1,6 +1,7 @@
 //! ublk devices beside other ways from a block device to the same ramdisk. All of this runs in a
 //! virtual machine, which the tests' package boots.
 
+pub mod after_snapshot;
 pub mod backing;
 pub mod counts;
 pub mod daemon;

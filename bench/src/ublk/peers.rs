@@ -135,6 +135,7 @@ pub struct Thin {
     chunk: Chunk,
     next: u32,
     live: Option<u32>,
+    snapshots: Vec<u32>,
 }
 
 /// Bytes in a sector of the device mapper's.
@@ -146,7 +147,7 @@ impl Thin {
         meta.forget()?;
         let name = format!("{}k", chunk.bytes >> 10);
         let (pool, volume) = (format!("pool-{name}"), format!("thin-{name}"));
-        let thin = Self { pool, volume, chunk, next: 0, live: None };
+        let thin = Self { pool, volume, chunk, next: 0, live: None, snapshots: Vec::new() };
         shell::run("dmsetup", &["create", &thin.pool, "--table", &thin.table(data, meta)])?;
         Ok(thin)
     }
@@ -179,9 +180,24 @@ impl Thin {
         })
     }
 
+    /// A snapshot of the volume. It goes with it.
+    pub fn snapshot(&mut self) -> Result<()> {
+        let origin = self.live.context("no volume to take a snapshot of")?;
+        let number = self.next;
+        self.next += 1;
+        shell::run("dmsetup", &["suspend", &self.volume])?;
+        let message = format!("create_snap {number} {origin}");
+        let taken = shell::run("dmsetup", &["message", &self.pool, "0", &message]);
+        shell::run("dmsetup", &["resume", &self.volume])?;
+        taken?;
+        self.snapshots.push(number);
+        Ok(())
+    }
+
     fn remove(&mut self) -> Result<()> {
-        if let Some(number) = self.live.take() {
-            shell::run("dmsetup", &["remove", "--retry", &self.volume])?;
+        let Some(number) = self.live.take() else { return Ok(()) };
+        shell::run("dmsetup", &["remove", "--retry", &self.volume])?;
+        for number in std::iter::once(number).chain(self.snapshots.drain(..)) {
             shell::run("dmsetup", &["message", &self.pool, "0", &format!("delete {number}")])?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::mapped::{self, Line, Workload};
-use super::{counts, first_touch};
+use super::{after_snapshot, counts, first_touch};
 use crate::block::Sample;
 use crate::nbd::print::{Claim, ratio_json};
 use crate::stats::{Ratio, median};
@@ -86,6 +86,46 @@ pub fn first_touch(outcome: &first_touch::Outcome) {
     if let Some(control) = outcome.control {
         println!("\nA/A control, overwrite beside overwrite: {control}");
     }
+}
+
+/// Writes before and after a snapshot, for readers.
+pub fn after_snapshot(outcome: &after_snapshot::Outcome) {
+    println!(
+        "\n### {}\n\n{} random writes of 4 KiB at depth {}; {:.1} % of the first after the \
+         snapshot copy a chunk of {} KiB\n",
+        outcome.name(),
+        outcome.operations,
+        outcome.depth,
+        outcome.copying() * 100.0,
+        outcome.chunk >> 10
+    );
+    let [before, first, again] = after_snapshot::RUNS;
+    println!("| IOPS | {before} | {first} | {again} |\n|---|---:|---:|---:|");
+    for device in outcome.samples.keys() {
+        if let Some([before, first, again]) = outcome.iops(device) {
+            println!("| {device} | {before:.0} | {first:.0} | {again:.0} |");
+        }
+    }
+    for (run, name) in after_snapshot::RUNS.into_iter().enumerate() {
+        if let Some(ratio) = outcome.beside(run) {
+            println!("\n{name}, ours beside dm-thin's: {ratio}");
+        }
+    }
+}
+
+/// The same as JSON.
+#[must_use]
+pub fn after_snapshot_json(outcome: &after_snapshot::Outcome) -> Value {
+    let devices = outcome.samples.iter().map(|(device, rounds)| {
+        let rounds: Vec<Value> = rounds.iter().map(|all| samples_json(all)).collect();
+        json!({ "device": device, "rounds": rounds })
+    });
+    json!({
+        "workload": outcome.name(),
+        "operations": outcome.operations,
+        "copying": outcome.copying(),
+        "devices": devices.collect::<Vec<_>>(),
+    })
 }
 
 /// What first touch says of the claims.

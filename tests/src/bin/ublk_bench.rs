@@ -32,7 +32,8 @@ struct Arguments {
     /// Two to four minutes: shorter runs, 3 pairs, fewer workloads. Resolves no claim
     #[arg(long)]
     quick: bool,
-    /// Only what has this in its name: mapped/randread-1, first-touch/64k, counts, restart
+    /// Only what has this in its name: mapped/randread-1, first-touch/64k, after-snapshot,
+    /// counts, restart
     #[arg(long)]
     only: Option<String>,
     /// Only the others, without the daemon
