@@ -1,8 +1,11 @@
 //! `cargo ci demo`: a real file system in a thin volume, a daemon killed while it is written, and
-//! every byte of every file compared afterwards.
+//! every byte of every file compared afterwards. Then snapshots: what changes between two of them,
+//! a clone, a backup, a rollback, each image by its checksum.
 
 mod daemon;
 mod files;
+mod nbd;
+mod snapshots;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -94,10 +97,12 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
 
     step("checking the file system, and comparing every file with the original");
     let verdict = compare(&folder, &exported, &originals)?;
+    let images = snapshots::run(&daemon, &folder, &root.join("docs"), step)?;
     daemon.stop()?;
     drop(folder);
     println!("\ndemo: {} files, {} bytes, {} differ", verdict.files, verdict.bytes, verdict.differ);
-    Ok(verdict.differ == 0 && verdict.files > 0)
+    println!("demo: {} images of snapshots and clones, {} differ", images.count, images.differ);
+    Ok(verdict.differ == 0 && verdict.files > 0 && images.differ == 0)
 }
 
 fn build(root: &Path) -> Result<PathBuf> {

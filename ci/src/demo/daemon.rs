@@ -60,6 +60,7 @@ pub(super) struct Daemon {
     config: PathBuf,
     log: PathBuf,
     socket: PathBuf,
+    nbd_socket: PathBuf,
     child: Option<Child>,
 }
 
@@ -81,6 +82,7 @@ impl Daemon {
             config,
             log: folder.path.join("daemon.log"),
             socket: folder.runtime.join("control.sock"),
+            nbd_socket: folder.runtime.join("nbd.sock"),
             child: None,
         };
         daemon.start_again()?;
@@ -115,6 +117,11 @@ impl Daemon {
             std::thread::sleep(LOOK);
         }
         bail!("the daemon is not ready after {LIMIT:?}\n{}", tail(&self.log))
+    }
+
+    /// Where it serves NBD.
+    pub(super) fn nbd_socket(&self) -> PathBuf {
+        self.nbd_socket.clone()
     }
 
     /// A command that speaks to this daemon.
