@@ -26,7 +26,7 @@ use super::dump::Lost;
 use super::owners::{Owner, Owners};
 use super::rebuild::{Builder, MediaMut, PageSource};
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
-use super::{Entries, Fault, Media, Reader, State, VolumeView, reader};
+use super::{Entries, Fault, IDS_SKIPPED, Media, Reader, State, VolumeView, reader};
 
 /// What a repair is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,7 +87,7 @@ pub fn repair(
         salvaged: std::mem::take(&mut plan.salvaged),
     };
     if !options.dry_run {
-        plan.write(media, &superblock, &handles)?;
+        plan.write(media, &superblock, &handles, !report.lost.is_empty())?;
         report.changed = true;
     }
     Ok(report)
@@ -105,6 +105,8 @@ fn superblock(
             let handles = (0..count).map(|device| reader.handle(device).0).collect();
             return Ok((reader.superblock().clone(), handles));
         }
+        // What this build can't read is not lost: nothing may be written over it.
+        Err(MapperError::Format(error)) if error.is_unsupported() => return Err(error.into()),
         Err(error) => error,
     };
     let mut copies = Vec::new();
@@ -449,12 +451,19 @@ impl Plan {
         pages
     }
 
+    /// What is lost of the log may have made volumes, whose ids backups know.
+    const fn next_volume_id(&self, lost: bool) -> u32 {
+        let skipped = if lost { IDS_SKIPPED } else { 0 };
+        self.state.next_volume_id.saturating_add(skipped)
+    }
+
     /// Writes the new trees, and makes them what counts.
     fn write(
         &mut self,
         media: &mut dyn MediaMut,
         old: &Superblock,
         handles: &[u8],
+        lost: bool,
     ) -> Result<(), MapperError> {
         let superblock = Superblock {
             generation: old.generation + 1,
@@ -466,7 +475,7 @@ impl Plan {
             wal_tail_sequence: self.next_sequence + 2 * old.wal_blocks(),
             wal_tail_hash: 0,
             checkpoint_lsn: self.state.lsn,
-            next_volume_id: self.state.next_volume_id,
+            next_volume_id: self.next_volume_id(lost),
             ..old.clone()
         };
         let source = PageSource::new(&superblock, &self.owners, &self.avoid, self.pages())?;

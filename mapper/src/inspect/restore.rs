@@ -9,7 +9,7 @@ use crate::format::superblock::{DeviceRecord, DeviceTable, Superblock};
 use crate::format::{
     FORMAT_MAJOR, FORMAT_MINOR, INDEX_FANOUT, Limits, PageRef, VolumeName, levels_for,
 };
-use crate::geometry::{Geometry, LEAF_ENTRIES};
+use crate::geometry::{Geometry, LEAF_ENTRIES, MAX_PHYSICAL_EXTENTS};
 use crate::mapping::Mapping;
 use crate::open::PresentDevice;
 use crate::units::{DeviceIndex, PhysicalExtent};
@@ -17,7 +17,7 @@ use crate::units::{DeviceIndex, PhysicalExtent};
 use super::dump_line::{Line, PoolLine, first_line, last_line, parse};
 use super::owners::{Owner, Owners};
 use super::rebuild::{Builder, MediaMut, PageSource};
-use super::{Entries, reader};
+use super::{Entries, IDS_SKIPPED, reader};
 
 /// Why a dump can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -288,7 +288,7 @@ impl Content {
         };
         let slots = u64::from(known.geometry.slots_for(record.size));
         // A leaf that is lost may have changes of the log behind the line that says so.
-        let again = slot + 1 == self.slots;
+        let again = slot.checked_add(1) == Some(self.slots);
         if (slot < self.slots && !again) || slot.saturating_add(count) > slots {
             return Err(format!("slot {slot} is out of order or beyond the volume's {slots}"));
         }
@@ -352,6 +352,9 @@ impl Content {
             return Err(format!("bitmap {valid:x} has bits that no sub-block has"));
         }
         let (slot, lineage, _) = self.leaves.get(&number).copied().unwrap_or_default();
+        if first >= MAX_PHYSICAL_EXTENTS {
+            return Err(format!("extent {first} is beyond any device"));
+        }
         for (index, physical) in (at as u64..end as u64).zip(first..) {
             let logical = u64::from(slot) * LEAF_ENTRIES + index;
             let owner = Owner::Lineage(lineage, logical);
@@ -388,6 +391,7 @@ pub struct Target {
     handles: Vec<u8>,
     generation: u64,
     epoch: u64,
+    next_volume_id: u32,
     /// Every device says by a superblock of its own that it is the one of the dump.
     pub known: bool,
 }
@@ -431,6 +435,7 @@ impl Plan {
             handles: vec![u8::MAX; table.len()],
             generation: pool.generation,
             epoch: pool.epoch.0,
+            next_volume_id: pool.next_volume_id,
             known: true,
         };
         let mut unknown = Vec::new();
@@ -445,6 +450,13 @@ impl Plan {
             }
             target.generation = target.generation.max(own.generation);
             target.epoch = target.epoch.max(own.epoch.0);
+            // No id is given out twice, since backups know snapshots by them. What the log of a
+            // pool in use has made is in no superblock yet.
+            if !own.clean || own.next_volume_id > pool.next_volume_id {
+                let next = own.next_volume_id.max(pool.next_volume_id);
+                let next = next.saturating_add(IDS_SKIPPED);
+                target.next_volume_id = target.next_volume_id.max(next);
+            }
             let record = own.devices.as_slice().get(usize::from(own.this_device.0));
             let at = record.and_then(|own| table.iter().position(|d| d.uuid == own.uuid));
             match at {
@@ -477,8 +489,9 @@ impl Plan {
         let known = self.content.known.ok_or(MapperError::Internal("the dump has no head"))?;
         let mut superblock = known.superblock;
         // A copy that is left from before must not be taken for a newer one, or for a twin.
-        superblock.generation = target.generation + 2;
-        superblock.epoch.0 = target.epoch + 1;
+        superblock.generation = target.generation.saturating_add(2);
+        superblock.epoch.0 = target.epoch.saturating_add(1);
+        superblock.next_volume_id = target.next_volume_id;
         let avoid = HashSet::new();
         let pages = PageSource::new(&superblock, &known.owners, &avoid, self.content.pages)?;
         let builder = Builder::new(media, superblock, target.handles, pages);
