@@ -281,7 +281,7 @@ impl Apply<'_> {
         let mut best = None;
         for one in all.iter().filter(|one| one.kind() == VolumeKind::Snapshot) {
             let is_it = one.name.ends_with(&mark) || (here && one.id == of.id);
-            if !is_it {
+            if !is_it || amount(one.size_bytes) != of.size_bytes {
                 continue;
             }
             let Some(changed) = self.changed(volume, one).await? else { continue };
@@ -332,6 +332,13 @@ impl Apply<'_> {
             Err(error) => return Err(self.give_up(&place, &error).await),
         };
         let volume = settled(&mut self.client, &place.volume, 0).await?;
+        if volume.connections > 0 {
+            let error =
+                Error::in_use(self.what(), "has other clients, which may have written".to_owned());
+            let of = shown(&self.header.snapshot.name);
+            let note = format!("it holds {of} otherwise, and no snapshot says so");
+            return Err(with_note(&error, &note));
+        }
         if !attached && !place.created {
             self.detach().await?;
         }
