@@ -42,6 +42,8 @@ pub(super) struct PoolThread {
     served: Vec<Served>,
     clock: Clock,
     asks: Inbox<Ask>,
+    /// One that was taken out and has to wait for the next turn.
+    held: Option<Ask>,
     answers: BTreeMap<ControlId, Answer>,
     /// Metadata that found no space below, and when it is tried again.
     starved: VecDeque<IoCommand>,
@@ -100,6 +102,7 @@ impl PoolThread {
             served,
             clock,
             asks,
+            held: None,
             answers: BTreeMap::new(),
             starved: VecDeque::with_capacity(64),
             retry_at: 0,
@@ -143,7 +146,7 @@ impl PoolThread {
             return Ok(());
         }
         // A poll may end with something left to do, and a worker may have asked for it meanwhile.
-        let sleep = match self.shared.pool.engine_wanted() {
+        let sleep = match self.shared.pool.engine_wanted() || self.held.is_some() {
             true => Duration::ZERO,
             false => self.longest_sleep(),
         };
@@ -252,8 +255,16 @@ impl PoolThread {
         }
     }
 
+    /// One walk in each turn: however many ask for them, commits get theirs in between.
     fn take_asks(&mut self) {
-        while let Some(ask) = self.asks.take() {
+        let mut walked = false;
+        while let Some(ask) = self.held.take().or_else(|| self.asks.take()) {
+            let walks = matches!(ask, Ask::Count(..) | Ask::Diff(..));
+            if walks && walked {
+                self.held = Some(ask);
+                return;
+            }
+            walked |= walks;
             match ask {
                 Ask::Control(control, answer) => {
                     let now = u64::try_from(crate::clock::wall_ms()).unwrap_or(0);
