@@ -127,6 +127,8 @@ pub struct Connection {
     /// Long reads that wait for memory.
     waiting_reads: VecDeque<u16>,
     stalled: bool,
+    /// Questions about blocks that were answered in this turn.
+    described: u32,
     receiving: bool,
     /// Long writes come: a header is received alone, so that its payload needs no copy.
     long_writes: bool,
@@ -196,6 +198,7 @@ impl Connection {
             skip: 0,
             waiting_reads: VecDeque::new(),
             stalled: false,
+            described: 0,
             receiving: false,
             long_writes: false,
             message: None,

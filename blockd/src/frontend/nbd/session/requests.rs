@@ -12,6 +12,10 @@ const LONG_WRITE: u32 = 32 << 10;
 /// Pieces of one long read in flight.
 const READ_AHEAD: u32 = 4;
 
+/// Questions about blocks that are answered in a turn. Each may take a millisecond, and neither
+/// memory nor IO holds a client back that asks hundreds at once.
+const MAX_DESCRIBED: u32 = 8;
+
 /// Whether a command is answered where it is taken, without a request to the volume.
 const fn answers_itself(command: &Command) -> bool {
     match command {
@@ -26,6 +30,7 @@ const fn answers_itself(command: &Command) -> bool {
 impl Connection {
     /// Looks at what was received, as far as there is room to carry it out.
     pub(super) fn take_requests(&mut self, context: &mut Context<'_>) {
+        self.described = 0;
         while self.phase == Phase::Open && !self.stalled && self.take_one(context) {}
         if self.phase == Phase::Open {
             self.input.settle(context.ring);
@@ -141,6 +146,9 @@ impl Connection {
             }
             Command::BlockStatus { offset, len, req_one } => {
                 self.describe(asked, offset, len, req_one, context);
+                self.described += 1;
+                // The answers are sent, which brings the next turn.
+                self.stalled |= self.described >= MAX_DESCRIBED;
             }
             Command::Disconnect => self.close(),
         }
