@@ -146,11 +146,8 @@ impl Comparison<'_> {
             let mut bit = geometry.within(ranges.at.max(start)) / geometry.sub_block_size();
             let count = u64::from(geometry.sub_blocks());
             while bit < count {
-                let state = state_of(new, old, bit);
-                let mut next = bit + 1;
-                while next < count && state_of(new, old, next) == state {
-                    next += 1;
-                }
+                let (state, run) = run_of(new, old, bit);
+                let next = (bit + run).min(count);
                 if !ranges.put(start + next * geometry.sub_block_size(), state) {
                     return false;
                 }
@@ -161,15 +158,21 @@ impl Comparison<'_> {
     }
 }
 
-/// What a sub-block holds, beside what it held.
-fn state_of(new: Mapping, old: Option<Mapping>, bit: u64) -> RangeState {
-    let is_set = |mapping: Mapping| mapping.valid >> bit & 1 == 1;
-    match (is_set(new), old) {
-        (true, Some(old)) if is_set(old) && old.physical == new.physical => RangeState::Same,
-        (true, _) => RangeState::Data,
-        (false, Some(old)) if !is_set(old) => RangeState::Same,
-        (false, _) => RangeState::Zero,
-    }
+/// What a sub-block holds, beside what it held, and how many from it on hold the same.
+fn run_of(new: Mapping, old: Option<Mapping>, bit: u64) -> (RangeState, u64) {
+    let same = old.map_or(0, |old| {
+        let kept = if old.physical == new.physical { new.valid & old.valid } else { 0 };
+        kept | !(new.valid | old.valid)
+    });
+    let data = new.valid & !same;
+    let (state, mask) = if same >> bit & 1 == 1 {
+        (RangeState::Same, same)
+    } else if data >> bit & 1 == 1 {
+        (RangeState::Data, data)
+    } else {
+        (RangeState::Zero, !(same | data))
+    };
+    (state, u64::from((mask >> bit).trailing_ones()))
 }
 
 /// Ranges found so far.

@@ -71,6 +71,24 @@ fn trees_of_snapshots_and_clones_are_what_a_plain_model_says() {
     }
 }
 
+#[test]
+fn what_is_not_durable_yet_is_not_called_exact() {
+    let mut rig = open(Media::create(64 << 10, &[32 << 20], Some(EXTENT)).unwrap());
+    let create = Control::Create { name: "data".to_owned(), size: 8 * EXTENT, block_size: 4096 };
+    let source = rig.make(create).unwrap();
+    rig.write(source, 0, &[1; BLOCK]).unwrap();
+    let name = "kept".to_owned();
+    let snapshot = rig.make(Control::Snapshot { source, name }).unwrap();
+    rig.write(source, 0, &[2; BLOCK]).unwrap();
+    // The snapshot alone has the extent, and until the change is durable nobody can tell.
+    let before = rig.engine().figures(&[snapshot]).unwrap();
+    assert!(!before.exact && before.exclusive == 0, "{before:?}");
+    rig.control(Control::Commit).unwrap();
+    rig.settle();
+    let after = rig.engine().figures(&[snapshot]).unwrap();
+    assert!(after.exact && after.exclusive == EXTENT, "{after:?}");
+}
+
 fn run(trees: u64, seed: u64) {
     let next = std::sync::atomic::AtomicU64::new(0);
     let lives = trees.div_ceil(TREES_PER_LIFE);

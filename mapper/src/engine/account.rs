@@ -92,7 +92,7 @@ impl Engine {
             exclusive: 0,
             shared: 0,
             valid: 0,
-            disturbed: !self.releases.is_idle(),
+            disturbed: self.is_letting_go(),
         })
     }
 
@@ -110,7 +110,7 @@ impl Engine {
             work += self.count_slot(walk, &directories, SlotIndex(walk.next));
             walk.next += 1;
         }
-        walk.disturbed |= self.pool.gate.last_assigned() != walk.since || !self.releases.is_idle();
+        walk.disturbed |= self.pool.gate.last_assigned() != walk.since || self.is_letting_go();
         if walk.next < slots {
             return Ok(None);
         }
@@ -129,6 +129,14 @@ impl Engine {
             reserved: reserved * extent,
             exact: !walk.disturbed,
         }))
+    }
+
+    /// Whether anything may still hold what nobody refers to any more: what a change has dropped
+    /// counts until that change is durable, and for some moments after it.
+    fn is_letting_go(&self) -> bool {
+        self.durable() < self.pool.gate.last_assigned()
+            || !self.pool.leaf_drops.lock().is_empty()
+            || !self.releases.is_idle()
     }
 
     /// Counts without stopping; for tests and tools, where nobody waits for the thread.
@@ -195,6 +203,8 @@ impl Engine {
                 }
             }
         }
-        1 + LEAF_WORK * leaves.len() as u64 + directories.len() as u64 / 16
+        // Each leaf's extents are looked for among those of the others.
+        let held = leaves.len() as u64;
+        1 + LEAF_WORK * held * (1 + held / 8) + directories.len() as u64 / 16
     }
 }

@@ -17,7 +17,7 @@ pub struct Look {
     /// Ranges at the most, at least one.
     pub max_ranges: usize,
     /// Slots to be looked at, where one whose leaf has to be looked into counts as 64; at least
-    /// one is. 65,536 take about a millisecond.
+    /// one is. 65,536 take some milliseconds.
     pub max_work: u64,
 }
 
