@@ -41,6 +41,16 @@ refused() {
 same() { cmp /tmp/x "$1" || fail "$1 differs"; }
 fresh() { echo 3 >/proc/sys/vm/drop_caches; }
 dd if=/dev/urandom of=/tmp/x bs=64k count=64 2>/dev/null
+# Before the time is over it is told where everybody is.
+(
+    sleep 70
+    echo "STUCK:"
+    tail -n 40 /tmp/log
+    for task in /proc/[0-9]*/task/*; do
+        echo "$(cat $task/comm) $(cut -d ' ' -f 3 $task/stat) $(cat $task/wchan)"
+    done 2>/dev/null | grep -v -e kworker -e ' I '
+    cat /sys/block/ublkb*/inflight
+) &
 "#;
 
 /// A device's life, in order; told step by step.
