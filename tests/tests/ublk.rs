@@ -188,6 +188,40 @@ blockd attach c | grep nbd+unix
 echo trouble is over
 "#;
 
+/// Orderly restarts, one after the other, while a mounted file system is written without a break.
+const RESTARTS: &str = r#"
+start
+blockd add --size 1G a >/dev/null
+mkfs.ext4 -q /dev/ublkb0
+mount -t ext4 /dev/ublkb0 /mnt/a
+write() { # a number, how
+    while [ ! -e /tmp/end ]; do
+        dd if=/tmp/x of=/mnt/a/w$1 bs=$2 $3 2>/tmp/wrong$1 || { cp /tmp/wrong$1 /tmp/failed; exit; }
+        touch /tmp/wrote$1
+    done
+}
+write 1 64k conv=fsync & one=$!
+write 2 16k oflag=direct & two=$!
+for cycle in 1 2 3 4 5 6 7 8; do
+    sleep 0.5
+    kill $pid
+    wait $pid || fail end $cycle
+    start
+    ! grep 'hangs in losing' /tmp/log || fail cycle $cycle
+done
+touch /tmp/end
+wait $one $two
+[ ! -e /tmp/failed ] || fail "$(cat /tmp/failed)"
+[ -e /tmp/wrote1 ] && [ -e /tmp/wrote2 ] || fail nothing was written
+umount /mnt/a
+mount -t ext4 /dev/ublkb0 /mnt/a
+same /mnt/a/w1
+same /mnt/a/w2
+umount /mnt/a
+e2fsck -fn /dev/ublkb0 >/dev/null 2>&1 || fail e2fsck
+echo restarts are over
+"#;
+
 /// Held by the one machine that runs: three at once on two processors take as long in all, and each
 /// runs into its limit of time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -243,6 +277,11 @@ fn a_device_outlives_the_daemon_on_the_newer_kernel() {
     says(&text, &EVERYWHERE);
     says(&text, &["\"queue_depth\":128,\"zero_copy\":true"]);
     says(&text, &["\"device_has_old_size\":false\nsize 4194304\n"]);
+}
+
+#[test]
+fn orderly_restarts_under_writers_lose_no_request_on_the_older_kernel() {
+    says(&machine("ublk-restarts", Which::Older, 512, RESTARTS), &["restarts are over"]);
 }
 
 #[test]

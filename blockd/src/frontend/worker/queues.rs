@@ -120,6 +120,11 @@ impl Queues {
         self.all.iter_mut().flatten().for_each(Queue::drain);
     }
 
+    /// Whether the kernel has commands of a queue.
+    pub(super) fn any(&self) -> bool {
+        self.all.iter().any(Option::is_some)
+    }
+
     /// How many queues have requests that are being served.
     pub(super) fn busy(&self) -> usize {
         self.all.iter().flatten().filter(|queue| !queue.is_idle()).count()

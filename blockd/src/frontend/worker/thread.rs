@@ -125,6 +125,7 @@ impl WorkerThread {
         while self.ring.unsubmitted() > 0 && self.ring.enter(0).is_ok() {}
         let Some((_, answer)) = self.draining.take() else { return };
         let left = self.connections.iter().flatten().count() + self.queues.busy();
+        let serves_devices = self.queues.any();
         self.queues.leave(&mut self.executor);
         self.executor.drop_pools();
         let _ = answer.send(());
@@ -133,6 +134,12 @@ impl WorkerThread {
             // stays where it is until the process ends.
             tracing::warn!(left, "connections were still busy when the time to end was over");
             std::mem::forget(self.executor);
+            std::mem::forget(self.ring);
+        } else if serves_devices {
+            // A ring that is closed by a thread that lives on is torn down by a thread of the
+            // kernel. Linux 6.12 then aborts a queue's requests once, while this thread can still
+            // take one more in its name, which nobody aborts or answers: the device hangs. The
+            // ring is left to the thread's own end, where both are the same thread.
             std::mem::forget(self.ring);
         }
     }
