@@ -61,10 +61,12 @@ impl Met {
         Self(std::array::from_fn(|at| self.0[at] + other.0[at]))
     }
 
-    /// Whether every kind of command is among them but the first, which comes only once.
+    /// Whether every command is among them, but for the first, which comes only once. Writes are
+    /// no matter: a crash meets those of the load beside the family, and these are short.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.0[1..].iter().all(|&count| count > 0)
+        let commands = &self.0[Kind::Snapshot as usize..];
+        commands.iter().all(|&count| count > 0)
     }
 }
 
