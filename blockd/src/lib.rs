@@ -1,8 +1,8 @@
 //! blockd: thin-provisioned block devices from user space.
 //!
 //! Imports point one way: `cli` and `daemon`, then `control`, `frontend`, `volume` and `pool`,
-//! `backing`, `block`. `error`, `units`, `clock`, `stats`, `mailbox` and `hardening` are there
-//! for everybody.
+//! `backing`, `block`. `error`, `units`, `clock`, `stats`, `mailbox`, `node`, `hook`, `extend` and
+//! `hardening` are there for everybody.
 #![deny(unsafe_code)]
 
 pub mod backing;
@@ -13,11 +13,14 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod error;
+pub mod extend;
 pub mod frontend;
 pub mod hardening;
+pub mod hook;
 pub mod mailbox;
 pub mod metrics;
 pub mod nbd_client;
+pub mod node;
 pub mod pool;
 pub mod stats;
 pub mod units;

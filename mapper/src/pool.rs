@@ -78,6 +78,10 @@ pub struct Space {
     pub metadata: u64,
     /// Of `metadata`, pages that a checkpoint can still use.
     pub metadata_free: u64,
+    /// The log.
+    pub log: u64,
+    /// Of it, what a replay would need.
+    pub log_used: u64,
 }
 
 /// Shared by the engine and all workers of one open pool.

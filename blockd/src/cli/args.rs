@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
-    add, attach, clone, completions, del, diff, events, features, import_export, man, pool,
-    pool_tools, recover, resize, rollback, snapshot, space, top, volumes,
+    add, attach, clone, completions, del, diff, events, extend_request, features, import_export,
+    man, node, pool, pool_tools, recover, resize, rollback, snapshot, space, top, volumes,
 };
 use crate::error::KINDS;
 
@@ -81,8 +81,11 @@ pub(crate) enum Verb {
     Pool(pool::Pool),
     #[command(subcommand)]
     Journal(pool_tools::Journal),
+    #[command(subcommand)]
+    Node(node::Node),
     Top(top::Top),
     Events(events::Events),
+    ExtendRequest(extend_request::ExtendRequest),
     Completions(completions::Completions),
     Man(man::Man),
     Version(Version),
@@ -99,6 +102,11 @@ pub(crate) struct Serve {
     /// Configuration (TOML) [default: /etc/blockd/blockd.toml, or in ~/.config, if it is there]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// Unix socket for requests for more space of the default pool, or of POOL; for several pools
+    /// it is said several times. Goes before the configuration's pool.extend.socket
+    #[arg(long, value_name = "[POOL=]PATH")]
+    pub listen: Vec<String>,
 }
 
 /// Check or show a configuration

@@ -59,6 +59,8 @@ calls! {
     list_connections: ListConnectionsRequest -> ListConnectionsResponse;
     stats: StatsRequest -> StatsResponse;
     space: SpaceRequest -> SpaceResponse;
+    list_nodes: ListNodesRequest -> ListNodesResponse;
+    node_status: NodeStatusRequest -> NodeStatusResponse;
 }
 
 impl Client {

@@ -128,6 +128,7 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::VolumeCloned => "volume_cloned",
         EventKind::VolumeRolledBack => "volume_rolled_back",
         EventKind::VolumeReleased => "volume_released",
+        EventKind::ExtendWaiting => "extend_waiting",
     }
 }
 

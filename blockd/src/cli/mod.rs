@@ -10,10 +10,12 @@ mod completions;
 mod del;
 mod diff;
 mod events;
+mod extend_request;
 mod features;
 mod import_export;
 mod man;
 mod map;
+mod node;
 mod output;
 mod pool;
 mod pool_tools;
@@ -76,9 +78,10 @@ pub fn main() -> ExitCode {
 
 fn run(context: &Context, verb: Verb) -> Result<(), Error> {
     match verb {
-        Verb::Serve(serve) => daemon::serve(serve.config.as_deref()),
+        Verb::Serve(serve) => daemon::serve(serve.config.as_deref(), &serve.listen),
         Verb::Config(config) => configuration(context, &config),
         Verb::Journal(journal) => journal.run(context),
+        Verb::Node(node) if node.is_offline() => node.run_offline(context),
         Verb::Completions(completions) => completions.run(context),
         Verb::Man(man) => man.run(context),
         verb => {
@@ -121,8 +124,10 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Import(import) => import.run(context).await,
         Verb::Export(export) => export.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,
+        Verb::Node(node) => node.run(context).await,
         Verb::Top(top) => top.run(context).await,
         Verb::Events(events) => events.run(context).await,
+        Verb::ExtendRequest(request) => request.run(context).await,
         Verb::Version(_) => version::run(context).await,
         // `run` has dealt with these.
         Verb::Serve(_)

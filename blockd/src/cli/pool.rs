@@ -13,7 +13,7 @@ use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
 use super::shapes::{self, PoolShape};
-use super::{Context, amount, pool_tools, size_argument};
+use super::{Context, amount, node, pool_tools, size_argument};
 use crate::error::Error;
 
 /// List, show, draw, make, check and repair pools
@@ -162,11 +162,7 @@ impl Pool {
 
 /// The state of a pool in a word.
 pub(super) fn state_name(pool: &v1::Pool) -> &'static str {
-    match pool.state() {
-        PoolState::Open => "open",
-        PoolState::Failed => "failed",
-        PoolState::Unspecified => "unknown",
-    }
+    shapes::pool_state_name(pool.state())
 }
 
 fn state_tone(pool: &v1::Pool) -> Tone {
@@ -256,6 +252,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         let (left, count) = (size(pool.releasing_bytes), pool.releasing_count);
         rows.push(("to let go", format!("{left} of {count} volume(s) that are gone")));
     }
+    rows.extend(pool.node_objects.iter().map(|one| node::object_row(one, context)));
     for device in &pool.devices {
         let mut how = vec![shapes::device_kind(device).to_owned(), size(device.size_bytes)];
         how.push(if device.direct { "direct" } else { "buffered" }.to_owned());

@@ -185,6 +185,7 @@ pub(crate) struct PoolShape {
     pub snapshot_count: u32,
     pub releasing_count: u32,
     pub releasing_bytes: u64,
+    pub node_objects: Vec<NodeObjectShape>,
 }
 
 impl From<&v1::Pool> for PoolShape {
@@ -210,7 +211,41 @@ impl From<&v1::Pool> for PoolShape {
             snapshot_count: pool.snapshot_count,
             releasing_count: pool.releasing_count,
             releasing_bytes: amount(pool.releasing_bytes),
+            node_objects: pool.node_objects.iter().map(NodeObjectShape::from).collect(),
         }
+    }
+}
+
+/// Something of a pool that belongs to a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct NodeObjectShape {
+    pub name: String,
+    pub kind: &'static str,
+    pub total_bytes: u64,
+    pub used_bytes: u64,
+}
+
+impl From<&v1::NodeObject> for NodeObjectShape {
+    fn from(object: &v1::NodeObject) -> Self {
+        Self {
+            name: object.name.clone(),
+            kind: match object.kind() {
+                v1::NodeObjectKind::Free => "free",
+                v1::NodeObjectKind::Journal => "journal",
+                v1::NodeObjectKind::Unspecified => "unknown",
+            },
+            total_bytes: amount(object.total_bytes),
+            used_bytes: amount(object.used_bytes),
+        }
+    }
+}
+
+/// The state of a pool in a word.
+pub(crate) fn pool_state_name(state: v1::PoolState) -> &'static str {
+    match state {
+        v1::PoolState::Open => "open",
+        v1::PoolState::Failed => "failed",
+        v1::PoolState::Unspecified => "unknown",
     }
 }
 
@@ -339,7 +374,7 @@ mod tests {
             devices: vec![device],
             ..Default::default()
         };
-        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0}"#;
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[]}"#;
         assert_eq!(serde_json::to_string(&PoolShape::from(&pool)).unwrap(), expected);
     }
 

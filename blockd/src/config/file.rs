@@ -17,6 +17,7 @@ pub(super) struct File {
     pub(super) default_pool: String,
     pub(super) log: Log,
     pub(super) metrics: Metrics,
+    pub(super) node: Node,
     pub(super) workers: Workers,
     pub(super) nbd: Nbd,
     pub(super) ublk: Ublk,
@@ -35,6 +36,13 @@ pub(super) struct Log {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Metrics {
     pub(super) address: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Node {
+    pub(super) id: String,
+    pub(super) hook_timeout: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -101,6 +109,13 @@ pub(super) struct Pool {
     pub(super) commit_interval: String,
     pub(super) ring_records: i64,
     pub(super) accept_loss: bool,
+    pub(super) extend: Extend,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Extend {
+    pub(super) socket: String,
 }
 
 /// A size: bytes as a number, or a text with a unit.
@@ -136,6 +151,7 @@ impl Default for File {
             default_pool: String::new(),
             log: Log::default(),
             metrics: Metrics::default(),
+            node: Node::default(),
             workers: Workers::default(),
             nbd: Nbd::default(),
             ublk: Ublk::default(),
@@ -147,6 +163,12 @@ impl Default for File {
 impl Default for Log {
     fn default() -> Self {
         Self { format: "text".to_owned(), level: "info".to_owned() }
+    }
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { id: String::new(), hook_timeout: "60s".to_owned() }
     }
 }
 
@@ -210,6 +232,7 @@ impl Default for Pool {
             commit_interval: "1s".to_owned(),
             ring_records: 1 << 13,
             accept_loss: false,
+            extend: Extend::default(),
         }
     }
 }

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::node::NodeId;
 
 mod command;
 mod file;
+mod listen;
 mod parse;
 mod place;
 
@@ -47,6 +49,19 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// What is logged, and how.
     pub log: LogConfig,
+    /// This host as a member of its pools.
+    pub node: NodeConfig,
+}
+
+/// This host as a member of its pools.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeConfig {
+    /// Its identity; unknown where neither the file nor the host says one.
+    pub id: Option<NodeId>,
+    /// How long a script of a hook directory may take.
+    pub hook_timeout: Duration,
+    /// The directories of scripts are in here.
+    pub hooks_dir: PathBuf,
 }
 
 /// A pool to open at start, and to create when it isn't there.
@@ -66,6 +81,8 @@ pub struct PoolConfig {
     pub commit_interval: Duration,
     /// Records that each worker's slot of the delta ring holds.
     pub ring_records: u64,
+    /// Where requests for more space are answered; nowhere without it.
+    pub extend_socket: Option<PathBuf>,
 }
 
 /// A device of a pool.

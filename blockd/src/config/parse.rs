@@ -10,13 +10,15 @@ use blockd_mapper::format::VolumeName;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Error;
+use crate::node::NodeId;
 use crate::pool::MAX_WORKERS;
 use crate::units::{MAX_SIZE, exact, parse_size};
 
-use super::file::{Amount, File, Listener, Pool, Ublk, Workers};
+use super::file::{Amount, Extend, File, Listener, Node, Pool, Ublk, Workers};
 use super::{
     Config, DeviceConfig, DeviceKind, ListenAddress, ListenerConfig, LogConfig, MAX_SOCKET_PATH,
-    NbdConfig, Places, PoolConfig, SizeWish, TlsConfig, TlsUse, UblkConfig, WorkersConfig,
+    NbdConfig, NodeConfig, Places, PoolConfig, SizeWish, TlsConfig, TlsUse, UblkConfig,
+    WorkersConfig,
 };
 
 /// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
@@ -27,14 +29,14 @@ pub const MAX_UBLK_DEPTH: i64 = 1024;
 pub(super) fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Config, Error> {
     let source = Source { text, path };
     let file = source.read()?.completed(places);
-    source.check(&file)
+    source.check(&file, places)
 }
 
 /// The file with everything filled in that was not given.
 pub(super) fn complete(text: &str, path: Option<&Path>, places: &Places) -> Result<File, Error> {
     let source = Source { text, path };
     let file = source.read()?.completed(places);
-    source.check(&file)?;
+    source.check(&file, places)?;
     Ok(file)
 }
 
@@ -99,7 +101,7 @@ impl Source<'_> {
         Error::invalid(format!("{}: {name}", self.place(line)), value, allowed)
     }
 
-    fn check(&self, file: &File) -> Result<Config, Error> {
+    fn check(&self, file: &File, places: &Places) -> Result<Config, Error> {
         let pools = file
             .pools
             .iter()
@@ -125,6 +127,25 @@ impl Source<'_> {
             workers: self.workers(&file.workers)?,
             metrics: self.metrics(&file.metrics.address)?,
             log: self.log(file)?,
+            node: self.node(&file.node, places)?,
+        })
+    }
+
+    fn node(&self, node: &Node, places: &Places) -> Result<NodeConfig, Error> {
+        let id = match node.id.as_str() {
+            "" => NodeId::of_host(),
+            text => {
+                let allowed = "a UUID that is not all zeroes, as `uuidgen` prints it";
+                let id = NodeId::parse(text);
+                Some(id.ok_or_else(|| self.refuse(&["node", "id"], text, allowed))?)
+            }
+        };
+        let timeout = &node.hook_timeout;
+        let folder = self.path.and_then(Path::parent).filter(|path| !path.as_os_str().is_empty());
+        Ok(NodeConfig {
+            id,
+            hook_timeout: self.duration(&["node", "hook_timeout"], timeout, 1, 3600)?,
+            hooks_dir: folder.unwrap_or(&places.config_dir).join("hooks"),
         })
     }
 
@@ -284,7 +305,14 @@ impl Source<'_> {
             accept_loss: pool.accept_loss,
             commit_interval: self.duration(&key("commit_interval"), interval, 0, 60)?,
             ring_records: records as u64,
+            extend_socket: self.extend_socket(index, &pool.extend)?,
         })
+    }
+
+    fn extend_socket(&self, index: &str, extend: &Extend) -> Result<Option<PathBuf>, Error> {
+        let key = ["pool", index, "extend", "socket"];
+        let given = !extend.socket.is_empty();
+        given.then(|| self.socket(&key, &extend.socket)).transpose()
     }
 
     fn device_paths(
@@ -309,11 +337,18 @@ impl Source<'_> {
     fn pools_differ(&self, pools: &[PoolConfig]) -> Result<(), Error> {
         let mut names = std::collections::BTreeSet::new();
         let mut paths = std::collections::BTreeSet::new();
+        let mut sockets = std::collections::BTreeSet::new();
         for (index, pool) in pools.iter().enumerate() {
             let index = index.to_string();
             if !names.insert(&pool.name) {
                 let allowed = "another name: each pool has one of its own";
                 return Err(self.refuse(&["pool", &index, "name"], &pool.name, allowed));
+            }
+            if let Some(socket) = pool.extend_socket.as_ref().filter(|path| !sockets.insert(*path))
+            {
+                let allowed = "another path: each pool has a socket of its own";
+                let key = ["pool", &index, "extend", "socket"];
+                return Err(self.refuse(&key, socket.display(), allowed));
             }
             for device in pool.devices.iter().filter(|device| device.kind != DeviceKind::Memory) {
                 if !paths.insert(&device.path) {

@@ -19,6 +19,14 @@ pub fn pool_error(pool: &str, error: PoolError) -> Error {
                 waited.as_secs_f32()
             ),
         ),
+        PoolError::Foreign { node, wanted: None, .. } => Error::in_use(
+            format!("pool {pool}"),
+            format!(
+                "was last open on another node, {node:08x}-..., which has not closed it: if that \
+                 host is dead, `blockd node declare-dead` first"
+            ),
+        ),
+        PoolError::Foreign { .. } => Error::in_use(format!("pool {pool}:"), text),
         PoolError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),
         PoolError::Exists { path } => {
             Error::in_use(path.display().to_string(), "holds a pool already")

@@ -172,6 +172,7 @@ impl Control {
             releasing_count: u32::try_from(space.releasing_volumes).unwrap_or(u32::MAX),
             releasing_bytes: to_wire(space.releasing),
             devices: handle.devices().iter().map(device).collect(),
+            node_objects: self.node_objects(&space),
         })
     }
 

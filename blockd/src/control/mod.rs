@@ -10,7 +10,10 @@ mod diff;
 mod errors;
 mod events;
 mod exports;
+mod extend;
+mod membership;
 mod messages;
+mod nodes;
 mod pools;
 mod releases;
 mod server;
@@ -40,6 +43,7 @@ use crate::clock::{Clock, wall_seconds};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
+use crate::node::NodeId;
 use crate::pool::PoolHandle;
 
 use attachments::Attachments;
@@ -51,6 +55,8 @@ pub use devices::{device_error, device_owner};
 pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
 pub use exports::{NbdAddress, NbdPlace, Target};
+pub use extend::{ExtendListener, ExtendServer, bind_extend};
+pub use membership::{Leave, Left, NodeName, Taken, declare_dead, forget};
 pub use server::{ControlListener, bind};
 
 /// What the control service needs to know.
@@ -64,6 +70,8 @@ pub struct ControlOptions {
     pub default_pool: String,
     /// How pools that are made at run time wait for locks, commit, and so on.
     pub template: PoolConfig,
+    /// This host; unknown where it has no identity.
+    pub node: Option<NodeId>,
 }
 
 /// The control service. Clones are the same one.
@@ -82,6 +90,8 @@ struct Inner {
     ublk: OnceLock<Arc<Devices>>,
     /// Names of volumes whose extents are being let go.
     releases: releases::Releases,
+    /// Requests of data paths outside.
+    extends: extend::Extends,
     /// One pool is made at a time.
     making_pools: tokio::sync::Mutex<()>,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
@@ -145,6 +155,7 @@ impl Control {
             nbd: RwLock::default(),
             ublk: OnceLock::new(),
             releases: releases::Releases::default(),
+            extends: extend::Extends::default(),
             making_pools: tokio::sync::Mutex::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             hasher: RandomState::new(),
@@ -158,22 +169,8 @@ impl Control {
     /// Pools made at run time, to be opened with those of the configuration.
     pub fn remembered_pools(&self) -> Result<Vec<PoolConfig>, Error> {
         let list: Vec<Remembered> = self.0.remembered.read()?;
-        Ok(list.into_iter().map(|one| self.config_of(one)).collect())
-    }
-
-    fn config_of(&self, one: Remembered) -> PoolConfig {
-        PoolConfig {
-            name: one.name,
-            devices: vec![DeviceConfig {
-                path: one.path,
-                kind: DeviceKind::Auto,
-                size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
-                preallocate: one.preallocate,
-                direct: one.direct,
-            }],
-            extent_size: one.extent_size,
-            ..self.0.options.template.clone()
-        }
+        let template = &self.0.options.template;
+        Ok(list.into_iter().map(|one| config_of(one, template)).collect())
     }
 
     /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
@@ -195,7 +192,8 @@ impl Control {
 
     async fn try_open(&self, config: &PoolConfig) -> Result<PoolHandle, Error> {
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
-        let opened = blocking(move || pools::open_or_create(&wanted, &runtime_dir)).await?;
+        let node = self.0.options.node.map_or(0, NodeId::number);
+        let opened = blocking(move || pools::open_or_create(&wanted, &runtime_dir, node)).await?;
         self.0.data_path.add_pool(&opened.handle).await?;
         let (name, report) = (&config.name, &opened.report);
         if opened.created {
@@ -380,6 +378,23 @@ impl Control {
             file.write(list)
         })
         .await
+    }
+}
+
+/// A pool made at run time, as it is opened.
+fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
+    PoolConfig {
+        name: one.name,
+        devices: vec![DeviceConfig {
+            path: one.path,
+            kind: DeviceKind::Auto,
+            size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
+            preallocate: one.preallocate,
+            direct: one.direct,
+        }],
+        extent_size: one.extent_size,
+        extend_socket: None,
+        ..template.clone()
     }
 }
 

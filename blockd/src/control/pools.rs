@@ -25,9 +25,13 @@ pub(super) struct Opened {
 }
 
 /// Opens a pool, after making it where it isn't there. Blocks.
-pub(super) fn open_or_create(config: &PoolConfig, runtime_dir: &Path) -> Result<Opened, Error> {
+pub(super) fn open_or_create(
+    config: &PoolConfig,
+    runtime_dir: &Path,
+    node: u32,
+) -> Result<Opened, Error> {
     let failed = |error| pool_error(&config.name, error);
-    let mut spec = spec(config, runtime_dir);
+    let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
     let created = !in_memory && !pool::exists(&spec).map_err(failed)?;
     if created {
@@ -60,7 +64,8 @@ fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
     }
 }
 
-fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
+/// What is needed to open a pool, by a node that isn't known.
+pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
     let device = |device: &DeviceConfig| DeviceSpec {
         path: device.path.clone(),
         kind: kind(device),
@@ -80,6 +85,8 @@ fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         lock_wait: config.lock_wait,
         commit_interval: config.commit_interval,
         ring_records: config.ring_records,
+        node: 0,
+        taken_from: None,
     }
 }
 
@@ -172,6 +179,7 @@ mod tests {
             accept_loss: false,
             commit_interval: Duration::from_secs(1),
             ring_records: 1 << 10,
+            extend_socket: None,
         }
     }
 
@@ -183,7 +191,7 @@ mod tests {
             let file = File::create(&path).unwrap();
             file.set_len(8 << 20).unwrap();
             file.write_all_at(b"x", at).unwrap();
-            let error = open_or_create(&pool(&path, SizeWish::Bytes(64 << 20)), folder.path());
+            let error = open_or_create(&pool(&path, SizeWish::Bytes(64 << 20)), folder.path(), 0);
             let error = error.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
             assert!(error.to_string().contains("not a pool"), "{error}");
@@ -195,7 +203,8 @@ mod tests {
     fn a_file_that_is_not_there_needs_a_size() {
         let folder = folder();
         let path = folder.path().join("file");
-        let error = open_or_create(&pool(&path, SizeWish::Existing), folder.path()).err().unwrap();
+        let error =
+            open_or_create(&pool(&path, SizeWish::Existing), folder.path(), 0).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("/file"), "{error}");
         assert!(!path.exists());
@@ -206,7 +215,7 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("file");
         let small = pool(&path, SizeWish::Bytes(64 << 10));
-        let error = open_or_create(&small, folder.path()).err().unwrap();
+        let error = open_or_create(&small, folder.path(), 0).err().unwrap();
         assert!(!path.exists(), "{error}");
     }
 
@@ -214,17 +223,17 @@ mod tests {
     async fn a_pool_is_made_once_and_opened_again() {
         let folder = folder();
         let wanted = pool(&folder.path().join("file"), SizeWish::OfFree(50));
-        let first = open_or_create(&wanted, folder.path()).unwrap();
+        let first = open_or_create(&wanted, folder.path(), 0).unwrap();
         assert!(first.created);
         let id = first.handle.id();
         let size = first.handle.devices()[0].size;
         assert!(size >= LEAST_BYTES && size.is_multiple_of(1 << 20));
-        let locked = open_or_create(&wanted, folder.path()).err().unwrap();
+        let locked = open_or_create(&wanted, folder.path(), 0).err().unwrap();
         assert_eq!(locked.kind(), ErrorKind::InUse);
         assert!(locked.to_string().contains("pool p is locked"), "{locked}");
         first.handle.close().await.unwrap();
         drop(first);
-        let second = open_or_create(&wanted, folder.path()).unwrap();
+        let second = open_or_create(&wanted, folder.path(), 0).unwrap();
         assert!(!second.created);
         assert_eq!(second.handle.id(), id);
         second.handle.close().await.unwrap();

@@ -33,14 +33,21 @@ pub struct ControlListener {
     path: PathBuf,
 }
 
-/// Binds the control socket, for nobody but this user. What a daemon that died has left is removed;
-/// a socket that somebody listens on, or a file that is no socket, is not.
-///
-/// Has to be called in a tokio runtime.
+/// Binds the control socket, for nobody but this user. Has to be called in a tokio runtime.
 pub fn bind(path: &Path) -> Result<ControlListener, Error> {
-    check_socket_path(path)
-        .map_err(|allowed| Error::invalid("control_socket", path.display(), allowed))?;
-    let name = || format!("control socket {}", path.display());
+    let listener = bind_private("control_socket", "control", path)?;
+    Ok(ControlListener { listener, path: path.to_path_buf() })
+}
+
+/// Binds a Unix socket for nobody but this user. What a daemon that died has left is removed; a
+/// socket that somebody listens on, or a file that is no socket, is not.
+pub(super) fn bind_private(
+    field: &'static str,
+    what: &str,
+    path: &Path,
+) -> Result<UnixListener, Error> {
+    check_socket_path(path).map_err(|allowed| Error::invalid(field, path.display(), allowed))?;
+    let name = || format!("{what} socket {}", path.display());
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             return Err(Error::in_use(name(), "is there already, and is no socket"));
@@ -54,7 +61,7 @@ pub fn bind(path: &Path) -> Result<ControlListener, Error> {
     let listener = UnixListener::bind(path).map_err(failed)?;
     // Until then others can connect, and are refused by who they are.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(ControlListener { listener, path: path.to_path_buf() })
+    Ok(listener)
 }
 
 impl ControlListener {
@@ -88,7 +95,7 @@ fn allowed(request: Request<()>) -> Result<Request<()>, Status> {
     Ok(request)
 }
 
-fn check_peer(peer: Option<u32>, own: u32) -> Result<(), Error> {
+pub(super) fn check_peer(peer: Option<u32>, own: u32) -> Result<(), Error> {
     match peer {
         Some(user) if user == 0 || user == own => Ok(()),
         other => Err(Error::Denied {

@@ -318,6 +318,20 @@ impl Calls for Control {
         Ok(Response::new(self.describe_stats(&asked.pool, &asked.volume)?))
     }
 
+    async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Answer<v1::ListNodesResponse> {
+        let control = self.clone();
+        whole(async move { Ok(v1::ListNodesResponse { nodes: control.describe_nodes().await? }) })
+            .await
+    }
+
+    async fn node_status(
+        &self,
+        asked: Request<v1::NodeStatusRequest>,
+    ) -> Answer<v1::NodeStatusResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.describe_node_status(&asked.pool).await }).await
+    }
+
     async fn events(&self, asked: Request<v1::EventsRequest>) -> Answer<Self::EventsStream> {
         let asked = asked.into_inner();
         if !asked.pool.is_empty() {
@@ -380,6 +394,7 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
             direct: !asked.buffered,
         }],
         extent_size,
+        extend_socket: None,
         ..template.clone()
     })
 }

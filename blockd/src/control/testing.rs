@@ -13,8 +13,12 @@ use tonic::transport::{Channel, Endpoint};
 use super::{Answer, Connection, Control, ControlOptions, DataPath, NbdAddress, NbdPlace, bind};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::error::Error;
+use crate::node::NodeId;
 use crate::pool::{PoolHandle, VolumeId};
 use crate::stats::{VolumeStats, WorkerStats};
+
+/// This host, in tests.
+pub(crate) const NODE: &str = "3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
 
 /// A folder that is gone with this value.
 #[derive(Debug)]
@@ -95,6 +99,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         accept_loss: false,
         commit_interval: Duration::from_secs(1),
         ring_records: 1 << 10,
+        extend_socket: None,
     }
 }
 
@@ -120,6 +125,7 @@ impl Rig {
             runtime_dir: folder.path().to_path_buf(),
             default_pool: "default".to_owned(),
             template: memory_pool("template"),
+            node: NodeId::parse(NODE),
         };
         let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();
         let place = NbdPlace::Unix(PathBuf::from("/run/n.sock"));

@@ -20,7 +20,8 @@ use tokio::sync::oneshot;
 
 use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse};
 use crate::control::{
-    self, Control, ControlListener, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace,
+    self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
+    ExtendServer, NbdAddress, NbdPlace,
 };
 use crate::error::Error;
 use crate::frontend::nbd::handshake::Tls;
@@ -49,9 +50,11 @@ const RECOVERY_PAUSE: Duration = Duration::from_secs(30);
 /// How often failed pools are looked for.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads the configuration and serves until a signal says to stop.
-pub fn serve(path: Option<&Path>) -> Result<(), Error> {
-    let config = Config::load(path)?;
+/// Reads the configuration and serves until a signal says to stop. `listen` are sockets for
+/// requests for more space, as [`Config::listen`] takes them.
+pub fn serve(path: Option<&Path>, listen: &[String]) -> Result<(), Error> {
+    let mut config = Config::load(path)?;
+    listen.iter().try_for_each(|text| config.listen(text))?;
     logging::start(&config.log)?;
     let own_namespace =
         config.ublk.enabled && config.ublk.mount_namespace && enter_namespace(&config);
@@ -90,7 +93,7 @@ fn run_in(config: &Config, own_namespace: bool) -> Result<(), Error> {
     let result = runtime.block_on(async {
         let signals = Signals::new()?;
         let daemon = Daemon::start(config, own_namespace).await?;
-        signals.wait().await;
+        signals.wait(daemon.control.told_to_stop()).await;
         daemon.stop(config.stop_timeout).await
     });
     // What still runs is a client's that does not listen.
@@ -115,10 +118,12 @@ impl Signals {
         })
     }
 
-    /// Waits for the first.
-    async fn wait(mut self) {
+    /// Waits for the first, or for a request that says the same.
+    async fn wait(mut self, told: impl Future<Output = ()>) {
+        let mut told = std::pin::pin!(told);
         loop {
             tokio::select! {
+                () = &mut told => break,
                 _ = self.terminate.recv() => break,
                 _ = self.interrupt.recv() => break,
                 _ = self.hang_up.recv() => {
@@ -145,6 +150,7 @@ impl Signals {
 struct Sockets {
     nbd: Vec<(Bound, TlsUse)>,
     control: ControlListener,
+    extend: Vec<ExtendListener>,
     metrics: Option<HttpListener>,
 }
 
@@ -153,6 +159,7 @@ struct Daemon {
     control: Control,
     workers: Workers,
     listeners: Vec<Listener>,
+    extends: Vec<ExtendServer>,
     stop_control: oneshot::Sender<()>,
     control_server: tokio::task::JoinHandle<Result<(), Error>>,
     /// Given back last.
@@ -181,6 +188,7 @@ impl Daemon {
             runtime_dir: config.runtime_dir.clone(),
             default_pool: config.default_pool.clone(),
             template: config.pools[0].clone(),
+            node: config.node.id,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
         if config.ublk.enabled {
@@ -193,6 +201,7 @@ impl Daemon {
         control.recover_devices().await?;
         let (listeners, addresses) = serve_nbd(sockets.nbd, &control, &serving);
         control.set_nbd_addresses(addresses);
+        let extends = sockets.extend.into_iter().map(|one| control.serve_extend(one)).collect();
         let (stop_control, stopped) = oneshot::channel();
         let stopped = async { drop(stopped.await) };
         let control_server = tokio::spawn(sockets.control.serve(control.clone(), stopped));
@@ -209,7 +218,7 @@ impl Daemon {
         control.set_ready();
         notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
         let _locks = [runtime_lock, state_lock];
-        Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
+        Ok(Self { control, workers, listeners, extends, stop_control, control_server, _locks })
     }
 
     /// Takes nothing new, answers what is in flight, and leaves pools clean. Attachments stay.
@@ -218,6 +227,9 @@ impl Daemon {
         self.control.stop();
         for listener in self.listeners {
             listener.stop().await;
+        }
+        for server in self.extends {
+            server.stop().await;
         }
         let _ = self.stop_control.send(());
         let mut server = self.control_server;
@@ -276,7 +288,11 @@ async fn bind(config: &Config) -> Result<Sockets, Error> {
         None => None,
         Some(address) => Some(HttpListener::bind(address).await?),
     };
-    Ok(Sockets { nbd, control, metrics })
+    let extend = config.pools.iter().filter_map(|pool| {
+        pool.extend_socket.as_ref().map(|path| control::bind_extend(&pool.name, path))
+    });
+    let extend = extend.collect::<Result<_, _>>()?;
+    Ok(Sockets { nbd, control, extend, metrics })
 }
 
 fn listener_options(one: &ListenerConfig, config: &Config, tls: Tls) -> listener::ListenerOptions {

@@ -34,6 +34,23 @@ pub enum PoolError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// Another node had the pool last.
+    #[error(
+        "{} was last open on node {node:08x}, {}",
+        path.display(),
+        match wanted {
+            Some(wanted) => format!("not on node {wanted:08x}"),
+            None => "which has not closed it".to_owned(),
+        }
+    )]
+    Foreign {
+        /// The device.
+        path: PathBuf,
+        /// The number of the node that had it.
+        node: u32,
+        /// The number of the node that was to have had it.
+        wanted: Option<u32>,
+    },
     /// Something is outside what is allowed.
     #[error("{field} is {value}: must be {allowed}")]
     Invalid {

@@ -80,6 +80,7 @@ pub struct PoolStats {
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) extent_size: u64,
+    pub(super) epoch: u64,
     pub(super) pool: Arc<Pool>,
     pub(super) devices: Vec<Arc<Device>>,
     pub(super) doorbell: Arc<Doorbell>,
@@ -143,6 +144,12 @@ impl PoolHandle {
     #[must_use]
     pub fn extent_size(&self) -> u64 {
         self.shared.extent_size
+    }
+
+    /// How many times it was opened, this time included.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch
     }
 
     /// The mapper's side of it.

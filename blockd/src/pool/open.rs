@@ -81,7 +81,7 @@ fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolEr
         devices: devices.iter().map(new_device).collect(),
         wal_size: None,
         reserve_size: None,
-        node: 0,
+        node: spec.node,
     };
     let mut creating = Creating::new(&options)?;
     let mut ring = new_ring()?;
@@ -189,7 +189,7 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
         boot_id: boot_id()?,
         open_id: fastrand::u64(1..),
         accept_loss: spec.accept_loss || volatile,
-        node: 0,
+        node: spec.node,
         tuning: Tuning {
             workers: MAX_WORKERS,
             commit_interval_ns: u64::try_from(spec.commit_interval.as_nanos())
@@ -235,10 +235,13 @@ fn ring_memory(
     for one in served {
         lock(&one.device, spec.lock_wait)?;
     }
-    let first = served.first().map(|one| &one.device);
-    let id = first.and_then(|device| pool_id(device));
+    let newest = served.iter().filter_map(|one| superblock(&one.device));
+    let newest = newest.max_by_key(|superblock| superblock.generation);
+    if let Some(superblock) = &newest {
+        refuse_foreign(spec, superblock)?;
+    }
     // Without a superblock the mapper says what is wrong; the ring is not asked for.
-    let id = id.unwrap_or([0; 16]);
+    let id = newest.map_or([0; 16], |superblock| superblock.pool_id);
     let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let path: PathBuf = spec.ring_dir.join(format!("ring-{hex}"));
     let file = RingFile::open(&path, MAX_WORKERS, spec.ring_records)?;
@@ -248,15 +251,32 @@ fn ring_memory(
     Ok((file, path))
 }
 
-/// The pool's identity, from the first superblock that can be read.
-fn pool_id(device: &Device) -> Option<[u8; 16]> {
+/// The newest superblock of a device that can be read.
+fn superblock(device: &Device) -> Option<Superblock> {
     use std::os::unix::fs::FileExt;
     let mut buffer = IoBuffer::new(1)?;
-    superblock_offsets(device.info().size).into_iter().find_map(|offset| {
+    let read = |offset| {
         device.file().read_exact_at(buffer.as_bytes_mut(), offset).ok()?;
         let place = Place::Device { device: DeviceIndex(0), offset };
-        Superblock::decode(buffer.as_bytes(), place).ok().map(|superblock| superblock.pool_id)
-    })
+        Superblock::decode(buffer.as_bytes(), place).ok()
+    };
+    let copies = superblock_offsets(device.info().size).into_iter().filter_map(read);
+    copies.max_by_key(|superblock| superblock.generation)
+}
+
+/// A pool that another node has not closed may be in use there, where no lock of ours is seen. Who
+/// takes it over has to say from whom.
+fn refuse_foreign(spec: &PoolSpec, found: &Superblock) -> Result<(), PoolError> {
+    let others = found.node != 0 && spec.node != 0 && found.node != spec.node;
+    let refused = match spec.taken_from {
+        Some(wanted) => found.node != wanted,
+        None => others && !found.clean,
+    };
+    if !refused {
+        return Ok(());
+    }
+    let path = spec.devices.first().map(|device| device.path.clone()).unwrap_or_default();
+    Err(PoolError::Foreign { path, node: found.node, wanted: spec.taken_from })
 }
 
 fn open_devices(spec: &PoolSpec, create: bool) -> Result<Vec<Arc<Device>>, PoolError> {

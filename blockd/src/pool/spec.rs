@@ -38,6 +38,11 @@ pub struct PoolSpec {
     pub commit_interval: Duration,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
+    /// This host's number, which is written into the pool; 0 where it is not known.
+    pub node: u32,
+    /// The pool is taken over from the node with this number: it has to be the one that had it
+    /// last. Without, a pool that another node has not closed is refused.
+    pub taken_from: Option<u32>,
 }
 
 impl PoolSpec {
@@ -53,6 +58,8 @@ impl PoolSpec {
             lock_wait: Duration::from_secs(30),
             commit_interval: Duration::from_secs(1),
             ring_records: 1 << 13,
+            node: 0,
+            taken_from: None,
         }
     }
 }

@@ -83,6 +83,7 @@ impl PoolThread {
         let shared = Arc::new(Shared {
             name: spec.name.clone(),
             extent_size: pool.geometry().extent_size(),
+            epoch: engine.epoch().0,
             pool,
             devices: served.iter().map(|one| Arc::clone(&one.device)).collect(),
             doorbell,

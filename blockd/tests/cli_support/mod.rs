@@ -19,11 +19,18 @@ pub(crate) struct Daemon {
     pub(crate) dir: PathBuf,
     runtime: PathBuf,
     child: Option<Child>,
+    /// More words for `blockd serve`, from the next start on.
+    pub(crate) serve_arguments: Vec<String>,
 }
 
 impl Daemon {
     /// With a pool of that size in a sparse file.
     pub(crate) fn start(pool_size: &str) -> Self {
+        Self::start_with(pool_size, "")
+    }
+
+    /// The same with more lines of the configuration, behind those of the pool.
+    pub(crate) fn start_with(pool_size: &str, more: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("blockd-cli-{}-{count}", std::process::id());
@@ -34,11 +41,11 @@ impl Daemon {
         fs::create_dir_all(&runtime).unwrap();
         let config = format!(
             "runtime_dir = {runtime:?}\nstate_dir = {dir:?}\n[workers]\ncount = 2\n\
-             [[pool]]\nname = \"default\"\npath = {:?}\nsize = \"{pool_size}\"\n",
+             [[pool]]\nname = \"default\"\npath = {:?}\nsize = \"{pool_size}\"\n{more}\n",
             dir.join("default.pool"),
         );
         fs::write(dir.join("blockd.toml"), config).unwrap();
-        let mut daemon = Self { dir, runtime, child: None };
+        let mut daemon = Self { dir, runtime, child: None, serve_arguments: Vec::new() };
         daemon.start_again();
         daemon
     }
@@ -49,6 +56,7 @@ impl Daemon {
         let log = File::options().create(true).append(true).open(log).unwrap();
         let mut serve = Command::new(env!("CARGO_BIN_EXE_blockd"));
         serve.arg("serve").arg("--config").arg(self.config()).stdin(Stdio::null());
+        serve.args(&self.serve_arguments);
         self.child = Some(serve.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
         let clock = Clock::start();
         loop {
@@ -84,6 +92,11 @@ impl Daemon {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+    }
+
+    /// Waits for its own end.
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.take().unwrap().wait().unwrap()
     }
 
     /// In order.

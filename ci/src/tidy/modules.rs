@@ -156,6 +156,9 @@ const RULES: &[Rule] = &[
     ("blockd/src", "stats", &[]),
     ("blockd/src", "hardening", &[]),
     ("blockd/src", "mailbox", &[]),
+    ("blockd/src", "extend", &[]),
+    ("blockd/src", "node", &[]),
+    ("blockd/src", "hook", &["clock"]),
     ("blockd/src", "backing", &["block"]),
     ("blockd/src", "pool", &["backing", "clock", "hardening", "mailbox"]),
     ("blockd/src", "volume", &["backing", "block", "clock", "pool", "stats"]),
@@ -165,7 +168,14 @@ const RULES: &[Rule] = &[
         &["backing", "block", "clock", "hardening", "mailbox", "pool", "stats", "volume"],
     ),
     ("blockd/src", "nbd_client", &["clock", "frontend"]),
-    ("blockd/src", "control", &["clock", "config", "error", "frontend", "pool", "stats", "units"]),
+    (
+        "blockd/src",
+        "control",
+        &[
+            "clock", "config", "error", "extend", "frontend", "hook", "node", "pool", "stats",
+            "units",
+        ],
+    ),
 ];
 
 /// Every import that a rule does not allow.

@@ -6,7 +6,7 @@ use crate::format::catalogue::VolumeKind;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
-use crate::units::{LeafId, Lsn, PhysicalExtent, VolumeId, WallTime};
+use crate::units::{Epoch, LeafId, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use super::Engine;
 
@@ -94,6 +94,12 @@ impl VolumeSummary {
 }
 
 impl Pool {
+    /// Bytes that a volume is granted at a time, where there is enough.
+    #[must_use]
+    pub fn quantum_bytes(&self) -> u64 {
+        self.tuning.quantum.saturating_mul(self.geometry.extent_size())
+    }
+
     /// All volumes and snapshots, by id, without counting anything. May be called from any thread.
     #[must_use]
     pub fn summaries(&self) -> Vec<VolumeSummary> {
@@ -140,7 +146,15 @@ impl Engine {
             pending: pending * extent,
             metadata: metadata * extent,
             metadata_free: self.pages.free_pages() * crate::geometry::PAGE_BYTES,
+            log: self.wal.blocks * crate::geometry::PAGE_BYTES,
+            log_used: self.wal.used() * crate::geometry::PAGE_BYTES,
         }
+    }
+
+    /// The open that this is, counted over the pool's life.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.superblock.epoch
     }
 
     /// Volumes that are gone and whose extents are still being let go, a bounded number at each

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::record::Change;
+use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::inspect::{LogEnd, LogEntry, read_log};
 use serde::Serialize;
 
@@ -185,8 +186,8 @@ impl Replay {
                 format!("{log_changes} change(s) in {log_blocks} block(s) would be replayed\n")
             });
         }
-        let (clean, mut device_specs) = (self.is_clean()?, Vec::new());
-        if clean {
+        let (superblock, mut device_specs) = (self.superblock()?, Vec::new());
+        if superblock.clean {
             let replayed =
                 Replayed { changed: false, log_blocks: 0, log_changes: 0, ring_changes: 0 };
             let text = || "closed in order: there is nothing to replay\n".to_owned();
@@ -199,6 +200,8 @@ impl Replay {
         let mut spec = PoolSpec::new("replay", first, self.ring_dir());
         spec.devices = device_specs;
         spec.accept_loss = self.accept_loss;
+        // Who replays by hand answers for it that its owner is gone, and does not become the owner.
+        spec.node = superblock.node;
         let (handle, report) = pool::open(&spec).map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|source| Error::io("starting", source))?;
@@ -217,14 +220,14 @@ impl Replay {
         })
     }
 
-    fn is_clean(&self) -> Result<bool, Error> {
+    fn superblock(&self) -> Result<Superblock, Error> {
         let mut devices = self.devices.open(Access::Read)?;
         let superblock = reader(&mut devices)?.superblock().clone();
         let features = superblock.unknown_ro_compat();
         if features != 0 && !superblock.clean {
             return Err(MapperError::Unsupported { features }.into());
         }
-        Ok(superblock.clean)
+        Ok(superblock)
     }
 
     fn ring_dir(&self) -> PathBuf {

@@ -1,0 +1,336 @@
+//! Requests for more space from data paths outside of the daemon, over a Unix socket of the pool's.
+//!
+//! In this daemon volumes take space as they write. So a request asks only whether there is some:
+//! it is answered as soon as the pool has a quantum of it, or what the volume can still come to
+//! need, if that is less. Until then it waits, behind those that came before.
+
+mod queue;
+
+use std::collections::BTreeMap;
+use std::os::fd::IntoRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_mapper::engine::VolumeSummary;
+use blockd_mapper::format::catalogue::VolumeKind;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::error::{Error, shown};
+use crate::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
+
+use super::server::{bind_private, check_peer};
+use super::{Control, EventKind};
+
+pub(crate) use queue::Waiting;
+use queue::{Queue, Verdict};
+
+/// How often a pool is asked for its space while somebody waits, and clients that wait are looked
+/// at whether they are still there. A data path that asks at its low mark has seconds left.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Connections of a pool's socket at once: a data path has one for each volume that runs short, and
+/// each may wait for as long as the pool is full. More than that is somebody who leaks them.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// How long a message may take from its first byte to its last. It is written in one piece.
+const MESSAGE_TIME: Duration = Duration::from_secs(10);
+
+/// How long a connection may be there without a message under way: it costs a place.
+const IDLE_TIME: Duration = Duration::from_secs(300);
+
+/// How long to wait when the system has no descriptor or memory for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A socket that is bound: clients can connect, and wait to be served.
+#[derive(Debug)]
+pub struct ExtendListener {
+    pool: String,
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+/// Binds a pool's socket, for nobody but this user. Has to be called in a tokio runtime.
+pub fn bind_extend(pool: &str, path: &Path) -> Result<ExtendListener, Error> {
+    let listener = bind_private("pool.extend.socket", "extend", path)?;
+    Ok(ExtendListener { pool: pool.to_owned(), path: path.to_owned(), listener })
+}
+
+/// A socket that is served.
+#[derive(Debug)]
+pub struct ExtendServer {
+    path: PathBuf,
+    task: JoinHandle<()>,
+}
+
+impl ExtendServer {
+    /// Ends connections without an answer, and removes the socket.
+    pub async fn stop(self) {
+        self.task.abort();
+        // It was told to end, and has.
+        let _ = self.task.await;
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The queues of all pools with a socket, and whether the daemon was told to end over one.
+#[derive(Debug, Default)]
+pub(super) struct Extends {
+    queues: Mutex<BTreeMap<String, Arc<Queue>>>,
+    stop: Notify,
+}
+
+/// What a connection needs.
+struct Server {
+    control: Control,
+    pool: String,
+    queue: Arc<Queue>,
+}
+
+/// Who has connected.
+#[derive(Clone, Debug)]
+struct Peer {
+    user: u32,
+    text: String,
+}
+
+impl Control {
+    /// Serves a pool's socket from now on. The pool need not be open: requests wait for that too.
+    #[must_use]
+    pub fn serve_extend(&self, socket: ExtendListener) -> ExtendServer {
+        let ExtendListener { pool, path, listener } = socket;
+        let queue = Arc::new(Queue::default());
+        self.0.extends.queues.lock().insert(pool.clone(), Arc::clone(&queue));
+        let server = Arc::new(Server { control: self.clone(), pool, queue });
+        let task = tokio::spawn(async move {
+            // Both end together, when this task is told to.
+            tokio::join!(accept(Arc::clone(&server), listener), server.answer());
+        });
+        ExtendServer { path, task }
+    }
+
+    /// Returns once somebody who may do so has told the daemon to end.
+    pub async fn told_to_stop(&self) {
+        self.0.extends.stop.notified().await;
+    }
+
+    /// Requests of a pool that wait for space, the first first.
+    pub(crate) fn extends_waiting(&self, pool: &str) -> Vec<Waiting> {
+        let queue = self.0.extends.queues.lock().get(pool).cloned();
+        queue.map(|queue| queue.waiting()).unwrap_or_default()
+    }
+}
+
+async fn accept(server: Arc<Server>, listener: UnixListener) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(pool = server.pool, %error, "can't accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let peer = match admitted(&stream) {
+            Ok(peer) => peer,
+            Err(peer) => {
+                let pool = &server.pool;
+                tracing::warn!(
+                    pool,
+                    "extend: {peer} was turned away: root and the daemon's user may"
+                );
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            let peer = &peer.text;
+            tracing::warn!(
+                pool = server.pool,
+                "extend: {peer} was turned away: {MAX_CONNECTIONS} connections at once"
+            );
+            continue;
+        };
+        let server = Arc::clone(&server);
+        connections.spawn(async move {
+            if let Err(problem) = server.serve(stream, &peer).await {
+                // Once for each connection, which is over now.
+                tracing::warn!(
+                    pool = server.pool,
+                    "extend: {} sent nonsense: {problem}",
+                    peer.text
+                );
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Root and the user of this process may connect; others are named.
+fn admitted(stream: &UnixStream) -> Result<Peer, String> {
+    let peer = stream.peer_cred().ok();
+    let user = peer.as_ref().map(tokio::net::unix::UCred::uid);
+    let pid = peer.and_then(|peer| peer.pid()).unwrap_or(0);
+    let text = format!("unix uid {} pid {pid}", user.unwrap_or(u32::MAX));
+    match check_peer(user, nix::unistd::geteuid().as_raw()) {
+        Ok(()) => Ok(Peer { user: user.unwrap_or(u32::MAX), text }),
+        Err(_) => Err(text),
+    }
+}
+
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("a message was cut after {0} bytes")]
+    Cut(usize),
+    #[error("a message was not whole after {limit} s, {have} bytes of it came", limit = MESSAGE_TIME.as_secs())]
+    Slow { have: usize },
+    #[error("volume {0} does not exist in this pool")]
+    NoVolume(String),
+    #[error("user {0} may not stop the daemon: must be root")]
+    NotRoot(u32),
+}
+
+impl Server {
+    /// Serves a connection until it ends. An error is the client's.
+    async fn serve(&self, mut stream: UnixStream, peer: &Peer) -> Result<(), Problem> {
+        while let Some(message) = read_message(&mut stream).await? {
+            let request = match message {
+                Message::Extend(request) => request,
+                Message::Shutdown(_) => return self.shutdown(stream, peer),
+            };
+            if !self.extend(&stream, &request, peer).await? {
+                return Ok(());
+            }
+            if stream.write_all(&[request.form.answer()]).await.is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Root alone may stop the daemon, whoever's it is.
+    fn shutdown(&self, stream: UnixStream, peer: &Peer) -> Result<(), Problem> {
+        if peer.user != 0 {
+            return Err(Problem::NotRoot(peer.user));
+        }
+        tracing::info!(pool = self.pool, "extend: told to stop by {}", peer.text);
+        // Left to the end of the process: when this connection ends, the daemon has.
+        let _ = stream.into_std().map(|stream| stream.into_raw_fd());
+        self.control.0.extends.stop.notify_one();
+        Ok(())
+    }
+
+    /// Waits until there is space; false when the client or the daemon has gone before.
+    async fn extend(
+        &self,
+        stream: &UnixStream,
+        request: &Extend,
+        peer: &Peer,
+    ) -> Result<bool, Problem> {
+        let Ok(volume) = String::from_utf8(request.name.clone()) else {
+            return Err(Problem::NoVolume(request.name.escape_ascii().to_string()));
+        };
+        let mut place = self.queue.enter(volume.clone(), request.room(), peer.text.clone());
+        loop {
+            tokio::select! {
+                verdict = &mut place.verdict => return match verdict {
+                    Ok(Verdict::Granted) => Ok(true),
+                    Ok(Verdict::NoVolume) => Err(Problem::NoVolume(shown(&volume))),
+                    Err(_) => Ok(false),
+                },
+                gone = has_hung_up(stream) => if gone {
+                    tracing::info!(pool = self.pool, volume, "extend: {} hung up", peer.text);
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
+    /// Answers requests for ever, as space comes.
+    async fn answer(&self) {
+        loop {
+            if self.queue.is_empty() {
+                self.queue.entered().await;
+            } else {
+                // Who enters now is looked at now: it may be for a volume that isn't there.
+                let _ = tokio::time::timeout(PAUSE, self.queue.entered()).await;
+            }
+            self.pass().await;
+        }
+    }
+
+    async fn pass(&self) {
+        // A pool that is not open, or has failed, has no space; what its volumes are is not known.
+        let Ok(handle) = self.control.pool(&self.pool) else { return };
+        let Ok(space) = handle.space().await else { return };
+        let (extent, quantum) = (handle.extent_size(), handle.mapper().quantum_bytes());
+        let summaries = handle.mapper().summaries();
+        let needed = |waiting: &Waiting| {
+            let volume = summaries.iter().find(|one| one.name == waiting.volume)?;
+            let room = waiting.room.min(room_of(volume, &summaries, extent)?);
+            Some(room.checked_next_multiple_of(extent).unwrap_or(u64::MAX).min(quantum))
+        };
+        let free = if handle.is_read_only() { 0 } else { space.free() };
+        for one in self.queue.pass(free, needed) {
+            let text = format!("volume {} waits for space: {free} bytes free", shown(&one.volume));
+            self.control.events().publish(EventKind::ExtendWaiting, &self.pool, &one.volume, text);
+        }
+    }
+}
+
+/// Bytes of extents that a volume can still come to need; nothing for what is no volume.
+fn room_of(volume: &VolumeSummary, all: &[VolumeSummary], extent: u64) -> Option<u64> {
+    if volume.kind == VolumeKind::Snapshot {
+        return None;
+    }
+    let size = volume.size.checked_next_multiple_of(extent).unwrap_or(u64::MAX);
+    // What it shares with others it may have to have again for itself.
+    let alone = all.iter().filter(|one| one.lineage == volume.lineage).count() == 1;
+    let mapped = if alone { volume.mapped } else { 0 };
+    Some(size.saturating_sub(mapped).saturating_sub(volume.reserved))
+}
+
+/// Whether a client that waits for its answer has gone, after a while. One that has only ended what
+/// it sends still waits.
+async fn has_hung_up(stream: &UnixStream) -> bool {
+    tokio::time::sleep(PAUSE).await;
+    let ready = stream.ready(Interest::WRITABLE).await;
+    ready.is_ok_and(|ready| ready.is_write_closed())
+}
+
+/// The next message; `None` when the client is done. Nothing behind the message is read.
+async fn read_message(stream: &mut UnixStream) -> Result<Option<Message>, Problem> {
+    let mut bytes = [0; MAX_MESSAGE_BYTES];
+    let first = tokio::time::timeout(IDLE_TIME, stream.read(&mut bytes[..1])).await;
+    if !matches!(first, Ok(Ok(1))) {
+        return Ok(None);
+    }
+    let mut have = 1;
+    let read = async {
+        loop {
+            let missing = match parse(&bytes[..have]) {
+                Parsed::Message(message, _) => return Ok(message),
+                Parsed::Refused(refusal) => return Err(Problem::Refused(refusal)),
+                Parsed::Need(count) => count,
+            };
+            match stream.read(&mut bytes[have..have + missing]).await {
+                Ok(count @ 1..) => have += count,
+                _ => return Err(Problem::Cut(have)),
+            }
+        }
+    };
+    let ended = tokio::time::timeout(MESSAGE_TIME, read).await;
+    match ended {
+        Ok(result) => result.map(Some),
+        Err(_) => Err(Problem::Slow { have }),
+    }
+}

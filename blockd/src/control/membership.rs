@@ -1,0 +1,357 @@
+//! Nodes that have left: what they left in pools is taken over by this one. Works on the devices
+//! themselves, for which no daemon may have them.
+//!
+//! The order is always the same. Nothing is changed before the owner lock was seen to be free and
+//! every script of the hook directory has ended well. Then, pool by pool: the lock is taken, the
+//! log replayed, the pool closed in order by this node, and the lock given back.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd_mapper::inspect::Reader;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::wall_ms;
+use crate::config::{Config, DeviceKind, PoolConfig};
+use crate::error::Error;
+use crate::hook::{self, Ran};
+use crate::node::NodeId;
+use crate::pool::{self, Access, Offline, PoolError};
+
+use super::pools::spec;
+use super::state_file::StateFile;
+use super::{Remembered, config_of, pool_error};
+
+/// How long the lock of a pool's last owner is waited for: the IO of a process that has died ends
+/// within that, and one that lives keeps it.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// Which node is meant: by its UUID, or by what stands for it on media.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeName {
+    number: u32,
+    id: Option<NodeId>,
+}
+
+impl NodeName {
+    /// Reads a UUID, or its first eight digits.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let number = || {
+            let is_number = text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let number = is_number.then(|| u32::from_str_radix(text, 16).ok()).flatten();
+            number.filter(|number| *number != 0).map(|number| Self { number, id: None })
+        };
+        let id = NodeId::parse(text).map(Self::of);
+        let allowed = "a UUID, or its first eight digits, as `blockd node list` shows it";
+        id.or_else(number).ok_or_else(|| Error::invalid("node", text, allowed))
+    }
+
+    pub(super) const fn of(id: NodeId) -> Self {
+        Self { number: id.number(), id: Some(id) }
+    }
+
+    /// A node of which only that is known.
+    pub(super) const fn of_number(number: u32) -> Self {
+        Self { number, id: None }
+    }
+
+    /// What is known of two names may be of one node.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let same_id = self.id.is_none() || other.id.is_none() || self.id == other.id;
+        self.number == other.number && same_id
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.id {
+            Some(id) => id.fmt(f),
+            None => write!(f, "{:08x}", self.number),
+        }
+    }
+}
+
+/// A node that was declared dead, as it is remembered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct DeadNode {
+    /// As [`NodeName`] reads it.
+    node: String,
+    pub(super) dead_unix_ms: i64,
+    /// Pools that were taken over from it.
+    pub(super) pools: Vec<String>,
+}
+
+impl DeadNode {
+    pub(super) fn name(&self) -> Option<NodeName> {
+        NodeName::parse(&self.node).ok()
+    }
+}
+
+/// Nodes that were declared dead and not forgotten.
+pub(super) fn dead_nodes(state_dir: &Path) -> Result<Vec<DeadNode>, Error> {
+    file(state_dir).read()
+}
+
+fn file(state_dir: &Path) -> StateFile {
+    StateFile::new(state_dir, "nodes.json")
+}
+
+/// Who had a pool last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LastOwner {
+    /// 0 where it was not known.
+    pub(super) number: u32,
+    pub(super) clean: bool,
+}
+
+/// Who had a pool last, by what is on its devices; nothing where there is no pool yet, or none that
+/// stays. Takes no lock.
+pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error> {
+    let devices = &config.devices;
+    if devices.iter().any(|one| one.kind == DeviceKind::Memory || !one.path.exists()) {
+        return Ok(None);
+    }
+    let mut devices = open(config, Access::Look)?;
+    let present = devices.present().to_vec();
+    let reader = Reader::open(&mut devices, &present);
+    let reader = reader.map_err(|error| pool_error(&config.name, error.into()))?;
+    let found = reader.superblock();
+    Ok(Some(LastOwner { number: found.node, clean: found.clean }))
+}
+
+fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
+    let paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
+    Offline::open(&paths, access).map_err(|error| refused(&config.name, error))
+}
+
+fn refused(pool: &str, error: PoolError) -> Error {
+    match error {
+        PoolError::Locked { .. } => {
+            let problem = "is in use on this host: its owner lives, or its IO has not ended";
+            Error::in_use(format!("pool {pool}"), problem)
+        }
+        other => pool_error(pool, other),
+    }
+}
+
+/// A pool that was taken over.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Its name.
+    pub pool: String,
+    /// Changes replayed from the log.
+    pub log_changes: u64,
+    /// Changes replayed from the delta ring.
+    pub ring_changes: u64,
+}
+
+/// What was done about a node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Left {
+    /// False: it was so already.
+    pub changed: bool,
+    /// The pools that were taken over now.
+    pub pools: Vec<Taken>,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Leave {
+    /// The node.
+    pub node: NodeName,
+    /// Take pools over although that loses writes of it that were answered and not flushed.
+    pub accept_loss: bool,
+}
+
+/// A pool that names the node as its last owner.
+struct Owned {
+    config: PoolConfig,
+    clean: bool,
+}
+
+/// What is known of a node here.
+struct Membership<'a> {
+    config: &'a Config,
+    leave: Leave,
+    owned: Vec<Owned>,
+    dead: Vec<DeadNode>,
+}
+
+/// Declares a node dead: its pools are recovered and closed, so that this node may open them.
+/// `tell` gets each script as it has run.
+pub fn declare_dead(
+    config: &Config,
+    leave: Leave,
+    tell: &mut dyn FnMut(&Ran),
+) -> Result<Left, Error> {
+    let mut members = Membership::look(config, leave, "declared dead")?;
+    let dirty: Vec<PoolConfig> = members.dirty().map(|one| one.config.clone()).collect();
+    if members.record().is_some() && dirty.is_empty() {
+        return Ok(Left::default());
+    }
+    members.fence(&dirty)?;
+    members.run_hooks("pre-declare-dead.d", &dirty, tell)?;
+    let pools = members.take(&dirty)?;
+    members.remember(&dirty)?;
+    Ok(Left { changed: true, pools })
+}
+
+/// Forgets a node that was declared dead, or with `force` any: no pool names it any more.
+pub fn forget(
+    config: &Config,
+    leave: Leave,
+    force: bool,
+    tell: &mut dyn FnMut(&Ran),
+) -> Result<Left, Error> {
+    let mut members = Membership::look(config, leave, "forgotten")?;
+    let alive = members.record().is_none() || members.dirty().next().is_some();
+    if alive && !force {
+        let what = format!("node {}", leave.node);
+        let problem = "may be alive: `blockd node declare-dead` first, or use force";
+        return Err(Error::in_use(what, problem));
+    }
+    let owned: Vec<PoolConfig> = members.owned.iter().map(|one| one.config.clone()).collect();
+    members.fence(&owned)?;
+    members.run_hooks("pre-forget.d", &owned, tell)?;
+    let pools = members.take(&owned)?;
+    members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));
+    file(&config.state_dir).write(members.dead)?;
+    Ok(Left { changed: true, pools })
+}
+
+impl<'a> Membership<'a> {
+    /// Looks at every pool of this host. A node that nothing names is an error, and so is this one.
+    fn look(config: &'a Config, leave: Leave, what: &str) -> Result<Self, Error> {
+        let own = config.node.id.map(NodeName::of);
+        let Some(own) = own else {
+            let allowed = "given, as this host has no identity: a UUID";
+            return Err(Error::invalid("node.id", "", allowed));
+        };
+        if own.number == leave.node.number {
+            let allowed = format!("another node: this one runs, and can't be {what}");
+            return Err(Error::invalid("node", leave.node, allowed));
+        }
+        let mut owned = Vec::new();
+        for config in pools(config)? {
+            if let Some(owner) = last_owner(&config)?.filter(|o| o.number == leave.node.number) {
+                owned.push(Owned { config, clean: owner.clean });
+            }
+        }
+        let members = Self { config, leave, owned, dead: dead_nodes(&config.state_dir)? };
+        if members.owned.is_empty() && members.record().is_none() {
+            return Err(Error::not_found("node", &leave.node.to_string()));
+        }
+        Ok(members)
+    }
+
+    fn dirty(&self) -> impl Iterator<Item = &Owned> {
+        self.owned.iter().filter(|one| !one.clean)
+    }
+
+    fn record(&self) -> Option<&DeadNode> {
+        self.dead.iter().find(|one| one.name().is_some_and(|name| name.is(&self.leave.node)))
+    }
+
+    /// Sees that nobody on this host has one of these pools, before anything is done at all.
+    fn fence(&self, pools: &[PoolConfig]) -> Result<(), Error> {
+        pools.iter().try_for_each(|pool| open(pool, Access::Write).map(drop))
+    }
+
+    fn run_hooks(
+        &self,
+        folder: &str,
+        pools: &[PoolConfig],
+        tell: &mut dyn FnMut(&Ran),
+    ) -> Result<(), Error> {
+        let failed = |error: hook::HookError| {
+            let node = self.leave.node;
+            let problem = format!("stays as it is: {error}");
+            Error::in_use(format!("node {node}"), problem)
+        };
+        let node = self.leave.node.to_string();
+        // A name has no line feed.
+        let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+        let names = names.join("\n");
+        let variables = [("BLOCKD_NODE", node.as_str()), ("BLOCKD_POOLS", names.as_str())];
+        let NodeHooks { folder, limit } = self.hooks(folder);
+        for script in hook::scripts(&folder).map_err(failed)? {
+            tell(&hook::run(&script, &[&node], &variables, limit).map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    fn hooks(&self, folder: &str) -> NodeHooks {
+        let node = &self.config.node;
+        NodeHooks { folder: node.hooks_dir.join(folder), limit: node.hook_timeout }
+    }
+
+    /// Takes pools over, one after the other.
+    fn take(&self, pools: &[PoolConfig]) -> Result<Vec<Taken>, Error> {
+        pools.iter().map(|pool| self.take_one(pool)).collect()
+    }
+
+    fn take_one(&self, config: &PoolConfig) -> Result<Taken, Error> {
+        let failed = |error| refused(&config.name, error);
+        let mut spec = spec(config, &self.config.runtime_dir);
+        spec.node = self.config.node.id.map_or(0, NodeId::number);
+        spec.taken_from = Some(self.leave.node.number);
+        spec.accept_loss |= self.leave.accept_loss;
+        spec.lock_wait = LOCK_WAIT;
+        let (handle, report) = pool::open(&spec).map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|source| Error::io("starting", source))?;
+        runtime.block_on(handle.close()).map_err(failed)?;
+        let (log_changes, ring_changes) = (report.log_changes, report.ring_changes);
+        Ok(Taken { pool: config.name.clone(), log_changes, ring_changes })
+    }
+
+    fn remember(&mut self, taken: &[PoolConfig]) -> Result<(), Error> {
+        let node = self.leave.node;
+        let earlier = self.record().cloned();
+        self.dead.retain(|one| !one.name().is_some_and(|name| name.is(&node)));
+        let mut pools = earlier.map(|record| record.pools).unwrap_or_default();
+        pools.extend(taken.iter().map(|pool| pool.name.clone()));
+        pools.sort();
+        pools.dedup();
+        self.dead.push(DeadNode { node: node.to_string(), dead_unix_ms: wall_ms(), pools });
+        file(&self.config.state_dir).write(self.dead.clone())
+    }
+}
+
+/// Scripts to be run, and how long each may take.
+struct NodeHooks {
+    folder: PathBuf,
+    limit: Duration,
+}
+
+/// The pools of the configuration, and those that were made at run time.
+fn pools(config: &Config) -> Result<Vec<PoolConfig>, Error> {
+    let mut pools = config.pools.clone();
+    let made: Vec<Remembered> = StateFile::new(&config.state_dir, "pools.json").read()?;
+    for one in made.into_iter().map(|one| config_of(one, &config.pools[0])) {
+        if pools.iter().all(|other| other.name != one.name) {
+            pools.push(one);
+        }
+    }
+    Ok(pools)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::testing::NODE;
+
+    #[test]
+    fn a_node_is_named_by_its_uuid_or_its_number() {
+        let [full, short] = [NODE, &NODE[..8]].map(|text| NodeName::parse(text).unwrap());
+        assert!(full.is(&short) && short.is(&full));
+        assert_eq!((full.to_string(), short.to_string()), (NODE.to_owned(), NODE[..8].to_owned()));
+        let other = NodeName::parse(&NODE.replace("0e4a", "0e4b")).unwrap();
+        assert!(!full.is(&other) && short.is(&other));
+        for text in ["", "3f2b8c1", "00000000", "+f2b8c1d", "3f2b8c1d-0e4a", "web"] {
+            let error = NodeName::parse(text).unwrap_err().to_string();
+            assert!(error.starts_with("node is ") && error.contains("a UUID"), "{error}");
+        }
+    }
+}

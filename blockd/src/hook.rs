@@ -1,0 +1,360 @@
+//! Scripts of the administrator's that are run at certain moments: each within a time limit, with
+//! what they print kept for the log.
+//!
+//! They run as the user of this process, so only files that nobody else can write are run.
+
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+
+/// Bytes of a script's output that are kept: enough for a page of text, and no more memory than
+/// that, however much it prints.
+const MAX_OUTPUT_BYTES: usize = 64 << 10;
+
+/// How often a running script is looked at.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How long output is waited for once a script has ended: something it has left behind may hold its
+/// end open.
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
+
+/// Scripts in one directory. Who has more has something else there.
+const MAX_SCRIPTS: usize = 256;
+
+/// What became of a script that ended well.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ran {
+    /// The script.
+    pub path: PathBuf,
+    /// What it printed to its output and its errors, as text without blank ends.
+    pub output: String,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Why a script did not run, or not to a good end.
+#[derive(Debug, thiserror::Error)]
+pub enum HookError {
+    /// The directory or the script can't be used at all.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It is not a file to be run.
+    #[error("{} {problem}", path.display())]
+    Unsuitable {
+        /// The script.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// It says that it failed.
+    #[error("{} ended with {how}{}", path.display(), told(output))]
+    Failed {
+        /// The script.
+        path: PathBuf,
+        /// Its exit code or signal.
+        how: String,
+        /// What it printed.
+        output: String,
+    },
+    /// It did not end.
+    #[error("{} did not end within {:.1} s{}", path.display(), limit.as_secs_f32(), told(output))]
+    Hangs {
+        /// The script.
+        path: PathBuf,
+        /// How long it was given.
+        limit: Duration,
+        /// What it printed.
+        output: String,
+    },
+}
+
+/// The end of what a script printed, as it can stand in a line.
+fn told(output: &str) -> String {
+    const SHOWN: usize = 200;
+    let last = output.lines().last().unwrap_or_default().trim();
+    let text: String = last.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+    if text.is_empty() { text } else { format!(": {text}") }
+}
+
+/// The scripts of a directory, in the order of their names; none where there is no directory. Names
+/// that begin with a dot are left out. Anything else that can't be run is refused, before one has
+/// run.
+pub fn scripts(folder: &Path) -> Result<Vec<PathBuf>, HookError> {
+    let failed = |what| {
+        let path = folder.to_owned();
+        move |source| HookError::Io { what, path, source }
+    };
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed("read the directory"))?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed("read the directory"))?;
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        if paths.len() == MAX_SCRIPTS {
+            let problem = "has more than 256 entries";
+            return Err(HookError::Unsuitable { path: folder.to_owned(), problem });
+        }
+        paths.push(entry.path());
+    }
+    paths.sort();
+    for path in &paths {
+        check(path)?;
+    }
+    Ok(paths)
+}
+
+/// Whether a file may be run on somebody's behalf.
+pub fn check(path: &Path) -> Result<(), HookError> {
+    let found = std::fs::metadata(path).map_err(|source| HookError::Io {
+        what: "look at",
+        path: path.to_owned(),
+        source,
+    })?;
+    let owner = found.uid();
+    let ours = owner == 0 || owner == nix::unistd::geteuid().as_raw();
+    let mode = found.permissions().mode();
+    let problem = if !found.is_file() {
+        "is not a file"
+    } else if mode & 0o111 == 0 {
+        "is not executable"
+    } else if !ours {
+        "belongs to another user"
+    } else if mode & 0o022 != 0 {
+        "can be written by other users"
+    } else {
+        return Ok(());
+    };
+    Err(HookError::Unsuitable { path: path.to_owned(), problem })
+}
+
+/// Runs one script to its end, or kills it with everything it has started. Blocks.
+pub fn run(
+    path: &Path,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    limit: Duration,
+) -> Result<Ran, HookError> {
+    check(path)?;
+    let failed = |what| {
+        let path = path.to_owned();
+        move |source| HookError::Io { what, path, source }
+    };
+    let (mut reader, writer) = io::pipe().map_err(failed("make a pipe for"))?;
+    let errors = writer.try_clone().map_err(failed("make a pipe for"))?;
+    let mut command = Command::new(path);
+    command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null());
+    // A group of its own, so that what it starts can be ended with it.
+    command.stdout(writer).stderr(errors).process_group(0).current_dir("/");
+    let clock = Clock::start();
+    let mut child = command.spawn().map_err(failed("run"))?;
+    // Our ends for writing go, or reading would never end.
+    drop(command);
+    let (send, receive) = crossbeam_channel::bounded(1);
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&kept);
+    let read = move || {
+        let mut part = [0; 4096];
+        // What is beyond is read as well, or the script would wait for somebody to do so.
+        while let Ok(length @ 1..) = reader.read(&mut part) {
+            let mut kept = into.lock();
+            let room = MAX_OUTPUT_BYTES.saturating_sub(kept.len());
+            kept.extend_from_slice(&part[..length.min(room)]);
+        }
+        let _ = send.send(());
+    };
+    let reading = std::thread::Builder::new().name("hook".to_owned()).spawn(read);
+    let ended = match reading {
+        Ok(_) => wait(&mut child, clock, limit).map_err(failed("wait for")),
+        Err(error) => Err(failed("read the output of")(error)),
+    };
+    if !matches!(ended, Ok(Some(_))) {
+        end(&mut child);
+    }
+    let took = clock.elapsed();
+    let _ = receive.recv_timeout(OUTPUT_GRACE);
+    let output = String::from_utf8_lossy(&kept.lock()).trim().to_owned();
+    let path = path.to_owned();
+    match ended? {
+        Some(status) if status.success() => Ok(Ran { path, output, took }),
+        Some(status) => Err(HookError::Failed { path, how: how(status), output }),
+        None => Err(HookError::Hangs { path, limit, output }),
+    }
+}
+
+fn wait(child: &mut Child, clock: Clock, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if clock.elapsed() >= limit {
+            return Ok(None);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Kills a script and what it has started. It has not been waited for, so its number is its own.
+fn end(child: &mut Child) {
+    if let Ok(group) = i32::try_from(child.id()) {
+        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+    }
+    let _ = child.wait();
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "an unknown status".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir();
+            let path = path.join(format!("blockd-hook-{name}-{}", std::process::id()));
+            std::fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn script(&self, name: &str, text: &str, mode: u32) -> PathBuf {
+            let path = self.0.join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// Runs a new file. Another test's child may still have it open for writing, for the moment
+    /// between its fork and its exec: the kernel calls it busy then.
+    fn run_new(path: &Path, words: &[&str], limit: Duration) -> Result<Ran, HookError> {
+        loop {
+            match run(path, words, &[("BLOCKD_NODE", "n")], limit) {
+                Err(HookError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn a_script_gets_its_words_and_what_it_prints_is_kept() {
+        let folder = Folder::new("words");
+        let path = folder.script("a", "echo \"$1 $BLOCKD_NODE\"; echo problem >&2", 0o755);
+        let ran = run_new(&path, &["word"], LONG).unwrap();
+        assert_eq!(ran.output, "word n\nproblem");
+        assert_eq!(ran.path, path);
+    }
+
+    #[test]
+    fn scripts_run_in_the_order_of_their_names_and_hidden_ones_do_not() {
+        let folder = Folder::new("order");
+        for name in ["20-b", "10-a", "9-c", ".hidden"] {
+            folder.script(name, "true", if name == ".hidden" { 0o600 } else { 0o700 });
+        }
+        let found = scripts(&folder.0).unwrap();
+        let names: Vec<_> = found.iter().map(|path| path.file_name().unwrap()).collect();
+        assert_eq!(names, ["10-a", "20-b", "9-c"]);
+        assert!(scripts(&folder.0.join("none")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_can_not_or_must_not_be_run_is_refused_by_name() {
+        let folder = Folder::new("refused");
+        let cases = [(0o644, "is not executable"), (0o775, "can be written by other users")];
+        for (mode, problem) in cases {
+            let path = folder.script("script", "true", mode);
+            let error = scripts(&folder.0).unwrap_err().to_string();
+            assert_eq!(error, format!("{} {problem}", path.display()));
+            assert_eq!(run(&path, &[], &[], LONG).unwrap_err().to_string(), error);
+        }
+        std::fs::remove_file(folder.0.join("script")).unwrap();
+        std::fs::create_dir(folder.0.join("folder")).unwrap();
+        let error = scripts(&folder.0).unwrap_err().to_string();
+        assert!(error.ends_with("/folder is not a file"), "{error}");
+    }
+
+    #[test]
+    fn a_script_that_fails_says_how_and_what_it_last_said() {
+        let folder = Folder::new("fails");
+        let path = folder.script("a", "echo first; echo no power switch; exit 3", 0o755);
+        let error = run_new(&path, &[], LONG).unwrap_err().to_string();
+        assert!(error.ends_with("/a ended with exit code 3: no power switch"), "{error}");
+        let path = folder.script("b", "kill -9 $$", 0o755);
+        let error = run_new(&path, &[], LONG).unwrap_err().to_string();
+        assert!(error.ends_with("/b ended with signal 9"), "{error}");
+        let path = folder.0.join("c");
+        std::fs::write(&path, "no program").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(run_new(&path, &[], LONG).is_err());
+    }
+
+    #[test]
+    fn what_a_script_leaves_behind_holds_nothing_up() {
+        let folder = Folder::new("behind");
+        let path = folder.script("a", "echo started; sleep 5 & exit 0", 0o755);
+        let clock = Clock::start();
+        assert_eq!(run_new(&path, &[], LONG).unwrap().output, "started");
+        assert!(clock.elapsed() < Duration::from_secs(4), "{:?}", clock.elapsed());
+    }
+
+    #[test]
+    fn a_script_that_hangs_is_ended_with_what_it_started() {
+        let folder = Folder::new("hangs");
+        let path = folder.script("a", "sleep 1000 & echo $!; wait", 0o755);
+        let clock = Clock::start();
+        let error = run_new(&path, &[], Duration::from_millis(300)).unwrap_err();
+        assert!(clock.elapsed() < Duration::from_secs(20), "{:?}", clock.elapsed());
+        let HookError::Hangs { output, .. } = &error else { panic!("{error}") };
+        let state = || std::fs::read_to_string(format!("/proc/{output}/stat"));
+        let clock = Clock::start();
+        // Who inherits it may leave it as a zombie.
+        while state().is_ok_and(|text| !text.contains(") Z ")) {
+            assert!(clock.elapsed() < LONG, "{error}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    #[test]
+    fn more_output_than_is_kept_holds_nothing_up() {
+        let folder = Folder::new("output");
+        let path = folder.script("a", "head -c 1000000 /dev/zero | tr '\\0' x", 0o755);
+        let ran = run_new(&path, &[], LONG).unwrap();
+        assert_eq!(ran.output.len(), MAX_OUTPUT_BYTES);
+    }
+}

@@ -1,0 +1,294 @@
+//! Requests for more space, as data paths outside of the daemon make them: over a real socket of a
+//! real daemon.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod cli_support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use blockd::extend::{Extend, Form, Message};
+use cli_support::{Daemon, LIMIT, pattern};
+
+const MIB: u64 = 1 << 20;
+/// 64 extents of 256 KiB.
+const QUANTUM: u64 = 16 * MIB;
+/// Long enough for a daemon that would answer wrongly to have done so.
+const A_WHILE: Duration = Duration::from_millis(800);
+
+/// A daemon whose pool has a socket for requests, and a volume.
+struct Rig {
+    daemon: Daemon,
+    socket: PathBuf,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut daemon = Daemon::start("128M");
+        assert!(daemon.terminate().success());
+        let socket = daemon.ring_dir().join("extend.sock");
+        daemon.serve_arguments = vec!["--listen".to_owned(), socket.display().to_string()];
+        daemon.start_again();
+        daemon.ok(&["add", "--nbd", "--size", "1G", "data"]);
+        Self { daemon, socket }
+    }
+
+    /// With a second volume that leaves less than a quantum free, and the half of one at least.
+    fn full() -> Self {
+        let rig = Self::new();
+        let length = rig.free() - 3 * QUANTUM / 4;
+        fs::write(rig.daemon.dir.join("image"), pattern(usize::try_from(length).unwrap(), 3))
+            .unwrap();
+        rig.daemon.ok(&["import", "image", "filler"]);
+        let free = rig.free();
+        assert!((MIB..QUANTUM).contains(&free), "{free}");
+        rig
+    }
+
+    fn free(&self) -> u64 {
+        self.daemon.json(&["pool", "show"])["pool"]["free_bytes"].as_u64().unwrap()
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    /// A client that has asked for space for `data`.
+    fn ask(&self, form: Form, virtual_size: u64) -> UnixStream {
+        let mut stream = self.connect();
+        stream.write_all(&message(form, "data", virtual_size)).unwrap();
+        stream
+    }
+
+    /// Bytes sent, and what comes back before the daemon hangs up.
+    fn says(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut stream = self.connect();
+        stream.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        // What was not read is a reset.
+        let _ = stream.read_to_end(&mut answer);
+        answer
+    }
+
+    /// Waits until so many lines of the log have all these words.
+    fn logged(&self, words: &[&str], count: usize) {
+        let clock = Clock::start();
+        let lines = |log: &str| {
+            log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+        };
+        while lines(&self.daemon.log()) != count {
+            let log = self.daemon.log();
+            assert!(clock.elapsed() < LIMIT, "{} of {count} {words:?}\n{log}", lines(&log));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn request(&self, more: &[&str]) -> Command {
+        let socket = self.socket.to_str().unwrap();
+        let mut command = self.daemon.command(&["extend-request", "--socket", socket]);
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+fn message(form: Form, name: &str, virtual_size: u64) -> Vec<u8> {
+    let name = name.as_bytes().to_vec();
+    let (current_size, metadata_size) = (0, 0);
+    let extend = Extend { form, name, virtual_size, current_size, metadata_size };
+    Message::Extend(extend).encode().unwrap()
+}
+
+/// What a client is told, if that is within so long.
+fn answer(stream: &mut UnixStream, limit: Duration) -> Option<u8> {
+    stream.set_read_timeout(Some(limit)).unwrap();
+    let mut byte = [0];
+    stream.read_exact(&mut byte).ok().map(|()| byte[0])
+}
+
+#[test]
+fn where_there_is_space_the_answer_comes_at_once_in_the_form_of_the_request() {
+    let rig = Rig::new();
+    let mode = fs::metadata(&rig.socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut stream = rig.connect();
+    for (form, expected) in [(Form::Binary, 0), (Form::Ascii, b'0'), (Form::Binary, 0)] {
+        // One connection, message after message.
+        stream.write_all(&message(form, "data", 1 << 30)).unwrap();
+        assert_eq!(answer(&mut stream, LIMIT), Some(expected));
+    }
+    let socket = rig.socket.to_str().unwrap();
+    let request = ["extend-request", "--socket", socket, "data", "1G", "0", "0"];
+    assert_eq!(rig.daemon.ok(&request), "data: there is space\n");
+    let told = rig.daemon.json(&[&request[..], &["--ascii"]].concat());
+    assert_eq!((&told["answered"], &told["form"]), (&true.into(), &"ascii".into()));
+}
+
+#[test]
+fn a_full_pool_lets_wait_until_a_volume_is_deleted() {
+    let rig = Rig::full();
+    // What somebody can still need may be less than a quantum, and less than what is free.
+    let small = rig.request(&["data", "1G", "1024M", "100K"]).output().unwrap();
+    assert!(small.status.success(), "{small:?}");
+    let refused = rig.request(&["data", "1G", "0", "0", "--timeout", "500ms"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(8), "{refused:?}");
+    rig.logged(&["extend", "hung up"], 1);
+    let waiting = rig.request(&["--json", "--wait", "data", "1G", "0", "0"]).spawn().unwrap();
+    rig.logged(&["volume data waits for space"], 2);
+    std::thread::sleep(A_WHILE);
+    rig.daemon.ok(&["del", "--force", "filler"]);
+    let ended = waiting.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let told: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!(told["answered"], true);
+    assert!(told["waited_ms"].as_u64().unwrap() >= 700, "{told}");
+    assert!(rig.free() >= QUANTUM);
+}
+
+#[test]
+fn who_came_first_is_answered_first_and_who_hangs_up_is_out_of_the_way() {
+    let rig = Rig::full();
+    let mut first = rig.ask(Form::Binary, 1 << 30);
+    rig.logged(&["volume data waits for space"], 1);
+    // For this one there would be space.
+    let mut second = rig.ask(Form::Ascii, MIB);
+    rig.logged(&["volume data waits for space"], 2);
+    assert_eq!(answer(&mut second, A_WHILE), None, "it may not pass by the first");
+    assert_eq!(answer(&mut first, Duration::from_millis(10)), None);
+    drop(first);
+    assert_eq!(answer(&mut second, LIMIT), Some(b'0'));
+
+    let mut first = rig.ask(Form::Binary, 1 << 30);
+    rig.logged(&["volume data waits for space"], 3);
+    let mut second = rig.ask(Form::Binary, MIB);
+    rig.logged(&["volume data waits for space"], 4);
+    rig.daemon.ok(&["del", "--force", "filler"]);
+    assert_eq!(answer(&mut second, LIMIT), Some(0));
+    assert_eq!(answer(&mut first, Duration::from_millis(1)), Some(0), "it was answered before");
+}
+
+#[test]
+fn a_client_that_has_only_ended_what_it_says_still_waits() {
+    let rig = Rig::full();
+    let mut stream = rig.ask(Form::Ascii, 1 << 30);
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    rig.logged(&["volume data waits for space"], 1);
+    assert_eq!(answer(&mut stream, A_WHILE), None);
+    rig.daemon.ok(&["del", "--force", "filler"]);
+    assert_eq!(answer(&mut stream, LIMIT), Some(b'0'));
+}
+
+#[test]
+fn what_is_malformed_or_names_no_volume_is_hung_up_on_and_logged_once() {
+    let rig = Rig::new();
+    rig.daemon.ok(&["snapshot", "data=then"]);
+    let good = message(Form::Binary, "data", 1 << 30);
+    let with = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    let cases: [(Vec<u8>, &str); 10] = [
+        (vec![0, 2, 0], "total length is 2"),
+        (vec![0xff, 0xff, 0], "total length is 65535"),
+        (with(1, 32), "must be 33"),
+        (with(2, 2), "type is 0x02"),
+        (with(3, 0), "name length is 0"),
+        (with(5, 0), "NUL at byte 1"),
+        (with(8, b'x'), "does not end with NUL"),
+        (vec![0, 4, 1, 0], "total length is 4"),
+        (message(Form::Binary, "none", 1), "volume none does not exist"),
+        (message(Form::Binary, "then", 1), "volume then does not exist"),
+    ];
+    for (bytes, problem) in &cases {
+        assert!(rig.says(bytes).is_empty(), "{problem}");
+        rig.logged(&["extend: unix uid", problem], 1);
+    }
+    // Cut in the middle: the client goes away.
+    let mut stream = rig.connect();
+    stream.write_all(&good[..9]).unwrap();
+    drop(stream);
+    rig.logged(&["a message was cut after 9 bytes"], 1);
+    // Nothing said is nothing wrong.
+    drop(rig.connect());
+    assert_eq!(answer(&mut rig.ask(Form::Binary, 1), LIMIT), Some(0), "it goes on");
+    let log = rig.daemon.log();
+    assert_eq!(log.matches("sent nonsense").count(), cases.len() + 1, "{log}");
+    let none = rig.request(&["none", "1G", "0", "0"]).output().unwrap();
+    assert_eq!(none.status.code(), Some(8));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("hung up without an answer"));
+}
+
+/// Becomes another user, for which this has to be root.
+#[test]
+fn other_users_are_turned_away_also_where_the_file_lets_them() {
+    const NOBODY: u32 = 65534;
+    let rig = Rig::new();
+    let connect = "import socket, sys\n\
+                   s = socket.socket(socket.AF_UNIX)\n\
+                   s.connect(sys.argv[1])\n\
+                   s.settimeout(60)\n\
+                   try: s.sendall(b'\\0\\3\\1')\n\
+                   except BrokenPipeError: pass\n\
+                   try: print('told', len(s.recv(9)))\n\
+                   except ConnectionResetError: print('told 0')\n";
+    let stranger = || {
+        let mut command = Command::new("python3");
+        command.args(["-c", connect]).arg(&rig.socket).uid(NOBODY).current_dir("/");
+        command.output().unwrap()
+    };
+    let kept_out = stranger();
+    assert!(String::from_utf8_lossy(&kept_out.stderr).contains("PermissionError"), "{kept_out:?}");
+    fs::set_permissions(&rig.socket, fs::Permissions::from_mode(0o666)).unwrap();
+    let turned_away = stranger();
+    assert_eq!(String::from_utf8_lossy(&turned_away.stdout), "told 0\n", "{turned_away:?}");
+    rig.logged(&["unix uid 65534", "was turned away"], 1);
+    assert_eq!(rig.daemon.json(&["version"])["daemon"]["ready"], true);
+}
+
+#[test]
+fn a_shutdown_ends_the_daemon_in_order_and_then_the_connection() {
+    for more in [&["--shutdown"][..], &["--shutdown", "--ascii"]] {
+        let mut rig = Rig::full();
+        let mut waiting = rig.ask(Form::Binary, 1 << 30);
+        rig.logged(&["volume data waits for space"], 1);
+        let told = rig.request(&[&["--json"], more].concat()).output().unwrap();
+        assert!(told.status.success(), "{told:?}");
+        // The process is gone when the connection is: its lock can be had.
+        let path = rig.daemon.dir.join("default.pool");
+        let checked = rig.daemon.json(&["pool", "check", path.to_str().unwrap()]);
+        assert_eq!((&checked["clean"], &checked["damaged"]), (&true.into(), &false.into()));
+        assert!(rig.daemon.wait().success());
+        assert_eq!(answer(&mut waiting, LIMIT), None, "who waited is not told that there is space");
+        assert!(!rig.socket.exists());
+        rig.daemon.start_again();
+        assert_eq!(rig.daemon.json(&["list"])["volumes"].as_array().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn a_socket_of_the_configuration_is_served_and_a_wrong_one_is_refused() {
+    let socket = PathBuf::from("/dev/shm").join(format!("blockd-extend-{}", std::process::id()));
+    let mut daemon = Daemon::start_with("128M", &format!("[pool.extend]\nsocket = {socket:?}"));
+    daemon.ok(&["add", "--nbd", "--size", "1M", "data"]);
+    let path = socket.to_str().unwrap();
+    daemon.ok(&["extend-request", "--socket", path, "data", "1M", "0", "0"]);
+    assert!(daemon.terminate().success());
+    assert!(!socket.exists());
+    for (listen, problem) in [("none=/dev/shm/x", "listen is"), ("relative", "listen is")] {
+        let mut serve = daemon.command(&["serve", "--listen", listen, "--config"]);
+        let output = serve.arg(daemon.config()).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{error}");
+        assert!(error.contains(problem), "{error}");
+    }
+}

@@ -1,0 +1,305 @@
+//! Hosts as members of pools: what this one has of them, and taking over from one that is gone.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod cli_support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use cli_support::{Daemon, LIMIT, pattern};
+use serde_json::{Value, json};
+
+const FIRST: &str = "3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
+const SECOND: &str = "a0000001-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
+
+fn node(id: &str) -> String {
+    format!("[node]\nid = \"{id}\"\nhook_timeout = \"1s\"")
+}
+
+#[test]
+fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
+    let daemon = Daemon::start_with("128M", &node(FIRST));
+    daemon.ok(&["add", "--nbd", "--size", "64M", "data"]);
+    fs::write(daemon.dir.join("image"), pattern(3 << 20, 5)).unwrap();
+    daemon.ok(&["import", "image", "more"]);
+    let shown = daemon.json(&["pool", "show"])["pool"].clone();
+    let [free, journal] = ["free", "journal"].map(|kind| format!("node-{FIRST}-{kind}"));
+    let objects = shown["node_objects"].as_array().unwrap();
+    let told: Vec<[&Value; 2]> = objects.iter().map(|one| [&one["name"], &one["kind"]]).collect();
+    assert_eq!(json!(told), json!([[free, "free"], [journal, "journal"]]));
+    assert_eq!(objects[0]["total_bytes"], shown["reserved_bytes"]);
+    assert!(objects[0]["total_bytes"].as_u64() > Some(0), "{shown}");
+    // Making volumes is in the log.
+    assert!(objects[1]["used_bytes"].as_u64() >= Some(4096), "{shown}");
+    assert!(objects[1]["total_bytes"].as_u64() >= objects[1]["used_bytes"].as_u64());
+    let text = daemon.ok(&["pool", "show"]);
+    assert!(text.contains(&free) && text.contains(&journal), "{text}");
+    assert!(!daemon.ok(&["list"]).contains("node-"), "they are no volumes");
+    daemon.ok(&["snapshot", "data=then"]);
+    let taken = format!("then={free}");
+    for arguments in [
+        &["add", "--size", "1M", &free][..],
+        &["add", "--size", "1M", "node-web"],
+        &["clone", "then", &journal],
+        &["import", "image", &free],
+        &["snapshot", &taken],
+        &["pool", "create", &free, "--memory", "--size", "64M"],
+    ] {
+        let (code, error) = daemon.failure(arguments);
+        assert!(code == 3 && error.starts_with("name is node-"), "{arguments:?}: {code} {error}");
+        assert!(error.contains("not begin with \"node-\""), "{error}");
+    }
+    assert_eq!(daemon.json(&["list"])["volumes"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn status_says_what_is_waited_for_and_since_when() {
+    // Less than a quantum from the start on.
+    let mut daemon = Daemon::start_with("16M", &node(FIRST));
+    assert!(daemon.terminate().success());
+    let socket = daemon.ring_dir().join("extend.sock");
+    daemon.serve_arguments = vec![format!("--listen=default={}", socket.display())];
+    daemon.start_again();
+    daemon.ok(&["add", "--nbd", "--size", "1G", "data"]);
+    let status = daemon.json(&["node", "status"]);
+    assert_eq!((&status["node"]["id"], &status["node"]["state"]), (&FIRST.into(), &"this".into()));
+    let pool = &status["pools"][0];
+    assert_eq!(json!([pool["name"], pool["state"], pool["epoch"]]), json!(["default", "open", 2]));
+    assert_eq!(json!([pool["waiting"], pool["parked"]]), json!([[], 0]));
+    assert_eq!(pool["objects"].as_array().unwrap().len(), 2);
+
+    let path = socket.to_str().unwrap();
+    let request = ["extend-request", "--socket", path, "--wait", "data", "1G", "0", "0"];
+    let mut waiting = daemon.command(&request).spawn().unwrap();
+    let clock = Clock::start();
+    let one = loop {
+        let status = daemon.json(&["node", "status", "default"]);
+        let one = status["pools"][0]["waiting"][0].clone();
+        if !one.is_null() {
+            break one;
+        }
+        assert!(clock.elapsed() < LIMIT, "{status}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(json!([one["volume"], one["room_bytes"]]), json!(["data", 1 << 30]));
+    let now = blockd::clock::wall_ms().unsigned_abs();
+    let since = one["since_unix_ms"].as_u64().unwrap();
+    assert!(now >= since && now - since < 60_000, "{now} {one}");
+    let peer = format!("pid {}", waiting.id());
+    assert!(one["peer"].as_str().unwrap().ends_with(&peer), "{one}");
+    let text = daemon.ok(&["node", "status"]);
+    assert!(text.contains("data for up to 1 GiB, since 20"), "{text}");
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    let (code, error) = daemon.failure(&["node", "status", "none"]);
+    assert!(code == 4 && error.contains("none"), "{code} {error}");
+}
+
+/// A pool that one host has left without closing it, and another host.
+struct Two {
+    /// The one that has it.
+    first: Daemon,
+    /// The other one's folder: its configuration, state and hooks.
+    place: PathBuf,
+}
+
+impl Two {
+    fn new() -> Self {
+        let first = Daemon::start_with("256M", &node(FIRST));
+        fs::write(first.dir.join("image"), pattern(3 << 20, 5)).unwrap();
+        first.ok(&["import", "image", "data"]);
+        let place = first.dir.join("second");
+        fs::create_dir(&place).unwrap();
+        // The same boot of the same machine, so that the delta ring is where it was.
+        let config = fs::read_to_string(first.config()).unwrap().replace(FIRST, SECOND);
+        let state = format!("state_dir = {:?}", first.dir);
+        assert!(config.contains(&state));
+        let config = config.replace(&state, &format!("state_dir = {:?}", place.join("state")));
+        fs::create_dir(place.join("state")).unwrap();
+        fs::write(place.join("blockd.toml"), config).unwrap();
+        Self { first, place }
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.first.dir.join("default.pool")
+    }
+
+    fn hook(&self, folder: &str, name: &str, text: &str, mode: u32) -> PathBuf {
+        let folder = self.place.join("hooks").join(folder);
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    fn config(&self) -> String {
+        self.place.join("blockd.toml").display().to_string()
+    }
+
+    fn refused(&self, verb: &str, more: &[&str]) -> (i32, String) {
+        let config = self.config();
+        self.first.failure(&[&["node", verb, "--config", &config], more].concat())
+    }
+
+    fn done(&self, verb: &str, more: &[&str]) -> Value {
+        let config = self.config();
+        self.first.json(&[&["node", verb, "--config", &config], more].concat())
+    }
+
+    /// Whether the pool is as its first host left it: of its log, nothing was replayed.
+    fn is_left(&self) -> bool {
+        let checked = self.first.json(&["pool", "check", self.pool().to_str().unwrap()]);
+        checked["clean"] == false
+    }
+
+    /// Tries scripts that end badly, and finds that nothing has changed.
+    fn bad_hooks(&self, verb: &str, folder: &str, more: &[&str]) {
+        let before = fs::read(self.pool()).unwrap();
+        let nodes = || fs::read(self.place.join("state/nodes.json")).ok();
+        let remembered = nodes();
+        let ran = self.place.join("ran");
+        let earlier = self.hook(folder, "10-first", &format!("echo $1 > {ran:?}"), 0o755);
+        let later = self.place.join("later");
+        self.hook(folder, "30-last", &format!("touch {later:?}"), 0o755);
+        for (text, mode, problem) in [
+            ("echo no power switch; exit 3", 0o755, "exit code 3: no power switch"),
+            ("true", 0o644, "is not executable"),
+            ("true", 0o777, "can be written by other users"),
+            ("sleep 1000", 0o755, "did not end within 1.0 s"),
+        ] {
+            let bad = self.hook(folder, "20-bad", text, mode);
+            let (code, error) = self.refused(verb, more);
+            assert!(code == 7 && error.contains(problem), "{code} {error}");
+            assert!(error.contains("20-bad") && error.contains("stays as it is"), "{error}");
+            // What can't be run is seen before anything runs.
+            assert_eq!(fs::remove_file(&ran).is_ok(), mode == 0o755, "{problem}");
+            fs::remove_file(bad).unwrap();
+        }
+        assert!(!later.exists(), "what comes behind a failure does not run");
+        assert!(fs::read(self.pool()).unwrap() == before, "not a byte has changed");
+        assert_eq!(nodes(), remembered);
+        fs::remove_file(earlier).unwrap();
+        fs::remove_file(self.place.join("hooks").join(folder).join("30-last")).unwrap();
+    }
+}
+
+#[test]
+fn a_host_that_is_gone_is_declared_dead_and_its_pool_taken_over() {
+    let mut two = Two::new();
+    let ran = two.place.join("ran");
+    let hook = two.hook("pre-declare-dead.d", "50-fence", &format!("echo $1 > {ran:?}"), 0o755);
+    let (code, error) = two.refused("declare-dead", &[FIRST]);
+    assert!(code == 7 && error.contains("is in use on this host"), "{code} {error}");
+    assert!(!ran.exists(), "nobody is fenced off who was seen to live");
+    let (code, error) = two.refused("declare-dead", &[SECOND]);
+    assert!(code == 3 && error.contains("this one runs"), "{code} {error}");
+    let (code, _) = two.refused("declare-dead", &["node-1"]);
+    assert_eq!(code, 3);
+    let unknown = FIRST.replace("3f2b", "4f2b");
+    let (code, _) = two.refused("declare-dead", &[&unknown]);
+    assert_eq!(code, 4);
+    fs::remove_file(hook).unwrap();
+
+    two.first.kill();
+    let config = two.config();
+    let refused = two.first.run(&["serve", "--config", &config]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(7), "{error}");
+    assert!(error.contains("another node, 3f2b8c1d-"), "{error}");
+    assert!(error.contains("blockd node declare-dead"), "{error}");
+    two.bad_hooks("declare-dead", "pre-declare-dead.d", &[FIRST]);
+    assert!(two.is_left());
+
+    let pools = "echo \"$1 takes $BLOCKD_POOLS\"";
+    two.hook("pre-declare-dead.d", "10-say", pools, 0o755);
+    let done = two.done("declare-dead", &[FIRST]);
+    assert_eq!(json!([done["changed"], done["node"]]), json!([true, FIRST]));
+    assert_eq!(done["hooks"][0]["output"], format!("{FIRST} takes default"));
+    assert_eq!(done["pools"][0]["pool"], "default");
+    let replayed = ["log_changes", "ring_changes"].map(|key| done["pools"][0][key].as_u64());
+    assert!(replayed.into_iter().flatten().sum::<u64>() > 0, "{done}");
+    assert!(!two.is_left());
+    let again = two.done("declare-dead", &[FIRST]);
+    assert_eq!(json!([again["changed"], again["hooks"]]), json!([false, []]));
+
+    // The other host has the pool now, with everything in it.
+    let config = fs::read_to_string(two.config()).unwrap();
+    let own = two.first.config();
+    fs::rename(&own, two.first.dir.join("old.toml")).unwrap();
+    fs::write(own, config).unwrap();
+    two.first.start_again();
+    two.first.ok(&["export", "data", "copy"]);
+    let read = |name: &str| fs::read(two.first.dir.join(name)).unwrap();
+    assert!(read("image") == read("copy"));
+    let nodes = two.first.json(&["node", "list"])["nodes"].clone();
+    let told = |at: usize| json!([nodes[at]["id"], nodes[at]["state"], nodes[at]["pools"]]);
+    assert_eq!(told(0), json!([SECOND, "this", ["default"]]));
+    assert_eq!(told(1), json!([FIRST, "dead", ["default"]]));
+    let text = two.first.ok(&["node", "list"]);
+    assert!(text.starts_with("NODE ") && text.contains(FIRST), "{text}");
+
+    // Forgetting needs no daemon to end: the pool does not name the dead one any more.
+    two.bad_hooks_while_serving();
+    two.hook("pre-forget.d", "10-say", "echo gone; echo for good", 0o755);
+    let done = two.done("forget", &[&FIRST[..8]]);
+    assert_eq!(json!([done["changed"], done["pools"]]), json!([true, []]));
+    assert_eq!(done["hooks"][0]["output"], "gone\nfor good");
+    assert_eq!(two.first.json(&["node", "list"])["nodes"].as_array().unwrap().len(), 1);
+    let (code, _) = two.refused("forget", &[FIRST]);
+    assert_eq!(code, 4);
+    let (code, _) = two.refused("forget", &[SECOND, "--force"]);
+    assert_eq!(code, 3);
+}
+
+impl Two {
+    /// The same for forgetting, with a pool that somebody serves.
+    fn bad_hooks_while_serving(&self) {
+        for (text, mode, problem) in
+            [("exit 1", 0o755, "exit code 1"), ("true", 0o644, "is not"), ("sleep 9", 0o755, "end")]
+        {
+            let bad = self.hook("pre-forget.d", "20-bad", text, mode);
+            let (code, error) = self.refused("forget", &[FIRST]);
+            assert!(code == 7 && error.contains(problem), "{code} {error}");
+            fs::remove_file(bad).unwrap();
+        }
+        let nodes = self.first.json(&["node", "list"])["nodes"].clone();
+        assert_eq!(nodes[1]["id"], FIRST, "it is still known");
+    }
+}
+
+#[test]
+fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
+    let mut two = Two::new();
+    let (code, error) = two.refused("forget", &[FIRST, "--force"]);
+    assert!(code == 7 && error.contains("is in use on this host"), "{code} {error}");
+    two.first.kill();
+    let (code, error) = two.refused("forget", &[FIRST]);
+    assert!(code == 7 && error.contains("may be alive"), "{code} {error}");
+    two.bad_hooks("forget", "pre-forget.d", &[FIRST, "--force"]);
+    assert!(two.is_left());
+    let done = two.done("forget", &[FIRST, "--force"]);
+    assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "default"]));
+    assert!(!two.is_left());
+    let (code, _) = two.refused("forget", &[FIRST, "--force"]);
+    assert_eq!(code, 4, "nothing names it any more");
+}
+
+#[test]
+fn a_host_that_closed_its_pool_leaves_it_to_any_other() {
+    let mut two = Two::new();
+    assert!(two.first.terminate().success());
+    let config = fs::read_to_string(two.config()).unwrap();
+    fs::write(two.first.config(), config).unwrap();
+    two.first.start_again();
+    assert_eq!(two.first.json(&["list"])["volumes"].as_array().unwrap().len(), 1);
+    two.first.kill();
+    // Its own, it recovers itself.
+    two.first.start_again();
+    let nodes = two.first.json(&["node", "list"])["nodes"].clone();
+    assert_eq!(nodes.as_array().unwrap().len(), 1, "{nodes}");
+}
