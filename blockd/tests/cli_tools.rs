@@ -6,6 +6,7 @@ mod cli_support;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use blockd::nbd_client::Client;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::Page;
@@ -306,4 +307,34 @@ fn a_pool_with_features_of_a_later_release_is_only_read_or_refused_by_name() {
     assert!(!output.status.success(), "{told}");
     assert!(told.contains("incompatible features 0x40000000000"), "{told}");
     assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
+}
+
+/// A killed daemon's answered writes are in memory only. One that may not write shows them, and
+/// leaves them to the next that may.
+#[test]
+fn a_pool_that_may_only_be_read_shows_what_was_answered_and_keeps_it() {
+    let mut daemon = Daemon::start("1G");
+    let uri = daemon.ok(&["add", "--size", "1G", "data"]);
+    let data = pattern(1 << 20, 9);
+    let mut client = Client::connect(&uri.trim_end().parse().unwrap(), &Default::default());
+    client.as_mut().unwrap().write(0, &data, false).unwrap();
+    daemon.kill();
+    let pool = daemon.dir.join("default.pool");
+    set_features(&pool, 1 << 40, 0);
+    let before = std::fs::read(&pool).unwrap();
+    daemon.start_again();
+    assert!(daemon.log().contains("only read from"), "{}", daemon.log());
+    let mut client = Client::connect(&uri.trim_end().parse().unwrap(), &Default::default());
+    let client = client.as_mut().unwrap();
+    let mut read = vec![0; data.len()];
+    client.read(0, &mut read).unwrap();
+    assert!(read == data, "an answered write is not shown");
+    assert!(client.write(0, &data, false).unwrap_err().to_string().contains("read-only"));
+    assert!(daemon.terminate().success());
+    assert!(std::fs::read(&pool).unwrap() == before, "the pool was written");
+    set_features(&pool, 0, 0);
+    daemon.start_again();
+    daemon.ok(&["export", "data", "copy"]);
+    let copy = std::fs::read(daemon.dir.join("copy")).unwrap();
+    assert!(copy[..data.len()] == data, "an answered write is gone");
 }

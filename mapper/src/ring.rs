@@ -37,6 +37,12 @@ impl VecRingMemory {
     pub fn new(slots: usize, capacity: u64) -> Self {
         Self((0..words_needed(slots, capacity)).map(|_| AtomicU64::new(0)).collect())
     }
+
+    /// What another memory holds now: taking over a ring mends it, and a reader changes nothing.
+    pub(crate) fn copy_of(memory: &dyn RingMemory) -> Self {
+        let word = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Acquire));
+        Self(memory.words().iter().map(word).collect())
+    }
 }
 
 impl RingMemory for VecRingMemory {

@@ -5,6 +5,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::engine::{Control, Outcome};
@@ -16,7 +17,7 @@ use blockd_mapper::io::Page;
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
 use blockd_mapper::plan::{ParkReason, Plan, Step};
 use blockd_mapper::pool::Tuning;
-use blockd_mapper::ring::VecRingMemory;
+use blockd_mapper::ring::{RingMemory, VecRingMemory};
 use common::{BOOT, Media, Rig};
 
 const MIB: usize = 1 << 20;
@@ -194,6 +195,60 @@ fn a_killed_process_loses_nothing_that_was_answered() {
     assert!(read[..64 << 10].iter().all(|&b| b == 0));
     assert_eq!(read[64 << 10..], data[64 << 10..]);
     rig.check();
+}
+
+/// Every word of a ring's memory.
+fn words(memory: &VecRingMemory) -> Vec<u64> {
+    memory.words().iter().map(|word| word.load(Ordering::Relaxed)).collect()
+}
+
+#[test]
+fn who_only_looks_sees_what_was_answered_and_leaves_the_ring_as_it_is() {
+    let (media, memory, data) = killed_with_ring();
+    let (device, ring) = (media.devices[0].clone(), words(&memory));
+    let options = OpenOptions {
+        mode: OpenMode::ReadOnly,
+        ring: Some(memory.clone()),
+        accept_loss: false,
+        ..media.open_options()
+    };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    assert!(rig.report.ring_changes > 0 && rig.report.ring_problem.is_none(), "{:?}", rig.report);
+    let id = rig.engine.volumes()[0].id;
+    let volume = rig.attach(id);
+    let read = rig.read(&volume, 0, data.len());
+    assert!(read[..64 << 10].iter().all(|&b| b == 0));
+    assert_eq!(read[64 << 10..], data[64 << 10..]);
+    // What nobody may write can't be made durable, and no timer is to try.
+    assert_eq!(rig.flush(&volume), Err(MapperError::ReadOnly));
+    rig.now += 3_600_000_000_000;
+    rig.settle();
+    assert_eq!(rig.engine.next_deadline(), None);
+    rig.worker.detach(volume);
+    assert_eq!(rig.control(Control::Close), Ok(Outcome::Closed));
+    let media = rig.kill();
+    assert!(media.devices[0] == device && words(&memory) == ring, "a reader changed something");
+    let rig = Rig::with_ring(memory, media).unwrap();
+    assert!(rig.report.ring_changes > 0, "{:?}", rig.report);
+}
+
+#[test]
+fn who_only_looks_is_told_where_answered_writes_cannot_be_shown() {
+    let (media, memory, _) = killed_with_ring();
+    let look = |ring: Option<Arc<VecRingMemory>>, accept_loss| {
+        let ring = ring.map(|memory| -> Arc<dyn RingMemory> { memory });
+        let options = media.open_options();
+        let options = OpenOptions { mode: OpenMode::ReadOnly, ring, accept_loss, ..options };
+        Rig::open_with(media.clone(), options)
+    };
+    let strangers = Arc::new(VecRingMemory::new(3, 256));
+    let said = look(Some(strangers.clone()), false).unwrap_err().to_string();
+    assert!(said.contains("missing") && said.contains("answered writes"), "{said}");
+    assert!(words(&strangers).iter().all(|&word| word == 0), "a reader made a ring");
+    assert!(matches!(look(None, false), Err(MapperError::RingLost { .. })));
+    let rig = look(None, true).unwrap();
+    assert!(rig.report.ring_problem.is_some() && rig.report.ring_changes == 0);
+    assert!(look(Some(memory), false).is_ok());
 }
 
 #[test]

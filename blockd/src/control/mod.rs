@@ -209,7 +209,11 @@ impl Control {
         if let Some(problem) = &report.ring_problem {
             tracing::warn!(pool = name, problem, "the delta ring was not used");
         }
-        let text = format!("pool {name} is open: {how}");
+        let only = match opened.handle.is_read_only() {
+            true => ", to be read only: nothing of that is written to the media",
+            false => "",
+        };
+        let text = format!("pool {name} is open: {how}{only}");
         self.events().publish(EventKind::PoolOpened, name, "", text);
         Ok(opened.handle)
     }

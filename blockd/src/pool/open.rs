@@ -208,6 +208,8 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
         other => other,
     };
     let Opened { pool, engine, report } = opened?;
+    // Closing takes the ring away; where nothing may be written, what it holds is still needed.
+    let ring_file = ring_file.filter(|_| !pool.is_read_only());
     let (thread, handle) =
         thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
     Ok((thread, handle, report))

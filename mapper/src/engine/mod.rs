@@ -246,7 +246,8 @@ impl Engine {
     /// When [`Self::poll`] should be called at the latest, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.has_failed() {
+        // What a reader found in log and ring stays there: no timer has to do with it.
+        if self.has_failed() || self.pool.read_only {
             return None;
         }
         let commit = self.commit_deadline();

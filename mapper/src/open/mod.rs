@@ -49,7 +49,8 @@ pub struct PresentDevice {
 pub enum OpenMode {
     /// To serve: the pool is this process's own from now on.
     ReadWrite,
-    /// To look: nothing is written, and the ring is left alone.
+    /// To look: nothing is written, to the media or to the ring. What the ring holds is shown all
+    /// the same, out of a copy of it; it is on the media only when the pool is opened to serve.
     ReadOnly,
 }
 
@@ -66,7 +67,8 @@ pub struct OpenOptions {
     pub boot_id: [u8; 16],
     /// Random and not 0: identity of this open (R14).
     pub open_id: u64,
-    /// Open although answered writes that were not flushed may be lost.
+    /// Open although answered writes that were not flushed may be lost; to look, although they
+    /// are not shown.
     pub accept_loss: bool,
     /// The node that opens it.
     pub node: u32,
@@ -411,11 +413,14 @@ impl Opening {
         };
         let private =
             || -> Arc<dyn RingMemory> { Arc::new(VecRingMemory::new(slots, PRIVATE_RING)) };
-        if self.options.mode == OpenMode::ReadOnly {
-            return fresh(private());
-        }
         let same_boot = superblock.boot_id == self.options.boot_id;
-        let memory = self.options.ring.clone();
+        let memory = match (&self.options.ring, self.options.mode) {
+            (Some(memory), OpenMode::ReadOnly) => {
+                let copy: Arc<dyn RingMemory> = Arc::new(VecRingMemory::copy_of(&**memory));
+                Some(copy)
+            }
+            (memory, _) => memory.clone(),
+        };
         let Some(memory) = memory else {
             if !superblock.clean && same_boot {
                 self.lost("no delta ring was given".to_owned())?;

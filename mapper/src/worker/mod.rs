@@ -83,6 +83,10 @@ impl Worker {
         let nothing_uncaptured = active(Mutation::ShortFlushDuringCommit)
             && self.pool.progress.0.finished.load(Ordering::SeqCst)
                 < self.pool.progress.0.captured.load(Ordering::SeqCst);
+        if durable != ticket.lsn && self.pool.read_only {
+            // Writes that a former process answered were found in its ring, and stay there.
+            return Err(MapperError::ReadOnly);
+        }
         if durable != ticket.lsn && !nothing_uncaptured {
             self.pool.want_commit();
             return Ok(Step::Wait(ticket));
