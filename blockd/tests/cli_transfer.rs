@@ -66,6 +66,58 @@ fn nothing_that_is_there_is_overwritten_unasked() {
     same(&daemon, "in.img", &expected);
 }
 
+/// What is in the daemon's folder and is no whole file.
+fn parts(daemon: &Daemon) -> Vec<String> {
+    let entries = std::fs::read_dir(&daemon.dir).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".part")).collect()
+}
+
+#[test]
+fn an_interrupted_export_leaves_the_file_that_it_was_to_replace() {
+    let daemon = Daemon::start("1G");
+    std::fs::write(daemon.dir.join("in.img"), pattern(256 << 20, 6)).unwrap();
+    daemon.ok(&["import", "in.img", "data"]);
+    let old = pattern(1 << 20, 3);
+    std::fs::write(daemon.dir.join("out.img"), &old).unwrap();
+    // One that is quicker than the signal is tried again.
+    for _ in 0..20 {
+        let mut export = daemon.command(&["export", "data", "out.img", "--force"]);
+        let mut export = export.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while parts(&daemon).is_empty() && export.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        signal(&export, "INT");
+        let output = export.wait_with_output().unwrap();
+        assert_eq!(parts(&daemon), [""; 0]);
+        if output.status.success() {
+            std::fs::write(daemon.dir.join("out.img"), &old).unwrap();
+            continue;
+        }
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("interrupted; ") && error.contains("out.img is as it was"));
+        same(&daemon, "out.img", &old);
+        return;
+    }
+    panic!("no export was interrupted");
+}
+
+#[test]
+fn standard_output_that_ends_early_is_no_file_of_that_name() {
+    let daemon = Daemon::start("1G");
+    std::fs::write(daemon.dir.join("in.img"), pattern(32 << 20, 6)).unwrap();
+    daemon.ok(&["import", "in.img", "data"]);
+    std::fs::write(daemon.dir.join("-"), "of somebody else").unwrap();
+    let mut export = daemon.command(&["export", "data", "-"]);
+    let mut export = export.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(export.stdout.take());
+    let output = export.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("the output is incomplete"), "{error}");
+    same(&daemon, "-", b"of somebody else");
+}
+
 #[test]
 fn a_size_that_is_no_whole_block_is_rounded_up_and_said() {
     let daemon = Daemon::start("1G");

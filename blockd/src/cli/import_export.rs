@@ -4,6 +4,7 @@
 mod apply;
 mod export;
 mod import;
+mod output;
 
 pub(crate) use export::Export;
 pub(crate) use import::Import;

@@ -1,6 +1,6 @@
 //! `blockd export`.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,9 @@ use blockd_api::v1::{
 };
 use serde::Serialize;
 
+use super::output::Output;
 use super::{
-    address, blocking, identity, interruptible, pool_id, qemu_export, settled, taken, with_note,
+    address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note,
 };
 use crate::cli::args::duration;
 use crate::cli::client::Client;
@@ -62,7 +63,7 @@ pub(crate) struct Export {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// Replace a file that is there already
+    /// Replace a file that is there already, once the new one is whole
     #[arg(long)]
     pub force: bool,
 
@@ -71,7 +72,7 @@ pub(crate) struct Export {
     pub reconnect: Duration,
 }
 
-/// What `--json` prints; on standard error when the image goes to standard output.
+/// What `--json` prints, unless the image goes to standard output.
 #[derive(Debug, Serialize)]
 struct Answer {
     file: PathBuf,
@@ -105,7 +106,7 @@ impl Export {
             Format::Raw | Format::Qcow2 => None,
         };
         // Before anything is attached: most often it is this that is wrong.
-        let output = if to_stdout { None } else { Some(self.create()?) };
+        let output = Output::open(&self.file, self.force)?;
         let attached = !volume.attached;
         if attached {
             let request = AttachVolumeRequest {
@@ -118,16 +119,11 @@ impl Export {
             volume = shapes::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let copied = self.copy(context, &volume, output, header).await;
-        if attached {
-            let request = DetachVolumeRequest {
-                name: volume.name.clone(),
-                pool: volume.pool.clone(),
-                force: true,
-            };
-            client.detach_volume(request).await?;
-        }
-        let written_bytes = copied.map_err(|error| self.give_up(&error))?;
+        let copied = self.copy(context, &volume, &output, header).await;
+        let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
+        let written_bytes = copied.map_err(|error| with_note(&error, &output.given_up()))?;
+        output.place()?;
+        detached?;
         if !attached {
             settled(&mut client, &volume, volume.connections).await?;
         }
@@ -186,31 +182,16 @@ impl Export {
         })
     }
 
-    /// The output, empty. A file that is there already is not touched unless that is wanted.
-    fn create(&self) -> Result<File, Error> {
-        let mut options = OpenOptions::new();
-        options.write(true);
-        if self.force {
-            options.create(true).truncate(true);
-        } else {
-            options.create_new(true);
-        }
-        options.open(&self.file).map_err(|source| {
-            if source.kind() == std::io::ErrorKind::AlreadyExists {
-                return taken(
-                    &self.file.display().to_string(),
-                    "exists: choose another name, or --force to replace it",
-                );
-            }
-            Error::file("create", &self.file, source)
-        })
+    async fn detach(&self, client: &mut Client, volume: &Volume) -> Result<(), Error> {
+        let (name, pool) = (volume.name.clone(), volume.pool.clone());
+        client.detach_volume(DetachVolumeRequest { name, pool, force: true }).await.map(drop)
     }
 
     async fn copy(
         &self,
         context: &Context,
         volume: &Volume,
-        output: Option<File>,
+        output: &Output,
         header: Option<Header>,
     ) -> Result<Option<u64>, Error> {
         let stop = Arc::new(Stop::default());
@@ -219,7 +200,8 @@ impl Export {
         let work = {
             let (stop, patience, path) = (Arc::clone(&stop), self.reconnect, self.file.clone());
             let (source, qemu_source) = (address(volume)?, qemu_export(volume, patience));
-            let format = self.format()?;
+            let (format, file) = (self.format()?, output.file()?);
+            let written_at = output.written_at(&self.file).to_owned();
             let target = match &self.since {
                 Some(since) => Target::since(source, size_bytes, since),
                 None => Target::new(source, size_bytes),
@@ -236,14 +218,14 @@ impl Export {
                             progress: &progress,
                         };
                         let sink = match header {
-                            Some(header) => backup_sink(output, &header, &path),
-                            None => sink(output, size_bytes, &path),
+                            Some(header) => backup_sink(file, &header, &path),
+                            None => sink(file, size_bytes, &path),
                         };
                         sink.and_then(|sink| export.run(sink)).map(Some)
                     }
                     Format::Qcow2 => qemu_source.and_then(|source| {
                         let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
-                        qemu::export(&source, &path, &run).map(|()| None)
+                        qemu::export(&source, &written_at, &run).map(|()| None)
                     }),
                 };
                 progress.clear();
@@ -253,15 +235,6 @@ impl Export {
         interruptible(&stop, blocking(work)).await
     }
 
-    /// Half an image is of no use to anybody.
-    fn give_up(&self, error: &Error) -> Error {
-        let regular = std::fs::metadata(&self.file).is_ok_and(|metadata| metadata.is_file());
-        if regular && std::fs::remove_file(&self.file).is_ok() {
-            return with_note(error, &format!("{} is removed", self.file.display()));
-        }
-        with_note(error, "the output is incomplete")
-    }
-
     fn say(
         &self,
         context: &Context,
@@ -269,6 +242,9 @@ impl Export {
         written_bytes: Option<u64>,
         clock: &Clock,
     ) -> Result<(), Error> {
+        if self.file.as_os_str() == "-" {
+            return Ok(());
+        }
         let metadata = std::fs::metadata(&self.file).ok().filter(std::fs::Metadata::is_file);
         let answer = Answer {
             file: self.file.clone(),
@@ -278,9 +254,6 @@ impl Export {
             written_bytes,
             seconds: clock.elapsed().as_secs_f64(),
         };
-        if self.file.as_os_str() == "-" {
-            return Ok(());
-        }
         context.output.either(&answer, || {
             let size = |bytes| context.output.size(bytes);
             let takes = answer
