@@ -5,7 +5,7 @@
 mod cli_support;
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 
@@ -273,4 +273,40 @@ fn what_cannot_be_exported_as_a_backup_is_said_before_a_file_is_made() {
     file.write_all_at(b"", 0).unwrap();
     let (code, error) = daemon.failure(&["import", "empty.blkd", "copy", "--apply"]);
     assert!(code == 10 && error.contains("cut short"), "{code} {error}");
+}
+
+/// A pipe as output holds an export up between the look at the snapshots and the copying.
+#[test]
+fn a_snapshot_that_was_replaced_meanwhile_is_not_exported() {
+    let daemon = three_days();
+    let pipe = daemon.dir.join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let cases: [(&str, &[&str]); 3] = [
+        ("data@tue", &["--format", "raw"]),
+        ("data@tue", &["--since", "data@mon"]),
+        ("data@mon", &["--since", "data@mon"]),
+    ];
+    for (replaced, how) in cases {
+        // One that had not looked yet finds the new one, and is tried again.
+        let refused = (0..6).any(|attempt| {
+            let arguments = [&["export", "data@tue", "pipe", "--force"], how].concat();
+            let mut export = daemon.command(&arguments);
+            let export = export.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(100 << attempt));
+            daemon.ok(&["del", replaced]);
+            daemon.ok(&["snapshot", "data", "--tag", &replaced["data@".len()..]]);
+            let mut piped = Vec::new();
+            File::open(&pipe).unwrap().read_to_end(&mut piped).unwrap();
+            let output = export.wait_with_output().unwrap();
+            let error = String::from_utf8(output.stderr).unwrap();
+            if output.status.success() {
+                return false;
+            }
+            let named = format!("volume {replaced} was replaced by another one");
+            assert!(output.status.code() == Some(7) && error.contains(&named), "{error}");
+            assert_eq!(daemon.json(&["show", "data@tue"])["volume"]["attached"], false);
+            true
+        });
+        assert!(refused, "{replaced} {how:?}");
+    }
 }

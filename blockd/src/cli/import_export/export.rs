@@ -14,21 +14,19 @@ use blockd_api::v1::{
 use serde::Serialize;
 
 use super::output::Output;
-use super::{
-    address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note,
-};
+use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note};
 use crate::cli::args::duration;
 use crate::cli::client::Client;
 use crate::cli::shapes;
 use crate::cli::transfer::export::{self, Sink};
 use crate::cli::transfer::format::Format;
-use crate::cli::transfer::increment::{Header, Writer};
+use crate::cli::transfer::increment::{Header, Identity, Writer};
 use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::transfer::{Stop, qemu};
 use crate::cli::{Context, amount};
 use crate::clock::Clock;
-use crate::error::{Error, shown};
+use crate::error::{Error, ErrorKind, shown};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -107,6 +105,7 @@ impl Export {
         };
         // Before anything is attached: most often it is this that is wrong.
         let output = Output::open(&self.file, self.force)?;
+        let asked_for = identity(&volume);
         let attached = !volume.attached;
         if attached {
             let request = AttachVolumeRequest {
@@ -119,7 +118,13 @@ impl Export {
             volume = shapes::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let copied = self.copy(context, &volume, &output, header).await;
+        let copied = match self.copy(context, &volume, &output, header.clone()).await {
+            Ok(bytes) => {
+                let base = header.as_ref().and_then(|header| header.base.as_ref());
+                self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
+            }
+            Err(error) => Err(error),
+        };
         let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
         let written_bytes = copied.map_err(|error| with_note(&error, &output.given_up()))?;
         output.place()?;
@@ -180,6 +185,32 @@ impl Export {
             snapshot: identity(volume),
             base: base.as_ref().map(identity),
         })
+    }
+
+    /// What was copied was found by name, several times. Ids are not used again: who has the name
+    /// and the id now had them all the time.
+    async fn check_same(
+        &self,
+        client: &mut Client,
+        volume: &Identity,
+        base: Option<&Identity>,
+    ) -> Result<(), Error> {
+        for Identity { id, name, .. } in [Some(volume), base].into_iter().flatten() {
+            let request = GetVolumeRequest { name: name.clone(), pool: self.pool.clone() };
+            let now = match client.get_volume(request).await {
+                Ok(answer) => Some(shapes::volume(answer.volume)?.id),
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+            if now != Some(*id) {
+                let problem = match now {
+                    Some(_) => "was replaced by another one while it was exported",
+                    None => "was deleted while it was exported",
+                };
+                return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+            }
+        }
+        Ok(())
     }
 
     async fn detach(&self, client: &mut Client, volume: &Volume) -> Result<(), Error> {
