@@ -91,6 +91,43 @@ fn a_chain_of_backups_makes_the_copy_what_the_volume_was() {
     }
 }
 
+/// Their snapshots have the same pool and the same ids, and hold different things.
+#[test]
+fn pools_that_were_copied_and_went_on_apart_are_told_apart() {
+    let mut one = Daemon::start("1G");
+    one.ok(&["add", "data", "--size", "8M"]);
+    let mut other = Daemon::start("1G");
+    for daemon in [&mut one, &mut other] {
+        assert!(daemon.terminate().success());
+    }
+    fs::copy(one.dir.join("default.pool"), other.dir.join("default.pool")).unwrap();
+    for (daemon, seed) in [(&mut one, 1), (&mut other, 2)] {
+        daemon.start_again();
+        daemon.ok(&["attach", "data"]);
+        let mut client = connect(daemon, "data");
+        client.write(0, &pattern(1 << 20, seed), false).unwrap();
+        daemon.ok(&["snapshot", "data", "--tag", "mon"]);
+        client.write(4 * MIB, &pattern(1 << 20, seed), false).unwrap();
+        client.disconnect().unwrap();
+        daemon.ok(&["snapshot", "data", "--tag", "tue"]);
+        daemon.ok(&["export", "data@mon", "mon.blkd", "--format", "backup"]);
+        daemon.ok(&["export", "data@tue", "tue.blkd", "--since", "data@mon"]);
+    }
+    let third = Daemon::start("1G");
+    let file = |daemon: &Daemon, day: &str| {
+        daemon.dir.join(format!("{day}.blkd")).to_str().unwrap().to_owned()
+    };
+    third.ok(&["import", &file(&one, "mon"), "copy", "--apply"]);
+    let (code, error) = third.failure(&["import", &file(&other, "tue"), "copy", "--apply"]);
+    assert!(code == 7 && error.contains("is no copy of what the backup begins with"), "{error}");
+    // Nor is a clone of one pool's snapshot a copy of the other's.
+    one.ok(&["clone", "data@mon", "try"]);
+    let (code, error) = one.failure(&["import", &file(&other, "tue"), "try", "--apply"]);
+    assert!(code == 7 && error.contains("is no copy of what the backup begins with"), "{error}");
+    third.ok(&["import", &file(&one, "tue"), "copy", "--apply"]);
+    assert!(sum(&third, "copy") == sum(&one, "data@tue"));
+}
+
 #[test]
 fn a_clone_of_the_base_is_a_copy_of_it() {
     let daemon = three_days();
@@ -184,13 +221,13 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
     let mut newer = whole.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     for (bytes, problem) in [
         (whole[..whole.len() - 1].to_vec(), "ends in the middle: it was cut short"),
         (whole[..whole.len() / 2].to_vec(), "ends in the middle: it was cut short"),
         (whole[..100].to_vec(), "ends in the middle: it was cut short"),
         (flipped, "was changed: the checksum of record"),
-        (newer, "is of a newer version, 2: this blockd reads up to 1"),
+        (newer, "is of a newer version, 3: this blockd reads up to 2"),
         ([whole.as_slice(), &[0]].concat(), "goes on after its end"),
         (pattern(4096, 9), "is no incremental backup of blockd"),
     ] {

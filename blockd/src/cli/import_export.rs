@@ -97,7 +97,8 @@ async fn settled(client: &mut Client, volume: &Volume, others: u32) -> Result<Vo
 /// A volume or snapshot as a backup names it.
 fn identity(volume: &Volume) -> Identity {
     let (id, name) = (volume.id, volume.name.clone());
-    Identity { id, name, size_bytes: amount(volume.size_bytes) }
+    let (size_bytes, made_unix_ms) = (amount(volume.size_bytes), amount(volume.made_unix_ms));
+    Identity { id, name, size_bytes, made_unix_ms }
 }
 
 /// The id of a pool, of its 32 digits.

@@ -163,11 +163,26 @@ impl Apply<'_> {
     }
 
     /// How the names of such snapshots end, whatever the volume: the beginning of the pool's id,
-    /// and the id of what it is a copy of.
+    /// the id of what it is a copy of, and when that was made.
     fn mark_of(&self, of: &Identity) -> String {
+        let begin = self.mark_without_time(of);
+        if of.made_unix_ms == 0 { begin } else { format!("{begin}-{:x}", of.made_unix_ms) }
+    }
+
+    fn mark_without_time(&self, of: &Identity) -> String {
         let pool: String =
             self.header.pool_id[..6].iter().map(|byte| format!("{byte:02x}")).collect();
         format!(".{pool}-{}", of.id)
+    }
+
+    /// Whether a snapshot has such a name. A backup of version 1 knows no time, and left none.
+    fn is_marked(&self, name: &str, of: &Identity) -> bool {
+        let begin = self.mark_without_time(of);
+        let Some(rest) = name.rfind(&begin).and_then(|at| name.get(at + begin.len()..)) else {
+            return false;
+        };
+        let time = rest.strip_prefix('-').and_then(|time| u64::from_str_radix(time, 16).ok());
+        rest.is_empty() || time.is_some_and(|time| of.fits_time(time))
     }
 
     fn what(&self) -> String {
@@ -258,9 +273,13 @@ impl Apply<'_> {
                 let newest = newest.unwrap_or_else(|| "none".to_owned());
                 let pool: String =
                     self.header.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let made = match base.made_unix_ms {
+                    0 => String::new(),
+                    made => format!(" made {}", shapes::date(units::to_wire(made))),
+                };
                 let problem = format!(
                     "is no copy of what the backup begins with: its newest snapshot is {newest}, \
-                     and {begins}, id {} of pool {pool}; --force applies it nevertheless",
+                     and {begins}, id {} of pool {pool}{made}; --force applies it nevertheless",
                     base.id
                 );
                 Err(Error::in_use(self.what(), problem))
@@ -277,10 +296,11 @@ impl Apply<'_> {
         of: &Identity,
         all: &[Volume],
     ) -> Result<Option<(String, u64)>, Error> {
-        let (mark, here) = (self.mark_of(of), self.pool_id == self.header.pool_id);
+        let here = self.pool_id == self.header.pool_id;
         let mut best = None;
         for one in all.iter().filter(|one| one.kind() == VolumeKind::Snapshot) {
-            let is_it = one.name.ends_with(&mark) || (here && one.id == of.id);
+            let is_itself = here && one.id == of.id && of.fits_time(amount(one.made_unix_ms));
+            let is_it = is_itself || self.is_marked(&one.name, of);
             if !is_it || amount(one.size_bytes) != of.size_bytes {
                 continue;
             }

@@ -14,7 +14,7 @@
 //! | at | bytes | |
 //! |---|---|---|
 //! | 0 | 8 | `blkdincr` |
-//! | 8 | 4 | version: 1. A reader refuses a higher one |
+//! | 8 | 4 | version: 2. A reader refuses a higher one |
 //! | 12 | 4 | bytes of the header: 512 |
 //! | 16 | 16 | id of the pool |
 //! | 32 | 8 | id of the snapshot |
@@ -25,7 +25,9 @@
 //! | 64 | 8 | its size |
 //! | 72 | 2 + 128 | length of the snapshot's name, the name, zeroes |
 //! | 202 | 2 + 128 | the same of the base |
-//! | 332 | 176 | zeroes |
+//! | 332 | 8 | when the snapshot was made, in milliseconds since 1970 in UTC; 0 where nobody knows |
+//! | 340 | 8 | the same of the base |
+//! | 348 | 160 | zeroes |
 //! | 508 | 4 | CRC-32C of all bytes before |
 //!
 //! Then records, each with 24 bytes of head:
@@ -40,6 +42,12 @@
 //! Data follows its head, at most 1 MiB. Records are in order and don't overlap. After the head of
 //! the end come 8 bytes more, XXH3-64 of everything before them, and nothing after those.
 //!
+//! Version 1 has zeroes in place of the two times, and is else the same.
+//!
+//! A snapshot is known by the id of its pool, its own id and the time. Without the time, pools that
+//! were copied byte by byte and then used side by side would have different snapshots that nobody
+//! can tell apart.
+//!
 //! To apply it: give the copy of the base the snapshot's size, write data, zero zeroes.
 
 mod read;
@@ -53,7 +61,9 @@ use blockd_mapper::geometry::MAX_NAME;
 use super::REQUEST_BYTES;
 
 const MAGIC: [u8; 8] = *b"blkdincr";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version from which on times are told.
+const TIMES_SINCE: u32 = 2;
 const HEADER_BYTES: usize = 512;
 const HEAD_BYTES: usize = 24;
 /// Bytes of data in a record: a request's, so that neither side has to cut or gather.
@@ -75,6 +85,15 @@ pub(crate) struct Identity {
     pub(crate) id: u32,
     pub(crate) name: String,
     pub(crate) size_bytes: u64,
+    /// Milliseconds since 1970; 0 where it isn't known.
+    pub(crate) made_unix_ms: u64,
+}
+
+impl Identity {
+    /// Whether the times, so far as they are known, are of one snapshot.
+    pub(crate) fn fits_time(&self, made_unix_ms: u64) -> bool {
+        made_unix_ms == 0 || self.made_unix_ms == 0 || made_unix_ms == self.made_unix_ms
+    }
 }
 
 /// What a file says it is.
@@ -88,16 +107,25 @@ pub(crate) struct Header {
 
 impl Header {
     fn encode(&self) -> [u8; HEADER_BYTES] {
+        self.encode_as(VERSION)
+    }
+
+    fn encode_as(&self, version: u32) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
         put(0, &MAGIC);
-        put(8, &VERSION.to_le_bytes());
+        put(8, &version.to_le_bytes());
         put(12, &512_u32.to_le_bytes());
         put(16, &self.pool_id);
         put(32, &u64::from(self.snapshot.id).to_le_bytes());
         put(40, &self.snapshot.size_bytes.to_le_bytes());
         put(48, &self.block_bytes.to_le_bytes());
         put(72, &named(&self.snapshot.name));
+        if version >= TIMES_SINCE {
+            let made = |of: &Identity| of.made_unix_ms.to_le_bytes();
+            put(332, &made(&self.snapshot));
+            put(340, &self.base.as_ref().map_or([0; 8], made));
+        }
         if let Some(base) = &self.base {
             put(52, &1_u32.to_le_bytes());
             put(56, &u64::from(base.id).to_le_bytes());
@@ -125,7 +153,8 @@ impl Header {
         let mut pool_id = [0; 16];
         pool_id.copy_from_slice(&bytes[16..32]);
         let has_base = u32_at(bytes, 52);
-        let identity = |id: usize, size: usize, name: usize| {
+        let times = version >= TIMES_SINCE;
+        let identity = |id: usize, size: usize, name: usize, made: usize| {
             let len = usize::from(u16::from_le_bytes([bytes[name], bytes[name + 1]]));
             let text = bytes[name + 2..].get(..len.min(MAX_NAME)).and_then(|text| {
                 (len <= MAX_NAME).then(|| std::str::from_utf8(text).ok()).flatten()
@@ -134,10 +163,11 @@ impl Header {
                 id: u32::try_from(u64_at(bytes, id)).ok()?,
                 name: text?.to_owned(),
                 size_bytes: u64_at(bytes, size),
+                made_unix_ms: if times { u64_at(bytes, made) } else { 0 },
             })
         };
-        let snapshot = identity(32, 40, 72);
-        let base = (has_base == 1).then(|| identity(56, 64, 202));
+        let snapshot = identity(32, 40, 72, 332);
+        let base = (has_base == 1).then(|| identity(56, 64, 202, 340));
         let block_bytes = u32_at(bytes, 48);
         let header = match (snapshot, base) {
             (Some(snapshot), None) => Self { pool_id, block_bytes, snapshot, base: None },
@@ -150,7 +180,7 @@ impl Header {
             && (512..=4096).contains(&block_bytes)
             && header.snapshot.size_bytes.is_multiple_of(block_bytes.into());
         // Whatever else was set means something to a later version.
-        if version == 0 || !fits || header.encode() != *bytes {
+        if version == 0 || !fits || header.encode_as(version) != *bytes {
             return Err(IMPOSSIBLE.to_owned());
         }
         Ok(header)
@@ -205,9 +235,20 @@ mod tests {
         Header {
             pool_id: *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff",
             block_bytes: 4096,
-            snapshot: Identity { id: 9, name: "db@tue".to_owned(), size_bytes: 64 << 20 },
-            base: Some(Identity { id: 7, name: "db@mon".to_owned(), size_bytes: 32 << 20 }),
+            snapshot: identity(9, "db@tue", 64 << 20, 0x0123_4567_89ab),
+            base: Some(identity(7, "db@mon", 32 << 20, 0x0123_4567_0000)),
         }
+    }
+
+    fn identity(id: u32, name: &str, size_bytes: u64, made_unix_ms: u64) -> Identity {
+        Identity { id, name: name.to_owned(), size_bytes, made_unix_ms }
+    }
+
+    /// The same as version 1 has it.
+    fn timeless() -> Header {
+        let without = |of: Identity| Identity { made_unix_ms: 0, ..of };
+        let Header { snapshot, base, .. } = header();
+        Header { snapshot: without(snapshot), base: base.map(without), ..header() }
     }
 
     fn file() -> Vec<u8> {
@@ -243,8 +284,13 @@ mod tests {
         expected.resize(202, 0);
         expected.extend(hex("0600 6462406d6f6e"));
         expected.resize(508, 0);
-        // The sum, reckoned by another program.
+        // The sums, reckoned by another program.
         expected.extend(hex("51e2c4c0"));
+        assert_eq!(timeless().encode_as(1)[..], expected);
+        assert_eq!(Header::decode(&timeless().encode_as(1)), Ok(timeless()));
+        expected[8] = 2;
+        expected[332..348].copy_from_slice(&hex("ab89674523010000 0000674523010000"));
+        expected[508..].copy_from_slice(&hex("228d8e5a"));
         assert_eq!(header().encode()[..], expected);
         assert_eq!(Header::decode(&header().encode()), Ok(header()));
         let whole = Header { base: None, ..header() };
@@ -312,11 +358,13 @@ mod tests {
 
     #[test]
     fn what_is_newer_or_strange_is_refused_by_what_it_is() {
-        let problem = read(&forged(8, &[2, 0, 0, 0])).unwrap_err();
-        assert_eq!(problem, "file: is of a newer version, 2: this blockd reads up to 1");
+        let problem = read(&forged(8, &[3, 0, 0, 0])).unwrap_err();
+        assert_eq!(problem, "file: is of a newer version, 3: this blockd reads up to 2");
         let problem = read(&forged(0, b"QFI\xfb")).unwrap_err();
         assert_eq!(problem, "file: is no incremental backup of blockd");
-        for (at, part) in [(8, [0; 4]), (12, [9; 4]), (48, [0, 3, 0, 0]), (52, [2, 0, 0, 0])] {
+        for (at, part) in
+            [(8, [0; 4]), (8, [1, 0, 0, 0]), (12, [9; 4]), (48, [0, 3, 0, 0]), (52, [2, 0, 0, 0])]
+        {
             let problem = read(&forged(at, &part)).unwrap_err();
             assert!(problem.contains(IMPOSSIBLE), "{at}: {problem}");
         }
