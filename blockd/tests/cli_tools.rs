@@ -271,6 +271,37 @@ fn set_features(pool: &std::path::Path, ro_compat: u64, incompat: u64) {
 }
 
 #[test]
+fn a_dump_is_not_restored_over_what_a_later_release_has_written() {
+    let (mut daemon, pool) = with_data();
+    assert!(daemon.terminate().success());
+    let path = pool.to_str().unwrap();
+    daemon.json(&["pool", "dump", "--output", "dump", path]);
+    let whole = std::fs::read(&pool).unwrap();
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let pages = (0..whole.len()).step_by(4096).filter(|&at| whole[at..].starts_with(b"BDpg"));
+    for at in pages {
+        file.write_all_at(&[0; 4096], at as u64).unwrap();
+    }
+    let damaged = std::fs::read(&pool).unwrap();
+    let restore = ["pool", "restore", "--from", "dump", path];
+    let cases = [
+        (1 << 41, 0, "features 0x20000000000 are unknown"),
+        (0, 1 << 42, "incompatible features 0x40000000000"),
+    ];
+    for (ro_compat, incompat, named) in cases {
+        std::fs::write(&pool, &damaged).unwrap();
+        set_features(&pool, ro_compat, incompat);
+        let before = std::fs::read(&pool).unwrap();
+        let (code, error) = daemon.failure(&restore);
+        assert!(code == 7 && error.contains("a later release"), "{code} {error}");
+        assert!(error.contains(named) && error.contains("--force"), "{error}");
+        assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
+        daemon.ok(&[&restore[..], &["--force"]].concat());
+        assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"));
+    }
+}
+
+#[test]
 fn a_pool_with_features_of_a_later_release_is_only_read_or_refused_by_name() {
     let (mut daemon, pool) = with_data();
     assert!(daemon.terminate().success());

@@ -245,6 +245,19 @@ fn add_copies(media: &mut dyn Media, copies: &mut Copies, device: DeviceIndex, s
     }
 }
 
+/// Why the superblock at a device's front is one that this build doesn't know, if it is.
+pub(crate) fn too_new(
+    media: &mut dyn Media,
+    device: DeviceIndex,
+    present: &PresentDevice,
+) -> Option<FormatError> {
+    let mut copies = Copies::default();
+    for offset in [0, PAGE_BYTES] {
+        add_copy(media, &mut copies, device, offset, present.size);
+    }
+    copies.too_new()
+}
+
 /// The newest superblock on a device by itself, whatever the others say.
 pub(crate) fn newest_copy(
     media: &mut dyn Media,

@@ -394,6 +394,8 @@ pub struct Target {
     next_volume_id: u32,
     /// Every device says by a superblock of its own that it is the one of the dump.
     pub known: bool,
+    /// What a later release has put onto the devices, which this one doesn't know.
+    pub later: Option<MapperError>,
 }
 
 impl Plan {
@@ -437,9 +439,13 @@ impl Plan {
             epoch: pool.epoch.0,
             next_volume_id: pool.next_volume_id,
             known: true,
+            later: None,
         };
         let mut unknown = Vec::new();
         for (handle, device) in (0..).zip(present) {
+            if let Some(error) = reader::too_new(media, DeviceIndex(handle), device) {
+                target.later.get_or_insert_with(|| error.into());
+            }
             let Some(own) = reader::newest_copy(media, DeviceIndex(handle), device) else {
                 unknown.push(handle);
                 continue;
@@ -447,6 +453,10 @@ impl Plan {
             if own.pool_id != pool.pool_id {
                 let found = crate::open::find::hex(&own.pool_id);
                 return refuse(device, format!("belongs to pool {found}"));
+            }
+            let features = own.unknown_ro_compat();
+            if features != 0 {
+                target.later.get_or_insert(MapperError::Unsupported { features });
             }
             target.generation = target.generation.max(own.generation);
             target.epoch = target.epoch.max(own.epoch.0);

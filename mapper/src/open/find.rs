@@ -87,7 +87,7 @@ impl Copies {
 
     /// An error that says the pool is too new for this build. Only the front is asked: elsewhere
     /// it could be a client's data.
-    fn too_new(&self) -> Option<FormatError> {
+    pub(crate) fn too_new(&self) -> Option<FormatError> {
         let front =
             |e: &&FormatError| matches!(e.place, Place::Device { offset, .. } if offset < FRONT);
         self.bad.iter().filter(front).find(|e| e.is_unsupported()).copied()

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use blockd_mapper::inspect::Reader;
 use blockd_mapper::inspect::check::check;
-use blockd_mapper::inspect::restore::{Plan, Scan};
+use blockd_mapper::inspect::restore::{Plan, Scan, Target};
 use serde::Serialize;
 
 use super::{Devices, hex};
@@ -20,7 +20,7 @@ use crate::pool::{Access, Offline};
 /// The data stays where it is: the dump must be of this pool, and no older than the last write,
 /// discard or snapshot. All of the dump is judged before anything is written. Without --force the
 /// pool has to be damaged, and each device has to say by a superblock of its own that it is the
-/// one of the dump.
+/// one of the dump, and that no later release has used it in a way that this one doesn't know.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool restore --from default.dump \
                   /var/lib/blockd/default.pool")]
@@ -32,7 +32,8 @@ pub(crate) struct Restore {
     #[arg(long, value_name = "FILE")]
     from: PathBuf,
 
-    /// Also over a pool that is sound, and on devices that don't say what they are
+    /// Also over a pool that is sound, over one with features of a later release, and on devices
+    /// that don't say what they are
     #[arg(long)]
     force: bool,
 }
@@ -75,7 +76,7 @@ impl Restore {
         let present = devices.present().to_vec();
         let target = plan.target(&mut devices, &present)?;
         if !self.force {
-            self.refuse(&mut devices, target.known)?;
+            self.refuse(&mut devices, &target)?;
         }
         let (volumes, lost_slots, pool_id) = (plan.volumes(), plan.lost_slots(), plan.pool_id());
         let mut restoring = plan.begin(&mut devices, target)?;
@@ -110,9 +111,15 @@ impl Restore {
         Ok(())
     }
 
-    fn refuse(&self, devices: &mut Offline, known: bool) -> Result<(), Error> {
+    fn refuse(&self, devices: &mut Offline, target: &Target) -> Result<(), Error> {
         let what = format!("pool on {}", self.devices.paths[0].display());
-        if !known {
+        if let Some(later) = &target.later {
+            let problem = format!(
+                "was used by a later release: {later}; --force writes over what only that one knows"
+            );
+            return Err(Error::in_use(what, problem));
+        }
+        if !target.known {
             let problem = "has devices without a readable superblock: are they the right ones? \
                            Then --force restores to them, in the order given";
             return Err(Error::in_use(what, problem));
