@@ -6,8 +6,8 @@ use blockd_mapper::io::IoError;
 /// What a client is told of a request that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BlockError {
-    /// Not made of whole blocks, or beyond the end (EINVAL).
-    #[error("request leaves the volume or is not made of whole blocks")]
+    /// Not made of whole blocks, beyond the end, or about volumes that can't be compared (EINVAL).
+    #[error("request leaves the volume, is not of whole blocks or asks for what can't be compared")]
     Invalid,
     /// The volume can't be written (EPERM).
     #[error("volume is read-only")]
@@ -26,7 +26,9 @@ pub enum BlockError {
 impl From<&MapperError> for BlockError {
     fn from(error: &MapperError) -> Self {
         match error {
-            MapperError::Invalid { .. } | MapperError::OutOfRange { .. } => Self::Invalid,
+            MapperError::Invalid { .. }
+            | MapperError::OutOfRange { .. }
+            | MapperError::OtherFamily { .. } => Self::Invalid,
             MapperError::ReadOnly => Self::ReadOnly,
             MapperError::NoSpace { .. } => Self::NoSpace,
             MapperError::NoVolume(_) | MapperError::Closed => Self::Gone,
@@ -43,5 +45,26 @@ impl From<IoError> for BlockError {
             IoError::NoSpace => Self::NoSpace,
             IoError::Media | IoError::Gone => Self::Io,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_asks_wrongly_is_no_fault_of_the_media() {
+        let name = || "a".to_owned();
+        let (one, other) = (name(), name());
+        for wrong in [
+            MapperError::Invalid { field: "size", value: 0, allowed: "more" },
+            MapperError::OutOfRange { offset: 1, len: 1, size: 1, block_size: 512 },
+            MapperError::OtherFamily { one, other },
+        ] {
+            assert_eq!(BlockError::from(&wrong), BlockError::Invalid, "{wrong}");
+        }
+        let error = IoError::Media;
+        let media = MapperError::Io { operation: "read", device: 0, error };
+        assert_eq!(BlockError::from(&media), BlockError::Io);
     }
 }
