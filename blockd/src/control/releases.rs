@@ -1,20 +1,68 @@
 //! Volumes that were deleted, or rolled back, and whose former extents are let go of in the
 //! background: how far that is, and a word when it is done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::error::shown;
-use crate::pool::{PoolHandle, VolumeId};
+use crate::pool::{PoolError, PoolHandle, Releasing, VolumeId};
 
 use super::{Control, EventKind};
 
 /// How often it is looked how far it has come: often enough that what is told at the end is news.
 const LOOK: Duration = Duration::from_millis(50);
 
-type Names = BTreeMap<VolumeId, String>;
+/// What is being let go in a pool. A volume that is rolled back twice is there twice: each time
+/// what it held before is let go, in the order in which that was asked for.
+#[derive(Debug, Default)]
+struct Names(BTreeMap<VolumeId, VecDeque<String>>);
+
+/// What a look at a pool has shown.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    /// What these held is let go.
+    Done(Vec<String>),
+    /// Nothing was seen this time.
+    Nothing,
+    /// The pool is closed: the next who opens it knows no names.
+    Gone,
+}
+
+impl Names {
+    fn counts(&self) -> BTreeMap<VolumeId, usize> {
+        self.0.iter().map(|(id, names)| (*id, names.len())).collect()
+    }
+
+    /// Takes out what is done. `known` is what there was before the pool was asked: what has come
+    /// since may not be in its answer yet.
+    fn look(
+        &mut self,
+        known: &BTreeMap<VolumeId, usize>,
+        releasing: Result<Vec<Releasing>, PoolError>,
+    ) -> Seen {
+        let releasing = match releasing {
+            Ok(releasing) => releasing,
+            Err(PoolError::Busy { .. }) => return Seen::Nothing,
+            Err(_) => return Seen::Gone,
+        };
+        let mut done = Vec::new();
+        for (id, known) in known {
+            let left = releasing.iter().filter(|one| one.volume == *id).count();
+            let Some(names) = self.0.get_mut(id) else { continue };
+            let ended = known.saturating_sub(left).min(names.len());
+            done.extend(names.drain(..ended));
+        }
+        self.0.retain(|_, names| !names.is_empty());
+        Seen::Done(done)
+    }
+
+    /// The name by which a volume was known when it was last asked for.
+    fn name(&self, id: VolumeId) -> Option<&String> {
+        self.0.get(&id)?.back()
+    }
+}
 
 /// By pool. The mapper knows only ids, and the name of a volume goes with it.
 #[derive(Debug, Default)]
@@ -37,8 +85,8 @@ impl Control {
     pub(super) fn watch_release(&self, pool: &PoolHandle, volume: VolumeId, name: &str) {
         let mut releases = self.0.releases.0.lock();
         let names = releases.entry(pool.id()).or_default();
-        let is_first = names.is_empty();
-        names.insert(volume, name.to_owned());
+        let is_first = names.0.is_empty();
+        names.0.entry(volume).or_default().push_back(name.to_owned());
         drop(releases);
         if is_first {
             let (control, pool) = (self.clone(), pool.clone());
@@ -49,30 +97,19 @@ impl Control {
     /// `false`: nothing is left of this pool.
     async fn look_at_releases(&self, pool: &PoolHandle) -> bool {
         tokio::time::sleep(LOOK).await;
-        let known: Vec<VolumeId> = {
-            let releases = self.0.releases.0.lock();
-            releases
-                .get(&pool.id())
-                .map(|names| names.keys().copied().collect())
-                .unwrap_or_default()
-        };
-        // Only what was known before the look: what comes meanwhile may not be there yet.
-        let releasing = pool.releasing().await.unwrap_or_default();
-        let mut done = Vec::new();
-        let goes_on = {
+        let known = self.0.releases.0.lock().get(&pool.id()).map(Names::counts);
+        let releasing = pool.releasing().await;
+        let (seen, goes_on) = {
             let mut releases = self.0.releases.0.lock();
             let Some(names) = releases.get_mut(&pool.id()) else { return false };
-            for id in known {
-                if releasing.iter().all(|one| one.volume != id) {
-                    done.extend(names.remove(&id));
-                }
-            }
-            let is_empty = names.is_empty();
-            if is_empty {
+            let seen = names.look(&known.unwrap_or_default(), releasing);
+            let goes_on = seen != Seen::Gone && !names.0.is_empty();
+            if !goes_on {
                 releases.remove(&pool.id());
             }
-            !is_empty
+            (seen, goes_on)
         };
+        let Seen::Done(done) = seen else { return goes_on };
         for name in done {
             let text = format!("volume {}: what it no longer holds is let go", shown(&name));
             self.events().publish(EventKind::VolumeReleased, pool.name(), &name, text);
@@ -89,11 +126,64 @@ impl Control {
             let names = releases.get(&pool.id());
             all.extend(releasing.into_iter().map(|one| Release {
                 pool: pool.name().to_owned(),
-                name: names.and_then(|names| names.get(&one.volume)).cloned().unwrap_or_default(),
+                name: names.and_then(|names| names.name(one.volume)).cloned().unwrap_or_default(),
                 total: one.extents * pool.extent_size(),
                 left: one.left * pool.extent_size(),
             }));
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn releasing(volume: u32) -> Releasing {
+        Releasing { volume: VolumeId(volume), extents: 2, left: 1 }
+    }
+
+    fn names(all: &[(u32, &str)]) -> Names {
+        let mut names = Names::default();
+        for (id, name) in all {
+            names.0.entry(VolumeId(*id)).or_default().push_back((*name).to_owned());
+        }
+        names
+    }
+
+    fn done(names: &[&str]) -> Seen {
+        Seen::Done(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn what_is_let_go_twice_is_told_twice() {
+        let mut names = names(&[(1, "a"), (1, "a"), (2, "b")]);
+        let known = names.counts();
+        let both = vec![releasing(1), releasing(1), releasing(2)];
+        assert_eq!(names.look(&known, Ok(both)), done(&[]));
+        assert_eq!(names.look(&known, Ok(vec![releasing(1)])), done(&["a", "b"]));
+        let known = names.counts();
+        assert_eq!(names.look(&known, Ok(vec![])), done(&["a"]));
+        assert!(names.0.is_empty());
+    }
+
+    #[test]
+    fn what_came_during_a_look_is_not_done() {
+        let mut names = names(&[(1, "a")]);
+        let known = names.counts();
+        names.0.entry(VolumeId(1)).or_default().push_back("a".to_owned());
+        names.0.entry(VolumeId(2)).or_default().push_back("b".to_owned());
+        assert_eq!(names.look(&known, Ok(vec![])), done(&["a"]));
+        assert_eq!(names.counts(), BTreeMap::from([(VolumeId(1), 1), (VolumeId(2), 1)]));
+    }
+
+    #[test]
+    fn a_pool_that_does_not_answer_has_not_let_go() {
+        let mut names = names(&[(1, "a")]);
+        let known = names.counts();
+        let busy = Err(PoolError::Busy { limit: 1 });
+        assert_eq!(names.look(&known, busy), Seen::Nothing);
+        assert_eq!(names.look(&known, Err(PoolError::Gone)), Seen::Gone);
+        assert_eq!(names.look(&known, Ok(vec![])), done(&["a"]));
     }
 }

@@ -144,6 +144,23 @@ async fn a_rollback_gives_the_size_back_and_minds_who_is_attached() {
     assert!(volume.attached);
 }
 
+#[tokio::test]
+async fn each_of_two_rollbacks_is_told_when_what_was_there_is_let_go() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", 8 * MIB)).await.unwrap();
+    rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap();
+    for _ in 0..2 {
+        rig.client.rollback_volume(rollback("a", "s", false)).await.unwrap();
+    }
+    let mut events = rig.control.events().reader(true, String::new());
+    let mut released = 0;
+    while released < 2 {
+        let next = tokio::time::timeout(std::time::Duration::from_secs(20), events.next());
+        let event = next.await.expect("an event for each").unwrap();
+        released += u32::from(event.kind() == v1::EventKind::VolumeReleased);
+    }
+}
+
 /// What the ranges of an answer add up to, by state, in MiB; they have to follow each other.
 async fn diff(
     rig: &mut Rig,
