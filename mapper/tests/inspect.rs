@@ -5,15 +5,19 @@ mod common;
 mod tools;
 
 use blockd_mapper::engine::Control;
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Place;
+use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::inspect::check::Severity;
 use blockd_mapper::inspect::dump::Lost;
 use blockd_mapper::inspect::repair::{RepairOptions, repair};
 use blockd_mapper::inspect::thin_xml::thin_xml;
 use blockd_mapper::inspect::{DumpError, Reader};
-use blockd_mapper::units::VolumeId;
+use blockd_mapper::io::Page;
+use blockd_mapper::units::{Epoch, VolumeId};
 use common::{Media, Rig};
 use tools::{
-    Cut, Image, MIB, PAGE, SPAN, WRITTEN, checked, closed, contents, dumped, family, found, made,
+    Cut, Image, MIB, PAGE, SPAN, Target, WRITTEN, checked, closed, contents, dumped, family, found, made,
     repaired, restored, scanned,
 };
 
@@ -425,6 +429,37 @@ fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
             assert!(writes > 4);
             return;
         }
+    }
+}
+
+#[test]
+fn a_superblock_whose_numbers_are_at_their_end_is_not_repaired_to_a_wrong_one() {
+    let ends: [fn(&mut Superblock); 3] = [
+        |last| last.generation = u64::MAX,
+        |last| last.epoch = Epoch(u64::MAX),
+        |last| last.wal_tail_sequence = u64::MAX,
+    ];
+    for end in ends {
+        let mut media = closed(family(&[16 * MIB], 100 << 20));
+        for (device, at) in found(&media, b"BLOCKDsb") {
+            let bytes = &mut media.devices[device][at..at + PAGE];
+            let mut superblock = Superblock::decode(bytes, Place::Memory).unwrap();
+            end(&mut superblock);
+            let mut page = Page::zeroed();
+            superblock.encode(&mut page);
+            bytes.copy_from_slice(&page.0);
+        }
+        for (device, at) in found(&media, b"BDpg\x01") {
+            media.devices[device][at + 100] ^= 1;
+        }
+        assert!(checked(&media).damaged);
+        let before = media.devices.clone();
+        let devices = media.open_options().devices;
+        let done = repair(&mut Target(&mut media), &devices, RepairOptions::default(), &mut |_| {});
+        assert!(matches!(done, Err(MapperError::Limit { limit: u64::MAX, .. })), "{done:?}");
+        let opened = Rig::open(media.clone()).unwrap_err();
+        assert!(matches!(opened, MapperError::Limit { .. }), "{opened}");
+        assert!(media.devices == before, "something was written");
     }
 }
 

@@ -103,7 +103,8 @@ impl Pool {
     /// All volumes and snapshots, by id, without counting anything. May be called from any thread.
     #[must_use]
     pub fn summaries(&self) -> Vec<VolumeSummary> {
-        let volumes = self.volumes.read();
+        // Counting takes locks of each volume; whoever makes or deletes one doesn't wait for that.
+        let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
         let summary = |volume: &std::sync::Arc<crate::volume::Volume>| VolumeSummary {
             id: volume.identity.id,
             name: volume.identity.name.as_str().to_owned(),
@@ -118,7 +119,7 @@ impl Pool {
             reserved: volume.reserved() * self.geometry.extent_size(),
             made: volume.identity.made,
         };
-        volumes.values().map(summary).collect()
+        volumes.iter().map(summary).collect()
     }
 }
 
@@ -131,8 +132,8 @@ impl Engine {
             let space = self.pool.free_space.lock();
             (space.total_count(), space.free_count())
         };
-        let volumes = self.pool.volumes.read();
-        let reserved: u64 = volumes.values().map(|v| v.reserved()).sum();
+        let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
+        let reserved: u64 = volumes.iter().map(|v| v.reserved()).sum();
         let supers = 2 * self.superblock.devices.as_slice().len() as u64;
         let wal = u64::from(self.superblock.wal_extents);
         let metadata = supers + wal + self.pages.extent_count();
@@ -325,4 +326,63 @@ fn held_extents(volume: &crate::volume::Volume) -> Vec<PhysicalExtent> {
     let mut held = Vec::new();
     volume.for_each_reserved(|extent| held.push(extent));
     held
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::arena::Arena;
+    use crate::directory::Directory;
+    use crate::format::VolumeName;
+    use crate::geometry::{Geometry, MAX_DEVICES};
+    use crate::pool::{PoolParts, Tuning};
+    use crate::ring::{DeltaRing, VecRingMemory};
+    use crate::volume::{Identity, Volume};
+
+    #[test]
+    fn nobody_waits_for_the_list_of_volumes_while_they_are_counted() {
+        let memory = Arc::new(VecRingMemory::new(1, 16));
+        let pool = Arc::new(Pool::assemble(PoolParts {
+            pool_id: [1; 16],
+            geometry: Geometry::new(64 << 10).unwrap(),
+            tuning: Tuning { workers: 1, ..Tuning::default() },
+            handles: [0; MAX_DEVICES],
+            arena: Arena::new(1),
+            ring: DeltaRing::format(memory, &[1; 16], &[2; 16], 1, 16).unwrap(),
+            next_lsn: Lsn(1),
+            read_only: false,
+        }));
+        let id = VolumeId(1);
+        let identity = Identity {
+            id,
+            lineage: id,
+            origin: VolumeId(0),
+            kind: VolumeKind::Volume,
+            block_size: 512,
+            created: Lsn(1),
+            made: WallTime::default(),
+            name: VolumeName::new("a").unwrap(),
+        };
+        let volume = Arc::new(Volume::new(identity, 4096, Directory::new(1).unwrap()));
+        pool.volumes.write().insert(id, Arc::clone(&volume));
+        let held = volume.reserve.lock();
+        let counting = std::thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.summaries()
+        });
+        // Two hold it here; the third is who counts, and waits for what is locked.
+        for _ in 0..1_000_000 {
+            if Arc::strong_count(&volume) > 2 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        assert!(pool.volumes.try_write_for(Duration::from_secs(10)).is_some());
+        drop(held);
+        assert_eq!(counting.join().unwrap().len(), 1);
+    }
 }

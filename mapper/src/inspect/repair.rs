@@ -127,7 +127,9 @@ fn superblock(
         let own = copy.devices.as_slice().get(usize::from(copy.this_device.0));
         let at = own.and_then(|own| table.iter().position(|record| record.uuid == own.uuid));
         match at.filter(|_| copy.pool_id == newest.pool_id) {
-            Some(at) if copy.generation + 1 >= newest.generation => handles[at] = Some(*handle),
+            Some(at) if copy.generation >= newest.generation.saturating_sub(1) => {
+                handles[at] = Some(*handle)
+            }
             _ => return Err(refused),
         }
     }
@@ -465,14 +467,19 @@ impl Plan {
         handles: &[u8],
         lost: bool,
     ) -> Result<(), MapperError> {
+        // What no pool reaches, a superblock that was forged can say.
+        let end = |what| MapperError::Limit { what, limit: u64::MAX };
+        let generation = old.generation.checked_add(1).ok_or_else(|| end("generations"))?;
+        let epoch = old.epoch.0.checked_add(1).ok_or_else(|| end("epochs"))?;
+        // Far enough ahead that no block that lies in the log can be taken for the next one.
+        let ahead = self.next_sequence.checked_add(2 * old.wal_blocks());
         let superblock = Superblock {
-            generation: old.generation + 1,
+            generation,
             previous_sum: old.sum(),
             clean: true,
-            epoch: crate::units::Epoch(old.epoch.0 + 1),
+            epoch: crate::units::Epoch(epoch),
             open_id: 0,
-            // Far enough ahead that no block that lies in the log can be taken for the next one.
-            wal_tail_sequence: self.next_sequence + 2 * old.wal_blocks(),
+            wal_tail_sequence: ahead.ok_or_else(|| end("blocks of the log"))?,
             wal_tail_hash: 0,
             checkpoint_lsn: self.state.lsn,
             next_volume_id: self.next_volume_id(lost),

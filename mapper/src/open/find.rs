@@ -119,7 +119,7 @@ impl Copies {
                 return Err(refuse(&device.name, "is the same device as another one".to_owned()));
             }
             // A checkpoint writes all devices before the next begins: none is two behind.
-            if copy.generation + 1 < chosen.generation {
+            if copy.generation < chosen.generation.saturating_sub(1) {
                 let (found, newest) = (copy.generation, chosen.generation);
                 let problem = format!("is stale: generation {found}, the pool is at {newest}");
                 return Err(refuse(&device.name, problem));

@@ -371,6 +371,7 @@ impl Opening {
         if superblock.unknown_ro_compat() != 0 && self.options.mode == OpenMode::ReadWrite {
             return Err(MapperError::Unsupported { features: superblock.unknown_ro_compat() });
         }
+        check_numbers(superblock)?;
         self.report.was_clean = superblock.clean;
         let ring = self.take_ring(superblock)?;
         let tuning = self.options.tuning.clone();
@@ -585,6 +586,24 @@ impl Opening {
         }
         Ok(false)
     }
+}
+
+/// Numbers that only rise. Above this they are not what a pool has come to: a billion of them a
+/// second would take three centuries. Counting on would be met by an overflow.
+const MAX_NUMBER: u64 = 1 << 63;
+
+fn check_numbers(superblock: &Superblock) -> Result<(), MapperError> {
+    for (what, number) in [
+        ("generation of the superblock", superblock.generation),
+        ("epoch", superblock.epoch.0),
+        ("sequence of the log", superblock.wal_tail_sequence),
+        ("LSN of the checkpoint", superblock.checkpoint_lsn.0),
+    ] {
+        if number > MAX_NUMBER {
+            return Err(MapperError::Limit { what, limit: MAX_NUMBER });
+        }
+    }
+    Ok(())
 }
 
 /// Why a ring is not used.

@@ -1,5 +1,6 @@
 //! `blockd pool check`.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use blockd_mapper::inspect::Reader;
@@ -120,27 +121,57 @@ impl Check {
         Ok((report, shape))
     }
 
-    /// What is found sound is sound: each page was the one its parent names. What isn't counts
-    /// only if no newer checkpoint has taken its place.
     fn settled(&self, devices: &mut Offline, steps: &Steps) -> Result<(Report, Checked), Error> {
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let found = self.once(devices, steps);
-            match &found {
-                Ok((report, _)) if !report.damaged => return found,
-                Ok((_, shape)) if newest_generation(devices)? == shape.generation => return found,
-                Err(_) if tries == ONLINE_TRIES => return found,
-                _ if tries == ONLINE_TRIES => {
-                    let what = format!("pool on {}", self.devices.paths[0].display());
-                    let problem = "writes checkpoints faster than one can be read: try again \
-                                   when less is written";
-                    return Err(Error::in_use(what, problem));
-                }
-                _ => std::thread::sleep(ONLINE_PAUSE),
-            }
+        let devices = RefCell::new(devices);
+        let once = || {
+            let (report, shape) = self.once(&mut devices.borrow_mut(), steps)?;
+            let (damaged, generation) = (report.damaged, shape.generation);
+            Ok(Found { damaged, generation, what: (report, shape) })
+        };
+        let newest = || newest_generation(&mut devices.borrow_mut());
+        let settled = settle(once, newest, || std::thread::sleep(ONLINE_PAUSE))?;
+        settled.ok_or_else(|| {
+            let what = format!("pool on {}", self.devices.paths[0].display());
+            let problem = "writes checkpoints faster than one can be read: try again when less is \
+                           written";
+            Error::in_use(what, problem)
+        })
+    }
+}
+
+/// What one check of a pool that is served has come to.
+struct Found<T> {
+    damaged: bool,
+    generation: u64,
+    what: T,
+}
+
+/// What is found sound is sound: each page was the one its parent names. What isn't counts only if
+/// no newer checkpoint has taken its place. None where one came each time.
+fn settle<T>(
+    mut once: impl FnMut() -> Result<Found<T>, Error>,
+    mut newest: impl FnMut() -> Result<u64, Error>,
+    mut pause: impl FnMut(),
+) -> Result<Option<T>, Error> {
+    for tries in 1..=ONLINE_TRIES {
+        let last = tries == ONLINE_TRIES;
+        match once() {
+            Ok(found) if !found.damaged => return Ok(Some(found.what)),
+            // Superblocks that can't be read may be just being written: that is tried again. Where
+            // it stays so, what was found before is still true.
+            Ok(found) => match newest() {
+                Ok(generation) if generation != found.generation => {}
+                Err(_) if !last => {}
+                Ok(_) | Err(_) => return Ok(Some(found.what)),
+            },
+            Err(error) if last => return Err(error),
+            Err(_) => {}
+        }
+        if !last {
+            pause();
         }
     }
+    Ok(None)
 }
 
 fn newest_generation(devices: &mut Offline) -> Result<u64, Error> {
@@ -248,4 +279,35 @@ fn text(checked: &Checked, context: &Context) -> String {
     let (tone, word) = if checked.damaged { (Tone::Bad, "damaged") } else { (Tone::Good, "sound") };
     lines.push(paint.text(tone, word));
     lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often it was checked, and what came of it. `newest` is what is read after each.
+    fn settled(damaged: bool, newest: &[Option<u64>]) -> (u32, Result<Option<u32>, Error>) {
+        let gone = || Error::in_use("superblock", "can't be read");
+        let (checks, mut looks) = (std::cell::Cell::new(0), newest.iter());
+        let once = || {
+            checks.set(checks.get() + 1);
+            Ok(Found { damaged, generation: 7, what: checks.get() })
+        };
+        let settled = settle(once, || looks.next().copied().flatten().ok_or_else(gone), || ());
+        (checks.get(), settled)
+    }
+
+    #[test]
+    fn a_superblock_that_cannot_be_read_for_a_moment_ends_no_check() {
+        assert!(matches!(settled(true, &[None, Some(7)]), (2, Ok(Some(2)))));
+        // For good: what was found counts.
+        assert!(matches!(settled(true, &[None; 5]), (5, Ok(Some(5)))));
+    }
+
+    #[test]
+    fn damage_counts_where_no_newer_checkpoint_has_come() {
+        assert!(matches!(settled(false, &[]), (1, Ok(Some(1)))));
+        assert!(matches!(settled(true, &[Some(8), Some(7)]), (2, Ok(Some(2)))));
+        assert!(matches!(settled(true, &[Some(8); 5]), (5, Ok(None))));
+    }
 }
