@@ -7,10 +7,11 @@ mod cli_support;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
+use blockd::clock::Clock;
 use blockd::nbd_client::{Client, ConnectOptions};
-use cli_support::{Daemon, pattern};
+use cli_support::{Daemon, LIMIT, pattern, signal};
 
 const MIB: u64 = 1 << 20;
 
@@ -277,6 +278,49 @@ fn backups_go_through_pipes_and_one_that_is_cut_there_is_undone() {
     assert!(sum(&daemon, "copy") == sum(&daemon, "data@mon"));
     assert_eq!(through(&tuesday), (0, String::new()));
     assert!(sum(&daemon, "copy") == sum(&daemon, "data@tue"));
+}
+
+/// Waits for a program that was told to end.
+fn ended(mut child: Child) -> String {
+    let clock = Clock::start();
+    while child.try_wait().unwrap().is_none() {
+        assert!(clock.elapsed() < LIMIT, "it goes on");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn an_import_whose_input_is_silent_can_be_interrupted() {
+    let daemon = three_days();
+    daemon.ok(&["import", "mon.blkd", "copy", "--apply"]);
+    let tuesday = fs::read(daemon.dir.join("tue.blkd")).unwrap();
+    // Before anything has come, and in the middle.
+    for begin in [&[][..], &tuesday[..tuesday.len() / 2]] {
+        let mut import = daemon.command(&["import", "-", "copy", "--apply"]);
+        let mut import = import.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut pipe = import.stdin.take().unwrap();
+        pipe.write_all(begin).unwrap();
+        // By then it waits.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        signal(&import, "INT");
+        let error = ended(import);
+        drop(pipe);
+        assert!(error.contains("interrupted"), "{error}");
+        let undone = error.contains("volume copy is rolled back to copy@mon.");
+        assert_eq!(undone, !begin.is_empty(), "{error}");
+        assert!(sum(&daemon, "copy") == sum(&daemon, "data@mon"));
+    }
+    // A named pipe that nobody writes to can't even be opened.
+    let pipe = daemon.dir.join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut import = daemon.command(&["import", "pipe", "copy", "--apply"]);
+    let import = import.stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    signal(&import, "INT");
+    assert!(ended(import).contains("interrupted"));
 }
 
 #[test]

@@ -21,6 +21,7 @@ use super::{Import, address, blocking, interruptible, pool_id, settled, with_not
 use crate::cli::client::Client;
 use crate::cli::shapes::{self, VolumeShape};
 use crate::cli::transfer::Stop;
+use crate::cli::transfer::awaited::Awaited;
 use crate::cli::transfer::import::{self, Imported, Source};
 use crate::cli::transfer::increment::{Header, Identity, Reader, Record};
 use crate::cli::transfer::nbd::Target;
@@ -104,20 +105,20 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
 
 /// Reads the file to its end, so that nothing is written of one that is damaged. Of a pipe only the
 /// header can be looked at.
-fn open(path: &Path, wanted: bool, stop: &Stop) -> Result<Backup, Error> {
+fn open(path: &Path, wanted: bool, stop: &Arc<Stop>) -> Result<Backup, Error> {
     if path.as_os_str() == "-" {
-        let stdin: Box<dyn Read + Send> = Box::new(std::io::stdin());
-        return Ok(Backup { input: Reader::begin(stdin, "standard input")?, named_bytes: None });
+        return begun(Awaited::new(|| Ok(std::io::stdin()), stop), "standard input", stop);
     }
     let failed = |source| Error::file("open", path, source);
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
+    let metadata = std::fs::metadata(path).map_err(failed)?;
     let name = path.display().to_string();
+    if !metadata.is_file() {
+        let path = path.to_owned();
+        return begun(Awaited::new(move || File::open(path), stop), &name, stop);
+    }
+    let file = File::open(path).map_err(failed)?;
     let buffered =
         |file| -> Box<dyn Read + Send> { Box::new(BufReader::with_capacity(BUFFER_BYTES, file)) };
-    if !metadata.is_file() {
-        return Ok(Backup { input: Reader::begin(buffered(file), &name)?, named_bytes: None });
-    }
     let mut again = file.try_clone().map_err(failed)?;
     let mut reader = Reader::begin(buffered(file), &name)?;
     let progress = Progress::shown("checking", metadata.len(), wanted);
@@ -133,6 +134,15 @@ fn open(path: &Path, wanted: bool, stop: &Stop) -> Result<Backup, Error> {
     progress.clear();
     again.rewind().map_err(|source| Error::file("read", path, source))?;
     Ok(Backup { input: Reader::begin(buffered(again), &name)?, named_bytes: Some(named_bytes) })
+}
+
+/// A backup that comes through a pipe, its header read.
+fn begun(input: Awaited, name: &str, stop: &Stop) -> Result<Backup, Error> {
+    let input: Box<dyn Read + Send> = Box::new(input);
+    let begun = Reader::begin(input, name);
+    // What can't be read any more because it was stopped is no fault of the input.
+    stop.check()?;
+    Ok(Backup { input: begun?, named_bytes: None })
 }
 
 /// What was found of the volume.

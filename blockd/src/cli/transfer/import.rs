@@ -13,11 +13,8 @@ use super::increment::{self, Record};
 use super::port::{Connect, Lasting};
 use super::progress::Progress;
 use super::zeroes::stretches;
-use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, Stop, first_error, joined};
+use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, STOP_WAIT, Stop, first_error, joined};
 use crate::error::Error;
-
-/// Between two looks at whether the transfer was stopped.
-const STOP_WAIT: Duration = Duration::from_millis(100);
 
 /// Where the bytes come from.
 #[derive(Debug)]
@@ -223,7 +220,11 @@ impl Feed<'_> {
         &mut self,
         mut reader: increment::Reader<Box<dyn Read + Send>>,
     ) -> Result<(), Failure> {
-        while let Some(record) = reader.next()? {
+        loop {
+            let next = reader.next();
+            // What can't be read any more because it was stopped is no fault of the input.
+            self.import.stop.check()?;
+            let Some(record) = next? else { break };
             match record {
                 Record::Data { offset, data } => {
                     self.done.written_bytes += data.len() as u64;

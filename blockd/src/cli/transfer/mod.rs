@@ -2,6 +2,7 @@
 //! way, one thread on the side of the file, and all of it able to wait for a daemon that is started
 //! anew.
 
+pub(super) mod awaited;
 pub(super) mod export;
 pub(super) mod format;
 pub(super) mod import;
@@ -16,6 +17,7 @@ mod zeroes;
 mod memory;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::error::Error;
 
@@ -24,6 +26,9 @@ const REQUEST_BYTES: usize = 1 << 20;
 
 /// Connections, and so requests under way. One is the file's turn, the others are the daemon's.
 const CONNECTION_COUNT: usize = 4;
+
+/// Between two looks at whether a transfer was stopped.
+const STOP_WAIT: Duration = Duration::from_millis(100);
 
 /// Set by whoever wants a transfer to end early.
 #[derive(Debug, Default)]

@@ -4,16 +4,12 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::progress::Progress;
-use super::{Stop, interrupted};
+use super::{STOP_WAIT, Stop, interrupted};
 use crate::error::Error;
-
-/// Between two looks at whether the transfer was stopped.
-const STOP_WAIT: Duration = Duration::from_millis(100);
 
 /// Where qemu finds a volume, and how long it waits for a daemon that has gone away.
 #[derive(Clone, Debug)]
