@@ -6,6 +6,8 @@ mod cli_support;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd::clock::Clock;
@@ -138,4 +140,70 @@ fn what_cannot_be_counted_is_said() {
     let many = vec!["data"; 65];
     let (code, error) = daemon.failure(&[&["space"], many.as_slice()].concat());
     assert!(code == 3 && error.contains("names is 65: must be at most 64"), "{code} {error}");
+}
+
+/// Writes piece after piece until it is told to stop, and counts those that were answered.
+fn writer(uri: &str, done: &Arc<AtomicU64>, stop: &Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
+    let (uri, done, stop) = (uri.parse().unwrap(), Arc::clone(done), Arc::clone(stop));
+    std::thread::spawn(move || {
+        let options = ConnectOptions { timeout: LIMIT, ..ConnectOptions::default() };
+        let mut client = Client::connect(&uri, &options).unwrap();
+        while !stop.load(Ordering::SeqCst) {
+            let number = done.load(Ordering::SeqCst);
+            client.write(number * PIECE, &piece(number), false).unwrap();
+            done.store(number + 1, Ordering::SeqCst);
+        }
+        client.disconnect().unwrap();
+    })
+}
+
+const PIECE: u64 = 256 << 10;
+
+fn piece(number: u64) -> Vec<u8> {
+    pattern(256 << 10, number)
+}
+
+/// A write that waits for space is not under way: nobody waits for it.
+#[test]
+fn a_snapshot_is_taken_of_a_volume_whose_writes_wait_for_space() {
+    let daemon = Daemon::start("64M");
+    std::fs::write(daemon.dir.join("filler"), pattern(16 << 20, 1)).unwrap();
+    daemon.ok(&["import", "filler", "filler"]);
+    let uri = daemon.ok(&["add", "--size", "256M", "data"]);
+    let (done, stop) = (Arc::default(), Arc::default());
+    let writing = writer(uri.trim_end(), &done, &stop);
+    let clock = Clock::start();
+    let mut seen = (0, clock.elapsed());
+    while clock.elapsed() < seen.1 + Duration::from_secs(2) {
+        assert!(clock.elapsed() < LIMIT, "the pool is never full");
+        let now = done.load(Ordering::SeqCst);
+        if now != seen.0 {
+            seen = (now, clock.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(seen.0 > 0 && !writing.is_finished());
+    let taking = Clock::start();
+    daemon.ok(&["snapshot", "data", "--tag", "full"]);
+    assert!(taking.elapsed() < Duration::from_secs(10), "{:?}", taking.elapsed());
+    assert_eq!(done.load(Ordering::SeqCst), seen.0, "no space has come meanwhile");
+    daemon.ok(&["del", "filler", "--force"]);
+    while done.load(Ordering::SeqCst) < seen.0 + 8 {
+        assert!(clock.elapsed() < LIMIT + LIMIT, "the writes wait for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    stop.store(true, Ordering::SeqCst);
+    writing.join().unwrap();
+    // What was answered before is in the snapshot, and nothing of what waited.
+    for (name, expected) in [("data@full", seen.0), ("data", done.load(Ordering::SeqCst))] {
+        daemon.ok(&["export", name, "copy", "--force"]);
+        let copy = std::fs::read(daemon.dir.join("copy")).unwrap();
+        for (number, bytes) in (0..).zip(copy.chunks(256 << 10)) {
+            let right = match number < expected {
+                true => bytes == piece(number),
+                false => bytes.iter().all(|byte| *byte == 0),
+            };
+            assert!(right, "piece {number} of {name}");
+        }
+    }
 }
