@@ -58,8 +58,16 @@ fn the_last_checkpoint_of_a_pool_that_is_served_is_checked() {
     let told = ["online", "damaged", "volumes", "snapshots"].map(|key| checked[key].clone());
     assert_eq!(serde_json::json!(told), serde_json::json!([true, false, 1, 0]), "{checked}");
     assert!(checked["generation"].as_u64() > Some(1), "{checked}");
-    // Where one of its pages rots, the daemon doesn't see it, and the check does.
+    // Nobody was killed: a copy of the superblock that is broken is the disk's fault.
     let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let copy = std::fs::read(&pool).unwrap()[4096..8192].to_vec();
+    file.write_all_at(&[7; 64], 4096 + 700).unwrap();
+    let output = daemon.run(&["--json", "pool", "check", "--online", path]);
+    assert_eq!(output.status.code(), Some(10));
+    let finding = &parsed(&output)["findings"][0];
+    assert_eq!((&finding["severity"], &finding["kind"]), (&"damage".into(), &"superblock".into()));
+    file.write_all_at(&copy, 4096).unwrap();
+    // Where one of its pages rots, the daemon doesn't see it, and the check does.
     let bytes = std::fs::read(&pool).unwrap();
     let leaves = (0..bytes.len()).step_by(4096);
     for at in leaves.filter(|&at| bytes[at..].starts_with(b"BDpg\x01")) {

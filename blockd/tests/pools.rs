@@ -7,9 +7,11 @@ use std::time::Duration;
 use blockd::frontend::nbd::{ExportInfo, Negotiated, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
-    Control, DeviceKind, DeviceSpec, Outcome, PoolError, PoolHandle, PoolSpec, VolumeId, create,
-    exists, open,
+    Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
+    VolumeId, create, exists, open,
 };
+use blockd_mapper::inspect::Media;
+use blockd_mapper::units::DeviceIndex;
 
 /// A directory of its own, gone afterwards.
 struct Scratch(PathBuf);
@@ -186,6 +188,41 @@ fn a_block_device_is_told_of_what_was_freed() {
     assert!(freed, "{written} bytes before, {} after", taken(&file));
     runtime.block_on(workers.drain(Duration::from_secs(5)));
     runtime.block_on(pool.close()).unwrap();
+}
+
+/// A file below a loop device changes without the device's cache knowing of it, as a disk does that
+/// rots.
+#[test]
+fn who_looks_on_reads_the_media_and_not_the_cache() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("not run: loop devices need root");
+        return;
+    }
+    let scratch = Scratch::new("pool-look");
+    let file = scratch.0.join("disk");
+    let page = |byte| vec![byte; 4096];
+    std::fs::write(&file, page(1).repeat(64)).unwrap();
+    let disk = Loop::attach(&file);
+    // As the daemon does that serves it: while nobody has it open there is no cache.
+    let _served = std::fs::File::open(&disk.0).unwrap();
+    let mut device = Offline::open(std::slice::from_ref(&disk.0), Access::Look).unwrap();
+    let mut read = vec![0; 32 * 4096];
+    device.read(DeviceIndex(0), 4096, &mut read).unwrap();
+    assert!(read == page(1).repeat(32));
+    use std::os::unix::fs::FileExt;
+    let media = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    media.write_all_at(&page(2), 5 * 4096).unwrap();
+    media.sync_all().unwrap();
+    device.read(DeviceIndex(0), 4096, &mut read).unwrap();
+    assert!(read[4 * 4096..][..4096] == page(2), "the cache was read");
+    assert!(read[..4096] == page(1) && read[5 * 4096..6 * 4096] == page(1));
+    // Where there is no way past the cache, it is read all the same.
+    let memory = Scratch(PathBuf::from(format!("/dev/shm/blockd-look-{}", std::process::id())));
+    std::fs::create_dir_all(&memory.0).unwrap();
+    std::fs::write(memory.0.join("disk"), page(3)).unwrap();
+    let mut device = Offline::open(&[memory.0.join("disk")], Access::Look).unwrap();
+    device.read(DeviceIndex(0), 0, &mut read[..4096]).unwrap();
+    assert!(read[..4096] == page(3));
 }
 
 /// What a negotiation would have come to.

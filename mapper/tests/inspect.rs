@@ -8,17 +8,17 @@ use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::check::Severity;
+use blockd_mapper::inspect::check::{Severity, check, check_checkpoint};
 use blockd_mapper::inspect::dump::Lost;
 use blockd_mapper::inspect::repair::{RepairOptions, repair};
 use blockd_mapper::inspect::thin_xml::thin_xml;
 use blockd_mapper::inspect::{DumpError, Reader};
-use blockd_mapper::io::Page;
-use blockd_mapper::units::{Epoch, VolumeId};
+use blockd_mapper::io::{IoError, Page};
+use blockd_mapper::units::{DeviceIndex, Epoch, VolumeId};
 use common::{Media, Rig};
 use tools::{
-    Cut, Image, MIB, PAGE, SPAN, Target, WRITTEN, checked, closed, contents, dumped, family, found, made,
-    repaired, restored, scanned,
+    Cut, Image, MIB, PAGE, SPAN, Target, WRITTEN, checked, closed, contents, dumped, family, found,
+    made, repaired, restored, scanned,
 };
 
 #[test]
@@ -169,6 +169,91 @@ fn copies_of_the_superblock_are_looked_at_one_by_one() {
         assert_eq!((finding.kind, finding.severity), ("superblock", Severity::Damage));
         assert!(finding.text.contains(&at), "{finding:?}");
     }
+}
+
+/// What a check says of the copies of the superblock, and one of a pool that is served.
+fn told_of_copies(media: &Media) -> [Vec<Severity>; 2] {
+    let mut image = Image(media);
+    let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
+    let served = check_checkpoint(&mut reader, &mut |_| Ok(())).unwrap();
+    [checked(media), served].map(|report| {
+        let of_superblocks = report.findings.iter().filter(|f| f.kind == "superblock");
+        assert_eq!(report.findings.len(), of_superblocks.clone().count(), "{report:?}");
+        of_superblocks.map(|finding| finding.severity).collect()
+    })
+}
+
+/// Of a pool that was not closed, a crash may have left a copy torn or behind. All else is the
+/// disk's fault, and nothing of it is worth a repair, which would not look at the delta ring.
+#[test]
+fn a_copy_that_no_crash_leaves_so_is_warned_of() {
+    use Severity::{Damage, Note, Warning};
+    let rig = family(&[16 * MIB], 100 << 20);
+    let media = rig.kill();
+    let spots = found(&media, b"BLOCKDsb");
+    let own = |at: usize| Superblock::decode(&media.devices[0][at..][..PAGE], Place::Memory);
+    type Change<'a> = &'a dyn Fn(&mut [u8], &Superblock);
+    let encoded = |page: &mut [u8], superblock: Superblock| {
+        let mut bytes = Page::zeroed();
+        superblock.encode(&mut bytes);
+        page.copy_from_slice(&bytes.0);
+    };
+    let cases: [(&str, Change<'_>, Severity, Severity); 8] = [
+        ("a bit of what no sector has", &|page, _| page[300] ^= 1, Warning, Damage),
+        ("a bit behind the table", &|page, _| page[2000] ^= 1, Warning, Damage),
+        ("its root", &|page, _| page[170] ^= 1, Warning, Damage),
+        ("its magic", &|page, _| page.fill(0), Warning, Damage),
+        // Torn while the next was written: the first sector is that of the next, the rest is not.
+        ("its first sector", &|page, _| page[72] += 1, Note, Damage),
+        ("its table", &|page, _| page[700] ^= 1, Note, Damage),
+        (
+            "one behind",
+            &|page, own| {
+                encoded(page, Superblock { generation: own.generation - 1, ..own.clone() })
+            },
+            Note,
+            Note,
+        ),
+        (
+            "two behind",
+            &|page, own| {
+                encoded(page, Superblock { generation: own.generation - 2, ..own.clone() })
+            },
+            Warning,
+            Damage,
+        ),
+    ];
+    for (what, change, left, served) in cases {
+        // The copy at the front, which is where it is whatever the device's size.
+        let mut bad = media.clone();
+        let (device, at) = spots[0];
+        change(&mut bad.devices[device][at..at + PAGE], &own(at).unwrap());
+        assert_eq!(told_of_copies(&bad), [vec![left], vec![served]], "{what}");
+        assert!(!checked(&bad).damaged, "{what}");
+        let report = repaired(&mut bad, RepairOptions::default());
+        assert!(!report.changed, "{what}: a repair would drop what is in the delta ring");
+    }
+}
+
+/// Media one page of which can't be read.
+struct Deaf<'a>(&'a Media, u64);
+
+impl blockd_mapper::inspect::Media for Deaf<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        if offset == self.1 {
+            return Err(IoError::Media);
+        }
+        Image(self.0).read(device, offset, bytes)
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_read_is_warned_of() {
+    let media = family(&[16 * MIB], 100 << 20).kill();
+    let mut deaf = Deaf(&media, PAGE as u64);
+    let mut reader = Reader::open(&mut deaf, &media.open_options().devices).unwrap();
+    let report = check(&mut reader, &mut |_| Ok(())).unwrap();
+    assert_eq!(report.findings[0].severity, Severity::Warning, "{report:?}");
 }
 
 #[test]

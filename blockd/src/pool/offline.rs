@@ -4,15 +4,16 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::inspect::{Media, MediaMut};
-use blockd_mapper::io::IoError;
+use blockd_mapper::io::{IoBuffer, IoError};
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::DeviceIndex;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::PoolError;
 use crate::backing::io_error;
@@ -35,11 +36,33 @@ pub enum Access {
     Write,
 }
 
+/// Pages that are read at once past the cache: as many as the inspection asks for at a time.
+const DIRECT_PAGES: usize = 16;
+
 /// The devices of a pool.
 #[derive(Debug)]
 pub struct Offline {
-    files: Vec<(PathBuf, File)>,
+    files: Vec<Opened>,
     present: Vec<PresentDevice>,
+    /// Memory of the alignment that reads past the page cache want.
+    aligned: IoBuffer,
+}
+
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    from: Source,
+}
+
+/// Where bytes are read from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// The page cache will do: nobody else writes, and what is in it is what was read once.
+    Cache,
+    /// What lies on the media: the cache, which may have it from before it rotted, is passed by.
+    Media,
+    /// The same where the file system can't do that: the cache is told to forget it first.
+    Forgotten,
 }
 
 impl Offline {
@@ -54,18 +77,19 @@ impl Offline {
         }
         let (mut files, mut present) = (Vec::new(), Vec::new());
         for path in paths {
-            let mut options = OpenOptions::new();
-            options.read(true).write(access == Access::Write);
-            let mut file = options.open(path).map_err(PoolError::io("open", path))?;
+            let (mut file, from) = open(path, access).map_err(PoolError::io("open", path))?;
             check_kind(&file, path)?;
             lock(&file, path, access)?;
             let size = file.seek(SeekFrom::End(0)).map_err(PoolError::io("measure", path))?;
             let name = path.display().to_string();
-            // The page cache reads any byte: no device's blocks are too big for it.
+            // Whole pages are read and written: no device's blocks are too big for that.
             present.push(PresentDevice { name, size, block_size: 512 });
-            files.push((path.clone(), file));
+            files.push(Opened { file, from });
         }
-        Ok(Self { files, present })
+        let none = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let aligned = IoBuffer::new(DIRECT_PAGES);
+        let aligned = aligned.ok_or_else(none).map_err(PoolError::io("read", "the pool"))?;
+        Ok(Self { files, present, aligned })
     }
 
     /// What they are.
@@ -75,13 +99,52 @@ impl Offline {
     }
 
     fn file(&self, device: DeviceIndex) -> Result<&File, IoError> {
-        self.files.get(usize::from(device.0)).map(|(_, file)| file).ok_or(IoError::Gone)
+        self.files.get(usize::from(device.0)).map(|one| &one.file).ok_or(IoError::Gone)
+    }
+}
+
+/// Opens a device. Who looks on while a daemon serves is to see what that one would find after a
+/// start, and not what somebody has read before.
+fn open(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(access == Access::Write);
+    if access != Access::Look {
+        return Ok((options.open(path)?, Source::Cache));
+    }
+    match options.clone().custom_flags(libc::O_DIRECT).open(path) {
+        Ok(file) => Ok((file, Source::Media)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Ok((options.open(path)?, Source::Forgotten))
+        }
+        Err(error) => Err(error),
     }
 }
 
 impl Media for Offline {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        self.file(device)?.read_exact_at(bytes, offset).map_err(|error| io_error(&error))
+        let one = self.files.get(usize::from(device.0)).ok_or(IoError::Gone)?;
+        if one.from != Source::Media {
+            if one.from == Source::Forgotten {
+                forget(&one.file, offset, bytes.len());
+            }
+            return one.file.read_exact_at(bytes, offset).map_err(|error| io_error(&error));
+        }
+        let mut offset = offset;
+        for part in bytes.chunks_mut(self.aligned.as_bytes().len()) {
+            let read = &mut self.aligned.as_bytes_mut()[..part.len()];
+            one.file.read_exact_at(read, offset).map_err(|error| io_error(&error))?;
+            part.copy_from_slice(read);
+            offset += part.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Has the page cache forget a range, but for what is only there. That it doesn't is no error: what
+/// it holds may be all there is, as on tmpfs.
+fn forget(file: &File, offset: u64, len: usize) {
+    if let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) {
+        let _ = posix_fadvise(file, offset, len, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     }
 }
 

@@ -204,6 +204,11 @@ impl Superblock {
         self.ro_compat & !KNOWN_RO_COMPAT
     }
 
+    /// Whether this build knows all of its bytes: a later feature may use reserved ones.
+    pub(crate) const fn is_known_whole(&self) -> bool {
+        !unknown(self.compat, self.ro_compat)
+    }
+
     /// Blocks of the WAL, for [`block_position`](crate::format::wal::block_position).
     #[must_use]
     pub fn wal_blocks(&self) -> u64 {

@@ -21,8 +21,11 @@ pub const MAX_FINDINGS: usize = 10_000;
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As a crash may leave it, or a copy that the next open writes again.
+    /// As a crash may leave it.
     Note,
+    /// Nothing is lost, and the next open writes it again; but no crash leaves it so. A repair
+    /// would do more harm than good, and the disk should be looked at.
+    Warning,
     /// Something is lost, or a rule is broken.
     Damage,
 }
@@ -90,7 +93,7 @@ pub fn check(
 ) -> Result<Report, MapperError> {
     let stopped = |_| MapperError::Internal("the check was stopped");
     let mut checker = Checker::new(reader, progress);
-    checker.superblocks(reader);
+    checker.superblocks(reader, false);
     let mut state = State::of_checkpoint(reader, &mut checker).map_err(stopped)?;
     let next_id = state.next_volume_id;
     let log = if reader.superblock().clean {
@@ -116,14 +119,16 @@ pub fn check(
 
 /// Checks the trees of the last checkpoint, without the log behind it: what keeps still while a
 /// daemon serves the pool. A page is used again when a newer checkpoint is durable, so no damage
-/// is sound for sure, and damage counts only where no newer superblock has come meanwhile.
+/// is sound for sure, and damage counts only where no newer superblock has come meanwhile. A copy
+/// of the superblock that is just being written looks damaged for a moment: only what is found
+/// again a little later counts.
 pub fn check_checkpoint(
     reader: &mut Reader<'_>,
     progress: &mut dyn FnMut(Progress) -> Result<(), IoError>,
 ) -> Result<Report, MapperError> {
     let stopped = |_| MapperError::Internal("the check was stopped");
     let mut checker = Checker::new(reader, progress);
-    checker.superblocks(reader);
+    checker.superblocks(reader, true);
     let state = State::of_checkpoint(reader, &mut checker).map_err(stopped)?;
     checker.of = state.volumes.len() as u64;
     checker.state(&state, state.next_volume_id).map_err(stopped)?;
@@ -201,21 +206,40 @@ impl<'p> Checker<'p> {
         self.findings.push(Finding { severity, kind, volume: id, name, range, text });
     }
 
-    fn superblocks(&mut self, reader: &mut Reader<'_>) {
+    fn superblocks(&mut self, reader: &mut Reader<'_>, is_served: bool) {
         let unknown = reader.superblock().unknown_ro_compat();
         if unknown != 0 {
             let text = format!("features {unknown:#x} are unknown to this build: read-only for it");
             self.finding(Severity::Note, "superblock", None, None, text);
         }
-        // A crash may leave one pair of copies torn or behind; an orderly end leaves all equal.
-        let severity = if self.clean { Severity::Damage } else { Severity::Note };
+        // An orderly end leaves all copies equal, and who serves has begun by making them so. A
+        // crash may leave one pair of them torn or behind. Other damage is not called so where it
+        // would have a repair drop what a start of the daemon brings back.
+        let left = |severity| if self.clean { Severity::Damage } else { severity };
+        let broken = |severity| if is_served { Severity::Damage } else { left(severity) };
+        let newest = reader.superblock().generation;
+        let mut found = Vec::new();
         for copy in reader.copies() {
             let at = format!("copy at byte {} of device {}", copy.offset, copy.device);
-            let text = match copy.state {
+            found.push(match copy.state {
                 CopyState::Good | CopyState::Newer(_) => continue,
-                CopyState::Stale(generation) => format!("{at} is of generation {generation}"),
-                CopyState::Bad(fault) => format!("{at} can't be used: {fault}"),
-            };
+                CopyState::Stale(generation) => {
+                    let text = format!("{at} is of generation {generation}");
+                    if newest.abs_diff(generation) > 1 {
+                        (broken(Severity::Warning), text)
+                    } else {
+                        (left(Severity::Note), text)
+                    }
+                }
+                CopyState::Torn(fault) => {
+                    (broken(Severity::Note), format!("{at} can't be used: {fault}"))
+                }
+                CopyState::Bad(fault) => {
+                    (broken(Severity::Warning), format!("{at} can't be used: {fault}"))
+                }
+            });
+        }
+        for (severity, text) in found {
             self.finding(severity, "superblock", None, None, text);
         }
     }

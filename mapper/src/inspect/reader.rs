@@ -14,6 +14,11 @@ use super::Fault;
 /// Pages read at once: neighbours were mostly written by the same checkpoint.
 const WINDOW_PAGES: u64 = 16;
 
+/// Where a superblock has its generation, and its table of devices.
+const GENERATION_AT: usize = 72;
+const TABLE_AT: usize = 512;
+const TABLE_END: usize = 1536;
+
 /// The devices of a pool, as their reader has them.
 pub trait Media {
     /// Reads whole sectors. `device` is the reader's own number of it.
@@ -29,7 +34,10 @@ pub enum CopyState {
     Stale(u64),
     /// Sound, and written since the one that counts was read: the pool is being served.
     Newer(u64),
-    /// Not to be used.
+    /// Not to be used, as where power was lost while it was written.
+    Torn(Fault),
+    /// Not to be used, and no loss of power leaves it so: the media have changed it, or can't read
+    /// it.
     Bad(Fault),
 }
 
@@ -144,6 +152,7 @@ impl<'m> Reader<'m> {
             return CopyState::Bad(Fault::Io { structure, place, error });
         }
         match Superblock::decode(&page.0, place) {
+            Err(error) if self.may_be_torn(device, offset, &page) => CopyState::Torn(error.into()),
             Err(error) => CopyState::Bad(error.into()),
             Ok(copy) if copy.generation < self.superblock.generation => {
                 CopyState::Stale(copy.generation)
@@ -162,6 +171,27 @@ impl<'m> Reader<'m> {
                 CopyState::Bad(problem.of(Structure::Superblock, place).into())
             }
         }
+    }
+
+    /// Whether a copy that is not sound may be what is left of a write that was cut off. Sectors of
+    /// 512 bytes are written as a whole or not at all, and between two generations all but the
+    /// first differ in the table of devices only.
+    fn may_be_torn(&self, device: usize, offset: u64, page: &Page) -> bool {
+        if !Superblock::has_magic(&page.0) {
+            // A device that was added begins with anything, and one that has grown ends so.
+            return device > 0 || offset >= 2 * PAGE_BYTES;
+        }
+        let generation = self.superblock.generation;
+        let found = page.0[GENERATION_AT..].first_chunk().map_or(0, |v| u64::from_le_bytes(*v));
+        if found != generation || !self.superblock.is_known_whole() {
+            return found.abs_diff(generation) <= 1;
+        }
+        let this_device = DeviceIndex(u8::try_from(device).unwrap_or(u8::MAX));
+        let mut expected = Page::zeroed();
+        Superblock { this_device, ..self.superblock.clone() }.encode(&mut expected);
+        let same =
+            |range: std::ops::Range<usize>| page.0.get(range.clone()) == expected.0.get(range);
+        same(0..TABLE_AT) && same(TABLE_END..PAGE_SIZE)
     }
 
     /// The bytes of a metadata page, not looked at yet.

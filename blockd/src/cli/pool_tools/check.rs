@@ -27,8 +27,9 @@ const ONLINE_PAUSE: Duration = Duration::from_millis(100);
 /// Reads superblocks, catalogue, trees and log, and compares them with every rule they have to
 /// keep: checksums, names and ids, sizes, no extent with two owners, all extents accounted for.
 /// Writes nothing. Each finding names the volume and its bytes; damage is exit code 10. What a
-/// crash leaves and the next start puts right is a note. No daemon may serve the pool meanwhile,
-/// but with --online.
+/// crash leaves and the next start puts right is a note. A warning is what no crash leaves, and
+/// the next start puts right all the same. No daemon may serve the pool meanwhile, but with
+/// --online.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool check /var/lib/blockd/default.pool\n  \
                   blockd pool check --online /var/lib/blockd/default.pool")]
@@ -39,8 +40,9 @@ pub(crate) struct Check {
     /// While a daemon serves the pool: check its last checkpoint
     ///
     /// Takes no lock and stops nobody. The log, and so what was written since the checkpoint, is
-    /// not looked at. Where a new checkpoint comes in between and the old one can't be read to its
-    /// end, it begins again with the new one, up to five times.
+    /// not looked at. What is read comes from the media, and not from the host's cache of them,
+    /// where the file system lets it. Where a new checkpoint comes in between and the old one
+    /// can't be read to its end, it begins again with the new one, up to five times.
     #[arg(long)]
     online: bool,
 }
@@ -146,13 +148,15 @@ struct Found<T> {
     what: T,
 }
 
-/// What is found sound is sound: each page was the one its parent names. What isn't counts only if
-/// no newer checkpoint has taken its place. None where one came each time.
+/// What is found sound is sound: each page was the one its parent names. What isn't counts if it is
+/// found a second time, since what is being written looks broken for a moment, and no newer
+/// checkpoint has taken its place. None where one came each time.
 fn settle<T>(
     mut once: impl FnMut() -> Result<Found<T>, Error>,
     mut newest: impl FnMut() -> Result<u64, Error>,
     mut pause: impl FnMut(),
 ) -> Result<Option<T>, Error> {
+    let mut before = None;
     for tries in 1..=ONLINE_TRIES {
         let last = tries == ONLINE_TRIES;
         match once() {
@@ -161,8 +165,11 @@ fn settle<T>(
             // it stays so, what was found before is still true.
             Ok(found) => match newest() {
                 Ok(generation) if generation != found.generation => {}
-                Err(_) if !last => {}
-                Ok(_) | Err(_) => return Ok(Some(found.what)),
+                Ok(generation) if before == Some(generation) || last => {
+                    return Ok(Some(found.what));
+                }
+                Err(_) if last => return Ok(Some(found.what)),
+                Ok(_) | Err(_) => before = Some(found.generation),
             },
             Err(error) if last => return Err(error),
             Err(_) => {}
@@ -220,6 +227,7 @@ fn finding(found: &Finding) -> FindingShape {
     FindingShape {
         severity: match found.severity {
             Severity::Damage => "damage",
+            Severity::Warning => "warning",
             Severity::Note => "note",
         },
         kind: found.kind,
@@ -235,7 +243,11 @@ fn text(checked: &Checked, context: &Context) -> String {
     let (output, paint) = (&context.output, context.output.paint());
     let mut lines = Vec::new();
     for found in &checked.findings {
-        let tone = if found.severity == "damage" { Tone::Bad } else { Tone::Plain };
+        let tone = match found.severity {
+            "damage" => Tone::Bad,
+            "warning" => Tone::Warning,
+            _ => Tone::Plain,
+        };
         let mut line = format!("{}: {}", paint.text(tone, found.severity), found.kind);
         if let Some(name) = &found.volume {
             line.push_str(&format!(": volume {}", crate::error::shown(name)));
@@ -307,7 +319,8 @@ mod tests {
     #[test]
     fn damage_counts_where_no_newer_checkpoint_has_come() {
         assert!(matches!(settled(false, &[]), (1, Ok(Some(1)))));
-        assert!(matches!(settled(true, &[Some(8), Some(7)]), (2, Ok(Some(2)))));
+        assert!(matches!(settled(true, &[Some(7), Some(7)]), (2, Ok(Some(2)))));
+        assert!(matches!(settled(true, &[Some(8), Some(7), Some(7)]), (3, Ok(Some(3)))));
         assert!(matches!(settled(true, &[Some(8); 5]), (5, Ok(None))));
     }
 }
