@@ -3,6 +3,7 @@
 //!
 //! They run as the user of this process, so only files that nobody else can write are run.
 
+use std::fs::Metadata;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -105,6 +106,7 @@ pub fn scripts(folder: &Path) -> Result<Vec<PathBuf>, HookError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(failed("read the directory"))?,
     };
+    check_folder(folder)?;
     let mut paths = Vec::new();
     for entry in entries {
         let entry = entry.map_err(failed("read the directory"))?;
@@ -112,8 +114,7 @@ pub fn scripts(folder: &Path) -> Result<Vec<PathBuf>, HookError> {
             continue;
         }
         if paths.len() == MAX_SCRIPTS {
-            let problem = "has more than 256 entries";
-            return Err(HookError::Unsuitable { path: folder.to_owned(), problem });
+            return Err(unsuitable(folder, "has more than 256 entries"));
         }
         paths.push(entry.path());
     }
@@ -126,26 +127,40 @@ pub fn scripts(folder: &Path) -> Result<Vec<PathBuf>, HookError> {
 
 /// Whether a file may be run on somebody's behalf.
 pub fn check(path: &Path) -> Result<(), HookError> {
-    let found = std::fs::metadata(path).map_err(|source| HookError::Io {
-        what: "look at",
-        path: path.to_owned(),
-        source,
-    })?;
-    let owner = found.uid();
-    let ours = owner == 0 || owner == nix::unistd::geteuid().as_raw();
-    let mode = found.permissions().mode();
+    let found = look_at(path)?;
     let problem = if !found.is_file() {
-        "is not a file"
-    } else if mode & 0o111 == 0 {
-        "is not executable"
-    } else if !ours {
-        "belongs to another user"
-    } else if mode & 0o022 != 0 {
-        "can be written by other users"
+        Some("is not a file")
+    } else if found.permissions().mode() & 0o111 == 0 {
+        Some("is not executable")
     } else {
-        return Ok(());
+        of_others(&found)
     };
-    Err(HookError::Unsuitable { path: path.to_owned(), problem })
+    problem.map_or(Ok(()), |problem| Err(unsuitable(path, problem)))
+}
+
+/// Who can write the directory says what is run.
+fn check_folder(path: &Path) -> Result<(), HookError> {
+    of_others(&look_at(path)?).map_or(Ok(()), |problem| Err(unsuitable(path, problem)))
+}
+
+fn look_at(path: &Path) -> Result<Metadata, HookError> {
+    let failed = |source| HookError::Io { what: "look at", path: path.to_owned(), source };
+    std::fs::metadata(path).map_err(failed)
+}
+
+/// Whether somebody else can change it.
+fn of_others(found: &Metadata) -> Option<&'static str> {
+    let ours = found.uid() == 0 || found.uid() == nix::unistd::geteuid().as_raw();
+    let written = found.permissions().mode() & 0o022 != 0;
+    match (ours, written) {
+        (false, _) => Some("belongs to another user"),
+        (true, true) => Some("can be written by other users"),
+        (true, false) => None,
+    }
+}
+
+fn unsuitable(path: &Path, problem: &'static str) -> HookError {
+    HookError::Unsuitable { path: path.to_owned(), problem }
 }
 
 /// Runs one script to its end, or kills it with everything it has started. Blocks.
@@ -241,6 +256,7 @@ mod tests {
             let path = std::env::temp_dir();
             let path = path.join(format!("blockd-hook-{name}-{}", std::process::id()));
             std::fs::create_dir(&path).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             Self(path)
         }
 
@@ -307,6 +323,9 @@ mod tests {
         std::fs::create_dir(folder.0.join("folder")).unwrap();
         let error = scripts(&folder.0).unwrap_err().to_string();
         assert!(error.ends_with("/folder is not a file"), "{error}");
+        std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = scripts(&folder.0).unwrap_err().to_string();
+        assert_eq!(error, format!("{} can be written by other users", folder.0.display()));
     }
 
     #[test]

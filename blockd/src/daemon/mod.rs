@@ -10,7 +10,7 @@ mod logging;
 mod notify;
 mod serving;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,8 +53,8 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// Reads the configuration and serves until a signal says to stop. `listen` are sockets for
 /// requests for more space, as [`Config::listen`] takes them.
 pub fn serve(path: Option<&Path>, listen: &[String]) -> Result<(), Error> {
-    let mut config = Config::load(path)?;
-    listen.iter().try_for_each(|text| config.listen(text))?;
+    let source = Source { path: path.map(Path::to_path_buf), listen: listen.to_vec() };
+    let config = source.read()?;
     logging::start(&config.log)?;
     let own_namespace =
         config.ublk.enabled && config.ublk.mount_namespace && enter_namespace(&config);
@@ -62,7 +62,21 @@ pub fn serve(path: Option<&Path>, listen: &[String]) -> Result<(), Error> {
     for problem in &protection.problems {
         tracing::warn!("{problem}");
     }
-    run_in(&config, own_namespace)
+    run_in(&config, own_namespace, Some(&source))
+}
+
+/// Where the configuration is read from, at the start and on SIGHUP.
+struct Source {
+    path: Option<PathBuf>,
+    listen: Vec<String>,
+}
+
+impl Source {
+    fn read(&self) -> Result<Config, Error> {
+        let mut config = Config::load(self.path.as_deref())?;
+        self.listen.iter().try_for_each(|text| config.listen(text))?;
+        Ok(config)
+    }
 }
 
 /// Before there are threads: the daemon's own mount namespace, without file systems on its devices.
@@ -80,10 +94,10 @@ fn enter_namespace(config: &Config) -> bool {
 
 /// Serves until a signal says to stop.
 pub fn run(config: &Config) -> Result<(), Error> {
-    run_in(config, false)
+    run_in(config, false, None)
 }
 
-fn run_in(config: &Config, own_namespace: bool) -> Result<(), Error> {
+fn run_in(config: &Config, own_namespace: bool, source: Option<&Source>) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
@@ -91,9 +105,12 @@ fn run_in(config: &Config, own_namespace: bool) -> Result<(), Error> {
         .build()
         .map_err(|error| Error::io("start threads", error))?;
     let result = runtime.block_on(async {
-        let signals = Signals::new()?;
-        let daemon = Daemon::start(config, own_namespace).await?;
-        signals.wait(daemon.control.told_to_stop()).await;
+        let mut signals = Signals::new()?;
+        let mut daemon = Daemon::start(config, own_namespace).await?;
+        while let Told::ReadAgain = signals.next(daemon.control.told_to_stop()).await {
+            daemon.read_again(source).await;
+        }
+        signals.end_at_the_next();
         daemon.stop(config.stop_timeout).await
     });
     // What still runs is a client's that does not listen.
@@ -118,19 +135,18 @@ impl Signals {
         })
     }
 
-    /// Waits for the first, or for a request that says the same.
-    async fn wait(mut self, told: impl Future<Output = ()>) {
-        let mut told = std::pin::pin!(told);
-        loop {
-            tokio::select! {
-                () = &mut told => break,
-                _ = self.terminate.recv() => break,
-                _ = self.interrupt.recv() => break,
-                _ = self.hang_up.recv() => {
-                    tracing::info!("SIGHUP is ignored: a changed configuration needs a restart");
-                }
-            }
+    /// Waits for the next, or for a request that says the same.
+    async fn next(&mut self, told_to_stop: impl Future<Output = ()>) -> Told {
+        tokio::select! {
+            () = told_to_stop => Told::Stop,
+            _ = self.terminate.recv() => Told::Stop,
+            _ = self.interrupt.recv() => Told::Stop,
+            _ = self.hang_up.recv() => Told::ReadAgain,
         }
+    }
+
+    /// From now on.
+    fn end_at_the_next(self) {
         tokio::spawn(async move {
             // Some who signal do so twice: to the process, and to its group.
             tokio::time::sleep(SECOND_SIGNAL).await;
@@ -144,6 +160,13 @@ impl Signals {
             std::process::exit(1);
         });
     }
+}
+
+/// What the daemon is told.
+enum Told {
+    Stop,
+    /// To read the configuration again.
+    ReadAgain,
 }
 
 /// Sockets that are bound and not served yet.
@@ -219,6 +242,41 @@ impl Daemon {
         notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
         let _locks = [runtime_lock, state_lock];
         Ok(Self { control, workers, listeners, extends, stop_control, control_server, _locks })
+    }
+
+    /// Takes up what can be changed without a restart: sockets of requests for more space. What is
+    /// wrong in the file changes nothing.
+    async fn read_again(&mut self, source: Option<&Source>) {
+        let config = match source.map(Source::read) {
+            None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
+            Some(Err(error)) => {
+                return tracing::error!(%error, "SIGHUP: all stays as it was configured");
+            }
+            Some(Ok(config)) => config,
+        };
+        let is_wanted = |one: &ExtendServer| {
+            let pool = config.pools.iter().find(|pool| pool.name == one.pool());
+            pool.and_then(|pool| pool.extend_socket.as_deref()) == Some(one.path())
+        };
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.extends).into_iter().partition(is_wanted);
+        for server in go {
+            server.stop().await;
+        }
+        self.extends = stay;
+        for pool in &config.pools {
+            let Some(path) = &pool.extend_socket else { continue };
+            if self.extends.iter().any(|one| one.pool() == pool.name) {
+                continue;
+            }
+            match control::bind_extend(&pool.name, path) {
+                Ok(socket) => self.extends.push(self.control.serve_extend(socket)),
+                Err(error) => tracing::error!(%error, "SIGHUP: the socket is not served"),
+            }
+        }
+        tracing::info!(
+            "SIGHUP: sockets of pool.extend are as configured; the rest takes a restart"
+        );
     }
 
     /// Takes nothing new, answers what is in flight, and leaves pools clean. Attachments stay.

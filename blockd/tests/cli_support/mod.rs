@@ -99,6 +99,11 @@ impl Daemon {
         self.child.take().unwrap().wait().unwrap()
     }
 
+    /// To read its configuration again.
+    pub(crate) fn hang_up(&self) {
+        signal(self.child.as_ref().unwrap(), "HUP");
+    }
+
     /// In order.
     pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
         let mut child = self.child.take().unwrap();

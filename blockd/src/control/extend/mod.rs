@@ -5,6 +5,8 @@
 //! need, if that is less. Until then it waits, behind those that came before.
 
 mod queue;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::os::fd::IntoRawFd as _;
@@ -63,11 +65,24 @@ pub fn bind_extend(pool: &str, path: &Path) -> Result<ExtendListener, Error> {
 /// A socket that is served.
 #[derive(Debug)]
 pub struct ExtendServer {
+    pool: String,
     path: PathBuf,
     task: JoinHandle<()>,
 }
 
 impl ExtendServer {
+    /// Whose requests these are.
+    #[must_use]
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Ends connections without an answer, and removes the socket.
     pub async fn stop(self) {
         self.task.abort();
@@ -105,12 +120,12 @@ impl Control {
         let ExtendListener { pool, path, listener } = socket;
         let queue = Arc::new(Queue::default());
         self.0.extends.queues.lock().insert(pool.clone(), Arc::clone(&queue));
-        let server = Arc::new(Server { control: self.clone(), pool, queue });
+        let server = Arc::new(Server { control: self.clone(), pool: pool.clone(), queue });
         let task = tokio::spawn(async move {
             // Both end together, when this task is told to.
             tokio::join!(accept(Arc::clone(&server), listener), server.answer());
         });
-        ExtendServer { path, task }
+        ExtendServer { pool, path, task }
     }
 
     /// Returns once somebody who may do so has told the daemon to end.

@@ -1,0 +1,84 @@
+use std::time::Duration;
+
+use super::*;
+use crate::control::testing::Rig;
+use crate::extend::Form;
+
+/// Long enough for what is meant to happen never.
+const A_WHILE: Duration = Duration::from_millis(400);
+
+fn server(rig: &Rig) -> Arc<Server> {
+    let (control, queue) = (rig.control.clone(), Arc::new(Queue::default()));
+    Arc::new(Server { control, pool: "default".to_owned(), queue })
+}
+
+fn peer(user: u32) -> Peer {
+    Peer { user, text: format!("unix uid {user} pid 1") }
+}
+
+/// What becomes of a connection of this user that sends these bytes, and what it is told.
+async fn says(rig: &Rig, user: u32, bytes: &[u8]) -> (Result<(), Problem>, Vec<u8>) {
+    let (mut client, stream) = UnixStream::pair().unwrap();
+    client.write_all(bytes).await.unwrap();
+    client.shutdown().await.unwrap();
+    let ended = server(rig).serve(stream, &peer(user)).await;
+    let mut told = Vec::new();
+    client.read_to_end(&mut told).await.unwrap();
+    (ended, told)
+}
+
+#[tokio::test]
+async fn only_root_stops_the_daemon_whoever_runs_it() {
+    let rig = Rig::new().await;
+    let shutdown = Message::Shutdown(Form::Binary).encode().unwrap();
+    let (ended, told) = says(&rig, 1000, &shutdown).await;
+    assert!(matches!(ended, Err(Problem::NotRoot(1000))), "{ended:?}");
+    assert!(told.is_empty());
+    assert!(tokio::time::timeout(A_WHILE, rig.control.told_to_stop()).await.is_err());
+
+    // Of root's, the connection stays until the process ends.
+    let (mut client, stream) = UnixStream::pair().unwrap();
+    client.write_all(&shutdown).await.unwrap();
+    server(&rig).serve(stream, &peer(0)).await.unwrap();
+    rig.control.told_to_stop().await;
+    assert!(tokio::time::timeout(A_WHILE, client.read_u8()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_name_that_is_no_text_is_no_volumes() {
+    let rig = Rig::new().await;
+    let (form, name) = (Form::Ascii, b"\xff\xfe".to_vec());
+    let numbers = (1, 0, 0);
+    let (virtual_size, current_size, metadata_size) = numbers;
+    let extend = Extend { form, name, virtual_size, current_size, metadata_size };
+    let (ended, told) = says(&rig, 0, &Message::Extend(extend).encode().unwrap()).await;
+    let problem = ended.unwrap_err().to_string();
+    assert_eq!(problem, r"volume \xff\xfe does not exist in this pool");
+    assert!(told.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_volume_can_still_need_counts_what_it_may_have_to_copy() {
+    let mut rig = Rig::new().await;
+    let size_bytes = (1 << 20) + 512;
+    let create = blockd_api::v1::CreateVolumeRequest {
+        name: "a".to_owned(),
+        size_bytes,
+        ..Default::default()
+    };
+    rig.client.create_volume(create).await.unwrap();
+    let extent = 64 << 10;
+    let of = |all: &[VolumeSummary], at: usize| room_of(&all[at], all, extent);
+    let mut all = rig.control.pool("").unwrap().mapper().summaries();
+    assert_eq!(of(&all, 0), Some((1 << 20) + extent));
+    all[0].mapped = 3 * extent;
+    all[0].reserved = extent;
+    assert_eq!(of(&all, 0), Some((1 << 20) - 3 * extent));
+    // With a relative it may have to have all of it for itself, and the snapshot nothing.
+    let kind = VolumeKind::Snapshot;
+    all.push(VolumeSummary { name: "then".to_owned(), kind, ..all[0].clone() });
+    assert_eq!((of(&all, 0), of(&all, 1)), (Some(1 << 20), None));
+    all[0].mapped = u64::MAX;
+    all.pop();
+    assert_eq!(of(&all, 0), Some(0));
+}
