@@ -310,6 +310,31 @@ fn a_dump_is_not_restored_over_what_a_later_release_has_written() {
 }
 
 #[test]
+fn a_pool_from_before_the_frozen_format_is_refused_by_its_version_and_left_alone() {
+    let (mut daemon, pool) = with_data();
+    assert!(daemon.terminate().success());
+    let path = pool.to_str().unwrap();
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    for at in (0..bytes.len()).step_by(4096).filter(|&at| bytes[at..].starts_with(b"BLOCKDsb")) {
+        let superblock = Superblock::decode(&bytes[at..at + 4096], Place::Memory).unwrap();
+        let mut page = Page::zeroed();
+        Superblock { major: 0, minor: 1, ..superblock }.encode(&mut page);
+        file.write_all_at(&page.0, at as u64).unwrap();
+    }
+    let before = std::fs::read(&pool).unwrap();
+    for tool in [&["pool", "check", path][..], &["pool", "repair", path], &["pool", "dump", path]] {
+        let (_, error) = daemon.failure(tool);
+        assert!(error.contains("format 0.1"), "{tool:?}: {error}");
+    }
+    let config = daemon.config();
+    let output = daemon.run(&["serve", "--config", config.to_str().unwrap()]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("format 0.1"), "{told}");
+    assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
+}
+
+#[test]
 fn a_pool_with_features_of_a_later_release_is_only_read_or_refused_by_name() {
     let (mut daemon, pool) = with_data();
     assert!(daemon.terminate().success());
