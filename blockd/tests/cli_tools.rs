@@ -198,6 +198,23 @@ fn the_log_is_shown_and_emptied() {
     assert_eq!(daemon.json(&["pool", "check", path])["clean"], true);
 }
 
+#[test]
+fn a_detached_volume_leaves_nothing_in_the_log() {
+    let (mut daemon, pool) = with_data();
+    let path = pool.to_str().unwrap();
+    assert_eq!(daemon.json(&["detach", "data"])["changed"], true);
+    daemon.kill();
+    let shown = daemon.ok(&["journal", "dump", path]);
+    assert_eq!(shown, "0 block(s), 0 change(s), 0 to be replayed\n");
+    // The pool was not closed: it is the log that is empty, and the trees have it all.
+    let checked = daemon.json(&["pool", "check", path]);
+    assert_eq!((&checked["clean"], &checked["damaged"]), (&false.into(), &false.into()));
+    daemon.start_again();
+    daemon.ok(&["export", "data", "copy"]);
+    let [image, copy] = ["image", "copy"].map(|name| std::fs::read(daemon.dir.join(name)).unwrap());
+    assert!(image == copy);
+}
+
 /// Needs `thin_restore` and `thin_check`, which `cargo ci setup` installs.
 #[test]
 fn dm_thins_own_tools_take_the_xml() {

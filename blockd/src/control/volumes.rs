@@ -1,6 +1,7 @@
 //! What is done with volumes. Each call can be repeated, and says what it changed.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
@@ -217,7 +218,12 @@ impl Control {
             );
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
+        let attached = self.0.attachments.get(handle.name(), name);
+        let written = attached.is_some_and(|attached| !attached.record.read_only);
         let (changed, closed) = self.disconnect(&handle, &volume, force).await?;
+        if changed && written {
+            empty_log(&handle).await;
+        }
         Ok((changed, closed, self.describe(&handle, name).await?))
     }
 
@@ -354,6 +360,23 @@ impl Control {
 }
 
 /// Whether a volume is attached as it is asked for now.
+/// How long a detach waits for the log to be emptied. A checkpoint takes milliseconds, or seconds
+/// where much was written; one that finds no space below waits for that, and nobody waits for it.
+const LOG_WAIT: Duration = Duration::from_secs(10);
+
+/// Has what a volume's clients have written go from the log into the trees. That is a service and
+/// no promise: what is in the log is as durable, and is found there at the next start.
+async fn empty_log(pool: &PoolHandle) {
+    if pool.is_read_only() {
+        return;
+    }
+    match tokio::time::timeout(LOG_WAIT, pool.control(Command::Checkpoint)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::warn!(pool = pool.name(), %error, "the log was not emptied"),
+        Err(_) => tracing::warn!(pool = pool.name(), "the log is emptied later: it takes long"),
+    }
+}
+
 fn same_attachment(record: &Record, wish: &AttachWish) -> Result<(), Error> {
     let other = |how: String| {
         let problem = format!("is attached {how} already: detach it first");
