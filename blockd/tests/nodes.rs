@@ -303,3 +303,39 @@ fn a_host_that_closed_its_pool_leaves_it_to_any_other() {
     let nodes = two.first.json(&["node", "list"])["nodes"].clone();
     assert_eq!(nodes.as_array().unwrap().len(), 1, "{nodes}");
 }
+
+#[test]
+fn a_pool_that_another_host_has_left_is_named_beside_those_that_are_served() {
+    let mut two = Two::new();
+    two.first.kill();
+    let mut second = Daemon::start_with("64M", &node(SECOND));
+    assert!(second.terminate().success());
+    let config = fs::read_to_string(second.config()).unwrap();
+    let left = format!("{config}[[pool]]\nname = \"left\"\npath = {:?}\n", two.pool());
+    fs::write(second.config(), left).unwrap();
+    second.start_not_ready();
+    let nodes = second.json(&["node", "list"])["nodes"].clone();
+    let told = |at: usize| json!([nodes[at]["id"], nodes[at]["state"], nodes[at]["pools"]]);
+    assert_eq!(told(0), json!([SECOND, "this", ["default"]]));
+    // Its number is all that is on media.
+    assert_eq!(told(1), json!([&FIRST[..8], "unknown", ["left"]]));
+    let status = second.json(&["node", "status", "left"])["pools"][0].clone();
+    assert_eq!(json!([status["state"], status["epoch"]]), json!(["failed", 0]));
+    assert!(status["failure"].as_str().unwrap().contains("another node, 3f2b8c1d-"), "{status}");
+    assert!(two.is_left());
+
+    // Its delta ring is not where this one looks, and the machine has not been off.
+    let config = second.config().display().to_string();
+    let dead = ["node", "declare-dead", "--config", &config, &FIRST[..8]];
+    let (code, error) = second.failure(&dead);
+    assert!(code == 7 && error.contains("loses answered writes"), "{code} {error}");
+    assert!(two.is_left());
+    let done = second.json(&[&dead[..], &["--accept-loss"]].concat());
+    assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "left"]));
+    let nodes = second.json(&["node", "list"])["nodes"].clone();
+    assert_eq!(json!([nodes[1]["id"], nodes[1]["state"]]), json!([&FIRST[..8], "dead"]));
+    assert!(second.terminate().success());
+    second.start_again();
+    assert_eq!(second.json(&["pool", "show", "left"])["pool"]["state"], "open");
+    assert_eq!(second.json(&["show", "--pool", "left", "data"])["volume"]["size_bytes"], 3 << 20);
+}

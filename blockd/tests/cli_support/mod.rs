@@ -52,6 +52,15 @@ impl Daemon {
 
     /// Starts it, after it was killed or stopped.
     pub(crate) fn start_again(&mut self) {
+        self.start_until(|version| version["daemon"]["ready"] == true);
+    }
+
+    /// The same where some of its pools can't be opened, so that it is never ready.
+    pub(crate) fn start_not_ready(&mut self) {
+        self.start_until(|version| !version["daemon"].is_null());
+    }
+
+    fn start_until(&mut self, is_there: impl Fn(&Value) -> bool) {
         let log = self.dir.join("log");
         let log = File::options().create(true).append(true).open(log).unwrap();
         let mut serve = Command::new(env!("CARGO_BIN_EXE_blockd"));
@@ -62,7 +71,7 @@ impl Daemon {
         loop {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(ended.is_none() && clock.elapsed() < LIMIT, "{ended:?}\n{}", self.log());
-            if self.json(&["version"])["daemon"]["ready"] == true {
+            if is_there(&self.json(&["version"])) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));
