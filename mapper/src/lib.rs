@@ -50,6 +50,8 @@ pub mod ring;
 #[doc(hidden)]
 pub mod shared_counts;
 #[cfg(not(loom))]
+pub mod space;
+#[cfg(not(loom))]
 mod stripe;
 pub(crate) mod sync;
 pub mod units;

@@ -38,6 +38,8 @@ pub enum Answer {
 pub enum ParkReason {
     /// The volume has no granted extent left: the engine grants, or the pool is full.
     Space,
+    /// The pool is nearly full, and the volume has had its share for now.
+    Slowed,
     /// A metadata page for this change can't be promised before a checkpoint frees some.
     Metadata,
     /// The arena has no leaf to spare: the engine refills it.
@@ -131,6 +133,8 @@ pub struct Plan {
     pub(crate) volume: VolumeId,
     /// A FUA write that a commit has to make durable.
     pub(crate) fua_commit: bool,
+    /// It is not slowed down any more, however full the pool is.
+    pub(crate) hurried: bool,
     /// Completed writes per device when a flush was sent.
     pub(crate) flushed: [u64; MAX_DEVICES],
 }
@@ -152,6 +156,7 @@ impl Plan {
             parity: 0,
             volume: VolumeId(0),
             fua_commit: false,
+            hurried: false,
             flushed: [0; MAX_DEVICES],
         }
     }
@@ -166,6 +171,12 @@ impl Plan {
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.kind != PlanKind::Idle
+    }
+
+    /// Whether the request has been slowed down for long enough: what it needs it takes from now
+    /// on, as far as there is any.
+    pub fn hurry(&mut self, hurried: bool) {
+        self.hurried = hurried;
     }
 
     /// Forgets the request without completing it, as the death of a process does. The pool object

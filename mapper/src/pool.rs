@@ -17,6 +17,7 @@ use crate::mutation_gate::MutationGate;
 use crate::plan::CommitTicket;
 use crate::ring::{DeltaRing, Dropped};
 use crate::shared_counts::SharedCounts;
+use crate::space::Marks;
 use crate::stripe::{STRIPES, Stripe, stripe_index};
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
@@ -44,6 +45,8 @@ pub struct Tuning {
     pub passdown: bool,
     /// Log blocks of one commit, at the most; also the pages of one metadata write.
     pub commit_blocks: usize,
+    /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
+    pub marks: Option<Marks>,
 }
 
 impl Default for Tuning {
@@ -57,6 +60,7 @@ impl Default for Tuning {
             max_leaves: 1 << 20,
             passdown: false,
             commit_blocks: 64,
+            marks: None,
         }
     }
 }
@@ -113,6 +117,10 @@ pub struct Pool {
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
     pub(crate) read_only: bool,
+    /// Who takes an extent needs an allowance for it.
+    pub(crate) slows_down: AtomicBool,
+    /// The last place in the order of volumes that wait for space.
+    pub(crate) waiting_order: AtomicU64,
     /// Requests are served: a failure is told to clients by errors.
     pub(crate) serving: AtomicBool,
     failed: AtomicBool,
@@ -381,6 +389,15 @@ impl Pool {
         }
     }
 
+    /// Gives a volume that has to wait its place, if it has none yet.
+    pub(crate) fn queue_up(&self, place: &AtomicU64) {
+        if place.load(Ordering::Acquire) == 0 {
+            let last = self.waiting_order.fetch_add(1, Ordering::AcqRel) + 1;
+            // Another worker may have been first: one place is as good as the other.
+            let _ = place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
     pub(crate) fn want_engine(&self) {
         // Always written: a look first could miss that the engine is just taking the flag away.
         self.wake.0.engine.store(true, Ordering::SeqCst);
@@ -389,6 +406,15 @@ impl Pool {
     pub(crate) fn want_commit(&self) {
         self.wake.0.commit.store(true, Ordering::SeqCst);
         self.want_engine();
+    }
+
+    /// The position in the device table of the device that the caller knows by this index.
+    #[must_use]
+    pub fn position_of(&self, handle: u8) -> Option<u8> {
+        let devices = self.free_space.lock().devices.len();
+        let known = self.handles.iter().take(devices);
+        let at = known.map(|one| one.load(Ordering::Relaxed)).position(|one| one == handle)?;
+        u8::try_from(at).ok()
     }
 
     /// The caller's index of a physical extent's device, and the extent's first byte on it.
@@ -485,6 +511,8 @@ impl Pool {
             leaf_drops: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,
+            slows_down: AtomicBool::new(false),
+            waiting_order: AtomicU64::new(0),
             serving: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),

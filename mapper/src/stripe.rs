@@ -40,6 +40,8 @@ pub(crate) struct SlowWrite {
     pub(crate) awaited: bool,
     /// A metadata page was promised for its leaf.
     pub(crate) page_promised: bool,
+    /// Its target was taken from the volume's reserve for it.
+    pub(crate) allocated: bool,
 }
 
 /// The slow writes in flight of one stripe.

@@ -9,7 +9,9 @@ use crate::directory::Directory;
 use crate::error::MapperError;
 use crate::format::VolumeName;
 use crate::format::catalogue::VolumeKind;
-use crate::sync::{AtomicBool, AtomicU8, AtomicU64, CachePadded, Ordering};
+use crate::geometry::Geometry;
+use crate::space::VolumeSettings;
+use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 
 /// Requests are taken.
@@ -60,8 +62,28 @@ pub(crate) struct Volume {
     pub(crate) reserve: Mutex<Reserve>,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
-    /// A write has found no extent since the last grant.
-    pub(crate) starves: AtomicBool,
+    /// What was granted last has not been touched yet, and when that was.
+    pub(crate) fresh: AtomicBool,
+    pub(crate) granted_ns: AtomicU64,
+    /// A write has found no extent since the last grant: its place in the order of those that wait,
+    /// 0 for none.
+    pub(crate) starves: AtomicU64,
+    /// Who waits has been looked at, and there is nothing for it, now or on its way.
+    pub(crate) out_of_space: AtomicBool,
+    /// Extents that it may take while the pool is slowed down.
+    pub(crate) allowance: AtomicI64,
+    /// A write was slowed down since the last allowance: its place in the order of those that wait,
+    /// 0 for none.
+    pub(crate) slowed: AtomicU64,
+    /// Allowances that it has had while the pool was slow, or would have had.
+    pub(crate) served: AtomicU64,
+    /// Extents set aside for it, those that are mapped included.
+    pub(crate) set_aside: AtomicU64,
+    /// Extents that it may map at the most; 0 for no limit.
+    pub(crate) quota: AtomicU64,
+    pub(crate) settings: Mutex<VolumeSettings>,
+    /// Rises after each change of the settings.
+    pub(crate) settings_version: AtomicU64,
     pub(crate) attachments: Mutex<Vec<Arc<AttachmentShared>>>,
 }
 
@@ -77,7 +99,17 @@ impl Volume {
             valid: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),
             wants_space: AtomicBool::new(false),
-            starves: AtomicBool::new(false),
+            fresh: AtomicBool::new(false),
+            granted_ns: AtomicU64::new(0),
+            starves: AtomicU64::new(0),
+            out_of_space: AtomicBool::new(false),
+            allowance: AtomicI64::new(0),
+            slowed: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+            set_aside: AtomicU64::new(0),
+            quota: AtomicU64::new(0),
+            settings: Mutex::new(VolumeSettings::default()),
+            settings_version: AtomicU64::new(0),
             attachments: Mutex::new(Vec::new()),
         }
     }
@@ -92,6 +124,46 @@ impl Volume {
         }
         let block_size = self.identity.block_size;
         Err(MapperError::OutOfRange { offset, len, size, block_size })
+    }
+
+    /// What is set from now on.
+    pub(crate) fn set(&self, settings: VolumeSettings, geometry: Geometry) {
+        *self.settings.lock() = settings;
+        self.settings_version.fetch_add(1, Ordering::Release);
+        let quota = settings.quota.div_ceil(geometry.extent_size());
+        self.quota.store(quota, Ordering::Relaxed);
+        self.follow_size(geometry);
+    }
+
+    /// What is set aside for a volume that takes all it may depends on its size.
+    pub(crate) fn follow_size(&self, geometry: Geometry) {
+        let size = self.size.load(Ordering::Acquire);
+        let bytes = self.settings.lock().set_aside(size);
+        self.set_aside.store(bytes.div_ceil(geometry.extent_size()), Ordering::Relaxed);
+    }
+
+    /// Extents that it has: mapped, granted, or between the two.
+    pub(crate) fn held(&self) -> u64 {
+        let taken = |one: &Arc<AttachmentShared>| one.taken.load(Ordering::Acquire);
+        let taken: i64 = self.attachments.lock().iter().map(taken).sum();
+        let taken = u64::try_from(taken).unwrap_or(0);
+        taken + self.mapped.load(Ordering::Relaxed) + self.reserved()
+    }
+
+    /// Extents that are set aside for it and that it doesn't have yet.
+    pub(crate) fn unmet(&self) -> u64 {
+        match self.set_aside.load(Ordering::Relaxed) {
+            0 => 0,
+            set_aside => set_aside.saturating_sub(self.held()),
+        }
+    }
+
+    /// Takes one extent's allowance. Who is in a hurry goes into debt, which those pay who come
+    /// later.
+    pub(crate) fn take_allowance(&self, hurried: bool) -> bool {
+        let least = if hurried { i64::MIN + 1 } else { 1 };
+        let take = |left: i64| (left >= least).then(|| left - 1);
+        self.allowance.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
     }
 
     /// Writes in flight over all workers. Exact once the gate is closed.
@@ -217,15 +289,26 @@ impl Slice {
 pub(crate) struct AttachmentShared {
     /// Writes of this worker on this volume in flight. Written by the worker alone.
     pub(crate) writes: CachePadded<AtomicU64>,
+    /// Extents that writes in flight have taken, and that are not mapped yet. Written by the worker
+    /// alone.
+    taken: AtomicI64,
     pub(crate) slice: Mutex<Slice>,
 }
 
 impl AttachmentShared {
+    /// A write has taken an extent, or has ended. By its worker.
+    pub(crate) fn count_taken(&self, by: i64) {
+        self.taken.store(self.taken.load(Ordering::Relaxed) + by, Ordering::Release);
+    }
+
     /// An extent to write into, and whether the engine should top the reserve up.
     pub(crate) fn allocate(&self, volume: &Volume, low: u64) -> (Option<PhysicalExtent>, bool) {
         let mut slice = self.slice.lock();
         if let Some(extent) = slice.pop() {
             return (Some(extent), false);
+        }
+        if volume.fresh.load(Ordering::Relaxed) {
+            volume.fresh.store(false, Ordering::Relaxed);
         }
         let mut reserve = volume.reserve.lock();
         reserve.fill(&mut slice);

@@ -17,6 +17,7 @@ use blockd_mapper::format::{Limits, PageRef, Place, Problem, VolumeName, capacit
 use blockd_mapper::geometry::Geometry;
 use blockd_mapper::io::Page;
 use blockd_mapper::mapping::Mapping;
+use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::units::{
     DeviceIndex, Epoch, ExtentIndex, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId,
     WallTime,
@@ -148,6 +149,7 @@ fn records() -> impl Strategy<Value = VolumeRecord> {
                 root,
                 levels: if root.is_none() { 0 } else { 4 },
                 name,
+                settings: VolumeSettings::default(),
             }
         })
 }

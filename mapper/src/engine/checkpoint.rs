@@ -414,6 +414,7 @@ impl Engine {
             root: tree.root(),
             levels: tree.stored_levels(),
             name: identity.name,
+            settings: *volume.settings.lock(),
         })
     }
 

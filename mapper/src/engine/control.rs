@@ -7,12 +7,13 @@ use crate::error::MapperError;
 use crate::format::VolumeName;
 use crate::format::catalogue::VolumeKind;
 use crate::format::record::Change;
-use crate::format::superblock::{DeviceTable, Superblock};
+use crate::format::superblock::{DeviceTable, Superblock, VOLUME_SETTINGS};
 use crate::geometry::{MAX_VOLUME_SIZE, MIN_BLOCK_SIZE, PAGE_BYTES};
 use crate::mutation::{Mutation, active};
 use crate::plan::CommitTicket;
 use crate::pool::Pool;
 use crate::ring::Dropped;
+use crate::space::VolumeSettings;
 use crate::sync::Ordering;
 use crate::units::{VolumeId, WallTime};
 use crate::volume::{GATED, OPEN, Volume};
@@ -81,6 +82,13 @@ pub enum Control {
         /// The snapshot.
         snapshot: VolumeId,
     },
+    /// Sets what is to hold for a volume from now on.
+    Configure {
+        /// Which.
+        volume: VolumeId,
+        /// All of it.
+        settings: VolumeSettings,
+    },
     /// Makes everything answered so far durable.
     Commit,
     /// Writes the map out, so that the log is empty.
@@ -122,6 +130,11 @@ pub enum Outcome {
     Resized {
         /// Bytes before.
         from: u64,
+    },
+    /// The volume has other settings from now on.
+    Configured {
+        /// What they were.
+        before: VolumeSettings,
     },
     /// It was so before.
     Unchanged,
@@ -192,6 +205,8 @@ pub(crate) struct Controls {
     pub(crate) lineages: BTreeMap<VolumeId, VolumeId>,
     /// The device table that the next superblock names.
     pub(super) devices: Option<DeviceTable>,
+    /// Some volume has been given settings: the next superblock says that there are such.
+    pub(super) has_settings: bool,
 }
 
 impl Controls {
@@ -226,6 +241,9 @@ impl Controls {
         let mut next = present.clone();
         if let Some(devices) = self.devices {
             next.devices = devices;
+        }
+        if self.has_settings {
+            next.compat |= VOLUME_SETTINGS;
         }
         next
     }
@@ -330,6 +348,11 @@ impl Engine {
                 crate::sync::fence(Ordering::SeqCst);
                 self.controls.current = Some(Current::Closing { id, final_begun: false });
             }
+            Control::Configure { volume, settings } => match self.configure(volume, settings) {
+                Ok(before) if before == settings => self.end_when_durable(id, Outcome::Unchanged),
+                Ok(before) => self.begin_checkpoint_for(id, Outcome::Configured { before }),
+                Err(error) => self.end(id, Err(error)),
+            },
             Control::GrowDevice { device, size } => match self.prepare_grow(device, size) {
                 Ok(0) => self.end_when_durable(id, Outcome::Unchanged),
                 Ok(extents) => self.begin_checkpoint_for(id, Outcome::Grown { extents }),
@@ -642,7 +665,7 @@ impl Engine {
         Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
     }
 
-    fn writable(&self, id: VolumeId) -> Result<Arc<Volume>, MapperError> {
+    pub(super) fn writable(&self, id: VolumeId) -> Result<Arc<Volume>, MapperError> {
         let volume = self.pool.volume(id)?;
         if volume.identity.kind == VolumeKind::Snapshot {
             return Err(MapperError::Unsuitable { volume: id.0, problem: "is a snapshot" });

@@ -9,9 +9,17 @@ use crate::units::VolumeId;
 use crate::volume::Volume;
 
 use super::Engine;
+use super::space::Waiting;
+
+/// All volumes of a pool.
+pub(super) type Volumes = BTreeMap<VolumeId, Arc<Volume>>;
 
 /// Metadata extents added in one go; more follow at the next poll if they are needed.
 const EXTENTS_PER_STEP: u32 = 16;
+
+/// How long a grant is left to the volume that it was made to, if nothing of it is used: a worker
+/// that has been woken needs a moment.
+const FRESH_NS: u64 = 100_000_000;
 
 /// Slots beyond those dirty now that pages are kept ready for, if the pool has room.
 const PAGES_AHEAD: u64 = 512;
@@ -38,57 +46,124 @@ impl Engine {
     }
 
     fn grant_space(&mut self) {
+        let mut waiting = std::mem::take(&mut self.space.waiting);
         let pool = Arc::clone(&self.pool);
         let volumes = pool.volumes.read();
-        let wants = |v: &&Arc<Volume>| v.wants_space.load(Ordering::Acquire);
-        if !volumes.values().any(|v| wants(&v)) {
-            return;
-        }
-        let quantum = self.quantum(volumes.len());
-        let mut granted = false;
-        for volume in volumes.values().filter(wants) {
-            granted |= self.grant(volume, quantum);
-        }
-        let starving = |v: &&Arc<Volume>| v.starves.load(Ordering::Acquire);
-        if !granted && volumes.values().any(|v| starving(&v)) && self.take_reserves(&volumes) {
-            for volume in volumes.values().filter(starving) {
-                granted |= self.grant(volume, 1);
-            }
-        }
-        if granted {
+        waiting.extend(volumes.values().filter_map(Waiting::of));
+        if self.grant_to_all(&mut waiting, &volumes) {
             pool.bump();
         }
+        drop(volumes);
+        waiting.clear();
+        // The memory goes back, so that the next time allocates nothing.
+        self.space.waiting = waiting;
     }
 
-    fn grant(&self, volume: &Volume, quantum: u64) -> bool {
-        let mut reserve = volume.reserve.lock();
-        let mut space = self.pool.free_space.lock();
-        let before = reserve.total();
-        while reserve.total() < before + quantum && reserve.has_room() {
-            let missing = before + quantum - reserve.total();
-            let Some((first, count)) = space.allocate(missing) else { break };
-            reserve.add(first, count);
+    /// Whether there is news for who waits.
+    fn grant_to_all(&mut self, waiting: &mut Vec<Waiting>, volumes: &Volumes) -> bool {
+        if waiting.is_empty() {
+            return self.note_stuck(waiting, false);
         }
-        let any = reserve.total() > before;
-        if any {
-            volume.wants_space.store(false, Ordering::Release);
-            volume.starves.store(false, Ordering::Release);
+        // Who can't go on comes first, in the order in which they came to that.
+        waiting.sort_unstable_by_key(|one| one.order);
+        let mut granted = self.grant_to(waiting, self.quantum(volumes.len()), volumes);
+        let mut comes_later = false;
+        let needs = |one: &Waiting| one.is_starving() && self.room(&one.volume, volumes) > 0;
+        if !granted && waiting.iter().any(needs) {
+            let (taken, kept) = self.take_reserves(volumes);
+            comes_later = kept;
+            if taken {
+                waiting.retain(Waiting::is_starving);
+                granted = self.grant_to(waiting, 1, volumes);
+            }
+        }
+        self.note_stuck(waiting, comes_later) || granted
+    }
+
+    /// Grants up to a quantum to each, and leaves what is set aside for others.
+    fn grant_to(&mut self, waiting: &[Waiting], quantum: u64, volumes: &Volumes) -> bool {
+        let set_aside: u64 = volumes.values().map(|volume| volume.unmet()).sum();
+        let mut any = false;
+        for Waiting { volume, .. } in waiting {
+            let free = self.pool.free_space.lock().free_count();
+            let available = free.saturating_sub(set_aside.saturating_sub(volume.unmet()));
+            let room = self.room(volume, volumes);
+            let granted = self.grant(volume, quantum.min(available).min(room));
+            self.space.granted(granted);
+            if granted > 0 {
+                volume.fresh.store(true, Ordering::Relaxed);
+                volume.granted_ns.store(self.now_ns, Ordering::Relaxed);
+                volume.starves.store(0, Ordering::Release);
+                volume.out_of_space.store(false, Ordering::Release);
+            }
+            if granted > 0 || room == 0 {
+                volume.wants_space.store(false, Ordering::Release);
+            }
+            any |= granted > 0;
         }
         any
     }
 
+    /// Extents that a volume could still use: none beyond its quota, and none beyond its size as
+    /// long as it shares with nobody and so never copies.
+    fn room(&self, volume: &Volume, volumes: &Volumes) -> u64 {
+        let held = volume.held();
+        let quota = match volume.quota.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            quota => quota.saturating_sub(held),
+        };
+        let lineage = volume.identity.lineage;
+        let is_relative = |other: &&Arc<Volume>| other.identity.lineage == lineage;
+        if volumes.values().filter(is_relative).nth(1).is_some() {
+            return quota;
+        }
+        let size = volume.size.load(Ordering::Acquire);
+        let size = size.div_ceil(self.pool.geometry.extent_size());
+        let starves = volume.starves.load(Ordering::Acquire) > 0;
+        // Another worker of it may hold what it has: who starves gets one whatever it holds.
+        quota.min(size.saturating_sub(held).max(u64::from(starves)))
+    }
+
+    fn grant(&self, volume: &Volume, most: u64) -> u64 {
+        if most == 0 {
+            return 0;
+        }
+        let mut reserve = volume.reserve.lock();
+        let mut space = self.pool.free_space.lock();
+        let before = reserve.total();
+        while reserve.total() < before + most && reserve.has_room() {
+            let missing = before + most - reserve.total();
+            let Some((first, count)) = space.allocate(missing) else { break };
+            reserve.add(first, count);
+        }
+        reserve.total() - before
+    }
+
     /// Space that volumes hold and have not used serves those that wait: all of it is taken back,
-    /// since a volume may starve on one worker while another of its workers holds extents.
-    fn take_reserves(&self, volumes: &BTreeMap<VolumeId, Arc<Volume>>) -> bool {
-        let mut any = false;
+    /// since a volume may starve on one worker while another of its workers holds extents. But what
+    /// is set aside stays, and so does for a moment what was granted to somebody who waited for it
+    /// and is on his way: else two that wait could take it from each other for ever. Whether
+    /// anything was taken, and whether there may be more in a moment.
+    fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
+        let (mut taken, mut kept) = (0, false);
         for volume in volumes.values() {
+            if volume.set_aside.load(Ordering::Relaxed) >= volume.held().max(1) {
+                continue;
+            }
+            let granted_ns = volume.granted_ns.load(Ordering::Relaxed);
+            let is_new = self.now_ns.saturating_sub(granted_ns) < FRESH_NS;
+            if volume.fresh.load(Ordering::Relaxed) && is_new {
+                kept |= volume.reserved() > 0;
+                continue;
+            }
             volume.take_back(|first, count| {
-                any = true;
+                taken += count;
                 met(Situation::ReservesTaken);
                 self.pool.free_space.lock().free(first, count);
             });
         }
-        any
+        self.space.returned(taken);
+        (taken > 0, kept)
     }
 
     /// Takes an extent of the pool for metadata pages.

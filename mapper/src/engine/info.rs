@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::format::catalogue::VolumeKind;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
+use crate::space::VolumeSettings;
 use crate::sync::Ordering;
 use crate::units::{Epoch, LeafId, Lsn, PhysicalExtent, VolumeId, WallTime};
 
@@ -39,6 +40,10 @@ pub struct VolumeInfo {
     pub created: Lsn,
     /// When that was; 0 where it isn't known.
     pub made: WallTime,
+    /// What is set for it.
+    pub settings: VolumeSettings,
+    /// A write of it waits for an extent, and none is on its way.
+    pub out_of_space: bool,
 }
 
 /// What a volume or snapshot is, without what it takes.
@@ -68,6 +73,10 @@ pub struct VolumeSummary {
     pub reserved: u64,
     /// When that was; 0 where it isn't known.
     pub made: WallTime,
+    /// What is set for it.
+    pub settings: VolumeSettings,
+    /// A write of it waits for an extent, and none is on its way.
+    pub out_of_space: bool,
 }
 
 impl VolumeSummary {
@@ -89,6 +98,8 @@ impl VolumeSummary {
             reserved: self.reserved,
             created: self.created,
             made: self.made,
+            settings: self.settings,
+            out_of_space: self.out_of_space,
         }
     }
 }
@@ -118,6 +129,8 @@ impl Pool {
             valid: volume.valid.load(Ordering::Relaxed) * self.geometry.sub_block_size(),
             reserved: volume.reserved() * self.geometry.extent_size(),
             made: volume.identity.made,
+            settings: *volume.settings.lock(),
+            out_of_space: volume.out_of_space.load(Ordering::Acquire),
         };
         volumes.iter().map(summary).collect()
     }
@@ -193,6 +206,8 @@ impl Engine {
                 reserved: volume.reserved() * extent,
                 created: volume.identity.created,
                 made: volume.identity.made,
+                settings: *volume.settings.lock(),
+                out_of_space: volume.out_of_space.load(Ordering::Acquire),
             }
         };
         volumes.iter().map(info).collect()

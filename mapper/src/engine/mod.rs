@@ -15,6 +15,7 @@ pub(crate) mod info;
 pub(crate) mod pages;
 pub(crate) mod queue;
 pub(crate) mod release;
+mod space;
 pub(crate) mod structure;
 mod superblocks;
 pub(crate) mod tree;
@@ -48,6 +49,7 @@ use control::Controls;
 use pages::PageSpace;
 use queue::{CommandQueue, Purpose};
 use release::Releases;
+use space::SpacePolicy;
 use superblocks::SuperWriter;
 use tree::PageTree;
 
@@ -119,6 +121,7 @@ pub struct Engine {
     pub(crate) new_tree_pages: u64,
     /// Extents used by a state that only replay has seen; free once that is durable (R13).
     pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
+    pub(crate) space: SpacePolicy,
     pub(crate) closing: bool,
     /// The pool is clean, and nothing is done to it any more.
     pub(crate) closed: bool,
@@ -166,6 +169,7 @@ impl Engine {
             spares: Spares::with_capacity(64),
             new_tree_pages: 0,
             recovered: Vec::new(),
+            space: SpacePolicy::new(pool.tuning.marks),
             closing: false,
             closed: false,
             opened: false,
@@ -208,6 +212,7 @@ impl Engine {
             self.step_controls();
             self.step_releases();
             self.step_grants();
+            self.step_space();
             if !self.io.has_waiting() && !self.pool.engine_wanted() {
                 return None;
             }
@@ -253,7 +258,7 @@ impl Engine {
         let commit = self.commit_deadline();
         let checkpoint = self.checkpoint_deadline();
         let drains = self.releases.has_drains().then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
-        [commit, checkpoint, drains].into_iter().flatten().min()
+        [commit, checkpoint, drains, self.space_deadline()].into_iter().flatten().min()
     }
 
     /// Whether the pool is at rest: nothing is under way and nothing waits to be done.

@@ -110,6 +110,11 @@ impl Releases {
         self.undurable.is_empty() && !self.has_drains() && self.passing_down == 0
     }
 
+    /// Whether something waits for a commit.
+    pub(crate) fn awaits_commit(&self) -> bool {
+        !self.undurable.is_empty()
+    }
+
     /// Whether something waits for IO to end, or for its turn.
     pub(crate) fn has_drains(&self) -> bool {
         !self.undrained.is_empty()

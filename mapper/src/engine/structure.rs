@@ -115,7 +115,7 @@ impl Engine {
     }
 
     /// The volume's record has changed.
-    fn mark_record(&mut self, id: VolumeId) {
+    pub(super) fn mark_record(&mut self, id: VolumeId) {
         let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
         if let Some(tree) = self.trees.get(&id) {
             self.catalogue.dirty[tree.place / per_page] = true;
@@ -240,6 +240,7 @@ impl Engine {
         volume.size.store(size, Ordering::Release);
         volume.directory.store(Arc::new(directory));
         volume.shape.fetch_add(1, Ordering::SeqCst);
+        volume.follow_size(self.pool.geometry);
         let id = volume.identity.id;
         if changed && let Some(tree) = self.trees.get_mut(&id) {
             let old = std::mem::replace(&mut tree.tree, PageTree::new(id.0, 1, 1));

@@ -7,6 +7,7 @@ use crate::format::index_page::RawRef;
 use crate::format::page::{
     PageExpect, PageHeader, PageKind, PageStamp, RawHeader, seal, short, try_open,
 };
+use crate::format::settings::{ENCODED, VolumeSettings};
 use crate::format::{
     FormatError, Limits, MAX_LEVELS, PageRef, Place, Problem, VolumeName, capacity_of,
     check_reserved,
@@ -57,6 +58,8 @@ pub struct VolumeRecord {
     pub levels: u8,
     /// Its name.
     pub name: VolumeName,
+    /// What is set for it.
+    pub settings: VolumeSettings,
 }
 
 /// A catalogue page whose every record has been checked.
@@ -160,7 +163,7 @@ struct RawRecord {
     reserved_a: u8,
     flags: U32,
     made: U64,
-    reserved_b: [u8; 64],
+    settings: [u8; ENCODED],
     name: [u8; MAX_NAME],
 }
 
@@ -182,7 +185,7 @@ impl RawRecord {
             reserved_a: 0,
             flags: 0.into(),
             made: record.made.0.into(),
-            reserved_b: [0; 64],
+            settings: record.settings.encode(),
             name: *record.name.padded(),
         }
     }
@@ -201,6 +204,7 @@ impl RawRecord {
         if !limits.has_unknown_features() {
             self.check_reserved(index, at)?;
         }
+        let settings = self.settings(index, limits)?;
         self.check(index)?;
         let name = self.name.get(..usize::from(self.name_len)).unwrap_or_default();
         let name = VolumeName::from_bytes(name).map_err(Problem::Name)?;
@@ -228,13 +232,28 @@ impl RawRecord {
             root,
             levels,
             name,
+            settings,
         }))
+    }
+
+    /// What is set, where the pool has such. Without, the bytes belong to nobody, or to a feature
+    /// that this code doesn't know.
+    fn settings(&self, index: usize, limits: &Limits) -> Result<VolumeSettings, Problem> {
+        if limits.has_volume_settings() {
+            let kind = u64::from(self.settings[0]);
+            let problem = || Problem::entry(index, "settings", kind, "settings of a volume");
+            return VolumeSettings::decode(&self.settings).ok_or_else(problem);
+        }
+        if !limits.has_unknown_features() {
+            let at = size_of::<RawHeader>() + index * RECORD_SIZE;
+            check_reserved(&self.settings, at + 64)?;
+        }
+        Ok(VolumeSettings::default())
     }
 
     /// What belongs to features that this code doesn't know, where such are in use.
     fn check_reserved(&self, index: usize, at: usize) -> Result<(), Problem> {
         check_reserved(&[self.reserved_a], at + 51)?;
-        check_reserved(&self.reserved_b, at + 64)?;
         if self.flags.get() != 0 {
             return Err(Problem::entry(index, "flags", self.flags.get().into(), "0"));
         }

@@ -14,6 +14,7 @@ pub mod name;
 pub mod page;
 pub mod record;
 pub mod ring;
+pub mod settings;
 pub mod superblock;
 pub mod wal;
 
@@ -67,6 +68,7 @@ pub struct Limits {
     physical_end: u64,
     page_end: u64,
     unknown_features: bool,
+    volume_settings: bool,
 }
 
 impl Limits {
@@ -79,6 +81,7 @@ impl Limits {
             physical_end,
             page_end: physical_end * geometry.pages_per_extent(),
             unknown_features: false,
+            volume_settings: false,
         }
     }
 
@@ -88,6 +91,17 @@ impl Limits {
     pub const fn with_unknown_features(mut self, unknown: bool) -> Self {
         self.unknown_features = unknown;
         self
+    }
+
+    /// The same in a pool whose volume records may hold settings.
+    #[must_use]
+    pub const fn with_volume_settings(mut self, settings: bool) -> Self {
+        self.volume_settings = settings;
+        self
+    }
+
+    pub(crate) const fn has_volume_settings(&self) -> bool {
+        self.volume_settings
     }
 
     pub(crate) const fn has_unknown_features(&self) -> bool {
@@ -102,6 +116,7 @@ impl Limits {
             physical_end: MAX_PHYSICAL_EXTENTS,
             page_end: MAX_PHYSICAL_EXTENTS << 8,
             unknown_features: false,
+            volume_settings: false,
         }
     }
 

@@ -21,8 +21,10 @@ use crate::format::devices::{RAW_DEVICES, RawDevice};
 pub const KNOWN_INCOMPAT: u64 = 0;
 /// Features that a writer must know to write. None exists yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
-/// Features that may be ignored. None exists yet.
-pub const KNOWN_COMPAT: u64 = 0;
+/// Volume records may hold settings. Who doesn't know them leaves limits and reservations out.
+pub const VOLUME_SETTINGS: u64 = 1;
+/// Features that may be ignored.
+pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS;
 
 const MAGIC: [u8; 8] = *b"BLOCKDsb";
 const CRC_AT: usize = 8;
@@ -219,6 +221,8 @@ impl Superblock {
     pub fn limits(&self) -> Result<Limits, FormatError> {
         let limits = self.geometry().map(|geometry| Limits::new(geometry, self.devices.end()));
         let limits = limits.map(|limits| limits.with_unknown_features(self.ignores_features()));
+        let has_settings = self.compat & VOLUME_SETTINGS != 0;
+        let limits = limits.map(|limits| limits.with_volume_settings(has_settings));
         limits.map_err(|problem| problem.of(Structure::Superblock, Place::Memory))
     }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crate::error::MapperError;
 use crate::format::catalogue::VolumeKind;
+use crate::format::settings::OnFull;
 use crate::mapping::Mapping;
 use crate::units::VolumeId;
 
@@ -212,6 +213,24 @@ impl Visitor for Dumper<'_> {
             record.created_lsn,
             record.made,
             record.name.as_str()
+        ))?;
+        if record.settings.is_default() {
+            return Ok(());
+        }
+        let settings = &record.settings;
+        let (kind, timeout) = match settings.on_full {
+            OnFull::Block => (0, 0),
+            OnFull::Timeout(ms) => (1, ms),
+            OnFull::Error => (2, 0),
+        };
+        self.line(&format!(
+            "settings on_full {kind} timeout {timeout} thick {} reservation {} quota {} iops {} \
+             bandwidth {}",
+            u8::from(settings.thick),
+            settings.reservation,
+            settings.quota,
+            settings.iops,
+            settings.bandwidth
         ))
     }
 

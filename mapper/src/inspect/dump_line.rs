@@ -2,6 +2,7 @@
 
 use crate::format::VolumeName;
 use crate::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
+use crate::format::settings::{OnFull, VolumeSettings};
 use crate::format::superblock::DeviceRecord;
 use crate::format::{PageRef, PoolId};
 use crate::units::{Epoch, Lsn, PhysicalExtent, VolumeId, WallTime};
@@ -17,6 +18,7 @@ pub(crate) enum Line {
     Reserve { start: u64, extents: u32 },
     Device(DeviceRecord),
     Volume(Box<VolumeRecord>),
+    Settings(VolumeSettings),
     Leaf { slot: u32, number: u64 },
     Share { slot: u32, number: u64 },
     Map { at: usize, count: usize, first: u64, valid: u64 },
@@ -84,6 +86,25 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
         }),
         "volume" => return volume(VolumeKind::Volume, words, line),
         "snapshot" => return volume(VolumeKind::Snapshot, words, line),
+        "settings" => {
+            let (on_full, timeout): (u8, u32) = (words.named("on_full")?, words.named("timeout")?);
+            let on_full = match (on_full, timeout) {
+                (0, 0) => OnFull::Block,
+                (1, _) => OnFull::Timeout(timeout),
+                (2, 0) => OnFull::Error,
+                _ => return Err(format!("on_full {on_full} with timeout {timeout} is unknown")),
+            };
+            let settings = VolumeSettings {
+                on_full,
+                thick: words.named::<u8>("thick")? == 1,
+                reservation: words.named("reservation")?,
+                quota: words.named("quota")?,
+                iops: words.named("iops")?,
+                bandwidth: words.named("bandwidth")?,
+            };
+            settings.check().map_err(|error| error.to_string())?;
+            Line::Settings(settings)
+        }
         "leaf" => Line::Leaf { slot: words.number()?, number: words.number()? },
         "share" => Line::Share { slot: words.number()?, number: words.number()? },
         "map" => {
@@ -129,6 +150,7 @@ fn volume(kind: VolumeKind, mut words: Words<'_>, line: &str) -> Result<Line, St
         root: PageRef::NONE,
         levels: 0,
         name,
+        settings: VolumeSettings::default(),
     })))
 }
 

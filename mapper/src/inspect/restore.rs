@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::error::MapperError;
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord};
+use crate::format::settings::VolumeSettings;
 use crate::format::superblock::{DeviceRecord, DeviceTable, Superblock};
 use crate::format::{
     FORMAT_MAJOR, FORMAT_MINOR, INDEX_FANOUT, Limits, PageRef, VolumeName, levels_for,
@@ -193,6 +194,7 @@ impl Content {
             Line::Reserve { start, extents } => self.reserve = (start, extents),
             Line::Device(device) => self.devices.push(device),
             Line::Volume(record) => self.volume(&record)?,
+            Line::Settings(settings) => self.settings(settings)?,
             Line::Leaf { slot, number } => self.leaf(slot, number)?,
             Line::Share { slot, number } => self.share(slot, number)?,
             Line::Map { at, count, first, valid } => self.map(at, count, first, valid)?,
@@ -278,6 +280,14 @@ impl Content {
         self.volume = Some(*record);
         (self.slots, self.leaf, self.counter) = (0, None, [None; 4]);
         self.volumes += 1;
+        Ok(())
+    }
+
+    /// They stand right behind the volume that they are of.
+    fn settings(&mut self, settings: VolumeSettings) -> Result<(), String> {
+        let is_behind_volume = self.slots == 0 && self.leaf.is_none();
+        let record = self.volume.as_mut().filter(|_| is_behind_volume);
+        record.ok_or("settings stand without a volume before them")?.settings = settings;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::format::catalogue::{VolumeKind, VolumeRecord};
 use crate::format::record::Change;
+use crate::format::settings::VolumeSettings;
 use crate::format::{PageRef, VolumeName};
 use crate::geometry::{Geometry, LEAF_ENTRIES};
 use crate::mapping::Mapping;
@@ -213,6 +214,7 @@ impl State {
                 root: PageRef::NONE,
                 levels: 0,
                 name,
+                settings: VolumeSettings::default(),
             }),
             Change::Delete { volume } => {
                 self.view(volume)?;
@@ -285,6 +287,7 @@ impl State {
             created_lsn: lsn,
             made,
             name,
+            settings: VolumeSettings::default(),
             ..view.record
         };
         self.add_view(view)

@@ -252,6 +252,7 @@ impl Loader {
         }
         self.trees.insert(record.id, VolumeTree { tree, place });
         let volume = std::sync::Arc::new(Volume::new(identity, record.size, directory));
+        volume.set(record.settings, pool.geometry);
         pool.volumes.write().insert(record.id, volume);
         self.records.insert(at, *record);
         let what = What::Index { volume: record.id, level: record.levels, index: 0 };

@@ -8,6 +8,7 @@ use crate::directory::Directory;
 use crate::error::MapperError;
 use crate::format::catalogue::VolumeKind;
 use crate::pool::Pool;
+use crate::space::VolumeSettings;
 use crate::units::VolumeId;
 use crate::volume::{AttachmentShared, Volume};
 
@@ -38,6 +39,30 @@ impl Attachment {
     #[must_use]
     pub fn block_size(&self) -> u32 {
         self.volume.identity.block_size
+    }
+
+    /// Whether a write has found no extent, and none is on its way: the pool is full, or the
+    /// volume's quota is used up. What is parked for want of space waits for somebody to act.
+    #[must_use]
+    pub fn is_out_of_space(&self) -> bool {
+        self.volume.out_of_space.load(crate::sync::Ordering::Acquire)
+    }
+
+    /// Who waited for space has been told that there is none. The next to come asks again.
+    pub fn ask_again(&self) {
+        self.volume.out_of_space.store(false, crate::sync::Ordering::Release);
+    }
+
+    /// Rises after each change of [`Self::settings`].
+    #[must_use]
+    pub fn settings_version(&self) -> u64 {
+        self.volume.settings_version.load(crate::sync::Ordering::Acquire)
+    }
+
+    /// What is set for the volume.
+    #[must_use]
+    pub fn settings(&self) -> VolumeSettings {
+        *self.volume.settings.lock()
     }
 
     /// The volume's directory. In a request's IO epoch: whoever swaps it waits for the epoch, so

@@ -259,9 +259,8 @@ impl Worker {
             // Writes in flight have their extent already and will map it.
             (None, Emptied::Keep) if busy => Ok(Mapping::UNMAPPED),
             (None, Emptied::Keep) => self
-                .allocate(attachment)
-                .map(|physical| Mapping { physical: Some(physical), valid: 0 })
-                .ok_or(ParkReason::Space),
+                .allocate(attachment, false)
+                .map(|physical| Mapping { physical: Some(physical), valid: 0 }),
             (Some(_), Emptied::Unmap) if valid == 0 && !busy && bits != 0 => Ok(Mapping::UNMAPPED),
             (Some(physical), _) => Ok(Mapping { physical: Some(physical), valid }),
         };

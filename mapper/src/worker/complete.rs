@@ -150,6 +150,9 @@ impl Worker {
                 if write.page_promised {
                     pool.return_page();
                 }
+                if write.allocated {
+                    attachment.shared.count_taken(-1);
+                }
             }
             drop(stripe);
             drop(guard);

@@ -125,7 +125,11 @@ impl Worker {
         match reason {
             ParkReason::Ring => self.pool.want_commit(),
             ParkReason::InFlight => {}
-            ParkReason::Space | ParkReason::Metadata | ParkReason::Leaves | ParkReason::Gated => {
+            ParkReason::Space
+            | ParkReason::Slowed
+            | ParkReason::Metadata
+            | ParkReason::Leaves
+            | ParkReason::Gated => {
                 self.pool.want_engine();
             }
         }

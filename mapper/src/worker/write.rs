@@ -277,16 +277,18 @@ impl Worker {
             return Planned::Park(ParkReason::Metadata);
         }
         let sharing_target = stripe.on(volume.identity.id, piece.extent).next().map(|w| w.target);
-        let target = match mapping.physical {
-            Some(physical) if shared.is_none() => Some(physical),
-            None if sharing_target.is_some() => sharing_target,
-            _ => self.allocate(attachment),
-        };
-        let Some(target) = target else {
-            if page_promised {
-                self.pool.return_page();
+        let is_own = mapping.physical.is_some() && shared.is_none();
+        let present = if is_own { mapping.physical } else { sharing_target };
+        let present = present.filter(|_| is_own || mapping.physical.is_none());
+        let allocated = present.is_none();
+        let target = match present.map_or_else(|| self.allocate(attachment, plan.hurried), Ok) {
+            Ok(target) => target,
+            Err(reason) => {
+                if page_promised {
+                    self.pool.return_page();
+                }
+                return Planned::Park(reason);
             }
-            return Planned::Park(ParkReason::Space);
         };
         if let Some(source) = shared {
             self.hold(source);
@@ -304,7 +306,9 @@ impl Worker {
             cancelled: 0,
             awaited: false,
             page_promised,
+            allocated,
         };
+        attachment.shared.count_taken(i64::from(allocated));
         stripe.add(write);
         self.push_slow_ops(piece, &write, plan);
         plan.slow.push(SlowPiece { extent: piece.extent, token: self.next_token });
@@ -324,16 +328,28 @@ impl Worker {
     }
 
     /// An extent of the volume's reserve; asks the engine for more ahead of need.
-    pub(super) fn allocate(&self, attachment: &Attachment) -> Option<PhysicalExtent> {
+    pub(super) fn allocate(
+        &self,
+        attachment: &Attachment,
+        hurried: bool,
+    ) -> Result<PhysicalExtent, ParkReason> {
         let volume = &attachment.volume;
+        let slowed = self.pool.slows_down.load(Ordering::Relaxed);
+        if slowed && !volume.take_allowance(hurried) {
+            self.pool.queue_up(&volume.slowed);
+            return Err(ParkReason::Slowed);
+        }
         let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
         if extent.is_none() {
-            volume.starves.store(true, Ordering::Release);
+            if slowed {
+                volume.allowance.fetch_add(1, Ordering::AcqRel);
+            }
+            self.pool.queue_up(&volume.starves);
         }
         if low && !volume.wants_space.swap(true, Ordering::AcqRel) {
             self.pool.want_engine();
         }
-        extent
+        extent.ok_or(ParkReason::Space)
     }
 
     /// Copies first, then the client's bytes on top, with zeroes around them where a sub-block

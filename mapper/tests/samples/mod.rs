@@ -109,6 +109,7 @@ pub(crate) fn volume(index: usize) -> Option<VolumeRecord> {
         root: PageRef { address: PageAddress(0xd1), sum: 0xe1 },
         levels: 2,
         name: name("pvc-ümlaut"),
+        settings: blockd_mapper::space::VolumeSettings::default(),
     };
     let (kind, root) = (VolumeKind::Snapshot, PageRef::NONE);
     let snapshot = VolumeRecord { id: VolumeId(8), kind, root, levels: 0, ..volume };

@@ -76,6 +76,7 @@ marks! {
     PoolFailed "pools that stopped after an error";
     SlowIo "IO answered long after it was done";
     ParkSpace "requests parked for space";
+    ParkSlowed "requests slowed down";
     ParkMetadata "requests parked for metadata pages";
     ParkRing "requests parked for a full ring";
     ParkInFlight "requests parked for a write in flight";

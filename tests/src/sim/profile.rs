@@ -1,6 +1,8 @@
 //! What kind of history a seed stands for: every probability is drawn anew, so that rare
 //! combinations get histories in which they are common (swarm testing).
 
+use blockd_mapper::space::{Mark, Marks};
+
 /// How a history goes. All probabilities are per decision.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -72,7 +74,12 @@ pub struct Profile {
     /// Silent faults of metadata: rot, dropped and misdirected writes. A history with these ends
     /// at the first refusal.
     pub silent: f64,
+    /// Where the states of the pool's space begin.
+    pub marks: Option<Marks>,
 }
+
+/// Pools this small are low soon.
+const NARROW: Marks = Marks { low: Mark::Percent(50), very_low: Mark::Percent(25) };
 
 impl Profile {
     /// The profile of a seed.
@@ -128,6 +135,8 @@ impl Profile {
             metadata_write_error: error(random, &[0.0, 0.002, 0.01]),
             flush_error: error(random, &[0.0, 0.005, 0.02]),
             silent,
+            // Last, so that the rest of a history stays what it was.
+            marks: (random.u8(..3) == 0).then_some(NARROW),
         }
     }
 
@@ -143,6 +152,7 @@ impl Profile {
             workers: 2,
             quantum: 1,
             commit_blocks: 1,
+            marks: None,
             commit_interval_ns: 1_000_000_000_000,
             checkpoint_interval_ns: 1_000_000_000_000,
             passdown: false,

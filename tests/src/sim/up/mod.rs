@@ -370,6 +370,7 @@ impl Up {
         core.trace.note(|| format!("part {at} parks: {reason:?}"));
         core.marks.hit(match reason {
             ParkReason::Space => Mark::ParkSpace,
+            ParkReason::Slowed => Mark::ParkSlowed,
             // Histories have few leaves: memory does not run out.
             ParkReason::Leaves | ParkReason::Metadata => Mark::ParkMetadata,
             ParkReason::Ring => Mark::ParkRing,

@@ -93,6 +93,7 @@ impl World {
             max_leaves: 4096,
             passdown: profile.passdown,
             commit_blocks: profile.commit_blocks,
+            marks: profile.marks,
         };
         let ring: Arc<dyn RingMemory> = Arc::<Ring>::clone(&self.core.ring);
         let options = OpenOptions {

@@ -1,0 +1,331 @@
+//! Carries the space policy out: who waits, who is slowed down, and what there is to tell.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::error::MapperError;
+use crate::format::Problem;
+use crate::pool::Pool;
+use crate::space::{Marks, Observed, SpaceChange, SpaceState, SpaceWatch, VolumeSettings};
+use crate::sync::Ordering;
+use crate::units::VolumeId;
+use crate::volume::Volume;
+
+use super::Engine;
+
+/// How often allowances are given out while somebody waits for one.
+const TICK_NS: u64 = 20_000_000;
+/// Allowances that nobody took are kept for so long: a pause is no reason for a burst.
+const CREDIT_NS: u64 = 1_000_000_000;
+/// However slow, a volume gets an extent each second.
+const FLOOR_NS: u64 = 1_000_000_000;
+/// Changes kept for who takes them: more than a pool has in the time between two polls.
+const MAX_CHANGES: usize = 64;
+
+/// A volume that asks for extents, or can't go on without.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) volume: Arc<Volume>,
+    /// Rising with the time at which it ran out; the highest for who hasn't.
+    pub(super) order: u64,
+}
+
+impl Waiting {
+    pub(super) fn of(volume: &Arc<Volume>) -> Option<Self> {
+        let order = match volume.starves.load(Ordering::Acquire) {
+            0 if !volume.wants_space.load(Ordering::Acquire) => return None,
+            0 => u64::MAX,
+            order => order,
+        };
+        Some(Self { volume: Arc::clone(volume), order })
+    }
+
+    /// Whether it waits still.
+    pub(super) fn is_starving(&self) -> bool {
+        self.volume.starves.load(Ordering::Acquire) > 0
+    }
+}
+
+/// What the engine knows of its pool's space over time.
+#[derive(Debug)]
+pub(crate) struct SpacePolicy {
+    watch: SpaceWatch,
+    /// Bytes free below the pool, where that is limited.
+    free_below: Option<u64>,
+    /// Extents granted less those taken back, since the last look.
+    granted: u64,
+    /// Somebody waits for an extent that doesn't come.
+    stuck: bool,
+    /// What somebody else was granted may be had in a moment.
+    comes_later: bool,
+    looked_ns: u64,
+    /// Bytes that may be taken, and when that was counted.
+    credit: u64,
+    ticked_ns: u64,
+    /// Allowances that the volume has had that has had least.
+    served: u64,
+    /// Since when allowances have been given out in whole rounds.
+    floor_ns: u64,
+    changes: VecDeque<SpaceChange>,
+    pub(super) waiting: Vec<Waiting>,
+}
+
+impl SpacePolicy {
+    pub(super) fn new(marks: Option<Marks>) -> Self {
+        Self {
+            watch: SpaceWatch::new(marks, 0),
+            free_below: None,
+            granted: 0,
+            stuck: false,
+            comes_later: false,
+            looked_ns: 0,
+            credit: 0,
+            ticked_ns: 0,
+            served: 0,
+            floor_ns: 0,
+            changes: VecDeque::with_capacity(MAX_CHANGES),
+            waiting: Vec::with_capacity(64),
+        }
+    }
+
+    pub(super) fn granted(&mut self, extents: u64) {
+        self.granted += extents;
+    }
+
+    /// Extents have come back without having been used.
+    pub(super) fn returned(&mut self, extents: u64) {
+        self.granted = self.granted.saturating_sub(extents);
+    }
+}
+
+impl Engine {
+    /// Where the pool's states begin from now on; `None`: nowhere.
+    pub fn set_marks(&mut self, marks: Option<Marks>) {
+        self.space.watch.set_marks(marks);
+        self.pool.want_engine();
+    }
+
+    /// Says how many bytes are free below the pool, where its devices don't have all of theirs.
+    pub fn set_free_below(&mut self, free: Option<u64>) {
+        self.space.free_below = free;
+        self.pool.want_engine();
+    }
+
+    /// Says how long it took until space came that was asked for.
+    pub fn note_extension(&mut self, took_ns: u64) {
+        self.space.watch.extended(took_ns);
+    }
+
+    /// How full the pool is and how fast it fills.
+    #[must_use]
+    pub const fn space_watch(&self) -> &SpaceWatch {
+        &self.space.watch
+    }
+
+    /// The next change of the pool's state.
+    pub fn take_space_change(&mut self) -> Option<SpaceChange> {
+        self.space.changes.pop_front()
+    }
+
+    /// Gives a volume its settings; they are durable with the next checkpoint. Gives those before.
+    pub(super) fn configure(
+        &mut self,
+        id: VolumeId,
+        settings: VolumeSettings,
+    ) -> Result<VolumeSettings, MapperError> {
+        settings.check().map_err(|problem| match problem {
+            Problem::Field { field, found, allowed } => {
+                MapperError::Invalid { field, value: found, allowed }
+            }
+            _ => MapperError::Internal("settings are wrong in an unknown way"),
+        })?;
+        let volume = self.writable(id)?;
+        let before = *volume.settings.lock();
+        if before == settings {
+            return Ok(before);
+        }
+        volume.set(settings, self.pool.geometry);
+        if let Err(error) = self.check_set_aside() {
+            volume.set(before, self.pool.geometry);
+            return Err(error);
+        }
+        self.controls.has_settings = true;
+        self.mark_record(id);
+        // Who waits may go on with another quota or policy.
+        volume.out_of_space.store(false, Ordering::Release);
+        self.pool.want_engine();
+        self.pool.bump();
+        Ok(before)
+    }
+
+    /// Refuses to set more aside than there is, unused reserves of others included.
+    fn check_set_aside(&self) -> Result<(), MapperError> {
+        let volumes = self.pool.volumes.read();
+        let needed: u64 = volumes.values().map(|volume| volume.unmet()).sum();
+        let reserved: u64 = volumes.values().map(|volume| volume.reserved()).sum();
+        let free = self.pool.free_space.lock().free_count() + reserved;
+        if needed > free {
+            let extent = self.pool.geometry.extent_size();
+            return Err(MapperError::NoSpace { needed: needed * extent, free: free * extent });
+        }
+        Ok(())
+    }
+
+    pub(super) fn space_deadline(&self) -> Option<u64> {
+        if self.space.comes_later || self.slows_somebody() {
+            return Some(self.space.looked_ns.saturating_add(TICK_NS));
+        }
+        self.space.watch.deadline()
+    }
+
+    fn slows_somebody(&self) -> bool {
+        self.pool.slows_down.load(Ordering::Relaxed)
+            && self.pool.volumes.read().values().any(|v| v.slowed.load(Ordering::Acquire) > 0)
+    }
+
+    /// Looks at what is left, and gives out allowances.
+    pub(super) fn step_space(&mut self) {
+        let policy = &self.space;
+        let watch = &policy.watch;
+        let is_news = policy.granted > 0 || policy.stuck != (watch.state() == SpaceState::Full);
+        if !is_news && self.now_ns.saturating_sub(policy.looked_ns) < TICK_NS {
+            return;
+        }
+        let extent = self.pool.geometry.extent_size();
+        let total = self.pool.free_space.lock().total_count() * extent;
+        let free = self.free_bytes();
+        let policy = &mut self.space;
+        policy.looked_ns = self.now_ns;
+        let watch = &mut policy.watch;
+        watch.granted(std::mem::take(&mut policy.granted) * extent);
+        let seen = Observed { total, free, stuck: policy.stuck };
+        if let Some(change) = watch.observe(self.now_ns, seen) {
+            if policy.changes.len() == MAX_CHANGES {
+                policy.changes.pop_front();
+            }
+            policy.changes.push_back(change);
+        }
+        let slow = watch.state() == SpaceState::VeryLow;
+        if slow != self.pool.slows_down.load(Ordering::Relaxed) {
+            self.begin_or_end_slowness(slow);
+        }
+        if slow {
+            self.give_allowances();
+        }
+    }
+
+    /// Bytes that can be granted to somebody for whom nothing is set aside.
+    fn free_bytes(&self) -> u64 {
+        let set_aside: u64 = self.pool.volumes.read().values().map(|v| v.unmet()).sum();
+        let free = self.pool.free_space.lock().free_count().saturating_sub(set_aside);
+        let free = free * self.pool.geometry.extent_size();
+        free.min(self.space.free_below.unwrap_or(u64::MAX))
+    }
+
+    fn begin_or_end_slowness(&mut self, slow: bool) {
+        for volume in self.pool.volumes.read().values() {
+            volume.allowance.store(0, Ordering::Release);
+            volume.slowed.store(0, Ordering::Release);
+            volume.served.store(0, Ordering::Relaxed);
+        }
+        self.space.served = 0;
+        self.space.credit = 0;
+        self.space.ticked_ns = self.now_ns;
+        self.space.floor_ns = self.now_ns;
+        self.pool.slows_down.store(slow, Ordering::SeqCst);
+        self.pool.bump();
+    }
+
+    /// Extents for those that are slowed down, one each in the order in which they came to wait,
+    /// then another each, as long as the pool's speed allows it.
+    fn give_allowances(&mut self) {
+        let limit = self.space.watch.limit().unwrap_or(0);
+        let passed = self.now_ns.saturating_sub(self.space.ticked_ns);
+        if passed < TICK_NS {
+            return;
+        }
+        self.space.ticked_ns = self.now_ns;
+        let extent = self.pool.geometry.extent_size();
+        let earned = u128::from(limit) * u128::from(passed) / 1_000_000_000;
+        let most =
+            (u128::from(limit) * u128::from(CREDIT_NS) / 1_000_000_000).max(u128::from(extent));
+        let credit = (u128::from(self.space.credit) + earned).min(most);
+        self.space.credit = u64::try_from(credit).unwrap_or(u64::MAX);
+
+        let mut waiting = std::mem::take(&mut self.space.waiting);
+        // Who comes late has had as much as the others: the past is not made up for.
+        let had = self.space.served;
+        let slowed = |volume: &Arc<Volume>| {
+            let waits = volume.slowed.load(Ordering::Acquire) > 0;
+            let order = volume.served.load(Ordering::Relaxed).max(had);
+            waits.then(|| Waiting { volume: Arc::clone(volume), order })
+        };
+        waiting.extend(self.pool.volumes.read().values().filter_map(slowed));
+        waiting.sort_unstable_by_key(|one| one.order);
+        let mut extents = self.space.credit / extent;
+        if self.now_ns.saturating_sub(self.space.floor_ns) >= FLOOR_NS {
+            self.space.floor_ns = self.now_ns;
+            extents = extents.max(waiting.len() as u64);
+        }
+        let any = extents > 0 && !waiting.is_empty();
+        if any {
+            self.space.credit = self.space.credit.saturating_sub(extents * extent);
+            self.space.served = share(&waiting, extents).max(self.space.served);
+        }
+        waiting.clear();
+        self.space.waiting = waiting;
+        if any {
+            self.pool.bump();
+        }
+    }
+
+    /// Notes who waits for an extent that doesn't come. Whether there is news for them.
+    pub(super) fn note_stuck(&mut self, waiting: &[Waiting], comes_later: bool) -> bool {
+        self.space.stuck = false;
+        self.space.comes_later = comes_later;
+        let mut news = false;
+        let coming = comes_later || !self.releases.is_idle();
+        for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
+            let quota = volume.quota.load(Ordering::Relaxed);
+            let by_quota = quota > 0 && volume.held() >= quota;
+            if coming && !by_quota {
+                if self.releases.awaits_commit() {
+                    // What was let go can be had again once that is durable (R4).
+                    self.pool.want_commit();
+                }
+                continue;
+            }
+            self.space.stuck |= !by_quota;
+            news |= !volume.out_of_space.swap(true, Ordering::AcqRel);
+        }
+        news
+    }
+}
+
+/// So many extents for all of these, as evenly as that goes: what is left over goes to those that
+/// have had least. Gives what the one that has had least has had then.
+fn share(waiting: &[Waiting], extents: u64) -> u64 {
+    let each = extents / waiting.len() as u64;
+    let more = extents % waiting.len() as u64;
+    let mut least = u64::MAX;
+    for (at, one) in (0..).zip(waiting) {
+        let share = each + u64::from(at < more);
+        let served = one.order + share;
+        least = least.min(served);
+        if share > 0 {
+            one.volume.served.store(served, Ordering::Relaxed);
+            one.volume.slowed.store(0, Ordering::Release);
+            let share = i64::try_from(share).unwrap_or(i64::MAX);
+            one.volume.allowance.fetch_add(share, Ordering::AcqRel);
+        }
+    }
+    least
+}
+
+impl Pool {
+    /// Whether writes that need extents are being slowed down.
+    #[must_use]
+    pub fn slows_down(&self) -> bool {
+        self.slows_down.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,372 @@
+//! The space policy in the real mapper: what is set aside, what is refused, who waits for what.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::plan::{ParkReason, Plan, Step};
+use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
+use blockd_mapper::units::VolumeId;
+use blockd_mapper::worker::Attachment;
+use common::{Media, Rig};
+
+const MIB: usize = 1 << 20;
+const EXTENT: u64 = 64 << 10;
+const SECOND: u64 = 1_000_000_000;
+/// How long a write is slowed down at the most.
+const CAP: u64 = 10 * SECOND;
+
+fn configure(
+    rig: &mut Rig,
+    volume: VolumeId,
+    settings: VolumeSettings,
+) -> Result<Outcome, MapperError> {
+    rig.control(Control::Configure { volume, settings })
+}
+
+fn settings_of(rig: &Rig, volume: VolumeId) -> VolumeSettings {
+    rig.engine.volumes().into_iter().find(|one| one.id == volume).unwrap().settings
+}
+
+/// One write of an extent's first block. Gives why it was parked.
+fn try_write(rig: &mut Rig, volume: &Attachment, extent: u64, hurry: bool) -> Option<ParkReason> {
+    let mut plan = Plan::with_capacity(64);
+    plan.hurry(hurry);
+    match rig.worker.write(volume, extent * EXTENT, 4096, false, &mut plan).unwrap() {
+        Step::Issue { .. } => {
+            rig.worker.complete(volume, &mut plan, Ok(())).unwrap();
+            None
+        }
+        Step::Park(reason) => Some(reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Writes extents from `first` on until one is parked for good. Gives how many were written.
+fn fill(rig: &mut Rig, volume: &Attachment, first: u64) -> u64 {
+    let mut patience = 0;
+    let mut written = 0;
+    while patience < 8 {
+        match try_write(rig, volume, first + written, false) {
+            None => (written, patience) = (written + 1, 0),
+            Some(_) => {
+                rig.now += 2_000_000;
+                rig.settle();
+                patience += 1;
+            }
+        }
+    }
+    written
+}
+
+#[test]
+fn settings_are_durable_when_they_are_answered_and_change_nothing_else() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[7; 4096]).unwrap();
+    rig.flush(&volume).unwrap();
+    let before = VolumeSettings::default();
+    let settings = VolumeSettings {
+        on_full: OnFull::Timeout(60_000),
+        quota: 32 << 20,
+        iops: 1000,
+        ..VolumeSettings::default()
+    };
+    let outcome = configure(&mut rig, id, settings).unwrap();
+    assert_eq!(outcome, Outcome::Configured { before });
+    assert_eq!(configure(&mut rig, id, settings).unwrap(), Outcome::Unchanged);
+    let snapshot = rig.control(Control::Snapshot { source: id, name: "s".to_owned() }).unwrap();
+    let Outcome::Created(snapshot) = snapshot else { panic!("{snapshot:?}") };
+    rig.control(Control::Commit).unwrap();
+    // The power fails.
+    let mut rig = Rig::open(rig.media.clone()).unwrap();
+    assert_eq!(settings_of(&rig, id), settings);
+    assert_eq!(settings_of(&rig, snapshot), before, "a snapshot has none");
+    let clone = Control::Clone { source: snapshot, name: "c".to_owned(), size: None };
+    let Outcome::Created(clone) = rig.control(clone).unwrap() else { panic!() };
+    assert_eq!(settings_of(&rig, clone), before);
+    let refused = configure(&mut rig, snapshot, settings).unwrap_err();
+    assert!(matches!(refused, MapperError::Unsuitable { .. }), "{refused}");
+    assert_eq!(configure(&mut rig, id, before).unwrap(), Outcome::Configured { before: settings });
+    let volume = rig.attach(id);
+    assert_eq!(rig.read(&volume, 0, 4096), [7; 4096]);
+    rig.check();
+}
+
+#[test]
+fn what_is_set_aside_is_there_when_all_else_is_full() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (thick, thin) = (rig.create("thick", 16 << 20), rig.create("thin", 1 << 40));
+    let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
+    configure(&mut rig, thick, settings).unwrap();
+    let (thick, thin) = (rig.attach(thick), rig.attach(thin));
+    let written = fill(&mut rig, &thin, 0);
+    assert!((300..700).contains(&written), "{written}");
+    assert!(thin.is_out_of_space());
+    for extent in 0..256 {
+        for _ in 0..4 {
+            if try_write(&mut rig, &thick, extent, false).is_none() {
+                break;
+            }
+            rig.settle();
+        }
+        let last = try_write(&mut rig, &thick, extent, false);
+        assert_eq!(last, None, "extent {extent} of the thick volume");
+    }
+    assert!(!thick.is_out_of_space());
+    rig.check();
+}
+
+#[test]
+fn more_than_there_is_can_not_be_set_aside() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (one, two) = (rig.create("one", 1 << 30), rig.create("two", 1 << 30));
+    let some = |bytes| VolumeSettings { reservation: bytes, ..VolumeSettings::default() };
+    configure(&mut rig, one, some(32 << 20)).unwrap();
+    let refused = configure(&mut rig, two, some(32 << 20)).unwrap_err();
+    let MapperError::NoSpace { needed, free } = refused else { panic!("{refused}") };
+    assert!(needed == 64 << 20 && free < 64 << 20, "{needed} {free}");
+    assert_eq!(settings_of(&rig, two), VolumeSettings::default(), "nothing was changed");
+    // A volume that is deleted, or deflated, gives what was set aside for it to others.
+    configure(&mut rig, one, some(1 << 20)).unwrap();
+    configure(&mut rig, two, some(32 << 20)).unwrap();
+    rig.control(Control::Delete { volume: two }).unwrap();
+    configure(&mut rig, one, some(32 << 20)).unwrap();
+    rig.check();
+}
+
+#[test]
+fn a_quota_stops_its_volume_and_no_other() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (small, other) = (rig.create("small", 1 << 30), rig.create("other", 1 << 30));
+    let quota = |bytes| VolumeSettings { quota: bytes, ..VolumeSettings::default() };
+    configure(&mut rig, small, quota(1 << 20)).unwrap();
+    let (volume, free) = (rig.attach(small), rig.attach(other));
+    assert_eq!(fill(&mut rig, &volume, 0), 16);
+    assert!(volume.is_out_of_space());
+    // What is mapped can be written; what is discarded can be mapped again.
+    assert_eq!(try_write(&mut rig, &volume, 3, false), None);
+    rig.discard(&volume, 5 * EXTENT, usize::try_from(EXTENT).unwrap());
+    rig.flush(&volume).unwrap();
+    assert_eq!(fill(&mut rig, &volume, 20), 1);
+    assert!(fill(&mut rig, &free, 0) > 300);
+    rig.discard(&free, 0, 8 * MIB);
+    rig.flush(&free).unwrap();
+    configure(&mut rig, small, quota(2 << 20)).unwrap();
+    assert!(!volume.is_out_of_space());
+    assert_eq!(fill(&mut rig, &volume, 100), 16);
+    rig.check();
+}
+
+#[test]
+fn a_reserve_that_nobody_uses_serves_who_waits() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (idle, busy) = (rig.create("idle", 1 << 30), rig.create("busy", 1 << 30));
+    let (idle, busy) = (rig.attach(idle), rig.attach(busy));
+    assert_eq!(fill_some(&mut rig, &idle, 1), 1);
+    let reserved = rig.engine.volumes()[0].reserved;
+    assert!(reserved >= 32 * EXTENT, "{reserved}");
+    let written = fill(&mut rig, &busy, 0);
+    let left = rig.engine.space();
+    assert_eq!((left.free, left.reserved), (0, 0), "after {written}: {left:?}");
+    rig.check();
+}
+
+#[test]
+fn a_grant_is_no_more_than_the_volume_can_use() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("small", 10 * EXTENT);
+    let volume = rig.attach(id);
+    assert_eq!(fill_some(&mut rig, &volume, 4), 4);
+    let info = rig.engine.volumes().remove(0);
+    assert_eq!(info.mapped + info.reserved, 10 * EXTENT, "{info:?}");
+    assert_eq!(fill_some(&mut rig, &volume, 10), 10);
+    assert_eq!(rig.engine.volumes()[0].reserved, 0);
+    rig.check();
+}
+
+fn fill_some(rig: &mut Rig, volume: &Attachment, count: u64) -> u64 {
+    let mut written = 0;
+    while written < count {
+        match try_write(rig, volume, written, false) {
+            None => written += 1,
+            Some(_) => rig.settle(),
+        }
+    }
+    written
+}
+
+/// A writer with one write at a time, each of a new extent.
+struct Writer {
+    volume: Attachment,
+    next: u64,
+    since: Option<u64>,
+    slept: u64,
+    longest: u64,
+}
+
+impl Writer {
+    /// Writes until it is parked, or so many extents.
+    fn run(&mut self, rig: &mut Rig, most: u64) -> u64 {
+        for written in 0..most {
+            let hurry = self.since.is_some_and(|since| rig.now - since >= CAP);
+            match try_write(rig, &self.volume, self.next, hurry) {
+                None => {
+                    self.next += 1;
+                    let waited = self.since.take().map_or(0, |since| rig.now - since);
+                    self.longest = self.longest.max(waited);
+                    self.slept += waited;
+                }
+                Some(reason) => {
+                    if reason == ParkReason::Slowed {
+                        self.since.get_or_insert(rig.now);
+                    } else {
+                        // The wait for more space counts from its own beginning.
+                        self.since = None;
+                    }
+                    return written;
+                }
+            }
+        }
+        most
+    }
+}
+
+fn slow_pool(seed: u64, writers: usize, size: usize) -> (Rig, Vec<Writer>) {
+    let mut media = Media::new(&[size]);
+    media.create();
+    let mut options = media.open_options();
+    options.tuning.marks = Some(Marks { low: Mark::Seconds(20), very_low: Mark::Seconds(5) });
+    options.tuning.quantum = 8;
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let writers = (0..writers)
+        .map(|n| {
+            let id = rig.create(&format!("w{seed}-{n}"), 1 << 40);
+            Writer { volume: rig.attach(id), next: 0, since: None, slept: 0, longest: 0 }
+        })
+        .collect();
+    (rig, writers)
+}
+
+#[test]
+fn sixteen_writers_have_equal_shares_of_what_is_left() {
+    let (mut rig, mut writers) = slow_pool(0, 16, 512 * MIB);
+    // They differ by a factor of sixteen in what they would like to have.
+    let mut slow_from = None;
+    for _ in 0..60_000 {
+        rig.now += 10_000_000;
+        rig.settle();
+        for (n, writer) in writers.iter_mut().enumerate() {
+            writer.run(&mut rig, if slow_from.is_some() { n as u64 + 1 } else { 1 });
+        }
+        if slow_from.is_none() && rig.pool.slows_down() {
+            slow_from = Some(writers.iter().map(|one| one.next).collect::<Vec<_>>());
+        }
+        if rig.engine.space().free < 32 * EXTENT {
+            break;
+        }
+    }
+    let from = slow_from.expect("it was slowed down");
+    let shares: Vec<u64> = writers.iter().zip(&from).map(|(one, from)| one.next - from).collect();
+    let mean = shares.iter().sum::<u64>() / 16;
+    assert!(mean > 20, "too little to tell: {shares:?}");
+    let fair = |share: &u64| share.abs_diff(mean) * 5 <= mean;
+    assert!(shares.iter().all(fair), "{shares:?} beside {mean}");
+    rig.check();
+}
+
+/// Writes until the pool has been full for a while. Gives what was told meanwhile.
+fn until_full(rig: &mut Rig, writers: &mut [Writer], rng: &mut fastrand::Rng) -> Vec<SpaceChange> {
+    let (mut changes, mut limit_before, mut full_for) = (Vec::new(), u64::MAX, 0);
+    let speed = rng.u64(1..6);
+    while full_for < 50 {
+        rig.now += rng.u64(5_000_000..50_000_000);
+        rig.settle();
+        for writer in writers.iter_mut() {
+            writer.run(rig, rng.u64(..=speed));
+        }
+        rig.settle();
+        changes.extend(std::iter::from_fn(|| rig.engine.take_space_change()));
+        let watch = rig.engine.space_watch();
+        // While nothing comes back, it only becomes slower.
+        match watch.limit() {
+            Some(limit) => {
+                assert!(limit <= limit_before, "{limit} after {limit_before}");
+                limit_before = limit;
+            }
+            None => limit_before = u64::MAX,
+        }
+        full_for = if watch.state() == SpaceState::Full { full_for + 1 } else { 0 };
+    }
+    changes
+}
+
+/// Finds space in one of three ways.
+fn find_space(rig: &mut Rig, writers: &mut Vec<Writer>, way: u8, rng: &mut fastrand::Rng) {
+    let at = rng.usize(..writers.len());
+    match way {
+        0 => {
+            let writer = &writers[at];
+            rig.discard(&writer.volume, 0, usize::try_from(writer.next * EXTENT).unwrap());
+            rig.flush(&writer.volume).unwrap();
+        }
+        1 if writers.len() > 1 => {
+            let gone = writers.swap_remove(at);
+            let id = gone.volume.id();
+            rig.worker.detach(gone.volume);
+            rig.control(Control::Delete { volume: id }).unwrap();
+        }
+        _ => {
+            let device = &mut rig.media.devices[0];
+            let size = device.len() + 16 * MIB;
+            device.resize(size, 0xEE);
+            let control = Control::GrowDevice { device: 0, size: size as u64 };
+            assert!(matches!(rig.control(control), Ok(Outcome::Grown { .. })));
+        }
+    }
+}
+
+/// Fills a pool with random writers until it is full, and sets it going again in one way after
+/// the other.
+fn story(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (count, size) = (rng.usize(1..6), rng.usize(48..128) * MIB);
+    let (mut rig, mut writers) = slow_pool(seed, count, size);
+    for round in 0..4 {
+        let changes = until_full(&mut rig, &mut writers, &mut rng);
+        assert_eq!(changes.last().unwrap().to, SpaceState::Full, "round {round}");
+        let longest = writers.iter().map(|one| one.longest).max().unwrap();
+        assert!(longest <= CAP + 100_000_000, "delayed by {longest}");
+        assert!(writers.iter().any(|one| one.volume.is_out_of_space()));
+        find_space(&mut rig, &mut writers, round, &mut rng);
+        let before: u64 = writers.iter().map(|one| one.next).sum();
+        for _ in 0..200 {
+            rig.now += 10_000_000;
+            rig.settle();
+            for writer in &mut writers {
+                writer.run(&mut rig, 1);
+            }
+        }
+        let after: u64 = writers.iter().map(|one| one.next).sum();
+        assert!(after > before, "round {round}: nobody went on");
+    }
+    for writer in writers {
+        rig.worker.detach(writer.volume);
+    }
+    rig.check();
+    // All of it is there after the power fails, and the pool is what it was.
+    let mapped = |rig: &Rig| rig.engine.volumes().iter().map(|one| one.mapped).collect::<Vec<_>>();
+    rig.control(Control::Commit).unwrap();
+    let again = Rig::open(rig.media.clone()).unwrap();
+    assert_eq!(mapped(&again), mapped(&rig));
+}
+
+#[test]
+fn pools_fill_slow_down_wait_and_go_on() {
+    for seed in 0..40 {
+        println!("seed {seed}");
+        story(seed);
+    }
+}
