@@ -17,6 +17,7 @@ pub mod extend;
 pub mod frontend;
 pub mod hardening;
 pub mod hook;
+pub mod limit;
 pub mod mailbox;
 pub mod metrics;
 pub mod nbd_client;

@@ -64,6 +64,8 @@ impl Op {
 pub enum Stage {
     /// Planning: lookup and allocation. Measured for one request in 64.
     Map,
+    /// Held back by the volume's limits.
+    Limit,
     /// Parked, until the pool can go on.
     Wait,
     /// IO on the media.
@@ -76,13 +78,15 @@ pub enum Stage {
 
 impl Stage {
     /// All of them, in the order of their histograms.
-    pub const ALL: [Self; 5] = [Self::Map, Self::Wait, Self::Media, Self::Commit, Self::Total];
+    pub const ALL: [Self; 6] =
+        [Self::Map, Self::Limit, Self::Wait, Self::Media, Self::Commit, Self::Total];
 
     /// Its name in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Map => "map",
+            Self::Limit => "limit",
             Self::Wait => "wait",
             Self::Media => "media",
             Self::Commit => "commit",
@@ -165,13 +169,25 @@ pub struct VolumeStats {
     /// Requests that failed.
     pub errors: [Counter; 5],
     /// By [`Stage`].
-    pub stages: [Histogram; 5],
+    pub stages: [Histogram; 6],
     /// Requests that wait for the pool at present.
     pub parked: Counter,
     /// Requests that were parked.
     pub parks: Counter,
     /// Writes that found no space below, and are tried again.
     pub starved: Counter,
+    /// Writes that were slowed down because the pool is nearly full.
+    pub slowed: Counter,
+    /// Nanoseconds that they were slowed down for.
+    pub slowed_ns: Counter,
+    /// Requests that the volume's limits held back.
+    pub limited: Counter,
+    /// Writes that wait for space at present, and don't know whether it will come.
+    pub blocked: Counter,
+    /// Nanoseconds that the first of them has waited for.
+    pub blocked_ns: Counter,
+    /// Writes that failed for want of space.
+    pub refused: Counter,
 }
 
 impl VolumeStats {

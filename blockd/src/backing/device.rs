@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockd_mapper::io::{IoBuffer, IoError};
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -66,6 +67,8 @@ pub struct DeviceInfo {
 pub struct Device {
     file: Arc<File>,
     info: DeviceInfo,
+    /// Bytes at present: what `info` says when it was opened.
+    size: AtomicU64,
     mapped: Option<Mapped>,
 }
 
@@ -121,7 +124,7 @@ impl Device {
         let (path, kind) = (spec.path.clone(), spec.kind);
         let mapped_info = mapped.is_some();
         let info = DeviceInfo { path, kind, size, block_size, direct, mapped: mapped_info, sparse };
-        Ok(Self { file, info, mapped })
+        Ok(Self { file, size: AtomicU64::new(info.size), info, mapped })
     }
 
     fn memory(spec: &DeviceSpec) -> std::io::Result<Self> {
@@ -134,7 +137,43 @@ impl Device {
         let (path, kind) = (spec.path.clone(), DeviceKind::Memory);
         let (block_size, direct, sparse) = (512, false, true);
         let info = DeviceInfo { path, kind, size, block_size, direct, mapped: true, sparse };
-        Ok(Self { file, info, mapped })
+        Ok(Self { file, size: AtomicU64::new(info.size), info, mapped })
+    }
+
+    /// Bytes that it has at present.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Makes a file longer, or looks how long a disk has become. Gives the bytes it has then. May
+    /// take long. One that is in memory stays as it is.
+    pub fn grow(&self, wanted: Option<u64>) -> std::io::Result<u64> {
+        let present = self.size();
+        if self.mapped.is_some() {
+            return Ok(present);
+        }
+        let size = match (self.info.kind, wanted) {
+            (DeviceKind::Disk, _) => ioctl::device_size(&self.file)?,
+            (_, None) => self.file.metadata()?.len(),
+            (_, Some(wanted)) => {
+                let found = self.file.metadata()?.len();
+                if !self.info.sparse && wanted > found {
+                    let bytes = i64::try_from(wanted - found).map_err(std::io::Error::other)?;
+                    let from = i64::try_from(found).map_err(std::io::Error::other)?;
+                    fallocate(&self.file, FallocateFlags::empty(), from, bytes)?;
+                } else if wanted > found {
+                    self.file.set_len(wanted)?;
+                }
+                wanted.max(found)
+            }
+        };
+        Ok(size.max(present))
+    }
+
+    /// The pool uses so many bytes from now on.
+    pub fn note_size(&self, size: u64) {
+        self.size.fetch_max(size, Ordering::AcqRel);
     }
 
     /// What is known of it.

@@ -4,6 +4,7 @@ use blockd_api::v1::{CreateVolumeRequest, Volume};
 use serde::Serialize;
 
 use super::attach::FrontEndArguments;
+use super::set::SettingArguments;
 use super::shapes::{self, VolumeShape};
 use super::{Context, amount, size_argument};
 use crate::error::Error;
@@ -38,6 +39,9 @@ pub(crate) struct Add {
 
     #[command(flatten)]
     pub front_end: FrontEndArguments,
+
+    #[command(flatten)]
+    pub settings: SettingArguments,
 }
 
 /// What `--json` prints.
@@ -65,12 +69,17 @@ impl Add {
             size_bytes,
             ..Default::default()
         };
+        let settings = self.settings.request(&self.name, &self.pool)?;
         let created = client.create_volume(request).await?.changed;
+        let configured = match settings {
+            Some(request) => client.configure_volume(request).await?.changed,
+            None => false,
+        };
         let request = self.front_end.request(self.name, self.pool, false);
         let answer = client.attach_volume(request).await?;
         let volume = shapes::volume(answer.volume)?;
         let added = Added {
-            changed: created || answer.changed,
+            changed: created || configured || answer.changed,
             created,
             attached: answer.changed,
             place: shapes::place(&volume).to_owned(),
@@ -88,9 +97,10 @@ fn human(added: &Added, volume: &Volume, context: &Context) -> String {
     let name = &volume.name;
     let what = match (added.created, added.attached) {
         (true, _) => format!(
-            "{name}: {} in pool {}, thin, attached",
+            "{name}: {} in pool {}, {}, attached",
             units::human(amount(volume.size_bytes)),
-            volume.pool
+            volume.pool,
+            if added.volume.settings.thick { "thick" } else { "thin" }
         ),
         (false, true) => format!("{name}: was there already, attached"),
         (false, false) => format!("{name}: was there and attached already"),

@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, import_export,
-    man, node, pool, pool_tools, recover, resize, rollback, snapshot, space, top, volumes,
+    man, node, pool, pool_tools, recover, resize, rollback, set, snapshot, space, top, volumes,
 };
 use crate::error::KINDS;
 
@@ -66,6 +66,7 @@ pub(crate) enum Verb {
     List(volumes::List),
     Show(volumes::Show),
     Resize(resize::Resize),
+    Set(set::Set),
     Snapshot(snapshot::Snapshot),
     Clone(clone::Clone),
     Rollback(rollback::Rollback),

@@ -50,6 +50,8 @@ calls! {
     get_volume: GetVolumeRequest -> GetVolumeResponse;
     list_volumes: ListVolumesRequest -> ListVolumesResponse;
     resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse;
+    configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse;
+    grow_pool: GrowPoolRequest -> GrowPoolResponse;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
     rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;

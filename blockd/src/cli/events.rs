@@ -129,6 +129,13 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::VolumeRolledBack => "volume_rolled_back",
         EventKind::VolumeReleased => "volume_released",
         EventKind::ExtendWaiting => "extend_waiting",
+        EventKind::SpaceNormal => "space_normal",
+        EventKind::SpaceLow => "space_low",
+        EventKind::SpaceVeryLow => "space_very_low",
+        EventKind::SpaceFull => "space_full",
+        EventKind::WritesBlocked => "writes_blocked",
+        EventKind::PoolGrown => "pool_grown",
+        EventKind::VolumeConfigured => "volume_configured",
     }
 }
 

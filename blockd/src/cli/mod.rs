@@ -12,6 +12,7 @@ mod diff;
 mod events;
 mod extend_request;
 mod features;
+mod grow;
 mod import_export;
 mod man;
 mod map;
@@ -22,6 +23,7 @@ mod pool_tools;
 mod recover;
 mod resize;
 mod rollback;
+mod set;
 mod shapes;
 mod snapshot;
 mod space;
@@ -112,6 +114,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::List(list) => list.run(context).await,
         Verb::Show(show) => show.run(context).await,
         Verb::Resize(resize) => resize.run(context).await,
+        Verb::Set(set) => set.run(context).await,
         Verb::Snapshot(snapshot) => snapshot.run(context).await,
         Verb::Clone(clone) => clone.run(context).await,
         Verb::Rollback(rollback) => rollback.run(context).await,

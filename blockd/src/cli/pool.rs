@@ -8,6 +8,7 @@ use blockd_api::v1::{
 };
 use serde::Serialize;
 
+use super::grow::Grow;
 use super::map::{self, Device, Picture, Run, Use};
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
@@ -26,6 +27,7 @@ pub(crate) enum Pool {
     Show(Show),
     Map(Map),
     Create(Create),
+    Grow(Grow),
     Check(pool_tools::Check),
     Dump(pool_tools::Dump),
     Restore(pool_tools::Restore),
@@ -150,6 +152,7 @@ impl Pool {
             Self::Show(show) => show.run(context).await,
             Self::Map(map) => map.run(context).await,
             Self::Create(create) => create.run(context).await,
+            Self::Grow(grow) => grow.run(context).await,
             Self::Check(check) => check.run(context),
             Self::Dump(dump) => dump.run(context),
             Self::Restore(restore) => restore.run(context),
@@ -242,6 +245,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         ("metadata", of_pool(pool.metadata_bytes)),
         ("free", of_pool(pool.free_bytes)),
     ]);
+    rows.extend(space_rows(pool, context));
     if pool.backing_free_bytes >= 0 {
         rows.push(("free below", size(pool.backing_free_bytes)));
     }
@@ -261,6 +265,30 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         rows.push(("device", format!("{} ({})", device_name(device), how.join(", "))));
     }
     properties(&rows, output.paint())
+}
+
+/// What the space policy makes of it.
+fn space_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)> {
+    let size = |value: i64| context.output.size(amount(value));
+    let Some(state) = shapes::space_state(pool) else { return Vec::new() };
+    let tone = match pool.space_state() {
+        v1::SpaceState::Normal => Tone::Good,
+        _ => Tone::Bad,
+    };
+    let mut rows = vec![("space", context.output.paint().text(tone, state))];
+    let marks = (size(pool.low_bytes), size(pool.very_low_bytes));
+    rows.push(("low below", format!("{}, very low below {}", marks.0, marks.1)));
+    if let Ok(seconds) = u64::try_from(pool.seconds_to_full) {
+        let rate = size(pool.write_rate_bytes);
+        rows.push(("filled with", format!("{rate}/s lately, full in {seconds} s at that speed")));
+    }
+    if pool.set_aside_bytes > 0 {
+        rows.push(("set aside", size(pool.set_aside_bytes)));
+    }
+    if pool.blocked_writes > 0 {
+        rows.push(("blocked", format!("{} write(s) wait for space", pool.blocked_writes)));
+    }
+    rows
 }
 
 impl Create {

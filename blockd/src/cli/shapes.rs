@@ -34,6 +34,38 @@ pub(crate) struct VolumeShape {
     pub zero_copy: bool,
     pub nbd_uris: Vec<String>,
     pub made_unix_ms: Option<u64>,
+    pub settings: SettingsShape,
+    pub out_of_space: bool,
+}
+
+/// What is set for a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SettingsShape {
+    pub on_full: &'static str,
+    pub on_full_timeout_ms: u32,
+    pub thick: bool,
+    pub reservation_bytes: u64,
+    pub quota_bytes: u64,
+    pub iops: u64,
+    pub bandwidth_bytes: u64,
+}
+
+impl From<&v1::VolumeSettings> for SettingsShape {
+    fn from(settings: &v1::VolumeSettings) -> Self {
+        Self {
+            on_full: match settings.on_full() {
+                v1::OnFull::Block | v1::OnFull::Unspecified => "block",
+                v1::OnFull::Timeout => "timeout",
+                v1::OnFull::Error => "error",
+            },
+            on_full_timeout_ms: settings.on_full_timeout_ms,
+            thick: settings.thick,
+            reservation_bytes: amount(settings.reservation_bytes),
+            quota_bytes: amount(settings.quota_bytes),
+            iops: settings.iops,
+            bandwidth_bytes: amount(settings.bandwidth_bytes),
+        }
+    }
 }
 
 impl From<&Volume> for VolumeShape {
@@ -70,6 +102,8 @@ impl From<&Volume> for VolumeShape {
             zero_copy: volume.zero_copy,
             nbd_uris: volume.nbd_uris.clone(),
             made_unix_ms: (volume.made_unix_ms != 0).then(|| amount(volume.made_unix_ms)),
+            settings: SettingsShape::from(&volume.settings.unwrap_or_default()),
+            out_of_space: volume.out_of_space,
         }
     }
 }
@@ -186,6 +220,24 @@ pub(crate) struct PoolShape {
     pub releasing_count: u32,
     pub releasing_bytes: u64,
     pub node_objects: Vec<NodeObjectShape>,
+    pub space_state: Option<&'static str>,
+    pub low_bytes: u64,
+    pub very_low_bytes: u64,
+    pub write_rate_bytes: u64,
+    pub seconds_to_full: Option<u64>,
+    pub set_aside_bytes: u64,
+    pub blocked_writes: u64,
+}
+
+/// How full a pool is, in a word.
+pub(crate) fn space_state(pool: &v1::Pool) -> Option<&'static str> {
+    match pool.space_state() {
+        v1::SpaceState::Unspecified => None,
+        v1::SpaceState::Normal => Some("normal"),
+        v1::SpaceState::Low => Some("low"),
+        v1::SpaceState::VeryLow => Some("very low"),
+        v1::SpaceState::Full => Some("full"),
+    }
 }
 
 impl From<&v1::Pool> for PoolShape {
@@ -212,6 +264,13 @@ impl From<&v1::Pool> for PoolShape {
             releasing_count: pool.releasing_count,
             releasing_bytes: amount(pool.releasing_bytes),
             node_objects: pool.node_objects.iter().map(NodeObjectShape::from).collect(),
+            space_state: space_state(pool),
+            low_bytes: amount(pool.low_bytes),
+            very_low_bytes: amount(pool.very_low_bytes),
+            write_rate_bytes: amount(pool.write_rate_bytes),
+            seconds_to_full: u64::try_from(pool.seconds_to_full).ok(),
+            set_aside_bytes: amount(pool.set_aside_bytes),
+            blocked_writes: pool.blocked_writes,
         }
     }
 }
@@ -347,7 +406,7 @@ mod tests {
             nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
             ..Default::default()
         };
-        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null}"#;
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0},"out_of_space":false}"#;
         assert_eq!(serde_json::to_string(&VolumeShape::from(&volume)).unwrap(), expected);
     }
 
@@ -371,10 +430,11 @@ mod tests {
         let pool = v1::Pool {
             name: "default".to_owned(),
             backing_free_bytes: -1,
+            seconds_to_full: -1,
             devices: vec![device],
             ..Default::default()
         };
-        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[]}"#;
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0}"#;
         assert_eq!(serde_json::to_string(&PoolShape::from(&pool)).unwrap(), expected);
     }
 

@@ -110,12 +110,27 @@ pub(super) struct Pool {
     pub(super) ring_records: i64,
     pub(super) accept_loss: bool,
     pub(super) extend: Extend,
+    pub(super) space: Space,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Extend {
     pub(super) socket: String,
+}
+
+/// What is done when a pool fills up.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Space {
+    pub(super) low: String,
+    pub(super) very_low: String,
+    pub(super) quantum: Amount,
+    pub(super) overprovision_ratio: String,
+    pub(super) grow_limit: Amount,
+    pub(super) grow_step: Amount,
+    pub(super) hook: String,
+    pub(super) hook_timeout: String,
 }
 
 /// A size: bytes as a number, or a text with a unit.
@@ -233,6 +248,22 @@ impl Default for Pool {
             ring_records: 1 << 13,
             accept_loss: false,
             extend: Extend::default(),
+            space: Space::default(),
+        }
+    }
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Self {
+            low: "20s".to_owned(),
+            very_low: "5s".to_owned(),
+            quantum: Amount::text("16M"),
+            overprovision_ratio: String::new(),
+            grow_limit: Amount::Bytes(0),
+            grow_step: Amount::Bytes(0),
+            hook: String::new(),
+            hook_timeout: "60s".to_owned(),
         }
     }
 }

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blockd_mapper::space::Marks;
+
 use crate::error::Error;
 use crate::node::NodeId;
 
@@ -83,6 +85,41 @@ pub struct PoolConfig {
     pub ring_records: u64,
     /// Where requests for more space are answered; nowhere without it.
     pub extend_socket: Option<PathBuf>,
+    /// What is done when it fills up.
+    pub space: SpaceConfig,
+}
+
+/// What is done when a pool fills up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SpaceConfig {
+    /// Where its states begin; `None`: it has none but full.
+    pub marks: Option<Marks>,
+    /// Bytes that a volume is granted at a time.
+    pub quantum: u64,
+    /// Most bytes of all volumes together, in hundredths of the pool's size; `None`: no limit.
+    pub overprovision_percent: Option<u64>,
+    /// Bytes up to which its first file is made longer when it is low; 0 for not at all.
+    pub grow_limit: u64,
+    /// By how much; 0 for the larger of 4 quanta and 1 % of the pool.
+    pub grow_step: u64,
+    /// A program that is run when it is low.
+    pub hook: Option<PathBuf>,
+    /// How long that may take.
+    pub hook_timeout: Duration,
+}
+
+impl Default for SpaceConfig {
+    fn default() -> Self {
+        Self {
+            marks: Some(Marks::default()),
+            quantum: 16 << 20,
+            overprovision_percent: None,
+            grow_limit: 0,
+            grow_step: 0,
+            hook: None,
+            hook_timeout: Duration::from_secs(60),
+        }
+    }
 }
 
 /// A device of a pool.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::format::VolumeName;
+use blockd_mapper::space::{Mark, Marks};
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Error;
@@ -14,11 +15,11 @@ use crate::node::NodeId;
 use crate::pool::MAX_WORKERS;
 use crate::units::{MAX_SIZE, exact, parse_size};
 
-use super::file::{Amount, Extend, File, Listener, Node, Pool, Ublk, Workers};
+use super::file::{Amount, Extend, File, Listener, Node, Pool, Space, Ublk, Workers};
 use super::{
     Config, DeviceConfig, DeviceKind, ListenAddress, ListenerConfig, LogConfig, MAX_SOCKET_PATH,
-    NbdConfig, NodeConfig, Places, PoolConfig, SizeWish, TlsConfig, TlsUse, UblkConfig,
-    WorkersConfig,
+    NbdConfig, NodeConfig, Places, PoolConfig, SizeWish, SpaceConfig, TlsConfig, TlsUse,
+    UblkConfig, WorkersConfig,
 };
 
 /// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
@@ -306,6 +307,7 @@ impl Source<'_> {
             commit_interval: self.duration(&key("commit_interval"), interval, 0, 60)?,
             ring_records: records as u64,
             extend_socket: self.extend_socket(index, &pool.extend)?,
+            space: self.space(index, &pool.space)?,
         })
     }
 
@@ -313,6 +315,71 @@ impl Source<'_> {
         let key = ["pool", index, "extend", "socket"];
         let given = !extend.socket.is_empty();
         given.then(|| self.socket(&key, &extend.socket)).transpose()
+    }
+
+    fn space(&self, index: &str, space: &Space) -> Result<SpaceConfig, Error> {
+        let key = |name| ["pool", index, "space", name];
+        let marks = if space.low == "off" && space.very_low == "off" {
+            None
+        } else {
+            let low = self.mark(&key("low"), &space.low)?;
+            let very_low = self.mark(&key("very_low"), &space.very_low)?;
+            let marks = Marks { low, very_low };
+            if marks.check().is_err() {
+                let allowed =
+                    format!("less than low, which is {}, and in the same unit", space.low);
+                return Err(self.refuse(&key("very_low"), &space.very_low, allowed));
+            }
+            Some(marks)
+        };
+        let ratio = &space.overprovision_ratio;
+        let overprovision_percent = match ratio.as_str() {
+            "" => None,
+            text => Some(percent_of_ratio(text).ok_or_else(|| {
+                let allowed = "a ratio from 1.0 to 1000, like 2.0; or nothing for no limit";
+                self.refuse(&key("overprovision_ratio"), text, allowed)
+            })?),
+        };
+        let hook = match space.hook.as_str() {
+            "" => None,
+            path => Some(self.program(&key("hook"), path)?),
+        };
+        let timeout = &space.hook_timeout;
+        Ok(SpaceConfig {
+            marks,
+            quantum: self.size(&key("quantum"), &space.quantum, (64 << 10, 64 << 30))?,
+            overprovision_percent,
+            grow_limit: self.size(&key("grow_limit"), &space.grow_limit, (0, MAX_SIZE))?,
+            grow_step: self.size(&key("grow_step"), &space.grow_step, (0, MAX_SIZE))?,
+            hook,
+            hook_timeout: self.duration(&key("hook_timeout"), timeout, 1, 3600)?,
+        })
+    }
+
+    /// Seconds of writing, a part of the pool, or bytes.
+    fn mark(&self, key: Key<'_>, text: &str) -> Result<Mark, Error> {
+        let allowed = "seconds of writing like 20s, a part of the pool like 5%, a size like 10G, \
+                       or off for both marks";
+        let refused = || self.refuse(key, text, allowed);
+        if let Some(digits) = text.strip_suffix('%') {
+            let percent = digits.parse().ok().filter(|percent| (1..=100).contains(percent));
+            return percent.map(Mark::Percent).ok_or_else(refused);
+        }
+        if let Some(digits) = text.strip_suffix('s') {
+            let seconds = digits.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
+            return seconds.map(Mark::Seconds).ok_or_else(refused);
+        }
+        parse_size("size", text).map(Mark::Bytes).map_err(|_| refused())
+    }
+
+    /// A file that can be run.
+    fn program(&self, key: Key<'_>, text: &str) -> Result<PathBuf, Error> {
+        let path = self.absolute(key, text)?;
+        crate::hook::check(&path).map_err(|error| {
+            let allowed = format!("a program that can be run: {error}");
+            self.refuse(key, text, allowed)
+        })?;
+        Ok(path)
     }
 
     fn device_paths(
@@ -464,6 +531,19 @@ impl Source<'_> {
                 self.refuse(key, text, allowed)
             })
     }
+}
+
+/// Hundredths of a ratio like 2, 1.5 or 1.25.
+fn percent_of_ratio(text: &str) -> Option<u64> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if !is_number(whole) || !is_number(part) || part.len() > 2 {
+        return None;
+    }
+    let tenths = if part.len() == 1 { 10 } else { 1 };
+    let percent = whole.parse::<u64>().ok()?.checked_mul(100)?;
+    let percent = percent.checked_add(part.parse::<u64>().ok()? * tenths)?;
+    (100..=100_000).contains(&percent).then_some(percent)
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -36,11 +36,26 @@ impl EventHub {
         let text = text.into();
         let named = |name: &'_ str| (!name.is_empty()).then(|| name.to_owned());
         let (in_pool, of_volume) = (named(pool), named(volume));
-        if matches!(kind, EventKind::PoolFailed | EventKind::DeviceFailed) {
-            tracing::error!(pool = in_pool, volume = of_volume, "{text}");
-        } else {
-            tracing::info!(pool = in_pool, volume = of_volume, "{text}");
+        match kind {
+            EventKind::PoolFailed
+            | EventKind::DeviceFailed
+            | EventKind::SpaceVeryLow
+            | EventKind::SpaceFull
+            | EventKind::WritesBlocked => {
+                tracing::error!(pool = in_pool, volume = of_volume, "{text}");
+            }
+            EventKind::SpaceLow => tracing::warn!(pool = in_pool, volume = of_volume, "{text}"),
+            _ => tracing::info!(pool = in_pool, volume = of_volume, "{text}"),
         }
+        self.keep(kind, pool, volume, text);
+    }
+
+    /// Tells all readers once more what the log has.
+    pub fn remind(&self, kind: EventKind, pool: &str, text: String) {
+        self.keep(kind, pool, "", text);
+    }
+
+    fn keep(&self, kind: EventKind, pool: &str, volume: &str, text: String) {
         let mut kept = self.kept.lock();
         let sequence = *self.newest.borrow() + 1;
         let event = v1::Event {

@@ -6,11 +6,12 @@ use blockd_api::v1;
 use blockd_mapper::format::catalogue::VolumeKind;
 
 use crate::error::Error;
-use crate::pool::{DeviceInfo, DeviceKind, PoolHandle, Use, VolumeId};
+use crate::pool::{DeviceInfo, DeviceKind, PoolHandle, SpaceState, Use, VolumeId};
 use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
 use super::devices::{AttachWish, FrontEnd};
 use super::releases::Release;
+use super::settings;
 use super::volumes::Described;
 use super::{Control, Known, pool_error};
 
@@ -68,6 +69,8 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         device_features_asked: device.asked,
         device_features_granted: device.granted,
         made_unix_ms: to_wire(info.made.0),
+        settings: Some(settings::to_message(&info.settings)),
+        out_of_space: info.out_of_space,
     }
 }
 
@@ -117,6 +120,15 @@ fn device(info: &DeviceInfo) -> v1::Device {
     }
 }
 
+const fn state(state: SpaceState) -> v1::SpaceState {
+    match state {
+        SpaceState::Normal => v1::SpaceState::Normal,
+        SpaceState::Low => v1::SpaceState::Low,
+        SpaceState::VeryLow => v1::SpaceState::VeryLow,
+        SpaceState::Full => v1::SpaceState::Full,
+    }
+}
+
 impl Control {
     /// A pool with its space; one that has failed without.
     pub(super) async fn describe_pool(&self, known: &Known) -> Result<v1::Pool, Error> {
@@ -131,6 +143,7 @@ impl Control {
                 failure: failure.unwrap_or_default(),
                 extent_size: known.config.extent_size,
                 backing_free_bytes: -1,
+                seconds_to_full: -1,
                 ..v1::Pool::default()
             });
         };
@@ -145,7 +158,12 @@ impl Control {
         handle: &PoolHandle,
     ) -> Result<v1::Pool, Error> {
         let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
+        let now = space.now;
+        let stats = self.data_path().volume_stats();
+        let here = stats.iter().filter(|one| one.pool == name);
+        let blocked_writes = here.map(|one| one.blocked.get()).sum();
         let volumes = handle.mapper().summaries();
+        let set_aside = volumes.iter().map(|one| one.settings.set_aside(one.size)).sum();
         let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
         let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
         let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -173,6 +191,13 @@ impl Control {
             releasing_bytes: to_wire(space.releasing),
             devices: handle.devices().iter().map(device).collect(),
             node_objects: self.node_objects(&space),
+            space_state: state(now.state).into(),
+            low_bytes: to_wire(now.low),
+            very_low_bytes: to_wire(now.very_low),
+            write_rate_bytes: to_wire(now.rate),
+            seconds_to_full: now.seconds_to_full.map_or(-1, to_wire),
+            set_aside_bytes: to_wire(set_aside),
+            blocked_writes,
         })
     }
 

@@ -11,6 +11,7 @@ mod errors;
 mod events;
 mod exports;
 mod extend;
+mod keeper;
 mod membership;
 mod messages;
 mod nodes;
@@ -18,6 +19,7 @@ mod pools;
 mod releases;
 mod server;
 mod service;
+mod settings;
 mod snapshots;
 mod space;
 mod state_file;
@@ -185,6 +187,9 @@ impl Control {
                 Err(error.to_string())
             }
         };
+        if let Ok(handle) = &state {
+            self.keep_space(handle, config);
+        }
         let known = Known { config: config.clone(), state };
         self.0.pools.write().insert(config.name.clone(), known);
         result.map(|_| ())
@@ -353,6 +358,7 @@ impl Control {
             return Err(Error::in_use(device.path.display().to_string(), problem));
         }
         let handle = self.try_open(&config).await?;
+        self.keep_space(&handle, &config);
         let name = config.name.clone();
         let known = Known { config: config.clone(), state: Ok(handle) };
         self.0.pools.write().insert(name, known);

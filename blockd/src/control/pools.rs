@@ -87,6 +87,8 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         ring_records: config.ring_records,
         node: 0,
         taken_from: None,
+        marks: config.space.marks,
+        quantum: config.space.quantum,
     }
 }
 
@@ -180,6 +182,7 @@ mod tests {
             commit_interval: Duration::from_secs(1),
             ring_records: 1 << 10,
             extend_socket: None,
+            space: config::SpaceConfig::default(),
         }
     }
 

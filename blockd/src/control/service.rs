@@ -108,6 +108,31 @@ impl Calls for Control {
         Ok(Response::new(stream))
     }
 
+    async fn grow_pool(&self, asked: Request<v1::GrowPoolRequest>) -> Answer<v1::GrowPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let size = Some(from_wire(asked.wanted_bytes, 0)?).filter(|&size| size > 0);
+            let device = usize::try_from(asked.device).unwrap_or(usize::MAX);
+            let gained = control.grow_pool(&asked.name, device, size).await?;
+            let pool = control.describe_pool(&control.known(&asked.name)?).await?;
+            let gained_bytes = to_wire(gained);
+            Ok(v1::GrowPoolResponse { changed: gained > 0, gained_bytes, pool: Some(pool) })
+        })
+        .await
+    }
+
+    async fn configure_volume(
+        &self,
+        asked: Request<v1::ConfigureVolumeRequest>,
+    ) -> Answer<v1::ConfigureVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let (changed, described) = control.configure_volume(&asked).await?;
+            Ok(v1::ConfigureVolumeResponse { changed, volume: Some(volume(described)) })
+        })
+        .await
+    }
+
     #[expect(deprecated, reason = "older clients send size_gb")]
     async fn create_volume(
         &self,

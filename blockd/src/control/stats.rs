@@ -146,6 +146,12 @@ fn volume_stats(
         parked: sum(&|stats| stats.parked.get()),
         parks: sum(&|stats| stats.parks.get()),
         starved: sum(&|stats| stats.starved.get()),
+        slowed: sum(&|stats| stats.slowed.get()),
+        slowed_ns: sum(&|stats| stats.slowed_ns.get()),
+        limited: sum(&|stats| stats.limited.get()),
+        blocked: sum(&|stats| stats.blocked.get()),
+        blocked_ns: workers.iter().map(|stats| stats.blocked_ns.get()).max().unwrap_or(0),
+        refused: sum(&|stats| stats.refused.get()),
         connections,
     }
 }
@@ -162,6 +168,7 @@ fn stage_stats(stage: Stage, histograms: &[&Histogram]) -> v1::StageStats {
     v1::StageStats {
         stage: match stage {
             Stage::Map => v1::Stage::Map,
+            Stage::Limit => v1::Stage::Limit,
             Stage::Wait => v1::Stage::Wait,
             Stage::Media => v1::Stage::Media,
             Stage::Commit => v1::Stage::Commit,

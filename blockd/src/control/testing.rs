@@ -100,6 +100,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         commit_interval: Duration::from_secs(1),
         ring_records: 1 << 10,
         extend_socket: None,
+        space: crate::config::SpaceConfig::default(),
     }
 }
 

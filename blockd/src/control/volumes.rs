@@ -78,6 +78,9 @@ impl Control {
             (None, None) => handle.block_size(),
         };
         checked_size(size, block_size)?;
+        if existing.is_none() {
+            self.check_promise(&handle, size)?;
+        }
         let command = Command::Create { name: name.to_owned(), size, block_size };
         let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
         let changed = matches!(outcome, Outcome::Created(_));
@@ -133,6 +136,9 @@ impl Control {
                 volume.size
             );
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        if size > volume.size {
+            self.check_promise(&handle, size - volume.size)?;
         }
         // The device never shows more than there is: it shrinks first, and grows last.
         let mut is_shown = true;

@@ -2,18 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
     Accounting, Control, DiffPart, DiffRequest, Figures, Outcome, Releasing, Use, UsedExtent,
     VolumeInfo, VolumeSummary,
 };
+use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
+use blockd_mapper::space::{Marks, SpaceChange, SpaceState};
 use blockd_mapper::units::VolumeId;
-use tokio::sync::oneshot;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{MAX_WORKERS, PoolError};
 use crate::backing::{Device, DeviceInfo, Doorbell};
+use crate::limit::Limiter;
 use crate::mailbox::{Mailbox, Undelivered};
 
 /// Commands that may wait for a pool's thread: more come only from a client gone wild.
@@ -26,6 +30,8 @@ pub struct PoolSpace {
     pub pool: Space,
     /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
     pub backing_free: Option<u64>,
+    /// What the space policy makes of it.
+    pub now: SpaceNow,
     /// Volumes that are gone and whose extents are still being let go.
     pub releasing_volumes: u64,
     /// Bytes of these extents.
@@ -89,17 +95,52 @@ pub(super) struct Shared {
     /// Bit per worker with a request that waits for a commit.
     pub(super) committing: AtomicU64,
     pub(super) stats: PoolStats,
+    /// Until somebody takes them.
+    pub(super) space_changes: Mutex<Option<mpsc::Receiver<SpaceChange>>>,
+    /// Of volumes that are served.
+    pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
 }
 
 /// What a pool's thread is asked for.
 #[derive(Debug)]
 pub(super) enum Ask {
     Control(Control, oneshot::Sender<Result<Outcome, PoolError>>),
-    Space(oneshot::Sender<Space>),
+    Space(oneshot::Sender<(Space, SpaceNow)>),
+    Policy(Policy),
     Releasing(oneshot::Sender<Vec<Releasing>>),
     Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
+}
+
+/// What a pool's thread is told of its space, and doesn't answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// Where its states begin.
+    Marks(Option<Marks>),
+    /// Bytes free below it, where its devices don't have all of theirs.
+    FreeBelow(Option<u64>),
+    /// More space has come, so many nanoseconds after it was asked for.
+    Extended(u64),
+}
+
+/// How full a pool is, and how fast it fills.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SpaceNow {
+    /// Its state.
+    pub state: SpaceState,
+    /// Bytes a second that were lately written for the first time, or what is left of a peak.
+    pub rate: u64,
+    /// The average of the last ten seconds alone.
+    pub average: u64,
+    /// Seconds until it is full if it goes on like that; `None` while nothing is written.
+    pub seconds_to_full: Option<u64>,
+    /// Bytes below which it is low.
+    pub low: u64,
+    /// Bytes below which it is very low.
+    pub very_low: u64,
+    /// The time that is expected to pass until more space comes, in nanoseconds.
+    pub horizon_ns: u64,
 }
 
 /// What is to be counted of some volumes, and how far that has come. The pool's thread takes it a
@@ -179,7 +220,9 @@ impl PoolHandle {
     /// Its devices, in the order that they were named in.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        self.shared.devices.iter().map(|device| device.info().clone()).collect()
+        let info =
+            |device: &Arc<Device>| DeviceInfo { size: device.size(), ..device.info().clone() };
+        self.shared.devices.iter().map(info).collect()
     }
 
     /// The smallest logical block that its volumes can have, in bytes.
@@ -191,6 +234,19 @@ impl PoolHandle {
     /// Its open devices, for rings.
     pub fn open_devices(&self) -> &[Arc<Device>] {
         &self.shared.devices
+    }
+
+    /// The limits of a volume, shared by all that serve it.
+    #[must_use]
+    pub fn limiter(&self, volume: VolumeId) -> Arc<Limiter> {
+        let mut limiters = self.shared.limiters.lock();
+        if let Some(limiter) = limiters.get(&volume).and_then(Weak::upgrade) {
+            return limiter;
+        }
+        limiters.retain(|_, one| one.strong_count() > 0);
+        let limiter = Arc::default();
+        limiters.insert(volume, Arc::downgrade(&limiter));
+        limiter
     }
 
     /// Carries a command out; true when it is durable.
@@ -276,21 +332,35 @@ impl PoolHandle {
     pub async fn space(&self) -> Result<PoolSpace, PoolError> {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Space(send))?;
-        let pool = receive.await.map_err(|_| PoolError::Gone)?;
-        let below: Option<u64> = self
-            .shared
-            .devices
-            .iter()
-            .map(|device| device.free_below())
-            .try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)));
+        let (pool, now) = receive.await.map_err(|_| PoolError::Gone)?;
+        let below = self.free_below();
         let releasing = self.releasing().await?;
         let left: u64 = releasing.iter().map(|one| one.left).sum();
         Ok(PoolSpace {
             pool,
+            now,
             backing_free: below,
             releasing_volumes: releasing.len() as u64,
             releasing: left * self.shared.extent_size,
         })
+    }
+
+    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse. Blocks.
+    #[must_use]
+    pub fn free_below(&self) -> Option<u64> {
+        let free = self.shared.devices.iter().map(|device| device.free_below());
+        free.into_iter().try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)))
+    }
+
+    /// Tells the pool's thread something about its space.
+    pub fn tell(&self, policy: Policy) -> Result<(), PoolError> {
+        self.ask(Ask::Policy(policy))
+    }
+
+    /// Changes of the state of the pool's space, for the one who asks first.
+    #[must_use]
+    pub fn take_space_changes(&self) -> Option<mpsc::Receiver<SpaceChange>> {
+        self.shared.space_changes.lock().take()
     }
 
     /// What the extents are used for, in order, without gaps.
@@ -306,6 +376,35 @@ impl PoolHandle {
             runs(&used, &shared)
         };
         tokio::task::spawn_blocking(walk).await.map_err(|_| PoolError::Gone)
+    }
+
+    /// Makes a device longer, or takes what it has become longer by. Gives the bytes gained.
+    pub async fn grow(&self, device: usize, size: Option<u64>) -> Result<u64, PoolError> {
+        let wanted = size.unwrap_or(0);
+        let Some(found) = self.shared.devices.get(device).cloned() else {
+            let value = device as u64;
+            let allowed = "the position of one of the pool's devices";
+            return Err(MapperError::Invalid { field: "device", value, allowed }.into());
+        };
+        let before = found.size();
+        if size.is_some_and(|size| size < before) {
+            let allowed = "no smaller than the device is";
+            return Err(MapperError::Invalid { field: "size", value: wanted, allowed }.into());
+        }
+        if found.mapped().is_some() {
+            let problem = "it is in memory, and stays as long as it is".to_owned();
+            let name = found.info().path.display().to_string();
+            return Err(MapperError::Device { name, problem }.into());
+        }
+        let growing = Arc::clone(&found);
+        let grown = tokio::task::spawn_blocking(move || growing.grow(size)).await;
+        let path = found.info().path.clone();
+        let grown = grown.map_err(|_| PoolError::Gone)?.map_err(PoolError::io("grow", &path))?;
+        let handle = u8::try_from(device).unwrap_or(u8::MAX);
+        let device = self.shared.pool.position_of(handle).ok_or(PoolError::Gone)?;
+        self.control(Control::GrowDevice { device, size: grown }).await?;
+        found.note_size(grown);
+        Ok(grown - before)
     }
 
     /// Takes no more requests, waits for those in flight, leaves the pool clean, and ends its
@@ -378,7 +477,7 @@ fn runs(used: &[UsedExtent], shared: &Shared) -> Vec<ExtentRun> {
             add(extent.extent, u64::from(extent.extent >= next), Some(extent.usage));
             next = next.max(extent.extent + 1);
         }
-        let total = device.info().size / shared.extent_size;
+        let total = device.size() / shared.extent_size;
         add(next, total.saturating_sub(next), None);
     }
     runs

@@ -10,7 +10,7 @@ mod spec;
 mod thread;
 
 pub use error::PoolError;
-pub use handle::{ExtentRun, PoolHandle, PoolSpace, PoolStats};
+pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
 pub use offline::{Access, Offline};
 pub use open::{CreateReport, create, exists, open};
 pub use spec::{PoolSpec, ring_dir};
@@ -21,6 +21,7 @@ pub const MAX_WORKERS: usize = 16;
 
 pub use blockd_mapper::engine::{Control, Figures, Outcome, Releasing, Use, VolumeInfo};
 pub use blockd_mapper::open::OpenReport;
+pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
 pub use blockd_mapper::units::VolumeId;
 
 pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec};

@@ -194,6 +194,8 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
             workers: MAX_WORKERS,
             commit_interval_ns: u64::try_from(spec.commit_interval.as_nanos())
                 .unwrap_or(defaults.commit_interval_ns),
+            quantum: spec.quantum.div_ceil(u64::from(spec.extent_size).max(1)).max(1),
+            marks: spec.marks,
             passdown: devices.iter().any(|device| device.takes_discards()),
             ..defaults
         },

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::geometry::DEFAULT_EXTENT_SIZE;
+use blockd_mapper::space::Marks;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 use crate::backing::DeviceSpec;
@@ -36,6 +37,10 @@ pub struct PoolSpec {
     pub lock_wait: Duration,
     /// After how long a change is committed without being asked.
     pub commit_interval: Duration,
+    /// Where the states of its space begin; `None`: it is never slowed down.
+    pub marks: Option<Marks>,
+    /// Bytes that a volume is granted at a time.
+    pub quantum: u64,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
     /// This host's number, which is written into the pool; 0 where it is not known.
@@ -57,6 +62,8 @@ impl PoolSpec {
             accept_loss: false,
             lock_wait: Duration::from_secs(30),
             commit_interval: Duration::from_secs(1),
+            marks: Some(Marks::default()),
+            quantum: 64 * u64::from(DEFAULT_EXTENT_SIZE),
             ring_records: 1 << 13,
             node: 0,
             taken_from: None,

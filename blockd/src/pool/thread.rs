@@ -11,11 +11,12 @@ use blockd_mapper::engine::{ControlId, Engine, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::pool::Pool;
+use blockd_mapper::space::{SpaceChange, SpaceState, SpaceWatch};
 use blockd_mapper::units::WallTime;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
-use super::handle::{Ask, Count, MAX_WAITING, PoolHandle, PoolStats, Shared};
+use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
 use super::open::{Served, at_once};
 use super::{PoolError, PoolSpec};
 use crate::backing::{Doorbell, Ended, Ring, io_error};
@@ -27,10 +28,15 @@ use crate::mailbox::{Inbox, mailbox};
 const COUNT_NS: u64 = 1_000_000;
 /// How often IO that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
+/// How often a pool that is short of space is looked at.
+const LOOK_NS: u64 = 1_000_000_000;
 /// The longest sleep, so that a clock that was set wrong does no harm.
 const MAX_SLEEP_NS: u64 = 10_000_000_000;
 /// Discards that may wait for the media: the engine sends fewer.
 const MAX_DISCARDS: usize = 1024;
+
+/// Changes of the space's state that may wait for the control service.
+const MAX_CHANGES: usize = 64;
 
 type Answer = oneshot::Sender<Result<Outcome, PoolError>>;
 
@@ -51,6 +57,7 @@ pub(super) struct PoolThread {
     /// To and from the thread that waits for discards.
     to_discard: Sender<IoCommand>,
     discarded: Receiver<(IoCommand, Result<(), IoError>)>,
+    space_changes: mpsc::Sender<SpaceChange>,
     finished: u64,
     told_failure: bool,
     closed: bool,
@@ -79,6 +86,7 @@ impl PoolThread {
         ring_file: Option<PathBuf>,
         clock: Clock,
     ) -> Result<(Self, PoolHandle), PoolError> {
+        let (space_changes, changes) = mpsc::channel(MAX_CHANGES);
         let doorbell = Arc::new(Doorbell::new().map_err(PoolError::io("wake", "the pool"))?);
         let shared = Arc::new(Shared {
             name: spec.name.clone(),
@@ -90,6 +98,8 @@ impl PoolThread {
             workers: std::array::from_fn(|_| std::sync::OnceLock::new()),
             committing: AtomicU64::new(0),
             stats: PoolStats::default(),
+            space_changes: parking_lot::Mutex::new(Some(changes)),
+            limiters: parking_lot::Mutex::default(),
         });
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
@@ -109,6 +119,7 @@ impl PoolThread {
             retry_at: 0,
             to_discard,
             discarded,
+            space_changes,
             finished: 0,
             told_failure: false,
             closed: false,
@@ -143,6 +154,10 @@ impl PoolThread {
         self.poll()?;
         self.answer();
         self.wake();
+        while let Some(change) = self.engine.take_space_change() {
+            // Who is so far behind hears of the next one.
+            let _ = self.space_changes.try_send(change);
+        }
         if self.closed {
             return Ok(());
         }
@@ -273,7 +288,13 @@ impl PoolThread {
                     let id = self.engine.submit(control);
                     self.answers.insert(id, answer);
                 }
-                Ask::Space(answer) => drop(answer.send(self.engine.space())),
+                Ask::Space(answer) => {
+                    let now = space_now(self.engine.space_watch());
+                    let _ = answer.send((self.engine.space(), now));
+                }
+                Ask::Policy(Policy::Marks(marks)) => self.engine.set_marks(marks),
+                Ask::Policy(Policy::FreeBelow(free)) => self.engine.set_free_below(free),
+                Ask::Policy(Policy::Extended(ns)) => self.engine.note_extension(ns),
                 Ask::Releasing(answer) => drop(answer.send(self.engine.releasing())),
                 Ask::Count(mut count, answer) => {
                     self.count(&mut count);
@@ -351,8 +372,25 @@ impl PoolThread {
     fn longest_sleep(&self) -> Duration {
         let starved = (!self.starved.is_empty()).then_some(self.retry_at);
         let at = [self.engine.next_deadline(), starved].into_iter().flatten().min();
-        let sleep = at.map_or(MAX_SLEEP_NS, |at| at.saturating_sub(self.clock.ns()));
-        Duration::from_nanos(sleep.clamp(1000, MAX_SLEEP_NS))
+        let longest = match self.engine.space_watch().state() {
+            SpaceState::Normal => MAX_SLEEP_NS,
+            _ => LOOK_NS,
+        };
+        let sleep = at.map_or(longest, |at| at.saturating_sub(self.clock.ns()));
+        Duration::from_nanos(sleep.clamp(1000, longest))
+    }
+}
+
+fn space_now(watch: &SpaceWatch) -> SpaceNow {
+    let (very_low, low) = watch.marks_in_bytes();
+    SpaceNow {
+        state: watch.state(),
+        rate: watch.rate(),
+        average: watch.average(),
+        seconds_to_full: watch.seconds_to_full(),
+        low,
+        very_low,
+        horizon_ns: watch.horizon_ns(),
     }
 }
 

@@ -8,15 +8,18 @@ use std::sync::Arc;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
-use blockd_mapper::plan::{Answer, CommitTicket, Step};
+use blockd_mapper::plan::{Answer, CommitTicket, ParkReason, Step};
+use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
 
 use super::copy::Copies;
 use super::slot::{Slot, State};
+use super::waiting::MAX_SLOWED_NS;
 use crate::backing::{Device, FileSlot, Ring};
 use crate::block::{BlockError, Completion, Operation, Request};
 use crate::clock::Clock;
+use crate::limit::Limiter;
 use crate::pool::PoolHandle;
 use crate::stats::{Op, Stage, VolumeStats};
 
@@ -45,9 +48,11 @@ pub(super) struct PoolPart {
     worker: Worker,
     pub(super) media: Vec<Media>,
     /// Slots that wait for the pool, in order.
-    parked: VecDeque<usize>,
+    pub(super) parked: VecDeque<usize>,
     /// The pool's events before the first of them was tried.
-    events: u64,
+    pub(super) events: u64,
+    /// When one of them has waited for long enough.
+    pub(super) patience: Option<u64>,
     /// Slots that wait for a commit.
     committing: Vec<usize>,
     /// Commits that were finished when those were looked at.
@@ -74,10 +79,17 @@ impl PoolPart {
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) pool: usize,
-    attachment: Attachment,
-    stats: Arc<VolumeStats>,
+    pub(super) attachment: Attachment,
+    pub(super) stats: Arc<VolumeStats>,
     users: usize,
     in_flight: usize,
+    /// What is set for the volume, as of a version of that.
+    pub(super) settings: VolumeSettings,
+    pub(super) settings_version: u64,
+    /// Shared with other workers that serve it.
+    pub(super) limiter: Arc<Limiter>,
+    /// Slots that wait for their turn by its limits, in order.
+    pub(super) limited: VecDeque<usize>,
     /// It is going away: requests are not to wait for the pool or for space any more.
     doomed: bool,
 }
@@ -90,15 +102,19 @@ pub struct Executor {
     pub(super) pools: Vec<PoolPart>,
     pub(super) volumes: Vec<Option<Attached>>,
     /// Slots to be planned.
-    ready: VecDeque<usize>,
+    pub(super) ready: VecDeque<usize>,
     /// Slots that wait for space below.
-    starved: VecDeque<usize>,
+    pub(super) starved: VecDeque<usize>,
     retry_at: u64,
     pub(super) copies: Copies,
     done: VecDeque<Completion>,
     clock: Clock,
-    now: u64,
+    pub(super) now: u64,
     planned: u64,
+    /// Volumes that have been refused space in the present round of tries.
+    pub(super) refused: Vec<usize>,
+    /// What there was to see when what waits was looked at last.
+    pub(super) waits_looked_at: (u64, u64),
 }
 
 impl Executor {
@@ -118,6 +134,8 @@ impl Executor {
             clock,
             now: 0,
             planned: 0,
+            refused: Vec::with_capacity(requests),
+            waits_looked_at: (0, 0),
         }
     }
 
@@ -143,6 +161,7 @@ impl Executor {
             media,
             parked: VecDeque::with_capacity(requests),
             events: 0,
+            patience: None,
             committing: Vec::with_capacity(requests),
             commits: 0,
         });
@@ -173,8 +192,20 @@ impl Executor {
             }
         }
         let attachment = self.pools[pool].worker.attach(volume)?;
-        let attached =
-            Attached { pool, attachment, stats: stats(), users: 1, in_flight: 0, doomed: false };
+        let limiter = self.pools[pool].handle.limiter(volume);
+        let mut attached = Attached {
+            pool,
+            attachment,
+            stats: stats(),
+            users: 1,
+            in_flight: 0,
+            settings: VolumeSettings::default(),
+            settings_version: 0,
+            limiter,
+            limited: VecDeque::new(),
+            doomed: false,
+        };
+        attached.read_settings();
         let free = self.volumes.iter().position(Option::is_none);
         let at = free.unwrap_or(self.volumes.len());
         if at == self.volumes.len() {
@@ -273,8 +304,14 @@ impl Executor {
         };
         attached.in_flight += 1;
         let doomed = attached.doomed;
+        let waits = attached.has_to_wait(&request, self.now);
         self.slots[at].begin(volume.0, request, self.now);
         self.slots[at].doomed = doomed;
+        if waits && !doomed {
+            self.limit(at);
+            return;
+        }
+        self.retry_first(at, ring);
         self.advance(at, ring);
     }
 
@@ -296,17 +333,15 @@ impl Executor {
             self.answer_commits(pool);
             let part = &mut self.pools[pool];
             let events = part.handle.mapper().events();
-            if part.parked.is_empty() || events == part.events {
+            let is_over = part.patience.is_some_and(|at| at <= self.now);
+            if part.parked.is_empty() || (events == part.events && !is_over) {
                 continue;
             }
             part.events = events;
-            for _ in 0..part.parked.len() {
-                if let Some(at) = self.pools[pool].parked.pop_front() {
-                    self.enter_state(at, State::Ready);
-                    self.advance(at, ring);
-                }
-            }
+            self.retry_parked(pool, ring);
         }
+        self.end_waits();
+        self.release_limited(ring);
         if !self.starved.is_empty() && self.now >= self.retry_at {
             for _ in 0..self.starved.len() {
                 if let Some(at) = self.starved.pop_front() {
@@ -329,7 +364,10 @@ impl Executor {
     /// When [`Self::poll`] should be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        (!self.starved.is_empty()).then_some(self.retry_at)
+        let starved = (!self.starved.is_empty()).then_some(self.retry_at);
+        let patience = self.pools.iter().filter_map(|part| part.patience);
+        let limited = self.volumes.iter().flatten().filter_map(Attached::open_at);
+        patience.chain(limited).chain(starved).min()
     }
 
     /// Wakes the pools' threads and other workers, where something was left to them.
@@ -343,7 +381,11 @@ impl Executor {
         if let Some(attached) = self.volumes[volume.0].as_mut() {
             attached.doomed = true;
         }
-        let waits = |state| matches!(state, State::Parked | State::Starved | State::Ready);
+        let waits =
+            |state| matches!(state, State::Parked | State::Starved | State::Ready | State::Limited);
+        if let Some(attached) = self.volumes[volume.0].as_mut() {
+            attached.limited.clear();
+        }
         for at in 0..self.slots.len() {
             if self.slots[at].volume != volume.0 || self.slots[at].request.is_none() {
                 continue;
@@ -427,6 +469,7 @@ impl Executor {
 
     /// Asks the mapper for the next step. A request that it parks is in the queue afterwards.
     fn plan(&mut self, at: usize) -> Result<Step, MapperError> {
+        let now = self.now;
         let slot = &mut self.slots[at];
         let (Some(request), Some(attached)) = (&slot.request, &self.volumes[slot.volume]) else {
             return Err(MapperError::Internal("a slot without a request"));
@@ -439,6 +482,7 @@ impl Executor {
         let started = self.planned.is_multiple_of(SAMPLE).then(|| self.clock.ns());
         let (offset, len) = (request.offset + slot.done, request.len - slot.done.min(request.len));
         let plan = &mut slot.plan;
+        plan.hurry(slot.slowed_at > 0 && now.saturating_sub(slot.slowed_at) >= MAX_SLOWED_NS);
         let step = match request.operation {
             _ if slot.flushing => part.worker.flush(volume, plan),
             Operation::Flush => part.worker.flush(volume, plan),
@@ -453,9 +497,18 @@ impl Executor {
             let ns = self.clock.ns().saturating_sub(started);
             attached.stats.stage(Stage::Map).record(ns);
         }
-        if let Ok(Step::Park(_)) = step {
+        if let Ok(Step::Park(reason)) = step {
             if slot.doomed {
                 return Err(MapperError::Closed);
+            }
+            slot.reason = reason;
+            if reason == ParkReason::Slowed && slot.slowed_at == 0 {
+                slot.slowed_at = now;
+                attached.stats.slowed.add(1);
+            }
+            let hurries_at = slot.slowed_at.saturating_add(MAX_SLOWED_NS);
+            if reason == ParkReason::Slowed {
+                part.patience = Some(part.patience.map_or(hurries_at, |at| at.min(hurries_at)));
             }
             let first = part.parked.is_empty();
             part.events = if first { events } else { part.events.min(events) };
@@ -512,6 +565,9 @@ impl Executor {
             attached.stats.starved.add(1);
         }
         self.enter_state(at, State::Starved);
+        if self.slots[at].stuck_at == 0 {
+            self.slots[at].stuck_at = self.now;
+        }
         if self.starved.is_empty() {
             self.retry_at = self.now + SPACE_PAUSE_NS;
         }
@@ -563,7 +619,7 @@ impl Executor {
     }
 
     /// Ends a request.
-    fn finish(&mut self, at: usize, result: Result<(), BlockError>) {
+    pub(super) fn finish(&mut self, at: usize, result: Result<(), BlockError>) {
         self.enter_state(at, State::Idle);
         let slot = &mut self.slots[at];
         let Some(request) = slot.request.take() else { return };
@@ -578,7 +634,7 @@ impl Executor {
     }
 
     /// Notes how long the state that ends has lasted.
-    fn enter_state(&mut self, at: usize, state: State) {
+    pub(super) fn enter_state(&mut self, at: usize, state: State) {
         let slot = &mut self.slots[at];
         if slot.state == state {
             return;
@@ -592,7 +648,11 @@ impl Executor {
                 State::Parked | State::Starved => {
                     stats.stage(Stage::Wait).record(ns);
                     stats.parked.set(stats.parked.get().saturating_sub(1));
+                    if slot.reason == ParkReason::Slowed {
+                        stats.slowed_ns.add(ns);
+                    }
                 }
+                State::Limited => stats.stage(Stage::Limit).record(ns),
                 State::Idle | State::Ready => {}
             }
             if matches!(state, State::Parked | State::Starved) {

@@ -4,6 +4,7 @@ mod copy;
 mod executor;
 mod media;
 mod slot;
+mod waiting;
 
 pub use executor::{Executor, VolumeRef};
 

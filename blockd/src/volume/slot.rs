@@ -1,7 +1,7 @@
 //! A request on its way through the executor.
 
 use blockd_mapper::io::IoError;
-use blockd_mapper::plan::{CommitTicket, Plan};
+use blockd_mapper::plan::{CommitTicket, ParkReason, Plan};
 
 use crate::block::Request;
 
@@ -24,6 +24,8 @@ pub(super) enum State {
     Committing,
     /// Space below the pool.
     Starved,
+    /// Its turn, by the volume's limits.
+    Limited,
 }
 
 /// A request, and how far it has come.
@@ -49,6 +51,12 @@ pub(super) struct Slot {
     pub(super) flushing: bool,
     /// Its volume is going away: it is not to wait for the pool or for space any more.
     pub(super) doomed: bool,
+    /// Why it was parked last.
+    pub(super) reason: ParkReason,
+    /// Since when it is slowed down, and since when it waits for space that is not on its way; 0
+    /// for neither.
+    pub(super) slowed_at: u64,
+    pub(super) stuck_at: u64,
     /// When it came, and when its present state began, in nanoseconds.
     pub(super) arrived: u64,
     pub(super) since: u64,
@@ -69,6 +77,9 @@ impl Slot {
             ticket: None,
             flushing: false,
             doomed: false,
+            reason: ParkReason::InFlight,
+            slowed_at: 0,
+            stuck_at: 0,
             arrived: 0,
             since: 0,
         }
@@ -87,6 +98,8 @@ impl Slot {
         self.ticket = None;
         self.flushing = false;
         self.doomed = false;
+        self.slowed_at = 0;
+        self.stuck_at = 0;
         self.arrived = now;
         self.since = now;
     }

@@ -116,7 +116,8 @@ impl Engine {
         self.space.watch.extended(took_ns);
     }
 
-    /// How full the pool is and how fast it fills.
+    /// How full the pool is and how fast it fills. As long as it isn't normal, [`Self::poll`] should
+    /// be called once a second: it may become so by itself, and is told of again.
     #[must_use]
     pub const fn space_watch(&self) -> &SpaceWatch {
         &self.space.watch
@@ -172,10 +173,8 @@ impl Engine {
     }
 
     pub(super) fn space_deadline(&self) -> Option<u64> {
-        if self.space.comes_later || self.slows_somebody() {
-            return Some(self.space.looked_ns.saturating_add(TICK_NS));
-        }
-        self.space.watch.deadline()
+        let waits = self.space.comes_later || self.slows_somebody();
+        waits.then(|| self.space.looked_ns.saturating_add(TICK_NS))
     }
 
     fn slows_somebody(&self) -> bool {

@@ -295,12 +295,6 @@ impl SpaceWatch {
     pub fn seconds_to_full(&self) -> Option<u64> {
         (self.rate > 0).then(|| self.seen.free / self.rate)
     }
-
-    /// When to look again at the latest; `None` while nothing can change by itself.
-    #[must_use]
-    pub fn deadline(&self) -> Option<u64> {
-        (self.state != SpaceState::Normal).then(|| self.sampled_ns.saturating_add(SECOND_NS))
-    }
 }
 
 /// `value` * `by` / `of`, as far as it fits.

@@ -8,7 +8,7 @@ use super::descriptor::Descriptors;
 use super::host::QueueSpec;
 use super::request::{Wanted, answer};
 use crate::backing::{AreaId, QueueTag, Ring};
-use crate::block::{Buffer, Completion, Operation, Request};
+use crate::block::{BlockError, Buffer, Completion, Operation, Request};
 use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 
 /// What tokens of queues have that those of connections have not.
@@ -262,6 +262,11 @@ impl Queue {
         let at = QueueToken::tag(completion.tag);
         let Ok(tag) = u16::try_from(at) else { return };
         self.tags[at].buffer = completion.buffer;
+        if self.draining && completion.result == Err(BlockError::Gone) {
+            // It waited, for space perhaps, and goes on to wait for the next process.
+            self.in_flight -= 1;
+            return;
+        }
         let result = answer(completion.operation, completion.len, completion.result);
         self.answer(tag, result, context);
     }

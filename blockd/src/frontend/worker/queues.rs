@@ -115,9 +115,12 @@ impl Queues {
         }
     }
 
-    /// Requests that come from now on are left to the next process.
-    pub(super) fn drain(&mut self) {
-        self.all.iter_mut().flatten().for_each(Queue::drain);
+    /// Requests that come from now on are left to the next process, and so are those that wait.
+    pub(super) fn drain(&mut self, executor: &mut Executor) {
+        for queue in self.all.iter_mut().flatten() {
+            queue.drain();
+            executor.cancel_parked(queue.volume);
+        }
     }
 
     /// Whether the kernel has commands of a queue.

@@ -300,7 +300,7 @@ impl WorkerThread {
                     let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
                     self.draining = Some((self.now.saturating_add(limit), answer));
                     self.hang_up(|_| true);
-                    self.queues.drain();
+                    self.queues.drain(&mut self.executor);
                 }
                 Mail::StartQueue(spec, answer) => self.start_queue(*spec, answer),
                 Mail::FailWaiting(device) => self.queues.fail_waiting(device, &mut self.executor),

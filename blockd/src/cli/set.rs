@@ -1,0 +1,180 @@
+//! `blockd set`: limits, what is set aside, and what becomes of writes when the pool is full.
+
+use blockd_api::v1::{ConfigureVolumeRequest, OnFull};
+use serde::Serialize;
+
+use super::args::duration;
+use super::shapes::{self, SettingsShape, VolumeShape};
+use super::{Context, size_argument};
+use crate::error::Error;
+
+/// Set limits of a volume, and what it does when its pool is full
+///
+/// What isn't named stays as it is; 0 takes a limit away. All of it is in force at once, for
+/// requests that wait too.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd set data --iops 5000 --bandwidth 100M\n  \
+                  blockd set db --thick --on-full timeout=60s\n  blockd set scratch --quota 20G")]
+pub(crate) struct Set {
+    /// The volume
+    pub name: String,
+
+    /// The pool that it is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    #[command(flatten)]
+    pub settings: SettingArguments,
+}
+
+/// What can be set for a volume.
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "Space and limits")]
+pub(crate) struct SettingArguments {
+    /// Set all of it aside now: its first writes never meet a full pool
+    #[arg(long, conflicts_with = "thin")]
+    pub thick: bool,
+
+    /// Take space only as it is written
+    #[arg(long)]
+    pub thin: bool,
+
+    /// Set so much aside for its first writes, what it has already included
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub reserve: Option<String>,
+
+    /// Let it take no more than this from the pool
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub quota: Option<String>,
+
+    /// What a write does that finds no space: block (wait), error, or timeout=TIME (wait so long,
+    /// then error); timeout=60s suits guests that die of waiting
+    #[arg(long, value_name = "WHAT", value_parser = on_full)]
+    pub on_full: Option<WhenFull>,
+
+    /// Requests a second, flushes not counted
+    #[arg(long, value_name = "N")]
+    pub iops: Option<u64>,
+
+    /// Bytes a second
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub bandwidth: Option<String>,
+}
+
+/// What is done when there is no space, and the milliseconds of a timeout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WhenFull(OnFull, u32);
+
+fn on_full(text: &str) -> Result<WhenFull, String> {
+    match text {
+        "block" => Ok(WhenFull(OnFull::Block, 0)),
+        "error" => Ok(WhenFull(OnFull::Error, 0)),
+        other => {
+            let allowed = || "must be block, error, or like timeout=60s".to_owned();
+            let time = other.strip_prefix("timeout=").ok_or_else(allowed)?;
+            let time = duration(time).map_err(|_| allowed())?;
+            let ms = u32::try_from(time.as_millis()).map_err(|_| allowed())?;
+            Ok(WhenFull(OnFull::Timeout, ms))
+        }
+    }
+}
+
+impl SettingArguments {
+    /// The request that sets what was named; `None` if that is nothing.
+    pub(super) fn request(
+        &self,
+        name: &str,
+        pool: &str,
+    ) -> Result<Option<ConfigureVolumeRequest>, Error> {
+        let size = |field: &str, text: &Option<String>| {
+            text.as_deref().map(|text| size_argument(field, text)).transpose()
+        };
+        let WhenFull(on_full, on_full_timeout_ms) =
+            self.on_full.unwrap_or(WhenFull(OnFull::Unspecified, 0));
+        let thick = self.thick.then_some(true).or_else(|| self.thin.then_some(false));
+        let request = ConfigureVolumeRequest {
+            on_full: on_full.into(),
+            on_full_timeout_ms,
+            thick,
+            reservation_bytes: size("reserve", &self.reserve)?,
+            quota_bytes: size("quota", &self.quota)?,
+            iops: self.iops,
+            bandwidth_bytes: size("bandwidth", &self.bandwidth)?,
+            ..Default::default()
+        };
+        let is_empty = request == ConfigureVolumeRequest::default();
+        let (name, pool) = (name.to_owned(), pool.to_owned());
+        Ok((!is_empty).then_some(ConfigureVolumeRequest { name, pool, ..request }))
+    }
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Configured {
+    changed: bool,
+    volume: VolumeShape,
+}
+
+impl Set {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let request = self.settings.request(&self.name, &self.pool)?.ok_or_else(|| {
+            let allowed =
+                "one of --thick, --thin, --reserve, --quota, --on-full, --iops, --bandwidth";
+            Error::invalid("options", "", allowed)
+        })?;
+        let answer = context.client().await?.configure_volume(request).await?;
+        let volume = VolumeShape::from(&shapes::volume(answer.volume)?);
+        let configured = Configured { changed: answer.changed, volume };
+        context.output.either(&configured, || {
+            let words = in_words(&configured.volume.settings, context);
+            let was = if configured.changed { "" } else { "was so already: " };
+            format!("{}: {was}{words}\n", configured.volume.name)
+        })
+    }
+}
+
+/// What is set, in one line.
+pub(super) fn in_words(settings: &SettingsShape, context: &Context) -> String {
+    let size = |bytes| context.output.size(bytes);
+    let mut words = vec![match (settings.on_full, settings.on_full_timeout_ms) {
+        ("timeout", ms) if ms % 1000 == 0 => format!("fails after {} s when full", ms / 1000),
+        ("timeout", ms) => format!("fails after {ms} ms when full"),
+        ("error", _) => "fails when full".to_owned(),
+        _ => "waits when full".to_owned(),
+    }];
+    words.extend(settings.thick.then(|| "thick".to_owned()));
+    let amounts = [
+        ("reserve", settings.reservation_bytes, size(settings.reservation_bytes)),
+        ("quota", settings.quota_bytes, size(settings.quota_bytes)),
+        ("iops", settings.iops, settings.iops.to_string()),
+        ("bandwidth", settings.bandwidth_bytes, size(settings.bandwidth_bytes)),
+    ];
+    let set = amounts.into_iter().filter(|(_, value, _)| *value > 0);
+    words.extend(set.map(|(name, _, text)| format!("{name} {text}")));
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_do_when_full_is_read() {
+        assert_eq!(on_full("block"), Ok(WhenFull(OnFull::Block, 0)));
+        assert_eq!(on_full("timeout=60s"), Ok(WhenFull(OnFull::Timeout, 60_000)));
+        for bad in ["", "timeout", "timeout=", "timeout=0s", "timeout=2000h", "Error", "wait"] {
+            assert!(on_full(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nothing_named_is_no_request() {
+        let none = SettingArguments::default();
+        assert_eq!(none.request("a", "").unwrap(), None);
+        let iops = SettingArguments { iops: Some(0), ..SettingArguments::default() };
+        assert_eq!(iops.request("a", "").unwrap().and_then(|request| request.iops), Some(0));
+        let quota = Some("10Q".to_owned());
+        let bad = SettingArguments { quota, ..SettingArguments::default() };
+        assert!(bad.request("a", "").unwrap_err().to_string().contains("quota"));
+    }
+}

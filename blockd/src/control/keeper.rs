@@ -1,0 +1,243 @@
+//! Keeps an eye on the space of each pool: says when it runs short, and finds more.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+use crate::config::{PoolConfig, SpaceConfig};
+use crate::error::{Error, shown};
+use crate::hook;
+use crate::pool::{Policy, PoolHandle, SpaceChange, SpaceState};
+use crate::units::human;
+
+use super::{Control, EventKind, pool_error};
+
+/// How often what is below a pool is looked at, and what waits for space.
+const LOOK: Duration = Duration::from_secs(1);
+/// For how many seconds a write has to wait before that is said, and said again: a guest gives up
+/// after 60 to 120.
+const BLOCKED_SECONDS: [u64; 3] = [30, 60, 110];
+/// How long it takes at the most until a pool's state follows from its space.
+const SETTLE: Duration = Duration::from_millis(50);
+/// A pool that could not be made larger is tried again after this.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// What is known of one pool from one look to the next.
+struct Keeper {
+    control: Control,
+    handle: PoolHandle,
+    space: SpaceConfig,
+    state: SpaceState,
+    /// What was told of what is below.
+    below: Option<u64>,
+    /// How many of the times of waiting were told.
+    told_blocked: usize,
+    /// When the last try to find more space ended without any.
+    gave_up: Option<Instant>,
+}
+
+impl Control {
+    /// Watches a pool from now on, until it is closed.
+    pub(super) fn keep_space(&self, handle: &PoolHandle, config: &PoolConfig) {
+        let Some(changes) = handle.take_space_changes() else { return };
+        let keeper = Keeper {
+            control: self.clone(),
+            handle: handle.clone(),
+            space: config.space.clone(),
+            state: SpaceState::Normal,
+            below: None,
+            told_blocked: 0,
+            gave_up: None,
+        };
+        tokio::spawn(keeper.run(changes));
+    }
+
+    /// Makes a pool's device longer. Gives the bytes gained.
+    pub(super) async fn grow_pool(
+        &self,
+        pool: &str,
+        device: usize,
+        size: Option<u64>,
+    ) -> Result<u64, Error> {
+        let handle = self.pool(pool)?;
+        let gained = handle.grow(device, size).await;
+        let gained = gained.map_err(|error| pool_error(handle.name(), error))?;
+        if gained > 0 {
+            let text = format!("pool {} has grown by {}", shown(handle.name()), human(gained));
+            self.events().publish(EventKind::PoolGrown, handle.name(), "", text);
+        }
+        Ok(gained)
+    }
+}
+
+impl Keeper {
+    async fn run(mut self, mut changes: mpsc::Receiver<SpaceChange>) {
+        let mut tick = tokio::time::interval(LOOK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                change = changes.recv() => match change {
+                    Some(change) => self.changed(&change).await,
+                    // The pool's thread has ended.
+                    None => return,
+                },
+                _ = tick.tick() => {
+                    self.look_below().await;
+                    self.look_who_waits();
+                    self.find_more().await;
+                }
+            }
+        }
+    }
+
+    /// A file with holes has no more than the file system below has.
+    async fn look_below(&mut self) {
+        let handle = self.handle.clone();
+        let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
+        if below != self.below && self.handle.tell(Policy::FreeBelow(below)).is_ok() {
+            self.below = below;
+        }
+    }
+
+    /// Says for how long writes have been waiting.
+    fn look_who_waits(&mut self) {
+        let stats = self.control.data_path().volume_stats();
+        let here = stats.iter().filter(|one| one.pool == self.handle.name());
+        let blocked: Vec<_> = here.filter(|one| one.blocked.get() > 0).collect();
+        let longest = blocked.iter().map(|one| one.blocked_ns.get()).max().unwrap_or(0);
+        let seconds = longest / 1_000_000_000;
+        let reached = BLOCKED_SECONDS.iter().filter(|&&mark| seconds >= mark).count();
+        if reached > self.told_blocked {
+            let writes: u64 = blocked.iter().map(|one| one.blocked.get()).sum();
+            let text = format!(
+                "{writes} writes wait for space in pool {}, the first for {seconds} s: it needs \
+                 to grow, or something in it to be deleted or discarded",
+                shown(self.handle.name())
+            );
+            self.publish(EventKind::WritesBlocked, text);
+        }
+        self.told_blocked = reached;
+    }
+
+    fn publish(&self, kind: EventKind, text: String) {
+        self.control.events().publish(kind, self.handle.name(), "", text);
+    }
+
+    async fn changed(&mut self, change: &SpaceChange) {
+        let kind = match change.to {
+            SpaceState::Normal => EventKind::SpaceNormal,
+            SpaceState::Low => EventKind::SpaceLow,
+            SpaceState::VeryLow => EventKind::SpaceVeryLow,
+            SpaceState::Full => EventKind::SpaceFull,
+        };
+        let text = told(self.handle.name(), change);
+        if change.from == change.to {
+            // Who watches events is reminded; the log has said so already.
+            self.control.events().remind(kind, self.handle.name(), text);
+        } else {
+            self.publish(kind, text);
+        }
+        self.state = change.to;
+        self.find_more().await;
+    }
+
+    /// Does what the configuration has for a pool that is low, one after the other until something
+    /// has helped, and again until there is enough.
+    async fn find_more(&mut self) {
+        let has_means = self.space.grow_limit > 0 || self.space.hook.is_some();
+        if self.state == SpaceState::Normal {
+            self.gave_up = None;
+        }
+        while has_means
+            && self.state != SpaceState::Normal
+            && self.gave_up.is_none_or(|at| at.elapsed() >= RETRY)
+        {
+            let clock = Clock::start();
+            let found = self.grow().await || self.call_hook().await;
+            self.gave_up = (!found).then(Instant::now);
+            if found {
+                let took = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                let _ = self.handle.tell(Policy::Extended(took));
+                // The pool's thread looks at what there is now.
+                tokio::time::sleep(SETTLE).await;
+                let Ok(space) = self.handle.space().await else { return };
+                self.state = space.now.state;
+            }
+        }
+    }
+
+    async fn grow(&self) -> bool {
+        let devices = self.handle.devices();
+        let Some(present) = devices.first().map(|device| device.size) else { return false };
+        if present >= self.space.grow_limit {
+            return false;
+        }
+        let least = match self.space.grow_step {
+            0 => (4 * self.space.quantum).max(present / 100),
+            step => step,
+        };
+        let wanted = present.saturating_add(least).min(self.space.grow_limit);
+        match self.control.grow_pool(self.handle.name(), 0, Some(wanted)).await {
+            Ok(gained) => gained > 0,
+            Err(error) => {
+                let pool = self.handle.name();
+                tracing::error!(pool, %error, "the pool is low and can't be made larger");
+                false
+            }
+        }
+    }
+
+    /// Runs the hook, and then takes what the devices have become longer by.
+    async fn call_hook(&self) -> bool {
+        let Some(hook) = &self.space.hook else { return false };
+        let pool = self.handle.name();
+        let (program, name, limit) = (hook.clone(), pool.to_owned(), self.space.hook_timeout);
+        let run = move || hook::run(&program, &[&name], &[], limit);
+        match tokio::task::spawn_blocking(run).await {
+            Ok(Ok(ran)) => {
+                let (output, ms) = (ran.output, ran.took.as_millis());
+                tracing::info!(pool, hook = %hook.display(), ms, output, "the hook has run");
+            }
+            Ok(Err(error)) => {
+                tracing::error!(pool, %error, "the pool is low and its hook has failed");
+                return false;
+            }
+            Err(error) => {
+                tracing::error!(pool, %error, "the pool is low and its hook was not run");
+                return false;
+            }
+        }
+        let mut gained = 0;
+        for device in 0..self.handle.devices().len() {
+            match self.control.grow_pool(pool, device, None).await {
+                Ok(more) => gained += more,
+                Err(error) => tracing::warn!(pool, device, %error, "a device can't grow"),
+            }
+        }
+        if gained == 0 {
+            tracing::warn!(pool, hook = %hook.display(), "the hook has run, and nothing has grown");
+        }
+        gained > 0
+    }
+}
+
+fn told(pool: &str, change: &SpaceChange) -> String {
+    let (pool, free, total) = (shown(pool), human(change.free), human(change.total));
+    let rate = human(change.rate);
+    match change.to {
+        SpaceState::Normal => format!("pool {pool} has enough space again: {free} of {total}"),
+        SpaceState::Low => {
+            format!("pool {pool} is low: {free} of {total} left, {rate}/s were written lately")
+        }
+        SpaceState::VeryLow => format!(
+            "pool {pool} is very low, and writes that need space are slowed down: {free} of \
+             {total} left, {rate}/s were written lately"
+        ),
+        SpaceState::Full => format!(
+            "pool {pool} is full: writes that need space wait until it grows, or something in it \
+             is deleted or discarded"
+        ),
+    }
+}

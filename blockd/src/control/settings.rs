@@ -1,0 +1,138 @@
+//! What is set for single volumes: what is set aside, limits, and what becomes of writes when a
+//! pool is full.
+
+use blockd_api::v1;
+
+use crate::error::{Error, shown};
+use crate::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
+use crate::units::{from_wire, human, to_wire};
+
+use super::volumes::{Described, existing, of};
+use super::{Control, EventKind};
+
+/// What is to be changed; what isn't named stays.
+pub(super) type Wanted = v1::ConfigureVolumeRequest;
+
+impl Control {
+    /// Sets what is named. True if anything is different now.
+    pub(super) async fn configure_volume(
+        &self,
+        wanted: &Wanted,
+    ) -> Result<(bool, Described), Error> {
+        let handle = self.pool(&wanted.pool)?;
+        let name = &wanted.name;
+        let _guard = self.lock(&wanted.pool, name).await;
+        let volume = existing(&handle, name)?;
+        let settings = merged(volume.settings, wanted)?;
+        let command = Command::Configure { volume: volume.id, settings };
+        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let changed = matches!(outcome, Outcome::Configured { .. });
+        if changed {
+            let text = format!("volume {} is set to {}", shown(name), in_words(&settings));
+            self.events().publish(EventKind::VolumeConfigured, handle.name(), name, text);
+        }
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// Refuses to promise more than the configuration allows for a pool.
+    pub(super) fn check_promise(&self, pool: &PoolHandle, more: u64) -> Result<(), Error> {
+        let known = self.known(pool.name())?;
+        let total: u64 = pool.devices().iter().map(|device| device.size).sum();
+        let summaries = pool.mapper().summaries();
+        let kind = blockd_mapper::format::catalogue::VolumeKind::Volume;
+        let promised: u64 = summaries.iter().filter(|v| v.kind == kind).map(|v| v.size).sum();
+        let needed = promised.saturating_add(more);
+        match known.config.space.overprovision_percent {
+            Some(percent) => {
+                let most = u128::from(total) * u128::from(percent) / 100;
+                if u128::from(needed) > most {
+                    let most = u64::try_from(most).unwrap_or(u64::MAX);
+                    let what = format!(
+                        "pool {}, whose volumes may have {percent} % of its size together",
+                        shown(pool.name())
+                    );
+                    let free = most.saturating_sub(promised);
+                    return Err(Error::NoSpace { what, needed: more, free });
+                }
+            }
+            None if needed > total && promised <= total => {
+                tracing::warn!(
+                    pool = pool.name(),
+                    "its volumes have {} together, more than its {}: it can become full",
+                    human(needed),
+                    human(total)
+                );
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+fn merged(present: VolumeSettings, wanted: &Wanted) -> Result<VolumeSettings, Error> {
+    let bytes = |value: Option<i64>, present: u64| match value {
+        Some(value) => from_wire(value, 0),
+        None => Ok(present),
+    };
+    let on_full = match wanted.on_full() {
+        v1::OnFull::Unspecified => present.on_full,
+        v1::OnFull::Block => OnFull::Block,
+        v1::OnFull::Error => OnFull::Error,
+        v1::OnFull::Timeout => match wanted.on_full_timeout_ms {
+            0 => {
+                let allowed = "at least 1, with on_full timeout";
+                return Err(Error::invalid("on_full_timeout_ms", 0, allowed));
+            }
+            ms => OnFull::Timeout(ms),
+        },
+    };
+    let settings = VolumeSettings {
+        on_full,
+        thick: wanted.thick.unwrap_or(present.thick),
+        reservation: bytes(wanted.reservation_bytes, present.reservation)?,
+        quota: bytes(wanted.quota_bytes, present.quota)?,
+        iops: wanted.iops.unwrap_or(present.iops),
+        bandwidth: bytes(wanted.bandwidth_bytes, present.bandwidth)?,
+    };
+    Ok(settings)
+}
+
+fn in_words(settings: &VolumeSettings) -> String {
+    let mut words = Vec::new();
+    match settings.on_full {
+        OnFull::Block => {}
+        OnFull::Timeout(ms) => words.push(format!("fail after {ms} ms when full")),
+        OnFull::Error => words.push("fail when full".to_owned()),
+    }
+    if settings.thick {
+        words.push("thick".to_owned());
+    }
+    let amounts = [
+        ("reservation", human(settings.reservation), settings.reservation),
+        ("quota", human(settings.quota), settings.quota),
+        ("iops", settings.iops.to_string(), settings.iops),
+        ("bandwidth", human(settings.bandwidth), settings.bandwidth),
+    ];
+    words.extend(
+        amounts.into_iter().filter(|row| row.2 > 0).map(|row| format!("{} {}", row.0, row.1)),
+    );
+    if words.is_empty() { "the defaults".to_owned() } else { words.join(", ") }
+}
+
+/// As the control API has them.
+pub(super) fn to_message(settings: &VolumeSettings) -> v1::VolumeSettings {
+    let (on_full, timeout) = match settings.on_full {
+        OnFull::Block => (v1::OnFull::Block, 0),
+        OnFull::Timeout(ms) => (v1::OnFull::Timeout, ms),
+        OnFull::Error => (v1::OnFull::Error, 0),
+    };
+    v1::VolumeSettings {
+        on_full: on_full.into(),
+        on_full_timeout_ms: timeout,
+        thick: settings.thick,
+        reservation_bytes: to_wire(settings.reservation),
+        quota_bytes: to_wire(settings.quota),
+        iops: settings.iops,
+        bandwidth_bytes: to_wire(settings.bandwidth),
+    }
+}

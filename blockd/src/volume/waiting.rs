@@ -1,0 +1,213 @@
+//! Requests that wait for space, for a pool that is slowed down, or for their turn by the volume's
+//! limits: in which order they go on, and what ends the waiting.
+
+use blockd_mapper::plan::ParkReason;
+use blockd_mapper::space::OnFull;
+
+use super::executor::{Attached, Executor};
+use super::slot::State;
+use crate::backing::Ring;
+use crate::block::{BlockError, Operation, Request};
+
+/// How long a write is slowed down at the most: guests give a disk up after a minute or two.
+pub(super) const MAX_SLOWED_NS: u64 = 10_000_000_000;
+/// How often what waits is looked at, to say for how long it has.
+const LOOK_NS: u64 = 1_000_000_000;
+
+impl Attached {
+    /// Takes over what is set for the volume now.
+    pub(super) fn read_settings(&mut self) {
+        self.settings_version = self.attachment.settings_version();
+        self.settings = self.attachment.settings();
+        self.limiter.set(self.settings.iops, self.settings.bandwidth);
+    }
+
+    fn follow_settings(&mut self) {
+        if self.settings_version != self.attachment.settings_version() {
+            self.read_settings();
+        }
+    }
+
+    /// Whether the volume's limits hold a new request back. Counts it if they don't.
+    pub(super) fn has_to_wait(&mut self, request: &Request, now: u64) -> bool {
+        self.follow_settings();
+        let unlimited = self.settings.iops == 0 && self.settings.bandwidth == 0;
+        if unlimited && self.limited.is_empty() {
+            return false;
+        }
+        // What is made durable was let through before.
+        if request.operation == Operation::Flush {
+            return false;
+        }
+        !self.limited.is_empty() || self.limiter.take(now, bytes(request)).is_err()
+    }
+
+    /// When the next request may go on that the limits hold back.
+    pub(super) fn open_at(&self) -> Option<u64> {
+        (!self.limited.is_empty()).then(|| self.limiter.open_at())
+    }
+}
+
+/// Bytes that a request counts for: those that are moved.
+fn bytes(request: &Request) -> u64 {
+    match request.operation {
+        Operation::Read | Operation::Write { .. } => request.len,
+        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
+    }
+}
+
+impl Executor {
+    /// A request has to wait for its turn.
+    pub(super) fn limit(&mut self, at: usize) {
+        self.enter_state(at, State::Limited);
+        if let Some(attached) = &mut self.volumes[self.slots[at].volume] {
+            attached.stats.limited.add(1);
+            attached.limited.push_back(at);
+        }
+    }
+
+    /// Lets those go on whose turn it is.
+    pub(super) fn release_limited(&mut self, ring: &mut Ring) {
+        for volume in 0..self.volumes.len() {
+            while let Some(at) = self.next_limited(volume) {
+                self.enter_state(at, State::Ready);
+                self.advance(at, ring);
+            }
+        }
+    }
+
+    fn next_limited(&mut self, volume: usize) -> Option<usize> {
+        let attached = self.volumes[volume].as_mut()?;
+        let &at = attached.limited.front()?;
+        attached.follow_settings();
+        let bytes = self.slots[at].request.as_ref().map_or(0, bytes);
+        attached.limiter.take(self.now, bytes).ok()?;
+        attached.limited.pop_front()
+    }
+
+    /// A new request doesn't overtake those of its pool that could go on by now.
+    pub(super) fn retry_first(&mut self, at: usize, ring: &mut Ring) {
+        let Some(attached) = &self.volumes[self.slots[at].volume] else { return };
+        let pool = attached.pool;
+        let part = &mut self.pools[pool];
+        let events = part.handle.mapper().events();
+        if !part.parked.is_empty() && events != part.events {
+            part.events = events;
+            self.retry_parked(pool, ring);
+        }
+    }
+
+    /// Tries what is parked again, in order. Who has just been refused space, or been slowed down,
+    /// is not followed by others of its volume with the same want: they are not to overtake it.
+    pub(super) fn retry_parked(&mut self, pool: usize, ring: &mut Ring) {
+        self.pools[pool].patience = None;
+        let wants = |reason| matches!(reason, ParkReason::Space | ParkReason::Slowed);
+        // A volume or two at the most are in want at a time on one worker, so a list is enough.
+        let mut refused = std::mem::take(&mut self.refused);
+        for _ in 0..self.pools[pool].parked.len() {
+            let Some(at) = self.pools[pool].parked.pop_front() else { break };
+            let (volume, reason) = (self.slots[at].volume, self.slots[at].reason);
+            let hurries = self.hurries_at(at).is_some_and(|hurries_at| hurries_at <= self.now);
+            if wants(reason) && !hurries && refused.contains(&volume) {
+                self.pools[pool].parked.push_back(at);
+                self.note_patience(at);
+                continue;
+            }
+            self.enter_state(at, State::Ready);
+            self.advance(at, ring);
+            let slot = &self.slots[at];
+            if slot.state == State::Parked && wants(slot.reason) && slot.volume == volume {
+                refused.push(volume);
+            }
+        }
+        refused.clear();
+        self.refused = refused;
+    }
+
+    /// When a write that is slowed down has been so for long enough.
+    fn hurries_at(&self, at: usize) -> Option<u64> {
+        let slot = &self.slots[at];
+        let slowed = slot.reason == ParkReason::Slowed && slot.slowed_at > 0;
+        slowed.then(|| slot.slowed_at.saturating_add(MAX_SLOWED_NS))
+    }
+
+    fn note_patience(&mut self, at: usize) {
+        let Some(until) = self.hurries_at(at) else { return };
+        let Some(attached) = &self.volumes[self.slots[at].volume] else { return };
+        let patience = &mut self.pools[attached.pool].patience;
+        *patience = Some(patience.map_or(until, |at| at.min(until)));
+    }
+
+    /// Ends the waiting of those that are not to wait for space, or not any longer.
+    pub(super) fn end_waits(&mut self) {
+        if self.waits_looked_at == self.looks_wanted() {
+            return;
+        }
+        self.waits_looked_at = self.looks_wanted();
+        for attached in self.volumes.iter_mut().flatten() {
+            attached.follow_settings();
+            if attached.stats.blocked.get() > 0 {
+                attached.stats.blocked.set(0);
+                attached.stats.blocked_ns.set(0);
+            }
+        }
+        for pool in 0..self.pools.len() {
+            for _ in 0..self.pools[pool].parked.len() {
+                let Some(at) = self.pools[pool].parked.pop_front() else { break };
+                if self.is_to_fail(at) {
+                    self.refuse(at);
+                    continue;
+                }
+                self.pools[pool].parked.push_back(at);
+            }
+        }
+        for _ in 0..self.starved.len() {
+            let Some(at) = self.starved.pop_front() else { break };
+            if self.is_to_fail(at) {
+                self.refuse(at);
+                continue;
+            }
+            self.starved.push_back(at);
+        }
+    }
+
+    /// Changes when what waits should be looked at: with the pools' events, and each second.
+    fn looks_wanted(&self) -> (u64, u64) {
+        let waits = |part: &super::executor::PoolPart| !part.parked.is_empty();
+        let events = self.pools.iter().filter(|part| waits(part)).map(|part| part.events).sum();
+        (events, self.now / LOOK_NS)
+    }
+
+    fn refuse(&mut self, at: usize) {
+        if let Some(attached) = &self.volumes[self.slots[at].volume] {
+            attached.stats.refused.add(1);
+            attached.attachment.ask_again();
+        }
+        self.finish(at, Err(BlockError::NoSpace));
+    }
+
+    /// Notes since when a write waits for space that is not on its way. Whether it has waited for
+    /// as long as it is to.
+    fn is_to_fail(&mut self, at: usize) -> bool {
+        let slot = &mut self.slots[at];
+        let Some(attached) = &self.volumes[slot.volume] else { return false };
+        let starves = slot.state == State::Starved;
+        let parked = slot.state == State::Parked && slot.reason == ParkReason::Space;
+        if !(starves || parked && attached.attachment.is_out_of_space()) {
+            slot.stuck_at = if starves || parked { slot.stuck_at } else { 0 };
+            return false;
+        }
+        if slot.stuck_at == 0 {
+            slot.stuck_at = self.now;
+        }
+        let waited = self.now.saturating_sub(slot.stuck_at);
+        let stats = &attached.stats;
+        stats.blocked.add(1);
+        stats.blocked_ns.set(stats.blocked_ns.get().max(waited));
+        match attached.settings.on_full {
+            OnFull::Block => false,
+            OnFull::Timeout(ms) => waited >= u64::from(ms) * 1_000_000,
+            OnFull::Error => true,
+        }
+    }
+}

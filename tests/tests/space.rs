@@ -1,0 +1,296 @@
+//! Pools that fill up, with real clients over NBD: what waits, what is told, and what sets it going
+//! again. No client sees an error unless it was asked for, and all bytes are right afterwards.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blockd_tests::daemon::{Daemon, Settings};
+use blockd_tests::sim::runner::clock;
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const EXTENT: u64 = 256 << 10;
+/// Slowing down has its own tests: a pool is full sooner without.
+const OFF: &str = "low = \"off\"\nvery_low = \"off\"\n";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn daemon(name: &str, size: u64, space: &str) -> Daemon {
+    let pool_lines = format!("[pool.space]\n{space}");
+    let mut daemon =
+        Daemon::new(name, &Settings { pool_size: size, pool_lines, ..Settings::default() })
+            .unwrap();
+    daemon.start().unwrap();
+    daemon
+}
+
+fn pool(daemon: &Daemon) -> Value {
+    daemon.cli(&["pool", "show"]).unwrap()["pool"].clone()
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = clock();
+    while !holds() {
+        assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn content(volume: u64, extent: u64) -> Vec<u8> {
+    (volume << 32 | extent).to_le_bytes().repeat(usize::try_from(EXTENT).unwrap() / 8)
+}
+
+/// Writes extent after extent in another thread.
+struct Writer {
+    number: u64,
+    name: String,
+    done: Arc<AtomicU64>,
+    error: Arc<Mutex<Option<String>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    fn start(daemon: &Daemon, number: u64, extents: u64) -> Self {
+        let name = format!("w{number}");
+        let mut connection = daemon.connect(&name).unwrap();
+        let (done, error) = (Arc::<AtomicU64>::default(), Arc::<Mutex<Option<String>>>::default());
+        let (counter, failure) = (Arc::clone(&done), Arc::clone(&error));
+        let thread = std::thread::spawn(move || {
+            for extent in 0..extents {
+                if let Err(error) = connection.write(extent * EXTENT, &content(number, extent)) {
+                    *failure.lock().unwrap() = Some(format!("{error:#}"));
+                    return;
+                }
+                counter.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        Self { number, name, done, error, thread }
+    }
+
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::SeqCst)
+    }
+
+    fn error(&self) -> Option<String> {
+        self.error.lock().unwrap().clone()
+    }
+
+    /// Waits for the end, and compares all that was answered.
+    fn finish(self, daemon: &Daemon) {
+        wait_until("the writer ends", || self.thread.is_finished());
+        self.thread.join().unwrap();
+        compare(daemon, &self.name, self.number, 0..self.done.load(Ordering::SeqCst));
+    }
+}
+
+fn compare(daemon: &Daemon, name: &str, number: u64, extents: std::ops::Range<u64>) {
+    let mut connection = daemon.connect(name).unwrap();
+    for extent in extents {
+        let read = connection.read(extent * EXTENT, usize::try_from(EXTENT).unwrap()).unwrap();
+        assert!(read == content(number, extent), "{name}: extent {extent} differs");
+    }
+}
+
+/// The lines of the daemon's log that say this.
+fn said(daemon: &Daemon, what: &str) -> usize {
+    daemon.log().lines().filter(|line| line.contains(what)).count()
+}
+
+#[test]
+fn a_writer_at_full_speed_into_a_pool_that_grows_sees_no_error() {
+    let daemon = daemon("grows", 256 * MIB, "grow_limit = \"1G\"\ngrow_step = \"64M\"");
+    daemon.add("w1", 2 << 30).unwrap();
+    let writer = Writer::start(&daemon, 1, 3000);
+    wait_until("750 MiB are written", || writer.done() == 3000);
+    assert_eq!(writer.error(), None);
+    writer.finish(&daemon);
+    let pool = pool(&daemon);
+    assert!(pool["size_bytes"].as_u64().unwrap() >= 750 * MIB, "{pool}");
+    assert!(said(&daemon, "pool default has grown by") > 0, "{}", daemon.log());
+    assert_eq!(said(&daemon, "is full"), 0, "{}", daemon.log());
+}
+
+#[test]
+fn a_full_pool_waits_and_goes_on_by_growing_deleting_and_discarding() {
+    let mut daemon = daemon("full", 256 * MIB, OFF);
+    for name in ["w1", "w2", "other"] {
+        daemon.add(name, 1 << 30).unwrap();
+    }
+    let (one, two) = (Writer::start(&daemon, 1, 1400), Writer::start(&daemon, 2, 1400));
+    let total = || one.done() + two.done();
+    let stand_still = || {
+        wait_until("the pool is full", || pool(&daemon)["blocked_writes"] == 2);
+        let at = total();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!((total(), one.error(), two.error()), (at, None, None));
+        at
+    };
+    let at = stand_still();
+    assert!((700..1024).contains(&at), "{at}");
+    assert_eq!(pool(&daemon)["space_state"], "full");
+    // Said once, however long it lasts.
+    assert_eq!(said(&daemon, "pool default is full"), 1, "{}", daemon.log());
+
+    // What doesn't need space goes on meanwhile, and so do commands.
+    compare(&daemon, "w1", 1, 0..20);
+    let mut connection = daemon.connect("w1").unwrap();
+    connection.write(0, &content(1, 0)).unwrap();
+    connection.flush().unwrap();
+    daemon.cli(&["snapshot", "w1=s1"]).unwrap();
+    daemon.cli(&["resize", "other", "--size", "2G"]).unwrap();
+    daemon.cli(&["del", "--force", "other"]).unwrap();
+    daemon.cli(&["del", "s1"]).unwrap();
+
+    daemon.cli(&["pool", "grow", "--size", "+64M"]).unwrap();
+    wait_until("it goes on after growing", || total() > at + 200);
+    let at = stand_still();
+    let len = u32::try_from(50 * EXTENT).unwrap();
+    blockd_discard(&daemon, "w2", 0, len);
+    wait_until("it goes on after a discard", || total() >= at + 50);
+    let at = stand_still();
+    daemon.cli(&["pool", "grow", "--size", "700M"]).unwrap();
+    wait_until("all is written", || total() == 2800);
+    assert!(at < 2800);
+    one.finish(&daemon);
+    compare(&daemon, "w2", 2, 50..1400);
+    drop(two);
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+}
+
+/// Discards a range, over NBD.
+fn blockd_discard(daemon: &Daemon, name: &str, offset: u64, len: u32) {
+    let status = std::process::Command::new(blockd_tests::tools::find("qemu-io").unwrap())
+        .args(["-f", "raw", "-d", "unmap", "-c", &format!("discard {offset} {len}"), "-c", "flush"])
+        .arg(daemon.uri(name))
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn what_a_full_pool_answers_is_what_was_set() {
+    let daemon = daemon("answers", 256 * MIB, OFF);
+    for name in ["w1", "w2", "w3"] {
+        daemon.add(name, 1 << 30).unwrap();
+    }
+    daemon.cli(&["set", "w2", "--on-full", "error"]).unwrap();
+    daemon.cli(&["set", "w3", "--on-full", "timeout=3s"]).unwrap();
+    let waits = Writer::start(&daemon, 1, 4000);
+    wait_until("the pool is full", || pool(&daemon)["blocked_writes"] == 1);
+    let begun = clock();
+    let refused = Writer::start(&daemon, 2, 100);
+    wait_until("it is refused", || refused.error().is_some());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let late = Writer::start(&daemon, 3, 100);
+    wait_until("it is refused", || late.error().is_some());
+    assert!(begun.elapsed() >= Duration::from_secs(3), "{:?}", begun.elapsed());
+    for error in [refused.error(), late.error()] {
+        let error = error.unwrap();
+        assert!(error.contains("28") || error.contains("ENOSPC"), "{error}");
+    }
+    assert_eq!(waits.error(), None);
+    // The policy may change while it waits.
+    daemon.cli(&["set", "w1", "--on-full", "error"]).unwrap();
+    wait_until("it is refused", || waits.error().is_some());
+    // With space, all of them can be written again.
+    daemon.cli(&["pool", "grow", "--size", "+64M"]).unwrap();
+    for (number, name) in [(2, "w2"), (3, "w3")] {
+        let mut connection = daemon.connect(name).unwrap();
+        connection.write(0, &content(number, 0)).unwrap();
+        compare(&daemon, name, number, 0..1);
+    }
+    waits.finish(&daemon);
+}
+
+#[test]
+fn a_daemon_ends_and_starts_while_writes_wait() {
+    let mut daemon = daemon("ends", 256 * MIB, OFF);
+    daemon.add("w1", 1 << 30).unwrap();
+    daemon.add("w2", 1 << 30).unwrap();
+    let writer = Writer::start(&daemon, 1, 4000);
+    wait_until("the pool is full", || pool(&daemon)["blocked_writes"] == 1);
+    let begun = clock();
+    daemon.cli(&["detach", "--force", "w1"]).unwrap();
+    wait_until("the connection ends", || writer.error().is_some());
+    assert_eq!(pool(&daemon)["blocked_writes"], 0);
+    daemon.cli(&["attach", "--nbd", "w1"]).unwrap();
+    let again = Writer::start(&daemon, 2, 4000);
+    wait_until("another one waits", || pool(&daemon)["blocked_writes"] == 1);
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    daemon.start().unwrap();
+    assert!(again.error().is_some());
+    let done = writer.done();
+    compare(&daemon, "w1", 1, 0..done);
+    daemon.cli(&["pool", "grow", "--size", "+16M"]).unwrap();
+    let mut connection = daemon.connect("w1").unwrap();
+    connection.write(done * EXTENT, &content(1, done)).unwrap();
+    compare(&daemon, "w1", 1, 0..done + 1);
+}
+
+#[test]
+fn what_is_set_aside_promised_and_limited_is_kept() {
+    let mut daemon = daemon("aside", 256 * MIB, &format!("{OFF}overprovision_ratio = \"2.0\""));
+    let thick = ["add", "--nbd", "--size", "64M", "--thick", "w1"];
+    daemon.cli(&thick).unwrap();
+    daemon.cli(&["add", "--nbd", "--size", "300M", "--quota", "10M", "w2"]).unwrap();
+    let refused = daemon.cli(&["add", "--nbd", "--size", "200M", "w3"]).unwrap_err().to_string();
+    assert!(refused.contains("200 %"), "{refused}");
+    let refused = daemon.cli(&["set", "w2", "--reserve", "250M", "--quota", "0"]);
+    assert!(refused.unwrap_err().to_string().contains("space"), "more than there is");
+    daemon.cli(&["add", "--nbd", "--size", "140M", "w4"]).unwrap();
+    // Set again, nothing changes; and all of it is there after a start.
+    assert_eq!(daemon.cli(&thick).unwrap()["changed"], false);
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+    daemon.start().unwrap();
+    let settings = |name: &str| daemon.cli(&["show", name]).unwrap()["volume"]["settings"].clone();
+    assert_eq!(
+        (&settings("w1")["thick"], &settings("w2")["quota_bytes"]),
+        (&true.into(), &(10 * MIB).into())
+    );
+
+    let bounded = Writer::start(&daemon, 2, 1000);
+    wait_until("the quota is used up", || bounded.done() == 40);
+    let fills = Writer::start(&daemon, 4, 560);
+    wait_until("the other one goes on", || fills.done() == 560);
+    let thick = Writer::start(&daemon, 1, 256);
+    wait_until("what was set aside is there", || thick.done() == 256);
+    assert_eq!(bounded.done(), 40);
+    daemon.cli(&["set", "w2", "--quota", "12M"]).unwrap();
+    wait_until("a larger quota is used", || bounded.done() == 48);
+    daemon.cli(&["set", "w2", "--on-full", "error"]).unwrap();
+    bounded.finish(&daemon);
+    fills.finish(&daemon);
+    thick.finish(&daemon);
+}
+
+#[test]
+fn limits_hold_and_can_be_changed_while_requests_wait() {
+    let daemon = daemon("limits", 256 * MIB, OFF);
+    daemon.add("w1", 128 * MIB).unwrap();
+    daemon.add("w2", 128 * MIB).unwrap();
+    daemon.cli(&["set", "w1", "--iops", "20"]).unwrap();
+    daemon.cli(&["set", "w2", "--bandwidth", "4M"]).unwrap();
+    let begun = clock();
+    let (one, two) = (Writer::start(&daemon, 1, 300), Writer::start(&daemon, 2, 300));
+    std::thread::sleep(Duration::from_secs(3));
+    let passed = begun.elapsed().as_secs_f64();
+    // 20 requests, and 16 of 256 KiB, a second: never more, and on a busy machine perhaps fewer.
+    let most = |rate: f64| rate * (passed + 0.2) + 2.0;
+    let (first, second) = (one.done() as f64, two.done() as f64);
+    assert!(first <= most(20.0) && second <= most(16.0), "{first} and {second} in {passed} s");
+    assert!(first >= 20.0 && second >= 16.0, "{first} and {second} in {passed} s");
+    // A flush is not held back.
+    let mut connection = daemon.connect("w1").unwrap();
+    let flushed = clock();
+    connection.flush().unwrap();
+    assert!(flushed.elapsed() < Duration::from_millis(900), "{:?}", flushed.elapsed());
+    daemon.cli(&["set", "w1", "--iops", "0"]).unwrap();
+    daemon.cli(&["set", "w2", "--bandwidth", "0"]).unwrap();
+    wait_until("all is written", || one.done() + two.done() == 600);
+    one.finish(&daemon);
+    two.finish(&daemon);
+}
