@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use blockd::clock::Clock;
+use blockd::nbd_client::Client;
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::{Value, json};
 
@@ -23,9 +24,13 @@ fn node(id: &str) -> String {
 #[test]
 fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
     let daemon = Daemon::start_with("128M", &node(FIRST));
-    daemon.ok(&["add", "--nbd", "--size", "64M", "data"]);
+    let uri = daemon.ok(&["add", "--nbd", "--size", "64M", "data"]);
     fs::write(daemon.dir.join("image"), pattern(3 << 20, 5)).unwrap();
     daemon.ok(&["import", "image", "more"]);
+    // What is granted for this write is more than it needs.
+    let mut client =
+        Client::connect(&uri.trim_end().parse().unwrap(), &Default::default()).unwrap();
+    client.write(0, &[1; 4096], true).unwrap();
     let shown = daemon.json(&["pool", "show"])["pool"].clone();
     let [free, journal] = ["free", "journal"].map(|kind| format!("node-{FIRST}-{kind}"));
     let objects = shown["node_objects"].as_array().unwrap();
@@ -39,6 +44,7 @@ fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
     let text = daemon.ok(&["pool", "show"]);
     assert!(text.contains(&free) && text.contains(&journal), "{text}");
     assert!(!daemon.ok(&["list"]).contains("node-"), "they are no volumes");
+    client.disconnect().unwrap();
     daemon.ok(&["snapshot", "data=then"]);
     let taken = format!("then={free}");
     for arguments in [
