@@ -158,6 +158,17 @@ fn a_full_pool_lets_wait_until_a_volume_is_deleted() {
 }
 
 #[test]
+fn a_full_pool_lets_wait_until_it_is_grown() {
+    let rig = Rig::full();
+    let mut stream = rig.ask(Form::Binary, 1 << 30);
+    rig.logged(&["volume data waits for space"], 1);
+    assert_eq!(answer(&mut stream, A_WHILE), None);
+    rig.daemon.ok(&["pool", "grow", "--size", "+32M"]);
+    assert_eq!(answer(&mut stream, LIMIT), Some(0));
+    assert!(rig.free() >= QUANTUM);
+}
+
+#[test]
 fn who_came_first_is_answered_first_and_who_hangs_up_is_out_of_the_way() {
     let rig = Rig::full();
     let mut first = rig.ask(Form::Binary, 1 << 30);

@@ -63,6 +63,31 @@ fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
 }
 
 #[test]
+fn status_says_since_when_writes_wait_for_a_full_pool() {
+    let daemon = Daemon::start_with("16M", &node(FIRST));
+    fs::write(daemon.dir.join("image"), pattern(32 << 20, 5)).unwrap();
+    let before = blockd::clock::wall_ms().unsigned_abs();
+    let mut import = daemon.command(&["import", "image", "data"]).spawn().unwrap();
+    let clock = Clock::start();
+    let pool = loop {
+        let pool = daemon.json(&["node", "status"])["pools"][0].clone();
+        if pool["blocked_writes"].as_u64() > Some(0) {
+            break pool;
+        }
+        assert!(clock.elapsed() < LIMIT, "{pool}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let now = blockd::clock::wall_ms().unsigned_abs();
+    let since = pool["blocked_since_unix_ms"].as_u64().unwrap();
+    assert!((before..=now).contains(&since), "{before} {since} {now}");
+    assert!(pool["parked"].as_u64() >= pool["blocked_writes"].as_u64(), "{pool}");
+    let text = daemon.ok(&["node", "status"]);
+    assert!(text.contains(" write(s) for space, since 20"), "{text}");
+    import.kill().unwrap();
+    import.wait().unwrap();
+}
+
+#[test]
 fn status_says_what_is_waited_for_and_since_when() {
     // Less than a quantum from the start on.
     let mut daemon = Daemon::start_with("16M", &node(FIRST));
@@ -75,7 +100,8 @@ fn status_says_what_is_waited_for_and_since_when() {
     assert_eq!((&status["node"]["id"], &status["node"]["state"]), (&FIRST.into(), &"this".into()));
     let pool = &status["pools"][0];
     assert_eq!(json!([pool["name"], pool["state"], pool["epoch"]]), json!(["default", "open", 2]));
-    assert_eq!(json!([pool["waiting"], pool["parked"]]), json!([[], 0]));
+    let nobody = ["waiting", "parked", "blocked_writes", "blocked_since_unix_ms"];
+    assert_eq!(json!(nobody.map(|key| &pool[key])), json!([[], 0, 0, null]));
     assert_eq!(pool["objects"].as_array().unwrap().len(), 2);
 
     let path = socket.to_str().unwrap();

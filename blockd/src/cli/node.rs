@@ -125,6 +125,8 @@ struct NodePoolShape {
     objects: Vec<NodeObjectShape>,
     free_bytes: u64,
     parked: u64,
+    blocked_writes: u64,
+    blocked_since_unix_ms: Option<u64>,
     waiting: Vec<WaitingShape>,
 }
 
@@ -190,6 +192,9 @@ impl From<&v1::NodePool> for NodePoolShape {
             objects: pool.objects.iter().map(NodeObjectShape::from).collect(),
             free_bytes: amount(pool.free_bytes),
             parked: pool.parked,
+            blocked_writes: pool.blocked_writes,
+            blocked_since_unix_ms: (pool.blocked_since_unix_ms != 0)
+                .then(|| amount(pool.blocked_since_unix_ms)),
             waiting: pool.waiting.iter().map(waiting).collect(),
         }
     }
@@ -319,15 +324,22 @@ fn details(pool: &v1::NodePool, context: &Context) -> String {
         rows.push(("free", output.size(amount(pool.free_bytes))));
         rows.push(("parked", pool.parked.to_string()));
     }
-    let now = wall_ms();
+    if pool.blocked_since_unix_ms != 0 {
+        let since = since(pool.blocked_since_unix_ms);
+        rows.push(("waiting", format!("{} write(s) for space, {since}", pool.blocked_writes)));
+    }
     for one in &pool.waiting {
-        let (room, since) = (output.size(amount(one.room_bytes)), date(one.since_unix_ms));
-        let seconds = now.saturating_sub(one.since_unix_ms).max(0) / 1000;
+        let (room, since) = (output.size(amount(one.room_bytes)), since(one.since_unix_ms));
         let (volume, peer) = (&one.volume, &one.peer);
-        let text = format!("{volume} for up to {room}, since {since} ({seconds} s), {peer}");
-        rows.push(("waiting", text));
+        rows.push(("waiting", format!("{volume} for up to {room}, {since}, {peer}")));
     }
     properties(&rows, output.paint())
+}
+
+/// How long something has been so.
+fn since(unix_ms: i64) -> String {
+    let seconds = wall_ms().saturating_sub(unix_ms).max(0) / 1000;
+    format!("since {} ({seconds} s)", date(unix_ms))
 }
 
 /// An object of a node in a line of a list.

@@ -2,10 +2,12 @@
 
 use blockd_api::v1;
 
+use crate::clock::wall_ms;
 use crate::config::PoolConfig;
 use crate::error::Error;
 use crate::node::NodeId;
 use crate::pool::PoolSpace;
+use crate::stats::VolumeStats;
 use crate::units::to_wire;
 
 use super::extend::Waiting;
@@ -87,7 +89,13 @@ impl Control {
         };
         let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
         let stats = self.data_path().volume_stats();
-        let mine = stats.iter().filter(|one| one.pool == name);
+        let mine = || stats.iter().filter(|one| one.pool == name);
+        let sum = |of: &dyn Fn(&VolumeStats) -> u64| {
+            mine().map(|one| of(one)).fold(0, u64::saturating_add)
+        };
+        let blocked_writes = sum(&|one| one.blocked.get());
+        let blocked_ns = mine().map(|one| one.blocked_ns.get()).max().unwrap_or(0);
+        let since = wall_ms().saturating_sub(to_wire(blocked_ns / 1_000_000));
         Ok(v1::NodePool {
             state: v1::PoolState::Open.into(),
             failure: String::new(),
@@ -95,7 +103,9 @@ impl Control {
             objects: self.node_objects(&space),
             free_bytes: to_wire(space.free()),
             waiting,
-            parked: mine.map(|one| one.parked.get()).fold(0, u64::saturating_add),
+            parked: sum(&|one| one.parked.get()),
+            blocked_writes,
+            blocked_since_unix_ms: if blocked_writes > 0 { since } else { 0 },
             name,
         })
     }
