@@ -116,7 +116,7 @@ impl Engine {
         self.space.watch.extended(took_ns);
     }
 
-    /// How full the pool is and how fast it fills. As long as it isn't normal, [`Self::poll`] should
+    /// How full the pool is and how fast it fills. As long as it isn't normal, [`Self::poll`] is to
     /// be called once a second: it may become so by itself, and is told of again.
     #[must_use]
     pub const fn space_watch(&self) -> &SpaceWatch {
