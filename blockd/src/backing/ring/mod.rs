@@ -89,9 +89,29 @@ impl std::fmt::Debug for Ring {
     }
 }
 
+/// How often, and how far apart, a ring is tried again for which there was no memory.
+const MEMORY_TRIES: u32 = 100;
+const MEMORY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
 impl Ring {
     /// A ring for the calling thread, which alone may use it.
+    ///
+    /// The kernel gives the memory of rings back a moment after their process has ended, and counts
+    /// it against the user's limit until then: a daemon that follows one that was killed waits for
+    /// that, up to two seconds.
     pub fn new(options: RingOptions) -> std::io::Result<Self> {
+        for _ in 0..MEMORY_TRIES {
+            match Self::try_new(options) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                    std::thread::sleep(MEMORY_PAUSE);
+                }
+                other => return other,
+            }
+        }
+        Self::try_new(options)
+    }
+
+    fn try_new(options: RingOptions) -> std::io::Result<Self> {
         let records = options.operations.next_power_of_two();
         let entries = records.min(MAX_ENTRIES);
         let ring = IoUring::builder()
