@@ -8,7 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, import_export,
-    man, node, pool, pool_tools, recover, resize, rollback, set, snapshot, space, top, volumes,
+    man, node, pool, pool_tools, recover, resize, rollback, set, snapshot, space, top, tune,
+    volumes,
 };
 use crate::error::KINDS;
 
@@ -84,6 +85,7 @@ pub(crate) enum Verb {
     Journal(pool_tools::Journal),
     #[command(subcommand)]
     Node(node::Node),
+    Tune(tune::Tune),
     Top(top::Top),
     Events(events::Events),
     ExtendRequest(extend_request::ExtendRequest),

@@ -29,6 +29,7 @@ mod snapshot;
 mod space;
 mod top;
 mod transfer;
+mod tune;
 mod version;
 mod volumes;
 
@@ -128,6 +129,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Export(export) => export.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,
         Verb::Node(node) => node.run(context).await,
+        Verb::Tune(tune) => tune.run(context).await,
         Verb::Top(top) => top.run(context).await,
         Verb::Events(events) => events.run(context).await,
         Verb::ExtendRequest(request) => request.run(context).await,

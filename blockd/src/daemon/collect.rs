@@ -117,6 +117,17 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle) {
     set("blockd_pool_snapshots", snapshots as u64);
     set("blockd_pool_releasing_volumes", space.releasing_volumes);
     set("blockd_pool_releasing_bytes", space.releasing);
+    let now = &space.now;
+    set("blockd_pool_space_state", now.state as u64);
+    set("blockd_pool_low_bytes", now.low);
+    set("blockd_pool_very_low_bytes", now.very_low);
+    set("blockd_pool_write_rate_bytes", now.average);
+    // Who goes on like that is full in so many seconds; without a rate the line is left out.
+    if let Some(seconds) = now.seconds_to_full {
+        set("blockd_pool_time_to_full_seconds", seconds);
+    }
+    let set_aside = volumes.iter().map(|one| one.settings.set_aside(one.size)).sum();
+    set("blockd_pool_set_aside_bytes", set_aside);
 }
 
 fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
@@ -140,5 +151,11 @@ fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
         snapshot.set("blockd_parked_requests", &labels, sum(&|one| one.parked.get()));
         snapshot.set("blockd_parks", &labels, sum(&|one| one.parks.get()));
         snapshot.set("blockd_starved_writes", &labels, sum(&|one| one.starved.get()));
+        snapshot.set("blockd_blocked_writes", &labels, sum(&|one| one.blocked.get()));
+        snapshot.set("blockd_refused_writes", &labels, sum(&|one| one.refused.get()));
+        snapshot.set("blockd_throttled_writes", &labels, sum(&|one| one.slowed.get()));
+        let slowed = sum(&|one| one.slowed_ns.get());
+        snapshot.set_ns("blockd_throttle_seconds", &labels, slowed);
+        snapshot.set("blockd_limited_requests", &labels, sum(&|one| one.limited.get()));
     }
 }

@@ -79,6 +79,27 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_pool_snapshots", Gauge, POOL, "Snapshots of the pool"),
     metric("blockd_pool_releasing_volumes", Gauge, POOL, "Deleted volumes still being let go"),
     metric("blockd_pool_releasing_bytes", Gauge, POOL, "Bytes of them that are still to be let go"),
+    metric(
+        "blockd_pool_space_state",
+        Gauge,
+        POOL,
+        "How much is left: 0 normal, 1 low, 2 very low, 3 full",
+    ),
+    metric("blockd_pool_low_bytes", Gauge, POOL, "Bytes left below which it is low"),
+    metric("blockd_pool_very_low_bytes", Gauge, POOL, "Bytes left below which it is very low"),
+    metric(
+        "blockd_pool_write_rate_bytes",
+        Gauge,
+        POOL,
+        "Bytes a second written for the first time, over ten seconds",
+    ),
+    metric(
+        "blockd_pool_time_to_full_seconds",
+        Gauge,
+        POOL,
+        "Seconds until it is full at that speed; left out while nothing is written",
+    ),
+    metric("blockd_pool_set_aside_bytes", Gauge, POOL, "Bytes set aside for single volumes"),
     metric("blockd_pool_commits", Counter, POOL, "Commits that ended"),
     metric("blockd_pool_flushes", Counter, POOL, "Device flushes of the pool's thread"),
     metric("blockd_pool_metadata_writes", Counter, POOL, "Writes of metadata"),
@@ -110,6 +131,16 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_parked_requests", Gauge, VOLUME, "Requests that are parked now"),
     metric("blockd_parks", Counter, VOLUME, "Requests that were parked"),
     metric("blockd_starved_writes", Counter, VOLUME, "Writes that found no space below the pool"),
+    metric("blockd_blocked_writes", Gauge, VOLUME, "Writes that wait for space now"),
+    metric("blockd_refused_writes", Counter, VOLUME, "Writes that failed for want of space"),
+    metric(
+        "blockd_throttled_writes",
+        Counter,
+        VOLUME,
+        "Writes slowed down because the pool is nearly full",
+    ),
+    metric("blockd_throttle_seconds", Counter, VOLUME, "Time that writes were slowed down for"),
+    metric("blockd_limited_requests", Counter, VOLUME, "Requests that limits held back"),
     metric("blockd_worker_enters", Counter, WORKER, "System calls that entered io_uring"),
     metric("blockd_worker_media_operations", Counter, WORKER, "Operations sent to devices"),
     metric("blockd_worker_wakeups", Counter, WORKER, "Times another thread woke the worker"),
@@ -134,6 +165,8 @@ type Labels = Vec<String>;
 #[derive(Clone, PartialEq, Debug)]
 enum Value {
     Number(u64),
+    /// Nanoseconds of a counter of seconds.
+    Nanoseconds(u64),
     /// In the order of [`SHOWN_POWERS`], and what is above.
     Times {
         sum_ns: u64,
@@ -151,6 +184,11 @@ impl Snapshot {
     /// Adds a value of the metric, which has to be in the list.
     pub fn set(&mut self, name: &str, labels: &[&str], value: u64) {
         self.add(name, labels, Value::Number(value));
+    }
+
+    /// Adds a value of a counter of seconds.
+    pub fn set_ns(&mut self, name: &str, labels: &[&str], ns: u64) {
+        self.add(name, labels, Value::Nanoseconds(ns));
     }
 
     /// Adds the sum of some histograms.
@@ -228,6 +266,9 @@ fn encode_value(
             encoder.encode_counter::<NoLabelSet, _, f64>(value, None)
         }
         (_, Value::Number(value)) => encoder.encode_gauge(value),
+        (_, Value::Nanoseconds(ns)) => {
+            encoder.encode_counter::<NoLabelSet, _, f64>(&seconds(*ns), None)
+        }
         (_, Value::Times { sum_ns, counts }) => {
             let ends = SHOWN_POWERS.clone().map(|power| seconds(1 << power));
             let ends = ends.chain([f64::INFINITY]);
@@ -286,6 +327,7 @@ mod tests {
         let mut snapshot = Snapshot::default();
         snapshot.set("blockd_ready", &[], 1);
         snapshot.set("blockd_requests", &["p", "a \"b\" \\", "read"], 7);
+        snapshot.set_ns("blockd_throttle_seconds", &["p", "v"], 1_500_000_000);
         let histogram = Histogram::default();
         histogram.record(1500);
         histogram.record(3_000_000_000_000);
@@ -297,6 +339,7 @@ mod tests {
             "blockd_ready 1",
             "# TYPE blockd_requests counter",
             r#"blockd_requests_total{pool="p",volume="a \"b\" \\",operation="read"} 7"#,
+            r#"blockd_throttle_seconds_total{pool="p",volume="v"} 1.5"#,
             "# TYPE blockd_request_seconds histogram",
             r#"blockd_request_seconds_count{pool="p",volume="v",stage="media"} 2"#,
             r#"blockd_request_seconds_bucket{le="0.000002048",pool="p",volume="v",stage="media"} 1"#,

@@ -111,6 +111,8 @@ pub struct Executor {
     clock: Clock,
     pub(super) now: u64,
     planned: u64,
+    /// Volumes whose limits hold something back: the others cost nothing.
+    pub(super) limiting: Vec<usize>,
     /// Volumes that have been refused space in the present round of tries.
     pub(super) refused: Vec<usize>,
     /// What there was to see when what waits was looked at last.
@@ -134,6 +136,7 @@ impl Executor {
             clock,
             now: 0,
             planned: 0,
+            limiting: Vec::with_capacity(64),
             refused: Vec::with_capacity(requests),
             waits_looked_at: (0, 0),
         }
@@ -366,7 +369,8 @@ impl Executor {
     pub fn next_deadline(&self) -> Option<u64> {
         let starved = (!self.starved.is_empty()).then_some(self.retry_at);
         let patience = self.pools.iter().filter_map(|part| part.patience);
-        let limited = self.volumes.iter().flatten().filter_map(Attached::open_at);
+        let limiting = self.limiting.iter().filter_map(|&at| self.volumes[at].as_ref());
+        let limited = limiting.filter_map(Attached::open_at);
         patience.chain(limited).chain(starved).min()
     }
 

@@ -60,18 +60,29 @@ impl Executor {
     /// A request has to wait for its turn.
     pub(super) fn limit(&mut self, at: usize) {
         self.enter_state(at, State::Limited);
-        if let Some(attached) = &mut self.volumes[self.slots[at].volume] {
+        let volume = self.slots[at].volume;
+        if let Some(attached) = &mut self.volumes[volume] {
             attached.stats.limited.add(1);
+            if attached.limited.is_empty() && !self.limiting.contains(&volume) {
+                self.limiting.push(volume);
+            }
             attached.limited.push_back(at);
         }
     }
 
     /// Lets those go on whose turn it is.
     pub(super) fn release_limited(&mut self, ring: &mut Ring) {
-        for volume in 0..self.volumes.len() {
+        let mut next = 0;
+        while let Some(&volume) = self.limiting.get(next) {
             while let Some(at) = self.next_limited(volume) {
                 self.enter_state(at, State::Ready);
                 self.advance(at, ring);
+            }
+            let holds = |one: &Attached| !one.limited.is_empty();
+            if self.volumes[volume].as_ref().is_some_and(holds) {
+                next += 1;
+            } else {
+                self.limiting.swap_remove(next);
             }
         }
     }
