@@ -24,6 +24,15 @@ pub(crate) fn vm(root: &Path, arguments: &[String]) -> Result<()> {
     release(root, "blockd-tests", "vm", arguments)
 }
 
+/// The story of a pool that fills up. It builds the daemon alone.
+///
+/// # Errors
+/// As [`tests`], and when libclang is missing.
+pub(crate) fn demo_space(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&[setup::LIBCLANG])?;
+    release(root, "blockd-tests", "story", arguments)
+}
+
 /// Kill rounds, half of them in a virtual machine.
 ///
 /// # Errors

@@ -68,7 +68,10 @@ enum Action {
     /// demo) or a script; arguments go to its binary
     Vm(Forwarded),
     /// A file system in a thin volume, the daemon killed meanwhile, every file compared
-    Demo,
+    Demo {
+        #[command(subcommand)]
+        what: Option<Demos>,
+    },
     /// Installs what tests and benches need and this machine lacks
     Setup,
 }
@@ -77,6 +80,12 @@ enum Action {
 enum Tests {
     /// The daemon dies under verified load, again and again; arguments go to its binary
     Kill(Forwarded),
+}
+
+#[derive(Debug, Subcommand)]
+enum Demos {
+    /// A pool fills up: low, very low, full, and on it goes; arguments go to its binary
+    Space(Forwarded),
 }
 
 #[derive(Debug, Subcommand)]
@@ -168,7 +177,10 @@ fn run(action: &Action) -> Result<bool> {
         Action::Bench { what, device } => bench(root, what.as_ref(), device).map(|()| true),
         Action::Pump(rest) => forward::pump(root, &rest.arguments).map(|()| true),
         Action::Vm(rest) => forward::vm(root, &rest.arguments).map(|()| true),
-        Action::Demo => demo::run(root),
+        Action::Demo { what: None } => demo::run(root),
+        Action::Demo { what: Some(Demos::Space(rest)) } => {
+            forward::demo_space(root, &rest.arguments).map(|()| true)
+        }
         Action::Setup => setup::run().map(|()| true),
     }
 }

@@ -28,13 +28,14 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 13] = [
+const FORWARDED: [Forwarded; 14] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),
     ("kill", &["--rounds", "6"], &["--rounds", "200"]),
+    ("story", &["--short"], &[]),
     // The short forms share the two kernels among them, so that all take about eight minutes.
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),

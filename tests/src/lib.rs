@@ -8,6 +8,7 @@ pub mod model;
 pub mod nbd;
 pub mod rig;
 pub mod sim;
+pub mod story;
 pub mod tools;
 pub mod vm;
 pub mod workload;
