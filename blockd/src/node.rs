@@ -80,10 +80,15 @@ impl NodeId {
 
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hex = format!("{:032x}", self.0);
-        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-        f.write_str(&parts.join("-"))
+        f.write_str(&uuid(self.0))
     }
+}
+
+/// A UUID as people write it.
+pub(crate) fn uuid(id: u128) -> String {
+    let hex = format!("{id:032x}");
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    parts.join("-")
 }
 
 impl fmt::Debug for NodeId {

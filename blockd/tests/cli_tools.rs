@@ -177,8 +177,11 @@ fn who_owns_a_place_on_the_disk_is_told() {
 #[test]
 fn the_log_is_shown_and_emptied() {
     let (mut daemon, pool) = with_data();
-    daemon.kill();
     let path = pool.to_str().unwrap();
+    // A pool in use is its daemon's.
+    let (code, error) = daemon.failure(&["journal", "replay", path]);
+    assert!(code == 7 && error.contains("in use by a daemon"), "{code} {error}");
+    daemon.kill();
     let ring = daemon.ring_dir();
     let ring = ring.to_str().unwrap();
     let shown = daemon.ok(&["journal", "dump", path]);

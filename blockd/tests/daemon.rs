@@ -187,6 +187,59 @@ fn it_serves_tells_how_it_is_and_ends_in_order() {
     assert!(!place.path("run/control.sock").exists() && !place.path("run/nbd.sock").exists());
 }
 
+/// The value of a metric without labels, or with any.
+fn value(metrics: &str, name: &str) -> Option<f64> {
+    let of = |line: &&str| line.split(['{', ' ']).next() == Some(name);
+    metrics.lines().find(of)?.rsplit(' ').next()?.parse().ok()
+}
+
+#[test]
+fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities() {
+    const NODE: &str = "3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
+    let more = format!("[metrics]\naddress = \"127.0.0.1:0\"\n[node]\nid = \"{NODE}\"");
+    let place = Place::new(&more);
+    let daemon = Daemon::start(&place);
+    fs::write(place.path("image"), vec![7; 8 << 20]).unwrap();
+    let image = place.path("image").display().to_string();
+    let imported = place.blockd(&["import", &image, "v"]);
+    assert!(imported.status.success(), "{imported:?}");
+    assert!(place.blockd(&["snapshot", "v=s"]).status.success());
+    let deployed =
+        [include_str!("../../deploy/alerts.yml"), include_str!("../../deploy/grafana.json")];
+    let words =
+        deployed.iter().flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    let asked: Vec<&str> = words.filter(|word| word.starts_with("blockd_")).collect();
+    let clock = Clock::start();
+    let metrics = loop {
+        let (_, metrics) = daemon.get("/metrics");
+        let missing: Vec<_> = asked.iter().filter(|name| value(&metrics, name).is_none()).collect();
+        if missing.is_empty() {
+            break metrics;
+        }
+        // How fast it fills is known a moment after it was written.
+        assert!(clock.elapsed() < LIMIT, "{missing:?}\n{metrics}");
+    };
+    let shown = place.blockd(&["pool", "show", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let id = shown["pool"]["id"].as_str().unwrap();
+    let parts =
+        [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..], &NODE.replace('-', "_")];
+    let name = |what: &str| format!("sr_{}_{what}", parts.join("_"));
+    let held = shown["pool"]["reserved_bytes"].as_f64().unwrap() / 65536.0;
+    assert_eq!(value(&metrics, &name("free")), Some(held), "{metrics}");
+    assert_eq!(value(&metrics, "blockd_reserve_free_extents"), Some(held));
+    let refills = value(&metrics, &name("allocations")).unwrap();
+    assert!(refills >= 1.0 && value(&metrics, "blockd_reserve_refills_total") == Some(refills));
+    for (of, expected) in [("shared", 8 << 20), ("exclusive", 0), ("mapped", 8 << 20)] {
+        let line = format!("blockd_volume_{of}_bytes{{pool=\"default\",volume=\"v\"}} {expected}");
+        assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
+    }
+    assert!(
+        metrics.contains("blockd_volume_passed_reserves_total{pool=\"default\",volume=\"v\"} 0")
+    );
+    assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
+}
+
 #[test]
 fn attached_volumes_come_back_after_a_kill() {
     let place = Place::new("");

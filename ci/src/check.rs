@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::{requirements, setup, tidy};
+use crate::{requirements, rules, setup, tidy};
 
 /// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
 /// of features, which would hide a mapper that builds only with `mutations` on, or only without.
@@ -42,6 +42,7 @@ pub(crate) fn run(root: &Path) -> bool {
     });
     steps.run("tidy", || tidy::run(root).map(|()| Outcome::Passed));
     steps.run("requirements", || requirements::run(root, false).map(|()| Outcome::Passed));
+    steps.run("alert rules and dashboard", || rules::run(root).map(|()| Outcome::Passed));
     steps.finish()
 }
 

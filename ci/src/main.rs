@@ -9,6 +9,7 @@ mod command;
 mod demo;
 mod forward;
 mod requirements;
+mod rules;
 mod setup;
 mod steps;
 mod test;
@@ -40,6 +41,8 @@ enum Action {
         #[arg(long)]
         allow_pending: bool,
     },
+    /// Alert rules, their tests and the dashboard of deploy/, by promtool
+    Rules,
     /// Every test, in its short form unless asked otherwise
     Test {
         /// The long form: minutes of simulation in place of seconds
@@ -167,6 +170,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Requirements { allow_pending } => {
             requirements::run(root, *allow_pending).map(|()| true)
         }
+        Action::Rules => rules::run(root).map(|()| true),
         Action::Test { what: Some(Tests::Kill(rest)), .. } => {
             forward::kill(root, &rest.arguments).map(|()| true)
         }

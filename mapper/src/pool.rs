@@ -121,6 +121,10 @@ pub struct Pool {
     pub(crate) slows_down: AtomicBool,
     /// The last place in the order of volumes that wait for space.
     pub(crate) waiting_order: AtomicU64,
+    /// Most extents granted at a time.
+    pub(crate) quantum: AtomicU64,
+    /// Times that extents were granted to a volume.
+    pub(crate) grants: AtomicU64,
     /// Requests are served: a failure is told to clients by errors.
     pub(crate) serving: AtomicBool,
     failed: AtomicBool,
@@ -389,13 +393,14 @@ impl Pool {
         }
     }
 
-    /// Gives a volume that has to wait its place, if it has none yet.
-    pub(crate) fn queue_up(&self, place: &AtomicU64) {
-        if place.load(Ordering::Acquire) == 0 {
-            let last = self.waiting_order.fetch_add(1, Ordering::AcqRel) + 1;
-            // Another worker may have been first: one place is as good as the other.
-            let _ = place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire);
+    /// Gives a volume that has to wait its place, if it has none yet. Whether it had none.
+    pub(crate) fn queue_up(&self, place: &AtomicU64) -> bool {
+        if place.load(Ordering::Acquire) > 0 {
+            return false;
         }
+        let last = self.waiting_order.fetch_add(1, Ordering::AcqRel) + 1;
+        // Another worker may have been first: one place is as good as the other.
+        place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     pub(crate) fn want_engine(&self) {
@@ -513,6 +518,8 @@ impl Pool {
             read_only,
             slows_down: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),
+            quantum: AtomicU64::new(tuning.quantum),
+            grants: AtomicU64::new(0),
             serving: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),

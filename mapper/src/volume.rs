@@ -81,6 +81,12 @@ pub(crate) struct Volume {
     pub(crate) set_aside: AtomicU64,
     /// Extents that it may map at the most; 0 for no limit.
     pub(crate) quota: AtomicU64,
+    /// Times that extents were granted to it.
+    pub(crate) grants: AtomicU64,
+    /// Times that it had nothing left of them, and writes waited for more.
+    pub(crate) grant_waits: AtomicU64,
+    /// Of these, how often there was something left after all: never.
+    pub(crate) passed_reserves: AtomicU64,
     pub(crate) settings: Mutex<VolumeSettings>,
     /// Rises after each change of the settings.
     pub(crate) settings_version: AtomicU64,
@@ -108,6 +114,9 @@ impl Volume {
             served: AtomicU64::new(0),
             set_aside: AtomicU64::new(0),
             quota: AtomicU64::new(0),
+            grants: AtomicU64::new(0),
+            grant_waits: AtomicU64::new(0),
+            passed_reserves: AtomicU64::new(0),
             settings: Mutex::new(VolumeSettings::default()),
             settings_version: AtomicU64::new(0),
             attachments: Mutex::new(Vec::new()),
@@ -181,6 +190,21 @@ impl Volume {
         }
         for (first, count) in self.reserve.lock().runs.drain(..) {
             give(first, count);
+        }
+    }
+
+    /// An extent that one of its workers has in its slice: what is granted is the whole volume's.
+    pub(crate) fn take_from_slices(&self) -> Option<PhysicalExtent> {
+        self.attachments.lock().iter().find_map(|one| one.slice.lock().pop())
+    }
+
+    /// A write has found no extent and waits for a grant, after so many grants. By whoever made it
+    /// the volume's turn.
+    pub(crate) fn count_grant_wait(&self, grants: u64) {
+        self.grant_waits.fetch_add(1, Ordering::Relaxed);
+        // What was granted since then it could not have found.
+        if self.reserved() > 0 && self.grants.load(Ordering::Acquire) == grants {
+            self.passed_reserves.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::engine::{Control, Outcome, VolumeSummary};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
 use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
@@ -369,4 +369,221 @@ fn pools_fill_slow_down_wait_and_go_on() {
         println!("seed {seed}");
         story(seed);
     }
+}
+
+/// What is known of the only volume, or of the first.
+fn summary(rig: &Rig) -> VolumeSummary {
+    rig.pool.summaries().remove(0)
+}
+
+#[test]
+fn no_write_waits_while_its_volume_has_a_reserve() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let settings = VolumeSettings { quota: 20 * EXTENT, ..VolumeSettings::default() };
+    configure(&mut rig, id, settings).unwrap();
+    let first = rig.attach(id);
+    assert_eq!(fill_some(&mut rig, &first, 1), 1);
+    let mut other = rig.pool.worker().unwrap();
+    let second = other.attach(id).unwrap();
+    let mut plan = Plan::with_capacity(64);
+    let mut write = |extent: u64| match other
+        .write(&second, extent * EXTENT, 4096, false, &mut plan)
+        .unwrap()
+    {
+        Step::Issue { .. } => {
+            other.complete(&second, &mut plan, Ok(())).unwrap();
+            None
+        }
+        Step::Park(reason) => Some(reason),
+        other => panic!("{other:?}"),
+    };
+    // All that is left, what the first worker has taken for itself included.
+    for extent in 100..119 {
+        assert_eq!(write(extent), None, "extent {extent}");
+    }
+    assert_eq!(write(119), Some(ParkReason::Space));
+    let seen = summary(&rig);
+    assert_eq!((seen.grants, seen.grant_waits, seen.passed_reserves), (1, 2, 0));
+    other.detach(second);
+    rig.check();
+}
+
+#[test]
+fn refills_come_before_they_are_needed() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    assert_eq!(fill_some(&mut rig, &volume, 1), 1);
+    for extent in 1..500 {
+        assert_eq!(try_write(&mut rig, &volume, extent, false), None, "extent {extent}");
+        rig.settle();
+    }
+    let seen = summary(&rig);
+    assert!(seen.grants > 5 && rig.pool.grants() == seen.grants, "{seen:?}");
+    assert_eq!((seen.grant_waits, seen.passed_reserves), (1, 0), "the first one alone");
+    rig.check();
+}
+
+#[test]
+fn what_is_free_is_handed_out_by_the_engine_alone_and_on_demand() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (one, two, idle) =
+        (rig.create("a", 1 << 30), rig.create("b", 1 << 30), rig.create("c", 1 << 30));
+    let (one, two, idle) = (rig.attach(one), rig.attach(two), rig.attach(idle));
+    for volume in [&one, &two] {
+        assert_eq!(fill_some(&mut rig, volume, 1), 1);
+    }
+    let before = rig.engine.space();
+    for extent in 1..=20 {
+        for volume in [&one, &two] {
+            assert_eq!(try_write(&mut rig, volume, extent, false), None);
+        }
+    }
+    let between = rig.engine.space();
+    assert_eq!(between.free, before.free, "a write takes nothing from it");
+    rig.settle();
+    assert_eq!(fill_some(&mut rig, &one, 60), 60);
+    let after = rig.engine.space();
+    let held = |space: &blockd_mapper::pool::Space| space.reserved + space.mapped;
+    assert!(after.free < before.free);
+    assert_eq!(before.free - after.free, held(&after) - held(&before));
+    // Who asks for nothing has nothing.
+    assert_eq!((rig.pool.summaries()[2].grants, rig.pool.summaries()[2].reserved), (0, 0));
+    drop(idle);
+    // Nothing has two owners.
+    rig.check();
+}
+
+#[test]
+fn writes_go_on_from_the_reserve_while_nobody_grants() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (one, two) = (rig.create("a", 1 << 30), rig.create("b", 1 << 30));
+    let volumes = [rig.attach(one), rig.attach(two)];
+    for volume in &volumes {
+        assert_eq!(fill_some(&mut rig, volume, 1), 1);
+    }
+    let reserves: Vec<u64> = rig.pool.summaries().iter().map(|one| one.reserved / EXTENT).collect();
+    assert!(reserves.iter().all(|&reserve| reserve >= 32), "{reserves:?}");
+    // From here on nobody looks after the pool, however long that lasts.
+    rig.now += 600 * SECOND;
+    for (volume, reserve) in volumes.iter().zip(reserves) {
+        for extent in 1..=reserve {
+            assert_eq!(try_write(&mut rig, volume, extent, false), None, "extent {extent}");
+        }
+        assert_eq!(try_write(&mut rig, volume, 1000, false), Some(ParkReason::Space));
+        // What needs no space doesn't wait.
+        assert_eq!(try_write(&mut rig, volume, 0, false), None);
+        let mut plan = Plan::with_capacity(64);
+        let read = rig.worker.read(volume, EXTENT, 4096, &mut plan).unwrap();
+        assert!(matches!(read, Step::Issue { covered: 4096 }), "{read:?}");
+        rig.worker.complete(volume, &mut plan, Ok(())).unwrap();
+    }
+    rig.settle();
+    for volume in &volumes {
+        assert_eq!(try_write(&mut rig, volume, 1000, false), None);
+    }
+    rig.check();
+}
+
+/// A writer of 20 extents a second that begins at `next`, until the pool has this state. Fails if
+/// one of its writes can't go on at once, or if it takes longer than so many seconds.
+fn write_until(
+    rig: &mut Rig,
+    volume: &Attachment,
+    next: &mut u64,
+    seconds: u64,
+    until: impl Fn(&Rig) -> bool,
+) -> u64 {
+    let begun = rig.now;
+    loop {
+        assert!(rig.now - begun < seconds * SECOND, "{:?}", rig.engine.space_watch());
+        rig.now += 100_000_000;
+        rig.settle();
+        if until(rig) {
+            return (rig.now - begun) / SECOND;
+        }
+        for _ in 0..2 {
+            assert_eq!(try_write(rig, volume, *next, false), None, "extent {next}");
+            *next += 1;
+        }
+    }
+}
+
+#[test]
+fn an_outage_that_the_marks_were_made_for_is_lived_through() {
+    // As `blockd tune` proposes them for an outage of ten seconds.
+    const OUTAGE: u64 = 10;
+    let marks = Marks { low: Mark::Seconds(40), very_low: Mark::Seconds(10) };
+    let mut media = Media::new(&[192 * MIB]);
+    media.create();
+    let mut options = media.open_options();
+    options.tuning.marks = Some(marks);
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 1 << 40);
+    let volume = rig.attach(id);
+    let mut next = fill_some(&mut rig, &volume, 1);
+    let state = |rig: &Rig| rig.engine.space_watch().state();
+    for round in 0..2 {
+        write_until(&mut rig, &volume, &mut next, 300, |rig| state(rig) == SpaceState::Low);
+        // Now somebody is called, and comes at the very end.
+        let back = rig.now + OUTAGE * SECOND;
+        write_until(&mut rig, &volume, &mut next, 2 * OUTAGE, |rig| rig.now >= back);
+        assert_eq!(state(&rig), SpaceState::Low, "round {round}");
+        let device = &mut rig.media.devices[0];
+        let size = device.len() + 96 * MIB;
+        device.resize(size, 0xEE);
+        rig.control(Control::GrowDevice { device: 0, size: size as u64 }).unwrap();
+        write_until(&mut rig, &volume, &mut next, 1, |rig| state(rig) == SpaceState::Normal);
+    }
+    assert_eq!(summary(&rig).grant_waits, 1);
+    // Nobody comes the third time: there is what was written in three more outages.
+    write_until(&mut rig, &volume, &mut next, 300, |rig| state(rig) == SpaceState::Low);
+    let late = |rig: &Rig| state(rig) == SpaceState::VeryLow;
+    let passed = write_until(&mut rig, &volume, &mut next, 300, late);
+    assert!((2 * OUTAGE..=4 * OUTAGE).contains(&passed), "{passed} s");
+    rig.check();
+}
+
+#[test]
+fn what_is_below_the_pool_counts_where_it_is_less() {
+    let (mut rig, _) = slow_pool(0, 0, 64 * MIB);
+    let marks = Marks { low: Mark::Bytes(8 << 20), very_low: Mark::Bytes(2 << 20) };
+    rig.engine.set_marks(Some(marks));
+    use SpaceState::{Full, Low, Normal, VeryLow};
+    let below = [(Some(1 << 40), Normal), (Some(4 << 20), Low), (Some(1 << 20), VeryLow)];
+    for (free, state) in below.into_iter().chain([(Some(0), Full), (None, Normal)]) {
+        rig.engine.set_free_below(free);
+        rig.now += SECOND;
+        rig.settle();
+        assert_eq!(rig.engine.space_watch().state(), state, "{free:?}");
+    }
+    let told = std::iter::from_fn(|| rig.engine.take_space_change());
+    assert_eq!(told.map(|change| change.to).collect::<Vec<_>>(), [Low, VeryLow, Full, Normal]);
+}
+
+#[test]
+fn marks_and_quantum_can_be_changed_while_it_runs() {
+    let (mut rig, _) = slow_pool(0, 0, 64 * MIB);
+    let look = |rig: &mut Rig| {
+        rig.now += SECOND;
+        rig.settle();
+        rig.engine.space_watch().state()
+    };
+    assert_eq!(look(&mut rig), SpaceState::Normal);
+    let marks = Marks { low: Mark::Percent(100), very_low: Mark::Percent(1) };
+    rig.engine.set_marks(Some(marks));
+    assert_eq!(look(&mut rig), SpaceState::Low);
+    rig.engine.set_marks(None);
+    assert_eq!(look(&mut rig), SpaceState::Normal);
+    for (name, quantum) in [("a", 3), ("b", 20)] {
+        rig.engine.set_quantum(quantum);
+        assert_eq!(rig.pool.quantum_bytes(), quantum * EXTENT);
+        let id = rig.create(name, 1 << 30);
+        let volume = rig.attach(id);
+        assert_eq!(fill_some(&mut rig, &volume, 1), 1);
+        let summary = rig.pool.summaries().into_iter().find(|one| one.name == name).unwrap();
+        assert_eq!(summary.reserved, (quantum - 1) * EXTENT, "{name}");
+    }
+    rig.check();
 }

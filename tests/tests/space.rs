@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use blockd_tests::daemon::{Daemon, Settings};
 use blockd_tests::sim::runner::clock;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -18,11 +20,13 @@ const EXTENT: u64 = 256 << 10;
 const OFF: &str = "low = \"off\"\nvery_low = \"off\"\n";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn daemon(name: &str, size: u64, space: &str) -> Daemon {
+fn settings(size: u64, space: &str) -> Settings {
     let pool_lines = format!("[pool.space]\n{space}");
-    let mut daemon =
-        Daemon::new(name, &Settings { pool_size: size, pool_lines, ..Settings::default() })
-            .unwrap();
+    Settings { pool_size: size, pool_lines, ..Settings::default() }
+}
+
+fn daemon(name: &str, size: u64, space: &str) -> Daemon {
+    let mut daemon = Daemon::new(name, &settings(size, space)).unwrap();
     daemon.start().unwrap();
     daemon
 }
@@ -293,4 +297,82 @@ fn limits_hold_and_can_be_changed_while_requests_wait() {
     wait_until("all is written", || one.done() + two.done() == 600);
     one.finish(&daemon);
     two.finish(&daemon);
+}
+
+/// A program for a pool that is low.
+fn hook(daemon: &Daemon, name: &str, text: &str, mode: u32) -> String {
+    let path = daemon.folder().join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    format!("hook = {path:?}\nhook_timeout = \"1s\"\n")
+}
+
+/// Gives a daemon that runs another policy, and waits for what it says then.
+fn reconfigure(daemon: &Daemon, space: &str, what: &str) {
+    let before = said(daemon, what);
+    daemon.configure(&settings(256 * MIB, space)).unwrap();
+    daemon.signal(Signal::SIGHUP).unwrap();
+    wait_until(what, || said(daemon, what) > before);
+}
+
+#[test]
+fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write() {
+    const MARKS: &str = "low = \"200M\"\nvery_low = \"1M\"\n";
+    let mut daemon = daemon("hooks", 256 * MIB, "low = \"2M\"\nvery_low = \"1M\"");
+    let told = daemon.folder().join("events");
+    let mut events = std::process::Command::new(blockd_tests::tools::blockd().unwrap())
+        .args(["events", "--replay"])
+        .env("BLOCKD_SOCKET", daemon.control_socket())
+        .stdout(std::fs::File::create(&told).unwrap())
+        .spawn()
+        .unwrap();
+    daemon.add("w1", 1 << 30).unwrap();
+    let first = Writer::start(&daemon, 1, 300);
+    wait_until("75 MiB are written", || first.done() == 300);
+    first.finish(&daemon);
+    assert_eq!(pool(&daemon)["space_state"], "normal");
+
+    // What is wrong is refused, and changes nothing.
+    let unrunnable = hook(&daemon, "unrunnable", "true", 0o644);
+    let refused = "SIGHUP: all stays as it was configured";
+    for wrong in [
+        format!("{MARKS}{unrunnable}"),
+        format!("{MARKS}quantum = \"1G\""),
+        "low = \"1M\"\nvery_low = \"1M\"".to_owned(),
+        format!("{MARKS}quantum = 0"),
+    ] {
+        reconfigure(&daemon, &wrong, refused);
+    }
+    for reason in ["is not executable", "at most the pool's size, 256M", "less than low"] {
+        assert_eq!(said(&daemon, reason), 1, "{reason}\n{}", daemon.log());
+    }
+    assert_eq!((pool(&daemon)["low_bytes"].as_u64(), said(&daemon, "is low")), (Some(2 * MIB), 0));
+
+    // Low from now on. Nobody finds more space, and the pool goes on with what it has.
+    let hangs = hook(&daemon, "hangs", "sleep 1000", 0o755);
+    reconfigure(&daemon, &format!("{MARKS}{hangs}"), "pool default is low");
+    daemon.add("w2", 1 << 30).unwrap();
+    let second = Writer::start(&daemon, 2, 100);
+    wait_until("writes go on", || second.done() == 100);
+    second.finish(&daemon);
+    wait_until("it is given up", || said(&daemon, "did not end within 1.0 s") == 1);
+    let lies = hook(&daemon, "lies", "echo all is well", 0o755);
+    reconfigure(&daemon, &format!("{MARKS}{lies}"), "the hook has run, and nothing has grown");
+    assert_eq!(said(&daemon, "all is well"), 1, "{}", daemon.log());
+    assert_eq!(pool(&daemon)["space_state"], "low");
+
+    let helps = format!("test \"$1\" = default && truncate -s 512M {:?}", daemon.pool());
+    let helps = hook(&daemon, "helps", &helps, 0o755);
+    let enough = "pool default has enough space again";
+    reconfigure(&daemon, &format!("{MARKS}{helps}"), enough);
+    assert_eq!(pool(&daemon)["size_bytes"].as_u64(), Some(512 * MIB));
+    // Who watches is told the same, in order, until the end.
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+    assert!(events.wait().unwrap().success());
+    let events = std::fs::read_to_string(told).unwrap();
+    let at = |what: &str| events.find(what).unwrap_or_else(|| panic!("{what}: {events}"));
+    assert!(
+        at("pool default is low") < at("has grown") && at("has grown") < at(enough),
+        "{events}"
+    );
 }

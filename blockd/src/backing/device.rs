@@ -282,3 +282,39 @@ pub fn io_error(error: &std::io::Error) -> IoError {
         _ => IoError::Media,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_below_is_as_large_as_it_can_become() {
+        let path = std::env::temp_dir().join(format!("blockd-device-{}", std::process::id()));
+        let spec = |kind, preallocate| DeviceSpec {
+            path: path.clone(),
+            kind,
+            size: Some(1 << 20),
+            preallocate,
+            direct: false,
+        };
+        // A file with holes can have what its file system has.
+        let sparse = Device::create(&spec(DeviceKind::File, false)).unwrap();
+        let fs = nix::sys::statvfs::statvfs(&path).unwrap();
+        let free = fs.blocks_available() * fs.fragment_size();
+        let found = sparse.free_below().unwrap();
+        assert!(found.abs_diff(free) <= free / 2, "{found} beside {free}: others write as well");
+        // It is as long as it is by now, whoever has made it longer.
+        File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+        assert_eq!(sparse.size(), 1 << 20);
+        assert!(sparse.mapped().is_some() || sparse.grow(None).unwrap() == 3 << 20);
+        assert_eq!(Device::open(&spec(DeviceKind::File, false)).unwrap().size(), 3 << 20);
+        std::fs::remove_file(&path).unwrap();
+        // One that has all of its space, and memory, have no more and no less than their size.
+        let whole = Device::create(&spec(DeviceKind::File, true)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let memory = Device::open(&spec(DeviceKind::Memory, false)).unwrap();
+        for device in [whole, memory] {
+            assert_eq!((device.size(), device.free_below()), (1 << 20, None));
+        }
+    }
+}

@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use blockd_mapper::space::Mark;
+
 use super::*;
 use crate::error::ErrorKind;
 
@@ -165,6 +167,79 @@ fn each_wrong_value_is_refused_with_file_line_key_value_and_what_is_allowed() {
         assert!(error.to_string().starts_with(expected), "{text}\n{error}\n{expected}");
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
+}
+
+#[test]
+fn each_wrong_space_policy_is_refused_with_file_line_key_value_and_what_is_allowed() {
+    let seconds =
+        "must be seconds of writing like 20s, a part of the pool like 5%, a size like 10G";
+    let not_less = "must be less than low, which is";
+    let cases = [
+        ("low = \"soon\"", format!("5: pool.space.low is soon: {seconds}")),
+        ("low = \"0s\"", format!("5: pool.space.low is 0s: {seconds}")),
+        ("low = \"101%\"", format!("5: pool.space.low is 101%: {seconds}")),
+        ("low = \"off\"", format!("5: pool.space.low is off: {seconds}")),
+        ("very_low = \"-1\"", format!("5: pool.space.very_low is -1: {seconds}")),
+        ("very_low = \"20s\"", format!("5: pool.space.very_low is 20s: {not_less} 20s")),
+        (
+            "low = \"5%\"\nvery_low = \"6%\"",
+            format!("6: pool.space.very_low is 6%: {not_less} 5%, and in the same unit"),
+        ),
+        ("low = \"10G\"", format!("4: pool.space.very_low is 5s: {not_less} 10G")),
+        ("quantum = 0", "5: pool.space.quantum is 0: must be a size from 64K to 64G".into()),
+        ("quantum = \"65G\"", "5: pool.space.quantum is 65G: must be a size from 64K".into()),
+        ("quantum = -1", "5: pool.space.quantum is -1: must be a size from 64K to 64G".into()),
+        (
+            "overprovision_ratio = \"0.99\"",
+            "5: pool.space.overprovision_ratio is 0.99: must be a ratio from 1.0 to 1000".into(),
+        ),
+        (
+            "overprovision_ratio = \"200%\"",
+            "5: pool.space.overprovision_ratio is 200%: must be a ratio".into(),
+        ),
+        ("grow_limit = -1", "5: pool.space.grow_limit is -1: must be a size in bytes".into()),
+        ("grow_step = \"x\"", "5: pool.space.grow_step is x: must be a size in bytes".into()),
+        ("hook = \"h\"", "5: pool.space.hook is h: must be an absolute path".into()),
+        (
+            "hook = \"/no/such\"",
+            "5: pool.space.hook is /no/such: must be a program that can be run: look at".into(),
+        ),
+        (
+            "hook = \"/proc/self/status\"",
+            "5: pool.space.hook is /proc/self/status: must be a program that can be run: \
+             /proc/self/status is not executable"
+                .into(),
+        ),
+        ("hook_timeout = \"0s\"", "5: pool.space.hook_timeout is 0s: must be a time from".into()),
+        ("marks = 1", "5: unknown field `marks`, expected one of".into()),
+    ];
+    for (lines, expected) in cases {
+        let text = format!("[[pool]]\nname = \"a\"\npath = \"/a\"\n[pool.space]\n{lines}");
+        let error = parse(&text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("/etc/b.toml:{expected}")), "{text}\n{error}");
+    }
+}
+
+#[test]
+fn a_space_policy_has_all_its_settings_in_one_place() {
+    let text = "[[pool]]\nname = \"a\"\npath = \"/a\"\n[pool.extend]\nsocket = \"/run/s\"\n\
+                [pool.space]\nlow = \"10%\"\nvery_low = \"2%\"\nquantum = \"32M\"\n\
+                overprovision_ratio = \"1.5\"\ngrow_limit = \"1T\"\ngrow_step = \"1G\"\n\
+                hook = \"/bin/sh\"\nhook_timeout = \"90s\"";
+    let pool = parse(text).unwrap().pools.remove(0);
+    assert_eq!(pool.extend_socket.as_deref(), Some(Path::new("/run/s")));
+    let expected = SpaceConfig {
+        marks: Some(Marks { low: Mark::Percent(10), very_low: Mark::Percent(2) }),
+        quantum: 32 << 20,
+        overprovision_percent: Some(150),
+        grow_limit: 1 << 40,
+        grow_step: 1 << 30,
+        hook: Some(PathBuf::from("/bin/sh")),
+        hook_timeout: Duration::from_secs(90),
+    };
+    assert_eq!(pool.space, expected);
+    let none = parse("[[pool]]\nname = \"a\"\npath = \"/a\"").unwrap().pools.remove(0);
+    assert_eq!((none.space, none.extend_socket), (SpaceConfig::default(), None));
 }
 
 #[test]

@@ -146,6 +146,11 @@ impl Keeper {
     /// Does what the configuration has for a pool that is low, one after the other until something
     /// has helped, and again until there is enough.
     async fn find_more(&mut self) {
+        let configured = self.control.space_of(self.handle.name());
+        if let Some(space) = configured.filter(|space| *space != self.space) {
+            // Other means are tried at once.
+            (self.space, self.gave_up) = (space, None);
+        }
         let has_means = self.space.grow_limit > 0 || self.space.hook.is_some();
         if self.state == SpaceState::Normal {
             self.gave_up = None;
@@ -239,5 +244,84 @@ fn told(pool: &str, change: &SpaceChange) -> String {
             "pool {pool} is full: writes that need space wait until it grows, or something in it \
              is deleted or discarded"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::events::EventReader;
+    use crate::control::pools::open_or_create;
+    use crate::control::testing::{Rig, folder, memory_pool};
+    use crate::pool::{Mark, Marks};
+    use crate::stats::VolumeStats;
+
+    fn keeper(rig: &Rig, handle: &PoolHandle) -> Keeper {
+        Keeper {
+            control: rig.control.clone(),
+            handle: handle.clone(),
+            space: SpaceConfig::default(),
+            state: SpaceState::Normal,
+            below: None,
+            told_blocked: 0,
+            gave_up: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_told_of_after_30_60_and_110_seconds_and_again_when_others_wait() {
+        let rig = Rig::without_pool(folder()).await;
+        let opened = open_or_create(&memory_pool("p"), rig.folder.path(), 0).unwrap();
+        let mut events = rig.control.events().reader(false, "p".to_owned());
+        let mut keeper = keeper(&rig, &opened.handle);
+        let of = |pool: &str, seconds: u64| {
+            let stats = VolumeStats { pool: pool.to_owned(), ..VolumeStats::default() };
+            stats.blocked.set(u64::from(seconds > 0) * 3);
+            stats.blocked_ns.set(seconds * 1_000_000_000);
+            std::sync::Arc::new(stats)
+        };
+        let times = [1, 29, 30, 31, 59, 60, 61, 109, 110, 111, 5000, 0, 29, 30];
+        for seconds in times {
+            // Another pool's are another keeper's.
+            *rig.data_path.volumes.lock() = vec![of("p", seconds), of("q", 7777)];
+            keeper.look_who_waits();
+        }
+        rig.control.events().close();
+        for seconds in [30, 60, 110, 30] {
+            let event = events.next().await.unwrap();
+            assert_eq!(event.kind(), EventKind::WritesBlocked);
+            let expected =
+                format!("3 writes wait for space in pool p, the first for {seconds} s: it needs");
+            assert!(event.text.starts_with(&expected), "{}", event.text);
+        }
+        assert_eq!(events.next().await, None);
+        opened.handle.close().await.unwrap();
+    }
+
+    async fn next_kind(events: &mut EventReader) -> EventKind {
+        let event = tokio::time::timeout(Duration::from_secs(60), events.next()).await;
+        event.unwrap().unwrap().kind()
+    }
+
+    #[tokio::test]
+    async fn each_crossing_is_an_event() {
+        let rig = Rig::new().await;
+        let handle = rig.control.pool("").unwrap();
+        let mut events = rig.control.events().reader(false, "default".to_owned());
+        let marks = |low, very_low| {
+            let marks = Marks { low: Mark::Percent(low), very_low: Mark::Percent(very_low) };
+            Policy::Marks(Some(marks))
+        };
+        for (policy, kind) in [
+            (marks(100, 1), EventKind::SpaceLow),
+            (Policy::FreeBelow(Some(0)), EventKind::SpaceFull),
+            (Policy::FreeBelow(None), EventKind::SpaceLow),
+            (Policy::FreeBelow(Some(1)), EventKind::SpaceVeryLow),
+            (Policy::FreeBelow(None), EventKind::SpaceLow),
+            (Policy::Marks(None), EventKind::SpaceNormal),
+        ] {
+            handle.tell(policy).unwrap();
+            assert_eq!(next_kind(&mut events).await, kind, "{policy:?}");
+        }
     }
 }

@@ -15,6 +15,7 @@ mod keeper;
 mod membership;
 mod messages;
 mod nodes;
+mod policy;
 mod pools;
 mod releases;
 mod server;
@@ -42,7 +43,7 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, wall_seconds};
-use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
@@ -94,6 +95,8 @@ struct Inner {
     releases: releases::Releases,
     /// Requests of data paths outside.
     extends: extend::Extends,
+    /// The space policy of pools that are made at run time.
+    space_of_new_pools: RwLock<SpaceConfig>,
     /// One pool is made at a time.
     making_pools: tokio::sync::Mutex<()>,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
@@ -158,6 +161,7 @@ impl Control {
             ublk: OnceLock::new(),
             releases: releases::Releases::default(),
             extends: extend::Extends::default(),
+            space_of_new_pools: RwLock::new(options.template.space.clone()),
             making_pools: tokio::sync::Mutex::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             hasher: RandomState::new(),
@@ -267,6 +271,11 @@ impl Control {
         pools.iter().find_map(|(name, known)| {
             known.failure().map(|failure| format!("pool {name} has failed: {failure}"))
         })
+    }
+
+    /// This host as a member of its pools, where it has an identity.
+    pub(crate) fn node(&self) -> Option<NodeId> {
+        self.0.options.node
     }
 
     /// When the daemon started.

@@ -12,6 +12,7 @@ use crate::pool::{self, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandl
 use crate::units::GIB;
 
 use super::errors::pool_error;
+use super::policy;
 
 /// What a pool has to have at least, so that its metadata leaves room for data.
 const LEAST_BYTES: u64 = 256 << 20;
@@ -31,6 +32,7 @@ pub(super) fn open_or_create(
     node: u32,
 ) -> Result<Opened, Error> {
     let failed = |error| pool_error(&config.name, error);
+    policy::check_before_opening(config)?;
     let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
     let created = !in_memory && !pool::exists(&spec).map_err(failed)?;
@@ -220,6 +222,24 @@ mod tests {
         let small = pool(&path, SizeWish::Bytes(64 << 10));
         let error = open_or_create(&small, folder.path(), 0).err().unwrap();
         assert!(!path.exists(), "{error}");
+    }
+
+    #[test]
+    fn a_quantum_beyond_the_pool_is_refused_and_nothing_is_made() {
+        let folder = folder();
+        let path = folder.path().join("file");
+        let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
+        wanted.space.quantum = 65 << 20;
+        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        let expected = "space.quantum of pool p is 68157440: must be at most the pool's size, 64M";
+        assert_eq!(error.to_string(), expected);
+        assert!(!path.exists());
+        // Of one that is there, its own size counts.
+        File::create(&path).unwrap().set_len(32 << 20).unwrap();
+        wanted.space.quantum = 33 << 20;
+        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap();
+        assert!(error.to_string().ends_with("the pool's size, 32M"), "{error}");
     }
 
     #[tokio::test]

@@ -420,6 +420,7 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
         }],
         extent_size,
         extend_socket: None,
+        space: control.0.space_of_new_pools.read().clone(),
         ..template.clone()
     })
 }

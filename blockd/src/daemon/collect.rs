@@ -8,15 +8,22 @@ use blockd_mapper::format::catalogue::VolumeKind;
 
 use crate::control::Control;
 use crate::frontend::nbd::listener::ListenerStats;
-use crate::metrics::Snapshot;
+use crate::metrics::{Snapshot, node_name};
+use crate::node::NodeId;
 use crate::pool::{PoolHandle, VolumeId};
 use crate::stats::{Op, Stage, VolumeStats};
+
+use super::figures::Figures;
 
 /// A listener's address and counters.
 pub(super) type Listening = (String, Arc<ListenerStats>);
 
 /// Everything that is counted, as it is now. Asks pool threads, and waits for them.
-pub(super) async fn collect(control: &Control, listeners: &[Listening]) -> Snapshot {
+pub(super) async fn collect(
+    control: &Control,
+    listeners: &[Listening],
+    figures: &Figures,
+) -> Snapshot {
     let mut snapshot = Snapshot::default();
     let is_ready = u64::from(control.is_ready());
     snapshot.set("blockd_build", &[env!("CARGO_PKG_VERSION")], 1);
@@ -32,30 +39,7 @@ pub(super) async fn collect(control: &Control, listeners: &[Listening]) -> Snaps
         snapshot.set("blockd_ublk_recoveries", &[], recoveries);
         snapshot.set("blockd_ublk_hangs", &[], stats.hangs.load(Ordering::Relaxed));
     }
-    let mut clients: BTreeMap<([u8; 16], VolumeId), u64> = BTreeMap::new();
-    for one in control.data_path().connections() {
-        *clients.entry((one.pool, one.volume)).or_default() += 1;
-    }
-    for known in control.known_pools() {
-        let name = known.config.name.as_str();
-        let serves = known.failure().is_none();
-        snapshot.set("blockd_pool_up", &[name], serves.into());
-        let Ok(handle) = &known.state else { continue };
-        counters(&mut snapshot, handle);
-        if serves {
-            space(&mut snapshot, handle).await;
-        }
-        for volume in handle.mapper().summaries() {
-            let labels = [name, volume.name.as_str()];
-            let connections = clients.get(&(handle.id(), volume.id)).copied().unwrap_or(0);
-            snapshot.set("blockd_volume_size_bytes", &labels, volume.size);
-            snapshot.set("blockd_volume_mapped_bytes", &labels, volume.mapped);
-            snapshot.set("blockd_volume_valid_bytes", &labels, volume.valid);
-            let attached = control.is_attached(name, &volume.name);
-            snapshot.set("blockd_volume_attached", &labels, attached.into());
-            snapshot.set("blockd_volume_connections", &labels, connections);
-        }
-    }
+    pools(&mut snapshot, control, figures).await;
     requests(&mut snapshot, &control.data_path().volume_stats());
     for stats in control.data_path().worker_stats() {
         let worker = stats.worker.to_string();
@@ -81,6 +65,44 @@ pub(super) async fn collect(control: &Control, listeners: &[Listening]) -> Snaps
     snapshot
 }
 
+/// Pools, and their volumes.
+async fn pools(snapshot: &mut Snapshot, control: &Control, figures: &Figures) {
+    let mut clients: BTreeMap<([u8; 16], VolumeId), u64> = BTreeMap::new();
+    for one in control.data_path().connections() {
+        *clients.entry((one.pool, one.volume)).or_default() += 1;
+    }
+    for known in control.known_pools() {
+        let name = known.config.name.as_str();
+        let serves = known.failure().is_none();
+        snapshot.set("blockd_pool_up", &[name], serves.into());
+        let Ok(handle) = &known.state else { continue };
+        counters(snapshot, handle);
+        if serves {
+            space(snapshot, handle, control.node()).await;
+        }
+        let counted = figures.of(handle).await;
+        for volume in handle.mapper().summaries() {
+            let connections = clients.get(&(handle.id(), volume.id)).copied().unwrap_or(0);
+            let attached = control.is_attached(name, &volume.name);
+            let labels = [name, volume.name.as_str()];
+            let mut set = |name, value| snapshot.set(name, &labels, value);
+            set("blockd_volume_size_bytes", volume.size);
+            set("blockd_volume_mapped_bytes", volume.mapped);
+            set("blockd_volume_valid_bytes", volume.valid);
+            if let Some(figures) = counted.get(&volume.id) {
+                set("blockd_volume_exclusive_bytes", figures.exclusive);
+                set("blockd_volume_shared_bytes", figures.shared);
+            }
+            set("blockd_volume_reserved_bytes", volume.reserved);
+            set("blockd_volume_refills", volume.grants);
+            set("blockd_volume_refill_waits", volume.grant_waits);
+            set("blockd_volume_passed_reserves", volume.passed_reserves);
+            set("blockd_volume_attached", attached.into());
+            set("blockd_volume_connections", connections);
+        }
+    }
+}
+
 fn counters(snapshot: &mut Snapshot, pool: &PoolHandle) {
     let stats = pool.stats();
     let mut set = |name, value: &std::sync::atomic::AtomicU64| {
@@ -96,8 +118,17 @@ fn counters(snapshot: &mut Snapshot, pool: &PoolHandle) {
     set("blockd_pool_metadata_waiting_for_space", &stats.waiting_for_space);
 }
 
-async fn space(snapshot: &mut Snapshot, pool: &PoolHandle) {
+async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>) {
     let Ok(space) = pool.space().await else { return };
+    let held = space.pool.reserved / pool.extent_size().max(1);
+    let refills = pool.mapper().grants();
+    let called = node.map(|node| node.to_string()).unwrap_or_default();
+    snapshot.set("blockd_reserve_free_extents", &[pool.name(), &called], held);
+    snapshot.set("blockd_reserve_refills", &[pool.name(), &called], refills);
+    if let Some(node) = node {
+        snapshot.set_named(node_name(pool.id(), node, "free"), held);
+        snapshot.set_named(node_name(pool.id(), node, "allocations"), refills);
+    }
     let mut set = |name, value| snapshot.set(name, &[pool.name()], value);
     set("blockd_pool_size_bytes", space.pool.total);
     set("blockd_pool_free_bytes", space.free());

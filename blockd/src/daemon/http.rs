@@ -19,6 +19,7 @@ use crate::control::Control;
 use crate::error::Error;
 
 use super::collect::{Listening, collect};
+use super::figures::Figures;
 
 /// Connections at once. There are a few scrapers, and they are quick.
 const CONNECTIONS: usize = 32;
@@ -52,6 +53,7 @@ impl HttpListener {
     pub(super) async fn serve(self, control: Control, listeners: Vec<Listening>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let listeners: Arc<[Listening]> = listeners.into();
+        let figures = Arc::new(Figures::default());
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             let stream = match self.0.accept().await {
@@ -62,10 +64,13 @@ impl HttpListener {
                     continue;
                 }
             };
-            let (control, listeners) = (control.clone(), Arc::clone(&listeners));
+            let asked = (control.clone(), Arc::clone(&listeners), Arc::clone(&figures));
             let service = service_fn(move |request| {
-                let (control, listeners) = (control.clone(), Arc::clone(&listeners));
-                async move { Ok::<_, Infallible>(answer(&request, &control, &listeners).await) }
+                let (control, listeners, figures) = asked.clone();
+                async move {
+                    let answer = answer(&request, &control, &listeners, &figures).await;
+                    Ok::<_, Infallible>(answer)
+                }
             });
             tokio::spawn(async move {
                 let connection = http1::Builder::new()
@@ -84,10 +89,11 @@ async fn answer(
     request: &Request<Incoming>,
     control: &Control,
     listeners: &[Listening],
+    figures: &Figures,
 ) -> Response<Full<Bytes>> {
     let (status, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => {
-            (StatusCode::OK, OPENMETRICS, collect(control, listeners).await.render())
+            (StatusCode::OK, OPENMETRICS, collect(control, listeners, figures).await.render())
         }
         (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, PLAIN, "ok\n".to_owned()),
         (&Method::GET | &Method::HEAD, "/readyz") => match control.why_not_ready() {

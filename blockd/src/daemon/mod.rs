@@ -4,6 +4,7 @@
 //! Clients that come early wait in the sockets' queues.
 
 mod collect;
+mod figures;
 mod http;
 mod lock;
 mod logging;
@@ -244,8 +245,8 @@ impl Daemon {
         Ok(Self { control, workers, listeners, extends, stop_control, control_server, _locks })
     }
 
-    /// Takes up what can be changed without a restart: sockets of requests for more space. What is
-    /// wrong in the file changes nothing.
+    /// Takes up what can be changed without a restart: the space policy of pools, and sockets of
+    /// requests for more space. What is wrong in the file changes nothing.
     async fn read_again(&mut self, source: Option<&Source>) {
         let config = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
@@ -254,6 +255,14 @@ impl Daemon {
             }
             Some(Ok(config)) => config,
         };
+        match self.control.take_up_space(&config.pools) {
+            Err(error) => return tracing::error!(%error, "SIGHUP: all stays as it was configured"),
+            Ok(changed) => {
+                for pool in changed {
+                    tracing::info!(pool, "SIGHUP: its space policy is another one now");
+                }
+            }
+        }
         let is_wanted = |one: &ExtendServer| {
             let pool = config.pools.iter().find(|pool| pool.name == one.pool());
             pool.and_then(|pool| pool.extend_socket.as_deref()) == Some(one.path())
@@ -275,7 +284,7 @@ impl Daemon {
             }
         }
         tracing::info!(
-            "SIGHUP: sockets of pool.extend are as configured; the rest takes a restart"
+            "SIGHUP: pool.space and pool.extend are as configured; the rest takes a restart"
         );
     }
 

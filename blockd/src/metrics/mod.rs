@@ -1,7 +1,8 @@
 //! Metrics, named once, in the OpenMetrics text format.
 //!
 //! [`METRICS`] is the list. Values are counted elsewhere, by those who do the work; a scrape
-//! collects them into a [`Snapshot`].
+//! collects them into a [`Snapshot`]. A few have names that are made of what they are about:
+//! [`node_name`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,6 +13,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use crate::node::{NodeId, uuid};
 use crate::stats::Histogram;
 
 /// What a value means.
@@ -53,6 +55,7 @@ const REQUEST: &[&str] = &["pool", "volume", "operation"];
 const STAGE: &[&str] = &["pool", "volume", "stage"];
 const WORKER: &[&str] = &["worker"];
 const LISTENER: &[&str] = &["address"];
+const NODE: &[&str] = &["pool", "node"];
 
 use Kind::{Counter, Gauge, Histogram as Times};
 
@@ -100,6 +103,13 @@ pub const METRICS: &[Metric] = &[
         "Seconds until it is full at that speed; left out while nothing is written",
     ),
     metric("blockd_pool_set_aside_bytes", Gauge, POOL, "Bytes set aside for single volumes"),
+    metric(
+        "blockd_reserve_free_extents",
+        Gauge,
+        NODE,
+        "Extents that the node holds for its volumes and that are not used",
+    ),
+    metric("blockd_reserve_refills", Counter, NODE, "Times that extents were granted to a volume"),
     metric("blockd_pool_commits", Counter, POOL, "Commits that ended"),
     metric("blockd_pool_flushes", Counter, POOL, "Device flushes of the pool's thread"),
     metric("blockd_pool_metadata_writes", Counter, POOL, "Writes of metadata"),
@@ -116,6 +126,32 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_volume_size_bytes", Gauge, VOLUME, "Size of the volume"),
     metric("blockd_volume_mapped_bytes", Gauge, VOLUME, "Bytes of extents it refers to"),
     metric("blockd_volume_valid_bytes", Gauge, VOLUME, "Bytes written and not discarded"),
+    metric(
+        "blockd_volume_exclusive_bytes",
+        Gauge,
+        VOLUME,
+        "Bytes of extents that nobody else refers to, as last counted",
+    ),
+    metric(
+        "blockd_volume_shared_bytes",
+        Gauge,
+        VOLUME,
+        "Bytes of extents that others refer to as well, as last counted",
+    ),
+    metric("blockd_volume_reserved_bytes", Gauge, VOLUME, "Bytes granted to it and not used"),
+    metric("blockd_volume_refills", Counter, VOLUME, "Times that extents were granted to it"),
+    metric(
+        "blockd_volume_refill_waits",
+        Counter,
+        VOLUME,
+        "Times that nothing granted was left, and writes waited for more",
+    ),
+    metric(
+        "blockd_volume_passed_reserves",
+        Counter,
+        VOLUME,
+        "Of these, how often there was something left after all: 0",
+    ),
     metric("blockd_volume_attached", Gauge, VOLUME, "1 when clients can reach it"),
     metric("blockd_volume_connections", Gauge, VOLUME, "Clients that are connected to it"),
     metric("blockd_requests", Counter, REQUEST, "Requests answered"),
@@ -125,8 +161,8 @@ pub const METRICS: &[Metric] = &[
         "blockd_request_seconds",
         Times,
         STAGE,
-        "Time that requests spent: map (looking up, one request in 64), wait (parked), media, \
-         commit, total",
+        "Time that requests spent: map (looking up, one request in 64), limit (held back by limits), \
+         wait (parked), media, commit, total",
     ),
     metric("blockd_parked_requests", Gauge, VOLUME, "Requests that are parked now"),
     metric("blockd_parks", Counter, VOLUME, "Requests that were parked"),
@@ -178,12 +214,33 @@ enum Value {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Snapshot {
     values: BTreeMap<&'static str, Vec<(Labels, Value)>>,
+    /// By names that are made of identities.
+    named: BTreeMap<String, u64>,
 }
+
+/// The name of a metric about a node's part of a pool: `sr_POOL_NODE_WHAT`, with their UUIDs.
+/// Prometheus allows letters, digits, `_` and `:` in a name, so whatever else is in there, which is
+/// the `-` of the UUIDs, becomes `_`.
+#[must_use]
+pub fn node_name(pool: [u8; 16], node: NodeId, what: &str) -> String {
+    let pool = uuid(u128::from_be_bytes(pool));
+    let name = format!("sr_{pool}_{node}_{what}");
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
+    name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect()
+}
+
+/// Of all metrics whose names [`node_name`] makes.
+const NAMED_HELP: &str = "See blockd_reserve_free_extents and blockd_reserve_refills";
 
 impl Snapshot {
     /// Adds a value of the metric, which has to be in the list.
     pub fn set(&mut self, name: &str, labels: &[&str], value: u64) {
         self.add(name, labels, Value::Number(value));
+    }
+
+    /// Adds a value whose name [`node_name`] has made.
+    pub fn set_named(&mut self, name: String, value: u64) {
+        self.named.insert(name, value);
     }
 
     /// Adds a value of a counter of seconds.
@@ -252,6 +309,11 @@ impl Collector for Snapshot {
                 }
             }
         }
+        for (name, value) in &self.named {
+            // A counter's name would have to end differently.
+            let kind = MetricType::Unknown;
+            encoder.encode_descriptor(name, NAMED_HELP, None, kind)?.encode_gauge(value)?;
+        }
         Ok(())
     }
 }
@@ -311,6 +373,34 @@ mod tests {
         assert_eq!(rows, expected, "docs/METRICS.md has:\n{}", expected.join("\n"));
     }
 
+    /// Words of a text that are names of metrics.
+    fn names(text: &str) -> impl Iterator<Item = &str> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("blockd_"))
+    }
+
+    #[test]
+    fn alerts_and_dashboard_know_no_other_metrics() {
+        let endings = |kind| match kind {
+            Kind::Counter => &["_total"][..],
+            Kind::Gauge => &[""],
+            Kind::Histogram => &["_bucket", "_sum", "_count"],
+        };
+        let of =
+            |metric: &Metric| endings(metric.kind).iter().map(|end| metric.name.to_owned() + end);
+        let known: Vec<String> = METRICS.iter().flat_map(of).collect();
+        for (file, text) in [
+            ("alerts.yml", include_str!("../../../deploy/alerts.yml")),
+            ("alerts_test.yml", include_str!("../../../deploy/alerts_test.yml")),
+            ("grafana.json", include_str!("../../../deploy/grafana.json")),
+        ] {
+            let unknown: Vec<&str> =
+                names(text).filter(|name| known.iter().all(|known| known != name)).collect();
+            assert_eq!(unknown, [""; 0], "{file}");
+            assert!(names(text).count() > 5, "{file}");
+        }
+    }
+
     #[test]
     fn names_are_unique_and_say_their_unit() {
         for metric in METRICS {
@@ -325,6 +415,8 @@ mod tests {
     #[test]
     fn a_scrape_has_types_labels_and_values() {
         let mut snapshot = Snapshot::default();
+        let node = NodeId::parse("3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f").unwrap();
+        snapshot.set_named(node_name([0xab; 16], node, "free"), 12);
         snapshot.set("blockd_ready", &[], 1);
         snapshot.set("blockd_requests", &["p", "a \"b\" \\", "read"], 7);
         snapshot.set_ns("blockd_throttle_seconds", &["p", "v"], 1_500_000_000);
@@ -344,6 +436,7 @@ mod tests {
             r#"blockd_request_seconds_count{pool="p",volume="v",stage="media"} 2"#,
             r#"blockd_request_seconds_bucket{le="0.000002048",pool="p",volume="v",stage="media"} 1"#,
             r#"blockd_request_seconds_bucket{le="+Inf",pool="p",volume="v",stage="media"} 2"#,
+            "sr_abababab_abab_abab_abab_abababababab_3f2b8c1d_0e4a_4d5b_9c6f_7a8b9c0d1e2f_free 12",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

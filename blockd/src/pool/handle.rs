@@ -118,6 +118,8 @@ pub(super) enum Ask {
 pub enum Policy {
     /// Where its states begin.
     Marks(Option<Marks>),
+    /// Bytes that a volume is granted at a time.
+    Quantum(u64),
     /// Bytes free below it, where its devices don't have all of theirs.
     FreeBelow(Option<u64>),
     /// More space has come, so many nanoseconds after it was asked for.

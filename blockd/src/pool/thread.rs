@@ -293,6 +293,9 @@ impl PoolThread {
                     let _ = answer.send((self.engine.space(), now));
                 }
                 Ask::Policy(Policy::Marks(marks)) => self.engine.set_marks(marks),
+                Ask::Policy(Policy::Quantum(bytes)) => {
+                    self.engine.set_quantum(bytes.div_ceil(self.shared.extent_size.max(1)));
+                }
                 Ask::Policy(Policy::FreeBelow(free)) => self.engine.set_free_below(free),
                 Ask::Policy(Policy::Extended(ns)) => self.engine.note_extension(ns),
                 Ask::Releasing(answer) => drop(answer.send(self.engine.releasing())),

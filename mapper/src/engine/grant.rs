@@ -42,7 +42,7 @@ impl Engine {
     fn quantum(&self, volumes: usize) -> u64 {
         let free = self.pool.free_space.lock().free_count();
         let share = free / (8 * volumes.max(1) as u64);
-        self.pool.tuning.quantum.min(share).max(1)
+        self.pool.quantum.load(Ordering::Relaxed).min(share).max(1)
     }
 
     fn grant_space(&mut self) {
@@ -136,7 +136,13 @@ impl Engine {
             let Some((first, count)) = space.allocate(missing) else { break };
             reserve.add(first, count);
         }
-        reserve.total() - before
+        let granted = reserve.total() - before;
+        if granted > 0 {
+            // Under the lock: who sees the extents sees that they were granted.
+            volume.grants.fetch_add(1, Ordering::AcqRel);
+            self.pool.grants.fetch_add(1, Ordering::Relaxed);
+        }
+        granted
     }
 
     /// Space that volumes hold and have not used serves those that wait: all of it is taken back,

@@ -77,6 +77,12 @@ pub struct VolumeSummary {
     pub settings: VolumeSettings,
     /// A write of it waits for an extent, and none is on its way.
     pub out_of_space: bool,
+    /// How often extents were granted to it, since the pool was opened.
+    pub grants: u64,
+    /// How often it had nothing left of what was granted, and writes waited for more.
+    pub grant_waits: u64,
+    /// How often there was something left after all: no write waits while a reserve lasts.
+    pub passed_reserves: u64,
 }
 
 impl VolumeSummary {
@@ -108,7 +114,13 @@ impl Pool {
     /// Bytes that a volume is granted at a time, where there is enough.
     #[must_use]
     pub fn quantum_bytes(&self) -> u64 {
-        self.tuning.quantum.saturating_mul(self.geometry.extent_size())
+        self.quantum.load(Ordering::Relaxed).saturating_mul(self.geometry.extent_size())
+    }
+
+    /// How often extents were granted to volumes, since it was opened.
+    #[must_use]
+    pub fn grants(&self) -> u64 {
+        self.grants.load(Ordering::Relaxed)
     }
 
     /// All volumes and snapshots, by id, without counting anything. May be called from any thread.
@@ -131,6 +143,9 @@ impl Pool {
             made: volume.identity.made,
             settings: *volume.settings.lock(),
             out_of_space: volume.out_of_space.load(Ordering::Acquire),
+            grants: volume.grants.load(Ordering::Relaxed),
+            grant_waits: volume.grant_waits.load(Ordering::Relaxed),
+            passed_reserves: volume.passed_reserves.load(Ordering::Relaxed),
         };
         volumes.iter().map(summary).collect()
     }

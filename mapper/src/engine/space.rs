@@ -59,6 +59,8 @@ pub(crate) struct SpacePolicy {
     /// What somebody else was granted may be had in a moment.
     comes_later: bool,
     looked_ns: u64,
+    /// What was seen then counts no longer.
+    outdated: bool,
     /// Bytes that may be taken, and when that was counted.
     credit: u64,
     ticked_ns: u64,
@@ -79,6 +81,7 @@ impl SpacePolicy {
             stuck: false,
             comes_later: false,
             looked_ns: 0,
+            outdated: false,
             credit: 0,
             ticked_ns: 0,
             served: 0,
@@ -102,12 +105,23 @@ impl Engine {
     /// Where the pool's states begin from now on; `None`: nowhere.
     pub fn set_marks(&mut self, marks: Option<Marks>) {
         self.space.watch.set_marks(marks);
-        self.pool.want_engine();
+        self.look_at_space();
+    }
+
+    /// How many extents a volume is granted at a time from now on; at least 1.
+    pub fn set_quantum(&mut self, extents: u64) {
+        self.pool.quantum.store(extents.max(1), Ordering::Relaxed);
     }
 
     /// Says how many bytes are free below the pool, where its devices don't have all of theirs.
     pub fn set_free_below(&mut self, free: Option<u64>) {
         self.space.free_below = free;
+        self.look_at_space();
+    }
+
+    /// At the next poll, however short a time ago that was done.
+    fn look_at_space(&mut self) {
+        self.space.outdated = true;
         self.pool.want_engine();
     }
 
@@ -186,7 +200,8 @@ impl Engine {
     pub(super) fn step_space(&mut self) {
         let policy = &self.space;
         let watch = &policy.watch;
-        let is_news = policy.granted > 0 || policy.stuck != (watch.state() == SpaceState::Full);
+        let is_full = watch.state() == SpaceState::Full;
+        let is_news = policy.outdated || policy.granted > 0 || policy.stuck != is_full;
         if !is_news && self.now_ns.saturating_sub(policy.looked_ns) < TICK_NS {
             return;
         }
@@ -194,7 +209,7 @@ impl Engine {
         let total = self.pool.free_space.lock().total_count() * extent;
         let free = self.free_bytes();
         let policy = &mut self.space;
-        policy.looked_ns = self.now_ns;
+        (policy.looked_ns, policy.outdated) = (self.now_ns, false);
         let watch = &mut policy.watch;
         watch.granted(std::mem::take(&mut policy.granted) * extent);
         let seen = Observed { total, free, stuck: policy.stuck };

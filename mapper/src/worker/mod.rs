@@ -181,7 +181,7 @@ impl Worker {
 
     /// A reserve below this asks for more: an empty one always does.
     fn low_mark(&self) -> u64 {
-        (self.pool.tuning.quantum / 2).max(1)
+        (self.pool.quantum.load(Ordering::Relaxed) / 2).max(1)
     }
 }
 

@@ -339,12 +339,16 @@ impl Worker {
             self.pool.queue_up(&volume.slowed);
             return Err(ParkReason::Slowed);
         }
+        let grants = volume.grants.load(Ordering::Acquire);
         let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
+        let extent = extent.or_else(|| volume.take_from_slices());
         if extent.is_none() {
             if slowed {
                 volume.allowance.fetch_add(1, Ordering::AcqRel);
             }
-            self.pool.queue_up(&volume.starves);
+            if self.pool.queue_up(&volume.starves) {
+                volume.count_grant_wait(grants);
+            }
         }
         if low && !volume.wants_space.swap(true, Ordering::AcqRel) {
             self.pool.want_engine();

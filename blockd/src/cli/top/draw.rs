@@ -26,7 +26,7 @@ pub(crate) struct View {
 /// Pools shown at most; the volumes need the room.
 const MAX_POOLS: usize = 6;
 
-const HELP: [&str; 7] = [
+const HELP: [&str; 10] = [
     "q  quit",
     "s  sort by name, operations, bytes, latency, mapped",
     "p  pause, and go on",
@@ -34,6 +34,9 @@ const HELP: [&str; 7] = [
     "h  this help",
     "",
     "latency: median / 99 %, of the last second's requests",
+    "written/s: bytes written for the first time, lately",
+    "waiting: volumes with writes that wait for space",
+    "slowed: volumes slowed down, as the pool is nearly full",
 ];
 
 /// Draws everything.
@@ -42,14 +45,16 @@ pub(crate) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, view: &View) {
     let rows = [
         Constraint::Length(1),
         Constraint::Length(pools + 2),
+        Constraint::Length(pools + 2),
         Constraint::Fill(1),
         Constraint::Fill(1),
         Constraint::Length(1),
     ];
-    let [top, pool_area, volume_area, latency_area, bottom] =
+    let [top, pool_area, space_area, volume_area, latency_area, bottom] =
         Layout::vertical(rows).areas(frame.area());
     frame.render_widget(heading(snapshot, view), top);
     frame.render_widget(pool_table(&snapshot.pools, view), pool_area);
+    frame.render_widget(space_table(&snapshot.pools, view), space_area);
     let room = usize::from(volume_area.height.saturating_sub(2));
     let first = view.scroll.min(snapshot.volumes.len().saturating_sub(room));
     let shown = &snapshot.volumes[first..];
@@ -110,6 +115,42 @@ fn pool_table(pools: &[PoolRow], view: &View) -> Table<'static> {
     ]);
     // With 80 columns a name has 14.
     let lengths = [6, 8, 8, 7, 8, 8, 5, 8];
+    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
+    Table::new(rows, widths).header(heading.style(bold()))
+}
+
+/// How full pools are, how fast they fill, and whom that stops.
+fn space_table(pools: &[PoolRow], view: &View) -> Table<'static> {
+    let rows = pools.iter().map(|pool| {
+        let state = match pool.space_state {
+            None | Some("normal") => Style::default(),
+            Some("low") => toned(view, Color::Yellow),
+            Some(_) => toned(view, Color::Red),
+        };
+        let waiting = if pool.waiting_volumes > 0 { state } else { Style::default() };
+        Row::new([
+            Cell::from(pool.name.clone()),
+            Cell::from(pool.space_state.unwrap_or("-")).style(state),
+            right(units::human(pool.write_rate_bytes)),
+            right(pool.full_in()),
+            right(units::human(pool.low_bytes)),
+            right(units::human(pool.very_low_bytes)),
+            right(pool.waiting_volumes.to_string()).style(waiting),
+            right(pool.slowed_volumes.to_string()),
+        ])
+    });
+    let heading = Row::new([
+        Cell::from("SPACE"),
+        Cell::from("STATE"),
+        right("WRITTEN/S"),
+        right("FULL IN"),
+        right("LOW BELOW"),
+        right("VERY LOW"),
+        right("WAITING"),
+        right("SLOWED"),
+    ]);
+    // With 80 columns a name has 13.
+    let lengths = [8, 9, 7, 9, 8, 7, 6];
     let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
     Table::new(rows, widths).header(heading.style(bold()))
 }
@@ -223,7 +264,7 @@ mod tests {
     #[test]
     fn the_screen_is_as_drawn_here() {
         let expected = include_str!("screen.txt");
-        assert_eq!(screen(&View::default(), (100, 14)), expected);
+        assert_eq!(screen(&View::default(), (100, 17)), expected);
     }
 
     #[test]

@@ -16,9 +16,11 @@ use model::{Answers, Snapshot};
 
 /// Show pools and volumes at work, refreshed each second
 ///
-/// Rates are operations and MiB a second; latencies are the median and the 99th percentile of the
-/// last second's requests, for each stage that a request goes through. Keys: q quits, s sorts, p
-/// pauses, h helps. With --json, or where the output is no terminal, a snapshot each second.
+/// For each pool, how full it is, how fast it fills, when it will be full at that speed, and how
+/// many volumes have writes that wait for space or are slowed down. Rates are operations and MiB a
+/// second; latencies are the median and the 99th percentile of the last second's requests, for
+/// each stage that a request goes through. Keys: q quits, s sorts, p pauses, h helps. With --json,
+/// or where the output is no terminal, a snapshot each second.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd top\n  blockd top --once")]
 pub(crate) struct Top {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use blockd_api::v1::{self, Operation, Stage};
 use serde::Serialize;
 
-use crate::cli::amount;
+use crate::cli::{amount, shapes};
 
 /// The stages in the order that a request goes through them.
 pub(crate) const STAGES: [(Stage, &str); 5] = [
@@ -54,6 +54,33 @@ pub(crate) struct PoolRow {
     pub snapshot_count: u32,
     /// What deleted volumes held and is still being let go.
     pub releasing_bytes: u64,
+    /// How full it is; nothing where the daemon doesn't say.
+    pub space_state: Option<&'static str>,
+    pub low_bytes: u64,
+    pub very_low_bytes: u64,
+    /// Bytes a second that were lately written for the first time.
+    pub write_rate_bytes: u64,
+    /// Until it is full at that speed.
+    pub seconds_to_full: Option<u64>,
+    /// Volumes with writes that wait for space.
+    pub waiting_volumes: u32,
+    /// Volumes with writes that were slowed down in the interval, as the pool is nearly full.
+    pub slowed_volumes: u32,
+}
+
+impl PoolRow {
+    /// How long until it is full, as people read it.
+    #[must_use]
+    pub(crate) fn full_in(&self) -> String {
+        match self.seconds_to_full {
+            _ if self.space_state == Some("full") => "now".to_owned(),
+            None => "-".to_owned(),
+            Some(seconds @ ..=99) => format!("{seconds} s"),
+            Some(seconds @ ..=5_999) => format!("{} min", seconds / 60),
+            Some(seconds @ ..=359_999) => format!("{} h", seconds / 3_600),
+            Some(seconds) => format!("{} d", seconds / 86_400),
+        }
+    }
 }
 
 /// A volume and what goes on in it.
@@ -73,6 +100,10 @@ pub(crate) struct VolumeRow {
     pub parked: u64,
     pub latency: Vec<Latency>,
     pub is_snapshot: bool,
+    /// Writes that wait for space.
+    pub blocked: u64,
+    /// Writes that were slowed down in the interval, as the pool is nearly full.
+    pub slowed: u64,
 }
 
 impl VolumeRow {
@@ -156,12 +187,13 @@ impl Snapshot {
             let pair = Pair { now: counters.get(&key), then: earlier.get(&key), interval_ns };
             pair.row(volume)
         });
+        let volumes: Vec<VolumeRow> = volumes.collect();
         Self {
             time_ns: now.stats.time_ns,
             interval_ns,
             resident_bytes: amount(now.stats.resident_bytes),
-            pools: now.pools.iter().map(pool_row).collect(),
-            volumes: volumes.collect(),
+            pools: now.pools.iter().map(|pool| pool_row(pool, &volumes)).collect(),
+            volumes,
         }
     }
 
@@ -175,7 +207,11 @@ fn by_name(stats: &[v1::VolumeStats]) -> BTreeMap<(&str, &str), &v1::VolumeStats
     stats.iter().map(|stats| ((stats.pool.as_str(), stats.volume.as_str()), stats)).collect()
 }
 
-fn pool_row(pool: &v1::Pool) -> PoolRow {
+fn pool_row(pool: &v1::Pool, volumes: &[VolumeRow]) -> PoolRow {
+    let count = |is_so: &dyn Fn(&VolumeRow) -> bool| {
+        let count = volumes.iter().filter(|one| one.pool == pool.name && is_so(one)).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    };
     let size_bytes = amount(pool.size_bytes);
     let free_bytes = amount(pool.free_bytes);
     PoolRow {
@@ -188,6 +224,13 @@ fn pool_row(pool: &v1::Pool) -> PoolRow {
         volume_count: pool.volume_count,
         snapshot_count: pool.snapshot_count,
         releasing_bytes: amount(pool.releasing_bytes),
+        space_state: shapes::space_state(pool),
+        low_bytes: amount(pool.low_bytes),
+        very_low_bytes: amount(pool.very_low_bytes),
+        write_rate_bytes: amount(pool.write_rate_bytes),
+        seconds_to_full: u64::try_from(pool.seconds_to_full).ok(),
+        waiting_volumes: count(&|one| one.blocked > 0),
+        slowed_volumes: count(&|one| one.slowed > 0),
     }
 }
 
@@ -217,6 +260,11 @@ impl Pair<'_> {
             parked: self.now.map_or(0, |stats| stats.parked),
             latency: STAGES.iter().map(|&(stage, name)| self.latency(stage, name)).collect(),
             is_snapshot: volume.kind() == v1::VolumeKind::Snapshot,
+            blocked: self.now.map_or(0, |stats| stats.blocked),
+            slowed: match (self.now, self.then) {
+                (Some(now), Some(then)) => now.slowed.saturating_sub(then.slowed),
+                _ => 0,
+            },
         }
     }
 
@@ -305,6 +353,8 @@ pub(crate) mod tests {
             ],
             stages: vec![stage(Stage::Map, 1), stage(Stage::Media, 40), stage(Stage::Total, 50)],
             parked: 3,
+            blocked: 2,
+            slowed: slow,
             ..Default::default()
         }
     }
@@ -332,6 +382,11 @@ pub(crate) mod tests {
             volume_count: 2,
             snapshot_count: 1,
             releasing_bytes: 3 << 30,
+            space_state: v1::SpaceState::Low.into(),
+            low_bytes: 41 << 30,
+            very_low_bytes: 1 << 30,
+            write_rate_bytes: 200 << 20,
+            seconds_to_full: 204,
             ..Default::default()
         };
         let busy = stats("data", 1000 * seconds, seconds << 22, 20 * seconds);
@@ -385,6 +440,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_time_until_it_is_full_is_told_in_what_people_count_in() {
+        let mut pool = Snapshot::between(None, &answers(4)).pools.remove(0);
+        let mut told = |state, seconds| {
+            (pool.space_state, pool.seconds_to_full) = (Some(state), seconds);
+            pool.full_in()
+        };
+        assert_eq!([told("normal", None), told("full", Some(7))], ["-", "now"]);
+        let times = [0, 99, 100, 5_999, 6_000, 359_999, 360_000];
+        let expected = ["0 s", "99 s", "1 min", "99 min", "1 h", "99 h", "4 d"];
+        assert_eq!(times.map(|seconds| told("low", Some(seconds))), expected);
+    }
+
+    #[test]
     fn the_json_has_this_shape() {
         let mut snapshot = Snapshot::between(Some(&answers(2)), &answers(4));
         snapshot.volumes.remove(0);
@@ -393,12 +461,15 @@ pub(crate) mod tests {
             r#"{"time_ns":4000000000,"interval_ns":2000000000,"resident_bytes":83886080,"#,
             r#""pools":[{"name":"default","state":"open","size_bytes":51539607552,"#,
             r#""used_bytes":8589934592,"free_bytes":42949672960,"promised_bytes":21474836480,"#,
-            r#""volume_count":2,"snapshot_count":1,"releasing_bytes":3221225472}],"volumes":[{"pool":"default","name":"data","#,
+            r#""volume_count":2,"snapshot_count":1,"releasing_bytes":3221225472,"#,
+            r#""space_state":"low","low_bytes":44023414784,"very_low_bytes":1073741824,"#,
+            r#""write_rate_bytes":209715200,"seconds_to_full":204,"waiting_volumes":1,"#,
+            r#""slowed_volumes":1}],"volumes":[{"pool":"default","name":"data","#,
             r#""size_bytes":10737418240,"mapped_bytes":536870912,"reads_per_second":1000,"#,
             r#""writes_per_second":2000,"read_bytes_per_second":4194304,"#,
             r#""write_bytes_per_second":8388608,"errors":0,"connections":2,"parked":3,"#,
             r#""latency":[{"stage":"map","p50_ns":1000,"p99_ns":2000000}],"#,
-            r#""is_snapshot":false}]}"#,
+            r#""is_snapshot":false,"blocked":2,"slowed":40}]}"#,
         );
         assert_eq!(serde_json::to_string(&snapshot).unwrap(), expected);
     }

@@ -4,10 +4,15 @@ use super::model::{STAGES, Snapshot};
 use crate::cli::output::table::{Side, Table};
 use crate::cli::output::{Output, human_ns};
 
-/// Pools, volumes and latencies, a table each.
+/// Pools, their space, volumes and latencies, a table each.
 #[must_use]
 pub(super) fn snapshot(snapshot: &Snapshot, output: &Output) -> String {
-    let tables = [pools(snapshot, output), volumes(snapshot, output), latencies(snapshot)];
+    let tables = [
+        pools(snapshot, output),
+        space(snapshot, output),
+        volumes(snapshot, output),
+        latencies(snapshot),
+    ];
     let texts = tables.map(|table| table.render(output.terminal()));
     texts.join("\n") + "\n"
 }
@@ -35,6 +40,32 @@ fn pools(snapshot: &Snapshot, output: &Output) -> Table {
             pool.volume_count.saturating_sub(pool.snapshot_count).to_string().into(),
             pool.snapshot_count.to_string().into(),
             output.size(pool.releasing_bytes).into(),
+        ]);
+    }
+    table
+}
+
+fn space(snapshot: &Snapshot, output: &Output) -> Table {
+    let mut table = Table::new(&[
+        ("space", Side::Left),
+        ("state", Side::Left),
+        ("written/s", Side::Right),
+        ("full in", Side::Right),
+        ("low below", Side::Right),
+        ("very low", Side::Right),
+        ("waiting", Side::Right),
+        ("slowed", Side::Right),
+    ]);
+    for pool in &snapshot.pools {
+        table.row([
+            pool.name.as_str().into(),
+            pool.space_state.unwrap_or("-").into(),
+            output.size(pool.write_rate_bytes).into(),
+            pool.full_in().into(),
+            output.size(pool.low_bytes).into(),
+            output.size(pool.very_low_bytes).into(),
+            pool.waiting_volumes.to_string().into(),
+            pool.slowed_volumes.to_string().into(),
         ]);
     }
     table
@@ -91,12 +122,15 @@ mod tests {
     use crate::cli::output::terminal::Terminal;
 
     #[test]
-    fn a_snapshot_is_three_tables() {
+    fn a_snapshot_is_four_tables() {
         let shown = Snapshot::between(Some(&answers(2)), &answers(4));
         let text = snapshot(&shown, &Output::with(false, false, Terminal::none()));
         let expected = "\
 POOL     STATE    SIZE   USED    FREE  PROMISED  VOLUMES  SNAPSHOTS  TO LET GO
 default  open   48 GiB  8 GiB  40 GiB    20 GiB        1          1      3 GiB
+
+SPACE    STATE  WRITTEN/S  FULL IN  LOW BELOW  VERY LOW  WAITING  SLOWED
+default  low      200 MiB    3 min     41 GiB     1 GiB        1       1
 
 VOLUME              POOL       SIZE   MAPPED  READ/S  WRITE/S  READ B/S  WRITE B/S  CONN  PARKED
 archive (snapshot)  default  10 GiB  900 MiB       0        0       0 B        0 B     0       0

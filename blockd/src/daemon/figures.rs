@@ -1,0 +1,105 @@
+//! What volumes share and what each has alone, for metrics. That is not kept but counted, which
+//! takes time with what is mapped: so it is counted seldom where it takes long.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
+use crate::pool::{PoolHandle, VolumeId};
+
+/// After a count comes a pause of so many times what it took: counting for metrics takes at most
+/// 5 % of a pool's thread.
+const PAUSES: u32 = 19;
+
+/// How long a scrape waits for a count. Scrapers wait for ten seconds, and pools are asked one
+/// after the other.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Bytes of a volume's extents.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counted {
+    /// Nobody else refers to them.
+    pub(super) exclusive: u64,
+    /// Others do as well.
+    pub(super) shared: u64,
+}
+
+/// What was counted last of a pool's volumes.
+pub(super) type Volumes = Arc<BTreeMap<VolumeId, Counted>>;
+
+/// The last count of one pool.
+#[derive(Debug, Default)]
+struct Last {
+    is_running: bool,
+    ended: Option<Instant>,
+    took: Duration,
+    volumes: Volumes,
+}
+
+impl Last {
+    fn is_due(&self) -> bool {
+        !self.is_running && self.ended.is_none_or(|ended| ended.elapsed() >= self.took * PAUSES)
+    }
+}
+
+/// The last counts of all pools.
+#[derive(Debug, Default)]
+pub(super) struct Figures(Mutex<BTreeMap<[u8; 16], Arc<Mutex<Last>>>>);
+
+impl Figures {
+    /// What is known of a pool's volumes, counted anew where that is due and quick.
+    pub(super) async fn of(&self, pool: &PoolHandle) -> Volumes {
+        let last = Arc::clone(self.0.lock().entry(pool.id()).or_default());
+        let is_due = {
+            let mut last = last.lock();
+            let is_due = last.is_due();
+            last.is_running |= is_due;
+            is_due
+        };
+        if is_due {
+            let counting = tokio::spawn(count(pool.clone(), Arc::clone(&last)));
+            // One that takes longer goes on, for a later scrape.
+            let _ = timeout(WAIT, counting).await;
+        }
+        Arc::clone(&last.lock().volumes)
+    }
+}
+
+async fn count(pool: PoolHandle, last: Arc<Mutex<Last>>) {
+    let begun = Instant::now();
+    let volumes = pool.volumes().await;
+    let mut last = last.lock();
+    last.is_running = false;
+    last.took = begun.elapsed();
+    last.ended = Some(Instant::now());
+    if let Ok(volumes) = volumes {
+        let counted = |one: &crate::pool::VolumeInfo| Counted {
+            exclusive: one.exclusive,
+            shared: one.shared,
+        };
+        last.volumes = Arc::new(volumes.iter().map(|one| (one.id, counted(one))).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_is_counted_seldom_and_by_one_at_a_time() {
+        let now = Instant::now();
+        let mut last = Last::default();
+        assert!(last.is_due(), "never counted");
+        last.ended = Some(now);
+        assert!(last.is_due(), "it took no time");
+        last.took = Duration::from_secs(10);
+        assert!(!last.is_due());
+        last.ended = now.checked_sub(Duration::from_secs(191));
+        assert!(last.ended.is_none() || last.is_due());
+        last.is_running = true;
+        assert!(!last.is_due());
+    }
+}

@@ -1,0 +1,148 @@
+//! `cargo ci rules`: what `deploy/` has for Prometheus and Grafana, judged by Prometheus' own tool.
+//!
+//! promtool comes from Debian's package of the server, which is unpacked below the build folder and
+//! never installed: nothing is to be served here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::command;
+
+const PROGRAM: &str = "promtool";
+/// The Debian package that has it.
+const PACKAGE: &str = "prometheus";
+
+const ALERTS: &str = "alerts.yml";
+const ALERT_TESTS: &str = "alerts_test.yml";
+const DASHBOARD: &str = "grafana.json";
+
+/// Checks rules, runs their tests, and reads every expression of the dashboard.
+///
+/// # Errors
+/// When promtool can't be had, or finds something wrong; when an alert has no test.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let deploy = root.join("deploy");
+    let read = |name: &str| {
+        let path = deploy.join(name);
+        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+    };
+    let missing = untested(&read(ALERTS)?, &read(ALERT_TESTS)?);
+    ensure!(missing.is_empty(), "{ALERT_TESTS} does not raise, and not raise: {missing:?}");
+    let dashboard = rules_of(&read(DASHBOARD)?)?;
+    let folder = command::target_dir(root).join("tools");
+    fs::create_dir_all(&folder)?;
+    let program = promtool(&folder)?;
+    let promtool = |words: &[&str]| {
+        let mut command = Command::new(&program);
+        command.current_dir(&deploy).stdin(Stdio::null()).args(words);
+        command::output(&mut command)
+    };
+    promtool(&["check", "rules", ALERTS])?;
+    promtool(&["test", "rules", ALERT_TESTS])?;
+    let file = folder.join("dashboard.yml");
+    fs::write(&file, dashboard)?;
+    promtool(&["check", "rules", &file.to_string_lossy()])?;
+    println!("rules: {ALERTS}, {ALERT_TESTS} and {DASHBOARD} hold");
+    Ok(())
+}
+
+/// Alerts whose tests do not have both: a time at which it is raised, and one at which it isn't.
+fn untested(alerts: &str, tests: &str) -> Vec<String> {
+    let names = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let lines: Vec<&str> = tests.lines().map(str::trim).collect();
+    let is_tested = |name: &str| {
+        let about = |pair: &&[&str]| pair[0].strip_prefix("alertname: ") == Some(name);
+        let next: Vec<&str> = lines.windows(2).filter(about).map(|pair| pair[1]).collect();
+        next.contains(&"exp_alerts:") && next.contains(&"exp_alerts: []")
+    };
+    names.filter(|name| !is_tested(name)).map(ToOwned::to_owned).collect()
+}
+
+/// The expressions of a dashboard as rules, which promtool can read.
+fn rules_of(dashboard: &str) -> Result<String> {
+    let dashboard: Value = serde_json::from_str(dashboard).context(DASHBOARD)?;
+    let mut expressions = Vec::new();
+    for panel in dashboard["panels"].as_array().context("a dashboard has panels")? {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let text = target["expr"].as_str().context("a target has an expression")?;
+            // What Grafana fills in.
+            expressions.push(text.replace("$__rate_interval", "5m"));
+        }
+    }
+    ensure!(!expressions.is_empty(), "{DASHBOARD} shows nothing");
+    let rule = |text: String| serde_json::json!({ "record": "shown", "expr": text });
+    let rules: Vec<Value> = expressions.into_iter().map(rule).collect();
+    // JSON is YAML.
+    let number = |(at, rule): (usize, Value)| serde_json::json!({ "name": format!("panel {at}"), "rules": [rule] });
+    let groups: Vec<Value> = rules.into_iter().enumerate().map(number).collect();
+    Ok(serde_json::json!({ "groups": groups }).to_string())
+}
+
+/// The program, fetched where this machine has none.
+fn promtool(folder: &Path) -> Result<PathBuf> {
+    if command::installed(PROGRAM) {
+        return Ok(PathBuf::from(PROGRAM));
+    }
+    let root = folder.join(PACKAGE);
+    let program = root.join("usr/bin").join(PROGRAM);
+    if program.is_file() {
+        return Ok(program);
+    }
+    for tool in ["apt-get", "dpkg-deb"] {
+        if !command::installed(tool) {
+            bail!("missing: {PROGRAM}, of the package {PACKAGE}, and {tool} to fetch it with");
+        }
+    }
+    let part = folder.join("part");
+    let _ = fs::remove_dir_all(&part);
+    fs::create_dir_all(&part)?;
+    let apt_get = |word: &str| {
+        let mut command = Command::new("apt-get");
+        command.current_dir(&part).stdin(Stdio::null()).args(["-q", word]);
+        command
+    };
+    if command::output(apt_get("download").arg(PACKAGE)).is_err() {
+        // A fresh machine has no list of packages yet.
+        command::output(&mut apt_get("update"))?;
+        command::output(apt_get("download").arg(PACKAGE))?;
+    }
+    for entry in fs::read_dir(&part)? {
+        let file = entry?.path();
+        if file.extension().is_some_and(|extension| extension == "deb") {
+            command::output(Command::new("dpkg-deb").arg("--extract").arg(&file).arg(&part))?;
+            fs::remove_file(&file)?;
+        }
+    }
+    // Renamed last: what was cut short is not taken for whole.
+    let _ = fs::remove_dir_all(&root);
+    fs::rename(&part, &root)?;
+    ensure!(program.is_file(), "{PACKAGE} was unpacked, yet there is no {PROGRAM}");
+    println!("rules: unpacked {PACKAGE}");
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alert_has_to_be_raised_and_not_raised() {
+        let alerts = "- alert: One\n  expr: x\n- alert: Two\n- alert: Three\n";
+        let tests = "- alertname: One\nalertname: One\n exp_alerts: []\nalertname: One\nexp_alerts:\n\
+                     alertname: Two\nexp_alerts: []\nalertname: Twofold\nexp_alerts:\n";
+        assert_eq!(untested(alerts, tests), ["Two", "Three"]);
+    }
+
+    #[test]
+    fn expressions_of_panels_become_rules() {
+        let text =
+            r#"{"panels":[{"type":"row"},{"targets":[{"expr":"rate(a[$__rate_interval])"}]}]}"#;
+        let rules = rules_of(text).unwrap();
+        assert!(rules.contains(r#""expr":"rate(a[5m])""#), "{rules}");
+        assert!(rules_of("{}").is_err() && rules_of(r#"{"panels":[]}"#).is_err());
+    }
+}
