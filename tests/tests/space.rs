@@ -137,6 +137,9 @@ fn a_full_pool_waits_and_goes_on_by_growing_deleting_and_discarding() {
     assert_eq!(pool(&daemon)["space_state"], "full");
     // Said once, however long it lasts.
     assert_eq!(said(&daemon, "pool default is full"), 1, "{}", daemon.log());
+    let top = &daemon.cli(&["top", "--once"]).unwrap()["pools"][0];
+    let told = (&top["space_state"], &top["waiting_volumes"], &top["slowed_volumes"]);
+    assert_eq!(told, (&"full".into(), &2.into(), &0.into()), "{top}");
 
     // What doesn't need space goes on meanwhile, and so do commands.
     compare(&daemon, "w1", 1, 0..20);

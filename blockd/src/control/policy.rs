@@ -81,3 +81,74 @@ fn size(device: &DeviceConfig) -> Option<u64> {
         _ => File::open(&device.path).ok()?.seek(SeekFrom::End(0)).ok(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use blockd_api::v1;
+    use tonic::Code;
+
+    use super::*;
+    use crate::control::testing::{Rig, memory_pool};
+    use crate::control::tests::{MIB, create, refused};
+    use crate::pool::{Mark, Marks};
+
+    fn pool(name: &str, space: SpaceConfig) -> PoolConfig {
+        PoolConfig { space, ..memory_pool(name) }
+    }
+
+    #[tokio::test]
+    async fn a_policy_is_taken_up_by_all_pools_or_by_none() {
+        let rig = Rig::new().await;
+        for name in ["other", "unnamed"] {
+            rig.control.open_pool(&memory_pool(name)).await.unwrap();
+        }
+        let marks = Some(Marks { low: Mark::Percent(9), very_low: Mark::Percent(3) });
+        let quantum = |quantum| SpaceConfig { quantum, marks, ..SpaceConfig::default() };
+        let before = SpaceConfig::default();
+        // The pools have 64 MiB.
+        let wrong = [pool("default", quantum(1 << 20)), pool("other", quantum(65 << 20))];
+        let error = rig.control.take_up_space(&wrong).unwrap_err().to_string();
+        assert!(error.starts_with("space.quantum of pool other is 68157440"), "{error}");
+        for name in ["default", "other", "unnamed"] {
+            assert_eq!(rig.control.space_of(name), Some(before.clone()), "{name}");
+        }
+        let right = [pool("default", quantum(1 << 20)), pool("other", before.clone())];
+        assert_eq!(rig.control.take_up_space(&right).unwrap(), ["default", "unnamed"]);
+        assert_eq!(rig.control.take_up_space(&right).unwrap(), [""; 0]);
+        // One that is made from now on goes by the first, too.
+        assert_eq!(*rig.control.0.space_of_new_pools.read(), quantum(1 << 20));
+        let granted = |name| rig.control.pool(name).unwrap().mapper().quantum_bytes();
+        // Each thread takes what it is told in order.
+        rig.control.pool("default").unwrap().space().await.unwrap();
+        assert_eq!((granted("default"), granted("other")), (1 << 20, 16 << 20));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_for_want_of_space_names_what_is_needed_and_what_is_free() {
+        let mut rig = Rig::new().await;
+        rig.client.create_volume(create("v", 1000 * MIB)).await.unwrap();
+        let shown = v1::GetPoolRequest { name: String::new() };
+        let shown = rig.client.get_pool(shown).await.unwrap().into_inner().pool.unwrap();
+        let asked = v1::ConfigureVolumeRequest {
+            name: "v".to_owned(),
+            reservation_bytes: Some(100 * MIB),
+            ..Default::default()
+        };
+        let answer = rig.client.configure_volume(asked).await;
+        let wanted = (100 * MIB).to_string();
+        let said = refused(answer, Code::ResourceExhausted, "pool default", &wanted).to_string();
+        let numbers = format!("{wanted} bytes needed, {} bytes free", shown.free_bytes);
+        assert!(said.ends_with(&numbers), "{said}");
+
+        let space = SpaceConfig { overprovision_percent: Some(1600), ..SpaceConfig::default() };
+        rig.control.take_up_space(&[pool("default", space)]).unwrap();
+        let answer = rig.client.create_volume(create("w", 25 * MIB)).await;
+        let pool = "pool default, whose volumes may have 1600 % of its size together";
+        let wanted = (25 * MIB).to_string();
+        let said = refused(answer, Code::ResourceExhausted, pool, &wanted).to_string();
+        // Sixteen times 64 MiB, less the 1000 of the other.
+        let numbers = format!("{wanted} bytes needed, {} bytes free", 24 * MIB);
+        assert!(said.ends_with(&numbers), "{said}");
+        rig.client.create_volume(create("w", 24 * MIB)).await.unwrap();
+    }
+}
