@@ -219,6 +219,15 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
         // How fast it fills is known a moment after it was written.
         assert!(clock.elapsed() < LIMIT, "{missing:?}\n{metrics}");
     };
+    // So is everything that is documented.
+    let rows = include_str!("../../docs/METRICS.md").lines();
+    let rows = rows.filter_map(|line| line.strip_prefix("| `blockd_")?.split_once("` | "));
+    let names = rows.map(|(name, rest)| match rest.starts_with("histogram") {
+        true => format!("blockd_{name}_count"),
+        false => format!("blockd_{name}"),
+    });
+    let untold: Vec<String> = names.filter(|name| value(&metrics, name).is_none()).collect();
+    assert_eq!(untold, [""; 0]);
     let shown = place.blockd(&["pool", "show", "--json"]);
     let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
     let id = shown["pool"]["id"].as_str().unwrap();

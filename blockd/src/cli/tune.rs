@@ -14,7 +14,7 @@ use crate::units::{self, exact};
 ///
 /// From the speed at which the pool was filled lately, its peak of the last minutes, and the time
 /// that has to be lived through until somebody has made it larger. Changes nothing: what is printed
-/// goes into the configuration.
+/// goes into the configuration, which the daemon reads again on SIGHUP.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd tune --outage 2m")]
 pub(crate) struct Tune {
