@@ -105,6 +105,10 @@ pub struct Opened {
 #[derive(Debug)]
 enum Stage {
     Fence,
+    /// A first look at the superblocks, as they are read now, at the front and at the end: whether
+    /// the ring is this pool's. Nothing else is taken from it.
+    Look,
+    LookBack,
     Flush,
     /// Superblocks at the front of each device, then at the end.
     Front,
@@ -288,7 +292,7 @@ impl Opening {
         batch: Option<Batch>,
     ) -> Result<(), MapperError> {
         match self.stage {
-            Stage::Front | Stage::Back => {
+            Stage::Look | Stage::LookBack | Stage::Front | Stage::Back => {
                 for (page, at) in buffer.pages().iter().zip(0..) {
                     self.copies.add(&page.0, device, offset + at * PAGE_BYTES);
                 }
@@ -311,20 +315,27 @@ impl Opening {
     /// All commands of a stage have ended; goes on. `false`: nothing to do before IO ends.
     fn advance(&mut self) -> Result<bool, MapperError> {
         match self.stage {
+            Stage::Fence if self.options.mode == OpenMode::ReadOnly => self.stage = Stage::Flush,
             Stage::Fence => {
+                self.stage = Stage::Look;
+                self.read_front()?;
+            }
+            Stage::Look => {
+                self.stage = Stage::LookBack;
+                self.read_back()?;
+            }
+            Stage::LookBack => {
+                self.refuse_other_ring()?;
+                self.copies = Copies::default();
                 self.stage = Stage::Flush;
                 // R12: what can be read now may be in the device's cache only.
-                if !active(Mutation::NoOpeningFlush) && self.options.mode == OpenMode::ReadWrite {
+                if !active(Mutation::NoOpeningFlush) {
                     self.on_every_device(|_| IoOp::Flush);
                 }
             }
             Stage::Flush => {
                 self.stage = Stage::Front;
-                self.check_sizes()?;
-                for index in 0..self.options.devices.len() {
-                    let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
-                    self.read(device, 0, 2, None)?;
-                }
+                self.read_front()?;
             }
             Stage::Front => {
                 self.stage = Stage::Back;
@@ -355,6 +366,15 @@ impl Opening {
         }
     }
 
+    fn read_front(&mut self) -> Result<(), MapperError> {
+        self.check_sizes()?;
+        for index in 0..self.options.devices.len() {
+            let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
+            self.read(device, 0, 2, None)?;
+        }
+        Ok(())
+    }
+
     fn read_back(&mut self) -> Result<(), MapperError> {
         for index in 0..self.options.devices.len() {
             let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
@@ -363,6 +383,29 @@ impl Opening {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a ring that isn't the one of the pool's last open, before anything is flushed: a
+    /// flush that fails may drop what that ring calls valid, and only a ring that is here can be
+    /// told so (R8). It would be believed when it comes back.
+    fn refuse_other_ring(&mut self) -> Result<(), MapperError> {
+        let found = self.copies.choose(&self.options.devices)?;
+        let superblock = &found.superblock;
+        let says_nothing = superblock.clean || superblock.boot_id != self.options.boot_id;
+        if says_nothing || self.options.accept_loss || active(Mutation::NoStamp) {
+            return Ok(());
+        }
+        let Some(memory) = &self.options.ring else {
+            return self.lost(NO_RING.to_owned());
+        };
+        let told = crate::ring::names(&**memory, superblock.open_id)
+            && crate::ring::poison_was_told(&**memory);
+        let slots = self.options.tuning.workers + 1;
+        match find_ring(memory, superblock, &self.options.boot_id, slots) {
+            Ok(_) => Ok(()),
+            Err(RingUse::Poisoned) if told => Ok(()),
+            Err(problem) => self.lost(problem.to_string()),
+        }
     }
 
     fn begin_trees(&mut self) -> Result<(), MapperError> {
@@ -424,7 +467,7 @@ impl Opening {
         };
         let Some(memory) = memory else {
             if !superblock.clean && same_boot {
-                self.lost("no delta ring was given".to_owned())?;
+                self.lost(NO_RING.to_owned())?;
             }
             return fresh(private());
         };
@@ -619,7 +662,25 @@ enum RingUse {
     Problem(RingProblem),
 }
 
+const NO_RING: &str = "no delta ring was given";
+
 fn adopt(
+    memory: &Arc<dyn RingMemory>,
+    superblock: &Superblock,
+    boot_id: &[u8; 16],
+    slots: usize,
+) -> Result<DeltaRing, RingUse> {
+    let ring = find_ring(memory, superblock, boot_id, slots)?;
+    let id = superblock.open_id;
+    if ring.current() != id && ring.next() == id {
+        // Restamped before a new next is written: two kills in a row must not lose the ring.
+        ring.set_current(id);
+    }
+    Ok(ring)
+}
+
+/// The ring of the pool's last open, as it is.
+fn find_ring(
     memory: &Arc<dyn RingMemory>,
     superblock: &Superblock,
     boot_id: &[u8; 16],
@@ -631,11 +692,7 @@ fn adopt(
         Err(problem) => return Err(RingUse::Problem(problem)),
     };
     let id = superblock.open_id;
-    if ring.current() != id && ring.next() == id {
-        // Restamped before a new next is written: two kills in a row must not lose the ring.
-        ring.set_current(id);
-    }
-    if ring.current() != id && !active(Mutation::NoStamp) {
+    if ring.current() != id && ring.next() != id && !active(Mutation::NoStamp) {
         return Err(RingUse::Stale);
     }
     if ring.slots() < slots {
