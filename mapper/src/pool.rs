@@ -43,6 +43,10 @@ pub struct Tuning {
     pub max_leaves: u32,
     /// Tell the media of freed extents.
     pub passdown: bool,
+    /// An error of a write-through on these devices is of that write alone. Where there is a page
+    /// cache above them it may be of an earlier one, which is lost with it: then writes are made
+    /// durable by flushes, whose errors are final (R8).
+    pub write_through: bool,
     /// Log blocks of one commit, at the most; also the pages of one metadata write.
     pub commit_blocks: usize,
     /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
@@ -59,6 +63,7 @@ impl Default for Tuning {
             spare_leaves: 512,
             max_leaves: 1 << 20,
             passdown: false,
+            write_through: true,
             commit_blocks: 64,
             marks: None,
         }
@@ -401,6 +406,12 @@ impl Pool {
         let last = self.waiting_order.fetch_add(1, Ordering::AcqRel) + 1;
         // Another worker may have been first: one place is as good as the other.
         place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Lets the engine look at who waits once more, when [`crate::worker::Attachment::ask_again`] was
+    /// called.
+    pub fn look_again(&self) {
+        self.want_engine();
     }
 
     pub(crate) fn want_engine(&self) {

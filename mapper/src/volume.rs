@@ -146,9 +146,18 @@ impl Volume {
 
     /// What is set aside for a volume that takes all it may depends on its size.
     pub(crate) fn follow_size(&self, geometry: Geometry) {
-        let size = self.size.load(Ordering::Acquire);
+        let extents = self.set_aside_at(self.size.load(Ordering::Acquire), geometry);
+        self.set_aside.store(extents, Ordering::Relaxed);
+    }
+
+    /// Extents that are set aside for it if it has this size: never more than it may map.
+    pub(crate) fn set_aside_at(&self, size: u64, geometry: Geometry) -> u64 {
         let bytes = self.settings.lock().set_aside(size);
-        self.set_aside.store(bytes.div_ceil(geometry.extent_size()), Ordering::Relaxed);
+        let extents = bytes.div_ceil(geometry.extent_size());
+        match self.quota.load(Ordering::Relaxed) {
+            0 => extents,
+            quota => extents.min(quota),
+        }
     }
 
     /// Extents that it has: mapped, granted, or between the two.
@@ -165,6 +174,38 @@ impl Volume {
             0 => 0,
             set_aside => set_aside.saturating_sub(self.held()),
         }
+    }
+
+    /// Extents granted and not used that others may have: all but what is set aside for it.
+    pub(crate) fn spare(&self) -> u64 {
+        let beyond = self.held().saturating_sub(self.set_aside.load(Ordering::Relaxed));
+        self.reserved().min(beyond)
+    }
+
+    /// Whether the next extent that it maps is one that was set aside for it: it takes nothing that
+    /// others could have.
+    pub(crate) fn lives_on_its_own(&self) -> bool {
+        match self.set_aside.load(Ordering::Relaxed) {
+            0 => false,
+            set_aside => self.held().saturating_sub(self.reserved()) < set_aside,
+        }
+    }
+
+    /// Brings what its workers have at hand back to where each of them may have it: one may starve
+    /// on what another one doesn't use. Gives how many extents that were.
+    pub(crate) fn gather(&self) -> u64 {
+        let mut gathered = 0;
+        for attachment in self.attachments.lock().iter() {
+            let mut slice = attachment.slice.lock();
+            let mut reserve = self.reserve.lock();
+            while reserve.has_room()
+                && let Some(extent) = slice.pop()
+            {
+                reserve.add(extent, 1);
+                gathered += 1;
+            }
+        }
+        gathered
     }
 
     /// Takes one extent's allowance. Who is in a hurry goes into debt, which those pay who come
@@ -245,7 +286,10 @@ impl Reserve {
         if self.runs.capacity() == 0 {
             self.runs.reserve_exact(MAX_RUNS);
         }
-        self.runs.push((first, count));
+        match self.runs.last_mut() {
+            Some(last) if last.0.0 + last.1 == first.0 => last.1 += count,
+            _ => self.runs.push((first, count)),
+        }
     }
 
     /// Moves up to a slice of extents out, lowest first within the oldest run.

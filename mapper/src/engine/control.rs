@@ -583,6 +583,9 @@ impl Engine {
                 allowed: "a multiple of the pool's sub-block (4 KiB or extent / 64) to shrink to",
             });
         }
+        if size > from {
+            self.check_set_aside(Some((id, size)))?;
+        }
         let change = Change::Resize { volume: id, size };
         Ok(Prepared::Change(change, vec![volume], Outcome::Resized { from }))
     }

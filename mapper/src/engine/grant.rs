@@ -24,6 +24,9 @@ const FRESH_NS: u64 = 100_000_000;
 /// Slots beyond those dirty now that pages are kept ready for, if the pool has room.
 const PAGES_AHEAD: u64 = 512;
 
+/// The same where what is left is set aside for volumes: enough to go on with.
+const PAGES_AT_HAND: u64 = 16;
+
 impl Engine {
     pub(super) fn step_grants(&mut self) {
         if self.pool.arena.free_count() < self.pool.tuning.spare_leaves {
@@ -77,18 +80,34 @@ impl Engine {
                 granted = self.grant_to(waiting, 1, volumes);
             }
         }
-        self.note_stuck(waiting, comes_later) || granted
+        let gathered = self.gather(waiting);
+        self.note_stuck(waiting, comes_later) || granted || gathered
+    }
+
+    /// Who may have no more than it has can still have what its other workers don't use.
+    fn gather(&self, waiting: &[Waiting]) -> bool {
+        let mut any = false;
+        for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
+            if volume.gather() > 0 {
+                volume.starves.store(0, Ordering::Release);
+                volume.out_of_space.store(false, Ordering::Release);
+                any = true;
+            }
+        }
+        any
     }
 
     /// Grants up to a quantum to each, and leaves what is set aside for others.
     fn grant_to(&mut self, waiting: &[Waiting], quantum: u64, volumes: &Volumes) -> bool {
-        let set_aside: u64 = volumes.values().map(|volume| volume.unmet()).sum();
+        let mut set_aside = self.set_aside(volumes);
         let mut any = false;
         for Waiting { volume, .. } in waiting {
             let free = self.pool.free_space.lock().free_count();
-            let available = free.saturating_sub(set_aside.saturating_sub(volume.unmet()));
+            let own = volume.unmet();
+            let available = free.saturating_sub(set_aside.saturating_sub(own));
             let room = self.room(volume, volumes);
             let granted = self.grant(volume, quantum.min(available).min(room));
+            set_aside = set_aside.saturating_sub(granted.min(own));
             self.space.granted(granted);
             if granted > 0 {
                 volume.fresh.store(true, Ordering::Relaxed);
@@ -153,13 +172,13 @@ impl Engine {
     fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
         let (mut taken, mut kept) = (0, false);
         for volume in volumes.values() {
-            if volume.set_aside.load(Ordering::Relaxed) >= volume.held().max(1) {
+            if volume.spare() == 0 {
                 continue;
             }
             let granted_ns = volume.granted_ns.load(Ordering::Relaxed);
             let is_new = self.now_ns.saturating_sub(granted_ns) < FRESH_NS;
             if volume.fresh.load(Ordering::Relaxed) && is_new {
-                kept |= volume.reserved() > 0;
+                kept = true;
                 continue;
             }
             volume.take_back(|first, count| {
@@ -170,6 +189,11 @@ impl Engine {
         }
         self.space.returned(taken);
         (taken > 0, kept)
+    }
+
+    fn has_more_than_set_aside(&self) -> bool {
+        let set_aside = self.set_aside(&self.pool.volumes.read());
+        self.pool.free_space.lock().free_count() > set_aside
     }
 
     /// Takes an extent of the pool for metadata pages.
@@ -239,7 +263,12 @@ impl Engine {
         let reserve = self.pages.reserve_pages();
         for _ in 0..EXTENTS_PER_STEP {
             let limit = self.dirty_limit(self.pages.free_pages().saturating_sub(reserve));
-            if limit >= wanted || self.pool.read_only || !self.add_page_extent() {
+            if limit >= wanted || self.pool.read_only {
+                break;
+            }
+            // What is only ahead of need is not taken from what is set aside.
+            let is_ahead = limit >= (dirty + PAGES_AT_HAND).min(slots);
+            if is_ahead && !self.has_more_than_set_aside() || !self.add_page_extent() {
                 break;
             }
         }

@@ -14,12 +14,26 @@ use super::Engine;
 /// How many times its size at opening a device may grow to before the pool is opened anew: the
 /// table of extra references is made for so much.
 const GROWTH: u64 = 8;
+/// The same in words.
+pub const GROWTH_ALLOWED: &str = "at most 8 times the size at opening, and 2^36 extents";
 
 /// Makes room for the extra references of a device's extents.
 pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
     if let Some(counts) = pool.counts.get(index) {
         let capacity = (device.extents * GROWTH).min(1 << DEVICE_SHIFT);
         counts.get_or_init(|| SharedCounts::new(capacity));
+    }
+}
+
+impl Pool {
+    /// Bytes that a device can have at the most before the pool is opened anew; `None` where the
+    /// pool has no such device.
+    #[must_use]
+    pub fn largest_size(&self, device: u8) -> Option<u64> {
+        let counts = self.counts.get(usize::from(device))?.get()?;
+        let extents = counts.capacity().min(1 << DEVICE_SHIFT);
+        // What does not make a whole extent is left alone.
+        Some((extents + 1).saturating_mul(self.geometry.extent_size()) - 1)
     }
 }
 
@@ -37,9 +51,8 @@ impl Engine {
         if size < record.size || extents < record.extents {
             return refuse("no smaller than the device was");
         }
-        let counts = self.pool.counts.get(usize::from(device)).and_then(|c| c.get());
-        if extents > counts.map_or(0, SharedCounts::capacity).min(1 << DEVICE_SHIFT) {
-            return refuse("at most 8 times the size at opening, and 2^36 extents");
+        if size > self.pool.largest_size(device).unwrap_or(0) {
+            return refuse(GROWTH_ALLOWED);
         }
         let gained = extents - record.extents;
         if gained == 0 {

@@ -75,6 +75,8 @@ pub struct VolumeSummary {
     pub made: WallTime,
     /// What is set for it.
     pub settings: VolumeSettings,
+    /// Bytes that are set aside for it and that it doesn't have yet.
+    pub unmet: u64,
     /// A write of it waits for an extent, and none is on its way.
     pub out_of_space: bool,
     /// How often extents were granted to it, since the pool was opened.
@@ -142,6 +144,7 @@ impl Pool {
             reserved: volume.reserved() * self.geometry.extent_size(),
             made: volume.identity.made,
             settings: *volume.settings.lock(),
+            unmet: volume.unmet() * self.geometry.extent_size(),
             out_of_space: volume.out_of_space.load(Ordering::Acquire),
             grants: volume.grants.load(Ordering::Relaxed),
             grant_waits: volume.grant_waits.load(Ordering::Relaxed),

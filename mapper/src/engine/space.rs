@@ -12,6 +12,7 @@ use crate::units::VolumeId;
 use crate::volume::Volume;
 
 use super::Engine;
+use super::grant::Volumes;
 
 /// How often allowances are given out while somebody waits for one.
 const TICK_NS: u64 = 20_000_000;
@@ -19,6 +20,10 @@ const TICK_NS: u64 = 20_000_000;
 const CREDIT_NS: u64 = 1_000_000_000;
 /// However slow, a volume gets an extent each second.
 const FLOOR_NS: u64 = 1_000_000_000;
+/// One page of the index for so many leaves, with its levels: an index page has room for more.
+const LEAVES_PER_INDEX: u64 = 64;
+/// Pages for the catalogue and what is rounded away.
+const PAGES_BESIDES: u64 = 4;
 /// Changes kept for who takes them: more than a pool has in the time between two polls.
 const MAX_CHANGES: usize = 64;
 
@@ -160,7 +165,7 @@ impl Engine {
             return Ok(before);
         }
         volume.set(settings, self.pool.geometry);
-        if let Err(error) = self.check_set_aside() {
+        if let Err(error) = self.check_set_aside(None) {
             volume.set(before, self.pool.geometry);
             return Err(error);
         }
@@ -173,17 +178,38 @@ impl Engine {
         Ok(before)
     }
 
-    /// Refuses to set more aside than there is, unused reserves of others included.
-    fn check_set_aside(&self) -> Result<(), MapperError> {
-        let volumes = self.pool.volumes.read();
-        let needed: u64 = volumes.values().map(|volume| volume.unmet()).sum();
-        let reserved: u64 = volumes.values().map(|volume| volume.reserved()).sum();
-        let free = self.pool.free_space.lock().free_count() + reserved;
+    /// Refuses to set more aside than there is, unused reserves of others included. With a volume
+    /// and a size: as it would be if the volume had that size.
+    pub(super) fn check_set_aside(
+        &self,
+        resized: Option<(VolumeId, u64)>,
+    ) -> Result<(), MapperError> {
+        let pool = &self.pool;
+        let volumes = pool.volumes.read();
+        let size_of = |volume: &Volume| match resized {
+            Some((id, size)) if volume.identity.id == id => size,
+            _ => volume.size.load(Ordering::Acquire),
+        };
+        let unmet = volumes.values().map(|volume| {
+            let size = size_of(volume);
+            let wanted = volume.set_aside_at(size, pool.geometry);
+            let unmet = if wanted == 0 { 0 } else { wanted.saturating_sub(volume.held()) };
+            (unmet, size)
+        });
+        let needed = with_pages(pool, unmet);
+        let spare: u64 = volumes.values().map(|volume| volume.spare()).sum();
+        let free = pool.free_space.lock().free_count() + spare;
         if needed > free {
-            let extent = self.pool.geometry.extent_size();
+            let extent = pool.geometry.extent_size();
             return Err(MapperError::NoSpace { needed: needed * extent, free: free * extent });
         }
         Ok(())
+    }
+
+    /// Extents that are to stay free for volumes that they are set aside for.
+    pub(super) fn set_aside(&self, volumes: &Volumes) -> u64 {
+        let size = |volume: &Volume| volume.size.load(Ordering::Acquire);
+        with_pages(&self.pool, volumes.values().map(|volume| (volume.unmet(), size(volume))))
     }
 
     pub(super) fn space_deadline(&self) -> Option<u64> {
@@ -207,7 +233,7 @@ impl Engine {
         }
         let extent = self.pool.geometry.extent_size();
         let total = self.pool.free_space.lock().total_count() * extent;
-        let free = self.free_bytes();
+        let free = self.available();
         let policy = &mut self.space;
         (policy.looked_ns, policy.outdated) = (self.now_ns, false);
         let watch = &mut policy.watch;
@@ -229,8 +255,9 @@ impl Engine {
     }
 
     /// Bytes that can be granted to somebody for whom nothing is set aside.
-    fn free_bytes(&self) -> u64 {
-        let set_aside: u64 = self.pool.volumes.read().values().map(|v| v.unmet()).sum();
+    #[must_use]
+    pub fn available(&self) -> u64 {
+        let set_aside = self.set_aside(&self.pool.volumes.read());
         let free = self.pool.free_space.lock().free_count().saturating_sub(set_aside);
         let free = free * self.pool.geometry.extent_size();
         free.min(self.space.free_below.unwrap_or(u64::MAX))
@@ -314,6 +341,21 @@ impl Engine {
         }
         news
     }
+}
+
+/// Extents that volumes of these sizes don't have yet, each with those that its leaves need: what is
+/// set aside is of no use to who can't map it.
+fn with_pages(pool: &Pool, unmet: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let (mut extents, mut leaves) = (0_u64, 0_u64);
+    for (unmet, size) in unmet.filter(|one| one.0 > 0) {
+        extents += unmet;
+        leaves += unmet.min(u64::from(pool.geometry.slots_for(size)));
+    }
+    if extents == 0 {
+        return 0;
+    }
+    let pages = leaves + leaves / LEAVES_PER_INDEX + PAGES_BESIDES;
+    extents + pages.div_ceil(pool.geometry.pages_per_extent())
 }
 
 /// So many extents for all of these, as evenly as that goes: what is left over goes to those that

@@ -20,7 +20,10 @@ enum Emptied {
     /// It goes back to the pool.
     Unmap,
     /// It stays, and an extent that is not mapped becomes so: room is kept for later writes.
-    Keep,
+    Keep {
+        /// It has been slowed down for long enough.
+        hurried: bool,
+    },
 }
 
 impl Worker {
@@ -58,7 +61,8 @@ impl Worker {
             let edge = if offset < inner { edge_end - offset } else { len };
             return self.zero_edge(attachment, offset, edge, plan);
         }
-        let emptied = if unmap { Emptied::Unmap } else { Emptied::Keep };
+        let hurried = plan.hurried;
+        let emptied = if unmap { Emptied::Unmap } else { Emptied::Keep { hurried } };
         self.clear(attachment, offset, inner_end - offset, emptied)
     }
 
@@ -257,9 +261,9 @@ impl Worker {
         let new = match (now.physical, emptied) {
             (None, Emptied::Unmap) => Ok(Mapping::UNMAPPED),
             // Writes in flight have their extent already and will map it.
-            (None, Emptied::Keep) if busy => Ok(Mapping::UNMAPPED),
-            (None, Emptied::Keep) => self
-                .allocate(attachment, false)
+            (None, Emptied::Keep { .. }) if busy => Ok(Mapping::UNMAPPED),
+            (None, Emptied::Keep { hurried }) => self
+                .allocate(attachment, hurried)
                 .map(|physical| Mapping { physical: Some(physical), valid: 0 }),
             (Some(_), Emptied::Unmap) if valid == 0 && !busy && bits != 0 => Ok(Mapping::UNMAPPED),
             (Some(physical), _) => Ok(Mapping { physical: Some(physical), valid }),

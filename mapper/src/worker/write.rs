@@ -167,6 +167,7 @@ impl Worker {
         // R7: the data's own FUA is enough only if the mapping that finds it is durable. The
         // leaf's last LSN stands for the entry's: never too low.
         let fua = piece.fua
+            && self.pool.tuning.write_through
             && (active(Mutation::FuaWithoutCommit) || {
                 let leaf = directory.load(piece.extent.slot()).unwrap_or_default();
                 let changed = self.pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
@@ -334,7 +335,7 @@ impl Worker {
         hurried: bool,
     ) -> Result<PhysicalExtent, ParkReason> {
         let volume = &attachment.volume;
-        let slowed = self.pool.slows_down.load(Ordering::Relaxed);
+        let slowed = self.pool.slows_down.load(Ordering::Relaxed) && !volume.lives_on_its_own();
         if slowed && !volume.take_allowance(hurried) {
             self.pool.queue_up(&volume.slowed);
             return Err(ParkReason::Slowed);

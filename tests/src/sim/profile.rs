@@ -28,6 +28,8 @@ pub struct Profile {
     pub checkpoint_interval_ns: u64,
     /// Whether freed extents are discarded on the devices.
     pub passdown: bool,
+    /// Writes that are to be durable go through the devices' caches where they can.
+    pub write_through: bool,
     /// Volumes and snapshots at the most.
     pub max_volumes: usize,
     /// Extents of a volume at the most.
@@ -113,6 +115,7 @@ impl Profile {
             commit_interval_ns: [100_000, 1_000_000, 1_000_000_000][random.usize(..3)],
             checkpoint_interval_ns: [1_000_000, 100_000_000, 60_000_000_000][random.usize(..3)],
             passdown: random.bool(),
+            write_through: random.u8(..4) > 0,
             max_volumes: random.usize(1..=6),
             volume_extents: [2, 4, 8, 16, 40, 300][random.usize(..6)],
             operations: random.u32(100..=900),
@@ -156,6 +159,7 @@ impl Profile {
             commit_interval_ns: 1_000_000_000_000,
             checkpoint_interval_ns: 1_000_000_000_000,
             passdown: false,
+            write_through: true,
             max_volumes: 6,
             volume_extents: 64,
             operations: 0,

@@ -92,6 +92,7 @@ impl World {
             spare_leaves: 32,
             max_leaves: 4096,
             passdown: profile.passdown,
+            write_through: profile.write_through,
             commit_blocks: profile.commit_blocks,
             marks: profile.marks,
         };
