@@ -40,22 +40,24 @@ impl Rate {
         self.due_ns.load(Ordering::Acquire).saturating_sub(TOLERANCE_NS)
     }
 
-    /// Counts units that begin now, or says when they may.
-    fn take(&self, now_ns: u64, units: u64) -> Result<(), u64> {
+    /// Counts units that begin now, and says what they are worth, or when they may.
+    fn take(&self, now_ns: u64, units: u64) -> Result<u64, u64> {
         let worth = self.worth(units);
         if worth == 0 {
-            return Ok(());
+            return Ok(0);
         }
         let next = |due: u64| {
             let open = due.saturating_sub(TOLERANCE_NS) <= now_ns;
             open.then(|| due.max(now_ns).saturating_add(worth))
         };
         let taken = self.due_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-        taken.map(|_| ()).map_err(|due| due.saturating_sub(TOLERANCE_NS))
+        taken.map(|_| worth).map_err(|due| due.saturating_sub(TOLERANCE_NS))
     }
 
-    fn give_back(&self, units: u64) {
-        self.due_ns.fetch_sub(self.worth(units), Ordering::AcqRel);
+    /// Takes back what was counted. The speed may have been set anew meanwhile, and all be forgotten.
+    fn give_back(&self, worth: u64) {
+        let less = |due: u64| Some(due.saturating_sub(worth));
+        let _ = self.due_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
     }
 
     fn set(&self, per_second: u64) {
@@ -84,8 +86,9 @@ impl Limiter {
     /// # Errors
     /// The time at which it may begin at the earliest.
     pub fn take(&self, now_ns: u64, bytes: u64) -> Result<(), u64> {
-        self.requests.take(now_ns, 1)?;
-        self.bytes.take(now_ns, bytes).inspect_err(|_| self.requests.give_back(1))
+        let worth = self.requests.take(now_ns, 1)?;
+        let taken = self.bytes.take(now_ns, bytes);
+        taken.map(|_| ()).inspect_err(|_| self.requests.give_back(worth))
     }
 
     /// When the next request may begin.
@@ -109,6 +112,22 @@ mod tests {
             }
         }
         done
+    }
+
+    #[test]
+    fn what_is_given_back_after_a_change_shuts_nobody_out() {
+        let limiter = Limiter::default();
+        limiter.set(1000, 0);
+        let worth = limiter.requests.take(SECOND_NS, 1).unwrap();
+        limiter.set(500, 0);
+        limiter.requests.give_back(worth);
+        assert_eq!(limiter.take(SECOND_NS, 4096), Ok(()));
+        // What was counted for nothing is given back as nothing.
+        let limiter = Limiter::default();
+        let worth = limiter.requests.take(SECOND_NS, 1).unwrap();
+        limiter.set(1000, 0);
+        limiter.requests.give_back(worth);
+        assert_eq!(limiter.take(SECOND_NS, 4096), Ok(()));
     }
 
     #[test]
