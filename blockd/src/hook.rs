@@ -163,6 +163,9 @@ fn unsuitable(path: &Path, problem: &'static str) -> HookError {
     HookError::Unsuitable { path: path.to_owned(), problem }
 }
 
+/// How long a script that was killed is waited for, so that it leaves no zombie.
+const KILL_GRACE: Duration = Duration::from_secs(1);
+
 /// Runs one script to its end, or kills it with everything it has started. Blocks.
 pub fn run(
     path: &Path,
@@ -234,7 +237,9 @@ fn end(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
-    let _ = child.wait();
+    // What sleeps in the kernel, such as on a file system on a volume of the very pool that is full,
+    // ends when the kernel lets it. Nobody waits for that.
+    let _ = wait(child, Clock::start(), KILL_GRACE);
 }
 
 fn how(status: ExitStatus) -> String {
