@@ -113,7 +113,7 @@ pub struct Executor {
     planned: u64,
     /// Volumes whose limits hold something back: the others cost nothing.
     pub(super) limiting: Vec<usize>,
-    /// Volumes that have been refused space in the present round of tries.
+    /// Volumes that have been refused space in the present round of tries, or looks.
     pub(super) refused: Vec<usize>,
     /// What there was to see when what waits was looked at last.
     pub(super) waits_looked_at: (u64, u64),
@@ -511,7 +511,7 @@ impl Executor {
                 attached.stats.slowed.add(1);
             }
             let hurries_at = slot.slowed_at.saturating_add(MAX_SLOWED_NS);
-            if reason == ParkReason::Slowed {
+            if reason == ParkReason::Slowed && hurries_at > now {
                 part.patience = Some(part.patience.map_or(hurries_at, |at| at.min(hurries_at)));
             }
             let first = part.parked.is_empty();

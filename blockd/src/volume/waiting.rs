@@ -145,6 +145,10 @@ impl Executor {
     fn note_patience(&mut self, at: usize) {
         let Some(until) = self.hurries_at(at) else { return };
         let Some(attached) = &self.volumes[self.slots[at].volume] else { return };
+        if until <= self.now {
+            // It has been tried.
+            return;
+        }
         let patience = &mut self.pools[attached.pool].patience;
         *patience = Some(patience.map_or(until, |at| at.min(until)));
     }
@@ -180,6 +184,14 @@ impl Executor {
             }
             self.starved.push_back(at);
         }
+        // Only now: all that were to fail by what was known have.
+        while let Some(volume) = self.refused.pop() {
+            let Some(attached) = &self.volumes[volume] else { continue };
+            attached.attachment.ask_again();
+            let handle = &self.pools[attached.pool].handle;
+            handle.mapper().look_again();
+            handle.pass_on();
+        }
     }
 
     /// Changes when what waits should be looked at: with the pools' events, and each second.
@@ -192,7 +204,10 @@ impl Executor {
     fn refuse(&mut self, at: usize) {
         if let Some(attached) = &self.volumes[self.slots[at].volume] {
             attached.stats.refused.add(1);
-            attached.attachment.ask_again();
+        }
+        let volume = self.slots[at].volume;
+        if !self.refused.contains(&volume) {
+            self.refused.push(volume);
         }
         self.finish(at, Err(BlockError::NoSpace));
     }
