@@ -1,15 +1,17 @@
 //! Keeps an eye on the space of each pool: says when it runs short, and finds more.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::config::{PoolConfig, SpaceConfig};
 use crate::error::{Error, shown};
 use crate::hook;
-use crate::pool::{Policy, PoolHandle, SpaceChange, SpaceState};
+use crate::pool::{Policy, PoolHandle, PoolSpace, SpaceChange, SpaceState};
 use crate::units::human;
 
 use super::{Control, EventKind, pool_error};
@@ -26,29 +28,38 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// What is known of one pool from one look to the next.
 struct Keeper {
-    control: Control,
-    handle: PoolHandle,
-    space: SpaceConfig,
+    finder: Arc<Finder>,
     state: SpaceState,
     /// What was told of what is below.
     below: Option<u64>,
     /// How many of the times of waiting were told.
     told_blocked: usize,
+    /// More space is being looked for. That may take as long as a hook may, and what there is to
+    /// tell meanwhile is told.
+    finding: Option<JoinHandle<bool>>,
     /// When the last try to find more space ended without any.
     gave_up: Option<Instant>,
+}
+
+/// Makes one pool larger.
+struct Finder {
+    control: Control,
+    handle: PoolHandle,
+    space: SpaceConfig,
 }
 
 impl Control {
     /// Watches a pool from now on, until it is closed.
     pub(super) fn keep_space(&self, handle: &PoolHandle, config: &PoolConfig) {
         let Some(changes) = handle.take_space_changes() else { return };
+        let finder =
+            Finder { control: self.clone(), handle: handle.clone(), space: config.space.clone() };
         let keeper = Keeper {
-            control: self.clone(),
-            handle: handle.clone(),
-            space: config.space.clone(),
+            finder: Arc::new(finder),
             state: SpaceState::Normal,
             below: None,
             told_blocked: 0,
+            finding: None,
             gave_up: None,
         };
         tokio::spawn(keeper.run(changes));
@@ -79,32 +90,35 @@ impl Keeper {
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
-                    Some(change) => self.changed(&change).await,
+                    Some(change) => self.changed(&change),
                     // The pool's thread has ended.
                     None => return,
                 },
+                found = ended(&mut self.finding) => {
+                    self.gave_up = (!found).then(Instant::now);
+                }
                 _ = tick.tick() => {
                     self.look_below().await;
                     self.look_who_waits();
-                    self.find_more().await;
                 }
             }
+            self.find_more();
         }
     }
 
     /// A file with holes has no more than the file system below has.
     async fn look_below(&mut self) {
-        let handle = self.handle.clone();
+        let handle = self.finder.handle.clone();
         let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
-        if below != self.below && self.handle.tell(Policy::FreeBelow(below)).is_ok() {
+        if below != self.below && self.finder.handle.tell(Policy::FreeBelow(below)).is_ok() {
             self.below = below;
         }
     }
 
     /// Says for how long writes have been waiting.
     fn look_who_waits(&mut self) {
-        let stats = self.control.data_path().volume_stats();
-        let here = stats.iter().filter(|one| one.pool == self.handle.name());
+        let stats = self.finder.control.data_path().volume_stats();
+        let here = stats.iter().filter(|one| one.pool == self.finder.handle.name());
         let blocked: Vec<_> = here.filter(|one| one.blocked.get() > 0).collect();
         let longest = blocked.iter().map(|one| one.blocked_ns.get()).max().unwrap_or(0);
         let seconds = longest / 1_000_000_000;
@@ -114,7 +128,7 @@ impl Keeper {
             let text = format!(
                 "{writes} writes wait for space in pool {}, the first for {seconds} s: it needs \
                  to grow, or something in it to be deleted or discarded",
-                shown(self.handle.name())
+                shown(self.finder.handle.name())
             );
             self.publish(EventKind::WritesBlocked, text);
         }
@@ -122,61 +136,100 @@ impl Keeper {
     }
 
     fn publish(&self, kind: EventKind, text: String) {
-        self.control.events().publish(kind, self.handle.name(), "", text);
+        self.finder.control.events().publish(kind, self.finder.handle.name(), "", text);
     }
 
-    async fn changed(&mut self, change: &SpaceChange) {
+    fn changed(&mut self, change: &SpaceChange) {
         let kind = match change.to {
             SpaceState::Normal => EventKind::SpaceNormal,
             SpaceState::Low => EventKind::SpaceLow,
             SpaceState::VeryLow => EventKind::SpaceVeryLow,
             SpaceState::Full => EventKind::SpaceFull,
         };
-        let text = told(self.handle.name(), change);
+        let text = told(self.finder.handle.name(), change);
         if change.from == change.to {
             // Who watches events is reminded; the log has said so already.
-            self.control.events().remind(kind, self.handle.name(), text);
+            self.finder.control.events().remind(kind, self.finder.handle.name(), text);
         } else {
             self.publish(kind, text);
         }
         self.state = change.to;
-        self.find_more().await;
     }
 
-    /// Does what the configuration has for a pool that is low, one after the other until something
-    /// has helped, and again until there is enough.
-    async fn find_more(&mut self) {
-        let configured = self.control.space_of(self.handle.name());
-        if let Some(space) = configured.filter(|space| *space != self.space) {
+    /// Begins to look for more space, if the pool needs it and there are means that are not known to
+    /// be of no use now.
+    fn find_more(&mut self) {
+        let (control, handle) = (self.finder.control.clone(), self.finder.handle.clone());
+        let configured = control.space_of(handle.name());
+        if let Some(space) = configured.filter(|space| *space != self.finder.space) {
             // Other means are tried at once.
-            (self.space, self.gave_up) = (space, None);
-        }
-        let has_means = self.space.grow_limit > 0 || self.space.hook.is_some();
-        if self.state == SpaceState::Normal {
+            self.finder = Arc::new(Finder { control, handle, space });
             self.gave_up = None;
         }
-        while has_means
-            && self.state != SpaceState::Normal
+        let has_means = self.finder.space.grow_limit > 0 || self.finder.space.hook.is_some();
+        if self.state == SpaceState::Normal {
+            self.gave_up = None;
+        } else if has_means
+            && self.finding.is_none()
             && self.gave_up.is_none_or(|at| at.elapsed() >= RETRY)
         {
-            let clock = Clock::start();
-            let found = self.grow().await || self.call_hook().await;
-            self.gave_up = (!found).then(Instant::now);
-            if found {
-                let took = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                let _ = self.handle.tell(Policy::Extended(took));
-                // The pool's thread looks at what there is now.
-                tokio::time::sleep(SETTLE).await;
-                let Ok(space) = self.handle.space().await else { return };
-                self.state = space.now.state;
+            let finder = Arc::clone(&self.finder);
+            self.finding = Some(tokio::spawn(async move { finder.find().await }));
+        }
+    }
+}
+
+/// Waits for a search to end, and says whether it has found anything; for ever where there is none.
+async fn ended(finding: &mut Option<JoinHandle<bool>>) -> bool {
+    let Some(task) = finding else { return std::future::pending().await };
+    let found = task.await.unwrap_or(false);
+    *finding = None;
+    found
+}
+
+impl Finder {
+    /// Does what the configuration has for a pool that is low, one after the other until something
+    /// has helped, and again until there is enough. False if nothing has helped any more.
+    async fn find(&self) -> bool {
+        loop {
+            // What was told may be over by now.
+            match self.handle.space().await {
+                Ok(space) if space.now.state != SpaceState::Normal => {
+                    let clock = Clock::start();
+                    if !(self.grow(&space).await || self.call_hook().await) {
+                        return false;
+                    }
+                    let took = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    let _ = self.handle.tell(Policy::Extended(took));
+                    self.look_below().await;
+                    // The pool's thread looks at what there is now.
+                    tokio::time::sleep(SETTLE).await;
+                }
+                _ => return true,
             }
         }
     }
 
-    async fn grow(&self) -> bool {
+    async fn look_below(&self) -> Option<u64> {
+        let handle = self.handle.clone();
+        let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
+        let _ = self.handle.tell(Policy::FreeBelow(below));
+        below
+    }
+
+    async fn grow(&self, space: &PoolSpace) -> bool {
         let devices = self.handle.devices();
         let Some(present) = devices.first().map(|device| device.size) else { return false };
-        if present >= self.space.grow_limit {
+        if self.space.grow_limit == 0 {
+            return false;
+        }
+        // A daemon that was killed while it grew the file has left it longer than the pool is.
+        if self.grow_to(None).await {
+            return true;
+        }
+        // A longer file with holes is of no use where it is the file system below that is full.
+        let full_below = space.backing_free.is_some_and(|below| below <= space.pool.free);
+        if present >= self.space.grow_limit || full_below {
             return false;
         }
         let least = match self.space.grow_step {
@@ -184,7 +237,11 @@ impl Keeper {
             step => step,
         };
         let wanted = present.saturating_add(least).min(self.space.grow_limit);
-        match self.control.grow_pool(self.handle.name(), 0, Some(wanted)).await {
+        self.grow_to(Some(wanted)).await
+    }
+
+    async fn grow_to(&self, wanted: Option<u64>) -> bool {
+        match self.control.grow_pool(self.handle.name(), 0, wanted).await {
             Ok(gained) => gained > 0,
             Err(error) => {
                 let pool = self.handle.name();
@@ -257,13 +314,17 @@ mod tests {
     use crate::stats::VolumeStats;
 
     fn keeper(rig: &Rig, handle: &PoolHandle) -> Keeper {
-        Keeper {
+        let finder = Finder {
             control: rig.control.clone(),
             handle: handle.clone(),
             space: SpaceConfig::default(),
+        };
+        Keeper {
+            finder: Arc::new(finder),
             state: SpaceState::Normal,
             below: None,
             told_blocked: 0,
+            finding: None,
             gave_up: None,
         }
     }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
-    Accounting, Control, DiffPart, DiffRequest, Figures, Outcome, Releasing, Use, UsedExtent,
-    VolumeInfo, VolumeSummary,
+    Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Outcome, Releasing, Use,
+    UsedExtent, VolumeInfo, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -44,6 +44,14 @@ impl PoolSpace {
     #[must_use]
     pub fn free(&self) -> u64 {
         self.pool.free.min(self.backing_free.unwrap_or(u64::MAX))
+    }
+}
+
+impl PoolSpace {
+    /// The same without what is set aside for single volumes.
+    #[must_use]
+    pub fn available(&self) -> u64 {
+        self.now.available.min(self.free())
     }
 }
 
@@ -98,6 +106,8 @@ pub(super) struct Shared {
     /// Until somebody takes them.
     pub(super) space_changes: Mutex<Option<mpsc::Receiver<SpaceChange>>>,
     /// Of volumes that are served.
+    /// Held while a device is made longer.
+    pub(super) growing: tokio::sync::Mutex<()>,
     pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
 }
 
@@ -143,6 +153,8 @@ pub struct SpaceNow {
     pub very_low: u64,
     /// The time that is expected to pass until more space comes, in nanoseconds.
     pub horizon_ns: u64,
+    /// Bytes that can be granted to a volume for which nothing is set aside.
+    pub available: u64,
 }
 
 /// What is to be counted of some volumes, and how far that has come. The pool's thread takes it a
@@ -335,7 +347,10 @@ impl PoolHandle {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Space(send))?;
         let (pool, now) = receive.await.map_err(|_| PoolError::Gone)?;
-        let below = self.free_below();
+        let devices = self.clone();
+        // A file system that doesn't answer is not to hold anybody else up.
+        let below = tokio::task::spawn_blocking(move || devices.free_below()).await;
+        let below = below.map_err(|_| PoolError::Gone)?;
         let releasing = self.releasing().await?;
         let left: u64 = releasing.iter().map(|one| one.left).sum();
         Ok(PoolSpace {
@@ -380,33 +395,48 @@ impl PoolHandle {
         tokio::task::spawn_blocking(walk).await.map_err(|_| PoolError::Gone)
     }
 
-    /// Makes a device longer, or takes what it has become longer by. Gives the bytes gained.
+    /// Makes a device longer, or takes what it has become longer by. Gives the bytes gained. What
+    /// is refused changes nothing.
     pub async fn grow(&self, device: usize, size: Option<u64>) -> Result<u64, PoolError> {
+        // Two at once would each tell what it has gained by what the other one had begun with.
+        let _one = self.shared.growing.lock().await;
         let wanted = size.unwrap_or(0);
-        let Some(found) = self.shared.devices.get(device).cloned() else {
-            let value = device as u64;
+        let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
+        let handle = u8::try_from(device).ok();
+        let position = handle.and_then(|handle| self.shared.pool.position_of(handle));
+        let found = self.shared.devices.get(device).cloned();
+        let (Some(found), Some(position)) = (found, position) else {
             let allowed = "the position of one of the pool's devices";
-            return Err(MapperError::Invalid { field: "device", value, allowed }.into());
+            return Ok(invalid("device", device as u64, allowed)?);
         };
         let before = found.size();
         if size.is_some_and(|size| size < before) {
-            let allowed = "no smaller than the device is";
-            return Err(MapperError::Invalid { field: "size", value: wanted, allowed }.into());
+            return Ok(invalid("size", wanted, "no smaller than the device is")?);
         }
-        if found.mapped().is_some() {
-            let problem = "it is in memory, and stays as long as it is".to_owned();
+        if wanted > self.shared.pool.largest_size(position).unwrap_or(0) {
+            return Ok(invalid("size", wanted, GROWTH_ALLOWED)?);
+        }
+        let refuse = |problem| {
             let name = found.info().path.display().to_string();
-            return Err(MapperError::Device { name, problem }.into());
+            Err(PoolError::from(MapperError::Device { name, problem }))
+        };
+        if found.mapped().is_some() {
+            return refuse("it is in memory, and stays as long as it is".to_owned());
         }
         let growing = Arc::clone(&found);
         let grown = tokio::task::spawn_blocking(move || growing.grow(size)).await;
         let path = found.info().path.clone();
         let grown = grown.map_err(|_| PoolError::Gone)?.map_err(PoolError::io("grow", &path))?;
-        let handle = u8::try_from(device).unwrap_or(u8::MAX);
-        let device = self.shared.pool.position_of(handle).ok_or(PoolError::Gone)?;
-        self.control(Control::GrowDevice { device, size: grown }).await?;
+        if grown < wanted {
+            return refuse(format!("it has {grown} bytes, and can't be made {wanted}"));
+        }
+        let done = self.control(Control::GrowDevice { device: position, size: grown }).await?;
         found.note_size(grown);
-        Ok(grown - before)
+        // What the file has become longer by may not be known to the pool: so what it gains counts.
+        Ok(match done {
+            Outcome::Grown { extents } => extents * self.shared.extent_size,
+            _ => 0,
+        })
     }
 
     /// Takes no more requests, waits for those in flight, leaves the pool clean, and ends its

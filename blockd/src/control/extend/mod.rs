@@ -292,9 +292,11 @@ impl Server {
         let needed = |waiting: &Waiting| {
             let volume = summaries.iter().find(|one| one.name == waiting.volume)?;
             let room = waiting.room.min(room_of(volume, &summaries, extent)?);
-            Some(room.checked_next_multiple_of(extent).unwrap_or(u64::MAX).min(quantum))
+            let needed = room.checked_next_multiple_of(extent).unwrap_or(u64::MAX).min(quantum);
+            // What is set aside for it is not taken from what the others can have.
+            Some(needed.saturating_sub(volume.unmet))
         };
-        let free = if handle.is_read_only() { 0 } else { space.free() };
+        let free = if handle.is_read_only() { 0 } else { space.available() };
         for one in self.queue.pass(free, needed) {
             let text = format!("volume {} waits for space: {free} bytes free", shown(&one.volume));
             self.control.events().publish(EventKind::ExtendWaiting, &self.pool, &one.volume, text);
