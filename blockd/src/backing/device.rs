@@ -201,12 +201,28 @@ impl Device {
         self.info.sparse || self.info.kind == DeviceKind::Disk
     }
 
+    /// Whether what a write through it reports is about that write alone: nothing of earlier ones is
+    /// left above it to fail.
+    #[must_use]
+    pub fn ends_its_writes(&self) -> bool {
+        self.info.direct || self.mapped.is_some()
+    }
+
     /// Tries once to become the owner.
     pub fn try_lock(&self) -> std::io::Result<bool> {
         match self.file.try_lock() {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// Gives ownership up. For an owner whose IO has all ended: else the lock is to stay until the
+    /// last file description is closed.
+    pub fn unlock(&self) {
+        if let Err(error) = self.file.unlock() {
+            let path = self.info.path.display();
+            tracing::warn!(%path, %error, "the owner lock stays a moment longer");
         }
     }
 

@@ -196,6 +196,7 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
                 .unwrap_or(defaults.commit_interval_ns),
             quantum: spec.quantum.div_ceil(u64::from(spec.extent_size).max(1)).max(1),
             marks: spec.marks,
+            write_through: devices.iter().all(|device| device.ends_its_writes()),
             passdown: devices.iter().any(|device| device.takes_discards()),
             ..defaults
         },

@@ -11,7 +11,7 @@ use blockd_mapper::engine::{ControlId, Engine, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::pool::Pool;
-use blockd_mapper::space::{SpaceChange, SpaceState, SpaceWatch};
+use blockd_mapper::space::{SpaceChange, SpaceState};
 use blockd_mapper::units::WallTime;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::{mpsc, oneshot};
@@ -57,6 +57,8 @@ pub(super) struct PoolThread {
     /// To and from the thread that waits for discards.
     to_discard: Sender<IoCommand>,
     discarded: Receiver<(IoCommand, Result<(), IoError>)>,
+    /// Commands begun that have not ended yet.
+    under_way: usize,
     space_changes: mpsc::Sender<SpaceChange>,
     finished: u64,
     told_failure: bool,
@@ -99,6 +101,7 @@ impl PoolThread {
             committing: AtomicU64::new(0),
             stats: PoolStats::default(),
             space_changes: parking_lot::Mutex::new(Some(changes)),
+            growing: tokio::sync::Mutex::default(),
             limiters: parking_lot::Mutex::default(),
         });
         let (send, asks) = mailbox(MAX_WAITING);
@@ -119,6 +122,7 @@ impl PoolThread {
             retry_at: 0,
             to_discard,
             discarded,
+            under_way: 0,
             space_changes,
             finished: 0,
             told_failure: false,
@@ -145,6 +149,13 @@ impl PoolThread {
         if let (true, Some(path)) = (self.closed, &self.ring_file) {
             // The owner lock is still held. A file that stays does no harm but take memory.
             let _ = std::fs::remove_file(path);
+        }
+        if self.closed && self.under_way == 0 {
+            // Rings hold the files until the kernel has cleared them away, which may take long:
+            // the next owner need not wait for that, since no IO is left (rule R11).
+            for device in &self.shared.devices {
+                device.unlock();
+            }
         }
     }
 
@@ -214,11 +225,15 @@ impl PoolThread {
         } else if let Some(result) = at_once(&one.device, &mut command.op) {
             self.has_result(command, result);
         } else if matches!(command.op, IoOp::Discard { .. }) {
-            if let Err(error) = self.to_discard.try_send(command) {
-                self.engine.complete(error.into_inner(), Err(IoError::Gone));
+            match self.to_discard.try_send(command) {
+                Ok(()) => self.under_way += 1,
+                Err(error) => self.engine.complete(error.into_inner(), Err(IoError::Gone)),
             }
-        } else if let Err(command) = self.ring.command(one.slot, command) {
-            self.engine.complete(command, Err(IoError::Media));
+        } else {
+            match self.ring.command(one.slot, command) {
+                Ok(()) => self.under_way += 1,
+                Err(command) => self.engine.complete(command, Err(IoError::Media)),
+            }
         }
     }
 
@@ -236,6 +251,7 @@ impl PoolThread {
     }
 
     fn command_ended(&mut self, command: IoCommand, result: std::io::Result<()>) {
+        self.under_way -= 1;
         let result = result.map_err(|error| {
             let mapped = io_error(&error);
             if mapped != IoError::NoSpace {
@@ -249,7 +265,15 @@ impl PoolThread {
     }
 
     fn has_result(&mut self, command: IoCommand, result: Result<(), IoError>) {
-        let write = matches!(command.op, IoOp::Write { .. });
+        let write = match command.op {
+            // Through a page cache the error may be about an earlier write: see `ends_its_writes`.
+            IoOp::Write { fua: true, .. } => {
+                let device = self.shared.devices.get(usize::from(command.device.0));
+                device.is_some_and(|device| device.ends_its_writes())
+            }
+            IoOp::Write { .. } => true,
+            _ => false,
+        };
         if result == Err(IoError::NoSpace) && write && !self.has_failed() {
             // Nothing was written, so trying again is not the retry that R8 forbids.
             if self.starved.is_empty() {
@@ -267,6 +291,7 @@ impl PoolThread {
 
     fn take_discarded(&mut self) {
         while let Ok((command, result)) = self.discarded.try_recv() {
+            self.under_way -= 1;
             self.engine.complete(command, result);
         }
     }
@@ -289,7 +314,7 @@ impl PoolThread {
                     self.answers.insert(id, answer);
                 }
                 Ask::Space(answer) => {
-                    let now = space_now(self.engine.space_watch());
+                    let now = space_now(&self.engine);
                     let _ = answer.send((self.engine.space(), now));
                 }
                 Ask::Policy(Policy::Marks(marks)) => self.engine.set_marks(marks),
@@ -384,7 +409,8 @@ impl PoolThread {
     }
 }
 
-fn space_now(watch: &SpaceWatch) -> SpaceNow {
+fn space_now(engine: &Engine) -> SpaceNow {
+    let watch = engine.space_watch();
     let (very_low, low) = watch.marks_in_bytes();
     SpaceNow {
         state: watch.state(),
@@ -394,6 +420,7 @@ fn space_now(watch: &SpaceWatch) -> SpaceNow {
         low,
         very_low,
         horizon_ns: watch.horizon_ns(),
+        available: engine.available(),
     }
 }
 
