@@ -237,7 +237,7 @@ fn end(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
-    // What sleeps in the kernel, such as on a file system on a volume of the very pool that is full,
+    // What sleeps in the kernel, such as on a file system on a volume of a pool that is full,
     // ends when the kernel lets it. Nobody waits for that.
     let _ = wait(child, Clock::start(), KILL_GRACE);
 }

@@ -54,7 +54,7 @@ impl Rate {
         taken.map(|_| worth).map_err(|due| due.saturating_sub(TOLERANCE_NS))
     }
 
-    /// Takes back what was counted. The speed may have been set anew meanwhile, and all be forgotten.
+    /// Takes back what was counted. The speed may have been set anew meanwhile, and all forgotten.
     fn give_back(&self, worth: u64) {
         let less = |due: u64| Some(due.saturating_sub(worth));
         let _ = self.due_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);

@@ -408,8 +408,8 @@ impl Pool {
         place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Lets the engine look at who waits once more, when [`crate::worker::Attachment::ask_again`] was
-    /// called.
+    /// Lets the engine look at who waits once more, after [`crate::worker::Attachment::ask_again`]
+    /// was called.
     pub fn look_again(&self) {
         self.want_engine();
     }

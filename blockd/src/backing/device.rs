@@ -201,7 +201,7 @@ impl Device {
         self.info.sparse || self.info.kind == DeviceKind::Disk
     }
 
-    /// Whether what a write through it reports is about that write alone: nothing of earlier ones is
+    /// Whether what a write through it reports is about that write alone: nothing of others is
     /// left above it to fail.
     #[must_use]
     pub fn ends_its_writes(&self) -> bool {

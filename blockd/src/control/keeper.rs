@@ -156,7 +156,7 @@ impl Keeper {
         self.state = change.to;
     }
 
-    /// Begins to look for more space, if the pool needs it and there are means that are not known to
+    /// Begins to look for more space, if the pool needs it and there are means not known to
     /// be of no use now.
     fn find_more(&mut self) {
         let (control, handle) = (self.finder.control.clone(), self.finder.handle.clone());

@@ -343,7 +343,7 @@ impl Engine {
     }
 }
 
-/// Extents that volumes of these sizes don't have yet, each with those that its leaves need: what is
+/// Extents that volumes of these sizes do not have yet, with those that their leaves need: what is
 /// set aside is of no use to who can't map it.
 fn with_pages(pool: &Pool, unmet: impl Iterator<Item = (u64, u64)>) -> u64 {
     let (mut extents, mut leaves) = (0_u64, 0_u64);
