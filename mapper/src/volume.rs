@@ -191,23 +191,6 @@ impl Volume {
         }
     }
 
-    /// Brings what its workers have at hand back to where each of them may have it: one may starve
-    /// on what another one doesn't use. Gives how many extents that were.
-    pub(crate) fn gather(&self) -> u64 {
-        let mut gathered = 0;
-        for attachment in self.attachments.lock().iter() {
-            let mut slice = attachment.slice.lock();
-            let mut reserve = self.reserve.lock();
-            while reserve.has_room()
-                && let Some(extent) = slice.pop()
-            {
-                reserve.add(extent, 1);
-                gathered += 1;
-            }
-        }
-        gathered
-    }
-
     /// Takes one extent's allowance. Who is in a hurry goes into debt, which those pay who come
     /// later.
     pub(crate) fn take_allowance(&self, hurried: bool) -> bool {

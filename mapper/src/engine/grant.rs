@@ -80,21 +80,7 @@ impl Engine {
                 granted = self.grant_to(waiting, 1, volumes);
             }
         }
-        let gathered = self.gather(waiting);
-        self.note_stuck(waiting, comes_later) || granted || gathered
-    }
-
-    /// Who may have no more than it has can still have what its other workers don't use.
-    fn gather(&self, waiting: &[Waiting]) -> bool {
-        let mut any = false;
-        for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
-            if volume.gather() > 0 {
-                volume.starves.store(0, Ordering::Release);
-                volume.out_of_space.store(false, Ordering::Release);
-                any = true;
-            }
-        }
-        any
+        self.note_stuck(waiting, comes_later) || granted
     }
 
     /// Grants up to a quantum to each, and leaves what is set aside for others.
