@@ -103,6 +103,75 @@ fn said(daemon: &Daemon, what: &str) -> usize {
     daemon.log().lines().filter(|line| line.contains(what)).count()
 }
 
+/// A file that is there, as long as this, with something in it or not.
+fn spare(name: &str, size: u64, content: &[u8]) -> std::path::PathBuf {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = path.join(format!("spare-{name}-{}", std::process::id()));
+    std::fs::write(&path, content).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(size).unwrap();
+    path
+}
+
+#[test]
+fn a_pool_that_is_low_takes_its_spare_devices_in() {
+    let spares = [spare("one", 192 * MIB, &[]), spare("two", 128 * MIB, &[])];
+    let list: Vec<String> = spares.iter().map(|path| format!("\"{}\"", path.display())).collect();
+    let settings = Settings {
+        pool_size: 256 * MIB,
+        pool_lines: format!("spare_devices = [{}]\n[pool.space]\n", list.join(", ")),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("spares", &settings).unwrap();
+    daemon.start().unwrap();
+    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 1, "none is needed yet");
+    daemon.add("w1", 2 << 30).unwrap();
+    let writer = Writer::start(&daemon, 1, 1700);
+    wait_until("425 MiB are written", || writer.done() == 1700);
+    assert_eq!(writer.error(), None);
+    let devices = |daemon: &Daemon| pool(daemon)["devices"].as_array().unwrap().len();
+    wait_until("both have joined", || devices(&daemon) == 3);
+    assert_eq!(said(&daemon, "has joined it"), 2, "{}", daemon.log());
+    assert_eq!(said(&daemon, "is full"), 0, "{}", daemon.log());
+    // Killed, it finds them again, and so does one that is stopped in order.
+    drop(writer);
+    for killed in [true, false] {
+        if killed {
+            daemon.kill().unwrap();
+        } else {
+            assert!(daemon.stop().unwrap().success());
+        }
+        daemon.start().unwrap();
+        assert_eq!(devices(&daemon), 3, "{}", daemon.log());
+        compare(&daemon, "w1", 1, 0..1700);
+    }
+    drop(daemon);
+    spares.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+#[test]
+fn a_spare_device_that_holds_something_joins_no_pool() {
+    let path = spare("used", 192 * MIB, &[0, 0, 7]);
+    let settings = Settings {
+        pool_size: 128 * MIB,
+        pool_lines: format!("spare_devices = [\"{}\"]\n[pool.space]\n{OFF}", path.display()),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("used-spare", &settings).unwrap();
+    daemon.start().unwrap();
+    daemon.add("w1", 1 << 30).unwrap();
+    let writer = Writer::start(&daemon, 1, 600);
+    wait_until("it is refused", || said(&daemon, "its spare device can't join it") > 0);
+    let log = daemon.log();
+    assert!(log.contains("holds something in its first MiB"), "{log}");
+    assert!(log.contains(&path.display().to_string()), "{log}");
+    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(std::fs::read(&path).unwrap()[..4], [0, 0, 7, 0], "nothing was written to it");
+    assert_eq!(writer.error(), None, "the writer waits");
+    drop(daemon);
+    drop(writer);
+    std::fs::remove_file(path).unwrap();
+}
+
 #[test]
 fn a_writer_at_full_speed_into_a_pool_that_grows_sees_no_error() {
     let daemon = daemon("grows", 256 * MIB, "grow_limit = \"1G\"\ngrow_step = \"64M\"");

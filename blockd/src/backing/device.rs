@@ -61,6 +61,10 @@ pub struct DeviceInfo {
     pub sparse: bool,
 }
 
+/// What is looked at of a device that is to join a pool: partition tables, file systems and other
+/// pools have their marks there.
+const FRONT_PAGES: usize = 256;
+
 /// An open device. All IO goes through this one open file description: its owner lock ends when
 /// the last IO has ended, also after the death of the process (rule R11).
 #[derive(Debug)]
@@ -206,6 +210,18 @@ impl Device {
     #[must_use]
     pub fn ends_its_writes(&self) -> bool {
         self.info.direct || self.mapped.is_some()
+    }
+
+    /// Whether nothing was ever written to its first MiB. Blocks.
+    pub fn is_empty_at_front(&self) -> std::io::Result<bool> {
+        use std::os::unix::fs::FileExt;
+        let mut buffer = IoBuffer::new(FRONT_PAGES).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let bytes = buffer.as_bytes_mut();
+        // In whole pages, as reading past the cache has to be.
+        let length = usize::try_from(self.size() / 4096 * 4096).unwrap_or(usize::MAX);
+        let bytes = &mut bytes[..length.min(FRONT_PAGES * 4096)];
+        self.file.read_exact_at(bytes, 0)?;
+        Ok(bytes.iter().all(|&byte| byte == 0))
     }
 
     /// Tries once to become the owner.

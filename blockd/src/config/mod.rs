@@ -73,6 +73,8 @@ pub struct PoolConfig {
     pub name: String,
     /// Its devices; at least one.
     pub devices: Vec<DeviceConfig>,
+    /// Devices that join it, one at a time, when it is low.
+    pub spares: Vec<DeviceConfig>,
     /// Bytes of an extent.
     pub extent_size: u32,
     /// How long to wait for the IO of a previous owner to end.

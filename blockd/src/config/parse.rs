@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::format::VolumeName;
+use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::space::{Mark, Marks};
 use toml::de::{DeTable, DeValue};
 
@@ -295,11 +296,20 @@ impl Source<'_> {
             direct: pool.direct,
         };
         let paths = self.device_paths(index, pool, kind)?;
+        // Spares are there already, and stay as long as they are.
+        let spare = |path| DeviceConfig {
+            kind: DeviceKind::Auto,
+            size: SizeWish::Existing,
+            preallocate: false,
+            ..device(path)
+        };
+        let spares = self.spare_paths(index, pool, kind, paths.len())?;
         let interval = &pool.commit_interval;
         let records = pool.ring_records;
         let records = self.count(&key("ring_records"), records, (256, 1 << 24))?;
         Ok(PoolConfig {
             name: pool.name.clone(),
+            spares: spares.into_iter().map(spare).collect(),
             devices: paths.into_iter().map(device).collect(),
             extent_size: u32::try_from(extent_size).unwrap_or(u32::MAX),
             lock_wait: self.duration(&key("lock_wait"), &pool.lock_wait, 0, 3600)?,
@@ -401,6 +411,25 @@ impl Source<'_> {
         }
     }
 
+    fn spare_paths(
+        &self,
+        index: &str,
+        pool: &Pool,
+        kind: DeviceKind,
+        devices: usize,
+    ) -> Result<Vec<PathBuf>, Error> {
+        let key = ["pool", index, "spare_devices"];
+        let spares = &pool.spare_devices;
+        if kind == DeviceKind::Memory && !spares.is_empty() {
+            return Err(self.refuse(&key, spares.len(), "left out for a pool in memory"));
+        }
+        if devices + spares.len() > MAX_DEVICES {
+            let allowed = "no more than 16 together with the pool's devices";
+            return Err(self.refuse(&key, spares.len(), allowed));
+        }
+        spares.iter().map(|path| self.absolute(&key, path)).collect()
+    }
+
     fn pools_differ(&self, pools: &[PoolConfig]) -> Result<(), Error> {
         let mut names = std::collections::BTreeSet::new();
         let mut paths = std::collections::BTreeSet::new();
@@ -417,7 +446,8 @@ impl Source<'_> {
                 let key = ["pool", &index, "extend", "socket"];
                 return Err(self.refuse(&key, socket.display(), allowed));
             }
-            for device in pool.devices.iter().filter(|device| device.kind != DeviceKind::Memory) {
+            let all = pool.devices.iter().chain(&pool.spares);
+            for device in all.filter(|device| device.kind != DeviceKind::Memory) {
                 if !paths.insert(&device.path) {
                     let allowed = "another path: each device belongs to one pool, once";
                     let path = device.path.display();

@@ -155,6 +155,8 @@ fn each_wrong_value_is_refused_with_file_line_key_value_and_what_is_allowed() {
         (pool("extent_size = \"96K\""), "/etc/b.toml:4: pool.extent_size is 96K: must be a power"),
         (pool("extent_size = \"2M\""), "/etc/b.toml:4: pool.extent_size is 2M: must be a size"),
         (pool("devices = [\"/b\"]"), "/etc/b.toml:3: pool.path is /a: must be left out"),
+        (pool("spare_devices = [\"b\"]"), "/etc/b.toml:4: pool.spare_devices is b: must be an abs"),
+        (pool("spare_devices = [\"/a\"]"), "/etc/b.toml:3: pool.path is /a: must be another path"),
         (two.into(), "/etc/b.toml:6: pool.path is /a: must be another path"),
         (same.into(), "/etc/b.toml:5: pool.name is a: must be another name"),
         (

@@ -166,7 +166,9 @@ impl Keeper {
             self.finder = Arc::new(Finder { control, handle, space });
             self.gave_up = None;
         }
-        let has_means = self.finder.space.grow_limit > 0 || self.finder.space.hook.is_some();
+        let space = &self.finder.space;
+        let has_means =
+            space.grow_limit > 0 || space.hook.is_some() || self.finder.handle.spare_count() > 0;
         if self.state == SpaceState::Normal {
             self.gave_up = None;
         } else if has_means
@@ -196,7 +198,10 @@ impl Finder {
             match self.handle.space().await {
                 Ok(space) if space.now.state != SpaceState::Normal => {
                     let clock = Clock::start();
-                    if !(self.grow(&space).await || self.call_hook().await) {
+                    if !(self.grow(&space).await
+                        || self.add_spare().await
+                        || self.call_hook().await)
+                    {
                         return false;
                     }
                     let took = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -246,6 +251,27 @@ impl Finder {
             Err(error) => {
                 let pool = self.handle.name();
                 tracing::error!(pool, %error, "the pool is low and can't be made larger");
+                false
+            }
+        }
+    }
+
+    async fn add_spare(&self) -> bool {
+        let pool = self.handle.name();
+        match self.handle.add_spare().await {
+            Ok(Some((path, gained))) => {
+                let text = format!(
+                    "pool {} has grown by {}: {} has joined it",
+                    shown(pool),
+                    human(gained),
+                    path.display()
+                );
+                self.control.events().publish(EventKind::PoolGrown, pool, "", text);
+                gained > 0
+            }
+            Ok(None) => false,
+            Err(error) => {
+                tracing::error!(pool, %error, "the pool is low and its spare device can't join it");
                 false
             }
         }

@@ -411,6 +411,7 @@ fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
             preallocate: one.preallocate,
             direct: one.direct,
         }],
+        spares: Vec::new(),
         extent_size: one.extent_size,
         extend_socket: None,
         ..template.clone()

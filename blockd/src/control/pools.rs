@@ -81,6 +81,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
     PoolSpec {
         name: config.name.clone(),
         devices: config.devices.iter().map(device).collect(),
+        spares: config.spares.iter().map(device).collect(),
         extent_size: config.extent_size,
         ring_dir: pool::ring_dir(runtime_dir),
         accept_loss: config.accept_loss,
@@ -178,6 +179,7 @@ mod tests {
         PoolConfig {
             name: "p".to_owned(),
             devices: vec![DeviceConfig { path, kind, size, preallocate: false, direct: true }],
+            spares: Vec::new(),
             extent_size: 256 << 10,
             lock_wait: Duration::from_millis(50),
             accept_loss: false,

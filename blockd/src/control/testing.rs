@@ -94,6 +94,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
             preallocate: false,
             direct: false,
         }],
+        spares: Vec::new(),
         extent_size: 64 << 10,
         lock_wait: Duration::from_millis(50),
         accept_loss: false,

@@ -1,6 +1,7 @@
 //! What others have of an open pool.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -236,16 +237,56 @@ impl PoolHandle {
     pub fn devices(&self) -> Vec<DeviceInfo> {
         let info =
             |device: &Arc<Device>| DeviceInfo { size: device.size(), ..device.info().clone() };
-        self.shared.devices.iter().map(info).collect()
+        self.joined().map(info).collect()
+    }
+
+    /// Those of its open devices that belong to it: the others are spares, which come last.
+    fn joined(&self) -> impl Iterator<Item = &Arc<Device>> {
+        let known =
+            |at: usize| u8::try_from(at).ok().and_then(|at| self.shared.pool.position_of(at));
+        let devices = self.shared.devices.iter().enumerate();
+        devices.filter(move |(at, _)| known(*at).is_some()).map(|(_, device)| device)
+    }
+
+    /// How many devices are left that may join it.
+    #[must_use]
+    pub fn spare_count(&self) -> usize {
+        self.shared.devices.len() - self.joined().count()
+    }
+
+    /// Takes the next spare device into the pool. Gives its path and the bytes gained; `None` where
+    /// there is none. A device that holds anything at its front is refused.
+    pub async fn add_spare(&self) -> Result<Option<(PathBuf, u64)>, PoolError> {
+        let _one = self.shared.growing.lock().await;
+        let at = self.joined().count();
+        let (Some(spare), Ok(handle)) = (self.shared.devices.get(at).cloned(), u8::try_from(at))
+        else {
+            return Ok(None);
+        };
+        let path = spare.info().path.clone();
+        let looked_at = Arc::clone(&spare);
+        let empty = tokio::task::spawn_blocking(move || looked_at.is_empty_at_front()).await;
+        let empty = empty.map_err(|_| PoolError::Gone)?.map_err(PoolError::io("read", &path))?;
+        if !empty {
+            let problem = "it holds something in its first MiB, and joins no pool like that";
+            let (name, problem) = (path.display().to_string(), problem.to_owned());
+            return Err(MapperError::Device { name, problem }.into());
+        }
+        let device = super::open::new_device(&spare);
+        let done = self.control(Control::AddDevice { handle, device }).await?;
+        Ok(match done {
+            Outcome::Grown { extents } => Some((path, extents * self.shared.extent_size)),
+            _ => None,
+        })
     }
 
     /// The smallest logical block that its volumes can have, in bytes.
     #[must_use]
     pub fn block_size(&self) -> u32 {
-        self.shared.devices.iter().map(|d| d.info().block_size).max().unwrap_or(512)
+        self.joined().map(|d| d.info().block_size).max().unwrap_or(512)
     }
 
-    /// Its open devices, for rings.
+    /// Its open devices, for rings; the spares too.
     pub fn open_devices(&self) -> &[Arc<Device>] {
         &self.shared.devices
     }
@@ -365,8 +406,8 @@ impl PoolHandle {
     /// Bytes free in the file systems below sparse files; `None` where nothing is sparse. Blocks.
     #[must_use]
     pub fn free_below(&self) -> Option<u64> {
-        let free = self.shared.devices.iter().map(|device| device.free_below());
-        free.into_iter().try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)))
+        let mut free = self.joined().map(|device| device.free_below());
+        free.try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)))
     }
 
     /// Tells the pool's thread something about its space.

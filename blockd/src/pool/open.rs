@@ -67,18 +67,11 @@ fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
 }
 
 fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolError> {
-    let new_device = |device: &Arc<Device>| NewDevice {
-        name: device.info().path.display().to_string(),
-        uuid: random_id(),
-        size: device.info().size,
-        block_size: device.info().block_size,
-        class: 0,
-    };
     let pool_id = random_id();
     let options = CreateOptions {
         pool_id,
         extent_size: spec.extent_size,
-        devices: devices.iter().map(new_device).collect(),
+        devices: devices.iter().map(|device| new_device(device)).collect(),
         wal_size: None,
         reserve_size: None,
         node: spec.node,
@@ -166,14 +159,17 @@ pub fn open(spec: &PoolSpec) -> Result<(PoolHandle, OpenReport), PoolError> {
 }
 
 fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenReport), PoolError> {
-    let devices = open_devices(spec, false)?;
+    let mut devices = open_devices(spec, false)?;
+    let spares = open_spares(spec, &mut devices)?;
     let volatile = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
     if volatile {
         make(spec, &devices)?;
     }
     let clock = Clock::start();
     let mut ring = new_ring()?;
-    let served = serve(&mut ring, &devices)?;
+    // The spares come last: what joins the pool later has the next number, and all rings know it.
+    let all: Vec<_> = devices.iter().chain(&spares).cloned().collect();
+    let served = serve(&mut ring, &all)?;
     let memory = if volatile { None } else { Some(ring_memory(spec, &served)?) };
     let ring_file = memory.as_ref().map(|(_, path)| path.clone());
     let present = |device: &Arc<Device>| PresentDevice {
@@ -196,8 +192,8 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
                 .unwrap_or(defaults.commit_interval_ns),
             quantum: spec.quantum.div_ceil(u64::from(spec.extent_size).max(1)).max(1),
             marks: spec.marks,
-            write_through: devices.iter().all(|device| device.ends_its_writes()),
-            passdown: devices.iter().any(|device| device.takes_discards()),
+            write_through: all.iter().all(|device| device.ends_its_writes()),
+            passdown: all.iter().any(|device| device.takes_discards()),
             ..defaults
         },
     };
@@ -292,6 +288,42 @@ fn open_devices(spec: &PoolSpec, create: bool) -> Result<Vec<Arc<Device>>, PoolE
         devices.push(Arc::new(opened));
     }
     Ok(devices)
+}
+
+/// Opens the spares: what has joined the pool before is one of its devices. One that isn't there is
+/// left out; the pool says so itself if it needs it.
+fn open_spares(
+    spec: &PoolSpec,
+    devices: &mut Vec<Arc<Device>>,
+) -> Result<Vec<Arc<Device>>, PoolError> {
+    let mut spares = Vec::new();
+    for spare in &spec.spares {
+        let opened = match Device::open(spare) {
+            Ok(opened) => Arc::new(opened),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let path = spare.path.display();
+                tracing::warn!(pool = spec.name, %path, "a spare device is not there");
+                continue;
+            }
+            Err(error) => return Err(PoolError::io("open", &spare.path)(error)),
+        };
+        match holds_pool(spare)? {
+            true => devices.push(opened),
+            false => spares.push(opened),
+        }
+    }
+    Ok(spares)
+}
+
+/// What a device is for a pool that it joins.
+pub(super) fn new_device(device: &Device) -> NewDevice {
+    NewDevice {
+        name: device.info().path.display().to_string(),
+        uuid: random_id(),
+        size: device.size(),
+        block_size: device.info().block_size,
+        class: 0,
+    }
 }
 
 fn new_ring() -> Result<Ring, PoolError> {

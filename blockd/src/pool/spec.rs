@@ -27,6 +27,8 @@ pub struct PoolSpec {
     pub name: String,
     /// 1 to 16 devices, in any order.
     pub devices: Vec<DeviceSpec>,
+    /// Devices that may join it, or have.
+    pub spares: Vec<DeviceSpec>,
     /// Bytes of an extent, when it is made.
     pub extent_size: u32,
     /// Where the delta ring is kept: a directory in memory that outlives the process.
@@ -57,6 +59,7 @@ impl PoolSpec {
         Self {
             name: name.to_owned(),
             devices: vec![device],
+            spares: Vec::new(),
             extent_size: DEFAULT_EXTENT_SIZE,
             ring_dir,
             accept_loss: false,
