@@ -107,15 +107,27 @@ impl Allocator {
     }
 
     /// Frees a run of used extents. `false`, and nothing happens, if any of them is free already
-    /// or they are not all in one region.
+    /// or in no region.
     #[must_use]
     pub fn free(&mut self, first: PhysicalExtent, count: u64) -> bool {
         let Some((index, offset)) = self.find(first) else { return false };
-        let region = &mut self.regions[index];
-        if count > region.count - offset || region.bits.set_run_len(offset, count) < count {
-            return false;
+        // A region ends where a device did before it grew, and a run may go on in the next one.
+        let (mut left, mut from, mut end) = (count, offset, index);
+        while left > 0 {
+            let Some(region) = self.regions.get(end) else { return false };
+            let goes_on = end == index || self.regions[end - 1].end() == region.first;
+            let here = left.min(region.count - from);
+            if !goes_on || region.bits.set_run_len(from, here) < here {
+                return false;
+            }
+            (left, from, end) = (left - here, 0, end + 1);
         }
-        region.bits.clear_run(offset, count);
+        let (mut left, mut from) = (count, offset);
+        for region in &mut self.regions[index..end] {
+            let here = left.min(region.count - from);
+            region.bits.clear_run(from, here);
+            (left, from) = (left - here, 0);
+        }
         self.free_count += count;
         true
     }

@@ -233,6 +233,15 @@ fn a_full_pool_waits_and_goes_on_by_growing_deleting_and_discarding() {
     one.finish(&daemon);
     compare(&daemon, "w2", 2, 50..1400);
     drop(two);
+    // All of it comes back, once.
+    for name in ["w1", "w2"] {
+        daemon.cli(&["del", "--force", name]).unwrap();
+    }
+    wait_until("all is free", || {
+        let pool = pool(&daemon);
+        assert_eq!(pool["failure"], Value::Null, "{pool}");
+        pool["mapped_bytes"] == 0 && pool["pending_bytes"] == 0
+    });
     assert_eq!(daemon.stop().unwrap().code(), Some(0));
 }
 
