@@ -30,6 +30,9 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const FILE_LIMIT: Duration = Duration::from_secs(1);
 const FILE_LOOK: Duration = Duration::from_millis(5);
 
+/// What the kernel is told about requests that take long, in milliseconds: it looks each second.
+const TIMEOUT_MS: &str = "1000";
+
 /// The volume that a device is of, and what was asked for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceSpec {
@@ -221,9 +224,15 @@ impl Kit {
     /// Has the kernel look after requests that take long each second. While their server lives it
     /// only waits on; when that has died, a device of Linux up to 6.12 whose requests were all with
     /// it is waiting for a server only then, and not after the usual 30 s.
+    ///
+    /// A device that goes on has it so, and must not be told again: before the kernel changes that
+    /// it waits for all requests, and holds back others, and some may be waiting for space.
     fn shorten_timeout(&self, number: u32) {
         let path = self.places.sys_block.join(format!("ublkb{number}/queue/io_timeout"));
-        if let Err(error) = std::fs::write(&path, "1000") {
+        if std::fs::read_to_string(&path).is_ok_and(|present| present.trim() == TIMEOUT_MS) {
+            return;
+        }
+        if let Err(error) = std::fs::write(&path, TIMEOUT_MS) {
             tracing::warn!(%error, path = %path.display(), "the kernel keeps its limit of 30 s");
         }
     }

@@ -350,12 +350,18 @@ fn a_device_in_use_is_taken_away_only_by_force() {
 #[test]
 fn a_device_that_waits_goes_on_with_what_it_was_made_with() {
     let rig = Rig::new();
+    fs::create_dir(rig.folder.join("sys/ublkb0/queue")).unwrap();
+    let timeout = rig.folder.join("sys/ublkb0/queue/io_timeout");
     let made = rig.daemon().attach(&DeviceSpec { queues: 2, depth: 16, ..spec(1) }).unwrap();
     rig.kernel.set_state(0, DeviceState::Quiesced);
     rig.kernel.told();
     rig.host.queues.lock().clear();
+    assert_eq!(fs::read_to_string(&timeout).unwrap(), "1000");
+    // As the kernel shows it; written once more it would have no end of line.
+    fs::write(&timeout, "1000\n").unwrap();
     let daemon = rig.daemon();
     let (view, how) = daemon.recover(&spec(1), Some(0)).unwrap();
+    assert_eq!(fs::read_to_string(&timeout).unwrap(), "1000\n");
     assert_eq!(rig.kernel.told(), "START_USER_RECOVERY 0, END_USER_RECOVERY 0");
     assert_eq!((how, view.queues, view.depth), (Recovered::Continued, 2, 16));
     assert_eq!((view.number, view.numbers), (made.number, made.numbers));
