@@ -10,7 +10,7 @@ use blockd_bench::nbd::fio::Jobs;
 use blockd_bench::nbd::measure::Effort;
 use blockd_bench::nbd::print::{self, Claim};
 use blockd_bench::nbd::server::Kind;
-use blockd_bench::nbd::{Bench, Folders, after_snapshot, first_touch};
+use blockd_bench::nbd::{Bench, Folders, after_snapshot, before, first_touch};
 use blockd_bench::report::{self, Row};
 use blockd_bench::{clock, facts};
 use clap::Parser;
@@ -23,6 +23,10 @@ struct Arguments {
     /// The daemon's program
     #[arg(long)]
     blockd: Option<PathBuf>,
+    /// Another build of the daemon, such as one from before a change: only the two are measured,
+    /// beside each other. Ends with an error if ours is slower beyond the intervals
+    #[arg(long)]
+    before: Option<PathBuf>,
     /// The folder of the job files
     #[arg(long, default_value = "bench/fio")]
     jobs: PathBuf,
@@ -88,6 +92,9 @@ fn main() -> Result<()> {
     if arguments.quick {
         println!("note: a quick run; it resolves no claim");
     }
+    if let Some(before) = &arguments.before {
+        return run_before(&arguments, &bench, before, &folders);
+    }
     let mut findings = Findings::default();
     for (stage, workloads) in bench.plan() {
         let done = run_stage(&bench, &stage, &workloads, &folders, &mut findings);
@@ -145,6 +152,33 @@ fn bench(arguments: &Arguments) -> Result<Bench> {
     let size = if quick { 128 << 20 } else { 512 << 20 };
     let folder = arguments.jobs.canonicalize().context("the folder of job files")?;
     Ok(Bench { blockd, jobs: Jobs { folder }, effort, size, quick, only: arguments.only.clone() })
+}
+
+fn run_before(
+    arguments: &Arguments,
+    bench: &Bench,
+    before: &std::path::Path,
+    folders: &Folders,
+) -> Result<()> {
+    ensure!(before.exists(), "{} is not there", before.display());
+    let mut outcomes = Vec::new();
+    for (stage, workloads) in bench.plan() {
+        outcomes.extend(before::stage(bench, before, &stage, &workloads, folders)?);
+    }
+    if arguments.only.as_ref().is_none_or(|only| "first-touch".contains(only.as_str())) {
+        let wanted = arguments.first_touch_size.unwrap_or(1024);
+        let size = folders.room(wanted << 20)?;
+        let folder = folders.memory.join("first-touch");
+        std::fs::create_dir_all(&folder)?;
+        let file = folders.disk.join("first-touch.image");
+        let place = first_touch::Place { folder: &folder, file, size, blockd: None };
+        outcomes.extend(before::first_touch(bench, before, &place)?);
+    }
+    print::before(&outcomes);
+    let worse: Vec<&str> =
+        outcomes.iter().filter(|one| one.is_worse()).map(|one| one.name.as_str()).collect();
+    ensure!(worse.is_empty(), "slower than before: {}", worse.join(", "));
+    Ok(())
 }
 
 fn run_stage(

@@ -90,7 +90,7 @@ pub fn measure(jobs: &Jobs, place: &Place<'_>, effort: Effort) -> Result<Outcome
 }
 
 /// The file, removed in the end.
-struct Written(PathBuf);
+pub(super) struct Written(PathBuf);
 
 impl Drop for Written {
     fn drop(&mut self) {
@@ -99,7 +99,7 @@ impl Drop for Written {
 }
 
 /// Allocates and writes all of the file, so that nobody's figures have the file system's in them.
-fn write_file(place: &Place<'_>) -> Result<Written> {
+pub(super) fn write_file(place: &Place<'_>) -> Result<Written> {
     let size = ours::pool_bytes(place.size);
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false);
@@ -117,7 +117,12 @@ fn once(jobs: &Jobs, server: &Server, size: u64, seed: u64) -> Result<Sample> {
 }
 
 /// A fresh volume: first touch, the same again, and again.
-fn ours_once(jobs: &Jobs, place: &Place<'_>, blockd: &Path, seed: u64) -> Result<[Sample; 3]> {
+pub(super) fn ours_once(
+    jobs: &Jobs,
+    place: &Place<'_>,
+    blockd: &Path,
+    seed: u64,
+) -> Result<[Sample; 3]> {
     let image = image(place);
     renew(place, &[])?;
     let server = Server::start(Kind::Blockd, &image, blockd)?;

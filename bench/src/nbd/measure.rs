@@ -157,7 +157,12 @@ pub fn measure(
     Ok(Outcome { lines, findings, control })
 }
 
-fn settings<'a>(workload: &Workload, server: &'a Server, seconds: f64, seed: u64) -> Settings<'a> {
+pub(super) fn settings<'a>(
+    workload: &Workload,
+    server: &'a Server,
+    seconds: f64,
+    seed: u64,
+) -> Settings<'a> {
     Settings { uri: &server.uri, seconds, connections: workload.connections, seed, bytes: 0 }
 }
 
@@ -186,7 +191,7 @@ fn rivals<'a>(
     rivals
 }
 
-fn ratio(pairs: &[(Sample, Sample)], figure: Figure) -> Option<Ratio> {
+pub(super) fn ratio(pairs: &[(Sample, Sample)], figure: Figure) -> Option<Ratio> {
     let ratios: Vec<f64> = pairs.iter().map(|(ours, other)| ours.ratio(other, figure)).collect();
     Ratio::of(&ratios)
 }

@@ -1,6 +1,7 @@
 //! The NBD server beside others, with the same client and the same options on the same medium.
 
 pub mod after_snapshot;
+pub mod before;
 pub mod claims;
 mod client;
 pub mod counts;
@@ -130,6 +131,19 @@ impl Bench {
     }
 
     fn one(&self, kind: Kind, medium: Medium, name: &str, folders: &Folders) -> Result<Server> {
+        let blockd = self.blockd.as_deref().unwrap_or_else(|| Path::new(""));
+        self.with(blockd, kind, medium, name, folders)
+    }
+
+    /// The same with this daemon.
+    fn with(
+        &self,
+        blockd: &Path,
+        kind: Kind,
+        medium: Medium,
+        name: &str,
+        folders: &Folders,
+    ) -> Result<Server> {
         let disk = medium == Medium::Disk;
         let place = if disk { &folders.disk } else { &folders.memory };
         let image = Image {
@@ -139,7 +153,6 @@ impl Bench {
             direct: disk,
             memory: medium == Medium::Memory,
         };
-        let blockd = self.blockd.as_deref().unwrap_or_else(|| Path::new(""));
         let server = Server::start(kind, &image, blockd)?.with_image_removed(&image);
         self.prepare(&server).with_context(|| server.words())?;
         Ok(server)

@@ -53,6 +53,23 @@ pub fn outcome(stage: &Stage, workload: &Workload, outcome: &Outcome) {
     println!("\nA/A control, ours beside ours: {}", control.join(", "));
 }
 
+/// This daemon beside another build of it.
+pub fn before(outcomes: &[super::before::Outcome]) {
+    println!("\n| workload | IOPS now | IOPS before | IOPS, now/before | CPU/op, before/now | |");
+    println!("|---|---:|---:|---|---|---|");
+    for one in outcomes {
+        println!(
+            "| {} | {:.0} | {:.0} | {} | {} | {} |",
+            one.name,
+            one.iops.0,
+            one.iops.1,
+            one.ratio,
+            one.cpu,
+            if one.is_worse() { "WORSE" } else { "not worse" }
+        );
+    }
+}
+
 fn or_dash(ratio: Option<Ratio>) -> String {
     ratio.map_or_else(|| "-".to_owned(), |ratio| ratio.to_string())
 }

@@ -1,0 +1,113 @@
+//! The daemon beside another build of it, such as one from before a change, in pairs.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::claims::{Figure, Stage, Workload};
+use super::first_touch::{self, Place};
+use super::measure::{Sample, ratio, run, settings};
+use super::server::{Kind, Server};
+use super::{Bench, Folders};
+use crate::stats::Ratio;
+
+/// This one beside the other one.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was done.
+    pub name: String,
+    /// Median operations a second of this one, and of the other one.
+    pub iops: (f64, f64),
+    /// How many times as many operations a second.
+    pub ratio: Ratio,
+    /// How many times as much CPU the other one takes for each.
+    pub cpu: Ratio,
+}
+
+impl Outcome {
+    fn of(name: String, pairs: &[(Sample, Sample)]) -> Result<Self> {
+        let all = |side: fn(&(Sample, Sample)) -> f64| {
+            crate::stats::median(&pairs.iter().map(side).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+        };
+        let of = |figure| ratio(pairs, figure).context("no pairs");
+        Ok(Self {
+            name,
+            iops: (all(|pair| pair.0.iops), all(|pair| pair.1.iops)),
+            ratio: of(Figure::Iops)?,
+            cpu: of(Figure::Cpu)?,
+        })
+    }
+
+    /// Whether it is slower beyond what the pairs differ by.
+    #[must_use]
+    pub fn is_worse(&self) -> bool {
+        self.ratio.high < 1.0
+    }
+}
+
+/// One stage's workloads, each with all its pairs.
+pub fn stage(
+    bench: &Bench,
+    before: &Path,
+    stage: &Stage,
+    workloads: &[Workload],
+    folders: &Folders,
+) -> Result<Vec<Outcome>> {
+    let start = |program: &Path, name: &str| {
+        let name = format!("{}-{name}", stage.name);
+        bench.with(program, Kind::Blockd, stage.medium, &name, folders)
+    };
+    let ours = bench.blockd.as_deref().context("there is no daemon to compare")?;
+    let servers = [start(ours, "now")?, start(before, "before")?];
+    workloads.iter().map(|workload| one(bench, stage, workload, &servers)).collect()
+}
+
+/// Each pair begins with the other one than the last.
+fn one(
+    bench: &Bench,
+    stage: &Stage,
+    workload: &Workload,
+    [ours, before]: &[Server; 2],
+) -> Result<Outcome> {
+    let mut seed = 0;
+    let mut once = |server: &Server| {
+        seed += 1;
+        let settings = settings(workload, server, bench.effort.seconds, seed);
+        run(&bench.jobs, workload.job, server, settings)
+    };
+    let mut pairs = Vec::new();
+    for round in 0..bench.effort.pairs {
+        pairs.push(if round % 2 == 0 {
+            let first = once(ours)?;
+            (first, once(before)?)
+        } else {
+            let first = once(before)?;
+            (once(ours)?, first)
+        });
+    }
+    Outcome::of(workload.name(stage), &pairs)
+}
+
+/// First writes, and overwrites behind them, each on a fresh volume.
+pub fn first_touch(bench: &Bench, before: &Path, place: &Place<'_>) -> Result<Vec<Outcome>> {
+    let ours = bench.blockd.as_deref().context("there is no daemon to compare")?;
+    let written = first_touch::write_file(place)?;
+    let (mut first, mut again) = (Vec::new(), Vec::new());
+    for seed in 0..bench.effort.pairs as u64 {
+        let once = |program| first_touch::ours_once(&bench.jobs, place, program, seed);
+        let (now, then) = if seed % 2 == 0 {
+            let now = once(ours)?;
+            (now, once(before)?)
+        } else {
+            let then = once(before)?;
+            (once(ours)?, then)
+        };
+        first.push((now[0], then[0]));
+        again.push((now[1], then[1]));
+    }
+    drop(written);
+    Ok(vec![
+        Outcome::of("first-touch".to_owned(), &first)?,
+        Outcome::of("first-touch, overwrite".to_owned(), &again)?,
+    ])
+}
