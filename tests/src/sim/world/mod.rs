@@ -70,6 +70,9 @@ pub struct World {
     /// Openings that failed for a media error in a row.
     open_failures: u32,
     crashes_in_row: u32,
+    /// Crashes in a row before all was read back. They become rarer, or a pool with much in it would
+    /// never be.
+    crashes_unread: u32,
     /// Stores to the ring after which the process dies, if it is to die in the middle.
     cut_stores: Option<u64>,
     /// A script says what happens: every opening is followed by reading everything back.
@@ -149,6 +152,7 @@ impl World {
             next_name: 0,
             open_failures: 0,
             crashes_in_row: 0,
+            crashes_unread: 0,
             cut_stores: None,
             scripted: false,
             foretold: None,

@@ -277,6 +277,7 @@ impl World {
         }
         if up.live() == 0 && up.verify.is_empty() {
             up.verifying = None;
+            self.crashes_unread = 0;
             self.core.marks.hit(Mark::Verified);
             return Ok(true);
         }

@@ -26,8 +26,9 @@ pub(super) enum Event {
 
 impl World {
     pub(super) fn step_up(&mut self) -> Result<(), Violation> {
-        let crash = self.core.profile.crash * 0.15;
+        let crash = self.core.profile.crash * 0.15 / f64::from(1 + self.crashes_unread);
         if self.core.chance(crash) {
+            self.crashes_unread += 1;
             let torn = self.core.profile.torn_ring;
             if self.cut_stores.is_none() && self.core.chance(torn) {
                 self.cut_stores = Some(self.core.random.u64(1..24));
