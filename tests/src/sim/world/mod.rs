@@ -70,8 +70,8 @@ pub struct World {
     /// Openings that failed for a media error in a row.
     open_failures: u32,
     crashes_in_row: u32,
-    /// Crashes in a row before all was read back. They become rarer, or a pool with much in it would
-    /// never be.
+    /// Crashes in a row before all was read back. They become rarer: a pool with much in it would
+    /// never be else.
     crashes_unread: u32,
     /// Stores to the ring after which the process dies, if it is to die in the middle.
     cut_stores: Option<u64>,
