@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockd_tests::daemon::{Daemon, Folder, Loop, Settings};
+use blockd_tests::daemon::{Daemon, Settings, Small};
 use blockd_tests::kill::load::{Control, Load, Shared, compare};
 use blockd_tests::kill::volume::Volume;
 use blockd_tests::kill::{self, Options};
@@ -116,49 +116,6 @@ fn a_hundred_small_volumes_live_in_a_small_pool() {
     }
 }
 
-/// A file system of a few MiB, mounted until it is dropped.
-struct Small {
-    folder: Folder,
-    _disk: Option<Loop>,
-}
-
-impl Small {
-    fn ext4(mib: u64) -> Self {
-        let folder = Folder::new("small").unwrap();
-        let image = folder.path().join("image");
-        std::fs::File::create(&image).unwrap().set_len(mib * MIB).unwrap();
-        shell(&format!("mkfs.ext4 -q -m 0 {}", image.display())).unwrap();
-        let disk = Loop::over(&image).unwrap();
-        let path = disk.path().to_string_lossy().into_owned();
-        let small = Self { folder, _disk: Some(disk) };
-        small.mount(&["-o", "noatime", &path]);
-        small
-    }
-
-    fn tmpfs(mib: u64) -> Self {
-        let small = Self { folder: Folder::new("small").unwrap(), _disk: None };
-        small.mount(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]);
-        small
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("mounted")
-    }
-
-    fn mount(&self, words: &[&str]) {
-        let path = self.path();
-        std::fs::create_dir_all(&path).unwrap();
-        tools::output(Command::new("mount").args(words).arg(&path)).unwrap();
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        // The loop device goes when nobody uses it any more.
-        let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
-    }
-}
-
 /// A sparse pool that may grow to four times what its file system has.
 fn fills_up_and_goes_on(small: &Small, space: u64) {
     let settings = Settings {
@@ -215,14 +172,14 @@ fn fills_up_and_goes_on(small: &Small, space: u64) {
 #[test]
 fn a_full_file_system_makes_writes_wait_until_there_is_space() {
     needs_root();
-    let small = Small::ext4(96);
+    let small = Small::ext4(96 * MIB).unwrap();
     fills_up_and_goes_on(&small, 96 * MIB);
 }
 
 #[test]
 fn a_full_tmpfs_makes_writes_wait_until_there_is_space() {
     needs_root();
-    let small = Small::tmpfs(96);
+    let small = Small::tmpfs(96 * MIB).unwrap();
     fills_up_and_goes_on(&small, 96 * MIB);
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockd_tests::daemon::{Daemon, Settings};
+use blockd_tests::daemon::{Daemon, Settings, Small};
 use blockd_tests::sim::runner::clock;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -456,4 +456,73 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
         at("pool default is low") < at("has grown") && at("has grown") < at(enough),
         "{events}"
     );
+}
+
+/// A sparse pool that says it has four times what its file system has. Nobody is refused when that
+/// runs out, and what is told is that the pool is full.
+fn what_is_below_is_full(small: &Small, space: u64) {
+    assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
+    let settings = Settings {
+        pool: Some(small.path().join("pool")),
+        pool_size: 4 * space,
+        pool_lines: format!("[pool.space]\n{OFF}"),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("below", &settings).unwrap();
+    daemon.start().unwrap();
+    daemon.add("w1", 4 * space).unwrap();
+    daemon.add("w2", 4 * space).unwrap();
+    // Something that can be given back.
+    let ballast = small.path().join("ballast");
+    std::fs::write(&ballast, vec![1; usize::try_from(space / 2).unwrap()]).unwrap();
+    let extents = space / EXTENT * 3 / 10;
+    let (one, two) = (Writer::start(&daemon, 1, extents), Writer::start(&daemon, 2, extents));
+    let total = || one.done() + two.done();
+    wait_until("the pool is full", || {
+        let pool = pool(&daemon);
+        // Who is just being tried again is not counted.
+        pool["space_state"] == "full" && pool["blocked_writes"].as_u64() > Some(0)
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let at = total();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!((total(), one.error(), two.error()), (at, None, None));
+    assert!(at < 2 * extents, "there was room for all");
+    assert_eq!(said(&daemon, "pool default is full"), 1, "{}", daemon.log());
+    // What has its space goes on.
+    compare(&daemon, "w1", 1, 0..one.done());
+    daemon.connect("w1").unwrap().write(0, &content(1, 0)).unwrap();
+
+    std::fs::remove_file(&ballast).unwrap();
+    wait_until("all is written", || total() == 2 * extents);
+    // Who waits is counted once a second.
+    wait_until("it is said", || {
+        let pool = pool(&daemon);
+        pool["space_state"] == "normal" && pool["blocked_writes"] == 0
+    });
+    for what in ["pool default is full", "pool default has enough space again"] {
+        assert_eq!(said(&daemon, what), 1, "{what}: {}", daemon.log());
+    }
+    one.finish(&daemon);
+    two.finish(&daemon);
+    // Nor is anything lost by the daemon's death, or by its end.
+    daemon.kill().unwrap();
+    daemon.start().unwrap();
+    compare(&daemon, "w1", 1, 0..extents);
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+    daemon.start().unwrap();
+    compare(&daemon, "w2", 2, 0..extents);
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_pool_is_full_where_its_tmpfs_is() {
+    let small = Small::tmpfs(96 * MIB).unwrap();
+    what_is_below_is_full(&small, 96 * MIB);
+}
+
+#[test]
+fn a_pool_is_full_where_the_file_system_of_a_small_loop_device_is() {
+    let small = Small::ext4(96 * MIB).unwrap();
+    what_is_below_is_full(&small, 96 * MIB);
 }

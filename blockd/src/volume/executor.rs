@@ -117,6 +117,8 @@ pub struct Executor {
     pub(super) refused: Vec<usize>,
     /// What there was to see when what waits was looked at last.
     pub(super) waits_looked_at: (u64, u64),
+    /// Somebody was found waiting for space then.
+    pub(super) found_waiting: bool,
 }
 
 impl Executor {
@@ -139,6 +141,7 @@ impl Executor {
             limiting: Vec::with_capacity(64),
             refused: Vec::with_capacity(requests),
             waits_looked_at: (0, 0),
+            found_waiting: false,
         }
     }
 
@@ -228,6 +231,9 @@ impl Executor {
             && attached.in_flight == 0
             && let Some(attached) = self.volumes[volume.0].take()
         {
+            // The figures stay, and nobody of this volume waits here any longer.
+            attached.stats.blocked.set(0);
+            attached.stats.blocked_ns.set(0);
             self.pools[attached.pool].worker.detach(attached.attachment);
         }
     }
@@ -371,7 +377,9 @@ impl Executor {
         let patience = self.pools.iter().filter_map(|part| part.patience);
         let limiting = self.limiting.iter().filter_map(|&at| self.volumes[at].as_ref());
         let limited = limiting.filter_map(Attached::open_at);
-        patience.chain(limited).chain(starved).min()
+        // Once nobody waits any longer, that is to be seen.
+        let look = self.found_waiting.then(|| self.next_look());
+        patience.chain(limited).chain(starved).chain(look).min()
     }
 
     /// Wakes the pools' threads and other workers, where something was left to them.

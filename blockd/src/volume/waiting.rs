@@ -159,6 +159,7 @@ impl Executor {
             return;
         }
         self.waits_looked_at = self.looks_wanted();
+        self.found_waiting = false;
         for attached in self.volumes.iter_mut().flatten() {
             attached.follow_settings();
             if attached.stats.blocked.get() > 0 {
@@ -201,6 +202,11 @@ impl Executor {
         (events, self.now / LOOK_NS)
     }
 
+    /// When that is looked at next, unless something happens before.
+    pub(super) fn next_look(&self) -> u64 {
+        (self.waits_looked_at.1 + 1) * LOOK_NS
+    }
+
     fn refuse(&mut self, at: usize) {
         if let Some(attached) = &self.volumes[self.slots[at].volume] {
             attached.stats.refused.add(1);
@@ -230,6 +236,7 @@ impl Executor {
         let stats = &attached.stats;
         stats.blocked.add(1);
         stats.blocked_ns.set(stats.blocked_ns.get().max(waited));
+        self.found_waiting = true;
         match attached.settings.on_full {
             OnFull::Block => false,
             OnFull::Timeout(ms) => waited >= u64::from(ms) * 1_000_000,
