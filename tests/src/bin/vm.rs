@@ -36,6 +36,8 @@ enum Workload {
     Logwrites(Form),
     /// Many devices, devices in use, little memory
     Stress(Form),
+    /// A full pool below file systems: who waits goes on, who is refused recovers
+    Space(Form),
     /// What the README shows, on a real device
     Demo(Form),
     /// A pool's metadata becomes that of device-mapper's thin-pool
@@ -94,6 +96,7 @@ enum Inside {
         #[arg(long)]
         mib: u64,
     },
+    Space,
 }
 
 #[derive(clap::Args, Debug)]
@@ -162,6 +165,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Power(form) => each("power", form, workload::power::run),
         Workload::Logwrites(form) => each("logwrites", form, workload::logwrites::run),
         Workload::Stress(form) => each("stress", form, workload::stress::run),
+        Workload::Space(form) => each("space", form, workload::space::run),
         Workload::Demo(form) => each("demo", form, workload::demo::run),
         Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Inside { seed, what } => match what {
@@ -174,6 +178,7 @@ fn run(arguments: &Arguments) -> Result<()> {
                 workload::stress::inside(*rounds, *devices, *seed)
             }
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
+            Inside::Space => workload::space::inside(*seed),
         },
     }
 }

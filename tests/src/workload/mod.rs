@@ -15,6 +15,7 @@ pub mod load;
 pub mod logwrites;
 pub mod power;
 pub mod replay;
+pub mod space;
 pub mod stress;
 pub mod thin;
 
