@@ -36,7 +36,7 @@ enum Workload {
     Logwrites(Form),
     /// Many devices, devices in use, little memory
     Stress(Form),
-    /// A full pool below file systems: who waits goes on, who is refused recovers
+    /// A full pool below file systems; in its long form beside dm-thin
     Space(Form),
     /// What the README shows, on a real device
     Demo(Form),
@@ -97,6 +97,7 @@ enum Inside {
         mib: u64,
     },
     Space,
+    SpaceBeside,
 }
 
 #[derive(clap::Args, Debug)]
@@ -179,6 +180,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Space => workload::space::inside(*seed),
+            Inside::SpaceBeside => workload::space::inside_beside(*seed),
         },
     }
 }

@@ -1,7 +1,8 @@
 //! `space`: a pool fills up below file systems on block devices. Their writers wait, go on by
 //! whatever makes room, and find all their bytes; or they are refused, if that is what was asked
-//! for, and their file systems can be used again.
+//! for, and their file systems can be used again. The long form puts dm-thin beside it.
 
+mod beside;
 mod fill;
 
 use std::path::Path;
@@ -17,6 +18,8 @@ use crate::sim::runner::clock;
 use crate::tools;
 use crate::vm::Drive;
 use fill::Fill;
+
+pub use beside::inside as inside_beside;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the pool at first.
@@ -56,7 +59,11 @@ pub fn run(run: &Run) -> Result<String> {
         .drive(Drive::File(disk));
     let output = vm.run(&run.inside("space"))?;
     println!("{}", output.text);
-    Ok(figures(&output.text)?.to_owned())
+    let mut said = figures(&output.text)?.to_owned();
+    if !run.short {
+        said = format!("{said}; {}", beside::run(run)?);
+    }
+    Ok(said)
 }
 
 /// A daemon whose pool is a file on a file system on this disk.
