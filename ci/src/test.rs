@@ -28,7 +28,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 14] = [
+const FORWARDED: [Forwarded; 15] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
@@ -44,6 +44,7 @@ const FORWARDED: [Forwarded; 14] = [
     ("vm", &["logwrites", "--short", "--kernel", "6.12"], &["logwrites"]),
     ("vm", &["stress", "--short", "--kernel", "6.12"], &["stress"]),
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
+    ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),
 ];
 
 /// Runs everything; true when nothing failed.
