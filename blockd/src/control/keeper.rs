@@ -54,15 +54,7 @@ impl Control {
         let Some(changes) = handle.take_space_changes() else { return };
         let finder =
             Finder { control: self.clone(), handle: handle.clone(), space: config.space.clone() };
-        let keeper = Keeper {
-            finder: Arc::new(finder),
-            state: SpaceState::Normal,
-            below: None,
-            told_blocked: 0,
-            finding: None,
-            gave_up: None,
-        };
-        tokio::spawn(keeper.run(changes));
+        tokio::spawn(Keeper::new(finder).run(changes));
     }
 
     /// Makes a pool's device longer. Gives the bytes gained.
@@ -84,6 +76,17 @@ impl Control {
 }
 
 impl Keeper {
+    fn new(finder: Finder) -> Self {
+        Self {
+            finder: Arc::new(finder),
+            state: SpaceState::Normal,
+            below: None,
+            told_blocked: 0,
+            finding: None,
+            gave_up: None,
+        }
+    }
+
     async fn run(mut self, mut changes: mpsc::Receiver<SpaceChange>) {
         let mut tick = tokio::time::interval(LOOK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -345,14 +348,7 @@ mod tests {
             handle: handle.clone(),
             space: SpaceConfig::default(),
         };
-        Keeper {
-            finder: Arc::new(finder),
-            state: SpaceState::Normal,
-            below: None,
-            told_blocked: 0,
-            finding: None,
-            gave_up: None,
-        }
+        Keeper::new(finder)
     }
 
     #[tokio::test]
