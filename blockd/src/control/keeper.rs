@@ -99,6 +99,8 @@ impl Keeper {
                 },
                 found = ended(&mut self.finding) => {
                     self.gave_up = (!found).then(Instant::now);
+                    // The search has told of what is below on its own.
+                    self.below = None;
                 }
                 _ = tick.tick() => {
                     self.look_below().await;

@@ -290,7 +290,7 @@ fn open_devices(spec: &PoolSpec, create: bool) -> Result<Vec<Arc<Device>>, PoolE
     Ok(devices)
 }
 
-/// Opens the spares: what has joined the pool before is one of its devices. One that isn't there is
+/// Opens the spares: what has joined the pool before is one of its devices. One that can't be is
 /// left out; the pool says so itself if it needs it.
 fn open_spares(
     spec: &PoolSpec,
@@ -300,16 +300,16 @@ fn open_spares(
     for spare in &spec.spares {
         let opened = match Device::open(spare) {
             Ok(opened) => Arc::new(opened),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) => {
                 let path = spare.path.display();
-                tracing::warn!(pool = spec.name, %path, "a spare device is not there");
+                tracing::warn!(pool = spec.name, %path, %error, "a spare device can't be opened");
                 continue;
             }
-            Err(error) => return Err(PoolError::io("open", &spare.path)(error)),
         };
-        match holds_pool(spare)? {
-            true => devices.push(opened),
-            false => spares.push(opened),
+        // What a join that was cut short has left, and can't be read, makes it no member.
+        match superblock(&opened) {
+            Some(_) => devices.push(opened),
+            None => spares.push(opened),
         }
     }
     Ok(spares)

@@ -150,7 +150,8 @@ impl PoolThread {
             // The owner lock is still held. A file that stays does no harm but take memory.
             let _ = std::fs::remove_file(path);
         }
-        if self.closed && self.under_way == 0 {
+        // One that is only read is closed while workers may still read.
+        if self.closed && self.under_way == 0 && !self.shared.pool.is_read_only() {
             // Rings hold the files until the kernel has cleared them away, which may take long:
             // the next owner need not wait for that, since no IO is left (rule R11).
             for device in &self.shared.devices {
