@@ -1,0 +1,360 @@
+//! The configuration: smallest sizes, and device classes, which storage classes name.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::bytes::Bytes;
+use crate::capability::FileSystem;
+use crate::error::Error;
+use crate::ids::Names;
+use crate::limits::MAX_STRING;
+use crate::quantity::{self, Ratio};
+
+/// What a claim without a size gets, as Kubernetes' users are used to.
+const DEFAULT_SIZE: &str = "1Gi";
+
+/// Smallest sizes: what a file system needs to be of any use.
+const MINIMUM: [&str; 4] = ["8Mi", "32Mi", "300Mi", "200Mi"];
+
+/// Bytes of the file: some thousands of classes.
+const MAX_FILE: u64 = 1024 * 1024;
+
+/// How a class takes the space of its volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// As it is written.
+    Thin,
+    /// All at once.
+    Thick,
+}
+
+/// A device class.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Class {
+    /// As storage classes name it.
+    pub name: String,
+    /// The pool; empty for the daemon's default pool.
+    pub pool: String,
+    /// How space is taken.
+    pub kind: Kind,
+    /// How much may be promised of a pool, beside its size. Of thin classes only.
+    pub overprovision_ratio: Ratio,
+    /// It is meant where a storage class names none.
+    pub is_default: bool,
+    /// Logical block of its volumes; 0: the smallest that the pool can have.
+    pub block_size: u32,
+}
+
+/// Smallest sizes, by what a volume is to be used as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Minimum {
+    /// A block device.
+    pub block: Bytes,
+    /// A file system.
+    pub ext4: Bytes,
+    /// A file system.
+    pub xfs: Bytes,
+    /// A file system.
+    pub btrfs: Bytes,
+}
+
+impl Minimum {
+    /// For a volume with this file system, or none.
+    #[must_use]
+    pub const fn of(&self, file_system: Option<FileSystem>) -> Bytes {
+        match file_system {
+            None => self.block,
+            Some(FileSystem::Ext4) => self.ext4,
+            Some(FileSystem::Xfs) => self.xfs,
+            Some(FileSystem::Btrfs) => self.btrfs,
+        }
+    }
+}
+
+/// All that is configured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// What a claim without a size gets.
+    pub default_size: Bytes,
+    /// Smallest sizes.
+    pub minimum: Minimum,
+    /// One of them is the default.
+    pub classes: Vec<Class>,
+}
+
+impl Config {
+    /// Reads a file; without one, there is one thin class on the daemon's default pool.
+    ///
+    /// # Errors
+    /// It can't be read, or something in it is wrong.
+    pub fn load(path: Option<&Path>, names: &Names) -> Result<Self, Error> {
+        let Some(path) = path else { return Self::parse("", names) };
+        let failed = |error| Error::io(format_args!("read {}", path.display()), error);
+        let len = std::fs::metadata(path).map_err(failed)?.len();
+        if len > MAX_FILE {
+            let allowed = format!("at most {MAX_FILE} bytes long");
+            return Err(Error::invalid(path.display(), format_args!("{len} bytes long"), allowed));
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        Self::parse(&text, names).map_err(|error| match error {
+            Error::Invalid { field, value, allowed } => {
+                Error::Invalid { field: format!("{}: {field}", path.display()), value, allowed }
+            }
+            other => Error::unexpected(path.display(), other),
+        })
+    }
+
+    /// Reads the text of a configuration.
+    ///
+    /// # Errors
+    /// Something in it is wrong: which key, its value, and what is allowed.
+    pub fn parse(text: &str, names: &Names) -> Result<Self, Error> {
+        let file: File = toml::from_str(text)
+            .map_err(|error| Error::unexpected("configuration:", one_line(&error)))?;
+        let size = |field: &str, given: Option<Written>, default: &str| match given {
+            None => quantity::size(field, default),
+            Some(given) => {
+                let size = quantity::size(field, &given.text())?;
+                let allowed = "more than 0";
+                if size.is_zero() { Err(Error::invalid(field, 0, allowed)) } else { Ok(size) }
+            }
+        };
+        let [block, ext4, xfs, btrfs] = MINIMUM;
+        let given = file.minimum.unwrap_or_default();
+        let minimum = Minimum {
+            block: size("minimum.block", given.block, block)?,
+            ext4: size("minimum.ext4", given.ext4, ext4)?,
+            xfs: size("minimum.xfs", given.xfs, xfs)?,
+            btrfs: size("minimum.btrfs", given.btrfs, btrfs)?,
+        };
+        let default_size = size("default_size", file.default_size, DEFAULT_SIZE)?;
+        let classes = file.class.unwrap_or_default();
+        let classes: Result<Vec<Class>, Error> =
+            classes.into_iter().map(|class| class.checked(names)).collect();
+        let classes = with_default(classes?)?;
+        Ok(Self { default_size, minimum, classes })
+    }
+
+    /// The class of that name, or the default one.
+    ///
+    /// # Errors
+    /// There is none. `field` is what the error names.
+    pub fn class(&self, field: &str, name: Option<&str>) -> Result<&Class, Error> {
+        let found = match name {
+            Some(name) => self.classes.iter().find(|class| class.name == name),
+            None => self.classes.iter().find(|class| class.is_default),
+        };
+        found.ok_or_else(|| {
+            let known: Vec<&str> = self.classes.iter().map(|class| class.name.as_str()).collect();
+            let allowed = format!("one of {}", crate::error::shown(known.join(", ")));
+            Error::invalid(field, name.unwrap_or_default(), allowed)
+        })
+    }
+}
+
+fn with_default(mut classes: Vec<Class>) -> Result<Vec<Class>, Error> {
+    let mut names = BTreeSet::new();
+    for class in &classes {
+        if !names.insert(class.name.as_str()) {
+            return Err(Error::invalid("class.name", &class.name, "the name of one class only"));
+        }
+    }
+    let defaults = classes.iter().filter(|class| class.is_default).count();
+    match (classes.len(), defaults) {
+        (0, _) => classes.push(Class {
+            name: "default".to_owned(),
+            pool: String::new(),
+            kind: Kind::Thin,
+            overprovision_ratio: Ratio::TWO,
+            is_default: true,
+            block_size: 0,
+        }),
+        (1, 0) => classes[0].is_default = true,
+        (_, 1) => {}
+        (_, count) => {
+            let allowed = "set to true for exactly one class";
+            return Err(Error::invalid("class.default", format_args!("set {count} times"), allowed));
+        }
+    }
+    Ok(classes)
+}
+
+fn one_line(error: &toml::de::Error) -> String {
+    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    default_size: Option<Written>,
+    minimum: Option<FileMinimum>,
+    class: Option<Vec<FileClass>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct FileMinimum {
+    block: Option<Written>,
+    ext4: Option<Written>,
+    xfs: Option<Written>,
+    btrfs: Option<Written>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileClass {
+    name: String,
+    pool: Option<String>,
+    kind: Option<String>,
+    overprovision_ratio: Option<Written>,
+    default: Option<bool>,
+    block_size: Option<u32>,
+}
+
+/// A number, as it is or between quotes.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Text(String),
+    Whole(i64),
+    /// Shows as the shortest decimal number that it is, which is the one in the file.
+    Decimal(f64),
+}
+
+impl Written {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Whole(whole) => whole.to_string(),
+            Self::Decimal(decimal) => decimal.to_string(),
+        }
+    }
+}
+
+impl FileClass {
+    fn checked(self, names: &Names) -> Result<Class, Error> {
+        let is_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let fits = (1..=MAX_STRING).contains(&self.name.len());
+        if !fits || !self.name.chars().all(is_label) {
+            let allowed = "1 to 128 letters, digits, dashes, dots and underscores";
+            return Err(Error::invalid("class.name", &self.name, allowed));
+        }
+        let field = |key: &str| format!("class {}: {key}", self.name);
+        let pool = self.pool.unwrap_or_default();
+        names.check_pool(&field("pool"), &pool)?;
+        if pool.contains('/') || pool.chars().any(char::is_control) {
+            return Err(Error::invalid(field("pool"), &pool, "the name of a pool"));
+        }
+        let kind = match self.kind.as_deref() {
+            None | Some("thin") => Kind::Thin,
+            Some("thick") => Kind::Thick,
+            Some(other) => return Err(Error::invalid(field("kind"), other, "thin or thick")),
+        };
+        let overprovision_ratio = match (self.overprovision_ratio, kind) {
+            (None, Kind::Thin) => Ratio::TWO,
+            (None, Kind::Thick) => Ratio::ONE,
+            (Some(ratio), Kind::Thin) => {
+                Ratio::parse(&field("overprovision_ratio"), &ratio.text())?
+            }
+            (Some(ratio), Kind::Thick) => {
+                let allowed = "left out: a thick class promises what there is";
+                return Err(Error::invalid(field("overprovision_ratio"), ratio.text(), allowed));
+            }
+        };
+        let block_size = self.block_size.unwrap_or_default();
+        if block_size != 0 && !(block_size.is_power_of_two() && (512..=4096).contains(&block_size)) {
+            let allowed = "512, 1024, 2048 or 4096";
+            return Err(Error::invalid(field("block_size"), block_size, allowed));
+        }
+        let is_default = self.default.unwrap_or_default();
+        Ok(Class { name: self.name, pool, kind, overprovision_ratio, is_default, block_size })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::DEFAULT_DRIVER;
+
+    fn parse(text: &str) -> Result<Config, Error> {
+        Config::parse(text, &Names::new(DEFAULT_DRIVER))
+    }
+
+    #[test]
+    fn without_a_file_there_is_one_thin_class_on_the_default_pool() {
+        let config = parse("").unwrap();
+        assert_eq!(config.default_size.get(), 1_073_741_824);
+        assert_eq!(config.minimum.of(None).get(), 8_388_608);
+        assert_eq!(config.minimum.of(Some(FileSystem::Ext4)).get(), 33_554_432);
+        assert_eq!(config.minimum.of(Some(FileSystem::Xfs)).get(), 314_572_800);
+        assert_eq!(config.minimum.of(Some(FileSystem::Btrfs)).get(), 209_715_200);
+        let class = config.class("class", None).unwrap();
+        assert_eq!((class.name.as_str(), class.pool.as_str()), ("default", ""));
+        assert_eq!((class.kind, class.overprovision_ratio), (Kind::Thin, Ratio::TWO));
+    }
+
+    #[test]
+    fn classes_are_found_by_name_and_the_default_one_without() {
+        let config = parse(
+            "default_size = 38797312\n[minimum]\nblock = '4Mi'\n\
+             [[class]]\nname = 'fast'\npool = 'nvme'\nkind = 'thick'\nblock_size = 4096\n\
+             [[class]]\nname = 'big'\ndefault = true\noverprovision_ratio = 2.5\n",
+        )
+        .unwrap();
+        assert_eq!(config.default_size.get(), 38_797_312);
+        assert_eq!(config.minimum.block.get(), 4_194_304);
+        let fast = config.class("class", Some("fast")).unwrap();
+        assert_eq!((fast.pool.as_str(), fast.kind, fast.block_size), ("nvme", Kind::Thick, 4096));
+        let big = config.class("class", None).unwrap();
+        assert_eq!((big.name.as_str(), big.overprovision_ratio.to_string()), ("big", "2.5".into()));
+        let error = config.class("d/device-class", Some("slow")).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::InvalidArgument);
+        assert_eq!(error.to_string(), "d/device-class is slow: must be one of fast, big");
+    }
+
+    #[test]
+    fn ratios_are_read_exactly_however_they_are_written() {
+        for (written, read) in [("2.5", "2.5"), ("'2.50'", "2.50"), ("3", "3"), ("1.1", "1.1")] {
+            let text = format!("[[class]]\nname = 'a'\noverprovision_ratio = {written}\n");
+            let ratio = parse(&text).unwrap().classes[0].overprovision_ratio;
+            assert_eq!(ratio.to_string(), read);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_by_name() {
+        let class = "[[class]]\nname = 'a'\n";
+        let long = format!("{class}pool = '{}'", "p".repeat(33));
+        let cases = [
+            ("sizes = 1", "unknown field `sizes`"),
+            ("[minimum]\nntfs = 1", "unknown field `ntfs`"),
+            ("default_size = '1GB'", "default_size is 1GB"),
+            ("default_size = 0", "default_size is 0"),
+            ("default_size = -1", "default_size is -1"),
+            ("[minimum]\nxfs = 'big'", "minimum.xfs is big"),
+            ("[[class]]\npool = 'a'", "missing field `name`"),
+            ("[[class]]\nname = ''", "class.name is empty"),
+            ("[[class]]\nname = 'a b'", "class.name is a b"),
+            (&format!("{class}kind = 'pmem-direct'"), "class a: kind is pmem-direct"),
+            (&format!("{class}kind = 'THIN'"), "class a: kind is THIN"),
+            (&format!("{class}overprovision_ratio = 0.5"), "class a: overprovision_ratio is 0.5"),
+            (&format!("{class}kind = 'thick'\noverprovision_ratio = 2"), "overprovision_ratio is 2"),
+            (&format!("{class}block_size = 513"), "class a: block_size is 513"),
+            (&format!("{class}pool = 'a/b'"), "class a: pool is a/b"),
+            (&long, "class a: pool is ppp"),
+            (&format!("{class}{class}"), "class.name is a: must be the name of one class only"),
+            (&format!("{class}[[class]]\nname = 'b'"), "class.default is set 0 times"),
+            (
+                &format!("{class}default = true\n[[class]]\nname = 'b'\ndefault = true"),
+                "class.default is set 2 times",
+            ),
+        ];
+        for (text, said) in cases {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}

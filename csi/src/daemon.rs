@@ -1,0 +1,148 @@
+//! The connection to the daemon: `blockd.v1` over its Unix socket, each call bounded in time.
+//!
+//! It is made when it is needed, and anew when the daemon was away: a plugin outlives any number of
+//! daemons.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::Message as _;
+use blockd_api::v1;
+use blockd_api::v1::control_client::ControlClient;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::error::Error;
+
+/// How long one call may take. The longest are those that wait for the kernel to add or remove a
+/// device, for which the daemon gives itself 20 s.
+const CALL_TIME: Duration = Duration::from_secs(60);
+
+/// How long connecting may take: the socket is on this machine.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+
+/// Largest answer: a list of 65 536 volumes with long names.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+/// The daemon, which may be away.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    client: ControlClient<Channel>,
+    socket: Arc<Path>,
+}
+
+/// Calls with one answer. All of them can be repeated: one that finds the connection broken, because
+/// the daemon was started anew since the last, is done again.
+macro_rules! calls {
+    ($($name:ident: $request:ident -> $response:ident;)*) => {
+        impl Daemon {
+            $(
+                /// The call of that name.
+                ///
+                /// # Errors
+                /// What the daemon refused, or that it does not answer.
+                pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, Error> {
+                    let mut client = self.client.clone();
+                    let mut answer = client.$name(request.clone()).await;
+                    if answer.as_ref().is_err_and(is_broken) {
+                        answer = client.$name(request).await;
+                    }
+                    answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+                }
+            )*
+        }
+    };
+}
+
+calls! {
+    version: VersionRequest -> VersionResponse;
+    list_pools: ListPoolsRequest -> ListPoolsResponse;
+    get_pool: GetPoolRequest -> GetPoolResponse;
+    create_volume: CreateVolumeRequest -> CreateVolumeResponse;
+    delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
+    get_volume: GetVolumeRequest -> GetVolumeResponse;
+    list_volumes: ListVolumesRequest -> ListVolumesResponse;
+    resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse;
+    configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse;
+    create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
+    clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
+    attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
+    detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
+    recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
+}
+
+impl Daemon {
+    /// The daemon behind this socket. Has to be called in a tokio runtime; nothing is connected yet.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self::with_call_time(socket, CALL_TIME)
+    }
+
+    /// The same with another limit for one call.
+    #[must_use]
+    pub fn with_call_time(socket: PathBuf, call_time: Duration) -> Self {
+        let socket: Arc<Path> = socket.into();
+        let path = Arc::clone(&socket);
+        let connector = tower::service_fn(move |_| {
+            let path = Arc::clone(&path);
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The host is not used, and has to be there.
+        let endpoint = Endpoint::from_static("http://blockd.invalid")
+            .timeout(call_time)
+            .connect_timeout(CONNECT_TIME);
+        let channel = endpoint.connect_with_connector_lazy(connector);
+        let client = ControlClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        Self { client, socket }
+    }
+
+    /// A volume or snapshot; `None` if there is none of that name.
+    ///
+    /// # Errors
+    /// What the daemon refused, or that it does not answer.
+    pub async fn find_volume(&self, pool: &str, name: &str) -> Result<Option<v1::Volume>, Error> {
+        let asked = v1::GetVolumeRequest { name: name.to_owned(), pool: pool.to_owned() };
+        match self.get_volume(asked).await {
+            Ok(answer) => Ok(answer.volume),
+            Err(error) if error.is_absent() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn failed(&self, status: &Status) -> Error {
+        if !status.details().is_empty()
+            && let Ok(detail) = v1::ErrorDetail::decode(status.details())
+        {
+            return Error::Daemon(Box::new(detail));
+        }
+        let problem = match status.code() {
+            Code::DeadlineExceeded | Code::Cancelled => "no answer in time".to_owned(),
+            Code::Unavailable | Code::Unknown => "it is away".to_owned(),
+            Code::Unimplemented => "it is older than this plugin".to_owned(),
+            code => format!("{code:?}: {}", crate::error::shown(status.message())),
+        };
+        Error::Unavailable { address: self.socket.display().to_string(), problem }
+    }
+}
+
+/// The connection broke, rather than the daemon said something.
+fn is_broken(status: &Status) -> bool {
+    let code = status.code();
+    status.details().is_empty() && matches!(code, Code::Unavailable | Code::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_daemon_that_is_away_is_unavailable() {
+        let daemon = Daemon::new(PathBuf::from("/nonexistent/control.sock"));
+        let error = daemon.version(v1::VersionRequest {}).await.unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable);
+        assert_eq!(error.to_string(), "blockd at /nonexistent/control.sock: it is away");
+    }
+}

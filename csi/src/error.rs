@@ -1,0 +1,317 @@
+//! Why a call failed: one line that names the field, its value and what is allowed, and one gRPC
+//! code for each kind.
+
+use std::fmt::{self, Display};
+use std::io;
+
+use blockd_api::v1::{self, ErrorKind};
+use tonic::{Code, Status};
+
+use crate::bytes::Bytes;
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A field that has to be there is not.
+    #[error("{field} is missing")]
+    Missing {
+        /// Its name in the message.
+        field: String,
+    },
+    /// A value is outside of what is allowed.
+    #[error("{field} is {value}: must be {allowed}")]
+    Invalid {
+        /// The field of the request, the parameter, or the key of the configuration.
+        field: String,
+        /// Its value, as it can stand in a line.
+        value: String,
+        /// What would be accepted.
+        allowed: String,
+    },
+    /// A size that can't be.
+    #[error("{field} is {value}: must be {allowed}")]
+    OutOfRange {
+        /// The field of the request.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What would be accepted.
+        allowed: String,
+    },
+    /// There is nothing of that name.
+    #[error("{what} {name} does not exist")]
+    NotFound {
+        /// What kind of thing: volume, snapshot, path.
+        what: &'static str,
+        /// Its id, as it can stand in a line.
+        name: String,
+    },
+    /// The name is taken by something else.
+    #[error("{what} {name} exists with {field} {existing}, asked for {asked}")]
+    Exists {
+        /// What kind of thing.
+        what: &'static str,
+        /// Its name, as it can stand in a line.
+        name: String,
+        /// The property that differs.
+        field: &'static str,
+        /// What it is.
+        existing: String,
+        /// What was asked for.
+        asked: String,
+    },
+    /// There is no room.
+    #[error("pool {pool}: {requested} bytes requested, {free} bytes free{why}")]
+    NoSpace {
+        /// Which pool.
+        pool: String,
+        /// Bytes that were asked for.
+        requested: Bytes,
+        /// Bytes that can still be given.
+        free: Bytes,
+        /// What is counted, if it is not what is free; begins with a comma then.
+        why: String,
+    },
+    /// The volume can't be where it is wanted.
+    #[error("no volume can be made {place}: this is node {node}")]
+    Elsewhere {
+        /// Where it is wanted.
+        place: String,
+        /// Where we are.
+        node: String,
+    },
+    /// It is in use, or in another state than it has to be.
+    #[error("{what} {problem}")]
+    InUse {
+        /// What it is about.
+        what: String,
+        /// In which state it is, and what would help.
+        problem: String,
+    },
+    /// Something else is being done with it, or the caller has to start again.
+    #[error("{what} {problem}")]
+    Aborted {
+        /// What it is about.
+        what: String,
+        /// What is being done.
+        problem: String,
+    },
+    /// The daemon does not answer.
+    #[error("blockd at {address}: {problem}")]
+    Unavailable {
+        /// Where it was looked for.
+        address: String,
+        /// What happened.
+        problem: String,
+    },
+    /// The caller's time is over. What was begun goes on, and a repeat finds it.
+    #[error("not done within {milliseconds} ms; it goes on")]
+    Late {
+        /// What the caller gave.
+        milliseconds: u128,
+    },
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was done, and to what.
+        what: String,
+        /// The answer.
+        source: io::Error,
+    },
+    /// Not foreseen: a bug, or a tool that failed.
+    #[error("{what}: {problem}")]
+    Unexpected {
+        /// What was done.
+        what: String,
+        /// What happened.
+        problem: String,
+    },
+    /// What the daemon refused.
+    #[error("{}", .0.message)]
+    Daemon(Box<v1::ErrorDetail>),
+}
+
+/// Longest value that is shown: more tells nobody anything, and a status has to fit a header.
+const MAX_SHOWN: usize = 160;
+
+/// Longest message of a status, for the same reason.
+const MAX_MESSAGE: usize = 1024;
+
+impl Error {
+    /// A field that has to be there is not.
+    #[must_use]
+    pub fn missing(field: impl Display) -> Self {
+        Self::Missing { field: field.to_string() }
+    }
+
+    /// A value outside of what is allowed.
+    #[must_use]
+    pub fn invalid(field: impl Display, value: impl Display, allowed: impl Display) -> Self {
+        let (field, value) = (shown(field), shown(value));
+        Self::Invalid { field, value, allowed: allowed.to_string() }
+    }
+
+    /// A size that can't be.
+    #[must_use]
+    pub fn out_of_range(field: impl Display, value: impl Display, allowed: impl Display) -> Self {
+        let (field, value) = (shown(field), shown(value));
+        Self::OutOfRange { field, value, allowed: allowed.to_string() }
+    }
+
+    /// Nothing of that name.
+    #[must_use]
+    pub fn not_found(what: &'static str, name: impl Display) -> Self {
+        Self::NotFound { what, name: shown(name) }
+    }
+
+    /// The name is taken by something else.
+    #[must_use]
+    pub fn exists(
+        (what, name): (&'static str, &str),
+        field: &'static str,
+        existing: impl Display,
+        asked: impl Display,
+    ) -> Self {
+        let (existing, asked) = (shown(existing), shown(asked));
+        Self::Exists { what, name: shown(name), field, existing, asked }
+    }
+
+    /// In use, or in another state than it has to be: `what` is the volume or path, `problem` the
+    /// rest of the sentence.
+    #[must_use]
+    pub fn in_use(what: impl Display, problem: impl Display) -> Self {
+        Self::InUse { what: shown(what), problem: problem.to_string() }
+    }
+
+    /// The operating system refused `what`.
+    #[must_use]
+    pub fn io(what: impl Display, source: io::Error) -> Self {
+        Self::Io { what: shown(what), source }
+    }
+
+    /// Not foreseen.
+    #[must_use]
+    pub fn unexpected(what: impl Display, problem: impl Display) -> Self {
+        Self::Unexpected { what: shown(what), problem: problem.to_string() }
+    }
+
+    /// The gRPC code of a call that ends with it.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Missing { .. } | Self::Invalid { .. } => Code::InvalidArgument,
+            Self::OutOfRange { .. } => Code::OutOfRange,
+            Self::NotFound { .. } => Code::NotFound,
+            Self::Exists { .. } => Code::AlreadyExists,
+            Self::NoSpace { .. } | Self::Elsewhere { .. } => Code::ResourceExhausted,
+            Self::InUse { .. } => Code::FailedPrecondition,
+            Self::Aborted { .. } => Code::Aborted,
+            Self::Unavailable { .. } => Code::Unavailable,
+            Self::Late { .. } => Code::DeadlineExceeded,
+            Self::Io { .. } | Self::Unexpected { .. } => Code::Internal,
+            Self::Daemon(detail) => code_of(detail.kind()),
+        }
+    }
+
+    /// What the daemon calls it, if it is the daemon's.
+    #[must_use]
+    pub fn daemon_kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Daemon(detail) => Some(detail.kind()),
+            _ => None,
+        }
+    }
+
+    /// The daemon has nothing of that name.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.daemon_kind() == Some(ErrorKind::NotFound)
+    }
+}
+
+/// The codes of the daemon's errors are kept.
+const fn code_of(kind: ErrorKind) -> Code {
+    match kind {
+        ErrorKind::Unspecified | ErrorKind::Unexpected => Code::Internal,
+        ErrorKind::Invalid => Code::InvalidArgument,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::Exists => Code::AlreadyExists,
+        ErrorKind::NoSpace => Code::ResourceExhausted,
+        ErrorKind::InUse => Code::FailedPrecondition,
+        ErrorKind::Unreachable => Code::Unavailable,
+        ErrorKind::Io | ErrorKind::Corrupt => Code::DataLoss,
+        ErrorKind::Denied => Code::PermissionDenied,
+    }
+}
+
+impl From<Error> for Status {
+    /// Without details: the specification wants none.
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), cut(error.to_string(), MAX_MESSAGE))
+    }
+}
+
+/// A value as it can stand in a line: without control characters, and not too long.
+#[must_use]
+pub fn shown(value: impl Display) -> String {
+    struct Line(String);
+
+    impl fmt::Write for Line {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            for c in text.chars() {
+                if self.0.len() > MAX_SHOWN {
+                    // Ends the formatting: a value can be a megabyte long.
+                    return Err(fmt::Error);
+                }
+                if c.is_control() {
+                    self.0.extend(c.escape_default());
+                } else {
+                    self.0.push(c);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    let mut line = Line(String::new());
+    let _ = fmt::write(&mut line, format_args!("{value}"));
+    if line.0.is_empty() { "empty".to_owned() } else { cut(line.0, MAX_SHOWN) }
+}
+
+fn cut(mut text: String, limit: usize) -> String {
+    if text.len() > limit {
+        let end = text.floor_char_boundary(limit);
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_megabyte_in_a_message_becomes_a_line() {
+        for text in ["\u{1b}[2J".repeat(1 << 18), "ä".repeat(1 << 19)] {
+            let status = Status::from(Error::invalid(&text, &text, "short"));
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().len() < 500, "{}", status.message().len());
+            assert!(!status.message().contains('\u{1b}'));
+            assert!(status.message().ends_with("must be short"));
+        }
+    }
+
+    #[test]
+    fn errors_of_the_daemon_keep_code_and_text_and_carry_no_details() {
+        let detail = v1::ErrorDetail {
+            kind: ErrorKind::InUse.into(),
+            message: "volume a is attached".to_owned(),
+            ..Default::default()
+        };
+        let status = Status::from(Error::Daemon(Box::new(detail)));
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert_eq!(status.message(), "volume a is attached");
+        assert!(status.details().is_empty());
+    }
+}

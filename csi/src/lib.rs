@@ -1,0 +1,30 @@
+//! The CSI plugin of blockd: makes its volumes usable in Kubernetes, by version 1.12 of the
+//! Container Storage Interface.
+//!
+//! It does the life of volumes and no IO: everything it knows it asks of the daemon, over `blockd.v1`,
+//! and of the mount table. It can be killed and started at any time.
+#![forbid(unsafe_code)]
+
+pub mod bytes;
+pub mod capability;
+pub mod clock;
+pub mod config;
+pub mod controller;
+pub mod daemon;
+pub mod error;
+pub mod identity;
+pub mod ids;
+pub mod limits;
+pub mod locks;
+pub mod logging;
+pub mod metrics;
+pub mod node;
+pub mod options;
+pub mod parameters;
+pub mod plugin;
+pub mod proto;
+pub mod provision;
+pub mod quantity;
+pub mod server;
+pub mod sizes;
+pub mod topology;

@@ -1,0 +1,67 @@
+//! One call for each volume at a time; a second one is told so at once.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::error::Error;
+
+/// What is being worked on.
+#[derive(Clone, Default, Debug)]
+pub struct Locks(Arc<Mutex<BTreeSet<String>>>);
+
+/// Ends the exclusion when it goes. Belongs to the task that does the work, so that a caller who
+/// hangs up ends nothing.
+#[derive(Debug)]
+#[must_use = "the lock ends when this goes"]
+pub struct Guard {
+    locks: Locks,
+    key: String,
+}
+
+impl Locks {
+    /// Takes a volume, by its id (or whatever else is locked, by a key that no id has).
+    ///
+    /// # Errors
+    /// ABORTED: another call has it.
+    pub fn take(&self, key: &str) -> Result<Guard, Error> {
+        if self.0.lock().insert(key.to_owned()) {
+            return Ok(Guard { locks: self.clone(), key: key.to_owned() });
+        }
+        let what = crate::error::shown(key);
+        Err(Error::Aborted { what, problem: "is being worked on by another call".to_owned() })
+    }
+
+    /// How many are taken.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.locks.0.lock().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_call_on_a_volume_is_aborted_and_others_are_not() {
+        let locks = Locks::default();
+        let first = locks.take("p/a").unwrap();
+        let error = locks.take("p/a").unwrap_err();
+        assert_eq!(error.code(), tonic::Code::Aborted);
+        assert_eq!(error.to_string(), "p/a is being worked on by another call");
+        let other = locks.take("p/b").unwrap();
+        assert_eq!(locks.count(), 2);
+        drop(first);
+        let again = locks.take("p/a").unwrap();
+        drop((again, other));
+        assert_eq!(locks.count(), 0);
+    }
+}

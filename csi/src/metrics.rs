@@ -1,0 +1,226 @@
+//! What is counted, and told over HTTP in the OpenMetrics text format.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::capability::Mode;
+use crate::error::Error;
+
+/// Upper ends of the buckets, in seconds: from an answer out of memory to the longest mkfs.
+const BUCKETS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
+
+/// Connections at once. There are a few scrapers, and they are quick.
+const CONNECTIONS: usize = 16;
+
+/// How long a connection may live: a scraper that wants more comes again.
+const CONNECTION_TIME: Duration = Duration::from_secs(60);
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
+struct Call {
+    method: &'static str,
+    code: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
+struct ByMode {
+    mode: &'static str,
+}
+
+#[derive(Clone, Debug)]
+struct Seconds;
+
+impl MetricConstructor<Histogram> for Seconds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(BUCKETS)
+    }
+}
+
+/// All counters of the process.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    calls: Family<Call, Histogram, Seconds>,
+    conflicts: Family<ByMode, Counter>,
+    in_flight: Gauge,
+    registry: Arc<Mutex<Registry>>,
+}
+
+impl Metrics {
+    /// At 0, for the driver of that name.
+    #[must_use]
+    pub fn new(driver: &str) -> Self {
+        let calls = Family::new_with_constructor(Seconds);
+        let (conflicts, in_flight) = (Family::default(), Gauge::default());
+        let driver = ("driver".into(), driver.to_owned().into());
+        let mut registry = Registry::with_prefix_and_labels("blockd_csi", [driver].into_iter());
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The plugin's version", version);
+        registry.register(
+            "operation_seconds",
+            "How long calls took, by method and gRPC code",
+            calls.clone(),
+        );
+        registry.register(
+            "publish_conflicts",
+            "Publishes that were refused because of others, by access mode",
+            conflicts.clone(),
+        );
+        registry.register("operations_in_flight", "Calls that are worked on", in_flight.clone());
+        Self { calls, conflicts, in_flight, registry: Arc::new(Mutex::new(registry)) }
+    }
+
+    /// A call ended.
+    pub fn observe(&self, method: &'static str, code: tonic::Code, time: Duration) {
+        let call = Call { method, code: code_name(code) };
+        self.calls.get_or_create(&call).observe(time.as_secs_f64());
+    }
+
+    /// A publish was refused because of others.
+    pub fn publish_conflict(&self, mode: Mode) {
+        self.conflicts.get_or_create(&ByMode { mode: mode.name() }).inc();
+    }
+
+    /// One call more is worked on, or one less.
+    pub fn in_flight(&self, by: i64) {
+        self.in_flight.inc_by(by);
+    }
+
+    /// All of them, as a scraper reads them.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        // A string takes everything.
+        let _ = encode(&mut text, &self.registry.lock());
+        text
+    }
+
+    /// Binds a port.
+    ///
+    /// # Errors
+    /// It can't be had.
+    pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+        let bound = TcpListener::bind(address).await;
+        bound.map_err(|error| Error::io(format_args!("serve metrics on {address}"), error))
+    }
+
+    /// Serves them for ever.
+    pub async fn serve(self, listener: TcpListener) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "metrics: accepting failed");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let metrics = self.clone();
+            let service = service_fn(move |request| {
+                let answer = metrics.answer(&request);
+                async move { Ok::<_, Infallible>(answer) }
+            });
+            tokio::spawn(async move {
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(Duration::from_secs(10))
+                    .max_buf_size(16 * 1024)
+                    .serve_connection(TokioIo::new(stream), service);
+                let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
+                drop(place);
+            });
+        }
+    }
+
+    fn answer<T>(&self, request: &Request<T>) -> Response<Full<Bytes>> {
+        let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
+        let (status, text) = match request.uri().path() {
+            "/metrics" if is_get => (StatusCode::OK, self.render()),
+            "/metrics" => (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned()),
+            _ => (StatusCode::NOT_FOUND, "/metrics\n".to_owned()),
+        };
+        let mut response = Response::new(Full::new(Bytes::from(text)));
+        *response.status_mut() = status;
+        if status == StatusCode::OK {
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
+        }
+        response
+    }
+}
+
+/// As the specification of gRPC writes it.
+#[must_use]
+pub const fn code_name(code: tonic::Code) -> &'static str {
+    use tonic::Code;
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_conflicts_are_told_by_method_code_and_mode() {
+        let metrics = Metrics::new("csi.blockd.io");
+        metrics.observe("CreateVolume", tonic::Code::Ok, Duration::from_millis(3));
+        metrics.observe("CreateVolume", tonic::Code::Aborted, Duration::from_millis(300));
+        metrics.publish_conflict(Mode::SingleWriter);
+        metrics.in_flight(1);
+        let text = metrics.render();
+        let has = |line: &str| assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+        let driver = "driver=\"csi.blockd.io\"";
+        for code in ["OK", "ABORTED"] {
+            has(&format!(
+                "blockd_csi_operation_seconds_count{{{driver},method=\"CreateVolume\",\
+                 code=\"{code}\"}} 1"
+            ));
+        }
+        has(&format!(
+            "blockd_csi_publish_conflicts_total{{{driver},mode=\"SINGLE_NODE_SINGLE_WRITER\"}} 1"
+        ));
+        has(&format!("blockd_csi_operations_in_flight{{{driver}}} 1"));
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

@@ -1,0 +1,398 @@
+//! Parameters of storage classes and of volume attributes classes, and what of them goes on to the
+//! node. What is not known is refused by name.
+
+use std::collections::HashMap;
+
+use blockd_api::v1;
+
+use crate::bytes::Bytes;
+use crate::capability::FileSystem;
+use crate::error::Error;
+use crate::limits;
+use crate::quantity;
+
+/// What the sidecars of Kubernetes add, beside the file system's type: names of claims and the like.
+const SIDECARS: &str = "csi.storage.k8s.io/";
+
+/// The same, of older sidecars.
+const PROVISIONER: &str = "storage.kubernetes.io/";
+
+/// The file system's type, in a storage class.
+pub const FS_TYPE: &str = "csi.storage.k8s.io/fstype";
+
+/// Words of options for mkfs: the general limit on strings leaves room for no more.
+const MAX_MKFS_WORDS: usize = 64;
+
+/// The longest time that a write can be made to wait, beyond which it may as well wait for ever: a
+/// day.
+const MAX_ON_FULL_MS: u64 = 86_400_000;
+
+/// The keys of one driver: all begin with its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Keys {
+    driver: String,
+}
+
+/// What a storage class says.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct ClassParameters {
+    /// The device class; `None`: the default one.
+    pub device_class: Option<String>,
+    /// Options for mkfs, as they are written.
+    pub mkfs_options: Option<String>,
+    /// The file system, where a capability names none.
+    pub file_system: Option<FileSystem>,
+    /// What can be changed later, as the class has it.
+    pub mutable: Mutable,
+}
+
+/// What can be changed while a volume is there. `None`: as it is.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Mutable {
+    /// Requests a second; 0: no limit.
+    pub iops: Option<u64>,
+    /// Bytes a second; 0: no limit.
+    pub bandwidth: Option<Bytes>,
+    /// What becomes of writes when the pool is full, and the milliseconds of a timeout.
+    pub on_full: Option<(v1::OnFull, u32)>,
+    /// Bytes set aside; 0: none.
+    pub reservation: Option<Bytes>,
+    /// Bytes that it may have at the most; 0: no limit.
+    pub quota: Option<Bytes>,
+}
+
+impl Mutable {
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What `other` says, and where that says nothing what this does.
+    #[must_use]
+    pub fn under(self, other: Self) -> Self {
+        Self {
+            iops: other.iops.or(self.iops),
+            bandwidth: other.bandwidth.or(self.bandwidth),
+            on_full: other.on_full.or(self.on_full),
+            reservation: other.reservation.or(self.reservation),
+            quota: other.quota.or(self.quota),
+        }
+    }
+
+    /// As the daemon takes it, for a volume.
+    #[must_use]
+    pub fn request(&self, pool: &str, name: &str) -> v1::ConfigureVolumeRequest {
+        let (on_full, on_full_timeout_ms) = self.on_full.unwrap_or_default();
+        v1::ConfigureVolumeRequest {
+            name: name.to_owned(),
+            pool: pool.to_owned(),
+            on_full: on_full.into(),
+            on_full_timeout_ms,
+            thick: None,
+            reservation_bytes: self.reservation.map(Bytes::get),
+            quota_bytes: self.quota.map(Bytes::get),
+            iops: self.iops,
+            bandwidth_bytes: self.bandwidth.map(Bytes::get),
+        }
+    }
+}
+
+impl Keys {
+    /// Of the driver of that name.
+    #[must_use]
+    pub fn new(driver: &str) -> Self {
+        Self { driver: driver.to_owned() }
+    }
+
+    /// The key of the device class.
+    #[must_use]
+    pub fn device_class(&self) -> String {
+        format!("{}/device-class", self.driver)
+    }
+
+    /// The key of options for mkfs; in the volume's context too.
+    #[must_use]
+    pub fn mkfs_options(&self) -> String {
+        format!("{}/mkfs-options", self.driver)
+    }
+
+    /// The key of the file system in the volume's context, where only the class names it.
+    #[must_use]
+    pub fn fs_type(&self) -> String {
+        format!("{}/fstype", self.driver)
+    }
+
+    /// Reads the parameters of a storage class. `field` names the map in errors.
+    ///
+    /// # Errors
+    /// The map is too long, a key is unknown, or a value is not allowed.
+    pub fn class(
+        &self,
+        field: &str,
+        map: &HashMap<String, String>,
+    ) -> Result<ClassParameters, Error> {
+        limits::map(field, map)?;
+        let mut class = ClassParameters::default();
+        let mut mutable = HashMap::new();
+        for (key, value) in map {
+            match self.own(key) {
+                Some("device-class") => class.device_class = Some(value.clone()),
+                Some("mkfs-options") => {
+                    mkfs_options(key, value)?;
+                    class.mkfs_options = Some(value.clone());
+                }
+                Some(_) => {
+                    mutable.insert(key.clone(), value.clone());
+                }
+                None if key == FS_TYPE => class.file_system = file_system(key, value)?,
+                None if is_of_sidecars(key) => {}
+                None => return Err(self.unknown(field, key, "device-class, mkfs-options, ")),
+            }
+        }
+        class.mutable = self.read_mutable(field, &mutable, "device-class, mkfs-options, ")?;
+        Ok(class)
+    }
+
+    /// Reads parameters that can be changed. `field` names the map in errors.
+    ///
+    /// # Errors
+    /// The map is too long, a key is unknown, or a value is not allowed.
+    pub fn mutable(&self, field: &str, map: &HashMap<String, String>) -> Result<Mutable, Error> {
+        limits::map(field, map)?;
+        self.read_mutable(field, map, "")
+    }
+
+    fn read_mutable(
+        &self,
+        field: &str,
+        map: &HashMap<String, String>,
+        also: &str,
+    ) -> Result<Mutable, Error> {
+        let mut mutable = Mutable::default();
+        let mut timeout = None;
+        for (key, value) in map {
+            match self.own(key) {
+                Some("iops") => mutable.iops = Some(count(key, value)?),
+                Some("bandwidth") => mutable.bandwidth = Some(quantity::size(key, value)?),
+                Some("reservation") => mutable.reservation = Some(quantity::size(key, value)?),
+                Some("quota") => mutable.quota = Some(quantity::size(key, value)?),
+                Some("on-full") => mutable.on_full = Some((on_full(key, value)?, 0)),
+                Some("on-full-timeout") => timeout = Some((key, milliseconds(key, value)?)),
+                _ => return Err(self.unknown(field, key, also)),
+            }
+        }
+        match (&mut mutable.on_full, timeout) {
+            (Some((v1::OnFull::Timeout, given)), Some((_, milliseconds))) => *given = milliseconds,
+            (Some((v1::OnFull::Timeout, _)), None) => {
+                return Err(Error::missing(format_args!("{}/on-full-timeout", self.driver)));
+            }
+            (_, Some((key, milliseconds))) => {
+                let value = format!("{milliseconds} ms");
+                let allowed = format!("left out unless {}/on-full is timeout", self.driver);
+                return Err(Error::invalid(key, value, allowed));
+            }
+            (_, None) => {}
+        }
+        Ok(mutable)
+    }
+
+    /// The rest of a key that is the driver's own.
+    fn own<'a>(&self, key: &'a str) -> Option<&'a str> {
+        key.strip_prefix(&self.driver)?.strip_prefix('/')
+    }
+
+    fn unknown(&self, field: &str, key: &str, also: &str) -> Error {
+        let allowed = format!(
+            "one of {also}iops, bandwidth, on-full, on-full-timeout, reservation, quota, each after \
+             {}/",
+            self.driver
+        );
+        Error::invalid(format_args!("a key of {field}"), key, allowed)
+    }
+}
+
+/// Whether a key is one that sidecars or the kubelet add, and that means nothing to us.
+#[must_use]
+pub fn is_of_sidecars(key: &str) -> bool {
+    key.starts_with(SIDECARS) || key.starts_with(PROVISIONER)
+}
+
+/// The file system of that name; `None` for nothing.
+///
+/// # Errors
+/// It is not supported. `field` is what the error names.
+pub fn file_system(field: &str, name: &str) -> Result<Option<FileSystem>, Error> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let known = FileSystem::of_name(name);
+    known.map(Some).ok_or_else(|| Error::invalid(field, name, "ext4, xfs or btrfs"))
+}
+
+/// Options for mkfs, word by word.
+///
+/// # Errors
+/// They are too long, or could name a file. `field` is what the error names.
+pub fn mkfs_options(field: &str, text: &str) -> Result<Vec<String>, Error> {
+    limits::string(field, text)?;
+    let words: Vec<String> = text.split_ascii_whitespace().map(str::to_owned).collect();
+    let is_fine = |word: &String| {
+        let printable = word.bytes().all(|byte| byte.is_ascii_graphic());
+        printable && !word.contains('/') && word != "--"
+    };
+    if words.len() > MAX_MKFS_WORDS || !words.iter().all(is_fine) {
+        let allowed = "words of printable characters, without \"/\": no options that name files";
+        return Err(Error::invalid(field, text, allowed));
+    }
+    Ok(words)
+}
+
+fn count(field: &str, text: &str) -> Result<u64, Error> {
+    // What the daemon takes is beyond what any device does; what `i64` holds is enough.
+    let fits = text.parse().ok().filter(|count: &u64| i64::try_from(*count).is_ok());
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    fits.filter(|_| digits).ok_or_else(|| Error::invalid(field, text, "a whole number"))
+}
+
+fn on_full(field: &str, text: &str) -> Result<v1::OnFull, Error> {
+    match text {
+        "block" => Ok(v1::OnFull::Block),
+        "timeout" => Ok(v1::OnFull::Timeout),
+        "error" => Ok(v1::OnFull::Error),
+        other => Err(Error::invalid(field, other, "block, timeout or error")),
+    }
+}
+
+/// Reads `30s`, `500ms`, `5m`, `1h`, or whole seconds.
+fn milliseconds(field: &str, text: &str) -> Result<u32, Error> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = match unit {
+        "ms" => Some(1),
+        "" | "s" => Some(1000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    let count: Option<u64> = digits.parse().ok();
+    let milliseconds = count.zip(unit).and_then(|(count, unit)| count.checked_mul(unit));
+    let fits = milliseconds.filter(|ms| (1..=MAX_ON_FULL_MS).contains(ms));
+    fits.and_then(|ms| u32::try_from(ms).ok()).ok_or_else(|| {
+        Error::invalid(field, text, "a time from 1ms to 24h, like 500ms, 30s, 5m or 1h")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_storage_class_is_read() {
+        let class = Keys::new("d").class(
+            "parameters",
+            &map(&[
+                ("csi.storage.k8s.io/fstype", "xfs"),
+                ("csi.storage.k8s.io/pvc/name", "claim"),
+                ("d/device-class", "fast"),
+                ("d/mkfs-options", "-m bigtime=1  -i size=512"),
+                ("d/iops", "500"),
+            ]),
+        );
+        let class = class.unwrap();
+        assert_eq!(class.device_class.as_deref(), Some("fast"));
+        assert_eq!(class.file_system, Some(FileSystem::Xfs));
+        assert_eq!(class.mutable.iops, Some(500));
+        let words = mkfs_options("m", class.mkfs_options.as_deref().unwrap()).unwrap();
+        assert_eq!(words, ["-m", "bigtime=1", "-i", "size=512"]);
+    }
+
+    #[test]
+    fn unknown_parameters_are_refused_by_name_in_both_maps() {
+        let keys = Keys::new("d");
+        for key in ["", "d", "d/", "d/IOPS", "e/iops", "iops", "fsType", "d/iops/x"] {
+            for error in [
+                keys.class("parameters", &map(&[(key, "1")])).unwrap_err(),
+                keys.mutable("mutable_parameters", &map(&[(key, "1")])).unwrap_err(),
+            ] {
+                assert_eq!(error.code(), Code::InvalidArgument);
+                let shown = if key.is_empty() { "empty" } else { key };
+                assert!(error.to_string().contains(&format!("parameters is {shown}:")), "{error}");
+            }
+        }
+        // What only a storage class has is not mutable.
+        assert!(keys.mutable("m", &map(&[("d/device-class", "a")])).is_err());
+        assert!(keys.mutable("m", &map(&[("csi.storage.k8s.io/pvc/name", "a")])).is_err());
+    }
+
+    #[test]
+    fn what_can_be_changed_is_what_the_daemon_can_configure() {
+        let keys = Keys::new("d");
+        let read = keys.mutable(
+            "m",
+            &map(&[
+                ("d/iops", "0"),
+                ("d/bandwidth", "100Mi"),
+                ("d/reservation", "1Gi"),
+                ("d/quota", "38797312"),
+                ("d/on-full", "timeout"),
+                ("d/on-full-timeout", "30s"),
+            ]),
+        );
+        let request = read.unwrap().request("p", "v");
+        assert_eq!((request.pool.as_str(), request.name.as_str()), ("p", "v"));
+        assert_eq!((request.iops, request.bandwidth_bytes), (Some(0), Some(104_857_600)));
+        assert_eq!(request.reservation_bytes, Some(1_073_741_824));
+        assert_eq!(request.quota_bytes, Some(38_797_312));
+        assert_eq!(request.on_full(), v1::OnFull::Timeout);
+        assert_eq!((request.on_full_timeout_ms, request.thick), (30_000, None));
+        let nothing = keys.mutable("m", &map(&[])).unwrap();
+        assert!(nothing.is_empty());
+        assert_eq!(nothing.request("p", "v").on_full(), v1::OnFull::Unspecified);
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_key_and_value() {
+        let keys = Keys::new("d");
+        for (key, value) in [
+            ("d/iops", "-1"),
+            ("d/iops", "+1"),
+            ("d/iops", ""),
+            ("d/iops", "9223372036854775808"),
+            ("d/bandwidth", "fast"),
+            ("d/quota", "-1"),
+            ("d/reservation", "8Ei"),
+            ("d/on-full", "wait"),
+            ("d/on-full-timeout", "0"),
+            ("d/on-full-timeout", "25h"),
+            ("d/on-full-timeout", "30"),
+        ] {
+            let error = keys.mutable("m", &map(&[(key, value)])).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.to_string().starts_with(&format!("{key} is ")), "{error}");
+        }
+        let error = keys.mutable("m", &map(&[("d/on-full", "timeout")])).unwrap_err();
+        assert_eq!(error.to_string(), "d/on-full-timeout is missing");
+        for options in ["-d /etc", "/dev/sda", "--", "-L ä", &"-m ".repeat(50)] {
+            let error = keys.class("p", &map(&[("d/mkfs-options", options)])).unwrap_err();
+            assert!(error.to_string().starts_with("d/mkfs-options is "), "{error}");
+        }
+        let error = keys.class("p", &map(&[(FS_TYPE, "ntfs")])).unwrap_err();
+        assert!(error.to_string().contains("fstype is ntfs"), "{error}");
+    }
+
+    #[test]
+    fn mutable_parameters_go_before_those_of_the_class() {
+        let keys = Keys::new("d");
+        let class = keys.mutable("m", &map(&[("d/iops", "1"), ("d/quota", "2")])).unwrap();
+        let later = keys.mutable("m", &map(&[("d/iops", "3")])).unwrap();
+        let both = class.under(later);
+        assert_eq!((both.iops, both.quota), (Some(3), Bytes::new(2)));
+    }
+}

@@ -1,0 +1,314 @@
+//! What all services share, and how a call is worked on.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use blockd_api::v1;
+use tokio::sync::Mutex;
+use tonic::{Code, Request, Response, Status};
+
+use crate::clock::Clock;
+use crate::config::{Class, Config};
+use crate::daemon::Daemon;
+use crate::error::{Error, shown};
+use crate::ids::{Names, VolumeId};
+use crate::locks::Locks;
+use crate::metrics::{Metrics, code_name};
+use crate::parameters::Keys;
+use crate::topology::Place;
+
+/// What was set when the plugin was started.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The driver's name.
+    pub driver: String,
+    /// Where we are.
+    pub place: Place,
+    /// Names and ids.
+    pub names: Names,
+    /// Keys of parameters.
+    pub keys: Keys,
+    /// Classes and smallest sizes.
+    pub config: Config,
+    /// Paths of the kubelet are below it.
+    pub kubelet_dir: PathBuf,
+    /// Where is kept what is remembered of staged volumes.
+    pub state_dir: PathBuf,
+    /// A volume of mode SINGLE_NODE_WRITER is published at one path only.
+    pub strict_single_node_writer: bool,
+}
+
+/// What all services share.
+#[derive(Debug)]
+pub struct Plugin {
+    /// What was set at the start.
+    pub settings: Settings,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// One call for each volume at a time.
+    pub locks: Locks,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Held from seeing what may still be promised of a pool until it is promised.
+    pub(crate) promises: Mutex<()>,
+    working: Arc<AtomicUsize>,
+}
+
+/// A call, for the log and the metrics.
+#[derive(Debug)]
+pub struct Call {
+    method: &'static str,
+    subject: String,
+    deadline: Option<Duration>,
+    is_quiet: bool,
+}
+
+/// The caller's time is measured from when it called: we have a little less, so that it hears from
+/// us and not from its own clock.
+const SLACK: Duration = Duration::from_millis(50);
+
+impl Call {
+    /// A call that changes something: what it is about is its volume, snapshot or name.
+    pub fn new<T>(method: &'static str, request: &Request<T>, subject: &str) -> Self {
+        let timeout = request.metadata().get("grpc-timeout").and_then(|text| text.to_str().ok());
+        let deadline = timeout.and_then(parse_timeout);
+        let subject = if subject.is_empty() { String::new() } else { shown(subject) };
+        Self { method, subject, deadline, is_quiet: false }
+    }
+
+    /// A call that only asks: not worth a line in the log if it goes well.
+    #[must_use]
+    pub fn quiet(self) -> Self {
+        Self { is_quiet: true, ..self }
+    }
+
+    fn log(&self, code: Code, problem: Option<&Error>, time: Duration) {
+        let Self { method, subject, is_quiet, .. } = self;
+        let (code_text, ms) = (code_name(code), u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let problem = problem.map(|problem| shown(problem));
+        match (code, problem) {
+            (Code::Ok, _) if *is_quiet => {
+                tracing::debug!(method, subject, code = code_text, ms, "done");
+            }
+            (Code::Internal | Code::DataLoss | Code::Unavailable, Some(problem)) => {
+                tracing::error!(method, subject, code = code_text, ms, problem, "failed");
+            }
+            (_, Some(problem)) => {
+                tracing::warn!(method, subject, code = code_text, ms, problem, "refused");
+            }
+            (_, None) => tracing::info!(method, subject, code = code_text, ms, "done"),
+        }
+    }
+}
+
+/// Reads the header: at most eight digits and a unit.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+    match unit {
+        "H" => Some(Duration::from_secs(count * 3600)),
+        "M" => Some(Duration::from_secs(count * 60)),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
+    }
+}
+
+/// Counts a task for as long as it lives.
+struct Working(Arc<AtomicUsize>, Metrics);
+
+impl Working {
+    fn begin(count: &Arc<AtomicUsize>, metrics: &Metrics) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        metrics.in_flight(1);
+        Self(Arc::clone(count), metrics.clone())
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.1.in_flight(-1);
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Plugin {
+    /// For these settings. Has to be called in a tokio runtime.
+    #[must_use]
+    pub fn new(settings: Settings, daemon: Daemon) -> Arc<Self> {
+        let metrics = Metrics::new(&settings.driver);
+        Arc::new(Self {
+            settings,
+            daemon,
+            locks: Locks::default(),
+            metrics,
+            promises: Mutex::new(()),
+            working: Arc::default(),
+        })
+    }
+
+    /// Works on a call in a task of its own: it is not torn apart when the caller goes or its time
+    /// is over, and the locks that `work` takes are held until it ends. Counts and logs it.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: Call,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let metrics = self.metrics.clone();
+        let working = Working::begin(&self.working, &metrics);
+        let deadline = call.deadline;
+        let task = tokio::spawn(async move {
+            let clock = Clock::start();
+            let result = work.await;
+            let time = clock.elapsed();
+            let code = result.as_ref().err().map_or(Code::Ok, Error::code);
+            metrics.observe(call.method, code, time);
+            call.log(code, result.as_ref().err(), time);
+            drop(working);
+            result
+        });
+        let ended = match deadline {
+            None => task.await,
+            Some(limit) => {
+                let ours = limit.saturating_sub(SLACK.min(limit / 4));
+                let Ok(ended) = tokio::time::timeout(ours, task).await else {
+                    return Err(Error::Late { milliseconds: limit.as_millis() }.into());
+                };
+                ended
+            }
+        };
+        match ended {
+            Ok(result) => result.map(Response::new).map_err(Status::from),
+            Err(error) => Err(Error::unexpected("a call ended in the middle:", error).into()),
+        }
+    }
+
+    /// How many calls are worked on.
+    #[must_use]
+    pub fn working(&self) -> usize {
+        self.working.load(Ordering::Acquire)
+    }
+
+    /// The volume of an id of the controller's, and what the daemon says of it.
+    ///
+    /// # Errors
+    /// NOT_FOUND: there is none, or it is somebody else's. Or the daemon does not answer.
+    pub async fn volume(&self, id: &str) -> Result<(VolumeId, v1::Volume), Error> {
+        let absent = || Error::not_found("volume", id);
+        let volume_id = self.settings.names.parse_volume(id).ok_or_else(absent)?;
+        if !self.has_pool(&volume_id.pool).await? {
+            return Err(absent());
+        }
+        let found = self.daemon.find_volume(&volume_id.pool, &volume_id.name).await?;
+        let is_volume = |volume: &v1::Volume| volume.kind() == v1::VolumeKind::Volume;
+        let volume = found.filter(is_volume).ok_or_else(absent)?;
+        Ok((volume_id, volume))
+    }
+
+    /// Whether a pool is one of our classes.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn has_pool(&self, pool: &str) -> Result<bool, Error> {
+        let classes = &self.settings.config.classes;
+        if classes.iter().any(|class| class.pool == pool) {
+            return Ok(true);
+        }
+        if !classes.iter().any(|class| class.pool.is_empty()) {
+            return Ok(false);
+        }
+        // Which one is the default is known to the daemon only, and can change with its start.
+        let asked = v1::GetPoolRequest { name: String::new() };
+        match self.daemon.get_pool(asked).await {
+            Ok(answer) => Ok(answer.pool.is_some_and(|default| default.name == pool)),
+            Err(error) if error.is_absent() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The pools of our classes as they are now.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn pools(&self) -> Result<Pools, Error> {
+        let answer = self.daemon.list_pools(v1::ListPoolsRequest {}).await?;
+        let classes = &self.settings.config.classes;
+        let is_ours = |pool: &v1::Pool| classes.iter().any(|class| is_of(pool, class));
+        Ok(Pools(answer.pools.into_iter().filter(is_ours).collect()))
+    }
+}
+
+fn is_of(pool: &v1::Pool, class: &Class) -> bool {
+    if class.pool.is_empty() { pool.is_default } else { class.pool == pool.name }
+}
+
+/// The pools of our classes.
+#[derive(Clone, Debug)]
+pub struct Pools(Vec<v1::Pool>);
+
+impl Pools {
+    /// Whether a pool is among them.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|pool| pool.name == name)
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|pool| pool.name.as_str())
+    }
+
+    /// The pool of a class, if it is there and serves.
+    #[must_use]
+    pub fn serving(&self, class: &Class) -> Option<&v1::Pool> {
+        let mut pools = self.0.iter();
+        pools.find(|pool| is_of(pool, class) && pool.state() == v1::PoolState::Open)
+    }
+
+    /// The pool of a class.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION: there is none, or it does not serve.
+    pub fn of_class(&self, class: &Class) -> Result<&v1::Pool, Error> {
+        let what = format!("pool of class {}", class.name);
+        let Some(pool) = self.0.iter().find(|pool| is_of(pool, class)) else {
+            let name = if class.pool.is_empty() { "the default one" } else { &class.pool };
+            return Err(Error::in_use(what, format_args!("is not there: {}", shown(name))));
+        };
+        if pool.state() == v1::PoolState::Open {
+            return Ok(pool);
+        }
+        Err(Error::in_use(what, format_args!("is not served: {}", shown(&pool.failure))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_are_read_as_grpc_writes_them() {
+        let read = [
+            ("1H", Duration::from_secs(3600)),
+            ("2M", Duration::from_secs(120)),
+            ("15S", Duration::from_secs(15)),
+            ("99999999m", Duration::from_millis(99_999_999)),
+            ("5u", Duration::from_micros(5)),
+            ("5n", Duration::from_nanos(5)),
+        ];
+        for (text, time) in read {
+            assert_eq!(parse_timeout(text), Some(time), "{text}");
+        }
+        for text in ["", "S", "1", "1s", "-1S", "123456789S", "1ä", "é"] {
+            assert_eq!(parse_timeout(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Making and growing volumes: what may be promised of a pool, and everything that makes a volume
+//! that of its class. Each step can be repeated, and finishes what was cut.
+
+use blockd_api::v1;
+use blockd_api::v1::ErrorKind;
+
+use crate::bytes::Bytes;
+use crate::config::{Class, Kind};
+use crate::error::Error;
+use crate::parameters::Mutable;
+use crate::plugin::Plugin;
+use crate::quantity::Ratio;
+use crate::sizes::MAX_VOLUME;
+
+/// A volume as it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// Its class.
+    pub class: &'a Class,
+    /// The class's pool, by name.
+    pub pool: &'a str,
+    /// The daemon's name of it.
+    pub name: &'a str,
+    /// Bytes.
+    pub size: Bytes,
+    /// What is set for it.
+    pub mutable: &'a Mutable,
+}
+
+/// What can still be made in a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    /// Bytes of all that can be made.
+    pub available: Bytes,
+    /// Bytes of the largest volume that can.
+    pub maximum: Bytes,
+}
+
+/// The smallest step of sizes: the logical block of the class's volumes.
+#[must_use]
+pub fn granule(pool: &v1::Pool, class: &Class) -> Bytes {
+    // Without a wish the daemon takes the smallest block that the pool's devices have.
+    let of_devices = pool.devices.iter().map(|device| device.block_size).max();
+    let smallest = of_devices.unwrap_or_default().max(512);
+    Bytes::constant(i64::from(class.block_size.max(smallest)))
+}
+
+/// What may still be promised: ratio times size, rounded down, less what was promised already.
+#[must_use]
+pub fn promisable(ratio: Ratio, size: Bytes, promised: u128) -> Bytes {
+    let left = ratio.times(size).saturating_sub(promised);
+    Bytes::from_u128(left).unwrap_or(Bytes::MAX)
+}
+
+/// The sum of the virtual sizes of volumes. Snapshots promise nothing: they can't be written.
+#[must_use]
+pub fn promised(volumes: &[v1::Volume]) -> u128 {
+    let is_volume = |volume: &&v1::Volume| volume.kind() == v1::VolumeKind::Volume;
+    let sizes = volumes.iter().filter(is_volume).map(|volume| volume.size_bytes);
+    sizes.map(|bytes| Bytes::new(bytes).unwrap_or_default().wide()).sum()
+}
+
+/// What can still be made of a class in its pool.
+///
+/// # Errors
+/// The daemon does not answer.
+pub async fn capacity(
+    plugin: &Plugin,
+    pool: &v1::Pool,
+    class: &Class,
+) -> Result<Capacity, Error> {
+    let (available, maximum) = match class.kind {
+        Kind::Thin => {
+            let volumes = list(plugin, &pool.name).await?;
+            let size = Bytes::new(pool.size_bytes).unwrap_or_default();
+            let left = promisable(class.overprovision_ratio, size, promised(&volumes));
+            (left, left)
+        }
+        Kind::Thick => {
+            let free = Bytes::new(pool.free_bytes).unwrap_or_default();
+            (free, thick_maximum(free, pool.extent_size))
+        }
+    };
+    let granule = granule(pool, class);
+    let maximum = maximum.min(MAX_VOLUME).round_down(granule);
+    Ok(Capacity { available: available.round_down(granule), maximum })
+}
+
+/// The largest volume of which all can be set aside: what it is mapped by is set aside with it. By
+/// the format, a page of 4 KiB maps 256 extents, and each 256 of such pages need one more. Some
+/// pages beside are left, so that the daemon never refuses what is told here.
+fn thick_maximum(free: Bytes, extent_size: u32) -> Bytes {
+    const PAGE: u128 = 4096;
+    const FANOUT: u128 = 256;
+    const BESIDE: u128 = 256;
+    let extent = u128::from(extent_size.max(1));
+    let extents = free.wide() / extent;
+    let leaves = extents.div_ceil(FANOUT);
+    let pages = leaves + leaves.div_ceil(FANOUT) + BESIDE;
+    let overhead = (pages * PAGE).div_ceil(extent);
+    let most = extents.saturating_sub(overhead) * extent;
+    Bytes::from_u128(most).unwrap_or(Bytes::MAX)
+}
+
+async fn list(plugin: &Plugin, pool: &str) -> Result<Vec<v1::Volume>, Error> {
+    let asked = v1::ListVolumesRequest { pool: pool.to_owned(), brief: true };
+    Ok(plugin.daemon.list_volumes(asked).await?.volumes)
+}
+
+/// Refuses what the pool has no room for, by the rules of the class.
+async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> Result<(), Error> {
+    let asked = v1::GetPoolRequest { name: pool.to_owned() };
+    let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
+    let (free, why) = match class.kind {
+        Kind::Thin => {
+            let size = Bytes::new(found.size_bytes).unwrap_or_default();
+            let promised = promised(&list(plugin, pool).await?);
+            let ratio = class.overprovision_ratio;
+            let why = format!(
+                ", of {ratio} times its {size}, less the {promised} that its volumes have together"
+            );
+            (promisable(ratio, size, promised), why)
+        }
+        Kind::Thick => (Bytes::new(found.free_bytes).unwrap_or_default(), String::new()),
+    };
+    if more > free {
+        return Err(Error::NoSpace { pool: pool.to_owned(), requested: more, free, why });
+    }
+    Ok(())
+}
+
+/// Makes an empty volume, or finishes one that is there.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED with what is free and what was asked for; ALREADY_EXISTS when what is there is
+/// something else. Nothing is left then that was not there before.
+pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Error> {
+    let promises = plugin.promises.lock().await;
+    if plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
+        check_room(plugin, wish.class, wish.pool, wish.size).await?;
+    }
+    let asked = v1::CreateVolumeRequest {
+        name: wish.name.to_owned(),
+        pool: wish.pool.to_owned(),
+        block_size: wish.class.block_size,
+        size_bytes: wish.size.get(),
+        ..Default::default()
+    };
+    let answer = plugin.daemon.create_volume(asked).await?;
+    drop(promises);
+    let volume = answer.volume.unwrap_or_default();
+    finish(plugin, wish, volume, answer.changed).await
+}
+
+/// Makes a volume that begins as a snapshot, or finishes one that is there.
+///
+/// # Errors
+/// As [`create`].
+pub async fn clone(
+    plugin: &Plugin,
+    wish: &Wish<'_>,
+    snapshot: &str,
+) -> Result<v1::Volume, Error> {
+    let promises = plugin.promises.lock().await;
+    if plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
+        check_room(plugin, wish.class, wish.pool, wish.size).await?;
+    }
+    let asked = v1::CloneVolumeRequest {
+        name: wish.name.to_owned(),
+        pool: wish.pool.to_owned(),
+        snapshot: snapshot.to_owned(),
+        size_bytes: wish.size.get(),
+        ..Default::default()
+    };
+    let answer = plugin.daemon.clone_volume(asked).await?;
+    drop(promises);
+    let volume = answer.volume.unwrap_or_default();
+    finish(plugin, wish, volume, answer.changed).await
+}
+
+/// Sets what is to be set for a volume that is there. One that was made just now, or was never
+/// written, goes away again if that fails: nobody was told of it.
+///
+/// # Errors
+/// As [`create`].
+pub async fn finish(
+    plugin: &Plugin,
+    wish: &Wish<'_>,
+    volume: v1::Volume,
+    is_new: bool,
+) -> Result<v1::Volume, Error> {
+    let is_thick = wish.class.kind == Kind::Thick;
+    let settings = volume.settings.unwrap_or_default();
+    let mut request = wish.mutable.request(wish.pool, wish.name);
+    request.thick = is_thick.then_some(true);
+    if is_set(&settings, &request) {
+        if settings.thick && !is_thick {
+            let it = ("volume", wish.name);
+            return Err(Error::exists(it, "all its space set aside:", "thick", "thin"));
+        }
+        return Ok(volume);
+    }
+    if !is_untouched(&settings) {
+        // Another request was finished before: settings are made at once or not at all.
+        let it = ("volume", wish.name);
+        let (existing, asked) = (describe(&settings), "other parameters");
+        return Err(Error::exists(it, "parameters", existing, asked));
+    }
+    match plugin.daemon.configure_volume(request).await {
+        Ok(answer) => Ok(answer.volume.unwrap_or_default()),
+        Err(error) => {
+            let is_empty =
+                volume.valid_bytes == 0 && volume.origin.is_empty() && !volume.attached;
+            let is_final =
+                matches!(error.daemon_kind(), Some(ErrorKind::NoSpace | ErrorKind::Invalid));
+            if is_final && (is_new || is_empty) {
+                remove(plugin, wish.pool, wish.name).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Takes back what a call that failed has made. If that fails too, the repeat finds it.
+pub async fn remove(plugin: &Plugin, pool: &str, name: &str) {
+    let asked = v1::DeleteVolumeRequest {
+        name: name.to_owned(),
+        pool: pool.to_owned(),
+        force: false,
+    };
+    if let Err(error) = plugin.daemon.delete_volume(asked).await {
+        tracing::warn!(pool, name, %error, "what a failed call had made is still there");
+    }
+}
+
+/// Whether everything that is asked for is so already.
+fn is_set(settings: &v1::VolumeSettings, request: &v1::ConfigureVolumeRequest) -> bool {
+    fn same<T: PartialEq>(asked: Option<T>, present: &T) -> bool {
+        asked.is_none_or(|asked| asked == *present)
+    }
+    let on_full = match request.on_full() {
+        v1::OnFull::Unspecified => true,
+        v1::OnFull::Timeout => {
+            settings.on_full() == v1::OnFull::Timeout
+                && settings.on_full_timeout_ms == request.on_full_timeout_ms
+        }
+        other => settings.on_full() == other,
+    };
+    on_full
+        && same(request.thick, &settings.thick)
+        && same(request.reservation_bytes, &settings.reservation_bytes)
+        && same(request.quota_bytes, &settings.quota_bytes)
+        && same(request.iops, &settings.iops)
+        && same(request.bandwidth_bytes, &settings.bandwidth_bytes)
+}
+
+/// Whether nothing was ever set. What becomes of writes when the pool is full is always something.
+fn is_untouched(settings: &v1::VolumeSettings) -> bool {
+    let v1::VolumeSettings { thick, reservation_bytes, quota_bytes, iops, bandwidth_bytes, .. } =
+        settings;
+    !thick && [*reservation_bytes, *quota_bytes, *bandwidth_bytes] == [0; 3] && *iops == 0
+}
+
+fn describe(settings: &v1::VolumeSettings) -> String {
+    let v1::VolumeSettings { thick, reservation_bytes, quota_bytes, iops, bandwidth_bytes, .. } =
+        settings;
+    format!(
+        "thick {thick}, reservation {reservation_bytes}, quota {quota_bytes}, iops {iops}, \
+         bandwidth {bandwidth_bytes}"
+    )
+}
+
+/// Makes a volume larger. One that is large enough stays as it is.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED with what is free and what was asked for.
+pub async fn grow(
+    plugin: &Plugin,
+    class: &Class,
+    volume: &v1::Volume,
+    size: Bytes,
+) -> Result<v1::Volume, Error> {
+    let promises = plugin.promises.lock().await;
+    let present = Bytes::new(volume.size_bytes).unwrap_or_default();
+    check_room(plugin, class, &volume.pool, size.saturating_sub(present)).await?;
+    let asked = v1::ResizeVolumeRequest {
+        name: volume.name.clone(),
+        pool: volume.pool.clone(),
+        size_bytes: size.get(),
+        ..Default::default()
+    };
+    let answer = plugin.daemon.resize_volume(asked).await?;
+    drop(promises);
+    Ok(answer.volume.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+
+    use super::*;
+
+    fn bytes(bytes: i64) -> Bytes {
+        Bytes::new(bytes).unwrap()
+    }
+
+    fn ratio(text: &str) -> Ratio {
+        Ratio::parse("ratio", text).unwrap()
+    }
+
+    #[test]
+    fn what_may_be_promised_is_ratio_times_size_rounded_down_less_the_sum() {
+        let gib = 1_073_741_824_i64;
+        let huge = i64::MAX;
+        let table = [
+            // (ratio, pool size, promised) and what is left.
+            (("1", gib, 0), gib),
+            (("1", gib, 524_288_000), gib - 524_288_000),
+            (("1.0", 524_288_000, 0), 524_288_000),
+            (("1.5", 3, 0), 4),
+            (("2.5", 7, 10), 7),
+            (("2", gib, 2 * gib.unsigned_abs()), 0),
+            (("2", gib, 3 * gib.unsigned_abs()), 0),
+            (("1.999999999", 1_000_000_000, 0), 1_999_999_999),
+            // 2^53 + 1 is no f64.
+            (("1", 9_007_199_254_740_993, 0), 9_007_199_254_740_993),
+            (("1.000000001", 9_007_199_254_740_993, 0), 9_007_199_263_748_192),
+            // A pool of 8 EiB less one, promised a million times.
+            (("1000000", huge, 0), huge),
+            (("2", huge, huge.unsigned_abs()), huge),
+            (("2", huge, huge.unsigned_abs() + 1), huge - 1),
+        ];
+        for ((times, size, promised), left) in table {
+            let found = promisable(ratio(times), bytes(size), u128::from(promised));
+            assert_eq!(found.get(), left, "{times} x {size} - {promised}");
+        }
+    }
+
+    #[test]
+    fn snapshots_promise_nothing_and_the_sum_can_be_beyond_int64() {
+        let of = |kind: v1::VolumeKind, size_bytes| v1::Volume {
+            kind: kind.into(),
+            size_bytes,
+            ..Default::default()
+        };
+        let volume = of(v1::VolumeKind::Volume, i64::MAX);
+        let snapshot = of(v1::VolumeKind::Snapshot, 1000);
+        let sum = promised(&[volume.clone(), snapshot, volume]);
+        assert_eq!(sum, 2 * u128::from(i64::MAX.unsigned_abs()));
+    }
+
+    #[test]
+    fn sizes_step_by_the_largest_block_there_is() {
+        let class = |block_size| Class {
+            name: "a".to_owned(),
+            pool: String::new(),
+            kind: Kind::Thin,
+            overprovision_ratio: Ratio::ONE,
+            is_default: true,
+            block_size,
+        };
+        let pool = |sizes: &[u32]| v1::Pool {
+            devices: sizes
+                .iter()
+                .map(|&block_size| v1::Device { block_size, ..Default::default() })
+                .collect(),
+            ..Default::default()
+        };
+        assert_eq!(granule(&pool(&[]), &class(0)).get(), 512);
+        assert_eq!(granule(&pool(&[512, 4096]), &class(0)).get(), 4096);
+        assert_eq!(granule(&pool(&[512]), &class(2048)).get(), 2048);
+    }
+
+    proptest! {
+        #[test]
+        fn the_promise_is_exact_or_capped(
+            size in 0..=i64::MAX, promised: u64, part in 0_u32..1_000_000_000, whole in 1_u32..100,
+        ) {
+            let ratio = ratio(&format!("{whole}.{part:09}"));
+            let left = promisable(ratio, bytes(size), u128::from(promised));
+            // In parts of 10^9, by hand.
+            let parts = u128::from(whole) * 1_000_000_000 + u128::from(part);
+            let all = bytes(size).wide() * parts / 1_000_000_000;
+            let exact = all.saturating_sub(u128::from(promised));
+            prop_assert_eq!(left.wide(), exact.min(Bytes::MAX.wide()));
+        }
+
+        #[test]
+        fn the_largest_thick_volume_leaves_room_for_its_map(free in 0_i64..1 << 50) {
+            for extent in [65_536, 262_144, 1_048_576] {
+                let most = thick_maximum(bytes(free), extent);
+                prop_assert!(most <= bytes(free));
+                let extents = most.get() / i64::from(extent);
+                // Leaves as the daemon counts them: one for each 256 extents.
+                let pages = (extents + 255) / 256 + 16;
+                let needed = extents * i64::from(extent) + pages * 4096;
+                prop_assert!(extents == 0 || needed <= free);
+            }
+        }
+    }
+}

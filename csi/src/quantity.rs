@@ -1,0 +1,218 @@
+//! Numbers as Kubernetes writes them: sizes like `500Mi` or `1.5Gi`, and ratios like `2.5`. Exact:
+//! no floating point.
+
+use std::fmt;
+
+use crate::bytes::Bytes;
+use crate::error::Error;
+
+/// What is accepted as a size.
+pub const SIZE_FORM: &str = "a number of bytes, or of Ki, Mi, Gi, Ti, Pi, Ei (each 1024 times the one \
+                             before) or k, M, G, T, P, E (each 1000 times)";
+
+/// What is accepted as a ratio.
+pub const RATIO_FORM: &str = "a decimal number from 1 to 1000000, with at most 9 digits behind the \
+                              point";
+
+/// Digits that are read before and behind the point: enough for every size, and for no overflow.
+const MAX_DIGITS: usize = 19;
+
+/// The largest ratio that means something.
+const MAX_RATIO: u128 = 1_000_000;
+
+/// Digits behind the point of a ratio.
+const RATIO_DIGITS: usize = 9;
+
+/// Reads a size: `500Mi`, `1.5Gi`, `38797312`, `10G`. Fractions of a byte are rounded up, as
+/// Kubernetes does. `field` is what the error names.
+///
+/// # Errors
+/// It is no size, or more than 2^63 - 1 bytes.
+pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
+    parse(text).ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
+}
+
+fn parse(text: &str) -> Option<Bytes> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let decimal = Decimal::parse(number)?;
+    let bytes = decimal.numerator.checked_mul(unit_bytes(unit)?)?;
+    Bytes::from_u128(bytes.div_ceil(decimal.denominator))
+}
+
+fn unit_bytes(unit: &str) -> Option<u128> {
+    const LETTERS: &str = "KMGTPE";
+    let (base, letter) = match unit.strip_suffix('i') {
+        Some(letter) => (1024_u128, letter),
+        None if unit.is_empty() => return Some(1),
+        // The decimal kilo is written small.
+        None if unit == "k" => return Some(1000),
+        None if unit == "K" => return None,
+        None => (1000, unit),
+    };
+    let mut letters = letter.chars();
+    let (Some(letter), None) = (letters.next(), letters.next()) else { return None };
+    let power = LETTERS.chars().position(|one| one == letter)?;
+    base.checked_pow(u32::try_from(power).ok()?.checked_add(1)?)
+}
+
+/// A decimal number as a fraction.
+struct Decimal {
+    numerator: u128,
+    denominator: u128,
+}
+
+impl Decimal {
+    fn parse(text: &str) -> Option<Self> {
+        let (whole, part) = match text.split_once('.') {
+            Some((whole, part)) if !part.is_empty() => (whole, part),
+            Some(_) => return None,
+            None => (text, ""),
+        };
+        let is_number = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit());
+        let fits = whole.len() <= MAX_DIGITS && part.len() <= MAX_DIGITS - 1;
+        if whole.is_empty() || !fits || !is_number(whole) || !is_number(part) {
+            return None;
+        }
+        let numerator = [whole, part].concat().parse().ok()?;
+        let denominator = 10_u128.checked_pow(u32::try_from(part.len()).ok()?)?;
+        Some(Self { numerator, denominator })
+    }
+}
+
+/// A ratio of at least 1, exactly as it was written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Ratio {
+    numerator: u128,
+    denominator: u128,
+}
+
+impl Ratio {
+    /// One to one.
+    pub const ONE: Self = Self { numerator: 1, denominator: 1 };
+    /// Two to one.
+    pub const TWO: Self = Self { numerator: 2, denominator: 1 };
+
+    /// Reads a ratio. `field` is what the error names.
+    ///
+    /// # Errors
+    /// It is none, or below 1.
+    pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
+        let refused = || Error::invalid(field, text, RATIO_FORM);
+        if text.split_once('.').is_some_and(|(_, part)| part.len() > RATIO_DIGITS) {
+            return Err(refused());
+        }
+        let Decimal { numerator, denominator } = Decimal::parse(text).ok_or_else(refused)?;
+        if numerator < denominator || numerator > MAX_RATIO * denominator {
+            return Err(refused());
+        }
+        Ok(Self { numerator, denominator })
+    }
+
+    /// So many times as much, rounded down. More than `int64` holds only counts as that much where
+    /// it is given to somebody.
+    #[must_use]
+    pub fn times(self, bytes: Bytes) -> u128 {
+        // 2^63 times 10^15 is below 2^128.
+        bytes.wide() * self.numerator / self.denominator
+    }
+
+    /// Whether it is more than another.
+    #[must_use]
+    pub fn is_above(self, other: Self) -> bool {
+        self.numerator * other.denominator > other.numerator * self.denominator
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.numerator / self.denominator, self.numerator % self.denominator);
+        if self.denominator == 1 {
+            return write!(f, "{whole}");
+        }
+        let digits = self.denominator.ilog10() as usize;
+        write!(f, "{whole}.{rest:0digits$}")
+    }
+}
+
+impl fmt::Debug for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_kubernetes_writes_them() {
+        let read = [
+            ("0", 0),
+            ("1", 1),
+            ("500Mi", 524_288_000),
+            ("37Mi", 38_797_312),
+            ("1.5Gi", 1_610_612_736),
+            ("0.5Ki", 512),
+            ("0.1Ki", 103),
+            ("4k", 4000),
+            ("10G", 10_000_000_000),
+            ("16Ti", 17_592_186_044_416),
+            ("7Ei", 8_070_450_532_247_928_832),
+            ("9223372036854775807", i64::MAX),
+        ];
+        for (text, bytes) in read {
+            assert_eq!(size("size", text).unwrap().get(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_field_and_value() {
+        let refused = [
+            "", "Mi", "-1", "+1", "1.", ".5Gi", "1..5Gi", "1K", "1ki", "1KB", "1GiB", "1 Gi", "1e3",
+            "0x10", "8Ei", "9223372036854775808", "99999999999999999999", "1m", "१", "1Zi",
+        ];
+        for text in refused {
+            let error = size("size", text).unwrap_err().to_string();
+            assert!(error.starts_with("size is "), "{text}: {error}");
+        }
+        let long = "9".repeat(1 << 20);
+        assert!(size("size", &long).is_err());
+    }
+
+    #[test]
+    fn ratios_are_exact_and_at_least_one() {
+        let third = Bytes::new(3).unwrap();
+        let read = [("1", 3), ("1.0", 3), ("1.5", 4), ("2", 6), ("1.999999999", 5), ("1000000", 3_000_000)];
+        for (text, times) in read {
+            let ratio = Ratio::parse("ratio", text).unwrap();
+            assert_eq!(ratio.times(third), times, "{text}");
+            assert_eq!(ratio.to_string(), text);
+        }
+        for text in ["0.999999999", "0", "-2", "1000000.1", "1.0000000001", "", "two", "1e1", "NaN"] {
+            let error = Ratio::parse("ratio", text).unwrap_err().to_string();
+            assert!(error.starts_with("ratio is "), "{error}");
+        }
+        // A half does not vanish where a floating point number would lose it.
+        let ratio = Ratio::parse("ratio", "1.5").unwrap();
+        let odd = Bytes::new((1_i64 << 62) + 1).unwrap();
+        assert_eq!(ratio.times(odd), (3 * ((1_u128 << 62) + 1)) / 2);
+        assert_eq!(Ratio::parse("ratio", "1000000").unwrap().times(Bytes::MAX), Bytes::MAX.wide() * 1_000_000);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_a_panic(text in ".*") {
+            let _ = size("size", &text);
+            let _ = Ratio::parse("ratio", &text);
+        }
+
+        #[test]
+        fn whole_sizes_are_read_back(bytes in 0..=i64::MAX) {
+            prop_assert_eq!(size("size", &bytes.to_string()).unwrap().get(), bytes);
+            prop_assert!(size("size", &format!("{bytes}.0")).unwrap().get() == bytes);
+        }
+    }
+}
