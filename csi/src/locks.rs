@@ -21,15 +21,28 @@ pub struct Guard {
 }
 
 impl Locks {
-    /// Takes a volume, by its id (or whatever else is locked, by a key that no id has).
+    /// Takes a volume or snapshot, by its id.
     ///
     /// # Errors
     /// ABORTED: another call has it.
-    pub fn take(&self, key: &str) -> Result<Guard, Error> {
+    pub fn take(&self, id: &str) -> Result<Guard, Error> {
+        self.take_key(id, id)
+    }
+
+    /// Takes the name of something that may not be there yet, so that it has no id.
+    ///
+    /// # Errors
+    /// ABORTED: another call has it.
+    pub fn take_name(&self, what: &str, name: &str) -> Result<Guard, Error> {
+        // No id has a control character.
+        self.take_key(&format!("{what}\u{1}{name}"), &format!("{what} {name}"))
+    }
+
+    fn take_key(&self, key: &str, what: &str) -> Result<Guard, Error> {
         if self.0.lock().insert(key.to_owned()) {
             return Ok(Guard { locks: self.clone(), key: key.to_owned() });
         }
-        let what = crate::error::shown(key);
+        let what = crate::error::shown(what);
         Err(Error::Aborted { what, problem: "is being worked on by another call".to_owned() })
     }
 
@@ -58,6 +71,11 @@ mod tests {
         assert_eq!(error.code(), tonic::Code::Aborted);
         assert_eq!(error.to_string(), "p/a is being worked on by another call");
         let other = locks.take("p/b").unwrap();
+        // A name is no id, and the same name can be that of different things.
+        let names = [locks.take_name("volume", "p/a"), locks.take_name("snapshot", "p/a")];
+        let names = names.map(Result::unwrap);
+        assert!(locks.take_name("volume", "p/a").is_err());
+        drop(names);
         assert_eq!(locks.count(), 2);
         drop(first);
         let again = locks.take("p/a").unwrap();

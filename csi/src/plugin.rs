@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, RwLock};
 use tonic::{Code, Request, Response, Status};
 
 use crate::clock::Clock;
@@ -54,6 +54,9 @@ pub struct Plugin {
     pub metrics: Metrics,
     /// Held from seeing what may still be promised of a pool until it is promised.
     pub(crate) promises: Mutex<()>,
+    /// Held for reading while a volume is cloned by way of a snapshot, and for writing while what
+    /// such calls have left is removed.
+    pub(crate) clones: RwLock<()>,
     working: Arc<AtomicUsize>,
 }
 
@@ -148,6 +151,7 @@ impl Plugin {
             locks: Locks::default(),
             metrics,
             promises: Mutex::new(()),
+            clones: RwLock::new(()),
             working: Arc::default(),
         })
     }

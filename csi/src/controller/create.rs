@@ -1,0 +1,305 @@
+//! CreateVolume. Each step can be repeated, and a repeat finds what an earlier call has done: make,
+//! set, answer; for the clone of a volume: snapshot, clone, set, delete the snapshot, answer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use blockd_api::v1;
+
+use crate::bytes::Bytes;
+use crate::capability::{Capability, FileSystem};
+use crate::config::Class;
+use crate::error::Error;
+use crate::ids::{SnapshotId, VolumeId};
+use crate::limits;
+use crate::parameters::{ClassParameters, Mutable};
+use crate::plugin::{Plugin, Pools};
+use crate::proto;
+use crate::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use crate::provision::{self, Wish};
+use crate::sizes::{Range, Rules};
+
+/// A request that was looked through, without asking the daemon.
+struct Asked {
+    name: String,
+    range: Range,
+    capabilities: Vec<Capability>,
+    parameters: ClassParameters,
+    mutable: Mutable,
+    class: Class,
+    content: Option<proto::VolumeContentSource>,
+}
+
+/// What a volume is to begin as.
+enum Source {
+    Nothing,
+    /// `None`: it is gone.
+    Snapshot(SnapshotId, Option<v1::Volume>),
+    Volume(VolumeId, Option<v1::Volume>),
+}
+
+pub(super) async fn create(
+    plugin: Arc<Plugin>,
+    request: proto::CreateVolumeRequest,
+) -> Result<proto::CreateVolumeResponse, Error> {
+    let settings = &plugin.settings;
+    let asked = Asked::parse(&plugin, &request)?;
+    let _name = plugin.locks.take_name("volume", &asked.name)?;
+    settings.place.check(request.accessibility_requirements.as_ref())?;
+    let pools = plugin.pools().await?;
+    let pool = pools.of_class(&asked.class)?;
+    settings.names.check_pool("the name of the pool", &pool.name)?;
+    let id = settings.names.volume(&pool.name, &asked.name);
+    let _id = plugin.locks.take(&id.to_string())?;
+    refuse_elsewhere(&plugin, &pools, &id).await?;
+    let source = Source::find(&plugin, &pools, &asked).await?;
+    let mutable = asked.parameters.mutable.clone().under(asked.mutable.clone());
+    let wish = |size| Wish {
+        class: &asked.class,
+        pool: &id.pool,
+        name: &id.name,
+        size,
+        mutable: &mutable,
+    };
+    let volume = match plugin.daemon.find_volume(&id.pool, &id.name).await? {
+        Some(present) => {
+            let size = asked.check_present(&present, &source)?;
+            let volume = provision::finish(&plugin, &wish(size), present, false).await?;
+            source.forget(&plugin, &id).await?;
+            volume
+        }
+        None => {
+            source.check_new(pool)?;
+            let size = asked.size(&plugin, pool, &source)?;
+            source.make(&plugin, &id, &wish(size)).await?
+        }
+    };
+    let context = asked.context(&plugin);
+    Ok(proto::CreateVolumeResponse {
+        volume: Some(proto::Volume {
+            capacity_bytes: volume.size_bytes,
+            volume_id: id.to_string(),
+            volume_context: context,
+            content_source: asked.content,
+            accessible_topology: vec![settings.place.to_wire()],
+        }),
+    })
+}
+
+/// A name is that of one volume, whatever its pool.
+async fn refuse_elsewhere(plugin: &Plugin, pools: &Pools, id: &VolumeId) -> Result<(), Error> {
+    for pool in pools.names().filter(|&pool| pool != id.pool) {
+        if plugin.daemon.find_volume(pool, &id.name).await?.is_some() {
+            return Err(Error::exists(("volume", &id.name), "pool", pool, &id.pool));
+        }
+    }
+    Ok(())
+}
+
+impl Asked {
+    fn parse(plugin: &Plugin, request: &proto::CreateVolumeRequest) -> Result<Self, Error> {
+        let keys = &plugin.settings.keys;
+        limits::name("name", &request.name)?;
+        let capabilities =
+            Capability::parse_all("volume_capabilities", &request.volume_capabilities)?;
+        limits::map("secrets", &request.secrets)?;
+        let range = Range::parse("capacity_range", request.capacity_range.as_ref())?;
+        let parameters = keys.class("parameters", &request.parameters)?;
+        let mutable = keys.mutable("mutable_parameters", &request.mutable_parameters)?;
+        let class = parameters.device_class.as_deref();
+        let class = plugin.settings.config.class(&keys.device_class(), class)?.clone();
+        let content = request.volume_content_source.clone();
+        let name = request.name.clone();
+        Ok(Self { name, range, capabilities, parameters, mutable, class, content })
+    }
+
+    /// The size of a volume that is there, if it is the one that is asked for.
+    fn check_present(&self, present: &v1::Volume, source: &Source) -> Result<Bytes, Error> {
+        let it = ("volume", present.name.as_str());
+        if present.kind() != v1::VolumeKind::Volume {
+            return Err(Error::exists(it, "kind", "snapshot", "volume"));
+        }
+        let size = Bytes::new(present.size_bytes).unwrap_or_default();
+        if !self.range.has(size) {
+            let Range { required, limit } = self.range;
+            let asked = format!("required_bytes {required}, limit_bytes {limit}");
+            return Err(Error::exists(it, "capacity_bytes", size, asked));
+        }
+        if !source.is_of(present) {
+            let existing = if present.origin.is_empty() { "another one" } else { &present.origin };
+            return Err(Error::exists(it, "volume_content_source", existing, source.shown()));
+        }
+        Ok(size)
+    }
+
+    /// The size of a volume that is to be made.
+    fn size(&self, plugin: &Plugin, pool: &v1::Pool, source: &Source) -> Result<Bytes, Error> {
+        let config = &plugin.settings.config;
+        let Some(origin) = source.volume() else {
+            let minimum = self.capabilities.iter().map(|one| config.minimum.of(self.fs(one))).max();
+            return self.range.choose(&Rules {
+                default: config.default_size,
+                minimum: minimum.unwrap_or_default(),
+                granule: provision::granule(pool, &self.class),
+            });
+        };
+        // What it begins as is there, with its file system: no smallest size is asked of it.
+        let smallest = Bytes::new(origin.size_bytes).unwrap_or_default();
+        let Range { required, limit } = self.range;
+        let (field, wanted) = if !required.is_zero() && required < smallest {
+            ("required_bytes", required)
+        } else if !limit.is_zero() && limit < smallest {
+            ("limit_bytes", limit)
+        } else {
+            let granule = Bytes::constant(i64::from(origin.block_size));
+            return self.range.choose(&Rules { default: smallest, minimum: smallest, granule });
+        };
+        let allowed = format!("no less than what it begins as has, {smallest}");
+        Err(Error::out_of_range(format_args!("capacity_range.{field}"), wanted, allowed))
+    }
+
+    /// The file system of a capability; `None` for a block device.
+    fn fs(&self, capability: &Capability) -> Option<FileSystem> {
+        if capability.is_block() {
+            return None;
+        }
+        let given = capability.file_system().or(self.parameters.file_system);
+        Some(given.unwrap_or(FileSystem::Ext4))
+    }
+
+    /// What the node has to know and can't see.
+    fn context(&self, plugin: &Plugin) -> HashMap<String, String> {
+        let keys = &plugin.settings.keys;
+        let mut context = HashMap::new();
+        if let Some(options) = &self.parameters.mkfs_options {
+            context.insert(keys.mkfs_options(), options.clone());
+        }
+        let unnamed = |one: &Capability| !one.is_block() && one.file_system().is_none();
+        if let Some(file_system) = self.parameters.file_system
+            && self.capabilities.iter().any(unnamed)
+        {
+            context.insert(keys.fs_type(), file_system.name().to_owned());
+        }
+        context
+    }
+}
+
+impl Source {
+    async fn find(plugin: &Plugin, pools: &Pools, asked: &Asked) -> Result<Self, Error> {
+        let names = &plugin.settings.names;
+        let Some(content) = &asked.content else { return Ok(Self::Nothing) };
+        let field = "volume_content_source";
+        match content.r#type.as_ref().ok_or_else(|| Error::missing(field))? {
+            Type::Snapshot(SnapshotSource { snapshot_id }) => {
+                limits::required(&format!("{field}.snapshot.snapshot_id"), snapshot_id)?;
+                let id = names.parse_snapshot(snapshot_id).filter(|id| pools.has(&id.pool));
+                let id = id.ok_or_else(|| Error::not_found("snapshot", snapshot_id))?;
+                let found = plugin.daemon.find_volume(&id.pool, &id.name).await?;
+                let found = found.filter(|one| one.kind() == v1::VolumeKind::Snapshot);
+                Ok(Self::Snapshot(id, found))
+            }
+            Type::Volume(VolumeSource { volume_id }) => {
+                limits::required(&format!("{field}.volume.volume_id"), volume_id)?;
+                let id = names.parse_volume(volume_id).filter(|id| pools.has(&id.pool));
+                let id = id.ok_or_else(|| Error::not_found("volume", volume_id))?;
+                let found = plugin.daemon.find_volume(&id.pool, &id.name).await?;
+                let found = found.filter(|one| one.kind() == v1::VolumeKind::Volume);
+                Ok(Self::Volume(id, found))
+            }
+        }
+    }
+
+    /// What it is, if there is something and it is there.
+    const fn volume(&self) -> Option<&v1::Volume> {
+        match self {
+            Self::Nothing => None,
+            Self::Snapshot(_, found) | Self::Volume(_, found) => found.as_ref(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Self::Nothing => "nothing".to_owned(),
+            Self::Snapshot(id, _) => id.to_string(),
+            Self::Volume(id, _) => id.to_string(),
+        }
+    }
+
+    /// Whether a volume that is there was made from it. What it was made from may be gone since:
+    /// then it is taken for the one that is asked for, unless that is there.
+    fn is_of(&self, present: &v1::Volume) -> bool {
+        let has_origin = present.origin_id != 0;
+        match self {
+            Self::Nothing => !has_origin,
+            Self::Snapshot(_, Some(snapshot)) => present.origin_id == snapshot.id,
+            Self::Snapshot(id, None) => {
+                has_origin && (present.origin.is_empty() || present.origin == id.name)
+            }
+            // The snapshot in between is gone, or about to go; those of users are others.
+            Self::Volume(id, found) => {
+                let family = |one: &v1::Volume| one.family_id == present.family_id;
+                let between = present.origin.strip_prefix(&id.name);
+                has_origin
+                    && found.as_ref().is_none_or(family)
+                    && (present.origin.is_empty()
+                        || between.is_some_and(|rest| rest.starts_with("@~clone-")))
+            }
+        }
+    }
+
+    /// Refuses what can't be made new.
+    fn check_new(&self, pool: &v1::Pool) -> Result<(), Error> {
+        let (what, of_pool, found) = match self {
+            Self::Nothing => return Ok(()),
+            Self::Snapshot(id, found) => ("snapshot", &id.pool, found),
+            Self::Volume(id, found) => ("volume", &id.pool, found),
+        };
+        if found.is_none() {
+            return Err(Error::not_found(what, self.shown()));
+        }
+        if *of_pool != pool.name {
+            let allowed = format!("of pool {}, which the class is of", pool.name);
+            return Err(Error::invalid("volume_content_source", self.shown(), allowed));
+        }
+        Ok(())
+    }
+
+    async fn make(
+        &self,
+        plugin: &Plugin,
+        id: &VolumeId,
+        wish: &Wish<'_>,
+    ) -> Result<v1::Volume, Error> {
+        let source = match self {
+            Self::Nothing => return provision::create(plugin, wish).await,
+            Self::Snapshot(snapshot, _) => {
+                return provision::clone(plugin, wish, &snapshot.name).await;
+            }
+            Self::Volume(source, _) => source,
+        };
+        let _clones = plugin.clones.read().await;
+        let snapshot = plugin.settings.names.clone_snapshot(source, id);
+        let member = v1::SnapshotMember { volume: source.name.clone(), name: snapshot.clone() };
+        let asked = v1::CreateSnapshotsRequest { pool: id.pool.clone(), members: vec![member] };
+        plugin.daemon.create_snapshots(asked).await?;
+        let made = provision::clone(plugin, wish, &snapshot).await;
+        match made {
+            Ok(volume) => {
+                self.forget(plugin, id).await?;
+                Ok(volume)
+            }
+            Err(error) => {
+                provision::remove(plugin, &id.pool, &snapshot).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Deletes the snapshot that was in between.
+    async fn forget(&self, plugin: &Plugin, id: &VolumeId) -> Result<(), Error> {
+        let Self::Volume(source, _) = self else { return Ok(()) };
+        let name = plugin.settings.names.clone_snapshot(source, id);
+        let asked = v1::DeleteVolumeRequest { name, pool: id.pool.clone(), force: false };
+        plugin.daemon.delete_volume(asked).await.map(|_| ())
+    }
+}

@@ -1,0 +1,204 @@
+//! The endpoint: binds it, serves the services on it, and ends in order.
+
+use std::future::Future;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fs, io};
+
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::controller;
+use crate::daemon::Daemon;
+use crate::error::Error;
+use crate::identity;
+use crate::ids::Names;
+use crate::metrics::Metrics;
+use crate::node;
+use crate::options::{Options, Service};
+use crate::parameters::Keys;
+use crate::plugin::{Plugin, Settings};
+use crate::proto::controller_server::ControllerServer;
+use crate::proto::identity_server::IdentityServer;
+use crate::proto::node_server::NodeServer;
+use crate::topology::Place;
+
+/// Calls of one connection at once: more wait. The tests of the specification make two hundred.
+const CALLS_AT_ONCE: usize = 1024;
+
+/// Largest request. What the limits allow is far below; what is above them is told so by name up to
+/// here.
+const MAX_REQUEST: usize = 4 * 1024 * 1024;
+
+/// How long calls may go on after the plugin was told to end: less than the 30 s after which
+/// Kubernetes kills.
+const ENDING_TIME: Duration = Duration::from_secs(20);
+
+/// Serves until `stop` ends.
+///
+/// # Errors
+/// An option or the configuration is wrong, or a socket can't be had.
+pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<(), Error> {
+    options.check()?;
+    let plugin = plugin(options)?;
+    let metrics = match options.metrics_address {
+        Some(address) => Some(Metrics::bind(address).await?),
+        None => None,
+    };
+    let has = |service| options.services.contains(&service);
+    let controller = has(Service::Controller).then(|| {
+        ControllerServer::new(controller::Service::new(Arc::clone(&plugin)))
+            .max_decoding_message_size(MAX_REQUEST)
+    });
+    let node = if has(Service::Node) {
+        let service = node::Service::open(Arc::clone(&plugin))?;
+        Some(NodeServer::new(service).max_decoding_message_size(MAX_REQUEST))
+    } else {
+        None
+    };
+    let identity = IdentityServer::new(identity::Service::new(Arc::clone(&plugin)));
+    let path = options.socket()?;
+    let listener = bind(&path)?;
+    if let Some(listener) = metrics {
+        tokio::spawn(plugin.metrics.clone().serve(listener));
+    }
+    if controller.is_some() {
+        tokio::spawn(controller::sweep_once(Arc::clone(&plugin)));
+    }
+    let (driver, node_id) = (&options.driver_name, &options.node_id);
+    let endpoint = path.display();
+    tracing::info!(driver, node_id, %endpoint, version = env!("CARGO_PKG_VERSION"), "serving");
+    let router = Server::builder()
+        .concurrency_limit_per_connection(CALLS_AT_ONCE)
+        .add_service(identity)
+        .add_optional_service(controller)
+        .add_optional_service(node);
+    // Connections of sidecars stay open for ever: they are not waited for, but calls are.
+    let served = router.serve_with_incoming(UnixListenerStream::new(listener));
+    let ended = tokio::select! {
+        ended = served => ended,
+        () = stop => Ok(()),
+    };
+    let _ = fs::remove_file(&path);
+    drain(&plugin).await;
+    tracing::info!("ended");
+    ended.map_err(|error| Error::unexpected(format_args!("serve {}:", path.display()), error))
+}
+
+fn plugin(options: &Options) -> Result<Arc<Plugin>, Error> {
+    let names = Names::new(&options.driver_name);
+    let config = Config::load(options.config.as_deref(), &names)?;
+    let settings = Settings {
+        driver: options.driver_name.clone(),
+        place: Place::new(&options.driver_name, &options.node_id),
+        names,
+        keys: Keys::new(&options.driver_name),
+        config,
+        kubelet_dir: options.kubelet_dir.clone(),
+        state_dir: options.state_dir(),
+        strict_single_node_writer: options.strict_single_node_writer,
+    };
+    Ok(Plugin::new(settings, Daemon::new(options.blockd_socket.clone())))
+}
+
+/// Waits for calls that were begun.
+async fn drain(plugin: &Plugin) {
+    let clock = Clock::start();
+    while plugin.working() > 0 && clock.elapsed() < ENDING_TIME {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Binds the endpoint for nobody but this user. What a plugin that died has left is removed; a
+/// socket that somebody listens on, or a file that is no socket, is not.
+fn bind(path: &Path) -> Result<UnixListener, Error> {
+    let name = || format!("endpoint {}", path.display());
+    if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|error| Error::io(format_args!("create {}", folder.display()), error))?;
+    }
+    if let Ok(metadata) = fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() {
+            return Err(Error::in_use(name(), "is there already, and is no socket"));
+        }
+        if UnixStream::connect(path).is_ok() {
+            return Err(Error::in_use(name(), "is served by another process"));
+        }
+        let removed = fs::remove_file(path);
+        removed.map_err(|error| Error::io(format_args!("remove {}", path.display()), error))?;
+    }
+    let failed = |error: io::Error| Error::io(format_args!("bind {}", name()), error);
+    // The socket comes into being under another name, so that nobody else can connect before its
+    // rights are set.
+    let fresh = fresh_name(path);
+    let _ = fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh).map_err(failed)?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    fs::rename(&fresh, path).map_err(failed)?;
+    Ok(listener)
+}
+
+/// In the same folder, and no longer than the other.
+fn fresh_name(path: &Path) -> PathBuf {
+    let name = path.file_name().map_or(1, |name| name.len());
+    path.with_file_name(".".repeat(name.max(3)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A folder that goes with its test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("blockd-csi-{}-{count}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn the_endpoint_is_for_its_owner_alone_and_its_folder_is_made() {
+        let folder = Folder::new();
+        let path = folder.0.join("plugins/driver/csi.sock");
+        let _listener = bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(UnixStream::connect(&path).is_ok());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_a_dead_plugin_left_is_replaced_and_what_lives_is_not() {
+        let folder = Folder::new();
+        let path = folder.0.join("s");
+        drop(bind(&path).unwrap());
+        assert!(path.exists());
+        let alive = bind(&path).unwrap();
+        let error = bind(&path).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::FailedPrecondition);
+        drop(alive);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "data").unwrap();
+        assert!(bind(&path).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"data");
+    }
+}
