@@ -118,7 +118,10 @@ pub struct Mount {
 impl fmt::Debug for Mount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flags = format_args!("{} not shown", self.flags.len());
-        f.debug_struct("Mount").field("file_system", &self.file_system).field("flags", &flags).finish()
+        f.debug_struct("Mount")
+            .field("file_system", &self.file_system)
+            .field("flags", &flags)
+            .finish()
     }
 }
 
@@ -175,7 +178,8 @@ impl Capability {
     /// # Errors
     /// Something is missing, unknown, or not supported.
     pub fn parse(field: &str, wire: Option<&proto::VolumeCapability>) -> Result<Self, Refusal> {
-        let missing = |what: &str| Refusal::Malformed(Error::missing(format_args!("{field}{what}")));
+        let missing =
+            |what: &str| Refusal::Malformed(Error::missing(format_args!("{field}{what}")));
         let wire = wire.ok_or_else(|| missing(""))?;
         let access = wire.access_type.as_ref().ok_or_else(|| missing(".access_type"))?;
         let mode = wire.access_mode.as_ref().ok_or_else(|| missing(".access_mode"))?.mode;
@@ -200,10 +204,7 @@ impl Capability {
     ///
     /// # Errors
     /// It is empty, or one is not taken. What is malformed comes before what is not supported.
-    pub fn parse_all(
-        field: &str,
-        list: &[proto::VolumeCapability],
-    ) -> Result<Vec<Self>, Refusal> {
+    pub fn parse_all(field: &str, list: &[proto::VolumeCapability]) -> Result<Vec<Self>, Refusal> {
         if list.is_empty() {
             return Err(Refusal::Malformed(Error::missing(field)));
         }
@@ -287,10 +288,14 @@ mod tests {
     #[test]
     fn every_mode_is_supported_malformed_or_refused_for_both_access_types() {
         for access in accesses() {
-            for (mode, supported) in
-                [(1, Mode::Writer), (2, Mode::ReaderOnly), (6, Mode::SingleWriter), (7, Mode::MultiWriter)]
-            {
-                let parsed = Capability::parse("c", Some(&wire(mode, Some(access.clone())))).unwrap();
+            for (mode, supported) in [
+                (1, Mode::Writer),
+                (2, Mode::ReaderOnly),
+                (6, Mode::SingleWriter),
+                (7, Mode::MultiWriter),
+            ] {
+                let parsed =
+                    Capability::parse("c", Some(&wire(mode, Some(access.clone())))).unwrap();
                 assert_eq!(parsed.mode, supported);
                 assert_eq!(supported.to_wire() as i32, mode);
                 assert_eq!(Mode::of_name(supported.name()), Some(supported));

@@ -175,7 +175,11 @@ fn with_default(mut classes: Vec<Class>) -> Result<Vec<Class>, Error> {
         (_, 1) => {}
         (_, count) => {
             let allowed = "set to true for exactly one class";
-            return Err(Error::invalid("class.default", format_args!("set {count} times"), allowed));
+            return Err(Error::invalid(
+                "class.default",
+                format_args!("set {count} times"),
+                allowed,
+            ));
         }
     }
     Ok(classes)
@@ -264,7 +268,8 @@ impl FileClass {
             }
         };
         let block_size = self.block_size.unwrap_or_default();
-        if block_size != 0 && !(block_size.is_power_of_two() && (512..=4096).contains(&block_size)) {
+        if block_size != 0 && !(block_size.is_power_of_two() && (512..=4096).contains(&block_size))
+        {
             let allowed = "512, 1024, 2048 or 4096";
             return Err(Error::invalid(field("block_size"), block_size, allowed));
         }
@@ -340,7 +345,10 @@ mod tests {
             (&format!("{class}kind = 'pmem-direct'"), "class a: kind is pmem-direct"),
             (&format!("{class}kind = 'THIN'"), "class a: kind is THIN"),
             (&format!("{class}overprovision_ratio = 0.5"), "class a: overprovision_ratio is 0.5"),
-            (&format!("{class}kind = 'thick'\noverprovision_ratio = 2"), "overprovision_ratio is 2"),
+            (
+                &format!("{class}kind = 'thick'\noverprovision_ratio = 2"),
+                "overprovision_ratio is 2",
+            ),
             (&format!("{class}block_size = 513"), "class a: block_size is 513"),
             (&format!("{class}pool = 'a/b'"), "class a: pool is a/b"),
             (&long, "class a: pool is ppp"),

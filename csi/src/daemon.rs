@@ -34,8 +34,8 @@ pub struct Daemon {
     socket: Arc<Path>,
 }
 
-/// Calls with one answer. All of them can be repeated: one that finds the connection broken, because
-/// the daemon was started anew since the last, is done again.
+/// Calls with one answer. All of them can be repeated: one that finds the connection broken, as it
+/// is when the daemon was started anew since the last, is done again.
 macro_rules! calls {
     ($($name:ident: $request:ident -> $response:ident;)*) => {
         impl Daemon {
@@ -75,7 +75,7 @@ calls! {
 }
 
 impl Daemon {
-    /// The daemon behind this socket. Has to be called in a tokio runtime; nothing is connected yet.
+    /// The daemon behind this socket. Has to be called in a tokio runtime; does not connect yet.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         Self::with_call_time(socket, CALL_TIME)

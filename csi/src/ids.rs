@@ -1,6 +1,6 @@
 //! Between names and ids of the interface and names of the daemon's volumes.
 //!
-//! With P for the driver's prefix: volume NAME of pool POOL is the daemon's `P` `body(NAME)` and has
+//! With P for the driver's prefix: volume NAME of pool POOL is the daemon's `P` `body(NAME)`, with
 //! the id `POOL/` and that. Its snapshot S is the daemon's `P` `body(NAME)` `@` `body(S)`, with the
 //! id `POOL/` and that, so that its source is known as long as it is there. What has another prefix
 //! is somebody else's.
@@ -145,8 +145,7 @@ impl Names {
     pub fn parse_volume(&self, id: &str) -> Option<VolumeId> {
         let (pool, name) = split(id)?;
         let kind = self.kind(name);
-        (kind == Kind::Volume)
-            .then(|| VolumeId { pool: pool.to_owned(), name: name.to_owned() })
+        (kind == Kind::Volume).then(|| VolumeId { pool: pool.to_owned(), name: name.to_owned() })
     }
 
     /// What the snapshot of this name is, of that volume.
@@ -240,7 +239,8 @@ fn is_digits(text: Option<&str>, count: usize) -> bool {
 
 fn split(id: &str) -> Option<(&str, &str)> {
     let (pool, name) = id.split_once('/')?;
-    let possible = id.len() <= MAX_STRING && !pool.is_empty() && !pool.chars().any(char::is_control);
+    let possible =
+        id.len() <= MAX_STRING && !pool.is_empty() && !pool.chars().any(char::is_control);
     possible.then_some((pool, name))
 }
 
@@ -275,9 +275,23 @@ mod tests {
         let theirs = other.volume("default", "a").to_string();
         let long = format!("default/csi.{}", "a".repeat(1 << 20));
         let foreign = [
-            "", "a", "/", "default/", "/csi.a", "default/a", "default/csi.", "default/csi.a/b",
-            "default/csi.a@b", "default/csi.~a", "default/csi.a@", "default/csi.@a", "de\nfault/csi.a",
-            "default/csi.~e0123456789abcdef0123456789abcdef", "default/csi.a\u{1}", &theirs, &long,
+            "",
+            "a",
+            "/",
+            "default/",
+            "/csi.a",
+            "default/a",
+            "default/csi.",
+            "default/csi.a/b",
+            "default/csi.a@b",
+            "default/csi.~a",
+            "default/csi.a@",
+            "default/csi.@a",
+            "de\nfault/csi.a",
+            "default/csi.~e0123456789abcdef0123456789abcdef",
+            "default/csi.a\u{1}",
+            &theirs,
+            &long,
         ];
         for id in foreign {
             assert_eq!(names.parse_volume(id), None, "{id}");

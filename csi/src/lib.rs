@@ -1,7 +1,7 @@
 //! The CSI plugin of blockd: makes its volumes usable in Kubernetes, by version 1.12 of the
 //! Container Storage Interface.
 //!
-//! It does the life of volumes and no IO: everything it knows it asks of the daemon, over `blockd.v1`,
+//! It does the life of volumes and no IO: what it knows it asks of the daemon, by `blockd.v1`,
 //! and of the mount table. It can be killed and started at any time.
 #![forbid(unsafe_code)]
 

@@ -14,8 +14,8 @@ const VARIABLE: &str = "BLOCKD_CSI_LOG";
 /// What is to be logged can't be read.
 pub fn start(format: LogFormat) -> Result<(), Error> {
     let wanted = std::env::var(VARIABLE).unwrap_or_else(|_| "info".to_owned());
-    let filter = EnvFilter::try_new(&wanted)
-        .map_err(|error| Error::invalid(VARIABLE, &wanted, error))?;
+    let filter =
+        EnvFilter::try_new(&wanted).map_err(|error| Error::invalid(VARIABLE, &wanted, error))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -43,7 +43,7 @@ pub struct Options {
     pub node_id: String,
 
     /// Services to offer; Identity is always there
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Controller, Service::Node])]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "controller,node")]
     pub services: Vec<Service>,
 
     /// File with device classes and smallest sizes
@@ -99,7 +99,8 @@ impl Options {
         check_driver(&self.driver_name)?;
         check_node(&self.node_id)?;
         self.socket().map(|_| ())?;
-        for (field, path) in [("kubelet-dir", &self.kubelet_dir), ("state-dir", &self.state_dir())] {
+        for (field, path) in [("kubelet-dir", &self.kubelet_dir), ("state-dir", &self.state_dir())]
+        {
             if !path.is_absolute() {
                 return Err(Error::invalid(field, path.display(), "an absolute path"));
             }
@@ -207,7 +208,8 @@ mod tests {
     fn names_of_drivers_and_nodes_are_checked() {
         let long = "a".repeat(64);
         for name in ["", "-a", "a-", ".a", "a.", "a..b", "a_b", "a/b", "ä", &long] {
-            let error = parse(&["--driver-name", name]).check().unwrap_err();
+            let options = Options { driver_name: name.to_owned(), ..parse(&[]) };
+            let error = options.check().unwrap_err();
             assert!(error.to_string().starts_with("driver-name is "), "{error}");
         }
         for name in ["", "-a", "a-", "a/b", "a b", "ä", &long] {

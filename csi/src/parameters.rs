@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::limits;
 use crate::quantity;
 
-/// What the sidecars of Kubernetes add, beside the file system's type: names of claims and the like.
+/// What the sidecars of Kubernetes add: the file system's type, names of claims and the like.
 const SIDECARS: &str = "csi.storage.k8s.io/";
 
 /// The same, of older sidecars.

@@ -90,8 +90,9 @@ impl Call {
 
     fn log(&self, code: Code, problem: Option<&Error>, time: Duration) {
         let Self { method, subject, is_quiet, .. } = self;
-        let (code_text, ms) = (code_name(code), u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        let problem = problem.map(|problem| shown(problem));
+        let (code_text, ms) =
+            (code_name(code), u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let problem = problem.map(shown);
         match (code, problem) {
             (Code::Ok, _) if *is_quiet => {
                 tracing::debug!(method, subject, code = code_text, ms, "done");

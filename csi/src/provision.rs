@@ -64,11 +64,7 @@ pub fn promised(volumes: &[v1::Volume]) -> u128 {
 ///
 /// # Errors
 /// The daemon does not answer.
-pub async fn capacity(
-    plugin: &Plugin,
-    pool: &v1::Pool,
-    class: &Class,
-) -> Result<Capacity, Error> {
+pub async fn capacity(plugin: &Plugin, pool: &v1::Pool, class: &Class) -> Result<Capacity, Error> {
     let (available, maximum) = match class.kind {
         Kind::Thin => {
             let volumes = list(plugin, &pool.name).await?;
@@ -132,8 +128,8 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
 /// Makes an empty volume, or finishes one that is there.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED with what is free and what was asked for; ALREADY_EXISTS when what is there is
-/// something else. Nothing is left then that was not there before.
+/// RESOURCE_EXHAUSTED with what is free and what was asked for; ALREADY_EXISTS when there is
+/// something else of that name. Nothing is left then that was not there before.
 pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Error> {
     let promises = plugin.promises.lock().await;
     if plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
@@ -156,11 +152,7 @@ pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Erro
 ///
 /// # Errors
 /// As [`create`].
-pub async fn clone(
-    plugin: &Plugin,
-    wish: &Wish<'_>,
-    snapshot: &str,
-) -> Result<v1::Volume, Error> {
+pub async fn clone(plugin: &Plugin, wish: &Wish<'_>, snapshot: &str) -> Result<v1::Volume, Error> {
     let promises = plugin.promises.lock().await;
     if plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
         check_room(plugin, wish.class, wish.pool, wish.size).await?;
@@ -209,8 +201,7 @@ pub async fn finish(
     match plugin.daemon.configure_volume(request).await {
         Ok(answer) => Ok(answer.volume.unwrap_or_default()),
         Err(error) => {
-            let is_empty =
-                volume.valid_bytes == 0 && volume.origin.is_empty() && !volume.attached;
+            let is_empty = volume.valid_bytes == 0 && volume.origin.is_empty() && !volume.attached;
             let is_final =
                 matches!(error.daemon_kind(), Some(ErrorKind::NoSpace | ErrorKind::Invalid));
             if is_final && (is_new || is_empty) {
@@ -223,11 +214,8 @@ pub async fn finish(
 
 /// Takes back what a call that failed has made. If that fails too, the repeat finds it.
 pub async fn remove(plugin: &Plugin, pool: &str, name: &str) {
-    let asked = v1::DeleteVolumeRequest {
-        name: name.to_owned(),
-        pool: pool.to_owned(),
-        force: false,
-    };
+    let asked =
+        v1::DeleteVolumeRequest { name: name.to_owned(), pool: pool.to_owned(), force: false };
     if let Err(error) = plugin.daemon.delete_volume(asked).await {
         tracing::warn!(pool, name, %error, "what a failed call had made is still there");
     }

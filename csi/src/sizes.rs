@@ -1,5 +1,5 @@
-//! From what is asked for to a size: bytes from end to end, rounded only to the granule, and only as
-//! far as the limit allows.
+//! From what is asked for to a size: bytes from end to end, rounded only to the granule, and only
+//! as far as the limit allows.
 
 use crate::bytes::Bytes;
 use crate::error::Error;

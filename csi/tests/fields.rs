@@ -1,114 +1,108 @@
-//! Field numbers mean the same forever: `fields.txt` has every field that was ever there.
+//! The interface on the wire is that of the specification: `fields.txt` has every field, value and
+//! method, and none changes.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
 
-/// A message's or enum's name, and number, name and type of one of its fields.
-type Field = (String, i32, String, String);
+/// A message's, enum's or service's name, and number, name and type of what is in it.
+type Row = (String, i32, String, String);
 
-struct Description {
-    present: BTreeSet<Field>,
-    /// Numbers that must not be used again, by message, the end not part of it.
-    reserved_numbers: BTreeMap<String, Vec<(i32, i32)>>,
-    reserved_names: BTreeMap<String, BTreeSet<String>>,
-}
+const PACKAGE: &str = ".csi.v1.";
 
-fn description() -> Description {
+fn present() -> BTreeSet<Row> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
     let files = protox::compile([format!("{folder}/csi.proto")], [folder])
         .expect("the description of the interface compiles");
-    let mut present = BTreeSet::new();
-    let mut reserved_numbers = BTreeMap::new();
-    let mut reserved_names = BTreeMap::new();
-    for file in &files.file {
-        for message in &file.message_type {
-            let name = message.name().to_owned();
-            for field in &message.field {
-                let base = field.r#type().as_str_name().trim_start_matches("TYPE_").to_lowercase();
-                let named = field.type_name().trim_start_matches(".csi.v1.");
-                let base = if named.is_empty() { &base } else { named };
-                let repeated = field.label().as_str_name() == "LABEL_REPEATED";
-                let kind = if repeated { format!("{base}[]") } else { base.to_owned() };
-                present.insert((name.clone(), field.number(), field.name().to_owned(), kind));
-            }
-            let ranges = message.reserved_range.iter().map(|range| (range.start(), range.end()));
-            reserved_numbers.insert(name.clone(), ranges.collect());
-            reserved_names.insert(name, message.reserved_name.iter().cloned().collect());
-        }
-        for list in &file.enum_type {
-            let name = list.name().to_owned();
-            for value in &list.value {
-                let kind = "value".to_owned();
-                present.insert((name.clone(), value.number(), value.name().to_owned(), kind));
-            }
-            let ranges = list.reserved_range.iter().map(|range| (range.start(), range.end() + 1));
-            reserved_numbers.insert(name.clone(), ranges.collect());
-            reserved_names.insert(name, list.reserved_name.iter().cloned().collect());
-        }
+    let mut rows = BTreeSet::new();
+    let file = files.file.iter().find(|file| file.package() == "csi.v1");
+    let file = file.expect("the package is there");
+    for message in &file.message_type {
+        add_message("", message, &mut rows);
     }
-    Description { present, reserved_numbers, reserved_names }
+    for list in &file.enum_type {
+        add_enum("", list, &mut rows);
+    }
+    for (number, method) in file.service.iter().flat_map(|service| (1..).zip(&service.method)) {
+        let service = file.service.iter().find(|one| one.method.contains(method));
+        let service = service.expect("a method is of a service").name().to_owned();
+        let stream = if method.server_streaming() { "stream-of-" } else { "" };
+        let named = |text: &str| text.trim_start_matches(PACKAGE).to_owned();
+        let (input, output) = (named(method.input_type()), named(method.output_type()));
+        rows.insert((
+            service,
+            number,
+            method.name().to_owned(),
+            format!("{input}->{stream}{output}"),
+        ));
+    }
+    rows
 }
 
-fn golden() -> BTreeSet<Field> {
+fn add_message(outer: &str, message: &prost_types::DescriptorProto, rows: &mut BTreeSet<Row>) {
+    let name = format!("{outer}{}", message.name());
+    // A map's entries have no name of their own in the specification.
+    let is_map = |nested: &&prost_types::DescriptorProto| {
+        nested.options.as_ref().is_some_and(|options| options.map_entry())
+    };
+    for field in &message.field {
+        let base = field.r#type().as_str_name().trim_start_matches("TYPE_").to_lowercase();
+        let named = field.type_name().trim_start_matches(PACKAGE);
+        let base = if named.is_empty() { base.as_str() } else { named };
+        let repeated = field.label().as_str_name() == "LABEL_REPEATED";
+        let mut maps = message.nested_type.iter().filter(is_map);
+        let kind = match (repeated, maps.any(|map| base.ends_with(map.name()))) {
+            (_, true) => "map".to_owned(),
+            (true, _) => format!("{base}[]"),
+            (false, _) => base.to_owned(),
+        };
+        rows.insert((name.clone(), field.number(), field.name().to_owned(), kind));
+    }
+    for nested in message.nested_type.iter().filter(|nested| !is_map(nested)) {
+        add_message(&format!("{name}."), nested, rows);
+    }
+    for list in &message.enum_type {
+        add_enum(&format!("{name}."), list, rows);
+    }
+}
+
+fn add_enum(outer: &str, list: &prost_types::EnumDescriptorProto, rows: &mut BTreeSet<Row>) {
+    for value in &list.value {
+        let name = format!("{outer}{}", list.name());
+        rows.insert((name, value.number(), value.name().to_owned(), "value".to_owned()));
+    }
+}
+
+#[test]
+fn the_interface_is_that_of_the_specification() {
     let row = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [message, number, name, kind] = words[..] else {
+        let [of, number, name, kind] = words[..] else {
             panic!("fields.txt: {line:?} is not MESSAGE NUMBER NAME TYPE")
         };
-        let number = number.parse().expect("a field number");
-        (message.to_owned(), number, name.to_owned(), kind.to_owned())
+        let number = number.parse().expect("a number");
+        (of.to_owned(), number, name.to_owned(), kind.to_owned())
     };
-    include_str!("fields.txt").lines().filter(|line| !line.starts_with('#')).map(row).collect()
+    let lines = include_str!("fields.txt").lines();
+    let golden: BTreeSet<Row> = lines.filter(|line| !line.starts_with('#')).map(row).collect();
+    let present = present();
+    let text = |rows: Vec<&Row>| {
+        let line = |row: &&Row| format!("{} {} {} {}\n", row.0, row.1, row.2, row.3);
+        rows.iter().map(line).collect::<String>()
+    };
+    let gone = text(golden.difference(&present).collect());
+    let new = text(present.difference(&golden).collect());
+    assert!(gone.is_empty() && new.is_empty(), "gone or changed:\n{gone}new:\n{new}");
 }
 
 #[test]
-fn a_field_that_is_gone_is_reserved() {
-    let description = description();
-    for (message, number, name, kind) in golden().difference(&description.present) {
-        let ranges = description.reserved_numbers.get(message);
-        let reserved = ranges.is_some_and(|ranges| {
-            ranges.iter().any(|(start, end)| (*start..*end).contains(number))
-        });
-        assert!(
-            reserved,
-            "{message} had field {number} {name} of type {kind}, which is gone or changed: say \
-             `reserved {number}`, and give what is new another number"
-        );
-        let names = description.reserved_names.get(message);
-        assert!(
-            names.is_some_and(|names| names.contains(name)),
-            "{message}: say `reserved \"{name}\"` too"
-        );
-    }
-}
-
-#[test]
-fn a_new_field_is_recorded() {
-    let mut missing = String::new();
-    for (message, number, name, kind) in description().present.difference(&golden()) {
-        writeln!(missing, "{message} {number} {name} {kind}").expect("a string takes it");
-    }
-    assert!(missing.is_empty(), "add to csi/tests/fields.txt:\n{missing}");
-}
-
-#[test]
-fn a_size_in_bytes_has_its_older_form_beside_it() {
-    let present = description().present;
-    let older: BTreeMap<&str, i32> = present
-        .iter()
-        .filter(|(_, _, name, _)| name.ends_with("size_gb"))
-        .map(|(message, number, _, _)| (message.as_str(), *number))
-        .collect();
-    assert!(older.len() >= 6, "{older:?}");
-    assert!(older.values().all(|number| *number == 2), "{older:?}");
-    for message in older.keys() {
-        let newer = present.iter().find(|(of, number, name, kind)| {
-            of == message && *number == 6 && name.ends_with("size_bytes") && kind == "int64"
-        });
-        assert!(newer.is_some(), "{message} has size_gb and no size_bytes with number 6");
-    }
-    for (message, _, name, _) in present.iter().filter(|field| field.2 == "size_bytes") {
-        assert!(older.contains_key(message.as_str()), "{message} has {name} and no size_gb");
+fn what_is_secret_says_so() {
+    let text = include_str!("../proto/csi.proto");
+    let secrets: Vec<&str> = text.lines().filter(|line| line.contains("> secrets = ")).collect();
+    // In the specification's 1.12.
+    assert_eq!(secrets.len(), 19);
+    let next = |line: &str| text.lines().skip_while(move |one| *one != line).nth(1);
+    for line in secrets {
+        let both = format!("{line}{}", next(line).unwrap_or_default());
+        assert!(both.contains("csi_secret) = true"), "{line}");
     }
 }

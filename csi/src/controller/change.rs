@@ -57,7 +57,11 @@ fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
         class.kind == kind && pools.serving(class).is_some_and(|pool| pool.name == volume.pool)
     };
     let most = |most: Class, class: &Class| {
-        if class.overprovision_ratio.is_above(most.overprovision_ratio) { class.clone() } else { most }
+        if class.overprovision_ratio.is_above(most.overprovision_ratio) {
+            class.clone()
+        } else {
+            most
+        }
     };
     let mut fitting = classes.iter().filter(is_here);
     let first = fitting.next().cloned().unwrap_or_else(|| Class {

@@ -7,7 +7,7 @@ use crate::limits;
 /// The entries of a page, and the token of the next one; empty after the last.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the number of entries is negative. ABORTED: no page ever ended with this token.
+/// INVALID_ARGUMENT: the number of entries is negative. ABORTED: no page ends with this token.
 pub(super) fn page<T>(
     mut entries: Vec<(String, T)>,
     max_entries: i32,

@@ -114,8 +114,7 @@ pub(super) async fn list(
             (id, proto::list_snapshots_response::Entry { snapshot: Some(snapshot) })
         })
         .collect();
-    let (entries, next_token) =
-        page(entries, request.max_entries, &request.starting_token, is_id)?;
+    let (entries, next_token) = page(entries, request.max_entries, &request.starting_token, is_id)?;
     Ok(proto::ListSnapshotsResponse { entries, next_token })
 }
 

@@ -99,8 +99,7 @@ pub(super) async fn list(
         (id, proto::list_volumes_response::Entry { volume, status: None })
     });
     let entries = entries.collect();
-    let (entries, next_token) =
-        page(entries, request.max_entries, &request.starting_token, is_id)?;
+    let (entries, next_token) = page(entries, request.max_entries, &request.starting_token, is_id)?;
     Ok(proto::ListVolumesResponse { entries, next_token })
 }
 
