@@ -71,6 +71,8 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         made_unix_ms: to_wire(info.made.0),
         settings: Some(settings::to_message(&info.settings)),
         out_of_space: info.out_of_space,
+        origin_id: info.origin.0,
+        family_id: info.lineage.0,
     }
 }
 

@@ -114,9 +114,14 @@ async fn a_clone_is_made_of_a_snapshot_and_may_be_larger() {
     }
     // Whoever was cloned from may go.
     assert!(rig.client.delete_volume(delete("s", false)).await.unwrap().into_inner().changed);
-    let left: Vec<_> = rig.volumes().await.into_iter().map(|one| (one.name, one.origin)).collect();
-    let left: Vec<_> = left.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
-    assert_eq!(left, [("a", ""), ("c", ""), ("d", "")]);
+    let left = rig.volumes().await;
+    let told: Vec<_> = left.iter().map(|one| (one.name.as_str(), one.origin.as_str())).collect();
+    assert_eq!(told, [("a", ""), ("c", ""), ("d", "")]);
+    // Its id is known all the same, and of which family they are.
+    let ids: Vec<_> = left.iter().map(|one| (one.origin_id, one.family_id)).collect();
+    let (first, gone) = (left[0].id, left[1].origin_id);
+    assert_eq!(ids, [(0, first), (gone, first), (gone, first)]);
+    assert!(gone != 0 && left.iter().all(|one| one.id != gone), "{ids:?}");
 }
 
 #[tokio::test]

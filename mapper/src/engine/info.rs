@@ -20,6 +20,8 @@ pub struct VolumeInfo {
     pub name: String,
     /// Volume or snapshot.
     pub kind: VolumeKind,
+    /// First ancestor: what has the same was made from one another.
+    pub lineage: VolumeId,
     /// What it was made from; 0 for nothing.
     pub origin: VolumeId,
     /// Bytes a client sees.
@@ -96,6 +98,7 @@ impl VolumeSummary {
             id: self.id,
             name: self.name,
             kind: self.kind,
+            lineage: self.lineage,
             origin: self.origin,
             size: self.size,
             block_size: self.block_size,
@@ -214,6 +217,7 @@ impl Engine {
                 id: volume.identity.id,
                 name: volume.identity.name.as_str().to_owned(),
                 kind: volume.identity.kind,
+                lineage,
                 origin: volume.identity.origin,
                 size: volume.size.load(Ordering::Acquire),
                 block_size: volume.identity.block_size,
