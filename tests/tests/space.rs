@@ -268,7 +268,6 @@ fn what_a_full_pool_answers_is_what_was_set() {
     let begun = clock();
     let refused = Writer::start(&daemon, 2, 100);
     wait_until("it is refused", || refused.error().is_some());
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let late = Writer::start(&daemon, 3, 100);
     wait_until("it is refused", || late.error().is_some());
     assert!(begun.elapsed() >= Duration::from_secs(3), "{:?}", begun.elapsed());
@@ -368,11 +367,15 @@ fn limits_hold_and_can_be_changed_while_requests_wait() {
     let (first, second) = (one.done() as f64, two.done() as f64);
     assert!(first <= most(20.0) && second <= most(16.0), "{first} and {second} in {passed} s");
     assert!(first >= 20.0 && second >= 16.0, "{first} and {second} in {passed} s");
-    // A flush is not held back.
-    let mut connection = daemon.connect("w1").unwrap();
+    // Flushes are not held back: these would take 100 seconds.
+    daemon.add("w3", 128 * MIB).unwrap();
+    daemon.cli(&["set", "w3", "--iops", "1"]).unwrap();
+    let mut connection = daemon.connect("w3").unwrap();
     let flushed = clock();
-    connection.flush().unwrap();
-    assert!(flushed.elapsed() < Duration::from_millis(900), "{:?}", flushed.elapsed());
+    for _ in 0..100 {
+        connection.flush().unwrap();
+    }
+    assert!(flushed.elapsed() < Duration::from_secs(50), "{:?}", flushed.elapsed());
     daemon.cli(&["set", "w1", "--iops", "0"]).unwrap();
     daemon.cli(&["set", "w2", "--bandwidth", "0"]).unwrap();
     wait_until("all is written", || one.done() + two.done() == 600);
