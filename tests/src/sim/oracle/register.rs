@@ -1,6 +1,8 @@
 //! What a unit of a volume may hold, as a register that several writers may write at once.
 
 use std::collections::BTreeMap;
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
 use crate::sim::content::Value;
 
@@ -18,13 +20,64 @@ struct Cell {
     more: bool,
 }
 
+/// Cells that two copies share until one is changed: a copy is made at each event of a process that
+/// is about to die, also of large volumes.
+#[derive(Clone, Debug, Default)]
+struct Cells {
+    chunks: Vec<Arc<Vec<Cell>>>,
+    count: usize,
+}
+
+/// Cells that are copied when one of them is changed.
+const CHUNK: usize = 1024;
+
+impl Cells {
+    /// Makes room for more; never smaller.
+    fn grow(&mut self, count: usize) {
+        if count <= self.count {
+            return;
+        }
+        // All of them the same one, until it is changed.
+        let empty = Arc::new(vec![Cell::default(); CHUNK]);
+        self.chunks.resize(count.div_ceil(CHUNK), empty);
+        self.count = count;
+    }
+
+    fn slice(&self, start: usize, count: usize) -> Self {
+        assert!(start + count <= self.count, "{count} units from {start} of {}", self.count);
+        if start == 0 && count == self.count {
+            return self.clone();
+        }
+        let mut cells: Vec<Cell> = (start..start + count).map(|unit| self[unit]).collect();
+        cells.resize(count.next_multiple_of(CHUNK), Cell::default());
+        let chunks = cells.chunks(CHUNK).map(|chunk| Arc::new(chunk.to_vec())).collect();
+        Self { chunks, count }
+    }
+}
+
+impl Index<usize> for Cells {
+    type Output = Cell;
+
+    fn index(&self, unit: usize) -> &Cell {
+        assert!(unit < self.count, "unit {unit} of {}", self.count);
+        &self.chunks[unit / CHUNK][unit % CHUNK]
+    }
+}
+
+impl IndexMut<usize> for Cells {
+    fn index_mut(&mut self, unit: usize) -> &mut Cell {
+        assert!(unit < self.count, "unit {unit} of {}", self.count);
+        &mut Arc::make_mut(&mut self.chunks[unit / CHUNK])[unit % CHUNK]
+    }
+}
+
 /// The possible values of each unit of a volume.
 ///
 /// A write answered before another was issued is superseded by it; of writes that were under way
 /// together either may have come last.
 #[derive(Clone, Debug, Default)]
 pub struct Registers {
-    cells: Vec<Cell>,
+    cells: Cells,
     /// Other possible values, with the time their writes were answered.
     more: BTreeMap<usize, Vec<(Value, Time)>>,
 }
@@ -33,26 +86,26 @@ impl Registers {
     /// All zero.
     #[must_use]
     pub fn zeroed(units: usize) -> Self {
-        Self { cells: vec![Cell::default(); units], more: BTreeMap::new() }
+        let mut cells = Cells::default();
+        cells.grow(units);
+        Self { cells, more: BTreeMap::new() }
     }
 
     /// Number of units.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.cells.len()
+        self.cells.count
     }
 
     /// Whether there are no units.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.cells.is_empty()
+        self.cells.count == 0
     }
 
     /// Makes room for more units, all zero.
     pub fn grow(&mut self, units: usize) {
-        if units > self.cells.len() {
-            self.cells.resize(units, Cell::default());
-        }
+        self.cells.grow(units);
     }
 
     /// Takes in a write that was under way from `issued` to `answered`.
@@ -137,7 +190,7 @@ impl Registers {
     /// A copy of some units, numbered from 0.
     #[must_use]
     pub fn slice(&self, start: usize, count: usize) -> Self {
-        let cells = self.cells[start..start + count].to_vec();
+        let cells = self.cells.slice(start, count);
         let more = if self.more.is_empty() {
             BTreeMap::new()
         } else {
@@ -168,6 +221,21 @@ mod tests {
         assert_eq!(registers.values(0), [value(4)]);
         registers.put(0, value(1), 1, 2);
         assert_eq!(registers.values(0), [value(4)]);
+    }
+
+    #[test]
+    fn a_copy_stays_as_it_was_and_a_slice_counts_from_0() {
+        let mut registers = Registers::zeroed(3000);
+        registers.settle(2999, value(1), 1);
+        let copy = registers.clone();
+        registers.settle(2999, value(2), 2);
+        registers.grow(5000);
+        registers.settle(4999, value(3), 3);
+        let part = registers.slice(2990, 100);
+        assert_eq!((copy.len(), copy.value(2999)), (3000, value(1)));
+        assert_eq!((part.len(), part.value(9), part.value(10)), (100, value(2), Value::ZERO));
+        assert_eq!((registers.value(2999), registers.value(4999)), (value(2), value(3)));
+        assert_eq!(registers.value(3999), Value::ZERO);
     }
 
     #[test]
