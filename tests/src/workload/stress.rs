@@ -18,6 +18,8 @@ use crate::vm::Drive;
 
 /// Devices that are added, or deleted, at the same time.
 const TOGETHER: u32 = 4;
+/// Devices that the short form fills the driver's slots with: all 64 take it a minute.
+const FEW: u32 = 20;
 /// Resident memory of the daemon for each idle device.
 const RESIDENT: u64 = 8 << 20;
 /// Kills while dirty pages are written back.
@@ -55,7 +57,7 @@ pub fn inside(rounds: u64, devices: u32, seed: u64) -> Result<()> {
     let resident = many(&daemon, rounds, devices).with_context(|| daemon.last_words())?;
     let threads = io_flushers(&daemon)?;
     racing(&daemon)?;
-    let slots = slots(&daemon)?;
+    let slots = slots(&daemon, (devices < FEW).then_some(FEW))?;
     deleted_in_use(&daemon, seed)?;
     guest::shell("sync")?;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
@@ -184,8 +186,12 @@ fn deleted_in_use(daemon: &Daemon, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// More devices than the driver has room for: a refusal that says so, and room again afterwards.
-fn slots(daemon: &Daemon) -> Result<String> {
+/// More devices than the driver has room for, or than it is told to have: a refusal that says so,
+/// and room again afterwards.
+fn slots(daemon: &Daemon, most: Option<u32>) -> Result<String> {
+    if let Some(most) = most {
+        fs::write(SLOTS, most.to_string()).context(SLOTS)?;
+    }
     let limit: u32 = fs::read_to_string(SLOTS)?.trim().parse()?;
     let mut count = 0;
     let said = loop {
