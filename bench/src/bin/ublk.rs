@@ -12,7 +12,9 @@ use blockd_bench::ublk::backing::{self, Disk};
 use blockd_bench::ublk::daemon::{Daemon, Pool};
 use blockd_bench::ublk::mapped::{self, Devices, Pair, WORKLOADS};
 use blockd_bench::ublk::peers::{Chunk, Device, Loop, Rublk, Thin};
-use blockd_bench::ublk::{Bench, Mode, after_snapshot, counts, first_touch, print, restart};
+use blockd_bench::ublk::{
+    Bench, Mode, after_snapshot, before, counts, first_touch, print, restart,
+};
 use blockd_bench::{clock, facts};
 use clap::Parser;
 use serde_json::{Value, json};
@@ -24,6 +26,10 @@ struct Arguments {
     /// The daemon's program; without it only the others are measured
     #[arg(long)]
     blockd: Option<PathBuf>,
+    /// Another build of the daemon, such as one from before a change: the two are compared in
+    /// pairs, and nothing else is measured
+    #[arg(long)]
+    before: Option<PathBuf>,
     /// rublk's program
     #[arg(long, default_value = "/usr/bin/rublk")]
     rublk: PathBuf,
@@ -84,6 +90,9 @@ fn main() -> Result<()> {
     if bench.quick {
         println!("note: a quick run; it resolves no claim");
     }
+    if let Some(before) = &arguments.before {
+        return compare(&bench, before, watch);
+    }
     let mut findings = Findings::default();
     let done = run_mapped(&bench, &mut findings);
     findings.note("mapped", done);
@@ -118,6 +127,19 @@ fn main() -> Result<()> {
     });
     println!("{JSON}{value}");
     ensure!(findings.failed.is_empty(), "failed: {}", findings.failed.join(", "));
+    Ok(())
+}
+
+/// This daemon beside another build of it.
+fn compare(bench: &Bench, other: &std::path::Path, watch: clock::Clock) -> Result<()> {
+    print::before_head();
+    let outcomes = before::measure(bench, other, print::before)?;
+    println!("\n{:.0} s in the machine", watch.seconds());
+    let rows: Vec<Value> = outcomes.iter().map(print::before_json).collect();
+    println!("{JSON}{}", json!({ "machine": facts::to_json(), "before": rows }));
+    let worse = outcomes.iter().filter(|one| one.is_worse());
+    let worse: Vec<&str> = worse.map(|one| one.name.as_str()).collect();
+    ensure!(worse.is_empty(), "slower than before: {}", worse.join("; "));
     Ok(())
 }
 

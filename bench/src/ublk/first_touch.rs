@@ -16,7 +16,7 @@ use crate::stats::Ratio;
 /// Bytes of a volume: so many more than are written that nearly each write finds a new chunk.
 pub const VOLUME: u64 = 16 << 30;
 /// Bytes of an operation.
-const OPERATION: u64 = 4096;
+pub const OPERATION: u64 = 4096;
 /// Bytes of chunks that a run takes at most, on a ramdisk of 2 GiB; of a quick run.
 const TAKEN: u64 = 512 << 20;
 const TAKEN_QUICK: u64 = 128 << 20;
@@ -69,7 +69,9 @@ impl Outcome {
     }
 }
 
-fn name(chunk: u64, depth: u32) -> String {
+/// As `--only` and the tables have it.
+#[must_use]
+pub fn name(chunk: u64, depth: u32) -> String {
     format!("first-touch/{}k-{depth}", chunk >> 10)
 }
 
@@ -79,7 +81,21 @@ const OF_OVERWRITE: f64 = 0.9;
 const CLAIMS: [(u64, u32, f64); 4] =
     [(256 << 10, 1, 2.0), (256 << 10, 32, 2.0), (64 << 10, 1, 1.5), (64 << 10, 32, 2.5)];
 
-fn taken(bench: &Bench) -> u64 {
+/// Sizes of chunks and depths that are measured.
+pub fn shapes() -> impl Iterator<Item = (u64, u32)> {
+    CLAIMS.into_iter().map(|(chunk, depth, _)| (chunk, depth))
+}
+
+/// Operations of a run.
+#[must_use]
+pub fn operations(bench: &Bench, chunk: u64, depth: u32) -> u64 {
+    let most = taken(bench) / chunk;
+    if depth == 1 { most.min(AT_DEPTH_1) } else { most }
+}
+
+/// Bytes of chunks that a run takes at most.
+#[must_use]
+pub fn taken(bench: &Bench) -> u64 {
     if bench.quick { TAKEN_QUICK } else { TAKEN }
 }
 
@@ -128,8 +144,7 @@ fn one(
     depth: u32,
     target: f64,
 ) -> Result<Outcome> {
-    let most = taken(bench) / chunk;
-    let operations = if depth == 1 { most.min(AT_DEPTH_1) } else { most };
+    let operations = operations(bench, chunk, depth);
     let (small, large) = ((Disk::ThinSmall, Disk::MetaSmall), (Disk::ThinLarge, Disk::MetaLarge));
     let (data, meta) = if chunk == 64 << 10 { small } else { large };
     let mut runs = Runs { bench, depth, operations, samples: BTreeMap::new() };

@@ -165,7 +165,8 @@ pub fn measure(bench: &Bench, workload: &Workload, devices: &Devices) -> Result<
         .iter()
         .map(|device| Line { name: device.name.clone(), samples: Vec::new() })
         .collect();
-    for round in 0..ROUNDS.min(bench.pairs) {
+    let rounds = if turns.is_empty() { 0 } else { ROUNDS.min(bench.pairs) };
+    for round in 0..rounds {
         let samples = bench.jobs.run(workload.job, &settings(round), &turns)?;
         for (line, sample) in others.iter_mut().zip(samples) {
             line.samples.push(sample);

@@ -3,6 +3,7 @@
 
 pub mod after_snapshot;
 pub mod backing;
+pub mod before;
 pub mod counts;
 pub mod daemon;
 pub mod first_touch;

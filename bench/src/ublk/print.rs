@@ -207,3 +207,31 @@ fn samples_json(samples: &[Sample]) -> Value {
         })
         .collect()
 }
+
+/// Before the lines of [`before`].
+pub fn before_head() {
+    println!("\n| workload | IOPS now | IOPS before | now/before | now/now | |");
+    println!("|---|---:|---:|---|---|---|");
+}
+
+/// This daemon beside another build of it.
+pub fn before(one: &super::before::Outcome) {
+    println!(
+        "| {} | {:.0} | {:.0} | {} | {} | {} |",
+        one.name,
+        one.iops.0,
+        one.iops.1,
+        one.ratio,
+        one.control.map_or_else(|| "-".to_owned(), |control| control.to_string()),
+        if one.is_worse() { "WORSE" } else { "not worse" }
+    );
+}
+
+/// The same as JSON.
+#[must_use]
+pub fn before_json(one: &super::before::Outcome) -> Value {
+    json!({
+        "name": one.name, "iops_now": one.iops.0, "iops_before": one.iops.1,
+        "ratio": ratio_json(one.ratio), "control": one.control.map(ratio_json),
+    })
+}

@@ -17,6 +17,10 @@ struct Arguments {
     /// The daemon's program, built alone
     #[arg(long)]
     blockd: PathBuf,
+    /// Another build of the daemon, such as one from before a change: the two are compared in
+    /// pairs, and nothing else is measured
+    #[arg(long)]
+    before: Option<PathBuf>,
     /// The program that measures
     #[arg(long)]
     runner: PathBuf,
@@ -94,6 +98,9 @@ fn run(arguments: &Arguments) -> Result<bool> {
         .file(&arguments.blockd, "/usr/bin/blockd", true)
         .file(&arguments.runner, "/usr/bin/bench-ublk", true)
         .file(&arguments.rublk, "/usr/bin/rublk", true);
+    if let Some(before) = &arguments.before {
+        vm = vm.file(before, "/usr/bin/blockd-before", true);
+    }
     let jobs = std::fs::read_dir(&arguments.jobs);
     for job in jobs.with_context(|| format!("read {}", arguments.jobs.display()))? {
         let job = job?;
@@ -139,6 +146,9 @@ fn words(arguments: &Arguments) -> String {
     let mut words = Vec::new();
     if !arguments.peers_only {
         words.push("--blockd /usr/bin/blockd".to_owned());
+    }
+    if arguments.before.is_some() {
+        words.push("--before /usr/bin/blockd-before".to_owned());
     }
     if arguments.quick {
         words.push("--quick".to_owned());

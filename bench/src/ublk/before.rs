@@ -1,0 +1,217 @@
+//! The daemon beside another build of it, such as one from before a change, in pairs. Each has a
+//! ramdisk of its own in the same machine. One ramdisk's memory can be slower than the other's by
+//! several per cent: all is measured twice, with the ramdisks changed over, and a round counts with
+//! the geometric mean of its two ratios.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::backing::Disk;
+use super::daemon::{Daemon, Pool};
+use super::first_touch::{self, VOLUME};
+use super::mapped::{self, BYTES, Devices, Pair, WORKLOADS};
+use super::{Bench, Mode};
+use crate::block::{Sample, Settings, Turn};
+use crate::stats::{Ratio, median};
+
+/// This one beside the other one.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was done, and how requests were served.
+    pub name: String,
+    /// Median operations a second of this one, and of the other one.
+    pub iops: (f64, f64),
+    /// How many times as many operations a second.
+    pub ratio: Ratio,
+    /// One of the builds beside itself; with first touch there is none.
+    pub control: Option<Ratio>,
+}
+
+impl Outcome {
+    /// Whether it is slower beyond what the pairs differ by, and what it differs from itself by.
+    #[must_use]
+    pub fn is_worse(&self) -> bool {
+        let itself = self.control.map_or(1.0, |control| control.low.min(1.0));
+        self.ratio.high < itself
+    }
+}
+
+/// Which ramdisk this build has, and which the other one.
+const PLACES: [[Disk; 2]; 2] = [[Disk::First, Disk::Second], [Disk::Second, Disk::First]];
+
+/// Everything that is wanted. What is known is shown as it comes.
+pub fn measure(bench: &Bench, before: &Path, show: impl Fn(&Outcome)) -> Result<Vec<Outcome>> {
+    let now = bench.blockd.as_deref().context("there is no daemon to compare")?;
+    // Each round is done at both places.
+    let bench = &Bench { pairs: bench.pairs.div_ceil(2), ..bench.clone() };
+    let mut outcomes = Vec::new();
+    for mode in Mode::ALL {
+        for outcome in mapped_in(bench, now, before, mode)? {
+            show(&outcome);
+            outcomes.push(outcome);
+        }
+    }
+    for (chunk, depth) in first_touch::shapes() {
+        if bench.wants(&first_touch::name(chunk, depth)) {
+            for outcome in first_touches(bench, now, before, chunk, depth)? {
+                show(&outcome);
+                outcomes.push(outcome);
+            }
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Operations a second of this build and of the other one, round by round, at each place.
+type Rounds = [Vec<(f64, f64)>; 2];
+
+fn mapped_in(bench: &Bench, now: &Path, before: &Path, mode: Mode) -> Result<Vec<Outcome>> {
+    let wanted: Vec<_> =
+        WORKLOADS.into_iter().filter(|workload| bench.wants(&workload.name())).collect();
+    let mut rounds: Vec<Rounds> = vec![Rounds::default(); wanted.len()];
+    let mut controls = vec![None; wanted.len()];
+    for (place, disks) in PLACES.into_iter().enumerate() {
+        if wanted.is_empty() {
+            break;
+        }
+        let Some((_daemons, devices)) = both(bench, [now, before], mode, disks)? else {
+            println!("note: {} is not to be had here", mode.name());
+            return Ok(Vec::new());
+        };
+        for (number, workload) in wanted.iter().enumerate() {
+            let outcome = mapped::measure(bench, workload, &devices)?;
+            let [ours, theirs] = &outcome.lines[..] else { anyhow::bail!("not two lines") };
+            let pairs = ours.samples.iter().zip(&theirs.samples);
+            rounds[number][place] = pairs.map(|(a, b)| (a.iops, b.iops)).collect();
+            let control = outcome.findings.first().map(|finding| finding.control);
+            // The wider one tells more of the machine.
+            let width = |one: &Ratio| one.high - one.low;
+            if control.as_ref().map(width) > controls[number].as_ref().map(width) {
+                controls[number] = control;
+            }
+        }
+    }
+    let all = wanted.iter().zip(rounds).zip(controls);
+    all.map(|((workload, rounds), control)| {
+        outcome(format!("{}, {}", workload.name(), mode.name()), &rounds, control)
+    })
+    .collect()
+}
+
+/// Both builds with a volume each, written once; nothing where the kernel has no such mode.
+fn both(
+    bench: &Bench,
+    programs: [&Path; 2],
+    mode: Mode,
+    disks: [Disk; 2],
+) -> Result<Option<([Daemon; 2], Devices)>> {
+    let start = |number: usize, name: &str| {
+        let pool = Pool { name: "mapped", disk: disks[number], extent: 256 << 10 };
+        let folder = bench.jobs.scratch.join(format!("before-{name}-{mode:?}"));
+        let daemon = Daemon::start(programs[number], &folder, mode, &[pool])?;
+        let (mut device, real) = daemon.add("mapped", "data", BYTES)?;
+        device.name = name.to_owned();
+        anyhow::Ok((daemon, device, real))
+    };
+    let (now, ours, real) = start(0, "now")?;
+    let (before, peer, other) = start(1, "before")?;
+    ensure!(real == other, "one build serves by {}, the other by {}", real.name(), other.name());
+    if real != mode {
+        return Ok(None);
+    }
+    let pairs = vec![Pair { mode, ours: Some(ours), peer }];
+    let devices = Devices { pairs, others: Vec::new() };
+    devices.prepare(bench)?;
+    Ok(Some(([now, before], devices)))
+}
+
+/// First writes, and the same blocks again, each time on a fresh volume.
+fn first_touches(
+    bench: &Bench,
+    now: &Path,
+    before: &Path,
+    chunk: u64,
+    depth: u32,
+) -> Result<Vec<Outcome>> {
+    let (mut first, mut again) = (Rounds::default(), Rounds::default());
+    for (place, disks) in PLACES.into_iter().enumerate() {
+        let start = |program: &Path, name: &str, disk: Disk| {
+            disk.warm(first_touch::taken(bench) / 2 * 3)?;
+            let pool = Pool { name: "touched", disk, extent: chunk };
+            let folder = bench.jobs.scratch.join(format!("touch-{name}-{chunk}-{depth}"));
+            Daemon::start(program, &folder, Mode::ZeroCopy, &[pool])
+        };
+        let now = start(now, "now", disks[0])?;
+        let before = start(before, "before", disks[1])?;
+        let once = |daemon: &Daemon, seed: u64| touched(bench, daemon, chunk, depth, seed);
+        // Nobody's first run counts.
+        once(&now, 0)?;
+        once(&before, 0)?;
+        for round in 1..=bench.pairs as u64 * mapped::ROUNDS_PER_PAIR as u64 {
+            // Who begins changes.
+            let (ours, theirs) = if round % 2 == 0 {
+                let ours = once(&now, round)?;
+                (ours, once(&before, round)?)
+            } else {
+                let theirs = once(&before, round)?;
+                (once(&now, round)?, theirs)
+            };
+            first[place].push((ours[0].iops, theirs[0].iops));
+            again[place].push((ours[1].iops, theirs[1].iops));
+        }
+    }
+    let name = first_touch::name(chunk, depth);
+    let overwrite = format!("{name}, overwrite");
+    Ok(vec![outcome(name, &first, None)?, outcome(overwrite, &again, None)?])
+}
+
+/// A fresh volume's first writes, and the same blocks once more.
+fn touched(
+    bench: &Bench,
+    daemon: &Daemon,
+    chunk: u64,
+    depth: u32,
+    seed: u64,
+) -> Result<[Sample; 2]> {
+    let (device, _) = daemon.add("touched", "data", VOLUME)?;
+    let bytes = first_touch::operations(bench, chunk, depth) * first_touch::OPERATION;
+    let settings = Settings { depth, seed, bytes, ..Settings::default() };
+    let run = || -> Result<Sample> {
+        let turn = Turn::device(&device.path, device.server);
+        let samples = bench.jobs.run("first-touch", &settings, &[turn])?;
+        samples.first().copied().context("fio has shown nothing")
+    };
+    let both = [run()?, run()?];
+    daemon.delete("touched", "data")?;
+    Ok(both)
+}
+
+fn outcome(name: String, [one, two]: &Rounds, control: Option<Ratio>) -> Result<Outcome> {
+    let all = |side: fn(&(f64, f64)) -> f64| {
+        median(&one.iter().chain(two).map(side).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+    };
+    let ratio = |(ours, theirs): &(f64, f64)| ours / theirs;
+    let rounds = one.iter().zip(two);
+    let ratios: Vec<f64> = rounds.map(|(one, two)| (ratio(one) * ratio(two)).sqrt()).collect();
+    let iops = (all(|pair| pair.0), all(|pair| pair.1));
+    let ratio = Ratio::of(&ratios).context("no pairs")?;
+    Ok(Outcome { name, iops, ratio, control })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slower_ramdisk_is_in_nobodys_ratio() {
+        // The second place is slower by a tenth, whoever has it.
+        let rounds = [vec![(100.0, 90.0); 9], vec![(90.0, 100.0); 9]];
+        let same = outcome("same".to_owned(), &rounds, None).unwrap();
+        assert!((same.ratio.median - 1.0).abs() < 1e-9 && !same.is_worse(), "{same:?}");
+        // And this build by a fifth on top.
+        let rounds = [vec![(80.0, 90.0); 9], vec![(72.0, 100.0); 9]];
+        let worse = outcome("worse".to_owned(), &rounds, None).unwrap();
+        assert!((worse.ratio.median - 0.8).abs() < 1e-9 && worse.is_worse(), "{worse:?}");
+    }
+}
