@@ -67,6 +67,11 @@ pub struct Options {
     #[arg(long)]
     pub strict_single_node_writer: bool,
 
+    /// Make volumes larger on their own node, when NodeExpandVolume asks for that, and don't offer
+    /// ControllerExpandVolume: csi-resizer knows no nodes
+    #[arg(long)]
+    pub expand_on_node: bool,
+
     /// Form of the log
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

@@ -39,6 +39,8 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// A volume of mode SINGLE_NODE_WRITER is published at one path only.
     pub strict_single_node_writer: bool,
+    /// Volumes are made larger by the node's service, and not by the controller's.
+    pub expand_on_node: bool,
 }
 
 /// What all services share.

@@ -8,9 +8,9 @@ use crate::bytes::Bytes;
 use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::parameters::Mutable;
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Pools};
 use crate::quantity::Ratio;
-use crate::sizes::MAX_VOLUME;
+use crate::sizes::{MAX_VOLUME, Range, Rules};
 
 /// A volume as it is to be.
 #[derive(Clone, Copy, Debug)]
@@ -256,6 +256,53 @@ fn describe(settings: &v1::VolumeSettings) -> String {
         "thick {thick}, reservation {reservation_bytes}, quota {quota_bytes}, iops {iops}, \
          bandwidth {bandwidth_bytes}"
     )
+}
+
+/// Makes a volume as large as is asked for, if it is not, and says what it is then.
+///
+/// # Errors
+/// It can't be so large, or is larger than it may be.
+pub async fn expand(
+    plugin: &Plugin,
+    volume: v1::Volume,
+    range: &Range,
+) -> Result<v1::Volume, Error> {
+    let present = Bytes::new(volume.size_bytes).unwrap_or_default();
+    let granule = Bytes::constant(i64::from(volume.block_size));
+    let size = range.choose(&Rules { default: present, minimum: present, granule })?;
+    if size <= present {
+        return Ok(volume);
+    }
+    let pools = plugin.pools().await?;
+    let class = class_of(&plugin.settings.config.classes, &pools, &volume);
+    grow(plugin, &class, &volume, size).await
+}
+
+/// The class that a volume is of. That is written nowhere: it is one of its pool's and its kind,
+/// and where several are, the one that promises most.
+fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
+    let is_thick = volume.settings.is_some_and(|settings| settings.thick);
+    let kind = if is_thick { Kind::Thick } else { Kind::Thin };
+    let is_here = |class: &&Class| {
+        class.kind == kind && pools.serving(class).is_some_and(|pool| pool.name == volume.pool)
+    };
+    let most = |most: Class, class: &Class| {
+        if class.overprovision_ratio.is_above(most.overprovision_ratio) {
+            class.clone()
+        } else {
+            most
+        }
+    };
+    let mut fitting = classes.iter().filter(is_here);
+    let first = fitting.next().cloned().unwrap_or_else(|| Class {
+        name: String::new(),
+        pool: volume.pool.clone(),
+        kind,
+        overprovision_ratio: Ratio::ONE,
+        is_default: false,
+        block_size: 0,
+    });
+    fitting.fold(first, most)
 }
 
 /// Makes a volume larger. One that is large enough stays as it is.

@@ -103,6 +103,7 @@ fn plugin(options: &Options) -> Result<Arc<Plugin>, Error> {
         kubelet_dir: options.kubelet_dir.clone(),
         state_dir: options.state_dir(),
         strict_single_node_writer: options.strict_single_node_writer,
+        expand_on_node: options.expand_on_node,
     };
     Ok(Plugin::new(settings, Daemon::new(options.blockd_socket.clone())))
 }

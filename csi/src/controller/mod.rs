@@ -128,7 +128,9 @@ impl Controller for Service {
         let of = |kind: rpc::Type| proto::ControllerServiceCapability {
             r#type: Some(controller_service_capability::Type::Rpc(Rpc { r#type: kind.into() })),
         };
-        let capabilities = CAPABILITIES.map(of).to_vec();
+        let on_node = self.plugin.settings.expand_on_node;
+        let here = |kind: &rpc::Type| !(on_node && *kind == rpc::Type::ExpandVolume);
+        let capabilities = CAPABILITIES.into_iter().filter(here).map(of).collect();
         let answer = proto::ControllerGetCapabilitiesResponse { capabilities };
         self.plugin.run(call, async { Ok(answer) }).await
     }
