@@ -1,0 +1,236 @@
+//! The manifests in `deploy/kubernetes`: they parse, they speak of one driver, and what they set is
+//! understood by the plugin.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use blockd_csi::config::Config;
+use blockd_csi::ids::{DEFAULT_DRIVER, Names};
+use blockd_csi::options::Options;
+use blockd_csi::parameters::Keys;
+use blockd_csi::quantity;
+use clap::Parser;
+use serde_json::Value;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes")
+}
+
+/// All objects of all files.
+fn objects() -> Vec<Value> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let parsed: Result<Vec<Value>, _> = serde_saphyr::from_multiple(&text);
+        all.extend(parsed.unwrap_or_else(|error| panic!("{}: {error}", path.display())));
+    }
+    all
+}
+
+fn of_kind(kind: &str) -> Vec<Value> {
+    objects().into_iter().filter(|object| object["kind"] == kind).collect()
+}
+
+fn only(kind: &str) -> Value {
+    let mut all = of_kind(kind);
+    assert_eq!(all.len(), 1, "{kind}");
+    all.remove(0)
+}
+
+fn container(name: &str) -> Value {
+    let daemon_set = only("DaemonSet");
+    let all = daemon_set["spec"]["template"]["spec"]["containers"].as_array().unwrap().clone();
+    all.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name}"))
+}
+
+fn words(container: &Value) -> Vec<String> {
+    let args = container["args"].as_array().unwrap();
+    args.iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
+fn strings(map: &Value) -> HashMap<String, String> {
+    let map = map.as_object().unwrap();
+    map.iter().map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()
+}
+
+#[test]
+fn each_object_has_a_kind_a_version_and_a_name_of_its_own() {
+    let mut seen = Vec::new();
+    for object in objects() {
+        let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{object}")).to_owned();
+        assert!(!text(&object["apiVersion"]).is_empty());
+        let name = (text(&object["kind"]), text(&object["metadata"]["name"]));
+        assert!(!seen.contains(&name), "{name:?} twice");
+        seen.push(name);
+    }
+    assert!(seen.len() > 10, "{seen:?}");
+}
+
+#[test]
+fn everything_speaks_of_one_driver() {
+    let driver = only("CSIDriver");
+    assert_eq!(driver["metadata"]["name"], DEFAULT_DRIVER);
+    let spec = &driver["spec"];
+    assert_eq!((&spec["attachRequired"], &spec["storageCapacity"]), (&false.into(), &true.into()));
+    assert_eq!(spec["podInfoOnMount"], true);
+    assert_eq!(spec["volumeLifecycleModes"], serde_json::json!(["Persistent", "Ephemeral"]));
+    for class in of_kind("StorageClass") {
+        assert_eq!(class["provisioner"], DEFAULT_DRIVER);
+        assert_eq!(class["volumeBindingMode"], "WaitForFirstConsumer");
+        assert_eq!(class["allowVolumeExpansion"], true);
+    }
+    assert_eq!(only("VolumeSnapshotClass")["driver"], DEFAULT_DRIVER);
+    assert_eq!(only("VolumeAttributesClass")["driverName"], DEFAULT_DRIVER);
+}
+
+#[test]
+fn the_plugin_takes_its_arguments_and_sees_the_folders_they_name() {
+    let plugin = container("blockd-csi");
+    let words = words(&plugin).into_iter().map(|word| word.replace("$(NODE_NAME)", "node-1"));
+    let options =
+        Options::try_parse_from(std::iter::once("blockd-csi".to_owned()).chain(words)).unwrap();
+    options.check().unwrap();
+    assert_eq!(
+        (options.driver_name.as_str(), options.node_id.as_str()),
+        (DEFAULT_DRIVER, "node-1")
+    );
+    let variable = &plugin["env"][0];
+    assert_eq!(variable["name"], "NODE_NAME");
+    assert_eq!(variable["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+    let mounts: BTreeMap<String, Value> = plugin["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mount| (mount["mountPath"].as_str().unwrap().to_owned(), mount.clone()))
+        .collect();
+    let config = options.config.clone().unwrap();
+    for path in [&options.socket().unwrap(), &options.blockd_socket, &options.state_dir(), &config]
+    {
+        assert!(
+            mounts.keys().any(|mount| path.starts_with(mount)),
+            "{} is not there",
+            path.display()
+        );
+    }
+    // What the plugin mounts for pods has to be seen outside of its own.
+    for below in ["pods", "plugins/kubernetes.io/csi"] {
+        let path = options.kubelet_dir.join(below);
+        let mount = &mounts[path.to_str().unwrap()];
+        assert_eq!(mount["mountPropagation"], "Bidirectional", "{below}");
+    }
+    assert!(mounts.contains_key("/dev"));
+    assert_eq!(plugin["securityContext"]["privileged"], true);
+    // The daemon is not in the pod.
+    let daemon_set = only("DaemonSet").to_string();
+    assert!(!daemon_set.contains("blockd serve"));
+}
+
+#[test]
+fn each_mount_of_a_container_is_a_volume_of_the_pod() {
+    let daemon_set = only("DaemonSet");
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    let names: Vec<&Value> =
+        pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
+    for container in pod["containers"].as_array().unwrap() {
+        for mount in container["volumeMounts"].as_array().unwrap() {
+            assert!(names.contains(&&mount["name"]), "{mount} of {}", container["name"]);
+        }
+    }
+    // The kubelet is told the path by which it finds the socket, not the one in the pod.
+    let plugin = pod["volumes"].as_array().unwrap().iter().find(|one| one["name"] == "plugin");
+    let folder = plugin.unwrap()["hostPath"]["path"].as_str().unwrap();
+    assert_eq!(folder, format!("/var/lib/kubelet/plugins/{DEFAULT_DRIVER}"));
+    let registrar = words(&container("node-driver-registrar"));
+    let path = format!("--kubelet-registration-path={folder}/csi.sock");
+    assert!(registrar.contains(&path), "{registrar:?}");
+}
+
+/// What is used of the sidecars, as their own documents name it.
+const SIDECARS: [(&str, &[&str]); 5] = [
+    ("node-driver-registrar", &["csi-address", "kubelet-registration-path"]),
+    ("liveness-probe", &["csi-address", "health-port"]),
+    (
+        "csi-provisioner",
+        &[
+            "csi-address",
+            "node-deployment",
+            "strict-topology",
+            "immediate-topology",
+            "extra-create-metadata",
+            "enable-capacity",
+            "capacity-ownerref-level",
+            "default-fstype",
+            "timeout",
+        ],
+    ),
+    ("csi-resizer", &["csi-address", "leader-election", "handle-volume-inuse-error", "timeout"]),
+    ("csi-snapshotter", &["csi-address", "node-deployment", "extra-create-metadata", "timeout"]),
+];
+
+#[test]
+fn sidecars_have_the_flags_that_node_local_volumes_need_and_no_others() {
+    for (name, expected) in SIDECARS {
+        let container = container(name);
+        let words = words(&container);
+        let flags: Vec<&str> = words
+            .iter()
+            .map(|word| word.strip_prefix("--").unwrap())
+            .map(|word| word.split('=').next().unwrap())
+            .collect();
+        assert_eq!(flags, expected, "{name}");
+        assert!(words.contains(&"--csi-address=/csi/csi.sock".to_owned()), "{name}");
+        if flags.contains(&"node-deployment") || flags.contains(&"enable-capacity") {
+            let names: Vec<&Value> =
+                container["env"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+            assert_eq!(names, ["NODE_NAME", "NAMESPACE", "POD_NAME"], "{name}");
+        }
+        let image = container["image"].as_str().unwrap();
+        assert!(image.rsplit_once(":v").is_some(), "{image} has no version");
+    }
+}
+
+#[test]
+fn classes_and_their_parameters_are_understood() {
+    let names = Names::new(DEFAULT_DRIVER);
+    let text = only("ConfigMap")["data"]["blockd-csi.toml"].as_str().unwrap().to_owned();
+    let config = Config::parse(&text, &names).unwrap();
+    let keys = Keys::new(DEFAULT_DRIVER);
+    for class in of_kind("StorageClass") {
+        let parameters = keys.class("parameters", &strings(&class["parameters"])).unwrap();
+        let wanted = parameters.device_class.as_deref();
+        config.class("device-class", wanted).unwrap();
+        assert!(wanted.is_some() && parameters.file_system.is_some());
+    }
+    let changes = strings(&only("VolumeAttributesClass")["parameters"]);
+    let mutable = keys.mutable("parameters", &changes).unwrap();
+    assert_eq!((mutable.iops, mutable.bandwidth.unwrap().get()), (Some(2000), 104_857_600));
+    let scratch = of_kind("Pod").into_iter().find(|pod| pod["metadata"]["name"] == "scratch");
+    let csi = scratch.unwrap()["spec"]["volumes"][0]["csi"].clone();
+    assert_eq!(csi["driver"], DEFAULT_DRIVER);
+    config.class("class", csi["volumeAttributes"]["class"].as_str()).unwrap();
+    let size = csi["volumeAttributes"]["size"].as_str().unwrap();
+    assert_eq!(quantity::size("size", size).unwrap().get(), 67_108_864);
+}
+
+/// Row T34.
+#[test]
+fn a_claim_below_a_gibibyte_is_in_the_example() {
+    let claim = only("PersistentVolumeClaim");
+    let spec = &claim["spec"];
+    let size = spec["resources"]["requests"]["storage"].as_str().unwrap();
+    assert_eq!(quantity::size("storage", size).unwrap().get(), 524_288_000);
+    assert_eq!(spec["accessModes"], serde_json::json!(["ReadWriteOnce"]));
+    assert_eq!(spec["volumeMode"], "Filesystem");
+    let classes = of_kind("StorageClass");
+    assert!(classes.iter().any(|class| class["metadata"]["name"] == spec["storageClassName"]));
+    let name = &claim["metadata"]["name"];
+    let used = |pod: &Value| {
+        let volumes = pod["spec"]["volumes"].as_array().cloned().unwrap_or_default();
+        volumes.iter().any(|one| one["persistentVolumeClaim"]["claimName"] == *name)
+    };
+    assert!(of_kind("Pod").iter().any(used), "no pod uses it");
+}
