@@ -28,3 +28,6 @@ pub mod quantity;
 pub mod server;
 pub mod sizes;
 pub mod topology;
+
+#[cfg(test)]
+mod testing;

@@ -201,7 +201,7 @@ pub async fn finish(
     match plugin.daemon.configure_volume(request).await {
         Ok(answer) => Ok(answer.volume.unwrap_or_default()),
         Err(error) => {
-            let is_empty = volume.valid_bytes == 0 && volume.origin.is_empty() && !volume.attached;
+            let is_empty = volume.valid_bytes == 0 && volume.origin_id == 0 && !volume.attached;
             let is_final =
                 matches!(error.daemon_kind(), Some(ErrorKind::NoSpace | ErrorKind::Invalid));
             if is_final && (is_new || is_empty) {

@@ -228,19 +228,19 @@ impl Source {
     /// Whether a volume that is there was made from it. What it was made from may be gone since:
     /// then it is taken for the one that is asked for, unless that is there.
     fn is_of(&self, present: &v1::Volume) -> bool {
-        let has_origin = !present.origin.is_empty();
+        let has_origin = present.origin_id != 0;
         match self {
             Self::Nothing => !has_origin,
-            Self::Snapshot(_, Some(snapshot)) => present.origin == snapshot.name,
-            Self::Snapshot(id, None) => {
-                has_origin && (present.origin.is_empty() || present.origin == id.name)
-            }
+            Self::Snapshot(_, Some(snapshot)) => present.origin_id == snapshot.id,
+            Self::Snapshot(_, None) => has_origin && present.origin.is_empty(),
             // The snapshot in between is gone, or about to go; those of users are others.
             Self::Volume(id, found) => {
-                let _ = found;
+                let is_family = |one: &v1::Volume| one.family_id == present.family_id;
                 let between = present.origin.strip_prefix(&id.name);
-                present.origin.is_empty()
-                    || between.is_some_and(|rest| rest.starts_with("@~clone-"))
+                has_origin
+                    && found.as_ref().is_none_or(is_family)
+                    && (present.origin.is_empty()
+                        || between.is_some_and(|rest| rest.starts_with("@~clone-")))
             }
         }
     }

@@ -5,6 +5,8 @@ mod change;
 mod create;
 mod paging;
 mod snapshots;
+#[cfg(test)]
+mod tests;
 mod volumes;
 
 use std::future::Future;

@@ -1,0 +1,279 @@
+//! Sizes, classes, room and topology.
+
+use proptest::prelude::{Strategy, prop_oneof};
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+use tonic::{Code, Request};
+
+use super::*;
+use crate::testing::{MIB, Rig};
+
+const GIB: i64 = 1024 * MIB;
+
+fn class(name: &str) -> HashMap<String, String> {
+    map(&[("csi.blockd.io/device-class", name)])
+}
+
+#[tokio::test]
+async fn what_is_promised_is_ratio_times_the_pool_and_the_refusal_names_both_numbers() {
+    let configuration = "[[class]]\nname = 'a'\noverprovision_ratio = '1.5'\n";
+    let rig = Rig::new(&[("default", 1000 * MIB)], configuration);
+    let service = rig.controller();
+    make(&service, wish("a", 1000 * MIB)).await;
+    // Somebody else's volume counts, and a snapshot does not.
+    rig.fake.add("default", "data", 100 * MIB);
+    snapshot(&service, "default/csi.a", "s").await;
+    let (code, text) = refused(service.create_volume(Request::new(wish("b", 401 * MIB))).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    let (requested, free) = (401 * MIB, 400 * MIB);
+    let said = format!(
+        "pool default: {requested} bytes requested, {free} bytes free, of 1.5 times its {}, less \
+         the {} that its volumes have together",
+        1000 * MIB,
+        1100 * MIB
+    );
+    assert_eq!(text, said);
+    make(&service, wish("b", 400 * MIB)).await;
+    // A clone is a volume that can be written.
+    let wish = proto::CreateVolumeRequest {
+        volume_content_source: from_snapshot("default/csi.a@s"),
+        ..wish("c", 0)
+    };
+    let (code, _) = refused(service.create_volume(Request::new(wish)).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    assert_eq!(rig.fake.volumes().len(), 4);
+}
+
+#[tokio::test]
+async fn a_pool_of_exactly_500_mib_takes_a_claim_of_500_mib() {
+    for configuration in [
+        "[[class]]\nname = 'a'\noverprovision_ratio = 1\n",
+        "[[class]]\nname = 'a'\nkind = 'thick'\n",
+    ] {
+        let rig = Rig::new(&[("default", 500 * MIB)], configuration);
+        let service = rig.controller();
+        let wish = proto::CreateVolumeRequest {
+            volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
+            ..wish("claim", 500 * MIB)
+        };
+        assert_eq!(make(&service, wish).await.capacity_bytes, 524_288_000);
+    }
+}
+
+#[tokio::test]
+async fn thick_volumes_have_their_space_or_are_not_there() {
+    let configuration = "[[class]]\nname = 'a'\nkind = 'thick'\n";
+    let rig = Rig::new(&[("default", 100 * MIB)], configuration);
+    let service = rig.controller();
+    make(&service, wish("a", 60 * MIB)).await;
+    let settings = rig.fake.volume("default", "csi.a").unwrap().settings.unwrap();
+    assert!(settings.thick);
+    let (code, text) = refused(service.create_volume(Request::new(wish("b", 41 * MIB))).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    let (requested, free) = (41 * MIB, 40 * MIB);
+    assert_eq!(text, format!("pool default: {requested} bytes requested, {free} bytes free"));
+    // What only the daemon can see is refused by it, and nothing is left.
+    let thin = Rig::simple();
+    let wish = proto::CreateVolumeRequest {
+        parameters: map(&[("csi.blockd.io/reservation", "2Gi")]),
+        ..wish("c", 8 * MIB)
+    };
+    let (code, _) = refused(thin.controller().create_volume(Request::new(wish)).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    assert!(thin.fake.volumes().is_empty());
+}
+
+#[tokio::test]
+async fn one_that_was_never_finished_goes_away_when_there_is_no_space_and_data_never_does() {
+    let configuration = "[[class]]\nname = 'a'\nkind = 'thick'\n";
+    for has_data in [false, true] {
+        let rig = Rig::new(&[("default", 100 * MIB)], configuration);
+        rig.fake.add("default", "csi.a", 101 * MIB);
+        rig.fake.change("default", "csi.a", |volume| volume.valid_bytes = i64::from(has_data));
+        let answer = rig.controller().create_volume(Request::new(wish("a", 101 * MIB))).await;
+        assert_eq!(refused(answer).0, Code::ResourceExhausted);
+        assert_eq!(rig.fake.volume("default", "csi.a").is_some(), has_data);
+    }
+}
+
+#[tokio::test]
+async fn smallest_sizes_are_those_of_the_file_system() {
+    let rig = Rig::simple();
+    let service = rig.controller();
+    let fs = |fs_type: &str| {
+        let access = MountVolume { fs_type: fs_type.to_owned(), ..Default::default() };
+        let access_type = Some(AccessType::Mount(access));
+        proto::VolumeCapability { access_type, ..mount(Mode::SingleNodeWriter) }
+    };
+    let of_class = map(&[("csi.storage.k8s.io/fstype", "xfs")]);
+    let cases = [
+        ("a", vec![block(Mode::SingleNodeWriter)], map(&[]), 8),
+        ("b", vec![fs("")], map(&[]), 32),
+        ("c", vec![fs("ext4")], of_class.clone(), 32),
+        ("d", vec![fs("xfs")], map(&[]), 300),
+        ("e", vec![fs("btrfs")], map(&[]), 200),
+        ("f", vec![fs("")], of_class, 300),
+        ("g", vec![block(Mode::SingleNodeWriter), fs("btrfs"), fs("ext4")], map(&[]), 200),
+    ];
+    for (name, volume_capabilities, parameters, mib) in cases {
+        let wish = proto::CreateVolumeRequest { volume_capabilities, parameters, ..wish(name, 1) };
+        let limited =
+            proto::CreateVolumeRequest { capacity_range: range(1, mib * MIB - 1), ..wish.clone() };
+        let (code, _) = refused(service.create_volume(Request::new(limited)).await);
+        assert_eq!(code, Code::OutOfRange);
+        assert_eq!(make(&service, wish).await.capacity_bytes, mib * MIB, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_node_has_to_know_is_in_the_context() {
+    let rig = Rig::simple();
+    let service = rig.controller();
+    let parameters = map(&[
+        ("csi.storage.k8s.io/fstype", "btrfs"),
+        ("csi.storage.k8s.io/pvc/name", "claim"),
+        ("csi.blockd.io/mkfs-options", "-m single"),
+    ]);
+    let mounted = proto::CreateVolumeRequest {
+        parameters,
+        volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
+        ..wish("a", 0)
+    };
+    let context = make(&service, mounted.clone()).await.volume_context;
+    let expected =
+        map(&[("csi.blockd.io/mkfs-options", "-m single"), ("csi.blockd.io/fstype", "btrfs")]);
+    assert_eq!(context, expected);
+    assert_eq!(make(&service, mounted).await.volume_context, expected);
+    assert!(make(&service, wish("b", 0)).await.volume_context.is_empty());
+}
+
+#[tokio::test]
+async fn capacity_is_told_by_class_place_and_capability() {
+    let configuration = "[[class]]\nname = 'a'\ndefault = true\noverprovision_ratio = 3\n\
+                         [[class]]\nname = 'b'\nkind = 'thick'\npool = 'two'\n\
+                         [[class]]\nname = 'gone'\npool = 'none'\n";
+    let rig = Rig::new(&[("default", GIB), ("two", GIB)], configuration);
+    let service = rig.controller();
+    let ask = |request: proto::GetCapacityRequest| service.get_capacity(Request::new(request));
+    let told = |answer: Result<Response<proto::GetCapacityResponse>, Status>| {
+        let answer = answer.unwrap().into_inner();
+        (
+            answer.available_capacity,
+            answer.maximum_volume_size.unwrap(),
+            answer.minimum_volume_size.unwrap(),
+        )
+    };
+    let all = proto::GetCapacityRequest::default();
+    assert_eq!(told(ask(all.clone()).await), (3 * GIB, 3 * GIB, 8 * MIB));
+    make(&service, wish("v", 100 * MIB)).await;
+    let left = 3 * GIB - 100 * MIB;
+    assert_eq!(told(ask(all.clone()).await), (left, left, 8 * MIB));
+    let mounted = proto::GetCapacityRequest {
+        volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
+        parameters: map(&[("csi.storage.k8s.io/fstype", "xfs")]),
+        ..all.clone()
+    };
+    assert_eq!(told(ask(mounted).await), (left, left, 300 * MIB));
+    let thick = proto::GetCapacityRequest { parameters: class("b"), ..all.clone() };
+    let (available, maximum, _) = told(ask(thick).await);
+    assert_eq!(available, GIB);
+    // All of it can't be one volume: it has to be mapped.
+    assert!((GIB - 8 * MIB..GIB).contains(&maximum), "{maximum}");
+    let topology =
+        |key: &str, value: &str| Some(proto::Topology { segments: map(&[(key, value)]) });
+    let here = topology("csi.blockd.io/node", "n1");
+    let here = proto::GetCapacityRequest { accessible_topology: here, ..all.clone() };
+    assert_eq!(told(ask(here).await).0, left);
+    for accessible_topology in [topology("csi.blockd.io/node", "n2"), topology("other/node", "n1")]
+    {
+        let there = proto::GetCapacityRequest { accessible_topology, ..all.clone() };
+        let (available, maximum, _) = told(ask(there).await);
+        assert_eq!((available, maximum), (0, 0));
+    }
+    let shared = proto::GetCapacityRequest {
+        volume_capabilities: vec![mount(Mode::MultiNodeMultiWriter)],
+        ..all.clone()
+    };
+    assert_eq!(told(ask(shared).await).0, 0);
+    let gone = proto::GetCapacityRequest { parameters: class("gone"), ..all.clone() };
+    assert_eq!(told(ask(gone).await).0, 0);
+    for wrong in [
+        proto::GetCapacityRequest { parameters: class("unknown"), ..all.clone() },
+        proto::GetCapacityRequest { parameters: map(&[("speed", "1")]), ..all.clone() },
+        proto::GetCapacityRequest { volume_capabilities: vec![mount(Mode::Unknown)], ..all },
+    ] {
+        assert_eq!(refused(ask(wrong).await).0, Code::InvalidArgument);
+    }
+}
+
+#[tokio::test]
+async fn a_volume_that_is_wanted_elsewhere_is_refused() {
+    let rig = Rig::simple();
+    let service = rig.controller();
+    let wanted = |nodes: &[&str]| {
+        let topology =
+            |node: &&str| proto::Topology { segments: map(&[("csi.blockd.io/node", node)]) };
+        let requisite = nodes.iter().map(topology).collect();
+        proto::CreateVolumeRequest {
+            accessibility_requirements: Some(proto::TopologyRequirement {
+                requisite,
+                preferred: Vec::new(),
+            }),
+            ..wish("a", 8 * MIB)
+        }
+    };
+    let answer = service.create_volume(Request::new(wanted(&["n2", "n3"]))).await;
+    assert_eq!(refused(answer).0, Code::ResourceExhausted);
+    assert!(rig.fake.volumes().is_empty());
+    make(&service, wanted(&["n2", "n1"])).await;
+}
+
+#[tokio::test]
+async fn a_class_without_its_pool_makes_nothing() {
+    let rig = Rig::new(&[("default", GIB)], "[[class]]\nname = 'a'\npool = 'none'\n");
+    let answer = rig.controller().create_volume(Request::new(wish("a", 8 * MIB))).await;
+    let (code, text) = refused(answer);
+    assert_eq!(code, Code::FailedPrecondition);
+    assert_eq!(text, "pool of class a is not there: none");
+}
+
+/// Sizes from 1 B to 16 TiB, among them those around 1 GiB and the granule.
+fn sizes() -> impl Strategy<Value = i64> {
+    let edges = proptest::sample::select(vec![1, 512, 8 * MIB, GIB, 2 * GIB, 1024 * GIB]);
+    let near = (edges, -1_i64..=1).prop_map(|(edge, by)| (edge + by).max(1));
+    prop_oneof![near, 1..=16_384 * GIB, (0_u32..44).prop_map(|bits| 1_i64 << bits)]
+}
+
+#[tokio::test]
+async fn every_size_from_1_b_to_16_tib_is_made_listed_and_told_to_the_byte() {
+    let configuration =
+        "[minimum]\nblock = 1\n[[class]]\nname = 'a'\noverprovision_ratio = 1000000\n";
+    let rig = Rig::new(&[("default", 16_384 * GIB)], configuration);
+    let service = rig.controller();
+    let mut runner = TestRunner::deterministic();
+    for number in 0..200 {
+        let required = sizes().new_tree(&mut runner).unwrap().current();
+        let name = format!("v{number}");
+        let exact = proto::CreateVolumeRequest {
+            capacity_range: range(required, required),
+            ..wish(&name, 0)
+        };
+        let rounded = (required + 511) / 512 * 512;
+        match service.create_volume(Request::new(exact)).await {
+            Ok(made) => {
+                let made = made.into_inner().volume.unwrap();
+                assert_eq!(made.capacity_bytes, required);
+                assert_eq!(required % 512, 0);
+            }
+            Err(status) => {
+                assert_eq!(status.code(), Code::OutOfRange, "{required}: {status:?}");
+                assert_ne!(required % 512, 0);
+                assert_eq!(make(&service, wish(&name, required)).await.capacity_bytes, rounded);
+            }
+        }
+        let request =
+            proto::ControllerGetVolumeRequest { volume_id: format!("default/csi.{name}") };
+        let found = service.controller_get_volume(Request::new(request)).await.unwrap();
+        assert_eq!(found.into_inner().volume.unwrap().capacity_bytes, rounded);
+    }
+}

@@ -1,0 +1,413 @@
+//! The daemon's rules, as far as the plugin needs them.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::Message as _;
+use blockd_api::v1::control_server::Control;
+use blockd_api::v1::{self, ErrorKind, VolumeKind};
+use parking_lot::Mutex;
+use tokio_stream::Stream;
+use tonic::{Code, Request, Response, Status};
+
+/// Extents of the pools.
+const EXTENT: u32 = 65_536;
+
+/// Keeps volumes in memory.
+#[derive(Clone)]
+pub(crate) struct Fake(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// Name and size.
+    pools: Vec<(String, i64)>,
+    volumes: BTreeMap<(String, String), v1::Volume>,
+    next_id: u32,
+    calls: u32,
+    /// It dies with this call, and whether that is done before.
+    dies_at: Option<(u32, bool)>,
+    is_dead: bool,
+    delay: Duration,
+    log: Vec<&'static str>,
+}
+
+impl Fake {
+    pub(crate) fn new(pools: &[(&str, i64)]) -> Self {
+        let pools = pools.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
+        Self(Arc::new(Mutex::new(State { pools, next_id: 1, ..State::default() })))
+    }
+
+    pub(crate) fn volumes(&self) -> Vec<v1::Volume> {
+        self.0.lock().volumes.values().cloned().collect()
+    }
+
+    pub(crate) fn volume(&self, pool: &str, name: &str) -> Option<v1::Volume> {
+        self.0.lock().volumes.get(&(pool.to_owned(), name.to_owned())).cloned()
+    }
+
+    /// Changes a volume behind the plugin's back.
+    pub(crate) fn change(&self, pool: &str, name: &str, change: impl FnOnce(&mut v1::Volume)) {
+        let key = (pool.to_owned(), name.to_owned());
+        change(self.0.lock().volumes.get_mut(&key).unwrap());
+    }
+
+    /// Makes a volume that is not the plugin's.
+    pub(crate) fn add(&self, pool: &str, name: &str, size: i64) {
+        self.0.lock().add(pool, name, VolumeKind::Volume, size);
+    }
+
+    /// Dies with the call of this number from now, after having done it or before. It stays away
+    /// until it is healed.
+    pub(crate) fn die_at(&self, call: u32, done: bool) {
+        let mut state = self.0.lock();
+        state.calls = 0;
+        state.dies_at = Some((call, done));
+    }
+
+    /// Is there again. Whether it had died.
+    pub(crate) fn heal(&self) -> bool {
+        let mut state = self.0.lock();
+        state.dies_at = None;
+        std::mem::take(&mut state.is_dead)
+    }
+
+    /// Answers each call so late.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.0.lock().delay = delay;
+    }
+
+    /// The calls since the last time.
+    pub(crate) fn take_log(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.0.lock().log)
+    }
+
+    async fn call<Q, A>(
+        &self,
+        name: &'static str,
+        request: Request<Q>,
+        act: fn(&mut State, Q) -> Result<A, Status>,
+    ) -> Result<Response<A>, Status> {
+        let delay = self.0.lock().delay;
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        let mut state = self.0.lock();
+        if state.is_dead {
+            return Err(Status::unavailable("dead"));
+        }
+        state.log.push(name);
+        state.calls += 1;
+        let dies = state.dies_at.filter(|(call, _)| *call == state.calls);
+        state.is_dead = dies.is_some();
+        if dies.is_some_and(|(_, done)| !done) {
+            return Err(Status::unavailable("dies before"));
+        }
+        let answer = act(&mut state, request.into_inner());
+        if dies.is_some() {
+            return Err(Status::unavailable("dies after"));
+        }
+        answer.map(Response::new)
+    }
+}
+
+fn refused(kind: ErrorKind, code: Code, message: impl Into<String>) -> Status {
+    let message = message.into();
+    let detail =
+        v1::ErrorDetail { kind: kind.into(), message: message.clone(), ..Default::default() };
+    Status::with_details(code, message, detail.encode_to_vec().into())
+}
+
+fn absent(name: &str) -> Status {
+    refused(ErrorKind::NotFound, Code::NotFound, format!("{name} does not exist"))
+}
+
+fn exists(name: &str) -> Status {
+    refused(ErrorKind::Exists, Code::AlreadyExists, format!("{name} exists and is another"))
+}
+
+fn in_use(name: &str) -> Status {
+    refused(ErrorKind::InUse, Code::FailedPrecondition, format!("volume {name} is attached"))
+}
+
+impl State {
+    fn pool(&self, name: &str) -> Result<String, Status> {
+        let mut pools = self.pools.iter();
+        let found = if name.is_empty() { pools.next() } else { pools.find(|one| one.0 == name) };
+        found.map(|one| one.0.clone()).ok_or_else(|| absent(name))
+    }
+
+    fn describe_pool(&self, name: &str) -> v1::Pool {
+        let at = self.pools.iter().position(|one| one.0 == name).unwrap();
+        let volumes = || self.volumes.values().filter(|one| one.pool == name);
+        let thick = |one: &&v1::Volume| one.settings.is_some_and(|settings| settings.thick);
+        let taken: i64 = volumes().filter(thick).map(|one| one.size_bytes).sum();
+        let size = self.pools[at].1;
+        v1::Pool {
+            name: name.to_owned(),
+            is_default: at == 0,
+            size_bytes: size,
+            free_bytes: size - taken,
+            state: v1::PoolState::Open.into(),
+            extent_size: EXTENT,
+            devices: vec![v1::Device { block_size: 512, ..Default::default() }],
+            ..Default::default()
+        }
+    }
+
+    fn get(&mut self, pool: &str, name: &str) -> Result<&mut v1::Volume, Status> {
+        let key = (self.pool(pool)?, name.to_owned());
+        self.volumes.get_mut(&key).ok_or_else(|| absent(name))
+    }
+
+    fn add(&mut self, pool: &str, name: &str, kind: VolumeKind, size: i64) -> &mut v1::Volume {
+        let id = self.next_id;
+        self.next_id += 1;
+        let volume = v1::Volume {
+            name: name.to_owned(),
+            pool: pool.to_owned(),
+            block_size: 512,
+            id,
+            family_id: id,
+            size_bytes: size,
+            kind: kind.into(),
+            made_unix_ms: 1_700_000_000_123,
+            settings: Some(v1::VolumeSettings {
+                on_full: v1::OnFull::Block.into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        self.volumes.entry((pool.to_owned(), name.to_owned())).or_insert(volume)
+    }
+
+    fn create(
+        &mut self,
+        asked: v1::CreateVolumeRequest,
+    ) -> Result<v1::CreateVolumeResponse, Status> {
+        let pool = self.pool(&asked.pool)?;
+        assert!(asked.size_bytes > 0 && asked.size_bytes % 512 == 0, "{asked:?}");
+        let changed = match self.get(&pool, &asked.name) {
+            Ok(found) if found.size_bytes == asked.size_bytes => false,
+            Ok(_) => return Err(exists(&asked.name)),
+            Err(_) => {
+                self.add(&pool, &asked.name, VolumeKind::Volume, asked.size_bytes);
+                true
+            }
+        };
+        let volume = Some(self.get(&pool, &asked.name)?.clone());
+        Ok(v1::CreateVolumeResponse { changed, volume })
+    }
+
+    fn delete(
+        &mut self,
+        asked: v1::DeleteVolumeRequest,
+    ) -> Result<v1::DeleteVolumeResponse, Status> {
+        let pool = self.pool(&asked.pool)?;
+        let Ok(found) = self.get(&pool, &asked.name) else {
+            return Ok(v1::DeleteVolumeResponse::default());
+        };
+        if found.attached && !asked.force {
+            return Err(in_use(&asked.name));
+        }
+        let volume = self.volumes.remove(&(pool, asked.name));
+        for one in self.volumes.values_mut() {
+            if volume.as_ref().is_some_and(|gone| gone.id == one.origin_id) {
+                one.origin.clear();
+            }
+        }
+        Ok(v1::DeleteVolumeResponse { changed: true, volume, ..Default::default() })
+    }
+
+    fn resize(
+        &mut self,
+        asked: v1::ResizeVolumeRequest,
+    ) -> Result<v1::ResizeVolumeResponse, Status> {
+        let found = self.get(&asked.pool, &asked.name)?;
+        assert!(asked.size_bytes >= found.size_bytes && asked.size_bytes % 512 == 0, "{asked:?}");
+        let changed = found.size_bytes != asked.size_bytes;
+        found.size_bytes = asked.size_bytes;
+        let volume = Some(found.clone());
+        Ok(v1::ResizeVolumeResponse { changed, volume, ..Default::default() })
+    }
+
+    fn configure(
+        &mut self,
+        asked: v1::ConfigureVolumeRequest,
+    ) -> Result<v1::ConfigureVolumeResponse, Status> {
+        let pool = self.pool(&asked.pool)?;
+        let free = self.describe_pool(&pool).free_bytes;
+        let found = self.get(&pool, &asked.name)?;
+        let mut settings = found.settings.unwrap_or_default();
+        let before = settings;
+        let set_aside = if asked.thick == Some(true) && !settings.thick {
+            found.size_bytes
+        } else {
+            asked.reservation_bytes.unwrap_or_default()
+        };
+        if set_aside > free {
+            let message = format!("no space: {set_aside} bytes needed, {free} bytes free");
+            return Err(refused(ErrorKind::NoSpace, Code::ResourceExhausted, message));
+        }
+        settings.thick = asked.thick.unwrap_or(settings.thick);
+        settings.iops = asked.iops.unwrap_or(settings.iops);
+        settings.bandwidth_bytes = asked.bandwidth_bytes.unwrap_or(settings.bandwidth_bytes);
+        settings.quota_bytes = asked.quota_bytes.unwrap_or(settings.quota_bytes);
+        settings.reservation_bytes = asked.reservation_bytes.unwrap_or(settings.reservation_bytes);
+        if asked.on_full() != v1::OnFull::Unspecified {
+            settings.on_full = asked.on_full;
+            settings.on_full_timeout_ms = asked.on_full_timeout_ms;
+        }
+        found.settings = Some(settings);
+        let volume = Some(found.clone());
+        Ok(v1::ConfigureVolumeResponse { changed: before != settings, volume })
+    }
+
+    fn snapshot(
+        &mut self,
+        asked: v1::CreateSnapshotsRequest,
+    ) -> Result<v1::CreateSnapshotsResponse, Status> {
+        let pool = self.pool(&asked.pool)?;
+        let [member] = &asked.members[..] else { panic!("{asked:?}") };
+        let source = self.get(&pool, &member.volume)?.clone();
+        let mut changed = false;
+        match self.get(&pool, &member.name) {
+            Ok(found) if found.origin == member.volume => {}
+            Ok(_) => return Err(exists(&member.name)),
+            Err(_) => {
+                changed = true;
+                let size = source.size_bytes;
+                let made = self.add(&pool, &member.name, VolumeKind::Snapshot, size);
+                made.origin = source.name;
+                (made.origin_id, made.family_id) = (source.id, source.family_id);
+            }
+        }
+        let snapshots = vec![self.get(&pool, &member.name)?.clone()];
+        Ok(v1::CreateSnapshotsResponse { changed, snapshots })
+    }
+
+    fn clone_volume(
+        &mut self,
+        asked: v1::CloneVolumeRequest,
+    ) -> Result<v1::CloneVolumeResponse, Status> {
+        let pool = self.pool(&asked.pool)?;
+        let source = self.get(&pool, &asked.snapshot)?.clone();
+        assert_eq!(source.kind(), VolumeKind::Snapshot);
+        assert!(asked.size_bytes >= source.size_bytes, "{asked:?}");
+        let changed = match self.get(&pool, &asked.name) {
+            Ok(found) if found.origin == source.name && found.size_bytes == asked.size_bytes => {
+                false
+            }
+            Ok(_) => return Err(exists(&asked.name)),
+            Err(_) => {
+                let made = self.add(&pool, &asked.name, VolumeKind::Volume, asked.size_bytes);
+                made.origin = source.name;
+                (made.origin_id, made.family_id) = (source.id, source.family_id);
+                true
+            }
+        };
+        let volume = Some(self.get(&pool, &asked.name)?.clone());
+        Ok(v1::CloneVolumeResponse { changed, volume })
+    }
+
+    fn list(&mut self, asked: v1::ListVolumesRequest) -> Result<v1::ListVolumesResponse, Status> {
+        assert!(asked.brief, "what is shared is not wanted");
+        let volumes = self.volumes.values();
+        let volumes = volumes.filter(|one| asked.pool.is_empty() || one.pool == asked.pool);
+        Ok(v1::ListVolumesResponse { volumes: volumes.cloned().collect(), releasing: Vec::new() })
+    }
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The calls that are there, and those that the plugin must not make.
+macro_rules! control {
+    (
+        never { $($never:ident: $asked:ident -> $answer:ident;)* }
+        $($name:ident: $request:ident -> $response:ident = $act:expr;)*
+    ) => {
+        #[tonic::async_trait]
+        impl Control for Fake {
+            type PoolExtentsStream = Events<v1::PoolExtentsResponse>;
+            type DiffVolumeStream = Events<v1::DiffVolumeResponse>;
+            type EventsStream = Events<v1::Event>;
+
+            $(
+                async fn $name(
+                    &self,
+                    request: Request<v1::$request>,
+                ) -> Result<Response<v1::$response>, Status> {
+                    self.call(stringify!($name), request, $act).await
+                }
+            )*
+
+            $(
+                async fn $never(
+                    &self,
+                    _: Request<v1::$asked>,
+                ) -> Result<Response<v1::$answer>, Status> {
+                    panic!(stringify!($never))
+                }
+            )*
+
+            async fn pool_extents(
+                &self,
+                _: Request<v1::PoolExtentsRequest>,
+            ) -> Result<Response<Self::PoolExtentsStream>, Status> {
+                panic!("pool_extents")
+            }
+
+            async fn diff_volume(
+                &self,
+                _: Request<v1::DiffVolumeRequest>,
+            ) -> Result<Response<Self::DiffVolumeStream>, Status> {
+                panic!("diff_volume")
+            }
+
+            async fn events(
+                &self,
+                _: Request<v1::EventsRequest>,
+            ) -> Result<Response<Self::EventsStream>, Status> {
+                panic!("events")
+            }
+        }
+    };
+}
+
+control! {
+    never {
+        create_pool: CreatePoolRequest -> CreatePoolResponse;
+        grow_pool: GrowPoolRequest -> GrowPoolResponse;
+        rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
+        space: SpaceRequest -> SpaceResponse;
+        attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
+        detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
+        recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
+        list_connections: ListConnectionsRequest -> ListConnectionsResponse;
+        stats: StatsRequest -> StatsResponse;
+        list_nodes: ListNodesRequest -> ListNodesResponse;
+        node_status: NodeStatusRequest -> NodeStatusResponse;
+    }
+    version: VersionRequest -> VersionResponse =
+        |_, _| Ok(v1::VersionResponse { ready: true, ..Default::default() });
+    list_pools: ListPoolsRequest -> ListPoolsResponse = |state, _| {
+        let pools = state.pools.iter().map(|one| state.describe_pool(&one.0)).collect();
+        Ok(v1::ListPoolsResponse { pools })
+    };
+    get_pool: GetPoolRequest -> GetPoolResponse = |state, asked| {
+        let name = state.pool(&asked.name)?;
+        Ok(v1::GetPoolResponse { pool: Some(state.describe_pool(&name)) })
+    };
+    create_volume: CreateVolumeRequest -> CreateVolumeResponse = State::create;
+    delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse = State::delete;
+    get_volume: GetVolumeRequest -> GetVolumeResponse = |state, asked| {
+        let volume = Some(state.get(&asked.pool, &asked.name)?.clone());
+        Ok(v1::GetVolumeResponse { volume })
+    };
+    list_volumes: ListVolumesRequest -> ListVolumesResponse = State::list;
+    resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse = State::resize;
+    configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse = State::configure;
+    create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse = State::snapshot;
+    clone_volume: CloneVolumeRequest -> CloneVolumeResponse = State::clone_volume;
+}
