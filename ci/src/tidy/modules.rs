@@ -299,7 +299,7 @@ fn depth_in_module(path: &str, folder: &str, module: &str) -> Option<usize> {
     if parts.last() == Some(&"mod") {
         parts.pop();
     }
-    let tests = parts.last().is_some_and(|name| name.ends_with("tests"));
+    let tests = parts.iter().any(|name| name.ends_with("tests"));
     (parts.first() == Some(&module) && !tests).then_some(parts.len())
 }
 

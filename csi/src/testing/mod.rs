@@ -68,6 +68,7 @@ impl Rig {
             kubelet_dir: self.folder.join("kubelet"),
             state_dir: self.folder.join("state"),
             strict_single_node_writer: false,
+            expand_on_node: false,
         };
         Plugin::new(settings, Daemon::new(self.folder.join("c")))
     }
