@@ -28,6 +28,12 @@ const IN_MAPPER_DOCS: [(&str, &str); 6] = [
     ("LUNs", "say volumes"),
 ];
 
+/// Where sizes pass through, from a request to a volume: as bytes, never in other units.
+const SIZE_PATH: [&str; 2] = ["csi/src/", "blockd/src/control/"];
+
+/// Sizes in gibibytes, and back.
+const UNITS: [&str; 2] = [concat!("<", "< 30"), concat!(">", "> 30")];
+
 /// Paths that exist on somebody's machine only.
 const MACHINE_PATHS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
@@ -79,6 +85,11 @@ fn check_rust(path: &str, text: &str) -> Vec<Problem> {
                 if has_word(&without_code(&line.comment), word) {
                     ban(word, why);
                 }
+            }
+        }
+        if index < tests_start && SIZE_PATH.iter().any(|folder| path.starts_with(folder)) {
+            for word in UNITS.into_iter().filter(|word| line.code.contains(word)) {
+                ban(word, "sizes are bytes from end to end");
             }
         }
         if excepts_without_reason(&lines[index..]) {
@@ -162,6 +173,17 @@ mod tests {
         for (word, _) in IN_CODE {
             assert_eq!(problems("a/src/lib.rs", &format!("fn f() {{ {word} }}")), 1, "{word}");
             assert_eq!(problems("a/src/lib.rs", &format!("let a = \"{word}\";")), 0, "{word}");
+        }
+    }
+
+    /// Row T4.
+    #[test]
+    fn no_size_passes_through_gibibytes() {
+        for word in UNITS {
+            let text = format!("fn f(x: u64) -> u64 {{ x {word} }}");
+            assert_eq!(problems("csi/src/sizes.rs", &text), 1, "{word}");
+            assert_eq!(problems("blockd/src/control/volumes.rs", &text), 1, "{word}");
+            assert_eq!(problems("blockd/src/cli/tune.rs", &text), 0, "{word}");
         }
     }
 
