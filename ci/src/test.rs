@@ -34,7 +34,7 @@ const FORWARDED: [Forwarded; 15] = [
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),
-    ("kill", &["--rounds", "4"], &["--rounds", "200"]),
+    ("kill", &["--rounds", "3"], &["--rounds", "200"]),
     ("story", &["--short"], &[]),
     // The short forms share the two kernels among them, so that all take about eight minutes.
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),

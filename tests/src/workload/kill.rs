@@ -54,7 +54,7 @@ pub struct Figures {
 /// # Errors
 /// When anything was lost, failed or got stuck.
 pub fn run(run: &Run) -> Result<String> {
-    let kills = run.either(4, 100);
+    let kills = run.either(3, 100);
     let mut total = Figures::default();
     for slow in [false, true] {
         let folder = Folder::new("kill")?;
