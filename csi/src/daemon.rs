@@ -112,6 +112,12 @@ impl Daemon {
         }
     }
 
+    /// Where it is looked for.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.socket.display().to_string()
+    }
+
     fn failed(&self, status: &Status) -> Error {
         if !status.details().is_empty()
             && let Ok(detail) = v1::ErrorDetail::decode(status.details())
@@ -124,7 +130,7 @@ impl Daemon {
             Code::Unimplemented => "it is older than this plugin".to_owned(),
             code => format!("{code:?}: {}", crate::error::shown(status.message())),
         };
-        Error::Unavailable { address: self.socket.display().to_string(), problem }
+        Error::Unavailable { address: self.address(), problem }
     }
 }
 

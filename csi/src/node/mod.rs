@@ -1,75 +1,423 @@
 //! The node service: makes volumes usable on this host.
+//!
+//! `stage`, `publish`, `ephemeral` and `look` are made of the steps of `world`, and are mended by
+//! their repeat wherever they end. What they know lies in `records`; the mount table (`mountinfo`)
+//! and the daemon are believed before it.
 
+pub mod content;
+#[cfg(test)]
+mod dying;
+pub mod ephemeral;
+#[cfg(test)]
+mod fake;
+pub mod flags;
+pub mod look;
+pub mod machine;
+pub mod modes;
+pub mod mountinfo;
+pub mod paths;
+pub mod publish;
+pub mod real;
+pub mod records;
+pub mod request;
+#[cfg(test)]
+mod rules;
+pub mod stage;
+pub mod steps;
+pub mod world;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
+use crate::error::Error;
 use crate::plugin::{Call, Plugin};
 use crate::proto;
 use crate::proto::node_server::Node;
 use crate::proto::node_service_capability::{self, Rpc, rpc};
+use crate::proto::volume_usage::Unit;
+use crate::sizes::Range;
+use look::{Shown, Stats};
+use modes::Target;
+use real::Real;
+use records::{Place, Record};
+use world::{Kind, Result, Usage, World};
 
 /// The service.
 #[derive(Clone, Debug)]
 pub struct Service {
     plugin: Arc<Plugin>,
+    world: Arc<Real>,
 }
+
+/// What it can do.
+const CAPABILITIES: [rpc::Type; 4] = [
+    rpc::Type::StageUnstageVolume,
+    rpc::Type::GetVolumeStats,
+    rpc::Type::ExpandVolume,
+    rpc::Type::SingleNodeMultiWriter,
+];
 
 impl Service {
     /// For this plugin.
     ///
     /// # Errors
     /// What is remembered can't be read.
-    pub fn open(plugin: Arc<Plugin>) -> Result<Self, crate::error::Error> {
-        Ok(Self { plugin })
+    pub fn open(plugin: Arc<Plugin>) -> Result<Self, Error> {
+        let world = Arc::new(Real::open(Arc::clone(&plugin))?);
+        let service = Self { plugin, world };
+        service.review();
+        Ok(service)
+    }
+
+    /// Compares what is remembered with the mount table, and ends inline volumes whose pods are
+    /// gone. Beside the calls: the daemon may be away, and those that come find out by themselves.
+    fn review(&self) {
+        let service = self.clone();
+        tokio::spawn(async move {
+            let records = service.world.records();
+            let inline = records.iter().filter(|record| record.ephemeral);
+            let inline: Vec<String> = inline.map(|record| record.volume.clone()).collect();
+            let compared = service.blocking(move |world| compare(world, &records)).await;
+            for result in std::iter::once(compared).chain(service.sweep(inline).await) {
+                if let Err(error) = result {
+                    tracing::warn!(%error, "looking through what is remembered of volumes");
+                }
+            }
+        });
+    }
+
+    /// Ends inline volumes that nobody will ask for.
+    async fn sweep(&self, volumes: Vec<String>) -> Vec<Result<()>> {
+        let mut results = Vec::new();
+        for volume in volumes {
+            // A call that is quicker knows better.
+            let Ok(lock) = self.plugin.locks.take(&volume) else { continue };
+            let kubelet = self.plugin.settings.kubelet_dir.clone();
+            let work = move |world: &Real| {
+                let _lock = lock;
+                // Without kubelet's folder nothing can be said about pods.
+                match (world.kind(&kubelet.join("pods"))?, world.record(&volume)) {
+                    (Some(Kind::Folder), Some(record)) => ephemeral::sweep(world, &record),
+                    _ => Ok(()),
+                }
+            };
+            results.push(self.blocking(work).await);
+        }
+        results
+    }
+
+    /// Does steps where they may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Real) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let world = Arc::clone(&self.world);
+        let ended = tokio::task::spawn_blocking(move || work(&world)).await;
+        ended.map_err(|error| Error::unexpected("a call ended in the middle:", error))?
+    }
+
+    /// Where the daemon has a volume.
+    fn place(&self, id: &str) -> Result<Place> {
+        request::place(&self.plugin, id).ok_or_else(|| Error::not_found("volume", id))
+    }
+
+    async fn stage(&self, asked: proto::NodeStageVolumeRequest) -> Result<()> {
+        request::id(&asked.volume_id)?;
+        let path = self.path("staging_target_path", &asked.staging_target_path)?;
+        request::maps(&asked.publish_context, &asked.secrets)?;
+        let capability = request::capability(asked.volume_capability.as_ref())?;
+        let wish = request::wish(&self.plugin, &capability, &asked.volume_context)?;
+        let place = self.place(&asked.volume_id)?;
+        let lock = self.plugin.locks.take(&asked.volume_id)?;
+        let work = move |world: &Real| {
+            let _lock = lock;
+            let ask = stage::Ask {
+                volume: &asked.volume_id,
+                place: &place,
+                path: &path,
+                mode: capability.mode,
+                wish: wish.as_ref(),
+            };
+            stage::stage(world, &ask)
+        };
+        self.blocking(work).await
+    }
+
+    async fn unstage(&self, asked: proto::NodeUnstageVolumeRequest) -> Result<()> {
+        request::id(&asked.volume_id)?;
+        let path = self.path("staging_target_path", &asked.staging_target_path)?;
+        // What can't exist is not staged.
+        let Some(place) = request::place(&self.plugin, &asked.volume_id) else { return Ok(()) };
+        let lock = self.plugin.locks.take(&asked.volume_id)?;
+        let work = move |world: &Real| {
+            let _lock = lock;
+            stage::unstage(world, &asked.volume_id, &place, &path)
+        };
+        self.blocking(work).await
+    }
+
+    async fn publish(&self, asked: proto::NodePublishVolumeRequest) -> Result<()> {
+        request::id(&asked.volume_id)?;
+        let path = self.path("target_path", &asked.target_path)?;
+        request::maps(&asked.publish_context, &asked.secrets)?;
+        let capability = request::capability(asked.volume_capability.as_ref())?;
+        let inline = request::is_ephemeral(&asked.volume_context);
+        let wish = if inline {
+            None
+        } else {
+            request::wish(&self.plugin, &capability, &asked.volume_context)?
+        };
+        let asks_for_reading = wish.as_ref().is_some_and(|wish| wish.options.read_only());
+        let target = Target {
+            path,
+            mode: capability.mode,
+            read_only: asked.readonly || asks_for_reading,
+            access: request::access(&capability),
+        };
+        let lock = self.plugin.locks.take(&asked.volume_id)?;
+        if inline {
+            let (id, context) = (asked.volume_id, asked.volume_context);
+            let (place, wanted, wish) =
+                request::inline(&self.plugin, &id, &capability, &context).await?;
+            let work = move |world: &Real| {
+                let _lock = lock;
+                let (volume, place) = (id.as_str(), &place);
+                let (target, wish, wanted) = (&target, &wish, &wanted);
+                let ask = ephemeral::Ask { volume, place, target, wish, wanted };
+                ephemeral::publish(world, &ask)
+            };
+            return self.blocking(work).await;
+        }
+        let place = self.place(&asked.volume_id)?;
+        let staging = self.staging(&asked, &place).await?;
+        let strict = self.plugin.settings.strict_single_node_writer;
+        let work = move |world: &Real| {
+            let _lock = lock;
+            let (volume, place) = (asked.volume_id.as_str(), &place);
+            let ask = publish::Ask { volume, place, staging: &staging, target: &target, strict };
+            publish::publish(world, &ask)
+        };
+        self.blocking(work).await
+    }
+
+    /// The staging path of a publication, which only those that are staged have.
+    async fn staging(
+        &self,
+        asked: &proto::NodePublishVolumeRequest,
+        place: &Place,
+    ) -> Result<PathBuf> {
+        if !asked.staging_target_path.is_empty() {
+            return self.path("staging_target_path", &asked.staging_target_path);
+        }
+        // That there is no such volume comes first.
+        let (id, place) = (asked.volume_id.clone(), place.clone());
+        self.blocking(move |world| steps::existing(world, &id, &place).map(drop)).await?;
+        let what = format!("volume {}", crate::error::shown(&asked.volume_id));
+        Err(Error::in_use(what, "is published from where it is staged: no staging_target_path"))
+    }
+
+    async fn unpublish(&self, asked: proto::NodeUnpublishVolumeRequest) -> Result<()> {
+        request::id(&asked.volume_id)?;
+        let path = self.path("target_path", &asked.target_path)?;
+        let id = asked.volume_id;
+        let place = request::place(&self.plugin, &id);
+        let lock = self.plugin.locks.take(&id)?;
+        let pools = match (&place, self.world.record(&id)) {
+            (Some(_), _) | (_, Some(_)) => Vec::new(),
+            // Perhaps an inline volume that nothing is remembered of.
+            (None, None) => self.plugin.pools().await?.names().map(str::to_owned).collect(),
+        };
+        let name = self.plugin.settings.names.ephemeral(&id);
+        let work = move |world: &Real| {
+            let _lock = lock;
+            if let Some(place) = place.or_else(|| world.record(&id).map(|record| record.place)) {
+                return publish::unpublish(world, &id, &place, &path);
+            }
+            let place = |pool: &String| Place { pool: pool.clone(), name: name.clone() };
+            for place in pools.iter().map(place) {
+                if world.volume(&place)?.is_some() {
+                    adopt(world, &id, &place, &path)?;
+                    return publish::unpublish(world, &id, &place, &path);
+                }
+            }
+            let place = Place { pool: String::new(), name };
+            publish::unpublish(world, &id, &place, &path)
+        };
+        self.blocking(work).await
+    }
+
+    async fn stats(
+        &self,
+        asked: proto::NodeGetVolumeStatsRequest,
+    ) -> Result<proto::NodeGetVolumeStatsResponse> {
+        request::id(&asked.volume_id)?;
+        request::plain_paths(&asked.volume_path, &asked.staging_target_path)?;
+        let id = asked.volume_id.clone();
+        let place = self.place_of_any(&id)?;
+        // Existence comes first; a path that is none of ours was never one of this volume.
+        let path = self.path("volume_path", &asked.volume_path);
+        let work = move |world: &Real| {
+            steps::existing(world, &id, &place)?;
+            look::stats(world, &id, &place, &absent(path, &asked.volume_path)?)
+        };
+        self.blocking(work).await.map(answer)
+    }
+
+    async fn expand(
+        &self,
+        asked: proto::NodeExpandVolumeRequest,
+    ) -> Result<proto::NodeExpandVolumeResponse> {
+        request::id(&asked.volume_id)?;
+        request::plain_paths(&asked.volume_path, &asked.staging_target_path)?;
+        crate::limits::map("secrets", &asked.secrets)?;
+        let range = Range::parse("capacity_range", asked.capacity_range.as_ref())?;
+        if asked.volume_capability.is_some() {
+            let wire = asked.volume_capability.as_ref();
+            crate::capability::Capability::parse("volume_capability", wire)?;
+        }
+        let id = asked.volume_id.clone();
+        let place = self.place_of_any(&id)?;
+        let lock = self.plugin.locks.take(&id)?;
+        let path = self.path("volume_path", &asked.volume_path);
+        let work = move |world: &Real| {
+            let _lock = lock;
+            steps::existing(world, &id, &place)?;
+            let path = absent(path, &asked.volume_path)?;
+            look::expand(world, (&id, &place), &path, &range)
+        };
+        let capacity_bytes = self.blocking(work).await?;
+        Ok(proto::NodeExpandVolumeResponse { capacity_bytes })
+    }
+
+    fn path(&self, field: &str, path: &str) -> Result<PathBuf> {
+        request::path(&self.plugin, field, path)
+    }
+
+    /// Where the daemon has a volume, inline ones too.
+    fn place_of_any(&self, id: &str) -> Result<Place> {
+        let record = self.world.record(id);
+        record.map_or_else(|| self.place(id), |record| Ok(record.place))
     }
 }
 
-/// What it can do.
-const CAPABILITIES: [rpc::Type; 1] = [rpc::Type::SingleNodeMultiWriter];
+/// A path that is refused is one that the volume was never at.
+fn absent(path: Result<PathBuf>, asked: &str) -> Result<PathBuf> {
+    path.map_err(|error| match error {
+        Error::Invalid { .. } => Error::not_found("path", asked),
+        other => other,
+    })
+}
+
+/// Writes down an inline volume that is there and that nothing is remembered of.
+fn adopt(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> {
+    let mode = crate::capability::Mode::Writer;
+    let target = ephemeral::target(path.to_path_buf(), mode, false);
+    let mut record = Record::new(id, place);
+    (record.ephemeral, record.complete) = (true, true);
+    record.targets.push(target);
+    world.keep(&record)
+}
+
+/// Tells of what is remembered and no longer mounted. It is mounted again when that is asked for.
+fn compare(world: &dyn World, records: &[Record]) -> Result<()> {
+    let table = world.mounts()?;
+    for record in records {
+        let staged = record.stage.iter().filter(|stage| stage.access == modes::Access::Mount);
+        let paths = staged.map(|stage| &stage.path);
+        for path in paths.chain(record.targets.iter().map(|target| &target.path)) {
+            if table.at(path).is_none() {
+                let (volume, path) = (&record.volume, path.display());
+                tracing::warn!(volume, %path, "was mounted before the start and is not");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn answer(stats: Stats) -> proto::NodeGetVolumeStatsResponse {
+    let of = |usage: Usage, unit: Unit| proto::VolumeUsage {
+        available: usage.available,
+        total: usage.total,
+        used: usage.used,
+        unit: unit.into(),
+    };
+    let usage = match stats.usage {
+        None => Vec::new(),
+        Some(Shown::Mount(bytes, inodes)) => vec![of(bytes, Unit::Bytes), of(inodes, Unit::Inodes)],
+        Some(Shown::Block(total)) => {
+            let unit = Unit::Bytes.into();
+            vec![proto::VolumeUsage { total, unit, ..Default::default() }]
+        }
+    };
+    let abnormal = !stats.problem.is_empty();
+    let condition = proto::VolumeCondition { abnormal, message: stats.problem };
+    proto::NodeGetVolumeStatsResponse { usage, volume_condition: abnormal.then_some(condition) }
+}
 
 #[tonic::async_trait]
 impl Node for Service {
     async fn node_stage_volume(
         &self,
-        _: Request<proto::NodeStageVolumeRequest>,
+        request: Request<proto::NodeStageVolumeRequest>,
     ) -> Result<Response<proto::NodeStageVolumeResponse>, Status> {
-        Err(Status::unimplemented("NodeStageVolume"))
+        let call = Call::new("NodeStageVolume", &request, &request.get_ref().volume_id);
+        let (service, asked) = (self.clone(), request.into_inner());
+        let work = async move { service.stage(asked).await };
+        let done = self.plugin.run(call, work).await?;
+        Ok(done.map(|()| proto::NodeStageVolumeResponse {}))
     }
 
     async fn node_unstage_volume(
         &self,
-        _: Request<proto::NodeUnstageVolumeRequest>,
+        request: Request<proto::NodeUnstageVolumeRequest>,
     ) -> Result<Response<proto::NodeUnstageVolumeResponse>, Status> {
-        Err(Status::unimplemented("NodeUnstageVolume"))
+        let call = Call::new("NodeUnstageVolume", &request, &request.get_ref().volume_id);
+        let (service, asked) = (self.clone(), request.into_inner());
+        let work = async move { service.unstage(asked).await };
+        let done = self.plugin.run(call, work).await?;
+        Ok(done.map(|()| proto::NodeUnstageVolumeResponse {}))
     }
 
     async fn node_publish_volume(
         &self,
-        _: Request<proto::NodePublishVolumeRequest>,
+        request: Request<proto::NodePublishVolumeRequest>,
     ) -> Result<Response<proto::NodePublishVolumeResponse>, Status> {
-        Err(Status::unimplemented("NodePublishVolume"))
+        let call = Call::new("NodePublishVolume", &request, &request.get_ref().volume_id);
+        let (service, asked) = (self.clone(), request.into_inner());
+        let work = async move { service.publish(asked).await };
+        let done = self.plugin.run(call, work).await?;
+        Ok(done.map(|()| proto::NodePublishVolumeResponse {}))
     }
 
     async fn node_unpublish_volume(
         &self,
-        _: Request<proto::NodeUnpublishVolumeRequest>,
+        request: Request<proto::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<proto::NodeUnpublishVolumeResponse>, Status> {
-        Err(Status::unimplemented("NodeUnpublishVolume"))
+        let call = Call::new("NodeUnpublishVolume", &request, &request.get_ref().volume_id);
+        let (service, asked) = (self.clone(), request.into_inner());
+        let work = async move { service.unpublish(asked).await };
+        let done = self.plugin.run(call, work).await?;
+        Ok(done.map(|()| proto::NodeUnpublishVolumeResponse {}))
     }
 
     async fn node_get_volume_stats(
         &self,
-        _: Request<proto::NodeGetVolumeStatsRequest>,
+        request: Request<proto::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<proto::NodeGetVolumeStatsResponse>, Status> {
-        Err(Status::unimplemented("NodeGetVolumeStats"))
+        let call = Call::new("NodeGetVolumeStats", &request, &request.get_ref().volume_id).quiet();
+        let (service, asked) = (self.clone(), request.into_inner());
+        self.plugin.run(call, async move { service.stats(asked).await }).await
     }
 
     async fn node_expand_volume(
         &self,
-        _: Request<proto::NodeExpandVolumeRequest>,
+        request: Request<proto::NodeExpandVolumeRequest>,
     ) -> Result<Response<proto::NodeExpandVolumeResponse>, Status> {
-        Err(Status::unimplemented("NodeExpandVolume"))
+        let call = Call::new("NodeExpandVolume", &request, &request.get_ref().volume_id);
+        let (service, asked) = (self.clone(), request.into_inner());
+        self.plugin.run(call, async move { service.expand(asked).await }).await
     }
 
     async fn node_get_capabilities(
@@ -93,7 +441,7 @@ impl Node for Service {
         let place = &self.plugin.settings.place;
         let answer = proto::NodeGetInfoResponse {
             node_id: place.node.clone(),
-            max_volumes_per_node: 0,
+            max_volumes_per_node: machine::most_devices(),
             accessible_topology: Some(place.to_wire()),
         };
         self.plugin.run(call, async { Ok(answer) }).await

@@ -1,0 +1,257 @@
+//! What a device holds, as `blkid` says it, and what may be done with it.
+
+/// Exit code of `blkid` when it finds nothing that it knows.
+pub const NOTHING: i32 = 2;
+/// Exit code when several things claim the device.
+pub const AMBIVALENT: i32 = 8;
+
+/// What was found on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Nothing that is known. Whether it is empty only the daemon can tell.
+    Nothing,
+    /// A file system.
+    FileSystem(String),
+    /// A partition table, a part of a volume group, something encrypted, or several at once.
+    Other(String),
+}
+
+/// What to do with a device that is to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Make this file system.
+    Format(String),
+    /// Mount this one, which is there.
+    Mount(String),
+    /// It holds this, and is left alone.
+    Refuse(String),
+}
+
+impl Content {
+    /// Reads what `blkid -p -o export` said, and how it ended.
+    ///
+    /// # Errors
+    /// When it did not end as it does for a device that it could read.
+    pub fn parse(code: Option<i32>, said: &str) -> Result<Self, String> {
+        let field = |name: &str| {
+            let value = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+            said.lines().find_map(value)
+        };
+        match code {
+            Some(NOTHING) => Ok(Self::Nothing),
+            Some(AMBIVALENT) => Ok(Self::Other("signatures of several kinds".to_owned())),
+            Some(0) => Ok(match (field("TYPE"), field("USAGE"), field("PTTYPE")) {
+                (Some(kind), Some(usage), _) if usage == "filesystem" => Self::FileSystem(kind),
+                (Some(kind), ..) => Self::Other(kind),
+                (None, _, Some(table)) => Self::Other(format!("a partition table ({table})")),
+                // What it says about sizes alone is no content.
+                (None, _, None) => Self::Nothing,
+            }),
+            Some(code) => Err(format!("blkid ended with {code}")),
+            None => Err("blkid was killed".to_owned()),
+        }
+    }
+
+    /// Decides. `wanted` is empty when nobody said which file system; `empty`: nothing was ever
+    /// written to it; `ours`: what it holds is left of a file system that was being made here.
+    #[must_use]
+    pub fn plan(&self, wanted: &str, empty: bool, ours: bool) -> Plan {
+        let or_default = if wanted.is_empty() { DEFAULT } else { wanted };
+        match self {
+            _ if ours => Plan::Format(or_default.to_owned()),
+            Self::Nothing if empty => Plan::Format(or_default.to_owned()),
+            Self::Nothing => Plan::Refuse("data of no kind that is known here".to_owned()),
+            Self::FileSystem(there) if there == wanted => Plan::Mount(there.clone()),
+            Self::FileSystem(there) if wanted.is_empty() && KNOWN.contains(&there.as_str()) => {
+                Plan::Mount(there.clone())
+            }
+            Self::FileSystem(there) | Self::Other(there) => Plan::Refuse(there.clone()),
+        }
+    }
+}
+
+/// File systems that are made, grown and mounted.
+pub const KNOWN: [&str; 3] = ["ext4", "xfs", "btrfs"];
+
+/// When nobody says which.
+pub const DEFAULT: &str = "ext4";
+
+/// The program and the words that make a file system, the device not among them. The device is
+/// empty, so nothing has to be discarded; and it is forced, for what is left of a former try.
+#[must_use]
+pub fn maker(file_system: &str, options: &[String]) -> (String, Vec<String>) {
+    let ours: &[&str] = match file_system {
+        // Root's share is of no use to a workload. Tables are zeroed later, where they are not yet.
+        "ext4" => {
+            &["-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
+        }
+        "xfs" => &["-q", "-f", "-K"],
+        "btrfs" => &["-q", "-f", "-K"],
+        _ => &[],
+    };
+    let words = ours.iter().map(|&word| word.to_owned()).chain(options.iter().cloned());
+    (format!("mkfs.{file_system}"), words.collect())
+}
+
+/// The bytes of a device that say how large the file system on it is.
+pub const SUPERBLOCKS_BYTES: usize = (64 << 10) + 4096;
+
+/// The size of a file system in bytes, by the beginning of its device. `None` when it can't be
+/// told.
+#[must_use]
+pub fn size_of(file_system: &str, start: &[u8]) -> Option<u64> {
+    let u32_le = |at: usize| Some(u32::from_le_bytes(start.get(at..at + 4)?.try_into().ok()?));
+    let u64_le = |at: usize| Some(u64::from_le_bytes(start.get(at..at + 8)?.try_into().ok()?));
+    let u32_be = |at: usize| Some(u32::from_be_bytes(start.get(at..at + 4)?.try_into().ok()?));
+    let u64_be = |at: usize| Some(u64::from_be_bytes(start.get(at..at + 8)?.try_into().ok()?));
+    match file_system {
+        "ext4" => {
+            // Behind the boot sector: blocks, the size of one as a power of two, 64 bits or not.
+            let base = 1024;
+            let magic = start.get(base + 0x38..base + 0x3a)?;
+            let low = u64::from(u32_le(base + 4)?);
+            let wide = u32_le(base + 0x60)? & 0x80 != 0;
+            let high = if wide { u64::from(u32_le(base + 0x150)?) } else { 0 };
+            let blocks = high.checked_shl(32)?.checked_add(low)?;
+            let size = 1024_u64.checked_shl(u32_le(base + 0x18)?.min(16))?;
+            (magic == [0x53, 0xef]).then(|| blocks.checked_mul(size)).flatten()
+        }
+        "xfs" => {
+            let magic = start.get(..4)?;
+            let size = u64::from(u32_be(4)?);
+            (magic == b"XFSB").then(|| u64_be(8)?.checked_mul(size)).flatten()
+        }
+        "btrfs" => {
+            // The device's own item in the superblock: its bytes that belong to the file system.
+            let base = 64 << 10;
+            let magic = start.get(base + 0x40..base + 0x48)?;
+            (magic == b"_BHRfS_M").then(|| u64_le(base + 0xc9 + 8)).flatten()
+        }
+        _ => None,
+    }
+}
+
+/// What became of a check, by the exit code of `e2fsck -p`.
+///
+/// # Errors
+/// When it left errors, or could not be run.
+pub fn checked(code: Option<i32>) -> Result<(), String> {
+    match code {
+        // Clean, or made so.
+        Some(0..=3) => Ok(()),
+        Some(code) if code & 4 != 0 => {
+            Err("the file system has errors that only a person may mend: run e2fsck".to_owned())
+        }
+        Some(code) => Err(format!("e2fsck ended with {code}")),
+        None => Err("e2fsck was killed".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(said: &str) -> Content {
+        Content::parse(Some(0), said).unwrap()
+    }
+
+    #[test]
+    fn what_blkid_says_is_understood() {
+        let ext4 = "DEVNAME=/dev/ublkb0\nUUID=1\nVERSION=1.0\nTYPE=ext4\nUSAGE=filesystem\n";
+        assert_eq!(parse(ext4), Content::FileSystem("ext4".to_owned()));
+        assert_eq!(
+            parse("PTUUID=1\nPTTYPE=gpt\n"),
+            Content::Other("a partition table (gpt)".into())
+        );
+        let lvm = "DEVNAME=/dev/ublkb0\nTYPE=LVM2_member\nUSAGE=raid\n";
+        assert_eq!(parse(lvm), Content::Other("LVM2_member".to_owned()));
+        assert_eq!(parse("DEVNAME=/dev/ublkb0\nMINIMUM_IO_SIZE=4096\n"), Content::Nothing);
+        assert_eq!(Content::parse(Some(2), ""), Ok(Content::Nothing));
+        assert!(matches!(Content::parse(Some(8), ""), Ok(Content::Other(_))));
+        assert!(Content::parse(Some(4), "").is_err() && Content::parse(None, "").is_err());
+    }
+
+    #[test]
+    fn only_what_was_never_written_is_formatted() {
+        let xfs = Content::FileSystem("xfs".to_owned());
+        let other = Content::Other("LVM2_member".to_owned());
+        let format = |name: &str| Plan::Format(name.to_owned());
+        assert_eq!(Content::Nothing.plan("xfs", true, false), format("xfs"));
+        assert_eq!(Content::Nothing.plan("", true, false), format("ext4"));
+        assert!(matches!(Content::Nothing.plan("ext4", false, false), Plan::Refuse(_)));
+        assert_eq!(xfs.plan("xfs", false, false), Plan::Mount("xfs".to_owned()));
+        assert_eq!(xfs.plan("", false, false), Plan::Mount("xfs".to_owned()));
+        assert_eq!(xfs.plan("ext4", false, false), Plan::Refuse("xfs".to_owned()));
+        for empty in [false, true] {
+            assert_eq!(other.plan("ext4", empty, false), Plan::Refuse("LVM2_member".to_owned()));
+        }
+        let foreign = Content::FileSystem("ntfs".to_owned());
+        assert_eq!(foreign.plan("", false, false), Plan::Refuse("ntfs".to_owned()));
+    }
+
+    #[test]
+    fn a_file_system_that_was_not_finished_is_made_again() {
+        for content in [Content::Nothing, Content::FileSystem("ext4".to_owned())] {
+            assert_eq!(content.plan("ext4", false, true), Plan::Format("ext4".to_owned()));
+        }
+    }
+
+    #[test]
+    fn options_of_the_class_come_after_ours() {
+        let (program, words) = maker("xfs", &["-b".to_owned(), "size=1024".to_owned()]);
+        assert_eq!(program, "mkfs.xfs");
+        assert_eq!(words, ["-q", "-f", "-K", "-b", "size=1024"]);
+        for name in KNOWN {
+            assert!(!maker(name, &[]).1.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_from_superblocks() {
+        let mut ext4 = vec![0; SUPERBLOCKS_BYTES];
+        ext4[1024 + 4..1024 + 8].copy_from_slice(&7_u32.to_le_bytes());
+        ext4[1024 + 0x18] = 2;
+        ext4[1024 + 0x38..1024 + 0x3a].copy_from_slice(&[0x53, 0xef]);
+        assert_eq!(size_of("ext4", &ext4), Some(7 * 4096));
+        // The upper half counts when the file system says so.
+        ext4[1024 + 0x150] = 1;
+        assert_eq!(size_of("ext4", &ext4), Some(7 * 4096));
+        ext4[1024 + 0x60] = 0x80;
+        assert_eq!(size_of("ext4", &ext4), Some(((1 << 32) + 7) * 4096));
+        let mut xfs = vec![0; SUPERBLOCKS_BYTES];
+        xfs[..4].copy_from_slice(b"XFSB");
+        xfs[4..8].copy_from_slice(&4096_u32.to_be_bytes());
+        xfs[8..16].copy_from_slice(&9_u64.to_be_bytes());
+        assert_eq!(size_of("xfs", &xfs), Some(9 * 4096));
+        for name in KNOWN {
+            assert_eq!(size_of(name, &[]), None);
+            assert_eq!(size_of(name, &vec![0; SUPERBLOCKS_BYTES]), None);
+        }
+    }
+
+    #[test]
+    fn sizes_agree_with_what_the_tools_make() {
+        let folder = std::env::temp_dir().join(format!("csi-sizes-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, size) in [("ext4", 64_u64 << 20), ("xfs", 320 << 20), ("btrfs", 256 << 20)] {
+            let path = folder.join(name);
+            std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+            let (program, words) = maker(name, &[]);
+            let mut command = std::process::Command::new(program);
+            let path_of_all = std::env::var("PATH").unwrap() + ":/usr/sbin:/sbin";
+            command.env("PATH", path_of_all).args(words).arg(&path);
+            assert!(command.status().unwrap().success(), "{name}");
+            let start = std::fs::read(&path).unwrap()[..SUPERBLOCKS_BYTES].to_vec();
+            assert_eq!(size_of(name, &start), Some(size), "{name}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn errors_that_a_check_leaves_are_refused() {
+        for (code, fine) in [(0, true), (1, true), (2, true), (4, false), (5, false), (8, false)] {
+            assert_eq!(checked(Some(code)).is_ok(), fine, "{code}");
+        }
+        assert!(checked(None).is_err());
+    }
+}

@@ -1,0 +1,380 @@
+//! Every call at every step: the process dies before, in the middle of or after it, or the step
+//! fails; then the call is repeated, or given up for the one that undoes it. Nothing may be left.
+
+use std::path::{Path, PathBuf};
+
+use super::ephemeral;
+use super::fake::{Fake, Held, WRONGS, Wrong};
+use super::flags::Options;
+use super::look;
+use super::modes::{Access, Target};
+use super::publish;
+use super::records::Place;
+use super::stage;
+use super::steps::Wish;
+use super::world::{Kind, Result, Wanted, World};
+use crate::capability::Mode;
+use crate::sizes::Range;
+
+pub(super) const ID: &str = "default/csi.a";
+pub(super) const STAGING: &str = "/kubelet/staging/a";
+const SIZE: i64 = 1_073_741_824;
+
+/// A call that goes wrong so often in a row is not mended by its repeat.
+const TRIES: u32 = 6;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Mount(&'static str),
+    Block,
+    Reader,
+    Inline,
+}
+
+const SHAPES: [Shape; 5] =
+    [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Block, Shape::Reader, Shape::Inline];
+
+pub(super) fn wish(file_system: &str) -> Wish {
+    let options = Options::parse(&["noatime".to_owned()]).unwrap();
+    Wish { file_system: file_system.to_owned(), options, hash: 7, mkfs: Vec::new() }
+}
+
+pub(super) fn target(path: &str, mode: Mode, access: Access) -> Target {
+    Target { path: path.into(), mode, read_only: false, access }
+}
+
+/// What a life of a volume consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Stage,
+    Publish(u8),
+    Write,
+    Expand,
+    Stats,
+    Unpublish(u8),
+    Unstage,
+    Delete,
+}
+
+impl Shape {
+    fn life(self) -> Vec<Call> {
+        use Call::{Delete, Expand, Publish, Stage, Stats, Unpublish, Unstage, Write};
+        match self {
+            Self::Mount(_) | Self::Block => vec![
+                Stage,
+                Publish(0),
+                Write,
+                Publish(1),
+                Expand,
+                Stats,
+                Unpublish(0),
+                Unpublish(1),
+                Unstage,
+                Stage,
+                Publish(2),
+                Unpublish(2),
+                Unstage,
+                Delete,
+            ],
+            Self::Reader => vec![
+                Stage,
+                Publish(0),
+                Publish(1),
+                Stats,
+                Unpublish(0),
+                Unpublish(1),
+                Unstage,
+                Delete,
+            ],
+            Self::Inline => vec![Publish(0), Write, Stats, Unpublish(0), Delete],
+        }
+    }
+
+    fn mode(self) -> Mode {
+        if self == Self::Reader { Mode::ReaderOnly } else { Mode::MultiWriter }
+    }
+
+    fn access(self) -> Access {
+        if self == Self::Block { Access::Block } else { Access::Mount }
+    }
+
+    fn wish(self) -> Option<Wish> {
+        match self {
+            Self::Mount(name) => Some(wish(name)),
+            Self::Reader | Self::Inline => Some(wish("ext4")),
+            Self::Block => None,
+        }
+    }
+
+    /// The last of three paths is published so that it can't be written.
+    fn target(self, number: u8) -> Target {
+        let path = format!("/kubelet/pods/{number}/mount");
+        let read_only = number == 2;
+        Target { read_only, ..target(&path, self.mode(), self.access()) }
+    }
+
+    fn call(self, world: &Fake, place: &Place, call: Call) -> Result<()> {
+        let (path, wish) = (Path::new(STAGING), self.wish());
+        match call {
+            Call::Stage => {
+                let wish = wish.as_ref();
+                let mode = self.mode();
+                stage::stage(world, &stage::Ask { volume: ID, place, path, mode, wish })
+            }
+            Call::Publish(number) => {
+                let target = &self.target(number);
+                if let (Self::Inline, Some(wish)) = (self, &wish) {
+                    let wanted = &Wanted { size_bytes: SIZE, class: "default".to_owned() };
+                    let ask = ephemeral::Ask { volume: ID, place, target, wish, wanted };
+                    return ephemeral::publish(world, &ask);
+                }
+                let ask = publish::Ask { volume: ID, place, staging: path, target, strict: false };
+                publish::publish(world, &ask)
+            }
+            Call::Write => {
+                let mut state = world.state();
+                for volume in state.volumes.values_mut() {
+                    match &mut volume.held {
+                        Held::FileSystem { data, .. } => *data = true,
+                        held => *held = Held::Raw,
+                    }
+                }
+                Ok(())
+            }
+            Call::Expand => {
+                if let Some(volume) = world.state().volumes.get_mut(&place.name) {
+                    (volume.size, volume.shown) = (2 * SIZE, 2 * SIZE);
+                }
+                let at = self.target(1).path;
+                let size = look::expand(world, (ID, place), &at, &Range::default())?;
+                assert_eq!(size, 2 * SIZE);
+                if let Held::FileSystem { bytes, .. } = world.state().volumes[&place.name].held {
+                    assert_eq!(bytes, 2 * SIZE);
+                }
+                Ok(())
+            }
+            Call::Stats => {
+                let stats = look::stats(world, ID, place, &self.target(0).path)?;
+                assert!(stats.usage.is_some() && stats.problem.is_empty(), "{stats:?}");
+                Ok(())
+            }
+            Call::Unpublish(number) => {
+                publish::unpublish(world, ID, place, &self.target(number).path)
+            }
+            Call::Unstage => stage::unstage(world, ID, place, path),
+            Call::Delete => world.delete(place),
+        }
+    }
+
+    /// What undoes what was done before a call and by it. What it has begun to undo goes on.
+    fn undone(self, at: usize) -> Vec<Call> {
+        let mut undone = Vec::new();
+        for (index, call) in self.life()[..=at].iter().enumerate() {
+            match call {
+                Call::Stage => undone.push(Call::Unstage),
+                Call::Publish(number) => undone.push(Call::Unpublish(*number)),
+                Call::Unpublish(_) | Call::Unstage if index < at => {
+                    undone.retain(|other| other != call);
+                }
+                _ => {}
+            }
+        }
+        undone.reverse();
+        undone.push(Call::Delete);
+        undone
+    }
+}
+
+/// What became of a life in which something went wrong.
+struct Life {
+    world: Fake,
+    place: Place,
+    shape: Shape,
+    case: String,
+}
+
+impl Life {
+    fn new(shape: Shape, case: String) -> Self {
+        let world = Fake::default();
+        let place = match shape {
+            Shape::Inline => Place { pool: "default".to_owned(), name: "csi.a".to_owned() },
+            _ => world.add("csi.a", SIZE, Held::Nothing),
+        };
+        Self { world, place, shape, case }
+    }
+
+    /// Calls until it is done.
+    fn insist(&self, call: Call) {
+        let mut last = None;
+        for _ in 0..TRIES {
+            self.world.revive();
+            match self.shape.call(&self.world, &self.place, call) {
+                Ok(()) => return self.check(call),
+                Err(error) => last = Some(error),
+            }
+        }
+        panic!("{}: {call:?} is not mended by its repeat: {last:?}", self.case);
+    }
+
+    /// What holds after a call that was done.
+    fn check(&self, call: Call) {
+        if let Call::Publish(number) = call {
+            let target = self.shape.target(number);
+            let state = self.world.state();
+            let mounts: Vec<_> = state.mounts.iter().filter(|it| it.path == target.path).collect();
+            assert_eq!(mounts.len(), 1, "{}: {mounts:?}", self.case);
+            let cannot = target.read_only || self.shape == Shape::Reader;
+            assert!(mounts[0].read_only || !cannot || self.shape == Shape::Block, "{}", self.case);
+            assert!(
+                state.volumes.values().all(|it| { it.read_only == (self.shape == Shape::Reader) })
+            );
+        }
+    }
+
+    fn nothing_is_left(&self) {
+        let case = &self.case;
+        let state = self.world.state();
+        assert!(state.mounts.is_empty(), "{case}: {:?}", state.mounts);
+        assert!(state.paths.is_empty(), "{case}: {:?}", state.paths);
+        assert!(state.records.is_empty(), "{case}: {:?}", state.records);
+        assert!(state.volumes.is_empty(), "{case}: {:?}", state.volumes);
+    }
+
+    /// Runs the life up to the call in which something goes wrong, and says which.
+    fn until_wrong(&self, at: u64, wrong: Wrong, then: Option<(u64, Wrong)>) -> Option<usize> {
+        {
+            let mut state = self.world.state();
+            (state.wrong, state.then) = (Some((at, wrong)), then);
+        }
+        for (index, call) in self.shape.life().iter().enumerate() {
+            let result = self.shape.call(&self.world, &self.place, *call);
+            if self.world.state().steps >= at {
+                if result.is_ok() {
+                    self.check(*call);
+                }
+                return Some(index);
+            }
+            result.unwrap_or_else(|error| panic!("{}: {call:?}: {error}", self.case));
+        }
+        None
+    }
+}
+
+/// Goes through all steps of a life, and what can go wrong at each.
+fn at_every_step(shape: Shape, then: Option<(u64, Wrong)>, finish: impl Fn(&Life, usize)) -> u64 {
+    let mut cases = 0;
+    for wrong in WRONGS {
+        for at in 1.. {
+            let case = format!("{shape:?}, {wrong:?} at step {at}, then {then:?}");
+            let life = Life::new(shape, case);
+            let Some(index) = life.until_wrong(at, wrong, then) else { break };
+            finish(&life, index);
+            cases += 1;
+        }
+    }
+    assert!(cases > 100, "{shape:?} has {cases} cases");
+    cases
+}
+
+/// The call is repeated, and all that comes after it is done.
+fn go_on(life: &Life, index: usize) {
+    for call in &life.shape.life()[index..] {
+        life.insist(*call);
+    }
+    life.nothing_is_left();
+}
+
+#[test]
+fn a_repeat_mends_what_went_wrong_at_any_step() {
+    let cases: u64 = SHAPES.into_iter().map(|shape| at_every_step(shape, None, go_on)).sum();
+    println!("{cases} cases");
+}
+
+#[test]
+fn a_repeat_mends_what_went_wrong_twice() {
+    for shape in SHAPES {
+        for more in [1, 2, 3, 5, 8, 13] {
+            at_every_step(shape, Some((more, Wrong::DiesBefore)), go_on);
+            at_every_step(shape, Some((more, Wrong::FailsAfter)), go_on);
+        }
+    }
+}
+
+#[test]
+fn what_is_given_up_at_any_step_is_undone() {
+    for shape in SHAPES {
+        at_every_step(shape, None, |life, index| {
+            life.world.revive();
+            for call in shape.undone(index) {
+                life.insist(call);
+            }
+            life.nothing_is_left();
+        });
+    }
+}
+
+#[test]
+fn a_life_goes_on_after_the_machine_was_switched_off() {
+    for shape in SHAPES {
+        at_every_step(shape, None, |life, index| {
+            life.world.reboot();
+            // Everything that was up is asked for again, as kubelet does for pods that stay.
+            let calls = shape.life();
+            let up = shape.undone(index);
+            for call in calls[..index].iter().filter(|call| match call {
+                Call::Stage => up.contains(&Call::Unstage),
+                Call::Publish(number) => up.contains(&Call::Unpublish(*number)),
+                _ => false,
+            }) {
+                life.insist(*call);
+            }
+            go_on(life, index);
+        });
+    }
+}
+
+#[test]
+fn an_inline_volume_that_fails_leaves_nothing() {
+    let shape = Shape::Inline;
+    for wrong in [Wrong::FailsBefore, Wrong::FailsAfter] {
+        for at in 1.. {
+            let life = Life::new(shape, format!("{wrong:?} at step {at}"));
+            let Some(index) = life.until_wrong(at, wrong, None) else { break };
+            if index > 0 {
+                break;
+            }
+            life.nothing_is_left();
+        }
+    }
+}
+
+fn sweep(life: &Life) {
+    let records: Vec<_> = life.world.state().records.values().cloned().collect();
+    for record in records {
+        ephemeral::sweep(&life.world, &record).unwrap();
+    }
+}
+
+#[test]
+fn an_inline_volume_of_a_pod_that_is_gone_is_swept_away() {
+    at_every_step(Shape::Inline, None, |life, _| {
+        life.world.reboot();
+        sweep(life);
+        let _ = life.world.delete(&life.place);
+        life.nothing_is_left();
+    });
+    // The pod's folder is there: it comes back, and wants its data.
+    let life = Life::new(Shape::Inline, "kept".to_owned());
+    life.insist(Call::Publish(0));
+    life.insist(Call::Write);
+    life.world.reboot();
+    let above = PathBuf::from("/kubelet/pods/0");
+    life.world.state().paths.insert(above.clone(), Kind::Folder);
+    sweep(&life);
+    life.insist(Call::Publish(0));
+    let held = life.world.state().volumes["csi.a"].held.clone();
+    assert!(matches!(held, Held::FileSystem { data: true, .. }), "{held:?}");
+    life.insist(Call::Unpublish(0));
+    life.world.state().paths.remove(&above);
+    life.nothing_is_left();
+}

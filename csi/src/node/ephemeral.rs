@@ -1,0 +1,124 @@
+//! Inline volumes: made when they are published, and deleted when that ends. They live with one
+//! pod.
+
+use super::modes::{Access, Target};
+use super::records::{Place, Record};
+use super::stage;
+use super::steps::{self, Wish};
+use super::world::{Kind, Mount, Mounted, Result, Wanted, World};
+use crate::capability::Mode;
+use crate::error::Error;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    pub volume: &'a str,
+    pub place: &'a Place,
+    pub target: &'a Target,
+    pub wish: &'a Wish,
+    pub wanted: &'a Wanted,
+}
+
+/// Makes and mounts it, or goes on where an earlier call ended. A failure leaves nothing, unless
+/// the volume was there for a workload before: it may hold data.
+///
+/// # Errors
+/// When it is published elsewhere or otherwise, or a step fails.
+pub fn publish(world: &dyn World, ask: &Ask<'_>) -> Result<()> {
+    let new = || Record { ephemeral: true, ..Record::new(ask.volume, ask.place) };
+    let record = world.record(ask.volume).unwrap_or_else(new);
+    if !record.ephemeral {
+        return Err(Error::in_use(format_args!("volume {}", ask.volume), "is no inline volume"));
+    }
+    let table = world.mounts()?;
+    if let Some(there) = record.targets.iter().find(|there| table.at(&there.path).is_some()) {
+        if there.path != ask.target.path {
+            let problem = format!("is published at {}", there.path.display());
+            return Err(Error::in_use(format_args!("volume {}", ask.volume), problem));
+        }
+        if there.read_only != ask.target.read_only {
+            let path = there.path.to_string_lossy();
+            let (existing, asked) = (there.read_only, ask.target.read_only);
+            let what = ("target path", path.as_ref());
+            return Err(Error::exists(what, "readonly", existing, asked));
+        }
+    } else if table.at(&ask.target.path).is_some() {
+        return Err(steps::foreign(&ask.target.path));
+    }
+    let wanted = Record { targets: vec![ask.target.clone()], ..record };
+    let complete = wanted.complete;
+    let result = begin(world, &wanted).and_then(|()| show(world, wanted.clone(), ask));
+    if result.is_err() && !complete {
+        // What can't be undone now is written down, and undone when its publication ends.
+        let _ = end(world, &wanted);
+    }
+    result
+}
+
+fn begin(world: &dyn World, record: &Record) -> Result<()> {
+    let same = world.record(&record.volume).as_ref() == Some(record);
+    if same { Ok(()) } else { world.keep(record) }
+}
+
+fn show(world: &dyn World, mut record: Record, ask: &Ask<'_>) -> Result<()> {
+    let path = ask.target.path.as_path();
+    // Where it was made, should the default pool be another now.
+    let place = record.place.clone();
+    world.create(&place, ask.wanted)?;
+    let volume = world.attach(&place, false)?;
+    let device = steps::device_of(ask.volume, &volume)?;
+    if !world.mounts()?.shows(path, device) {
+        // Of a device that is gone.
+        steps::unmount(world, path)?;
+        let file_system = steps::prepare(world, &mut record, &volume, ask.wish)?;
+        steps::make(world, path, Kind::Folder)?;
+        let options = stage::options(ask.wish, &file_system, ask.target.read_only);
+        let mount = Mount { device, file_system: &file_system, path, options: &options };
+        if world.mount(&mount)? != Mounted::Done {
+            let what = format_args!("volume {}", ask.volume);
+            return Err(Error::in_use(what, "can't be written"));
+        }
+    }
+    if !record.complete {
+        record.complete = true;
+        world.keep(&record)?;
+    }
+    Ok(())
+}
+
+/// Takes all of it away, wherever it stands.
+///
+/// # Errors
+/// When somebody uses it, or a step fails; a repeat goes on.
+pub(super) fn end(world: &dyn World, record: &Record) -> Result<()> {
+    for target in &record.targets {
+        steps::unmount(world, &target.path)?;
+        steps::remove(world, &target.path)?;
+    }
+    world.detach(&record.place)?;
+    world.delete(&record.place)?;
+    world.forget(&record.volume)
+}
+
+/// Ends a volume that was never complete, or whose pod is gone with the folder that its path lay
+/// in: nobody will ask for it any more. At the start.
+///
+/// # Errors
+/// When a step fails.
+pub fn sweep(world: &dyn World, record: &Record) -> Result<()> {
+    let table = world.mounts()?;
+    let mounted = record.targets.iter().any(|target| table.at(&target.path).is_some());
+    let mut has_pod = false;
+    for target in &record.targets {
+        let above = target.path.parent().unwrap_or(&target.path);
+        has_pod |= world.kind(above)?.is_some();
+    }
+    let wanted = record.complete && has_pod;
+    if mounted || wanted { Ok(()) } else { end(world, record) }
+}
+
+/// An inline volume's place of publication.
+#[must_use]
+pub fn target(path: std::path::PathBuf, mode: Mode, read_only: bool) -> Target {
+    Target { path, mode, read_only, access: Access::Mount }
+}

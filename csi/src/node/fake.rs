@@ -1,0 +1,501 @@
+//! A world for tests: a daemon, a kernel, folders and tools, in memory. Any step can be the last of
+//! a process, before it has an effect, in the middle of it, or after.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+use super::content::Content;
+use super::mountinfo::{Device, Entry, Table};
+use super::records::{Place, Record};
+use super::world::{Kind, Mount, Mounted, Result, Usage, Volume, Wanted, World};
+use crate::capability::Mode;
+use crate::error::Error;
+use crate::sizes::Range;
+
+/// How a step goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// The process dies before, or in the middle where there is one.
+    DiesBefore,
+    DiesAfter,
+    /// It fails and has no effect, or half of one.
+    FailsBefore,
+    /// It has its effect and nobody is told.
+    FailsAfter,
+}
+
+pub(super) const WRONGS: [Wrong; 4] =
+    [Wrong::DiesBefore, Wrong::DiesAfter, Wrong::FailsBefore, Wrong::FailsAfter];
+
+/// What a device holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Nothing,
+    /// Left of a tool that was killed.
+    Partial,
+    FileSystem {
+        kind: String,
+        bytes: i64,
+        /// Not unmounted in order.
+        dirty: bool,
+        /// Somebody's.
+        data: bool,
+    },
+    Other(&'static str),
+    Raw,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub(super) size: i64,
+    pub(super) held: Held,
+    pub(super) minor: Option<u32>,
+    pub(super) read_only: bool,
+    /// What the kernel goes on to show of its size.
+    pub(super) shown: i64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) volumes: BTreeMap<String, Stored>,
+    pub(super) mounts: Vec<Entry>,
+    pub(super) paths: BTreeMap<PathBuf, Kind>,
+    pub(super) records: BTreeMap<String, Record>,
+    /// Paths that somebody has opened something at.
+    pub(super) busy: BTreeSet<PathBuf>,
+    /// Devices that somebody has open.
+    pub(super) holders: BTreeSet<u32>,
+    /// A tool of a killed process goes on for so many looks at it.
+    pub(super) orphan: u32,
+    pub(super) conflicts: Vec<Mode>,
+    /// The node makes volumes larger, and not the controller.
+    pub(super) enlarges: bool,
+    pub(super) steps: u64,
+    pub(super) wrong: Option<(u64, Wrong)>,
+    /// Steps at which something else goes wrong after the first did.
+    pub(super) then: Option<(u64, Wrong)>,
+    pub(super) dead: bool,
+    next_minor: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Fake(Mutex<State>);
+
+impl Fake {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A volume that the controller made.
+    pub(super) fn add(&self, name: &str, size: i64, held: Held) -> Place {
+        let volume = Stored { size, held, minor: None, read_only: false, shown: size };
+        self.state().volumes.insert(name.to_owned(), volume);
+        Place { pool: "default".to_owned(), name: name.to_owned() }
+    }
+
+    /// Another process takes the dead one's place. True when one was dead.
+    pub(super) fn revive(&self) -> bool {
+        std::mem::take(&mut self.state().dead)
+    }
+
+    /// The machine is switched off and on: mounts and who had something open are gone, and so are
+    /// devices; the daemon makes those anew, with other numbers.
+    pub(super) fn reboot(&self) {
+        let mut state = self.state();
+        state.dead = false;
+        state.orphan = 0;
+        state.mounts.clear();
+        state.busy.clear();
+        state.holders.clear();
+        let attached: Vec<String> = state
+            .volumes
+            .iter()
+            .filter(|(_, volume)| volume.minor.is_some())
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in attached {
+            let minor = state.new_minor();
+            if let Some(volume) = state.volumes.get_mut(&name) {
+                volume.minor = Some(minor);
+                volume.shown = volume.size;
+            }
+        }
+    }
+
+    /// A step: counted, and the last one if its number has come.
+    fn step<T>(
+        &self,
+        effect: impl FnOnce(&mut State) -> Result<T>,
+        half: impl FnOnce(&mut State),
+    ) -> Result<T> {
+        let mut state = self.state();
+        let gone = || Error::unexpected("the process", "is dead");
+        if state.dead {
+            return Err(gone());
+        }
+        state.steps += 1;
+        let Some((_, wrong)) = state.wrong.filter(|(at, _)| *at == state.steps) else {
+            return effect(&mut state);
+        };
+        state.wrong = state.then.take().map(|(more, wrong)| (state.steps + more, wrong));
+        match wrong {
+            Wrong::DiesBefore | Wrong::FailsBefore => half(&mut state),
+            Wrong::DiesAfter | Wrong::FailsAfter => drop(effect(&mut state)),
+        }
+        state.dead = matches!(wrong, Wrong::DiesBefore | Wrong::DiesAfter);
+        Err(gone())
+    }
+
+    fn whole<T>(&self, effect: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+        self.step(effect, |_| ())
+    }
+}
+
+impl State {
+    fn new_minor(&mut self) -> u32 {
+        self.next_minor += 1;
+        self.next_minor
+    }
+
+    fn of(&mut self, device: &Device) -> &mut Stored {
+        let found = self.volumes.values_mut().find(|it| it.minor == Some(device.minor));
+        found.expect("a device that is there")
+    }
+
+    fn at(&self, path: &Path) -> Option<usize> {
+        self.mounts.iter().rposition(|entry| entry.path == path)
+    }
+
+    fn in_use(&self, minor: u32) -> bool {
+        self.holders.contains(&minor)
+            || self.mounts.iter().any(|it| it.kind != "devtmpfs" && it.minor == minor)
+    }
+}
+
+fn shown(volume: &Stored) -> Volume {
+    let device = |minor| Device { path: format!("/dev/ublkb{minor}").into(), major: 259, minor };
+    Volume {
+        size_bytes: volume.size,
+        empty: volume.held == Held::Nothing,
+        device: volume.minor.map(device),
+        read_only: volume.read_only,
+    }
+}
+
+fn used(what: &str) -> Error {
+    Error::in_use(what, "is in use")
+}
+
+impl World for Fake {
+    fn volume(&self, place: &Place) -> Result<Option<Volume>> {
+        self.whole(|state| Ok(state.volumes.get(&place.name).map(shown)))
+    }
+
+    fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
+        self.whole(|state| {
+            let minor = state.new_minor();
+            let Some(volume) = state.volumes.get_mut(&place.name) else {
+                return Err(Error::not_found("volume", &place.name));
+            };
+            if volume.minor.is_none() {
+                volume.minor = Some(minor);
+                volume.read_only = read_only;
+                volume.shown = volume.size;
+            } else if volume.read_only != read_only {
+                return Err(Error::in_use(&place.name, "is attached in another way"));
+            }
+            Ok(shown(volume))
+        })
+    }
+
+    fn detach(&self, place: &Place) -> Result<()> {
+        self.whole(|state| {
+            let minor = state.volumes.get(&place.name).and_then(|volume| volume.minor);
+            if minor.is_some_and(|minor| state.in_use(minor)) {
+                return Err(used(&place.name));
+            }
+            if let Some(volume) = state.volumes.get_mut(&place.name) {
+                volume.minor = None;
+            }
+            Ok(())
+        })
+    }
+
+    fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>> {
+        self.whole(|state| {
+            let enlarges = state.enlarges;
+            let volume = state.volumes.get_mut(&place.name).filter(|_| enlarges);
+            Ok(volume.map(|volume| {
+                volume.size = volume.size.max(range.required.get());
+                volume.shown = volume.size;
+                shown(volume)
+            }))
+        })
+    }
+
+    fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
+        let size = wanted.size_bytes;
+        let new =
+            || Stored { size, held: Held::Nothing, minor: None, read_only: false, shown: size };
+        self.whole(|state| {
+            state.volumes.entry(place.name.clone()).or_insert_with(new);
+            Ok(())
+        })
+    }
+
+    fn delete(&self, place: &Place) -> Result<()> {
+        self.whole(|state| {
+            if state.volumes.get(&place.name).is_some_and(|volume| volume.minor.is_some()) {
+                return Err(used(&place.name));
+            }
+            state.volumes.remove(&place.name);
+            Ok(())
+        })
+    }
+
+    fn record(&self, volume: &str) -> Option<Record> {
+        self.state().records.get(volume).cloned()
+    }
+
+    fn keep(&self, record: &Record) -> Result<()> {
+        self.whole(|state| {
+            state.records.insert(record.volume.clone(), record.clone());
+            Ok(())
+        })
+    }
+
+    fn forget(&self, volume: &str) -> Result<()> {
+        self.whole(|state| {
+            state.records.remove(volume);
+            Ok(())
+        })
+    }
+
+    fn mounts(&self) -> Result<Table> {
+        self.whole(|state| Ok(Table { entries: state.mounts.clone() }))
+    }
+
+    fn mount(&self, mount: &Mount<'_>) -> Result<Mounted> {
+        self.whole(|state| {
+            assert_eq!(state.paths.get(mount.path), Some(&Kind::Folder), "{mount:?}");
+            let twice = state.mounts.iter().any(|it| it.path == mount.path);
+            assert!(!twice, "mounted over something: {mount:?}");
+            let volume = state.of(mount.device);
+            let Held::FileSystem { kind, dirty, .. } = &mut volume.held else {
+                panic!("{:?} can't be mounted", volume.held);
+            };
+            assert_eq!(kind, mount.file_system);
+            let writes = !mount.options.read_only();
+            if volume.read_only && (writes || *dirty) {
+                return Ok(Mounted::NeedsWriting);
+            }
+            *dirty = writes;
+            let read_only = !writes || volume.read_only;
+            state.mounts.push(Entry {
+                major: 259,
+                minor: mount.device.minor,
+                root: "/".into(),
+                path: mount.path.to_path_buf(),
+                read_only,
+                kind: mount.file_system.to_owned(),
+                source: mount.device.path.clone(),
+            });
+            Ok(Mounted::Done)
+        })
+    }
+
+    fn bind(&self, from: &Path, to: &Path) -> Result<()> {
+        self.whole(|state| {
+            assert!(state.at(to).is_none(), "bound over something: {}", to.display());
+            let node = from.starts_with("/dev");
+            let wanted = if node { Kind::File } else { Kind::Folder };
+            assert_eq!(state.paths.get(to), Some(&wanted), "{}", to.display());
+            let entry = if node {
+                Entry {
+                    major: 0,
+                    minor: 5,
+                    root: Path::new("/").join(from.file_name().unwrap()),
+                    path: to.to_path_buf(),
+                    read_only: false,
+                    kind: "devtmpfs".to_owned(),
+                    source: "devtmpfs".into(),
+                }
+            } else {
+                let index = state.at(from).expect("something to bind");
+                Entry { path: to.to_path_buf(), ..state.mounts[index].clone() }
+            };
+            state.mounts.push(entry);
+            Ok(())
+        })
+    }
+
+    fn make_read_only(&self, path: &Path) -> Result<()> {
+        self.whole(|state| {
+            let index = state.at(path).expect("something mounted");
+            state.mounts[index].read_only = true;
+            Ok(())
+        })
+    }
+
+    fn unmount(&self, path: &Path, lazily: bool) -> Result<()> {
+        self.whole(|state| {
+            let Some(index) = state.at(path) else { return Ok(()) };
+            if state.busy.contains(path) && !lazily {
+                return Err(used(&path.display().to_string()));
+            }
+            let entry = state.mounts.remove(index);
+            let last = !state.in_use(entry.minor);
+            let volume = state.volumes.values_mut().find(|it| it.minor == Some(entry.minor));
+            if let Some(volume) = volume.filter(|_| last && entry.kind != "devtmpfs")
+                && let Held::FileSystem { dirty, .. } = &mut volume.held
+            {
+                *dirty = false;
+            }
+            Ok(())
+        })
+    }
+
+    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
+        self.whole(|state| {
+            let bound = state.at(path).is_some_and(|at| state.mounts[at].kind == "devtmpfs");
+            let kind = if bound { Some(Kind::Other) } else { state.paths.get(path).copied() };
+            Ok(kind)
+        })
+    }
+
+    fn make_folder(&self, path: &Path) -> Result<()> {
+        self.whole(|state| {
+            state.paths.insert(path.to_path_buf(), Kind::Folder);
+            Ok(())
+        })
+    }
+
+    fn make_file(&self, path: &Path) -> Result<()> {
+        self.whole(|state| {
+            state.paths.insert(path.to_path_buf(), Kind::File);
+            Ok(())
+        })
+    }
+
+    fn remove(&self, path: &Path, _kind: Kind) -> Result<()> {
+        self.whole(|state| {
+            assert!(state.at(path).is_none(), "removed under a mount: {}", path.display());
+            state.paths.remove(path);
+            Ok(())
+        })
+    }
+
+    fn device_bytes(&self, device: &Device) -> Result<u64> {
+        self.whole(|state| Ok(u64::try_from(state.of(device).shown).unwrap()))
+    }
+
+    fn is_free(&self, device: &Device) -> Result<bool> {
+        self.whole(|state| {
+            let orphan = state.orphan > 0;
+            state.orphan = state.orphan.saturating_sub(1);
+            Ok(!orphan && !state.in_use(device.minor))
+        })
+    }
+
+    fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>> {
+        self.whole(|state| match &state.of(device).held {
+            Held::FileSystem { kind, bytes, .. } => {
+                assert_eq!(kind, file_system);
+                Ok(Some(u64::try_from(*bytes).unwrap()))
+            }
+            held => panic!("{held:?} has no size"),
+        })
+    }
+
+    fn content(&self, device: &Device) -> Result<Content> {
+        self.whole(|state| {
+            Ok(match &state.of(device).held {
+                // What a killed tool has written may look like anything.
+                Held::Nothing | Held::Raw | Held::Partial => Content::Nothing,
+                Held::FileSystem { kind, .. } => Content::FileSystem(kind.clone()),
+                Held::Other(what) => Content::Other((*what).to_owned()),
+            })
+        })
+    }
+
+    fn wipe(&self, device: &Device) -> Result<()> {
+        let may = |state: &mut State| {
+            let ours = matches!(
+                state.of(device).held,
+                Held::Nothing | Held::Partial | Held::FileSystem { data: false, .. }
+            );
+            assert!(ours, "wiped: {:?}", state.of(device).held);
+        };
+        let whole = |state: &mut State| {
+            may(state);
+            state.of(device).held = Held::Nothing;
+            Ok(())
+        };
+        self.step(whole, |state| {
+            may(state);
+            state.of(device).held = Held::Partial;
+        })
+    }
+
+    fn format(&self, device: &Device, file_system: &str, _options: &[String]) -> Result<()> {
+        let minor = device.minor;
+        let may = |state: &mut State| {
+            assert!(!state.in_use(minor), "formatted while it is in use");
+            assert!(!state.of(device).read_only, "formatted and can't be written");
+            let volume = state.of(device);
+            let ours = matches!(
+                volume.held,
+                Held::Nothing | Held::Partial | Held::FileSystem { data: false, .. }
+            );
+            assert!(ours, "formatted over {:?}", volume.held);
+        };
+        let whole = |state: &mut State| {
+            may(state);
+            let volume = state.of(device);
+            let (kind, bytes) = (file_system.to_owned(), volume.shown);
+            volume.held = Held::FileSystem { kind, bytes, dirty: false, data: false };
+            Ok(())
+        };
+        self.step(whole, |state| {
+            may(state);
+            state.of(device).held = Held::Partial;
+            state.orphan = 1;
+        })
+    }
+
+    fn check(&self, device: &Device, _file_system: &str) -> Result<()> {
+        self.whole(|state| {
+            assert!(!state.in_use(device.minor), "checked while it is in use");
+            if let Held::FileSystem { dirty, .. } = &mut state.of(device).held {
+                *dirty = false;
+            }
+            Ok(())
+        })
+    }
+
+    fn grow(&self, device: &Device, _file_system: &str, path: &Path) -> Result<()> {
+        self.whole(|state| {
+            let index = state.at(path).expect("something mounted");
+            assert!(!state.mounts[index].read_only, "grown through a mount that can't be written");
+            let volume = state.of(device);
+            let shown = volume.shown;
+            if let Held::FileSystem { bytes, .. } = &mut volume.held {
+                *bytes = shown;
+            }
+            Ok(())
+        })
+    }
+
+    fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
+        self.whole(|state| {
+            assert!(state.at(path).is_some());
+            let usage = Usage { total: 100, used: 40, available: 60 };
+            Ok((usage, usage))
+        })
+    }
+
+    fn count_conflict(&self, mode: Mode) {
+        self.state().conflicts.push(mode);
+    }
+}

@@ -1,0 +1,180 @@
+//! Publishing: what is staged is shown at a path of a workload.
+
+use std::path::Path;
+
+use super::ephemeral;
+use super::modes::{self, Access, Target, Verdict};
+use super::mountinfo::{Device, Table};
+use super::records::{Place, Record};
+use super::steps;
+use super::world::{Kind, Result, World};
+use crate::capability::Mode;
+use crate::error::Error;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    pub volume: &'a str,
+    pub place: &'a Place,
+    pub staging: &'a Path,
+    pub target: &'a Target,
+    /// The old mode means what it says.
+    pub strict: bool,
+}
+
+/// Publishes a volume, or goes on where an earlier call ended.
+///
+/// # Errors
+/// When it is not staged there, another workload has it, or a step fails.
+pub fn publish(world: &dyn World, ask: &Ask<'_>) -> Result<()> {
+    let record = world.record(ask.volume);
+    let table = world.mounts()?;
+    // First, since it needs nobody else: clients try again and again.
+    let record = record.map(|record| beside(world, &table, record, ask)).transpose()?;
+    let volume = steps::existing(world, ask.volume, ask.place)?;
+    let not_staged = || {
+        let problem = format!("is not staged at {}", ask.staging.display());
+        Error::in_use(format_args!("volume {}", ask.volume), problem)
+    };
+    let (Some(mut record), Some(device)) = (record, &volume.device) else {
+        return Err(not_staged());
+    };
+    let staged = record
+        .stage
+        .as_ref()
+        .filter(|stage| stage.path == ask.staging && steps::is_staged(&table, stage, &volume));
+    let stage = staged.cloned().ok_or_else(not_staged)?;
+    if stage.access != ask.target.access {
+        let text = format!("is staged as {:?}", stage.access).to_lowercase();
+        return Err(Error::in_use(format_args!("volume {}", ask.volume), text));
+    }
+    if !modes::stage_alike(stage.mode, ask.target.mode) {
+        let text = format!("is staged for {}", stage.mode.name());
+        return Err(Error::in_use(format_args!("volume {}", ask.volume), text));
+    }
+    let from = match stage.access {
+        Access::Mount => stage.path.as_path(),
+        Access::Block => device.path.as_path(),
+    };
+    note(world, &table, &mut record, ask.target, device)?;
+    show(world, ask.target, device, from)
+}
+
+/// Judges it by those that are there. One that is written down and not mounted any more stands in
+/// nobody's way.
+fn beside(world: &dyn World, table: &Table, mut record: Record, ask: &Ask<'_>) -> Result<Record> {
+    loop {
+        let gone = match modes::judge(&record.targets, ask.target, ask.strict) {
+            Verdict::Repeat | Verdict::New => return Ok(record),
+            Verdict::Different => {
+                let path = &ask.target.path;
+                let found = record.targets.iter().position(|target| target.path == *path);
+                let (Some(index), Some(_)) = (found, table.at(path)) else {
+                    record.targets.retain(|target| target.path != *path);
+                    continue;
+                };
+                return Err(different(&record.targets[index], ask.target));
+            }
+            Verdict::Conflict(index) => index,
+        };
+        let other = &record.targets[gone];
+        if table.at(&other.path).is_some() {
+            world.count_conflict(ask.target.mode);
+            let (path, mode) = (other.path.display(), other.mode.name());
+            let problem = format!(
+                "is published at {path} as {mode}, which does not go with {}",
+                ask.target.mode.name()
+            );
+            return Err(Error::in_use(format_args!("volume {}", ask.volume), problem));
+        }
+        record.targets.remove(gone);
+    }
+}
+
+fn different(there: &Target, wanted: &Target) -> Error {
+    let path = there.path.to_string_lossy();
+    let what = ("target path", path.as_ref());
+    let text = |mode: Mode| mode.name().to_owned();
+    let (field, existing, asked) = if there.access != wanted.access {
+        let text = |access: Access| format!("{access:?}").to_lowercase();
+        ("access type", text(there.access), text(wanted.access))
+    } else if there.read_only != wanted.read_only {
+        ("readonly", there.read_only.to_string(), wanted.read_only.to_string())
+    } else {
+        ("access mode", text(there.mode), text(wanted.mode))
+    };
+    Error::exists(what, field, existing, asked)
+}
+
+/// Writes down what is going to be mounted, unless something else is there already.
+///
+/// # Errors
+/// When it is.
+pub(super) fn note(
+    world: &dyn World,
+    table: &Table,
+    record: &mut Record,
+    target: &Target,
+    device: &Device,
+) -> Result<()> {
+    let known = modes::at(&record.targets, &target.path).is_some();
+    if !known && table.at(&target.path).is_some() && !table.shows(&target.path, device) {
+        return Err(steps::foreign(&target.path));
+    }
+    let before = world.record(&record.volume);
+    record.targets.retain(|there| there.path != target.path);
+    record.targets.push(target.clone());
+    if before.as_ref() != Some(record) {
+        world.keep(record)?;
+    }
+    Ok(())
+}
+
+/// Binds it, and makes that read-only if it is to be.
+fn show(world: &dyn World, target: &Target, device: &Device, from: &Path) -> Result<()> {
+    let path = target.path.as_path();
+    if !world.mounts()?.shows(path, device) {
+        // Of a device that is gone.
+        steps::unmount(world, path)?;
+        let kind = match target.access {
+            Access::Mount => Kind::Folder,
+            Access::Block => Kind::File,
+        };
+        steps::make(world, path, kind)?;
+        world.bind(from, path)?;
+    }
+    let writable = world.mounts()?.at(path).is_some_and(|entry| !entry.read_only);
+    if target.read_only && writable { world.make_read_only(path) } else { Ok(()) }
+}
+
+/// Undoes a publication, wherever it ended. `place` is where the volume would be, if its id is of
+/// the form of ours.
+///
+/// # Errors
+/// When somebody uses it, or something else is at that path.
+pub fn unpublish(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> {
+    let record = world.record(id);
+    let table = world.mounts()?;
+    let known = record.as_ref().is_some_and(|it| modes::at(&it.targets, path).is_some());
+    if table.at(path).is_some() && !known {
+        let device = world.volume(place)?.and_then(|volume| volume.device);
+        if !device.is_some_and(|device| table.shows(path, &device)) {
+            return Err(steps::foreign(path));
+        }
+    }
+    steps::unmount(world, path)?;
+    steps::remove(world, path)?;
+    match record {
+        Some(record) if record.ephemeral => {
+            if record.targets.iter().all(|target| target.path == path) {
+                ephemeral::end(world, &record)?;
+            }
+            Ok(())
+        }
+        Some(mut record) if known => {
+            record.targets.retain(|target| target.path != path);
+            if record.is_empty() { world.forget(id) } else { world.keep(&record) }
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,266 @@
+//! The world as it is: the daemon, this machine, and the files with records.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_api::v1::{ErrorKind, FrontEnd, VolumeKind};
+use tokio::runtime::Handle;
+
+use super::content::Content;
+use super::machine;
+use super::mountinfo::{Device, Table};
+use super::records::{Place, Record, Records};
+use super::world::{Kind, Mount, Mounted, Result, Usage, Volume, Wanted, World};
+use crate::bytes::Bytes;
+use crate::capability::Mode;
+use crate::error::Error;
+use crate::parameters::Mutable;
+use crate::plugin::Plugin;
+use crate::provision;
+use crate::sizes::Range;
+
+/// How often a device is asked for again that somebody has open, and how long after: the kernel
+/// lets go of a device a moment after its last mount has gone, and so do programs that look at new
+/// devices.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What the steps are done with. They block, so none is done in a thread that serves calls.
+#[derive(Debug)]
+pub struct Real {
+    plugin: Arc<Plugin>,
+    records: Records,
+}
+
+impl Real {
+    /// Opens the records.
+    ///
+    /// # Errors
+    /// They can't be read.
+    pub fn open(plugin: Arc<Plugin>) -> Result<Self> {
+        let folder = &plugin.settings.state_dir;
+        let records = Records::open(folder)
+            .map_err(|error| Error::io(format!("records in {}", folder.display()), error))?;
+        Ok(Self { plugin, records })
+    }
+
+    /// All records.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        self.records.all()
+    }
+
+    fn wait<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
+        Handle::current().block_on(future)
+    }
+
+    fn find(&self, place: &Place) -> Result<Option<v1::Volume>> {
+        let found = self.wait(self.plugin.daemon.find_volume(&place.pool, &place.name))?;
+        Ok(found.filter(|volume| volume.kind() == VolumeKind::Volume))
+    }
+}
+
+/// What of a volume matters here.
+fn shown(volume: &v1::Volume) -> Volume {
+    let is_device = volume.front_end() == FrontEnd::Ublk && !volume.device_path.is_empty();
+    let device = is_device.then(|| Device {
+        path: volume.device_path.as_str().into(),
+        major: volume.device_major,
+        minor: volume.device_minor,
+    });
+    Volume {
+        size_bytes: volume.size_bytes,
+        empty: volume.valid_bytes == 0,
+        device,
+        read_only: volume.read_only,
+    }
+}
+
+impl World for Real {
+    fn volume(&self, place: &Place) -> Result<Option<Volume>> {
+        if !self.wait(self.plugin.has_pool(&place.pool))? {
+            return Ok(None);
+        }
+        Ok(self.find(place)?.as_ref().map(shown))
+    }
+
+    fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
+        tracing::debug!(volume = place.name, read_only, "attach");
+        let request = v1::AttachVolumeRequest {
+            name: place.name.clone(),
+            pool: place.pool.clone(),
+            read_only,
+            front_end: FrontEnd::Ublk.into(),
+            ..Default::default()
+        };
+        let answer = self.wait(self.plugin.daemon.attach_volume(request))?;
+        let volume = answer.volume.unwrap_or_default();
+        let attached = shown(&volume);
+        match &attached.device {
+            Some(device) if volume.device_problem.is_empty() => machine::is_node(device)?,
+            _ => {
+                let problem = crate::error::shown(&volume.device_problem);
+                return Err(Error::Unavailable {
+                    address: self.plugin.daemon.address(),
+                    problem: format!("the device of {} is not served: {problem}", place.name),
+                });
+            }
+        }
+        Ok(attached)
+    }
+
+    fn detach(&self, place: &Place) -> Result<()> {
+        let attached = self.find(place)?.is_some_and(|it| it.front_end() == FrontEnd::Ublk);
+        if !attached {
+            return Ok(());
+        }
+        let mut tries = 0;
+        loop {
+            tracing::debug!(volume = place.name, "detach");
+            let request = v1::DetachVolumeRequest {
+                name: place.name.clone(),
+                pool: place.pool.clone(),
+                force: false,
+            };
+            match self.wait(self.plugin.daemon.detach_volume(request)) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_absent() => return Ok(()),
+                Err(error) if error.daemon_kind() == Some(ErrorKind::InUse) && tries < TRIES => {
+                    tries += 1;
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>> {
+        if !self.plugin.settings.expand_on_node {
+            return Ok(None);
+        }
+        tracing::debug!(volume = place.name, "enlarge");
+        let absent = || Error::not_found("volume", &place.name);
+        let volume = self.find(place)?.ok_or_else(absent)?;
+        let volume = self.wait(provision::expand(&self.plugin, volume, range))?;
+        Ok(Some(shown(&volume)))
+    }
+
+    fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
+        tracing::debug!(volume = place.name, "create");
+        let class = self.plugin.settings.config.class("class", Some(&wanted.class))?;
+        let wish = provision::Wish {
+            class,
+            pool: &place.pool,
+            name: &place.name,
+            size: Bytes::new(wanted.size_bytes).unwrap_or_default(),
+            mutable: &Mutable::default(),
+        };
+        self.wait(provision::create(&self.plugin, &wish)).map(drop)
+    }
+
+    fn delete(&self, place: &Place) -> Result<()> {
+        tracing::debug!(volume = place.name, "delete");
+        let request = v1::DeleteVolumeRequest {
+            name: place.name.clone(),
+            pool: place.pool.clone(),
+            force: false,
+        };
+        match self.wait(self.plugin.daemon.delete_volume(request)) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_absent() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn record(&self, volume: &str) -> Option<Record> {
+        self.records.get(volume)
+    }
+
+    fn keep(&self, record: &Record) -> Result<()> {
+        tracing::debug!(volume = record.volume, "keep");
+        self.records.put(record).map_err(|error| Error::io("writing a record", error))
+    }
+
+    fn forget(&self, volume: &str) -> Result<()> {
+        tracing::debug!(volume, "forget");
+        self.records.remove(volume).map_err(|error| Error::io("removing a record", error))
+    }
+
+    fn mounts(&self) -> Result<Table> {
+        machine::mounts()
+    }
+
+    fn mount(&self, mount: &Mount<'_>) -> Result<Mounted> {
+        machine::mount_device(mount)
+    }
+
+    fn bind(&self, from: &Path, to: &Path) -> Result<()> {
+        machine::bind(from, to)
+    }
+
+    fn make_read_only(&self, path: &Path) -> Result<()> {
+        machine::make_read_only(path)
+    }
+
+    fn unmount(&self, path: &Path, lazily: bool) -> Result<()> {
+        machine::unmount(path, lazily)
+    }
+
+    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
+        machine::kind(path)
+    }
+
+    fn make_folder(&self, path: &Path) -> Result<()> {
+        machine::make_folder(path)
+    }
+
+    fn make_file(&self, path: &Path) -> Result<()> {
+        machine::make_file(path)
+    }
+
+    fn remove(&self, path: &Path, kind: Kind) -> Result<()> {
+        machine::remove(path, kind)
+    }
+
+    fn device_bytes(&self, device: &Device) -> Result<u64> {
+        machine::device_bytes(device)
+    }
+
+    fn is_free(&self, device: &Device) -> Result<bool> {
+        machine::is_free(device)
+    }
+
+    fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>> {
+        machine::file_system_bytes(device, file_system)
+    }
+
+    fn content(&self, device: &Device) -> Result<Content> {
+        machine::content(device)
+    }
+
+    fn wipe(&self, device: &Device) -> Result<()> {
+        machine::wipe(device)
+    }
+
+    fn format(&self, device: &Device, file_system: &str, options: &[String]) -> Result<()> {
+        machine::format(device, file_system, options)
+    }
+
+    fn check(&self, device: &Device, file_system: &str) -> Result<()> {
+        machine::check(device, file_system)
+    }
+
+    fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()> {
+        machine::grow(device, file_system, path)
+    }
+
+    fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
+        machine::usage(path)
+    }
+
+    fn count_conflict(&self, mode: Mode) {
+        self.plugin.metrics.publish_conflict(mode);
+    }
+}

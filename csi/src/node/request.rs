@@ -1,0 +1,180 @@
+//! Fields of requests, checked.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use super::flags::Options;
+use super::modes;
+use super::paths::{self, Refused};
+use super::records::Place;
+use super::steps::Wish;
+use super::world::{Result, Wanted};
+use crate::bytes::Bytes;
+use crate::capability::{Access, Capability, FileSystem, Mount};
+use crate::error::Error;
+use crate::limits;
+use crate::parameters;
+use crate::plugin::Plugin;
+use crate::provision;
+use crate::quantity;
+use crate::sizes::{Range, Rules};
+
+/// Says that a volume lives with its pod.
+const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+
+/// What such a volume may be told, beside what sidecars and kubelet add.
+const INLINE: &str = "size, class, fsType or kataContainers";
+
+/// An id of a volume.
+///
+/// # Errors
+/// It is missing or too long.
+pub fn id(id: &str) -> Result<()> {
+    limits::required("volume_id", id)
+}
+
+/// A path that is below kubelet's folder, as the mount table has it.
+///
+/// # Errors
+/// It is missing, or leads elsewhere.
+pub fn path(plugin: &Plugin, field: &str, path: &str) -> Result<PathBuf> {
+    limits::path(field, path)?;
+    let kubelet = &plugin.settings.kubelet_dir;
+    let failed = |error| Error::io(format!("looking at {field}"), error);
+    paths::check(kubelet, path).map_err(failed)?.map_err(|refused| {
+        let allowed = match refused {
+            Refused::Form(allowed) => allowed.to_owned(),
+            Refused::Outside(kubelet) => format!("a path below {}", kubelet.display()),
+            Refused::Link => "a path without symbolic links".to_owned(),
+        };
+        Error::invalid(field, path, allowed)
+    })
+}
+
+/// Maps that mean nothing to us.
+///
+/// # Errors
+/// One is too long.
+pub fn maps(context: &HashMap<String, String>, secrets: &HashMap<String, String>) -> Result<()> {
+    limits::map("publish_context", context)?;
+    limits::map("secrets", secrets)
+}
+
+/// Paths of a volume that exists somewhere, whether or not it has ever been there.
+///
+/// # Errors
+/// The first is missing, or one is no path.
+pub fn plain_paths(path: &str, staging: &str) -> Result<()> {
+    limits::path("volume_path", path)?;
+    if staging.is_empty() { Ok(()) } else { limits::path("staging_target_path", staging) }
+}
+
+/// Where the daemon has a volume of this id; `None` when it can't exist.
+#[must_use]
+pub fn place(plugin: &Plugin, id: &str) -> Option<Place> {
+    let id = plugin.settings.names.parse_volume(id)?;
+    Some(Place { pool: id.pool, name: id.name })
+}
+
+/// The capability of a stage or publication.
+///
+/// # Errors
+/// It is missing, malformed, or not supported.
+pub fn capability(wire: Option<&crate::proto::VolumeCapability>) -> Result<Capability> {
+    let parsed = Capability::parse("volume_capability", wire);
+    parsed.map_err(crate::capability::Refusal::exceeds)
+}
+
+/// How a capability is seen.
+#[must_use]
+pub fn access(capability: &Capability) -> modes::Access {
+    if capability.is_block() { modes::Access::Block } else { modes::Access::Mount }
+}
+
+/// What is wanted of a file system; `None` for a device.
+///
+/// # Errors
+/// A mount option is none, or the volume's context is not of ours.
+pub fn wish(
+    plugin: &Plugin,
+    capability: &Capability,
+    context: &HashMap<String, String>,
+) -> Result<Option<Wish>> {
+    limits::map("volume_context", context)?;
+    let Access::Mount(mount) = &capability.access else { return Ok(None) };
+    let keys = &plugin.settings.keys;
+    let of_class = context
+        .get(&keys.fs_type())
+        .map(|name| parameters::file_system(&format!("volume_context.{}", keys.fs_type()), name));
+    let file_system = mount.file_system.or(of_class.transpose()?.flatten());
+    let mkfs = context.get(&keys.mkfs_options()).map(|text| {
+        parameters::mkfs_options(&format!("volume_context.{}", keys.mkfs_options()), text)
+    });
+    let name = file_system.map(|one| one.name().to_owned()).unwrap_or_default();
+    Ok(Some(Wish { mkfs: mkfs.transpose()?.unwrap_or_default(), ..options(mount, name)? }))
+}
+
+fn options(mount: &Mount, file_system: String) -> Result<Wish> {
+    // What the flags are is not told: they may hold secrets.
+    let refused = |position| {
+        let field = format!("volume_capability.mount.mount_flags[{position}]");
+        Error::invalid(field, "not shown", "an option of a mount")
+    };
+    let options = Options::parse(&mount.flags).map_err(refused)?;
+    let text = mount.flags.join("\0");
+    let hash = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
+    Ok(Wish { file_system, options, hash, mkfs: Vec::new() })
+}
+
+/// Whether a volume lives with its pod.
+#[must_use]
+pub fn is_ephemeral(context: &HashMap<String, String>) -> bool {
+    context.get(EPHEMERAL).is_some_and(|value| value == "true")
+}
+
+/// An inline volume: where it is to be, what of, and with what on it.
+///
+/// # Errors
+/// A parameter is unknown or wrong, or the daemon does not answer.
+pub async fn inline(
+    plugin: &Plugin,
+    id: &str,
+    capability: &Capability,
+    context: &HashMap<String, String>,
+) -> Result<(Place, Wanted, Wish)> {
+    limits::map("volume_context", context)?;
+    let Access::Mount(mount) = &capability.access else {
+        let field = "volume_capability.access_type";
+        return Err(Error::invalid(field, "block", "mount: inline volumes are mounted"));
+    };
+    let settings = &plugin.settings;
+    let (mut size, mut class, mut kind) = (Bytes::ZERO, None, None);
+    for (key, value) in context {
+        let field = format!("volume_context.{key}");
+        match key.as_str() {
+            "size" => size = quantity::size(&field, value)?,
+            "class" => class = Some(value.as_str()),
+            "fsType" => kind = parameters::file_system(&field, value)?,
+            "kataContainers" if value == "false" => {}
+            "kataContainers" => return Err(Error::invalid(field, value, "false")),
+            key if parameters::is_of_sidecars(key) => {}
+            key => {
+                let field = "a key of volume_context";
+                return Err(Error::invalid(field, key, format!("one of {INLINE}")));
+            }
+        }
+    }
+    let file_system = mount.file_system.or(kind).unwrap_or(FileSystem::Ext4);
+    let class = settings.config.class("volume_context.class", class)?;
+    let pools = plugin.pools().await?;
+    let pool = pools.of_class(class)?;
+    let rules = Rules {
+        default: settings.config.default_size,
+        minimum: settings.config.minimum.of(Some(file_system)),
+        granule: provision::granule(pool, class),
+    };
+    let size = Range { required: size, limit: Bytes::ZERO }.choose(&rules)?;
+    let place = Place { pool: pool.name.clone(), name: settings.names.ephemeral(id) };
+    let wanted = Wanted { size_bytes: size.get(), class: class.name.clone() };
+    Ok((place, wanted, options(mount, file_system.name().to_owned())?))
+}

@@ -1,0 +1,187 @@
+//! What staging and publishing have in common.
+
+use std::path::Path;
+
+use super::content::Plan;
+use super::flags::Options;
+use super::modes::Access;
+use super::mountinfo::{Device, Entry, Table};
+use super::records::{Place, Record, Stage};
+use super::world::{Kind, Result, Volume, World};
+use crate::error::Error;
+
+/// Mounts on one path that are taken away in a call. There is one; a death at a bad moment makes it
+/// two.
+const MOST_MOUNTS: u32 = 16;
+
+/// What a client wants of a file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Empty: what is there, or the usual one.
+    pub file_system: String,
+    pub options: Options,
+    /// A hash of the options as they came.
+    pub hash: u64,
+    /// Words for the program that makes it.
+    pub mkfs: Vec<String>,
+}
+
+/// The volume, which has to exist.
+///
+/// # Errors
+/// When it does not.
+pub fn existing(world: &dyn World, id: &str, place: &Place) -> Result<Volume> {
+    world.volume(place)?.ok_or_else(|| Error::not_found("volume", id))
+}
+
+/// Whether what is written down is there: the mount table and the daemon decide.
+#[must_use]
+pub fn is_staged(table: &Table, stage: &Stage, volume: &Volume) -> bool {
+    let Some(device) = &volume.device else { return false };
+    match stage.access {
+        Access::Mount => table.shows(&stage.path, device),
+        Access::Block => true,
+    }
+}
+
+/// The volume as a block device that can be written or not. One that is attached in the other way
+/// is attached anew, which the daemon refuses while it is used.
+///
+/// # Errors
+/// When the daemon refuses.
+pub fn attach(
+    world: &dyn World,
+    place: &Place,
+    volume: &Volume,
+    read_only: bool,
+) -> Result<Volume> {
+    if volume.device.is_some() && volume.read_only != read_only {
+        world.detach(place)?;
+    }
+    world.attach(place, read_only)
+}
+
+/// The device of a volume that was just attached.
+///
+/// # Errors
+/// When there is none.
+pub fn device_of<'a>(id: &str, volume: &'a Volume) -> Result<&'a Device> {
+    let missing = || Error::in_use(format_args!("volume {id}"), "is attached and has no device");
+    volume.device.as_ref().ok_or_else(missing)
+}
+
+/// Sees to it that there is a file system, and says which.
+///
+/// # Errors
+/// When the device holds something else, or it can't be made or mended.
+pub fn prepare(
+    world: &dyn World,
+    record: &mut Record,
+    volume: &Volume,
+    wish: &Wish,
+) -> Result<String> {
+    let device = device_of(&record.volume, volume)?;
+    let content = world.content(device)?;
+    match content.plan(&wish.file_system, volume.empty, record.formatting) {
+        Plan::Mount(there) => {
+            // What is still mounted elsewhere is not for tools.
+            let mounts = world.mounts()?.entries;
+            let free = |entry: &Entry| entry.kind == "devtmpfs" || !entry.is_of(device);
+            if mounts.iter().all(free) {
+                world.check(device, &there)?;
+            }
+            Ok(there)
+        }
+        Plan::Refuse(what) => Err(refused(record, wish, &what)),
+        Plan::Format(name) => {
+            free(world, record, device)?;
+            if !record.formatting {
+                record.formatting = true;
+                world.keep(record)?;
+            }
+            world.format(device, &name, &wish.mkfs)?;
+            record.formatting = false;
+            world.keep(record)?;
+            Ok(name)
+        }
+    }
+}
+
+/// Why a device is left alone.
+#[must_use]
+pub fn refused(record: &Record, wish: &Wish, what: &str) -> Error {
+    let wanted = if wish.file_system.is_empty() { "a file system" } else { &wish.file_system };
+    let problem = format!("holds {what}, where {wanted} is wanted; it is left as it is");
+    Error::in_use(format_args!("volume {}", record.volume), problem)
+}
+
+/// A tool that a killed process of ours left behind may still write to the device.
+fn free(world: &dyn World, record: &Record, device: &Device) -> Result<()> {
+    if world.is_free(device)? {
+        return Ok(());
+    }
+    let what = format!("volume {}", record.volume);
+    Err(Error::Aborted { what, problem: "is still being written by an earlier try".to_owned() })
+}
+
+/// Makes a mounted file system as large as its device, if it is smaller.
+///
+/// # Errors
+/// When it can't be written, or the tool fails.
+pub fn grow(world: &dyn World, device: &Device, path: &Path) -> Result<()> {
+    let table = world.mounts()?;
+    let gone = || Error::in_use(path.display(), "has nothing mounted any more");
+    let entry = table.at(path).ok_or_else(gone)?;
+    let bytes = world.device_bytes(device)?;
+    match world.file_system_bytes(device, &entry.kind)? {
+        Some(taken) if taken >= bytes => Ok(()),
+        _ if entry.read_only => Err(Error::in_use(
+            path.display(),
+            "is mounted read-only, and its file system can't grow",
+        )),
+        _ => world.grow(device, &entry.kind, path),
+    }
+}
+
+/// Takes all away that is mounted at a path. What is only a device's node goes even while somebody
+/// has it open through there: the device stays until he lets go of it.
+///
+/// # Errors
+/// When somebody uses it.
+pub fn unmount(world: &dyn World, path: &Path) -> Result<()> {
+    for _ in 0..MOST_MOUNTS {
+        let table = world.mounts()?;
+        let Some(entry) = table.at(path) else { return Ok(()) };
+        world.unmount(path, entry.kind == "devtmpfs")?;
+    }
+    let problem = format!("still has something mounted after {MOST_MOUNTS} times");
+    Err(Error::in_use(path.display(), problem))
+}
+
+/// Makes a path of this kind, if it is not there.
+///
+/// # Errors
+/// When something else is there, or what is above it is not.
+pub fn make(world: &dyn World, path: &Path, wanted: Kind) -> Result<()> {
+    match (world.kind(path)?, wanted) {
+        (None, Kind::Folder) => world.make_folder(path),
+        (None, _) => world.make_file(path),
+        (Some(there), wanted) if there == wanted => Ok(()),
+        (Some(_), Kind::Folder) => Err(Error::in_use(path.display(), "is there and no folder")),
+        (Some(_), _) => Err(Error::in_use(path.display(), "is there and no empty file")),
+    }
+}
+
+/// Removes an empty folder or file, if it is there.
+///
+/// # Errors
+/// When it holds something.
+pub fn remove(world: &dyn World, path: &Path) -> Result<()> {
+    world.kind(path)?.map_or(Ok(()), |kind| world.remove(path, kind))
+}
+
+/// Something is mounted at a path that is not the volume, nor was ever put there by us.
+#[must_use]
+pub fn foreign(path: &Path) -> Error {
+    Error::in_use(path.display(), "has something else mounted; it is left as it is")
+}

@@ -1,0 +1,133 @@
+//! What the node part acts on: the daemon, the mount table, folders, devices and its own records.
+//! Each method is one step. A call is made of such steps, may die between any two of them, and is
+//! mended by its repeat: tests hold it to that with a world that dies.
+
+use std::path::Path;
+
+use super::content::Content;
+use super::flags::Options;
+use super::mountinfo::{Device, Table};
+use super::records::{Place, Record};
+use crate::capability::Mode;
+use crate::error::Error;
+use crate::sizes::Range;
+
+/// What a step ends with.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A volume as the daemon has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub size_bytes: i64,
+    /// Nothing was written to it, or all of it was given back.
+    pub empty: bool,
+    /// Its block device, while it is attached as one.
+    pub device: Option<Device>,
+    /// Attached so that it can't be written.
+    pub read_only: bool,
+}
+
+/// An ephemeral volume to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub size_bytes: i64,
+    /// The device class, by its name.
+    pub class: String,
+}
+
+/// What a path is, links not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Folder,
+    File,
+    Other,
+}
+
+/// A file system to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount<'a> {
+    pub device: &'a Device,
+    pub file_system: &'a str,
+    pub path: &'a Path,
+    pub options: &'a Options,
+}
+
+/// How a mount ended that was not refused for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mounted {
+    Done,
+    /// The device can't be written, and the file system must be, to be whole again.
+    NeedsWriting,
+}
+
+/// Bytes or inodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub total: i64,
+    pub used: i64,
+    pub available: i64,
+}
+
+/// What everything here acts on.
+pub trait World: Send + Sync {
+    /// The volume; `None` when the daemon has none of that name.
+    fn volume(&self, place: &Place) -> Result<Option<Volume>>;
+    /// Makes it a block device, if it is none yet.
+    fn attach(&self, place: &Place, read_only: bool) -> Result<Volume>;
+    /// Takes the device away, if nobody uses it; also when there is none, or no volume.
+    fn detach(&self, place: &Place) -> Result<()>;
+    /// Makes it as large as is asked for; `None`: that is for the controller to do.
+    fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>>;
+    /// Makes an ephemeral volume, if it is not there.
+    fn create(&self, place: &Place, wanted: &Wanted) -> Result<()>;
+    /// Deletes it, if it is there.
+    fn delete(&self, place: &Place) -> Result<()>;
+
+    /// What is known of a volume.
+    fn record(&self, volume: &str) -> Option<Record>;
+    /// Writes it down, durably.
+    fn keep(&self, record: &Record) -> Result<()>;
+    /// Forgets it.
+    fn forget(&self, volume: &str) -> Result<()>;
+
+    /// The mount table as it is now.
+    fn mounts(&self) -> Result<Table>;
+    fn mount(&self, mount: &Mount<'_>) -> Result<Mounted>;
+    /// Shows what is at one path at another, too.
+    fn bind(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Makes what is mounted there read-only, through that path alone.
+    fn make_read_only(&self, path: &Path) -> Result<()>;
+    /// Takes the uppermost mount away. `lazily`: also when somebody has opened what it shows.
+    fn unmount(&self, path: &Path, lazily: bool) -> Result<()>;
+
+    /// What is there, if anything.
+    fn kind(&self, path: &Path) -> Result<Option<Kind>>;
+    /// Makes a folder; that above it is there.
+    fn make_folder(&self, path: &Path) -> Result<()>;
+    /// Makes an empty file to bind a device to.
+    fn make_file(&self, path: &Path) -> Result<()>;
+    /// Removes an empty folder, or an empty file; nothing that holds something.
+    fn remove(&self, path: &Path, kind: Kind) -> Result<()>;
+
+    /// Bytes of the device as the kernel shows it.
+    fn device_bytes(&self, device: &Device) -> Result<u64>;
+    /// Whether nobody else has the device for himself: no mount, no tool that a former process of
+    /// ours has started.
+    fn is_free(&self, device: &Device) -> Result<bool>;
+    /// Bytes that the file system on it takes, if that can be told.
+    fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>>;
+    /// What it holds.
+    fn content(&self, device: &Device) -> Result<Content>;
+    /// Gives all of it back.
+    fn wipe(&self, device: &Device) -> Result<()>;
+    fn format(&self, device: &Device, file_system: &str, options: &[String]) -> Result<()>;
+    /// Mends what can be mended without a person.
+    fn check(&self, device: &Device, file_system: &str) -> Result<()>;
+    /// Makes a mounted file system as large as its device.
+    fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
+    /// Bytes and inodes of what is mounted there.
+    fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
+
+    /// Somebody was refused for the mode of somebody else.
+    fn count_conflict(&self, mode: Mode);
+}
