@@ -2,7 +2,6 @@
 //! that of its class. Each step can be repeated, and finishes what was cut.
 
 use blockd_api::v1;
-use blockd_api::v1::ErrorKind;
 
 use crate::bytes::Bytes;
 use crate::config::{Class, Kind};
@@ -202,9 +201,10 @@ pub async fn finish(
         Ok(answer) => Ok(answer.volume.unwrap_or_default()),
         Err(error) => {
             let is_empty = volume.valid_bytes == 0 && volume.origin_id == 0 && !volume.attached;
-            let is_final =
-                matches!(error.daemon_kind(), Some(ErrorKind::NoSpace | ErrorKind::Invalid));
-            if is_final && (is_new || is_empty) {
+            // A caller that is told of a refusal may never come back; one that is told that the
+            // daemon is away does, and finishes it.
+            let is_refused = error.daemon_kind().is_some();
+            if is_refused && (is_new || is_empty) {
                 remove(plugin, wish.pool, wish.name).await;
             }
             Err(error)

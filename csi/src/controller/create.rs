@@ -293,11 +293,18 @@ impl Source {
         }
     }
 
-    /// Deletes the snapshot that was in between.
+    /// Deletes the snapshot that was in between. If the daemon refuses that, the volume is there
+    /// nevertheless, and the snapshot goes with the next that is looked for.
     async fn forget(&self, plugin: &Plugin, id: &VolumeId) -> Result<(), Error> {
         let Self::Volume(source, _) = self else { return Ok(()) };
         let name = plugin.settings.names.clone_snapshot(source, id);
         let asked = v1::DeleteVolumeRequest { name, pool: id.pool.clone(), force: false };
-        plugin.daemon.delete_volume(asked).await.map(|_| ())
+        match plugin.daemon.delete_volume(asked).await {
+            Err(error @ Error::Daemon(_)) => {
+                tracing::warn!(volume = %id, %error, "the snapshot that it was cloned from stays");
+                Ok(())
+            }
+            other => other.map(|_| ()),
+        }
     }
 }
