@@ -61,6 +61,20 @@ async fn a_pool_of_exactly_500_mib_takes_a_claim_of_500_mib() {
 }
 
 #[tokio::test]
+async fn many_small_volumes_fill_a_pool_of_2_gib_to_the_last_byte() {
+    let rig = Rig::new(&[("default", 2 * GIB)], "[[class]]\nname = 'a'\noverprovision_ratio = 1\n");
+    let service = rig.controller();
+    for number in 0..256 {
+        let made = make(&service, wish(&format!("v{number}"), 8 * MIB)).await;
+        assert_eq!(made.capacity_bytes, 8 * MIB);
+    }
+    let (code, _) = refused(service.create_volume(Request::new(wish("more", 8 * MIB))).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    delete(&service, "default/csi.v7").await.unwrap();
+    make(&service, wish("more", 8 * MIB)).await;
+}
+
+#[tokio::test]
 async fn thick_volumes_have_their_space_or_are_not_there() {
     let configuration = "[[class]]\nname = 'a'\nkind = 'thick'\n";
     let rig = Rig::new(&[("default", 100 * MIB)], configuration);
@@ -93,6 +107,26 @@ async fn one_that_was_never_finished_goes_away_when_there_is_no_space_and_data_n
         let answer = rig.controller().create_volume(Request::new(wish("a", 101 * MIB))).await;
         assert_eq!(refused(answer).0, Code::ResourceExhausted);
         assert_eq!(rig.fake.volume("default", "csi.a").is_some(), has_data);
+    }
+}
+
+#[tokio::test]
+async fn a_clone_for_which_there_is_no_room_leaves_no_snapshot() {
+    let configuration = "[[class]]\nname = 'a'\ndefault = true\noverprovision_ratio = 1\n\
+                         [[class]]\nname = 'b'\nkind = 'thick'\n";
+    let rig = Rig::new(&[("default", 100 * MIB)], configuration);
+    let service = rig.controller();
+    make(&service, wish("source", 60 * MIB)).await;
+    let before = rig.state();
+    for parameters in [class("a"), class("b")] {
+        let wish = proto::CreateVolumeRequest {
+            volume_content_source: from_volume("default/csi.source"),
+            parameters,
+            ..wish("copy", 120 * MIB)
+        };
+        let (code, _) = refused(service.create_volume(Request::new(wish)).await);
+        assert_eq!(code, Code::ResourceExhausted);
+        assert_eq!(rig.state(), before);
     }
 }
 
