@@ -64,37 +64,57 @@ pub fn promised(volumes: &[v1::Volume]) -> u128 {
 /// # Errors
 /// The daemon does not answer.
 pub async fn capacity(plugin: &Plugin, pool: &v1::Pool, class: &Class) -> Result<Capacity, Error> {
-    let (available, maximum) = match class.kind {
+    let volumes = list(plugin, &pool.name).await?;
+    let left = match class.kind {
         Kind::Thin => {
-            let volumes = list(plugin, &pool.name).await?;
             let size = Bytes::new(pool.size_bytes).unwrap_or_default();
-            let left = promisable(class.overprovision_ratio, size, promised(&volumes));
-            (left, left)
+            promisable(class.overprovision_ratio, size, promised(&volumes))
         }
-        Kind::Thick => {
-            let free = Bytes::new(pool.free_bytes).unwrap_or_default();
-            (free, thick_maximum(free, pool.extent_size))
-        }
+        Kind::Thick => thick_room(pool, &volumes),
     };
     let granule = granule(pool, class);
-    let maximum = maximum.min(MAX_VOLUME).round_down(granule);
-    Ok(Capacity { available: available.round_down(granule), maximum })
+    let maximum = left.min(MAX_VOLUME).round_down(granule);
+    Ok(Capacity { available: left.round_down(granule), maximum })
 }
 
-/// The largest volume of which all can be set aside: what it is mapped by is set aside with it. By
-/// the format, a page of 4 KiB maps 256 extents, and each 256 of such pages need one more. Some
-/// pages beside are left, so that the daemon never refuses what is told here.
-fn thick_maximum(free: Bytes, extent_size: u32) -> Bytes {
+/// Bytes that can still be set aside for one volume more: what is free, less what is set aside for
+/// others and what all of them are mapped by. It is at most what the daemon would grant, never
+/// more, so that it never refuses what is told here.
+fn thick_room(pool: &v1::Pool, volumes: &[v1::Volume]) -> Bytes {
+    /// By the format, a page of 4 KiB maps 256 extents, and an index 64 of such pages or more.
     const PAGE: u128 = 4096;
-    const FANOUT: u128 = 256;
+    const EXTENTS_PER_LEAF: u128 = 256;
+    const LEAVES_PER_INDEX: u128 = 64;
+    /// Pages beside: more than the daemon keeps.
     const BESIDE: u128 = 256;
-    let extent = u128::from(extent_size.max(1));
-    let extents = free.wide() / extent;
-    let leaves = extents.div_ceil(FANOUT);
-    let pages = leaves + leaves.div_ceil(FANOUT) + BESIDE;
-    let overhead = (pages * PAGE).div_ceil(extent);
-    let most = extents.saturating_sub(overhead) * extent;
+    let extent = u128::from(pool.extent_size.max(1));
+    let free = wide(pool.free_bytes) / extent;
+    let (mut set_aside, mut leaves) = (0, 0);
+    for volume in volumes {
+        let (unmet, extents) = (unmet(volume, extent), wide(volume.size_bytes).div_ceil(extent));
+        set_aside += unmet;
+        leaves += unmet.min(extents.div_ceil(EXTENTS_PER_LEAF));
+    }
+    let free = free.saturating_sub(set_aside);
+    let leaves = leaves + free.div_ceil(EXTENTS_PER_LEAF);
+    let pages = leaves + leaves.div_ceil(LEAVES_PER_INDEX) + BESIDE;
+    let most = free.saturating_sub((pages * PAGE).div_ceil(extent)) * extent;
     Bytes::from_u128(most).unwrap_or(Bytes::MAX)
+}
+
+/// Extents that are set aside for a volume and that it does not have yet.
+fn unmet(volume: &v1::Volume, extent: u128) -> u128 {
+    let settings = volume.settings.unwrap_or_default();
+    let (size, reservation) = (wide(volume.size_bytes), wide(settings.reservation_bytes));
+    let bytes = if settings.thick { size } else { reservation.min(size) };
+    let quota = wide(settings.quota_bytes);
+    let bytes = if quota == 0 { bytes } else { bytes.min(quota) };
+    let has = (wide(volume.mapped_bytes) + wide(volume.reserved_bytes)) / extent;
+    bytes.div_ceil(extent).saturating_sub(has)
+}
+
+fn wide(bytes: i64) -> u128 {
+    Bytes::new(bytes).unwrap_or_default().wide()
 }
 
 async fn list(plugin: &Plugin, pool: &str) -> Result<Vec<v1::Volume>, Error> {
@@ -106,17 +126,20 @@ async fn list(plugin: &Plugin, pool: &str) -> Result<Vec<v1::Volume>, Error> {
 async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> Result<(), Error> {
     let asked = v1::GetPoolRequest { name: pool.to_owned() };
     let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
+    let volumes = list(plugin, pool).await?;
     let (free, why) = match class.kind {
         Kind::Thin => {
             let size = Bytes::new(found.size_bytes).unwrap_or_default();
-            let promised = promised(&list(plugin, pool).await?);
+            let promised = promised(&volumes);
             let ratio = class.overprovision_ratio;
             let why = format!(
                 ", of {ratio} times its {size}, less the {promised} that its volumes have together"
             );
             (promisable(ratio, size, promised), why)
         }
-        Kind::Thick => (Bytes::new(found.free_bytes).unwrap_or_default(), String::new()),
+        Kind::Thick => {
+            (thick_room(&found, &volumes), ", less what is set aside for others".to_owned())
+        }
     };
     if more > free {
         return Err(Error::NoSpace { pool: pool.to_owned(), requested: more, free, why });
@@ -421,15 +444,29 @@ mod tests {
         }
 
         #[test]
-        fn the_largest_thick_volume_leaves_room_for_its_map(free in 0_i64..1 << 50) {
-            for extent in [65_536, 262_144, 1_048_576] {
-                let most = thick_maximum(bytes(free), extent);
-                prop_assert!(most <= bytes(free));
-                let extents = most.get() / i64::from(extent);
-                // Leaves as the daemon counts them: one for each 256 extents.
-                let pages = (extents + 255) / 256 + 16;
-                let needed = extents * i64::from(extent) + pages * 4096;
-                prop_assert!(extents == 0 || needed <= free);
+        fn the_largest_thick_volume_leaves_room_for_its_map(
+            free in 0_i64..1 << 50, beside in 0_i64..1 << 45, has in 0_i64..1 << 40,
+        ) {
+            for extent in [65_536_u32, 262_144, 1_048_576] {
+                let settings = v1::VolumeSettings { thick: true, ..Default::default() };
+                let other = v1::Volume {
+                    size_bytes: beside,
+                    mapped_bytes: has / 2,
+                    reserved_bytes: has / 2,
+                    settings: Some(settings),
+                    ..Default::default()
+                };
+                let pool =
+                    v1::Pool { free_bytes: free, extent_size: extent, ..Default::default() };
+                let most = thick_room(&pool, std::slice::from_ref(&other)).get();
+                let extent = i64::from(extent);
+                // As the daemon counts: a leaf for each 256 extents, an index for each 64 leaves.
+                let unmet = i64::try_from(unmet(&other, extent.unsigned_abs().into())).unwrap();
+                let extents = most / extent;
+                let leaves = (extents + 255) / 256 + unmet.min((beside / extent + 256) / 256);
+                let pages = leaves + leaves / 64 + 4;
+                let needed = (extents + unmet) * extent + pages * 4096;
+                prop_assert!(most == 0 || needed <= free, "{most} of {free}");
             }
         }
     }
