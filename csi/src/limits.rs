@@ -8,6 +8,10 @@ use crate::error::Error;
 /// Bytes of a string: the general limit of the specification.
 pub const MAX_STRING: usize = 128;
 
+/// Characters of the name of a new volume or snapshot, whatever their bytes: callers count either
+/// way.
+pub const MAX_NAME: usize = 128;
+
 /// Bytes of a map, keys and values together: the general limit of the specification.
 pub const MAX_MAP: usize = 4096;
 
@@ -51,7 +55,14 @@ pub fn required(field: &str, value: &str) -> Result<(), Error> {
 /// # Errors
 /// It is empty, too long, or has a character that the specification bans.
 pub fn name(field: &str, value: &str) -> Result<(), Error> {
-    required(field, value)?;
+    if value.is_empty() {
+        return Err(Error::missing(field));
+    }
+    let len = value.chars().count();
+    if len > MAX_NAME {
+        let allowed = format_args!("at most {MAX_NAME} characters");
+        return Err(Error::invalid(field, format_args!("{len} characters long"), allowed));
+    }
     if value.chars().any(is_banned) {
         return Err(Error::invalid(
             field,
@@ -143,8 +154,12 @@ mod tests {
     #[test]
     fn what_is_exactly_as_long_as_allowed_is_fine() {
         let string_of = |bytes: usize| "ä".repeat(bytes / 2);
-        assert!(name("name", &string_of(MAX_STRING)).is_ok());
-        assert!(name("name", &(string_of(MAX_STRING) + "a")).is_err());
+        assert!(string("name", &string_of(MAX_STRING)).is_ok());
+        assert!(string("name", &(string_of(MAX_STRING) + "a")).is_err());
+        for one in ["a", "ä", "漢", "🦀"] {
+            assert!(name("name", &one.repeat(MAX_NAME)).is_ok());
+            assert!(name("name", &one.repeat(MAX_NAME + 1)).is_err());
+        }
         let path_of = |bytes: usize| format!("/{}", "a".repeat(bytes - 1));
         assert!(path("path", &path_of(MAX_PATH)).is_ok());
         assert!(path("path", &path_of(MAX_PATH + 1)).is_err());
