@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod crash;
+pub mod csi;
 pub mod daemon;
 pub mod kill;
 pub mod model;

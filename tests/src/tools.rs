@@ -113,23 +113,39 @@ pub fn workspace_root() -> PathBuf {
 /// # Errors
 /// When it cannot be built.
 pub fn blockd() -> Result<PathBuf> {
-    static BUILT: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
-    if let Some(program) = std::env::var_os("BLOCKD_BIN") {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    program("BLOCKD_BIN", "blockd", &BUILT)
+}
+
+/// The CSI plugin's binary: that of `BLOCKD_CSI_BIN`, or a release build of its package.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn blockd_csi() -> Result<PathBuf> {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    program("BLOCKD_CSI_BIN", "blockd-csi", &BUILT)
+}
+
+/// A program that was built, or why it could not be.
+type Built = std::result::Result<PathBuf, String>;
+
+fn program(variable: &str, package: &str, built: &OnceLock<Built>) -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os(variable) {
         return Ok(PathBuf::from(program));
     }
-    let built = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    let built = built.get_or_init(|| build(package).map_err(|error| format!("{error:#}")));
     built.clone().map_err(|error| anyhow::anyhow!(error))
 }
 
-fn build() -> Result<PathBuf> {
+fn build(package: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = build_folder()?;
     let mut command = Command::new(cargo);
     command.current_dir(workspace_root()).env("CARGO_TARGET_DIR", &target);
     // Set by the cargo that started the test; they would count as a changed environment.
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("RUSTFLAGS");
-    output(command.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
-    Ok(target.join("release/blockd"))
+    output(command.args(["build", "--quiet", "--release", "--package", package]))?;
+    Ok(target.join("release").join(package))
 }
 
 #[cfg(test)]
