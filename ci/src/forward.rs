@@ -165,6 +165,15 @@ pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// What listing many volumes through the CSI plugin costs.
+///
+/// # Errors
+/// When something cannot be built or does not exit with 0, or a tool is missing.
+pub(crate) fn bench_csi(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&[setup::LIBCLANG, setup::FIO])?;
+    release(root, "blockd-tests", "csi_bench", arguments)
+}
+
 /// io-uring directly beside tokio-uring, which only this builds.
 ///
 /// # Errors

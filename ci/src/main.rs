@@ -83,6 +83,9 @@ enum Action {
 enum Tests {
     /// The daemon dies under verified load, again and again; arguments go to its binary
     Kill(Forwarded),
+    /// The CSI plugin: the conformance suite and its own tests; with arguments, those go to the
+    /// suite, and it alone runs
+    Csi(Forwarded),
 }
 
 #[derive(Debug, Subcommand)]
@@ -101,6 +104,8 @@ enum Bench {
     Ublk(Forwarded),
     /// What snapshots cost; arguments go to its binary
     Snapshot(Forwarded),
+    /// Listing a thousand volumes, and what that does to their IO; arguments go to its binary
+    Csi(Forwarded),
     /// io-uring directly beside tokio-uring; arguments go to its binary
     Echo(Forwarded),
 }
@@ -174,6 +179,9 @@ fn run(action: &Action) -> Result<bool> {
         Action::Test { what: Some(Tests::Kill(rest)), .. } => {
             forward::kill(root, &rest.arguments).map(|()| true)
         }
+        Action::Test { what: Some(Tests::Csi(rest)), .. } => {
+            Ok(test::csi::run(root, &rest.arguments))
+        }
         Action::Test { long, what: None } => Ok(test::run(root, *long)),
         Action::Model(rest) => forward::tests(root, "model", &rest.arguments).map(|()| true),
         Action::Sim(rest) => forward::tests(root, "sim", &rest.arguments).map(|()| true),
@@ -195,6 +203,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Nbd(rest)) => forward::bench_nbd(root, &rest.arguments),
         Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
+        Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Echo(rest)) => forward::bench_echo(root, &rest.arguments),
         None => {
             let words =

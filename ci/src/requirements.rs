@@ -2,8 +2,8 @@
 //! and those tests exist.
 //!
 //! Two kinds of table are understood, told apart by the heading of their last column: `shown by`
-//! lists tests as `` `path/to/file.rs::name` `` (modules between the two are for the reader), and
-//! `why not yet` gives a reason.
+//! lists tests, or cases of the conformance suite, as `` `path/to/file.rs::name` `` (modules
+//! between the two are for the reader), and `why not yet` gives a reason.
 
 use std::path::Path;
 
@@ -11,6 +11,9 @@ use anyhow::{Context, Result, bail};
 
 /// Where the table is.
 const DOCUMENT: &str = "docs/REQUIREMENTS.md";
+
+/// Where the conformance suite has its cases: they are named like tests.
+const CASES: &str = "tests/src/csi/cases/";
 
 /// Stands in place of a test while one is being written.
 const PENDING: &str = "pending";
@@ -128,7 +131,19 @@ fn problem_with(name: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Str
         return Some(format!("there is no file {file}"));
     };
     let test = path.rsplit("::").next().unwrap_or(path);
-    if has_test(&source, test) { None } else { Some(format!("{file} has no test {test}")) }
+    let found = has_test(&source, test) || file.starts_with(CASES) && has_case(&source, test);
+    if found { None } else { Some(format!("{file} has no test {test}")) }
+}
+
+/// Whether the file's table of cases of the conformance suite names this one. What it names runs;
+/// the compiler sees to it that it is there.
+fn has_case(source: &str, case: &str) -> bool {
+    let table = source.lines().map(str::trim).skip_while(|line| !line.starts_with("cases! {"));
+    let named = table.skip(1).take_while(|line| *line != "}");
+    named.into_iter().any(|line| {
+        let line = line.strip_suffix(';').unwrap_or(line);
+        line.split_once(':').map_or(line, |(name, _)| name) == case
+    })
 }
 
 /// Whether a function of this name stands below a line `#[test]` or `#[tokio::test]`, with only
@@ -194,6 +209,18 @@ mod tests {
     #[test]
     fn a_function_that_is_no_test_shows_nothing() {
         assert!(problems(&met("`a/src/x.rs::helper`")).contains("has no test helper"));
+    }
+
+    #[test]
+    fn a_case_of_the_conformance_suite_counts_where_it_runs() {
+        let source = "cases! { [CREATE]\n    one;\n    two: LIST, Rows;\n}\n\nfn three() {}\n";
+        assert!(has_case(source, "one") && has_case(source, "two"));
+        assert!(!has_case(source, "three") && !has_case(source, "LIST") && !has_case("", "one"));
+        let read = |file: &str| (file == "tests/src/csi/cases/x.rs").then(|| source.to_owned());
+        let problem =
+            |name: &str| problem_with(&format!("tests/src/csi/cases/x.rs::{name}"), &read);
+        assert_eq!(problem("two"), None);
+        assert!(problem("three").is_some_and(|problem| problem.contains("has no test three")));
     }
 
     #[test]

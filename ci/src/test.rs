@@ -1,6 +1,7 @@
 //! `cargo ci test`: every test of the project, counted step by step.
 
 mod binaries;
+pub(crate) mod csi;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,7 +29,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 15] = [
+const FORWARDED: [Forwarded; 16] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
@@ -36,6 +37,7 @@ const FORWARDED: [Forwarded; 15] = [
     ("crash", &[], &[]),
     ("kill", &["--rounds", "3"], &["--rounds", "200"]),
     ("story", &["--short"], &[]),
+    ("csi_conformance", &[], &[]),
     // The short forms share the two kernels among them, so that all take about eight minutes.
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
@@ -52,8 +54,8 @@ const FORWARDED: [Forwarded; 15] = [
 pub(crate) fn run(root: &Path, long: bool) -> bool {
     command::limit(if long { LONG_LIMIT } else { SHORT_LIMIT });
     let mut steps = Steps::new();
-    // Tests of the workspace start the daemon, and each would build it.
-    steps.run("daemon", || daemon(root));
+    // Tests of the workspace start daemon and plugin, and each would build them.
+    steps.run("daemon and plugin", || csi::build(root));
     steps.run("unit, integration and documentation tests", || workspace(root));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
@@ -66,17 +68,12 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     steps.finish()
 }
 
-fn daemon(root: &Path) -> Result<Outcome> {
-    command::run(command::cargo(root).args(["build", "--release", "--package", "blockd"]))?;
-    Ok(Outcome::Passed)
-}
-
 fn workspace(root: &Path) -> Result<Outcome> {
     // Tests of the workspace start the same tools as the steps below, and an image of a pool is
     // read by a reader in Python.
     setup::ensure(&setup::all())?;
-    let daemon = command::target_dir(root).join("release/blockd");
-    let environment = [("BLOCKD_BIN", daemon.as_path())];
+    let built = csi::environment(root);
+    let environment: Vec<_> = built.iter().map(|(name, path)| (*name, path.as_path())).collect();
     if tests_passed(&binaries::run(root, &environment)?) == 0 {
         bail!("no test ran");
     }
