@@ -104,13 +104,32 @@ fn thick_room(pool: &v1::Pool, volumes: &[v1::Volume]) -> Bytes {
 
 /// Extents that are set aside for a volume and that it does not have yet.
 fn unmet(volume: &v1::Volume, extent: u128) -> u128 {
+    let has = (wide(volume.mapped_bytes) + wide(volume.reserved_bytes)) / extent;
+    wanted(volume).div_ceil(extent).saturating_sub(has)
+}
+
+/// Bytes that are set aside for a volume, those that it has included.
+fn wanted(volume: &v1::Volume) -> u128 {
     let settings = volume.settings.unwrap_or_default();
     let (size, reservation) = (wide(volume.size_bytes), wide(settings.reservation_bytes));
     let bytes = if settings.thick { size } else { reservation.min(size) };
     let quota = wide(settings.quota_bytes);
-    let bytes = if quota == 0 { bytes } else { bytes.min(quota) };
-    let has = (wide(volume.mapped_bytes) + wide(volume.reserved_bytes)) / extent;
-    bytes.div_ceil(extent).saturating_sub(has)
+    if quota == 0 { bytes } else { bytes.min(quota) }
+}
+
+/// Bytes beyond which no volume more can have all of its space: what is free or was granted to who
+/// has no claim to it, less what is set aside for others. What the volume is mapped by comes on
+/// top, so that the daemon has the last word; it is never asked for what can't be.
+fn thick_limit(pool: &v1::Pool, volumes: &[v1::Volume]) -> Bytes {
+    let extent = u128::from(pool.extent_size.max(1));
+    let set_aside: u128 = volumes.iter().map(|volume| unmet(volume, extent) * extent).sum();
+    let spare = volumes.iter().map(|volume| {
+        let reserved = wide(volume.reserved_bytes);
+        let beyond = (wide(volume.mapped_bytes) + reserved).saturating_sub(wanted(volume));
+        reserved.min(beyond)
+    });
+    let most = (wide(pool.free_bytes) + spare.sum::<u128>()).saturating_sub(set_aside);
+    Bytes::from_u128(most).unwrap_or(Bytes::MAX)
 }
 
 fn wide(bytes: i64) -> u128 {
@@ -127,7 +146,8 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
     let asked = v1::GetPoolRequest { name: pool.to_owned() };
     let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
     let volumes = list(plugin, pool).await?;
-    let (free, why) = match class.kind {
+    // What is told is what GetCapacity tells.
+    let (most, free, why) = match class.kind {
         Kind::Thin => {
             let size = Bytes::new(found.size_bytes).unwrap_or_default();
             let promised = promised(&volumes);
@@ -135,13 +155,15 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
             let why = format!(
                 ", of {ratio} times its {size}, less the {promised} that its volumes have together"
             );
-            (promisable(ratio, size, promised), why)
+            let left = promisable(ratio, size, promised);
+            (left, left, why)
         }
         Kind::Thick => {
-            (thick_room(&found, &volumes), ", less what is set aside for others".to_owned())
+            let why = ", less what is set aside for others and what maps it".to_owned();
+            (thick_limit(&found, &volumes), thick_room(&found, &volumes), why)
         }
     };
-    if more > free {
+    if more > most {
         return Err(Error::NoSpace { pool: pool.to_owned(), requested: more, free, why });
     }
     Ok(())

@@ -140,15 +140,13 @@ impl State {
 
     fn describe_pool(&self, name: &str) -> v1::Pool {
         let at = self.pools.iter().position(|one| one.0 == name).unwrap();
-        let volumes = || self.volumes.values().filter(|one| one.pool == name);
-        let thick = |one: &&v1::Volume| one.settings.is_some_and(|settings| settings.thick);
-        let taken: i64 = volumes().filter(thick).map(|one| one.size_bytes).sum();
         let size = self.pools[at].1;
         v1::Pool {
             name: name.to_owned(),
             is_default: at == 0,
             size_bytes: size,
-            free_bytes: size - taken,
+            // What is set aside is free as long as it is not written.
+            free_bytes: size,
             state: v1::PoolState::Open.into(),
             extent_size: EXTENT,
             devices: vec![v1::Device { block_size: 512, ..Default::default() }],
@@ -237,7 +235,10 @@ impl State {
         asked: v1::ConfigureVolumeRequest,
     ) -> Result<v1::ConfigureVolumeResponse, Status> {
         let pool = self.pool(&asked.pool)?;
-        let free = self.describe_pool(&pool).free_bytes;
+        let thick = self.volumes.values().filter(|one| one.pool == pool);
+        let thick = thick.filter(|one| one.settings.is_some_and(|settings| settings.thick));
+        let taken: i64 = thick.map(|one| one.size_bytes).sum();
+        let free = self.describe_pool(&pool).free_bytes - taken;
         let found = self.get(&pool, &asked.name)?;
         let mut settings = found.settings.unwrap_or_default();
         let before = settings;
