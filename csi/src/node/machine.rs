@@ -47,6 +47,8 @@ pub fn mount_device(it: &Mount<'_>) -> Result<Mounted> {
     match mount(Some(&device.path), *path, Some(*file_system), options.flags, data) {
         Ok(()) => Ok(Mounted::Done),
         Err(Errno::EROFS | Errno::EACCES) => Ok(Mounted::NeedsWriting),
+        // What btrfs answers then.
+        Err(Errno::EIO) if options.read_only() => Ok(Mounted::NeedsWriting),
         Err(Errno::EBUSY) => Err(Error::in_use(device.path.display(), "is in use")),
         Err(errno) => {
             let what = format!("mounting {} at {}", device.path.display(), path.display());
@@ -215,6 +217,39 @@ pub fn is_free(device: &Device) -> Result<bool> {
         Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => Ok(false),
         Err(error) => Err(Error::io(format!("opening {}", device.path.display()), error)),
     }
+}
+
+/// Loop devices over a device's node, as the kubelet has one over each block volume that it shows.
+/// They neither claim the device nor are they processes, so that nobody else sees them.
+///
+/// # Errors
+/// When they can't be listed.
+pub fn loops_over(device: &Device) -> Result<Vec<String>> {
+    let blocks = fs::read_dir("/sys/block").map_err(|error| Error::io("/sys/block", error))?;
+    let in_use = |entry: fs::DirEntry| entry.path().join("loop").exists();
+    if !blocks.flatten().any(in_use) {
+        return Ok(Vec::new());
+    }
+    let path = device.path.display();
+    let data = fs::metadata(&device.path).map_err(|error| Error::io(path, error))?;
+    let words = ["--list", "--raw", "--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO"];
+    let output = run("losetup", &words, None)?;
+    if !output.status.success() {
+        let problem = explained(output.status.to_string(), &output);
+        return Err(Error::unexpected("listing loop devices", problem));
+    }
+    let (major, minor) = (nix::sys::stat::major(data.dev()), nix::sys::stat::minor(data.dev()));
+    let node = format!("{major}:{minor} {}", data.ino());
+    Ok(over(&String::from_utf8_lossy(&output.stdout), &node))
+}
+
+/// The first words of lines that go on with this. Blanks that columns are filled up with are
+/// written as `\x20`.
+fn over(list: &str, node: &str) -> Vec<String> {
+    let list = list.replace("\\x20", " ");
+    let lines = list.lines().filter_map(|line| line.split_once(' '));
+    let over = lines.filter(|(_, rest)| rest.split_whitespace().eq(node.split_whitespace()));
+    over.map(|(name, _)| name.to_owned()).collect()
 }
 
 /// Bytes of the file system on a device.
@@ -394,6 +429,14 @@ mod tests {
         assert!(said.to_string().contains("no room"), "{said}");
         let said = succeeded::<&str>("no-such-program", &[], None).unwrap_err();
         assert!(said.to_string().contains("starting no-such-program"), "{said}");
+    }
+
+    #[test]
+    fn loop_devices_are_known_by_the_node_they_are_over() {
+        let list = "/dev/loop0 \\x20\\x200:5\\x20 312\n/dev/loop1  0:5   31\n/dev/loop2 8:1 312\n/dev/loop3\n";
+        assert_eq!(over(list, "0:5 312"), ["/dev/loop0"]);
+        assert_eq!(over(list, "0:5 31"), ["/dev/loop1"]);
+        assert!(over("", "0:5 31").is_empty());
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_api::v1::{ErrorKind, FrontEnd, VolumeKind};
+use blockd_api::v1::{FrontEnd, VolumeKind};
 use tokio::runtime::Handle;
+use tonic::Code;
 
 use super::content::Content;
 use super::machine;
@@ -54,6 +55,25 @@ impl Real {
 
     fn wait<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
         Handle::current().block_on(future)
+    }
+
+    /// Takes a device away that nobody has, not even a loop device.
+    fn detach_unused(&self, place: &Place, volume: &Volume) -> Result<()> {
+        let loops = volume.device.as_ref().map(machine::loops_over).transpose()?;
+        if let Some(name) = loops.iter().flatten().next() {
+            let what = format_args!("volume {}", place.name);
+            return Err(Error::in_use(what, format_args!("is below {name}")));
+        }
+        tracing::debug!(volume = place.name, "detach");
+        let request = v1::DetachVolumeRequest {
+            name: place.name.clone(),
+            pool: place.pool.clone(),
+            force: false,
+        };
+        match self.wait(self.plugin.daemon.detach_volume(request)) {
+            Err(error) if !error.is_absent() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn find(&self, place: &Place) -> Result<Option<v1::Volume>> {
@@ -112,28 +132,15 @@ impl World for Real {
     }
 
     fn detach(&self, place: &Place) -> Result<()> {
-        let attached = self.find(place)?.is_some_and(|it| it.front_end() == FrontEnd::Ublk);
-        if !attached {
-            return Ok(());
-        }
-        let mut tries = 0;
-        loop {
-            tracing::debug!(volume = place.name, "detach");
-            let request = v1::DetachVolumeRequest {
-                name: place.name.clone(),
-                pool: place.pool.clone(),
-                force: false,
-            };
-            match self.wait(self.plugin.daemon.detach_volume(request)) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.is_absent() => return Ok(()),
-                Err(error) if error.daemon_kind() == Some(ErrorKind::InUse) && tries < TRIES => {
-                    tries += 1;
-                    std::thread::sleep(PAUSE);
-                }
-                Err(error) => return Err(error),
+        let found = self.find(place)?.filter(|it| it.front_end() == FrontEnd::Ublk);
+        let Some(volume) = found.as_ref().map(shown) else { return Ok(()) };
+        for _ in 0..TRIES {
+            match self.detach_unused(place, &volume) {
+                Err(error) if error.code() == Code::FailedPrecondition => std::thread::sleep(PAUSE),
+                other => return other,
             }
         }
+        self.detach_unused(place, &volume)
     }
 
     fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>> {
