@@ -93,6 +93,13 @@ pub fn maker(file_system: &str, options: &[String]) -> (String, Vec<String>) {
     (format!("mkfs.{file_system}"), words.collect())
 }
 
+/// The smallest size in bytes that a file system can be grown to: the kernel refuses less for
+/// btrfs. A volume that is larger than its file system until then is of use all the same.
+#[must_use]
+pub fn smallest_growth(file_system: &str) -> u64 {
+    if file_system == "btrfs" { 268_435_456 } else { 0 }
+}
+
 /// The bytes of a device that say how large the file system on it is.
 pub const SUPERBLOCKS_BYTES: usize = (64 << 10) + 4096;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::content::Plan;
+use super::content::{self, Plan};
 use super::flags::Options;
 use super::modes::Access;
 use super::mountinfo::{Device, Entry, Table};
@@ -133,6 +133,11 @@ pub fn grow(world: &dyn World, device: &Device, path: &Path) -> Result<()> {
     let gone = || Error::in_use(path.display(), "has nothing mounted any more");
     let entry = table.at(path).ok_or_else(gone)?;
     let bytes = world.device_bytes(device)?;
+    if bytes < content::smallest_growth(&entry.kind) {
+        let (device, kind) = (device.path.display(), &entry.kind);
+        tracing::warn!(%device, kind, bytes, "this file system can't grow to so little");
+        return Ok(());
+    }
     match world.file_system_bytes(device, &entry.kind)? {
         Some(taken) if taken >= bytes => Ok(()),
         _ if entry.read_only => Err(Error::in_use(
