@@ -45,7 +45,7 @@ pub(crate) const MACHINES: [Tool; 10] = [
 ];
 
 /// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
-pub(crate) const WORKLOADS: [Tool; 17] = [
+pub(crate) const WORKLOADS: [Tool; 21] = [
     FIO,
     PYTHON,
     Tool { program: "xfs_repair", package: "xfsprogs" },
@@ -59,6 +59,10 @@ pub(crate) const WORKLOADS: [Tool; 17] = [
     Tool { program: "blkdiscard", package: "util-linux" },
     Tool { program: "blockdev", package: "util-linux" },
     Tool { program: "fstrim", package: "util-linux" },
+    Tool { program: "blkid", package: "util-linux" },
+    Tool { program: "mkswap", package: "util-linux" },
+    LOSETUP,
+    Tool { program: "xfs_growfs", package: "xfsprogs" },
     Tool { program: "dd", package: "coreutils" },
     Tool { program: "sha256sum", package: "coreutils" },
     // They judge what is written for dm-thin.

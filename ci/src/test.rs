@@ -29,7 +29,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 16] = [
+const FORWARDED: [Forwarded; 17] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
@@ -47,6 +47,7 @@ const FORWARDED: [Forwarded; 16] = [
     ("vm", &["stress", "--short", "--kernel", "6.12"], &["stress"]),
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
     ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),
+    ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi"]),
 ];
 
 /// Runs everything; true when nothing failed.

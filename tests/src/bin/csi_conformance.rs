@@ -97,6 +97,7 @@ fn run(arguments: &Arguments) -> Result<Report> {
         fs_type: arguments.fs_type.clone(),
         size: arguments.size,
         skip_node: arguments.skip_node,
+        only_host: false,
         staging_dir: arguments.staging_dir.clone(),
         target_dir: arguments.target_dir.clone(),
         rows: arguments.rows,

@@ -40,6 +40,8 @@ enum Workload {
     Space(Form),
     /// What the README shows, on a real device
     Demo(Form),
+    /// The plugin for Kubernetes, on real devices, through deaths at every step
+    Csi(Form),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(Form),
     /// The half of a workload that runs in the guest
@@ -98,6 +100,12 @@ enum Inside {
     },
     Space,
     SpaceBeside,
+    Csi {
+        #[arg(long)]
+        seconds: u64,
+        #[arg(long)]
+        short: bool,
+    },
 }
 
 #[derive(clap::Args, Debug)]
@@ -169,6 +177,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Space(form) => each("space", form, workload::space::run),
         Workload::Demo(form) => each("demo", form, workload::demo::run),
         Workload::Thin(form) => each("thin", form, workload::thin::run),
+        Workload::Csi(form) => each("csi", form, workload::csi::run),
         Workload::Inside { seed, what } => match what {
             Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
             Inside::Kill { pool, kills } => workload::kill::inside(pool, *kills, *seed),
@@ -181,6 +190,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
+            Inside::Csi { seconds, short } => workload::csi::inside(*seconds, *short, *seed),
         },
     }
 }

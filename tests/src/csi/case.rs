@@ -73,6 +73,9 @@ impl Case {
             }
             _ => None,
         });
+        let on_host = needs().any(|need| matches!(need, Need::Host));
+        let for_devices = || (options.only_host && !on_host).then_some("it needs no device");
+        let asked = asked.or_else(for_devices);
         if let Some(why) = asked {
             return Some(Verdict::NotRun(why.to_owned()));
         }

@@ -49,6 +49,8 @@ pub struct Options {
     pub size: i64,
     /// Nothing is staged, published or mounted.
     pub skip_node: bool,
+    /// Only cases that stage or publish something.
+    pub only_host: bool,
     /// Where volumes are staged, as the driver's host sees it: this suite runs there.
     pub staging_dir: PathBuf,
     /// Where volumes are published.
@@ -70,6 +72,7 @@ impl Default for Options {
             fs_type: "ext4".to_owned(),
             size: 64 << 20,
             skip_node: true,
+            only_host: false,
             staging_dir: PathBuf::from("/var/lib/kubelet/plugins/kubernetes.io/csi"),
             target_dir: PathBuf::from("/var/lib/kubelet/pods"),
             rows: false,

@@ -266,8 +266,16 @@ impl Plugin {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    fn log_path(&self) -> PathBuf {
+    /// Where it logs.
+    #[must_use]
+    pub fn log_path(&self) -> PathBuf {
         self.folder.path().join("log")
+    }
+
+    /// Where it keeps what it remembers.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.folder.path().join("state")
     }
 
     /// The end of its log, for messages.

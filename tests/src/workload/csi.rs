@@ -1,0 +1,90 @@
+//! `csi`: the plugin beside the daemon on real devices, called as a kubelet calls it: the
+//! conformance suite with its node part, what a node lives through, and deaths at every step.
+
+mod deaths;
+mod life;
+mod node;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{INSIDE, MARK, Run, figures, guest, sparse};
+use crate::csi::rig::{Rig, Settings};
+use crate::csi::{self, Options};
+use crate::daemon::{self, Folder};
+use crate::sim::runner::clock;
+use crate::tools;
+use crate::vm::Drive;
+
+/// The host's half.
+///
+/// # Errors
+/// When a case fails, something was lost, or something is left.
+pub fn run(run: &Run) -> Result<String> {
+    let folder = Folder::new("csi")?;
+    let disk = sparse(&folder, "disk", 8 << 30)?;
+    let vm = run
+        .machine("csi")?
+        .memory(2048)
+        .modules(&["xfs", "btrfs", "loop", "dm-mod"])
+        .programs(&["blkid", "mkfs.xfs", "xfs_repair", "xfs_growfs", "mkfs.btrfs", "btrfs"])
+        .programs(&["resize2fs", "losetup", "lvm", "sfdisk", "mkswap"])
+        .program(&tools::blockd_csi()?)
+        .drive(Drive::File(disk));
+    let seed = run.seed;
+    let seconds = run.either(12, 300);
+    let short = if run.short { " --short" } else { "" };
+    let script = format!(
+        "export BLOCKD_BIN=/usr/bin/blockd BLOCKD_CSI_BIN=/usr/bin/blockd-csi\n\
+         {INSIDE} inside --seed {seed} csi --seconds {seconds}{short}\n"
+    );
+    let output = vm.run(&script)?;
+    println!("{}", output.text);
+    Ok(figures(&output.text)?.to_owned())
+}
+
+/// The guest's half.
+///
+/// # Errors
+/// As [`run`].
+pub fn inside(seconds: u64, short: bool, seed: u64) -> Result<()> {
+    let pool = Some(Path::new("/dev/vda").to_path_buf());
+    let settings = Settings {
+        daemon: daemon::Settings { pool, ..daemon::Settings::default() },
+        ..Settings::default()
+    };
+    let mut rig = Rig::start("csi", &settings)?;
+    // What the kubelet shares with what it starts.
+    guest::shell("mount --make-rshared /")?;
+    let suite = if short { 0 } else { suite(&rig)? };
+    let steps = node::all(&mut rig, short)?;
+    let deaths = deaths::all(&mut rig, Duration::from_secs(seconds), seed)?;
+    guest::no_errors()?;
+    rig.plugin.stop()?;
+    ensure!(rig.daemon.stop()?.success(), "the daemon's end: {}", rig.daemon.last_words());
+    println!("{MARK}{suite} cases of the suite, {steps} steps of a node, {deaths}; nothing left");
+    Ok(())
+}
+
+/// What of the suite needs devices: minutes, and so for the long form.
+fn suite(rig: &Rig) -> Result<usize> {
+    let start = clock();
+    let kubelet = rig.plugin.kubelet_dir();
+    let options = Options {
+        skip_node: false,
+        staging_dir: kubelet.join("plugins/kubernetes.io/csi"),
+        target_dir: kubelet.join("pods"),
+        only_host: true,
+        ..rig.options()
+    };
+    for folder in [&options.staging_dir, &options.target_dir] {
+        std::fs::create_dir_all(folder)?;
+    }
+    let report = csi::run(&options).with_context(|| rig.plugin.last_words())?;
+    report.print(false);
+    ensure!(report.is_good(), "the suite failed; {}", rig.plugin.last_words());
+    println!("suite: {} passed, {:.1} s", report.passed(), start.elapsed().as_secs_f64());
+    Ok(report.passed())
+}
