@@ -122,20 +122,23 @@ fn connect(client: &UnixStream, server: &UnixStream, state: &Arc<State>) {
     }
 }
 
-/// Until one of them hangs up. What is stopped stays so, and the connection goes no further.
+/// Until one of them hangs up, or a message is stopped: the connection goes no further then.
 fn copy(mut from: UnixStream, mut to: UnixStream, state: &State) {
     let mut buffer = vec![0; LARGEST];
-    let mut open = true;
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         let number = state.passed.fetch_add(1, Ordering::SeqCst);
         if number >= state.allowed.load(Ordering::SeqCst) {
-            open = false;
             if let Ok(mut stopped) = state.stopped.lock() {
                 *stopped = true;
             }
             state.told.notify_all();
+            // Until everything may pass again: then both ends learn that this connection is dead.
+            while state.allowed.load(Ordering::SeqCst) != u64::MAX {
+                thread::sleep(Duration::from_millis(1));
+            }
+            break;
         }
-        if open && to.write_all(&buffer[..length]).is_err() {
+        if to.write_all(&buffer[..length]).is_err() {
             break;
         }
     }
