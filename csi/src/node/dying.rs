@@ -314,6 +314,24 @@ fn what_is_given_up_at_any_step_is_undone() {
 }
 
 #[test]
+fn what_is_given_up_while_it_is_formatted_can_be_staged_later() {
+    for shape in [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Reader] {
+        at_every_step(shape, None, |life, index| {
+            if index > 0 {
+                return;
+            }
+            life.insist(Call::Unstage);
+            let held = life.world.state().volumes["csi.a"].held.clone();
+            assert_ne!(held, Held::Partial, "{}", life.case);
+            for call in shape.life() {
+                life.insist(call);
+            }
+            life.nothing_is_left();
+        });
+    }
+}
+
+#[test]
 fn a_life_goes_on_after_the_machine_was_switched_off() {
     for shape in SHAPES {
         at_every_step(shape, None, |life, index| {

@@ -442,6 +442,7 @@ impl World for Fake {
         let minor = device.minor;
         let may = |state: &mut State| {
             assert!(!state.in_use(minor), "formatted while it is in use");
+            assert_eq!(state.orphan, 0, "formatted beside a tool of a former process");
             assert!(!state.of(device).read_only, "formatted and can't be written");
             let volume = state.of(device);
             let ours = matches!(
