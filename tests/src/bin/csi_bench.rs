@@ -150,7 +150,10 @@ fn io(rig: &Rig, kind: &str, seconds: u64) -> Result<Value> {
     fio.arg(format!("--uri={}", rig.daemon.uri("busy"))).arg(format!("--rw={kind}"));
     fio.arg(format!("--runtime={seconds}")).arg("--output-format=json");
     fio.current_dir(Path::new("/tmp"));
-    let said: Value = serde_json::from_str(&tools::text(&mut fio)?).context("what fio says")?;
+    let said = tools::text(&mut fio)?;
+    // It may say something else before.
+    let at = said.find('{').with_context(|| format!("fio says {said:?}"))?;
+    let said: Value = serde_json::from_str(&said[at..]).context("what fio says")?;
     let job = &said["jobs"][0];
     let of = |way: &str| {
         let latency = &job[way]["clat_ns"];
