@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure fails the test")]
 
+use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -197,12 +198,16 @@ impl<'a> Round<'a> {
     }
 }
 
-/// As the CO does: again, while somebody is away or busy.
+/// As the CO does: again, while somebody is away or busy, or where a connection to the killed plugin
+/// broke under the call. Then the code is the client's own, and has a cause; a driver's has none.
 fn repeat(mut ask: impl FnMut() -> Answer<String>) -> Result<String> {
     for _ in 0..MOST_REPEATS {
         match ask() {
             Ok(answer) => return Ok(answer),
-            Err(status) if matches!(status.code(), Code::Aborted | Code::Unavailable) => {
+            Err(status)
+                if matches!(status.code(), Code::Aborted | Code::Unavailable)
+                    || status.source().is_some() =>
+            {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(status) => return Err(status).context("the repeat was refused"),
