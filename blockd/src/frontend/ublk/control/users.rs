@@ -109,6 +109,7 @@ pub(super) fn users(places: &Places, disk: &str) -> Vec<User> {
         }
     }
     let paths: Vec<String> = parts.iter().map(|(_, name)| format!("/dev/{name}")).collect();
+    loops(places, &parts, &paths, &mut found);
     let swaps = fs::read_to_string(places.proc.join("swaps")).unwrap_or_default();
     if swaps.lines().any(|line| paths.iter().any(|path| line.split(' ').next() == Some(path))) {
         found.push(User::Swap);
@@ -120,6 +121,30 @@ pub(super) fn users(places: &Places, disk: &str) -> Vec<User> {
     found.sort();
     found.dedup();
     found
+}
+
+/// Loop devices over it: a loop is no holder, and no process has open what it lies on. The kernel
+/// names that by a path, which may be one that the device's node is bound to, as the kubelet does.
+/// The table of mounts tells: a look at the path itself could wait for a server.
+fn loops(places: &Places, parts: &[(String, String)], paths: &[String], found: &mut Vec<User>) {
+    let table = fs::read_to_string(places.proc.join("self/mountinfo")).unwrap_or_default();
+    let is_bound = |backing: &str| {
+        let backing = backing.replace(' ', "\\040");
+        table.lines().any(|line| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let root = fields.get(3).and_then(|root| root.strip_prefix('/'));
+            fields.get(4) == Some(&backing.as_str())
+                && line.contains(" - devtmpfs ")
+                && parts.iter().any(|(_, name)| root == Some(name.as_str()))
+        })
+    };
+    for entry in fs::read_dir(&places.sys_block).into_iter().flatten().flatten() {
+        let Ok(text) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        let backing = text.trim_end_matches('\n');
+        if paths.iter().any(|path| path == backing) || is_bound(backing) {
+            found.push(User::Holder(entry.file_name().to_string_lossy().into_owned()));
+        }
+    }
 }
 
 fn processes(places: &Places, parts: &[(String, String)], paths: &[String], found: &mut Vec<User>) {
@@ -264,6 +289,23 @@ mod tests {
         fake.folder("sys/ublkb3/ublkb3p1/holders/dm-0");
         fake.file("proc/swaps", "Filename Type\n/dev/ublkb3 partition 1\n");
         assert_eq!(fake.users(), ["part of block device dm-0", "swapped to"]);
+    }
+
+    #[test]
+    fn loop_devices_over_the_disk_or_a_partition_are_named() {
+        let fake = Fake::new("users-loop");
+        fake.file("sys/loop0/loop/backing_file", "/dev/ublkb3\n");
+        fake.file("sys/loop1/loop/backing_file", "/dev/ublkb30\n");
+        fake.file("sys/loop2/loop/backing_file", "/dev/ublkb3p1\n");
+        fake.file("sys/loop3/loop/backing_file", "/pods/a b/vol\n");
+        fake.file("sys/loop4/loop/backing_file", "/pods/other\n");
+        fake.file("sys/loop5/loop/backing_file", "/gone (deleted)\n");
+        fake.folder("sys/loop6");
+        let table = "30 21 0:5 /ublkb3 /pods/a\\040b/vol rw - devtmpfs udev rw\n\
+                     31 21 0:5 /ublkb30 /pods/other rw - devtmpfs udev rw\n";
+        fake.file("proc/self/mountinfo", table);
+        let expected = [0, 2, 3].map(|number| format!("part of block device loop{number}"));
+        assert_eq!(fake.users(), expected);
     }
 
     #[test]
