@@ -198,8 +198,9 @@ impl<'a> Round<'a> {
     }
 }
 
-/// As the CO does: again, while somebody is away or busy, or where a connection to the killed plugin
-/// broke under the call. Then the code is the client's own, and has a cause; a driver's has none.
+/// As the CO does: again, while somebody is away or busy, or where a connection to the killed
+/// plugin broke under the call. Then the code is the client's own, and has a cause; a driver's has
+/// none.
 fn repeat(mut ask: impl FnMut() -> Answer<String>) -> Result<String> {
     for _ in 0..MOST_REPEATS {
         match ask() {
