@@ -16,6 +16,7 @@ pub mod error;
 pub mod extend;
 pub mod frontend;
 pub mod hardening;
+pub mod health;
 pub mod hook;
 pub mod limit;
 pub mod mailbox;

@@ -136,6 +136,8 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::WritesBlocked => "writes_blocked",
         EventKind::PoolGrown => "pool_grown",
         EventKind::VolumeConfigured => "volume_configured",
+        EventKind::HealthAbnormal => "health_abnormal",
+        EventKind::HealthRecovered => "health_recovered",
     }
 }
 

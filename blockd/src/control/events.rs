@@ -44,7 +44,9 @@ impl EventHub {
             | EventKind::WritesBlocked => {
                 tracing::error!(pool = in_pool, volume = of_volume, "{text}");
             }
-            EventKind::SpaceLow => tracing::warn!(pool = in_pool, volume = of_volume, "{text}"),
+            EventKind::SpaceLow | EventKind::HealthAbnormal => {
+                tracing::warn!(pool = in_pool, volume = of_volume, "{text}")
+            }
             _ => tracing::info!(pool = in_pool, volume = of_volume, "{text}"),
         }
         self.keep(kind, pool, volume, text);

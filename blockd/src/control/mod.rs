@@ -11,6 +11,7 @@ mod errors;
 mod events;
 mod exports;
 mod extend;
+mod health;
 mod keeper;
 mod membership;
 mod messages;

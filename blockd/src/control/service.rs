@@ -357,6 +357,23 @@ impl Calls for Control {
         whole(async move { control.describe_node_status(&asked.pool).await }).await
     }
 
+    async fn health(&self, asked: Request<v1::HealthRequest>) -> Answer<v1::HealthResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.describe_health(&asked).await }).await
+    }
+
+    async fn acknowledge_health(
+        &self,
+        asked: Request<v1::AcknowledgeHealthRequest>,
+    ) -> Answer<v1::AcknowledgeHealthResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let changed = control.acknowledge_health(&asked.pool, &asked.volume)?;
+            Ok(v1::AcknowledgeHealthResponse { changed })
+        })
+        .await
+    }
+
     async fn events(&self, asked: Request<v1::EventsRequest>) -> Answer<Self::EventsStream> {
         let asked = asked.into_inner();
         if !asked.pool.is_empty() {

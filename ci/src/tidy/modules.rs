@@ -167,6 +167,7 @@ const RULES: &[Rule] = &[
     ("blockd/src", "limit", &[]),
     ("blockd/src", "extend", &[]),
     ("blockd/src", "node", &[]),
+    ("blockd/src", "health", &[]),
     ("blockd/src", "hook", &["clock"]),
     ("blockd/src", "backing", &["block"]),
     ("blockd/src", "pool", &["backing", "clock", "hardening", "limit", "mailbox"]),
@@ -181,8 +182,8 @@ const RULES: &[Rule] = &[
         "blockd/src",
         "control",
         &[
-            "clock", "config", "error", "extend", "frontend", "hook", "node", "pool", "stats",
-            "units",
+            "clock", "config", "error", "extend", "frontend", "health", "hook", "node", "pool",
+            "stats", "units",
         ],
     ),
     ("csi/src", "bytes", &["error"]),

@@ -31,6 +31,8 @@ struct State {
     is_dead: bool,
     delay: Duration,
     log: Vec<&'static str>,
+    /// What is wrong, by pool and volume; a pool's has no volume. Who isn't here is healthy.
+    causes: BTreeMap<(String, String), Vec<v1::Cause>>,
 }
 
 impl Fake {
@@ -76,6 +78,13 @@ impl Fake {
     /// Answers each call so late.
     pub(crate) fn delay(&self, delay: Duration) {
         self.0.lock().delay = delay;
+    }
+
+    /// What is wrong with a volume from now on, or with a pool where the volume has no name. The
+    /// worst is the first. Nothing: it is healthy again.
+    pub(crate) fn set_causes(&self, pool: &str, volume: &str, causes: &[v1::Cause]) {
+        let key = (pool.to_owned(), volume.to_owned());
+        self.0.lock().causes.insert(key, causes.to_vec());
     }
 
     /// The calls since the last time.
@@ -312,6 +321,47 @@ impl State {
         Ok(v1::CloneVolumeResponse { changed, volume })
     }
 
+    fn health(&mut self, asked: v1::HealthRequest) -> Result<v1::HealthResponse, Status> {
+        let one = !asked.volume.is_empty();
+        let wanted = match asked.pool.is_empty() && !one {
+            true => String::new(),
+            false => self.pool(&asked.pool)?,
+        };
+        let is_wanted = |pool: &str| wanted.is_empty() || pool == wanted;
+        let causes = |pool: &str, volume: &str| {
+            let key = (pool.to_owned(), volume.to_owned());
+            self.causes.get(&key).cloned().unwrap_or_default()
+        };
+        let severity = |causes: &[v1::Cause]| causes.first().map_or(0, |worst| worst.severity);
+        let is_told = |severity: i32| !asked.abnormal_only || severity != 0;
+        let mut answer = v1::HealthResponse::default();
+        for (pool, _) in self.pools.iter().filter(|of| is_wanted(&of.0) && !one) {
+            let causes = causes(pool, "");
+            let severity = severity(&causes);
+            if is_told(severity) {
+                let pool = pool.clone();
+                answer.pools.push(v1::PoolHealth { pool, severity, causes, ..Default::default() });
+            }
+        }
+        for (pool, volume) in self.volumes.keys().filter(|key| is_wanted(&key.0)) {
+            let causes = causes(pool, volume);
+            let severity = severity(&causes);
+            if is_told(severity) && (!one || *volume == asked.volume) {
+                answer.volumes.push(v1::VolumeHealth {
+                    pool: pool.clone(),
+                    volume: volume.clone(),
+                    severity,
+                    causes,
+                    ..Default::default()
+                });
+            }
+        }
+        if one {
+            self.get(&wanted, &asked.volume)?;
+        }
+        Ok(answer)
+    }
+
     fn list(&mut self, asked: v1::ListVolumesRequest) -> Result<v1::ListVolumesResponse, Status> {
         assert!(asked.brief, "what is shared is not wanted");
         let volumes = self.volumes.values();
@@ -389,6 +439,7 @@ control! {
         stats: StatsRequest -> StatsResponse;
         list_nodes: ListNodesRequest -> ListNodesResponse;
         node_status: NodeStatusRequest -> NodeStatusResponse;
+        acknowledge_health: AcknowledgeHealthRequest -> AcknowledgeHealthResponse;
     }
     version: VersionRequest -> VersionResponse =
         |_, _| Ok(v1::VersionResponse { ready: true, ..Default::default() });
@@ -407,8 +458,34 @@ control! {
         Ok(v1::GetVolumeResponse { volume })
     };
     list_volumes: ListVolumesRequest -> ListVolumesResponse = State::list;
+    health: HealthRequest -> HealthResponse = State::health;
     resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse = State::resize;
     configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse = State::configure;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse = State::snapshot;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse = State::clone_volume;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_set_is_told_and_all_others_are_healthy() {
+        let fake = Fake::new(&[("p", 1 << 30)]);
+        fake.add("p", "a", 1 << 20);
+        fake.add("p", "b", 1 << 20);
+        let severity = v1::Severity::Failure.into();
+        fake.set_causes("p", "b", &[v1::Cause { severity, ..Default::default() }]);
+        let asked = |volume: &str, abnormal_only| v1::HealthRequest {
+            volume: volume.to_owned(),
+            abnormal_only,
+            ..Default::default()
+        };
+        let all = fake.health(Request::new(asked("", false))).await.unwrap().into_inner();
+        let told: Vec<i32> = all.volumes.iter().map(|one| one.severity).collect();
+        assert_eq!((all.pools.len(), told), (1, vec![0, severity]));
+        let one = fake.health(Request::new(asked("b", true))).await.unwrap().into_inner();
+        assert_eq!((one.pools.len(), one.volumes.len()), (0, 1));
+        assert!(fake.health(Request::new(asked("c", false))).await.is_err());
+    }
 }
