@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
-    add, attach, clone, completions, del, diff, events, extend_request, features, import_export,
-    man, node, pool, pool_tools, recover, resize, rollback, set, snapshot, space, top, tune,
-    volumes,
+    add, attach, clone, completions, del, diff, events, extend_request, features, health,
+    import_export, man, node, pool, pool_tools, recover, resize, rollback, set, snapshot, space,
+    top, tune, volumes,
 };
 use crate::error::KINDS;
 
@@ -85,6 +85,7 @@ pub(crate) enum Verb {
     Journal(pool_tools::Journal),
     #[command(subcommand)]
     Node(node::Node),
+    Health(health::Health),
     Tune(tune::Tune),
     Top(top::Top),
     Events(events::Events),

@@ -63,6 +63,8 @@ calls! {
     space: SpaceRequest -> SpaceResponse;
     list_nodes: ListNodesRequest -> ListNodesResponse;
     node_status: NodeStatusRequest -> NodeStatusResponse;
+    health: HealthRequest -> HealthResponse;
+    acknowledge_health: AcknowledgeHealthRequest -> AcknowledgeHealthResponse;
 }
 
 impl Client {

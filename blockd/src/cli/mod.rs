@@ -13,6 +13,7 @@ mod events;
 mod extend_request;
 mod features;
 mod grow;
+mod health;
 mod import_export;
 mod man;
 mod map;
@@ -129,6 +130,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Export(export) => export.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,
         Verb::Node(node) => node.run(context).await,
+        Verb::Health(health) => health.run(context).await,
         Verb::Tune(tune) => tune.run(context).await,
         Verb::Top(top) => top.run(context).await,
         Verb::Events(events) => events.run(context).await,

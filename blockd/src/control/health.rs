@@ -234,8 +234,8 @@ fn told(mut findings: Vec<(Finding, bool)>, now: i64) -> (i32, Vec<v1::Cause>) {
     let causes: Vec<v1::Cause> = findings
         .into_iter()
         .map(|(finding, of_pool)| v1::Cause {
-            code: code(finding.code).into(),
-            severity: severity(finding.severity).into(),
+            code: finding.code.wire().into(),
+            severity: finding.severity.wire().into(),
             message: finding.message,
             device: finding.device,
             count: finding.count,
@@ -247,35 +247,6 @@ fn told(mut findings: Vec<(Finding, bool)>, now: i64) -> (i32, Vec<v1::Cause>) {
         })
         .collect();
     (causes.first().map_or(0, |cause| cause.severity), causes)
-}
-
-const fn severity(severity: Severity) -> v1::Severity {
-    match severity {
-        Severity::Unknown => v1::Severity::Unknown,
-        Severity::Warning => v1::Severity::Warning,
-        Severity::Failure => v1::Severity::Failure,
-    }
-}
-
-const fn code(code: Code) -> v1::HealthCode {
-    match code {
-        Code::PoolFailed => v1::HealthCode::PoolFailed,
-        Code::DeviceGone => v1::HealthCode::DeviceGone,
-        Code::VolumeMissing => v1::HealthCode::VolumeMissing,
-        Code::DeviceNotServed => v1::HealthCode::DeviceNotServed,
-        Code::IoErrors => v1::HealthCode::IoErrors,
-        Code::DeviceErrors => v1::HealthCode::DeviceErrors,
-        Code::PoolReadOnly => v1::HealthCode::PoolReadOnly,
-        Code::WritesBlocked => v1::HealthCode::WritesBlocked,
-        Code::SpaceFull => v1::HealthCode::SpaceFull,
-        Code::QuotaFull => v1::HealthCode::QuotaFull,
-        Code::MetadataLow => v1::HealthCode::MetadataLow,
-        Code::BadBlocks => v1::HealthCode::BadBlocks,
-        Code::DeviceSlow => v1::HealthCode::DeviceSlow,
-        Code::SpaceVeryLow => v1::HealthCode::SpaceVeryLow,
-        Code::SpaceLow => v1::HealthCode::SpaceLow,
-        Code::ProbeLate => v1::HealthCode::ProbeLate,
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Something that is wrong, as one look finds it.
 
+use blockd_api::v1;
+
 /// How bad it is; the worst is the greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
@@ -19,6 +21,16 @@ impl Severity {
             Self::Unknown => "unknown",
             Self::Warning => "warning",
             Self::Failure => "failure",
+        }
+    }
+
+    /// As the control API has it.
+    #[must_use]
+    pub const fn wire(self) -> v1::Severity {
+        match self {
+            Self::Unknown => v1::Severity::Unknown,
+            Self::Warning => v1::Severity::Warning,
+            Self::Failure => v1::Severity::Failure,
         }
     }
 }
@@ -102,6 +114,35 @@ impl Code {
             Self::SpaceLow => "space-low",
             Self::ProbeLate => "probe-late",
         }
+    }
+
+    /// As the control API has it.
+    #[must_use]
+    pub const fn wire(self) -> v1::HealthCode {
+        match self {
+            Self::PoolFailed => v1::HealthCode::PoolFailed,
+            Self::DeviceGone => v1::HealthCode::DeviceGone,
+            Self::VolumeMissing => v1::HealthCode::VolumeMissing,
+            Self::DeviceNotServed => v1::HealthCode::DeviceNotServed,
+            Self::IoErrors => v1::HealthCode::IoErrors,
+            Self::DeviceErrors => v1::HealthCode::DeviceErrors,
+            Self::PoolReadOnly => v1::HealthCode::PoolReadOnly,
+            Self::WritesBlocked => v1::HealthCode::WritesBlocked,
+            Self::SpaceFull => v1::HealthCode::SpaceFull,
+            Self::QuotaFull => v1::HealthCode::QuotaFull,
+            Self::MetadataLow => v1::HealthCode::MetadataLow,
+            Self::BadBlocks => v1::HealthCode::BadBlocks,
+            Self::DeviceSlow => v1::HealthCode::DeviceSlow,
+            Self::SpaceVeryLow => v1::HealthCode::SpaceVeryLow,
+            Self::SpaceLow => v1::HealthCode::SpaceLow,
+            Self::ProbeLate => v1::HealthCode::ProbeLate,
+        }
+    }
+
+    /// What the control API has; `None` for one that only a newer daemon knows.
+    #[must_use]
+    pub fn of_wire(code: v1::HealthCode) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.wire() == code)
     }
 }
 

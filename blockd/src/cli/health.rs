@@ -1,0 +1,448 @@
+//! `blockd health`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use blockd_api::v1::{AcknowledgeHealthRequest, Cause, HealthCode, HealthRequest, Severity};
+use serde::Serialize;
+
+use super::output::table::{Cell, Side, Table};
+use super::output::terminal::Tone;
+use super::shapes::date;
+use super::{Context, client};
+use crate::clock::wall_ms;
+use crate::error::{Error, ErrorKind, shown};
+use crate::health;
+
+/// How often `--watch` asks: the daemon looks no more often.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// Show what is wrong with pools and volumes
+///
+/// Of each cause: how bad it is (failure, warning, or unknown), since when, and what it is. What is
+/// wrong with a pool is told once, with the number of its volumes that it touches; of a volume that
+/// is named, everything is told. The daemon knows all that already: nothing is read for the answer.
+/// What each code means, and what to do, is in OPERATIONS.md.
+///
+/// Ends with exit code 0 whatever there is to tell. With --check, anything that is wrong is exit
+/// code 7.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd health\n  blockd health default/data --check")]
+pub(crate) struct Health {
+    /// Pools, and volumes as POOL/VOLUME; /VOLUME is one of the default pool [default: all]
+    #[arg(value_name = "POOL[/VOLUME]")]
+    pub which: Vec<String>,
+
+    /// Go on, and print what begins and ends; also when the daemon is started anew
+    #[arg(long, conflicts_with_all = ["check", "acknowledge"])]
+    pub watch: bool,
+
+    /// End with exit code 7 when anything is wrong
+    #[arg(long)]
+    pub check: bool,
+
+    /// Say that IO errors up to now are known, so that they are not told any more
+    #[arg(long)]
+    pub acknowledge: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Default, Serialize)]
+struct HealthShape {
+    healthy: bool,
+    severity: Option<&'static str>,
+    pools: Vec<SubjectShape>,
+    volumes: Vec<SubjectShape>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct SubjectShape {
+    pool: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume: Option<String>,
+    healthy: bool,
+    severity: Option<&'static str>,
+    last_probe_unix_ms: i64,
+    last_transition_unix_ms: Option<i64>,
+    causes: Vec<CauseShape>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct CauseShape {
+    code: &'static str,
+    severity: &'static str,
+    reason: Option<String>,
+    message: String,
+    device: Option<String>,
+    count: u64,
+    of_pool: bool,
+    first_seen_unix_ms: i64,
+    last_probe_unix_ms: i64,
+    last_transition_unix_ms: i64,
+}
+
+/// What `--watch --json` prints on a line.
+#[derive(Debug, Serialize)]
+struct ChangeShape<'a> {
+    time_unix_ms: i64,
+    /// began, changed, ended; lost and found, for the daemon.
+    change: &'static str,
+    pool: Option<&'a str>,
+    volume: Option<&'a str>,
+    cause: Option<&'a CauseShape>,
+}
+
+/// A pool or a volume, as it is named.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Place {
+    pool: String,
+    volume: String,
+}
+
+impl Place {
+    fn parse(text: &str) -> Result<Self, Error> {
+        let (pool, volume) = text.split_once('/').unwrap_or((text, ""));
+        if text.is_empty() || text.ends_with('/') || volume.contains('/') {
+            return Err(Error::invalid("POOL[/VOLUME]", text, "a pool, POOL/VOLUME or /VOLUME"));
+        }
+        Ok(Self { pool: pool.to_owned(), volume: volume.to_owned() })
+    }
+}
+
+impl Health {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let places: Result<Vec<Place>, Error> =
+            self.which.iter().map(|text| Place::parse(text)).collect();
+        let mut places = places?;
+        let named = !places.is_empty();
+        if places.is_empty() {
+            places.push(Place::default());
+        }
+        let mut client = context.client().await?;
+        if self.watch {
+            return watch(context, &mut client, &places).await;
+        }
+        if self.acknowledge {
+            for Place { pool, volume } in places.clone() {
+                client.acknowledge_health(AcknowledgeHealthRequest { pool, volume }).await?;
+            }
+        }
+        let told = ask(&mut client, &places).await?;
+        let bad = told.pools.iter().chain(&told.volumes).filter(|one| !one.healthy).count();
+        if context.output.is_json() {
+            context.output.last_json(&told)?;
+        } else {
+            context.output.text(&text(&told, named, context))?;
+        }
+        if self.check && bad > 0 {
+            let all = told.pools.len() + told.volumes.len();
+            let what = format!("{bad} of {all} pools and volumes");
+            let verb = if bad == 1 { "is" } else { "are" };
+            return Err(Error::in_use(what, format!("{verb} not healthy")));
+        }
+        Ok(())
+    }
+}
+
+async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShape, Error> {
+    let mut told = HealthShape::default();
+    for Place { pool, volume } in places.iter().cloned() {
+        let request = HealthRequest { pool, volume, abnormal_only: false };
+        let answer = client.health(request).await?;
+        for one in answer.pools {
+            told.pools.push(SubjectShape {
+                pool: one.pool,
+                volume: None,
+                ..subject(
+                    one.severity,
+                    &one.causes,
+                    [one.last_probe_unix_ms, one.last_transition_unix_ms],
+                )
+            });
+        }
+        for one in answer.volumes {
+            told.volumes.push(SubjectShape {
+                pool: one.pool,
+                volume: Some(one.volume),
+                ..subject(
+                    one.severity,
+                    &one.causes,
+                    [one.last_probe_unix_ms, one.last_transition_unix_ms],
+                )
+            });
+        }
+    }
+    let worst = told.pools.iter().chain(&told.volumes).filter_map(|one| one.severity);
+    told.severity = worst.max_by_key(|name| rank(name));
+    told.healthy = told.severity.is_none();
+    Ok(told)
+}
+
+fn subject(severity: i32, causes: &[Cause], [probe, transition]: [i64; 2]) -> SubjectShape {
+    let severity = Severity::try_from(severity).unwrap_or_default();
+    SubjectShape {
+        pool: String::new(),
+        volume: None,
+        healthy: severity == Severity::Unspecified,
+        severity: severity_name(severity),
+        last_probe_unix_ms: probe,
+        last_transition_unix_ms: Some(transition).filter(|&at| at > 0),
+        causes: causes.iter().map(cause).collect(),
+    }
+}
+
+fn cause(cause: &Cause) -> CauseShape {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    CauseShape {
+        code: code_name(cause.code()),
+        severity: severity_name(cause.severity()).unwrap_or("unknown"),
+        reason: some(&cause.reason),
+        message: cause.message.clone(),
+        device: some(&cause.device),
+        count: cause.count,
+        of_pool: cause.of_pool,
+        first_seen_unix_ms: cause.first_seen_unix_ms,
+        last_probe_unix_ms: cause.last_probe_unix_ms,
+        last_transition_unix_ms: cause.last_transition_unix_ms,
+    }
+}
+
+/// A table of causes, or that there are none.
+fn text(told: &HealthShape, named: bool, context: &Context) -> String {
+    let counted = |count: usize, what: &str| match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    };
+    let all = [(told.pools.len(), "pool"), (told.volumes.len(), "volume")];
+    let all = all.map(|(count, what)| counted(count, what)).join(" and ");
+    if told.healthy {
+        let good = context.output.paint().text(Tone::Good, "healthy");
+        return format!("{good}: {all}\n");
+    }
+    let mut table = Table::new(&[
+        ("pool or volume", Side::Left),
+        ("severity", Side::Left),
+        ("code", Side::Left),
+        ("since", Side::Left),
+        ("what", Side::Left),
+    ]);
+    let mut touched = 0;
+    for one in told.pools.iter().chain(&told.volumes) {
+        // The pool's are told once, unless nothing but volumes was asked for.
+        let in_full = named && told.pools.is_empty();
+        let shown = one.causes.iter().filter(|cause| in_full || !cause.of_pool);
+        let before = touched;
+        touched += usize::from(one.causes.iter().any(|cause| cause.of_pool));
+        if in_full {
+            touched = before;
+        }
+        for cause in shown {
+            table.row([
+                place(one).into(),
+                Cell::toned(cause.severity, tone(cause.severity)),
+                cause.code.into(),
+                date(cause.first_seen_unix_ms).into(),
+                cause.message.as_str().into(),
+            ]);
+        }
+    }
+    let mut text = table.render(context.output.terminal());
+    if touched > 0 {
+        let touched = counted(touched, "volume");
+        text.push_str(&format!("what is wrong with pools touches {touched} of {all}\n"));
+    }
+    text
+}
+
+fn place(one: &SubjectShape) -> String {
+    match &one.volume {
+        Some(volume) => format!("{}/{}", shown(&one.pool), shown(volume)),
+        None => shown(&one.pool),
+    }
+}
+
+/// What a cause is told apart by, from one look to the next.
+type Key = (String, Option<String>, &'static str, Option<String>);
+
+/// Prints what begins, changes and ends, until nobody reads it any more.
+async fn watch(
+    context: &Context,
+    client: &mut client::Client,
+    places: &[Place],
+) -> Result<(), Error> {
+    let mut before: BTreeMap<Key, CauseShape> = BTreeMap::new();
+    let (mut is_there, mut first) = (true, true);
+    loop {
+        match ask(client, places).await {
+            Ok(told) => {
+                if !is_there {
+                    change(context, "found", None, None)?;
+                }
+                is_there = true;
+                if first && told.healthy && !context.output.is_json() {
+                    context.output.text(&text(&told, false, context))?;
+                }
+                first = false;
+                let now = own_causes(told, places);
+                tell(context, &before, &now)?;
+                before = now;
+            }
+            Err(error) if error.kind() == ErrorKind::Unreachable && !first => {
+                if is_there {
+                    change(context, "lost", None, None)?;
+                }
+                is_there = false;
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(WATCH).await;
+    }
+}
+
+/// The causes of all that were asked for; those of pools once.
+fn own_causes(told: HealthShape, places: &[Place]) -> BTreeMap<Key, CauseShape> {
+    let in_full = places.iter().any(|place| !place.volume.is_empty());
+    let mut all = BTreeMap::new();
+    for one in told.pools.into_iter().chain(told.volumes) {
+        for cause in one.causes {
+            if in_full || !cause.of_pool {
+                let device = cause.device.clone();
+                all.insert((one.pool.clone(), one.volume.clone(), cause.code, device), cause);
+            }
+        }
+    }
+    all
+}
+
+fn tell(
+    context: &Context,
+    before: &BTreeMap<Key, CauseShape>,
+    now: &BTreeMap<Key, CauseShape>,
+) -> Result<(), Error> {
+    for (key, cause) in now {
+        match before.get(key) {
+            None => change(context, "began", Some(key), Some(cause))?,
+            Some(earlier) if earlier.severity != cause.severity => {
+                change(context, "changed", Some(key), Some(cause))?;
+            }
+            Some(_) => {}
+        }
+    }
+    for (key, cause) in before.iter().filter(|(key, _)| !now.contains_key(*key)) {
+        change(context, "ended", Some(key), Some(cause))?;
+    }
+    Ok(())
+}
+
+fn change(
+    context: &Context,
+    change: &'static str,
+    key: Option<&Key>,
+    cause: Option<&CauseShape>,
+) -> Result<(), Error> {
+    let time_unix_ms = wall_ms();
+    if context.output.is_json() {
+        return context.output.json_line(&ChangeShape {
+            time_unix_ms,
+            change,
+            pool: key.map(|key| key.0.as_str()),
+            volume: key.and_then(|key| key.1.as_deref()),
+            cause,
+        });
+    }
+    let paint = context.output.paint();
+    let time = paint.text(Tone::Dim, &date(time_unix_ms));
+    let line = match (cause, change) {
+        (Some(cause), "ended") => {
+            format!("{}: {}", paint.text(Tone::Good, "ended"), cause.message)
+        }
+        (Some(cause), _) => {
+            let severity = paint.text(tone(cause.severity), cause.severity);
+            format!("{severity}: {}: {}", cause.code, cause.message)
+        }
+        (None, "lost") => paint.text(Tone::Warning, "the daemon does not answer"),
+        (None, _) => paint.text(Tone::Good, "the daemon answers"),
+    };
+    context.output.text(&format!("{time}  {line}\n"))
+}
+
+fn tone(severity: &str) -> Tone {
+    match severity {
+        "failure" => Tone::Bad,
+        "warning" => Tone::Warning,
+        _ => Tone::Strong,
+    }
+}
+
+fn rank(severity: &str) -> usize {
+    ["unknown", "warning", "failure"].iter().position(|name| *name == severity).unwrap_or(0)
+}
+
+const fn severity_name(severity: Severity) -> Option<&'static str> {
+    match severity {
+        Severity::Unspecified => None,
+        Severity::Unknown => Some(health::Severity::Unknown.name()),
+        Severity::Warning => Some(health::Severity::Warning.name()),
+        Severity::Failure => Some(health::Severity::Failure.name()),
+    }
+}
+
+/// A code's name; that of one which a newer daemon has is not known.
+fn code_name(code: HealthCode) -> &'static str {
+    health::Code::of_wire(code).map_or("other", health::Code::name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errors() -> Cause {
+        Cause {
+            code: HealthCode::IoErrors.into(),
+            severity: Severity::Failure.into(),
+            message: "3 reads failed".to_owned(),
+            count: 3,
+            first_seen_unix_ms: 1,
+            last_probe_unix_ms: 3,
+            last_transition_unix_ms: 2,
+            reason: "media".to_owned(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn h40_the_json_has_severity_code_reason_and_all_times() {
+        let shape = subject(Severity::Failure.into(), &[errors()], [3, 2]);
+        let shape = SubjectShape { pool: "p".to_owned(), volume: Some("v".to_owned()), ..shape };
+        let expected = concat!(
+            r#"{"pool":"p","volume":"v","healthy":false,"severity":"failure","#,
+            r#""last_probe_unix_ms":3,"last_transition_unix_ms":2,"causes":[{"#,
+            r#""code":"io-errors","severity":"failure","reason":"media","#,
+            r#""message":"3 reads failed","device":null,"count":3,"of_pool":false,"#,
+            r#""first_seen_unix_ms":1,"last_probe_unix_ms":3,"last_transition_unix_ms":2}]}"#
+        );
+        assert_eq!(serde_json::to_string(&shape).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_pool_and_a_volume_are_told_apart() {
+        let place =
+            |pool: &str, volume: &str| Place { pool: pool.to_owned(), volume: volume.to_owned() };
+        assert_eq!(Place::parse("p").unwrap(), place("p", ""));
+        assert_eq!(Place::parse("p/v").unwrap(), place("p", "v"));
+        assert_eq!(Place::parse("/v").unwrap(), place("", "v"));
+        for bad in ["", "/", "p/", "p/v/w"] {
+            assert!(Place::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_code_has_a_name() {
+        for number in 1..=16 {
+            let code = HealthCode::try_from(number).unwrap();
+            let name = code.as_str_name().trim_start_matches("HEALTH_CODE_");
+            assert_eq!(code_name(code), name.to_lowercase().replace('_', "-"));
+        }
+        assert!(HealthCode::try_from(17).is_err(), "a new code is to be added here");
+    }
+}
