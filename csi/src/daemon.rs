@@ -13,7 +13,7 @@ use blockd_api::v1::control_client::ControlClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 use crate::error::Error;
 
@@ -27,10 +27,21 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Largest answer: a list of 65 536 volumes with long names.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
+/// Bytes of a stream's answers that may be under way to us while nobody takes them: about one of
+/// its messages. HTTP/2 allows no less than 65 535.
+const STREAM_WINDOW: u32 = 128 * 1024;
+
+/// The same for all streams together: more than there can be, so that none waits for another.
+const STREAMS_WINDOW: u32 = 128 * STREAM_WINDOW;
+
 /// The daemon, which may be away.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     client: ControlClient<Channel>,
+    /// A connection of their own: what nobody takes of a stream must not hold up a call.
+    streams: ControlClient<Channel>,
+    /// How long the next message of a stream may take.
+    call_time: Duration,
     socket: Arc<Path>,
 }
 
@@ -94,9 +105,14 @@ impl Daemon {
         let endpoint = Endpoint::from_static("http://blockd.invalid")
             .timeout(call_time)
             .connect_timeout(CONNECT_TIME);
+        let streams = endpoint
+            .clone()
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(STREAMS_WINDOW)
+            .connect_with_connector_lazy(connector.clone());
         let channel = endpoint.connect_with_connector_lazy(connector);
         let client = ControlClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        Self { client, socket }
+        Self { client, streams: ControlClient::new(streams), call_time, socket }
     }
 
     /// A volume or snapshot; `None` if there is none of that name.
@@ -110,6 +126,20 @@ impl Daemon {
             Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// What a volume holds, range by range.
+    ///
+    /// # Errors
+    /// What the daemon refused, or that it does not answer.
+    pub async fn diff_volume(&self, request: v1::DiffVolumeRequest) -> Result<Differences, Error> {
+        let mut client = self.streams.clone();
+        let mut answer = client.diff_volume(request.clone()).await;
+        if answer.as_ref().is_err_and(is_broken) {
+            answer = client.diff_volume(request).await;
+        }
+        let stream = answer.map_err(|status| self.failed(&status))?.into_inner();
+        Ok(Differences { stream, daemon: self.clone() })
     }
 
     /// Where it is looked for.
@@ -131,6 +161,25 @@ impl Daemon {
             code => format!("{code:?}: {}", crate::error::shown(status.message())),
         };
         Error::Unavailable { address: self.address(), problem }
+    }
+}
+
+/// The messages of a stream of ranges. The daemon's work on it ends when this goes.
+#[derive(Debug)]
+pub struct Differences {
+    stream: Streaming<v1::DiffVolumeResponse>,
+    daemon: Daemon,
+}
+
+impl Differences {
+    /// The next message; `None` after the last.
+    ///
+    /// # Errors
+    /// What the daemon ended with, or that nothing comes.
+    pub async fn next(&mut self) -> Result<Option<v1::DiffVolumeResponse>, Error> {
+        let late = |_| Status::deadline_exceeded("");
+        let next = tokio::time::timeout(self.daemon.call_time, self.stream.message()).await;
+        next.map_err(late).flatten().map_err(|status| self.daemon.failed(&status))
     }
 }
 

@@ -110,6 +110,21 @@ pub enum Error {
         /// What the caller gave.
         milliseconds: u128,
     },
+    /// A stream was given up: it is to be begun again where it stopped.
+    #[error("{what}: go on from behind the last range that came")]
+    GivenUp {
+        /// Why.
+        what: String,
+    },
+    /// The caller of a stream has gone. Nobody hears of it.
+    #[error("the caller hung up")]
+    HungUp,
+    /// As much is worked on as may be.
+    #[error("there are as many {what} at once as there may be: try again later")]
+    Busy {
+        /// What there are too many of.
+        what: &'static str,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
@@ -203,11 +218,14 @@ impl Error {
             Self::OutOfRange { .. } => Code::OutOfRange,
             Self::NotFound { .. } => Code::NotFound,
             Self::Exists { .. } => Code::AlreadyExists,
-            Self::NoSpace { .. } | Self::Elsewhere { .. } => Code::ResourceExhausted,
+            Self::NoSpace { .. } | Self::Elsewhere { .. } | Self::Busy { .. } => {
+                Code::ResourceExhausted
+            }
             Self::InUse { .. } => Code::FailedPrecondition,
             Self::Aborted { .. } => Code::Aborted,
             Self::Unavailable { .. } => Code::Unavailable,
-            Self::Late { .. } => Code::DeadlineExceeded,
+            Self::Late { .. } | Self::GivenUp { .. } => Code::DeadlineExceeded,
+            Self::HungUp => Code::Cancelled,
             Self::Io { .. } | Self::Unexpected { .. } => Code::Internal,
             Self::Daemon(detail) => code_of(detail.kind()),
         }

@@ -33,6 +33,8 @@ fn capabilities() -> Vec<proto::PluginCapability> {
     [
         of(service::Type::ControllerService),
         of(service::Type::VolumeAccessibilityConstraints),
+        of(service::Type::GroupControllerService),
+        of(service::Type::SnapshotMetadataService),
         Type::VolumeExpansion(VolumeExpansion { r#type: online }),
     ]
     .map(|kind| proto::PluginCapability { r#type: Some(kind) })

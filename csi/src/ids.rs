@@ -4,6 +4,11 @@
 //! the id `POOL/` and that. Its snapshot S is the daemon's `P` `body(NAME)` `@` `body(S)`, with the
 //! id `POOL/` and that, so that its source is known as long as it is there. What has another prefix
 //! is somebody else's.
+//!
+//! A group of snapshots is told by the names of its members, so that nothing has to be stored: its
+//! body is `~g`, how many there are, and a digest of its name. Each member is the daemon's `P`
+//! `body(SOURCE)` `@` and that body, and the group has the id `POOL/P` and that body. No name of a
+//! user's is its own body with a `~` in it, and `g` is no digit of a digest.
 
 use std::fmt;
 
@@ -30,6 +35,16 @@ const CLONE: &str = "~clone-";
 /// Begins the body of a volume that lives as long as its pod.
 const EPHEMERAL: &str = "~e";
 
+/// Begins the body of a group's snapshots: one digit for how many they are, less one, and
+/// [`GROUP_DIGITS`] of its name follow.
+const GROUP: &str = "~g";
+
+/// Digits of a group's digest: with the rest, its body is as long as any digest's.
+const GROUP_DIGITS: usize = 30;
+
+/// Snapshots in one group: what the daemon takes in one cut, and what one digit can say.
+pub const MAX_GROUP: usize = 16;
+
 /// A volume: where it is, and what the daemon calls it. Shows as its id.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct VolumeId {
@@ -48,6 +63,15 @@ pub struct SnapshotId {
     pub name: String,
 }
 
+/// A group of snapshots that were taken in one cut. Shows as its id.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GroupId {
+    /// The pool of all of them, never empty.
+    pub pool: String,
+    prefix: String,
+    body: String,
+}
+
 /// What a name of the daemon is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -55,7 +79,7 @@ pub enum Kind {
     Foreign,
     /// A volume of the controller's.
     Volume,
-    /// A snapshot of the controller's.
+    /// A snapshot of the controller's, in a group or not.
     Snapshot,
     /// A snapshot that is there while a clone is made.
     CloneSnapshot,
@@ -87,6 +111,33 @@ impl SnapshotId {
     #[must_use]
     pub fn body(&self) -> &str {
         self.name.split_once('@').map_or("", |(_, body)| body)
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}{}", self.pool, self.prefix, self.body)
+    }
+}
+
+impl GroupId {
+    /// The snapshot that is of this group and of that volume, which has to be in the same pool.
+    #[must_use]
+    pub fn member(&self, source: &VolumeId) -> SnapshotId {
+        SnapshotId { pool: self.pool.clone(), name: format!("{}@{}", source.name, self.body) }
+    }
+
+    /// How many snapshots it was made of.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        let digit = self.body.chars().nth(GROUP.len()).and_then(|digit| digit.to_digit(16));
+        digit.map_or(0, |less_one| usize::try_from(less_one).unwrap_or(0) + 1)
+    }
+
+    /// Whether it has this name, whatever its pool and how many it was made of.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        self.body.get(GROUP.len() + 1..) == Some(group_digest(name).as_str())
     }
 }
 
@@ -176,6 +227,31 @@ impl Names {
             .then(|| SnapshotId { pool: pool.to_owned(), name: name.to_owned() })
     }
 
+    /// What the group of this name and of so many snapshots is; at most [`MAX_GROUP`].
+    #[must_use]
+    pub fn group(&self, pool: &str, name: &str, count: usize) -> GroupId {
+        let less_one = count.saturating_sub(1).min(MAX_GROUP - 1);
+        let body = format!("{GROUP}{less_one:x}{}", group_digest(name));
+        GroupId { pool: pool.to_owned(), prefix: self.prefix.clone(), body }
+    }
+
+    /// The group of an id; `None` if it is none of ours, so that it can't exist.
+    #[must_use]
+    pub fn parse_group(&self, id: &str) -> Option<GroupId> {
+        let (pool, name) = split(id)?;
+        let body = name.strip_prefix(&self.prefix).filter(|body| is_group(body))?;
+        let (prefix, body) = (self.prefix.clone(), body.to_owned());
+        Some(GroupId { pool: pool.to_owned(), prefix, body })
+    }
+
+    /// The group that a snapshot is of.
+    #[must_use]
+    pub fn group_of(&self, snapshot: &SnapshotId) -> Option<GroupId> {
+        let body = Some(snapshot.body()).filter(|body| is_group(body))?;
+        let (prefix, body) = (self.prefix.clone(), body.to_owned());
+        Some(GroupId { pool: snapshot.pool.clone(), prefix, body })
+    }
+
     /// The daemon's name of the snapshot that `target` is cloned from while it is made.
     #[must_use]
     pub fn clone_snapshot(&self, source: &VolumeId, target: &VolumeId) -> String {
@@ -207,7 +283,7 @@ impl Names {
         };
         match snapshot {
             _ if !is_body(volume) => Kind::Foreign,
-            _ if is_body(snapshot) => Kind::Snapshot,
+            _ if is_body(snapshot) || is_group(snapshot) => Kind::Snapshot,
             _ if is_digits(snapshot.strip_prefix(CLONE), 16) => Kind::CloneSnapshot,
             _ => Kind::Foreign,
         }
@@ -221,6 +297,17 @@ fn body(name: &str) -> String {
 
 fn digest(name: &str) -> String {
     format!("{MARK}{:032x}", xxh3_128(name.as_bytes()))
+}
+
+fn group_digest(name: &str) -> String {
+    // What is left out makes a clash no likelier than one in 2^120.
+    let mut digits = format!("{:032x}", xxh3_128(name.as_bytes()));
+    digits.truncate(GROUP_DIGITS);
+    digits
+}
+
+fn is_group(body: &str) -> bool {
+    is_digits(body.strip_prefix(GROUP), 1 + GROUP_DIGITS)
 }
 
 fn is_plain(name: &str) -> bool {
@@ -299,6 +386,23 @@ mod tests {
         for id in ["default/csi.a", "default/csi.a@b@c", "default/csi.a@~clone-0123456789abcdef"] {
             assert_eq!(names.parse_snapshot(id), None, "{id}");
         }
+        let whole = names.group("default", "g", 3).to_string();
+        assert_eq!(names.parse_volume(&whole), None);
+        assert_eq!(names.parse_snapshot(&whole), None);
+        let wrong = [
+            "default/csi.a",
+            "default/csi.~g",
+            "default/csi.~0123456789abcdef0123456789abcdef",
+            &whole[..whole.len() - 1],
+            &format!("{whole}0"),
+            &whole.to_uppercase(),
+            &whole.replace("csi.", "csi.a@"),
+            &whole.replace("default", ""),
+            &other.group("default", "g", 3).to_string(),
+        ];
+        for id in wrong {
+            assert_eq!(names.parse_group(id), None, "{id}");
+        }
         assert_eq!(names.kind("data"), Kind::Foreign);
     }
 
@@ -311,6 +415,23 @@ mod tests {
         for one in &prefixes {
             assert!(prefixes.iter().all(|other| one == other || !other.starts_with(one)));
         }
+    }
+
+    #[test]
+    fn a_group_is_told_by_the_names_of_its_snapshots() {
+        let names = Names::new(DEFAULT_DRIVER);
+        let volume = names.volume("default", UUID);
+        for count in 1..=MAX_GROUP {
+            let group = names.group("default", "nightly", count);
+            assert_eq!(group.count(), count);
+            assert!(group.is_named("nightly") && !group.is_named("nightly2"));
+            let member = group.member(&volume);
+            assert_eq!(member.source(), volume);
+            assert_eq!(names.group_of(&member), Some(group.clone()));
+            assert_eq!(names.kind(&member.name), Kind::Snapshot);
+            assert_eq!(names.parse_group(&group.to_string()), Some(group));
+        }
+        assert_eq!(names.group_of(&names.snapshot(&volume, "nightly")), None);
     }
 
     #[test]
@@ -327,7 +448,8 @@ mod tests {
         fn every_name_has_an_id_that_leads_back(
             driver in "csi\\.blockd\\.io|[a-z]{1,63}", pool in "[a-z]{1,23}",
             volume in "\\PC{1,128}|[ -~]{1,128}|[a-z0-9-]{1,128}",
-            snapshot in "\\PC{1,128}|[ -~]{1,128}|[a-z0-9-]{1,128}",
+            snapshot in "\\PC{1,128}|[ -~]{1,128}|[a-z0-9-]{1,128}|~g[0-9a-f]{31}",
+            count in 1..=MAX_GROUP,
         ) {
             let names = Names::new(&driver);
             let id = names.volume(&pool, &volume);
@@ -340,7 +462,17 @@ mod tests {
             prop_assert_eq!(made.source(), id.clone());
             let bodies = Names::snapshot_bodies(&snapshot);
             prop_assert!(bodies.iter().any(|body| body == made.body()));
-            prop_assert_eq!(names.parse_snapshot(&made.to_string()), Some(made));
+            prop_assert_eq!(names.parse_snapshot(&made.to_string()), Some(made.clone()));
+            prop_assert_eq!(names.group_of(&made), None);
+            let group = names.group(&pool, &snapshot, count);
+            prop_assert!(group.to_string().len() <= 128 && group.is_named(&snapshot));
+            prop_assert_eq!(group.count(), count);
+            prop_assert_eq!(names.parse_group(&group.to_string()), Some(group.clone()));
+            let member = group.member(&id);
+            prop_assert!(member.to_string().len() <= 128 && member.name.len() <= 128);
+            prop_assert_ne!(&member, &made);
+            prop_assert_eq!(names.parse_snapshot(&member.to_string()), Some(member.clone()));
+            prop_assert_eq!(names.group_of(&member), Some(group));
             let made = names.clone_snapshot(&id, &names.volume(&pool, &snapshot));
             prop_assert!(made.len() <= 128);
             prop_assert_eq!(names.kind(&made), Kind::CloneSnapshot);
@@ -355,9 +487,15 @@ mod tests {
         }
 
         #[test]
-        fn no_id_is_a_panic(id in any::<String>()) {
+        fn no_id_is_a_panic(id in any::<String>(), near in "p/csi\\.(a@)?~g?[0-9a-gä]{28,34}") {
             let names = Names::new(DEFAULT_DRIVER);
-            let _ = (names.parse_volume(&id), names.parse_snapshot(&id), names.kind(&id));
+            for id in [id, near] {
+                let _ = (names.parse_volume(&id), names.parse_snapshot(&id), names.kind(&id));
+                if let Some(group) = names.parse_group(&id) {
+                    prop_assert_eq!(group.to_string(), id);
+                    prop_assert!((1..=MAX_GROUP).contains(&group.count()));
+                }
+            }
         }
     }
 }

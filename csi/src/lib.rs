@@ -7,11 +7,13 @@
 
 pub mod bytes;
 pub mod capability;
+pub mod changes;
 pub mod clock;
 pub mod config;
 pub mod controller;
 pub mod daemon;
 pub mod error;
+pub mod group;
 pub mod identity;
 pub mod ids;
 pub mod limits;

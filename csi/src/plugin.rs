@@ -1,5 +1,7 @@
 //! What all services share, and how a call is worked on.
 
+mod stream;
+
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,6 +21,9 @@ use crate::locks::Locks;
 use crate::metrics::{Metrics, code_name};
 use crate::parameters::Keys;
 use crate::topology::Place;
+
+pub(crate) use self::stream::Streams;
+pub use self::stream::{Answers, Sink};
 
 /// What was set when the plugin was started.
 #[derive(Clone, Debug)]
@@ -59,6 +64,7 @@ pub struct Plugin {
     /// Held for reading while a volume is cloned by way of a snapshot, and for writing while what
     /// such calls have left is removed.
     pub(crate) clones: RwLock<()>,
+    streams: Streams,
     working: Arc<AtomicUsize>,
 }
 
@@ -147,6 +153,12 @@ impl Plugin {
     /// For these settings. Has to be called in a tokio runtime.
     #[must_use]
     pub fn new(settings: Settings, daemon: Daemon) -> Arc<Self> {
+        Self::with_streams(settings, daemon, Streams::default())
+    }
+
+    /// The same with other bounds for streams.
+    #[must_use]
+    pub(crate) fn with_streams(settings: Settings, daemon: Daemon, streams: Streams) -> Arc<Self> {
         let metrics = Metrics::new(&settings.driver);
         Arc::new(Self {
             settings,
@@ -155,6 +167,7 @@ impl Plugin {
             metrics,
             promises: Mutex::new(()),
             clones: RwLock::new(()),
+            streams,
             working: Arc::default(),
         })
     }

@@ -12,11 +12,13 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
+use crate::changes;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::controller;
 use crate::daemon::Daemon;
 use crate::error::Error;
+use crate::group;
 use crate::identity;
 use crate::ids::Names;
 use crate::metrics::Metrics;
@@ -25,8 +27,10 @@ use crate::options::{Options, Service};
 use crate::parameters::Keys;
 use crate::plugin::{Plugin, Settings};
 use crate::proto::controller_server::ControllerServer;
+use crate::proto::group_controller_server::GroupControllerServer;
 use crate::proto::identity_server::IdentityServer;
 use crate::proto::node_server::NodeServer;
+use crate::proto::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::topology::Place;
 
 /// Calls of one connection at once: more wait. The tests of the specification make two hundred.
@@ -56,6 +60,14 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
         ControllerServer::new(controller::Service::new(Arc::clone(&plugin)))
             .max_decoding_message_size(MAX_REQUEST)
     });
+    let group = has(Service::Controller).then(|| {
+        GroupControllerServer::new(group::Service::new(Arc::clone(&plugin)))
+            .max_decoding_message_size(MAX_REQUEST)
+    });
+    let changes = has(Service::Controller).then(|| {
+        SnapshotMetadataServer::new(changes::Service::new(Arc::clone(&plugin)))
+            .max_decoding_message_size(MAX_REQUEST)
+    });
     let node = if has(Service::Node) {
         let service = node::Service::open(Arc::clone(&plugin))?;
         Some(NodeServer::new(service).max_decoding_message_size(MAX_REQUEST))
@@ -78,6 +90,8 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
         .concurrency_limit_per_connection(CALLS_AT_ONCE)
         .add_service(identity)
         .add_optional_service(controller)
+        .add_optional_service(group)
+        .add_optional_service(changes)
         .add_optional_service(node);
     // Connections of sidecars stay open for ever: they are not waited for, but calls are.
     let served = router.serve_with_incoming(UnixListenerStream::new(listener));
@@ -110,6 +124,7 @@ fn plugin(options: &Options) -> Result<Arc<Plugin>, Error> {
 
 /// Waits for calls that were begun.
 async fn drain(plugin: &Plugin) {
+    plugin.end_streams();
     let clock = Clock::start();
     while plugin.working() > 0 && clock.elapsed() < ENDING_TIME {
         tokio::time::sleep(Duration::from_millis(20)).await;

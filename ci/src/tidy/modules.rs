@@ -188,6 +188,7 @@ const RULES: &[Rule] = &[
     ),
     ("csi/src", "bytes", &["error"]),
     ("csi/src", "capability", &["error", "limits", "proto"]),
+    ("csi/src", "changes", &["controller", "daemon", "error", "ids", "limits", "plugin", "proto"]),
     ("csi/src", "clock", &[]),
     ("csi/src", "config", &["bytes", "capability", "error", "ids", "limits", "quantity"]),
     (
@@ -210,6 +211,7 @@ const RULES: &[Rule] = &[
     ),
     ("csi/src", "daemon", &["error"]),
     ("csi/src", "error", &["bytes"]),
+    ("csi/src", "group", &["controller", "error", "ids", "limits", "plugin", "proto"]),
     ("csi/src", "identity", &["plugin", "proto"]),
     ("csi/src", "ids", &["error", "limits"]),
     ("csi/src", "limits", &["error"]),

@@ -20,6 +20,11 @@ use crate::proto;
 use crate::proto::controller_server::Controller;
 use crate::proto::controller_service_capability::{self, Rpc, rpc};
 
+pub(crate) use self::snapshots::{
+    check_parameters as check_snapshot_parameters, find as find_snapshot,
+    to_wire as snapshot_to_wire,
+};
+pub(crate) use self::volumes::ours;
 pub use self::volumes::sweep_once;
 
 /// The service.

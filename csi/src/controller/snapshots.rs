@@ -37,7 +37,7 @@ pub(super) async fn create(
             continue;
         }
         if Some(id.source()) == source {
-            return Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(&present)) });
+            return Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(names, &present)) });
         }
         let it = ("snapshot", request.name.as_str());
         let asked = &request.source_volume_id;
@@ -52,11 +52,11 @@ pub(super) async fn create(
     let made = made.first().ok_or_else(|| {
         Error::unexpected("CreateSnapshots of the daemon", "answered without a snapshot")
     })?;
-    Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(made)) })
+    Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(names, made)) })
 }
 
 /// There are none of ours; those of the sidecars are names of objects.
-fn check_parameters(map: &HashMap<String, String>) -> Result<(), Error> {
+pub(crate) fn check_parameters(map: &HashMap<String, String>) -> Result<(), Error> {
     limits::map("parameters", map)?;
     match map.keys().find(|key| !is_of_sidecars(key)) {
         Some(key) => Err(Error::invalid("a key of parameters", key, "left out: there are none")),
@@ -72,6 +72,10 @@ pub(super) async fn delete(
     limits::map("secrets", &request.secrets)?;
     let _lock = plugin.locks.take(&request.snapshot_id)?;
     if let Some((id, _)) = find(&plugin, &request.snapshot_id).await? {
+        if let Some(group) = plugin.settings.names.group_of(&id) {
+            let allowed = format!("of no group: it goes with {group}");
+            return Err(Error::invalid("snapshot_id", id, allowed));
+        }
         let asked = v1::DeleteVolumeRequest { name: id.name, pool: id.pool, force: false };
         plugin.daemon.delete_volume(asked).await?;
     }
@@ -86,7 +90,8 @@ pub(super) async fn get(
     limits::map("secrets", &request.secrets)?;
     let found = find(&plugin, &request.snapshot_id).await?;
     let (_, found) = found.ok_or_else(|| Error::not_found("snapshot", &request.snapshot_id))?;
-    Ok(proto::GetSnapshotResponse { snapshot: Some(to_wire(&found)) })
+    let snapshot = to_wire(&plugin.settings.names, &found);
+    Ok(proto::GetSnapshotResponse { snapshot: Some(snapshot) })
 }
 
 pub(super) async fn list(
@@ -106,7 +111,7 @@ pub(super) async fn list(
         found.into_iter().map(|(_, volume)| volume).collect::<Vec<_>>()
     };
     let source = &request.source_volume_id;
-    let snapshots = found.iter().map(to_wire);
+    let snapshots = found.iter().map(|one| to_wire(&plugin.settings.names, one));
     let entries = snapshots
         .filter(|snapshot| source.is_empty() || snapshot.source_volume_id == *source)
         .map(|snapshot| {
@@ -119,7 +124,10 @@ pub(super) async fn list(
 }
 
 /// The snapshot of an id; `None` if there is none, or it is somebody else's.
-async fn find(plugin: &Plugin, id: &str) -> Result<Option<(SnapshotId, v1::Volume)>, Error> {
+pub(crate) async fn find(
+    plugin: &Plugin,
+    id: &str,
+) -> Result<Option<(SnapshotId, v1::Volume)>, Error> {
     let Some(id) = plugin.settings.names.parse_snapshot(id) else { return Ok(None) };
     if !plugin.has_pool(&id.pool).await? {
         return Ok(None);
@@ -129,7 +137,8 @@ async fn find(plugin: &Plugin, id: &str) -> Result<Option<(SnapshotId, v1::Volum
     Ok(found.map(|found| (id, found)))
 }
 
-fn to_wire(snapshot: &v1::Volume) -> proto::Snapshot {
+/// A snapshot as it is told of.
+pub(crate) fn to_wire(names: &Names, snapshot: &v1::Volume) -> proto::Snapshot {
     let id = SnapshotId { pool: snapshot.pool.clone(), name: snapshot.name.clone() };
     let ms = snapshot.made_unix_ms.max(0);
     let nanos = i32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
@@ -139,6 +148,6 @@ fn to_wire(snapshot: &v1::Volume) -> proto::Snapshot {
         source_volume_id: id.source().to_string(),
         creation_time: Some(Timestamp { seconds: ms / 1000, nanos }),
         ready_to_use: true,
-        group_snapshot_id: String::new(),
+        group_snapshot_id: names.group_of(&id).map(|group| group.to_string()).unwrap_or_default(),
     }
 }

@@ -64,7 +64,7 @@ async fn sweep(plugin: &Plugin) -> Result<(), Error> {
 }
 
 /// All volumes and snapshots of the driver, in all pools of its classes.
-pub(super) async fn ours(plugin: &Plugin) -> Result<Vec<(v1::Volume, Kind)>, Error> {
+pub(crate) async fn ours(plugin: &Plugin) -> Result<Vec<(v1::Volume, Kind)>, Error> {
     let pools = plugin.pools().await?;
     let asked = v1::ListVolumesRequest { pool: String::new(), brief: true };
     let all = plugin.daemon.list_volumes(asked).await?.volumes;

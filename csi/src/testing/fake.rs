@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use blockd_api::Message as _;
@@ -33,6 +35,76 @@ struct State {
     log: Vec<&'static str>,
     /// What is wrong, by pool and volume; a pool's has no volume. Who isn't here is healthy.
     causes: BTreeMap<(String, String), Vec<v1::Cause>>,
+    script: Option<Script>,
+    streams: Arc<Streams>,
+}
+
+/// The message of that number, to that request.
+pub(crate) type Part = dyn Fn(&v1::DiffVolumeRequest, usize) -> Told + Send + Sync;
+
+/// What its streams do.
+#[derive(Clone)]
+pub(crate) struct Script {
+    /// When one is opened.
+    pub(crate) opened: fn(&Fake),
+    pub(crate) part: Arc<Part>,
+}
+
+/// A message of a stream, or how it ends; nothing: it never goes on.
+pub(crate) enum Told {
+    Part(v1::DiffVolumeResponse),
+    Failed(Status),
+    End,
+    Silence,
+}
+
+/// Counts over all streams.
+#[derive(Default, Debug)]
+pub(crate) struct Streams {
+    pub(crate) opened: AtomicUsize,
+    /// Messages that were taken.
+    pub(crate) taken: AtomicUsize,
+    /// Streams that are over, or that nobody listens to any more.
+    pub(crate) gone: AtomicUsize,
+}
+
+/// A stream of ranges, after the script.
+struct Ranges {
+    script: Script,
+    request: v1::DiffVolumeRequest,
+    number: usize,
+    counts: Arc<Streams>,
+    is_over: bool,
+}
+
+impl Stream for Ranges {
+    type Item = Result<v1::DiffVolumeResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let told = (self.script.part)(&self.request, self.number);
+        self.number += 1;
+        match told {
+            Told::Part(part) => {
+                self.counts.taken.fetch_add(1, Ordering::SeqCst);
+                Poll::Ready(Some(Ok(part)))
+            }
+            Told::Failed(status) => {
+                self.is_over = true;
+                Poll::Ready(Some(Err(status)))
+            }
+            Told::End => Poll::Ready(None),
+            Told::Silence => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Ranges {
+    fn drop(&mut self) {
+        self.counts.gone.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Fake {
@@ -73,6 +145,19 @@ impl Fake {
         let mut state = self.0.lock();
         state.dies_at = None;
         std::mem::take(&mut state.is_dead)
+    }
+
+    /// From now on its streams of ranges do this.
+    pub(crate) fn tell(
+        &self,
+        opened: fn(&Self),
+        part: impl Fn(&v1::DiffVolumeRequest, usize) -> Told + Send + Sync + 'static,
+    ) {
+        self.0.lock().script = Some(Script { opened, part: Arc::new(part) });
+    }
+
+    pub(crate) fn streams(&self) -> Arc<Streams> {
+        Arc::clone(&self.0.lock().streams)
     }
 
     /// Answers each call so late.
@@ -279,22 +364,38 @@ impl State {
         asked: v1::CreateSnapshotsRequest,
     ) -> Result<v1::CreateSnapshotsResponse, Status> {
         let pool = self.pool(&asked.pool)?;
-        let [member] = &asked.members[..] else { panic!("{asked:?}") };
-        let source = self.get(&pool, &member.volume)?.clone();
-        let mut changed = false;
-        match self.get(&pool, &member.name) {
-            Ok(found) if found.origin == member.volume => {}
-            Ok(_) => return Err(exists(&member.name)),
-            Err(_) => {
-                changed = true;
+        assert!((1..=16).contains(&asked.members.len()), "{asked:?}");
+        for member in &asked.members {
+            self.get(&pool, &member.volume)?;
+        }
+        let there = |state: &mut Self, member: &v1::SnapshotMember| {
+            state.get(&pool, &member.name).is_ok_and(|found| found.origin == member.volume)
+        };
+        let count = asked.members.iter().filter(|member| there(self, member)).count();
+        let changed = count == 0;
+        if !changed && count < asked.members.len() {
+            let message = format!("{count} of the snapshots are there");
+            return Err(refused(ErrorKind::InUse, Code::FailedPrecondition, message));
+        }
+        if changed && let Some(one) = asked.members.iter().find(|one| self.has(&pool, &one.name)) {
+            return Err(exists(&one.name));
+        }
+        let mut snapshots = Vec::new();
+        for member in &asked.members {
+            if changed {
+                let source = self.get(&pool, &member.volume)?.clone();
                 let size = source.size_bytes;
                 let made = self.add(&pool, &member.name, VolumeKind::Snapshot, size);
                 made.origin = source.name;
                 (made.origin_id, made.family_id) = (source.id, source.family_id);
             }
+            snapshots.push(self.get(&pool, &member.name)?.clone());
         }
-        let snapshots = vec![self.get(&pool, &member.name)?.clone()];
         Ok(v1::CreateSnapshotsResponse { changed, snapshots })
+    }
+
+    fn has(&self, pool: &str, name: &str) -> bool {
+        self.volumes.contains_key(&(pool.to_owned(), name.to_owned()))
     }
 
     fn clone_volume(
@@ -362,6 +463,17 @@ impl State {
         Ok(answer)
     }
 
+    fn differences(&mut self, asked: v1::DiffVolumeRequest) -> Result<Ranges, Status> {
+        self.get(&asked.pool, &asked.name)?;
+        if !asked.since.is_empty() {
+            self.get(&asked.pool, &asked.since)?;
+        }
+        let script = self.script.clone().expect("what to tell");
+        self.streams.opened.fetch_add(1, Ordering::SeqCst);
+        let counts = Arc::clone(&self.streams);
+        Ok(Ranges { script, request: asked, number: 0, counts, is_over: false })
+    }
+
     fn list(&mut self, asked: v1::ListVolumesRequest) -> Result<v1::ListVolumesResponse, Status> {
         assert!(asked.brief, "what is shared is not wanted");
         let volumes = self.volumes.values();
@@ -411,9 +523,12 @@ macro_rules! control {
 
             async fn diff_volume(
                 &self,
-                _: Request<v1::DiffVolumeRequest>,
+                request: Request<v1::DiffVolumeRequest>,
             ) -> Result<Response<Self::DiffVolumeStream>, Status> {
-                panic!("diff_volume")
+                let opened = self.call("diff_volume", request, State::differences).await?;
+                let ranges = opened.into_inner();
+                (ranges.script.opened)(self);
+                Ok(Response::new(Box::pin(ranges)))
             }
 
             async fn events(

@@ -18,10 +18,10 @@ use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::ids::{DEFAULT_DRIVER, Names};
 use crate::parameters::Keys;
-use crate::plugin::{Plugin, Settings};
+use crate::plugin::{Plugin, Settings, Streams};
 use crate::topology::Place;
 
-pub(crate) use self::fake::Fake;
+pub(crate) use self::fake::{Fake, Told};
 
 /// 2^20.
 pub(crate) const MIB: i64 = 1_048_576;
@@ -58,6 +58,11 @@ impl Rig {
 
     /// A plugin that was started just now.
     pub(crate) fn plugin(&self) -> Arc<Plugin> {
+        self.plugin_with(Streams::default())
+    }
+
+    /// The same with these bounds for streams.
+    pub(crate) fn plugin_with(&self, streams: Streams) -> Arc<Plugin> {
         let names = Names::new(DEFAULT_DRIVER);
         let settings = Settings {
             driver: DEFAULT_DRIVER.to_owned(),
@@ -70,7 +75,7 @@ impl Rig {
             strict_single_node_writer: false,
             expand_on_node: false,
         };
-        Plugin::new(settings, Daemon::new(self.folder.join("c")))
+        Plugin::with_streams(settings, Daemon::new(self.folder.join("c")), streams)
     }
 
     /// The controller of such a plugin.

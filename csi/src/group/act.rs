@@ -1,0 +1,250 @@
+//! What the calls do. A group is there as long as a snapshot of it is: the daemon makes all of them
+//! with one record, so that a group is never made by half, and a deletion that was cut is finished
+//! by its repeat.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use blockd_api::v1;
+
+use crate::controller::{check_snapshot_parameters, ours, snapshot_to_wire};
+use crate::error::Error;
+use crate::ids::{GroupId, Kind, MAX_GROUP, Names, SnapshotId, VolumeId};
+use crate::limits;
+use crate::plugin::Plugin;
+use crate::proto;
+
+const SOURCES: &str = "source_volume_ids";
+const SNAPSHOTS: &str = "snapshot_ids";
+
+/// Snapshot ids that are looked at: a list that is longer than any group is told so by its length,
+/// without being gone through.
+const MAX_LISTED: usize = 1024;
+
+/// A snapshot of a group, and what the daemon says of it.
+type Member = (SnapshotId, v1::Volume);
+
+pub(super) async fn create(
+    plugin: Arc<Plugin>,
+    request: proto::CreateVolumeGroupSnapshotRequest,
+) -> Result<proto::CreateVolumeGroupSnapshotResponse, Error> {
+    limits::name("name", &request.name)?;
+    check_each(SOURCES, &request.source_volume_ids, MAX_GROUP)?;
+    limits::map("secrets", &request.secrets)?;
+    check_snapshot_parameters(&request.parameters)?;
+    let _name = plugin.locks.take_name("group", &request.name)?;
+    let names = &plugin.settings.names;
+    let all = ours(&plugin).await?;
+    if let Some((group, members)) = present(names, &all, &request.name) {
+        check_same(&request, &group, &members, names)?;
+        let group_snapshot = Some(to_wire(names, &group, &members));
+        return Ok(proto::CreateVolumeGroupSnapshotResponse { group_snapshot });
+    }
+    let sources = sources(names, &all, &request.source_volume_ids)?;
+    let group = names.group(&sources[0].pool, &request.name, sources.len());
+    let _group = plugin.locks.take(&group.to_string())?;
+    let member = |source: &VolumeId| v1::SnapshotMember {
+        volume: source.name.clone(),
+        name: group.member(source).name,
+    };
+    let members = sources.iter().map(member).collect();
+    let asked = v1::CreateSnapshotsRequest { pool: group.pool.clone(), members };
+    let made = plugin.daemon.create_snapshots(asked).await?.snapshots;
+    if made.len() != sources.len() {
+        let problem = format!("answered with {} snapshots of {}", made.len(), sources.len());
+        return Err(Error::unexpected("CreateSnapshots of the daemon", problem));
+    }
+    let made: Vec<Member> = made.into_iter().map(|one| (id_of(&one), one)).collect();
+    let group_snapshot = Some(to_wire(names, &group, &made));
+    Ok(proto::CreateVolumeGroupSnapshotResponse { group_snapshot })
+}
+
+pub(super) async fn delete(
+    plugin: Arc<Plugin>,
+    request: proto::DeleteVolumeGroupSnapshotRequest,
+) -> Result<proto::DeleteVolumeGroupSnapshotResponse, Error> {
+    let id = &request.group_snapshot_id;
+    limits::required("group_snapshot_id", id)?;
+    limits::map("secrets", &request.secrets)?;
+    let _lock = plugin.locks.take(id)?;
+    let Some((group, members)) = find(&plugin, id).await? else {
+        return Ok(proto::DeleteVolumeGroupSnapshotResponse {});
+    };
+    check_listed(&plugin.settings.names, &group, &members, &request.snapshot_ids)?;
+    // All that can be known to be in the way is known before the first is deleted.
+    if let Some((used, _)) = members.iter().find(|(_, snapshot)| snapshot.attached) {
+        let problem = format!("can't be deleted: its snapshot {used} is attached");
+        return Err(Error::in_use(format!("group snapshot {group}"), problem));
+    }
+    for (member, _) in members {
+        let asked = v1::DeleteVolumeRequest { name: member.name, pool: member.pool, force: false };
+        plugin.daemon.delete_volume(asked).await?;
+    }
+    Ok(proto::DeleteVolumeGroupSnapshotResponse {})
+}
+
+pub(super) async fn get(
+    plugin: Arc<Plugin>,
+    request: proto::GetVolumeGroupSnapshotRequest,
+) -> Result<proto::GetVolumeGroupSnapshotResponse, Error> {
+    let id = &request.group_snapshot_id;
+    limits::required("group_snapshot_id", id)?;
+    limits::map("secrets", &request.secrets)?;
+    let found = find(&plugin, id).await?;
+    let (group, members) = found.ok_or_else(|| Error::not_found("group snapshot", id))?;
+    let (left, count) = (members.len(), group.count());
+    if left != count {
+        // Its deletion was begun: it is nothing any more that could be restored as a whole.
+        let what = format!("{id}, of which {left} of {count} snapshots are left,");
+        return Err(Error::not_found("group snapshot", what));
+    }
+    check_listed(&plugin.settings.names, &group, &members, &request.snapshot_ids)?;
+    let group_snapshot = Some(to_wire(&plugin.settings.names, &group, &members));
+    Ok(proto::GetVolumeGroupSnapshotResponse { group_snapshot })
+}
+
+/// A list of ids that has to be there, with each once.
+fn check_each(field: &str, ids: &[String], limit: usize) -> Result<(), Error> {
+    if ids.is_empty() {
+        return Err(Error::missing(field));
+    }
+    limits::list(field, ids.len(), limit)?;
+    let mut seen = BTreeSet::new();
+    for id in ids {
+        limits::required(field, id)?;
+        if !seen.insert(id) {
+            return Err(Error::invalid(field, id, "in it once"));
+        }
+    }
+    Ok(())
+}
+
+/// What the sources are: all of them there, and of one pool.
+fn sources(
+    names: &Names,
+    all: &[(v1::Volume, Kind)],
+    ids: &[String],
+) -> Result<Vec<VolumeId>, Error> {
+    let mut found: Vec<VolumeId> = Vec::with_capacity(ids.len());
+    for id in ids {
+        let absent = || Error::not_found("volume", id);
+        let source = names.parse_volume(id).ok_or_else(absent)?;
+        let is_it = |(volume, kind): &(v1::Volume, Kind)| {
+            *kind == Kind::Volume && volume.pool == source.pool && volume.name == source.name
+        };
+        if !all.iter().any(is_it) {
+            return Err(absent());
+        }
+        found.push(source);
+    }
+    let apart = |other: &&VolumeId| other.pool != found[0].pool;
+    if let Some(other) = found.iter().find(apart) {
+        let problem = format!(
+            "and {other} can't be cut at one moment: they are in the pools {} and {}",
+            found[0].pool, other.pool
+        );
+        return Err(Error::in_use(&found[0], problem));
+    }
+    Ok(found)
+}
+
+/// The group of this name, whatever its pool and members.
+fn present(
+    names: &Names,
+    all: &[(v1::Volume, Kind)],
+    name: &str,
+) -> Option<(GroupId, Vec<Member>)> {
+    let mut groups = all.iter().filter(|(_, kind)| *kind == Kind::Snapshot);
+    let group = groups.find_map(|(snapshot, _)| {
+        names.group_of(&id_of(snapshot)).filter(|group| group.is_named(name))
+    })?;
+    let members = members(names, all, &group);
+    Some((group, members))
+}
+
+/// The snapshots of a group that are there, by id.
+fn members(names: &Names, all: &[(v1::Volume, Kind)], group: &GroupId) -> Vec<Member> {
+    let snapshots = all.iter().filter(|(_, kind)| *kind == Kind::Snapshot);
+    let members = snapshots.map(|(snapshot, _)| (id_of(snapshot), snapshot.clone()));
+    let mut members: Vec<Member> =
+        members.filter(|(id, _)| names.group_of(id).as_ref() == Some(group)).collect();
+    members.sort_by(|one, other| one.0.cmp(&other.0));
+    members
+}
+
+/// The group of an id, with the snapshots that are left of it; `None` if there are none.
+async fn find(plugin: &Plugin, id: &str) -> Result<Option<(GroupId, Vec<Member>)>, Error> {
+    let names = &plugin.settings.names;
+    let Some(group) = names.parse_group(id) else { return Ok(None) };
+    let members = members(names, &ours(plugin).await?, &group);
+    Ok((!members.is_empty()).then_some((group, members)))
+}
+
+/// Refuses a request for a group that is there and is another.
+fn check_same(
+    request: &proto::CreateVolumeGroupSnapshotRequest,
+    group: &GroupId,
+    members: &[Member],
+    names: &Names,
+) -> Result<(), Error> {
+    let asked: BTreeSet<Option<VolumeId>> =
+        request.source_volume_ids.iter().map(|id| names.parse_volume(id)).collect();
+    let there: BTreeSet<Option<VolumeId>> =
+        members.iter().map(|(id, _)| Some(id.source())).collect();
+    let it = ("group snapshot", request.name.as_str());
+    if members.len() != group.count() {
+        let left = format!("{} of {}, since its deletion", members.len(), group.count());
+        return Err(Error::exists(it, SNAPSHOTS, left, request.source_volume_ids.len()));
+    }
+    if asked != there || asked.len() != request.source_volume_ids.len() {
+        let shown: Vec<String> = members.iter().map(|(id, _)| id.source().to_string()).collect();
+        let asked = request.source_volume_ids.join(", ");
+        return Err(Error::exists(it, SOURCES, shown.join(", "), asked));
+    }
+    Ok(())
+}
+
+/// Refuses a list that is not that of the group's snapshots. Those that are gone already, as an
+/// earlier deletion was cut, are told by their names.
+fn check_listed(
+    names: &Names,
+    group: &GroupId,
+    members: &[Member],
+    listed: &[String],
+) -> Result<(), Error> {
+    check_each(SNAPSHOTS, listed, MAX_LISTED)?;
+    for id in listed {
+        let snapshot = names.parse_snapshot(id).and_then(|id| names.group_of(&id));
+        if snapshot.as_ref() != Some(group) {
+            return Err(Error::invalid(SNAPSHOTS, id, format!("a snapshot of {group}")));
+        }
+    }
+    let is_listed = |id: &SnapshotId| listed.contains(&id.to_string());
+    if let Some((missing, _)) = members.iter().find(|(id, _)| !is_listed(id)) {
+        let allowed = format!("all of {group}: {missing} is one of them");
+        return Err(Error::invalid(SNAPSHOTS, listed.join(", "), allowed));
+    }
+    if listed.len() != group.count() {
+        let allowed = format!("the {} of {group}", group.count());
+        return Err(Error::invalid(SNAPSHOTS, format!("{} snapshots", listed.len()), allowed));
+    }
+    Ok(())
+}
+
+fn id_of(snapshot: &v1::Volume) -> SnapshotId {
+    SnapshotId { pool: snapshot.pool.clone(), name: snapshot.name.clone() }
+}
+
+fn to_wire(names: &Names, group: &GroupId, members: &[Member]) -> proto::VolumeGroupSnapshot {
+    let mut snapshots: Vec<proto::Snapshot> =
+        members.iter().map(|(_, snapshot)| snapshot_to_wire(names, snapshot)).collect();
+    // The same answer to each repeat, in whatever order it names the volumes.
+    snapshots.sort_by(|one, other| one.snapshot_id.cmp(&other.snapshot_id));
+    proto::VolumeGroupSnapshot {
+        group_snapshot_id: group.to_string(),
+        // One record made all of them, with one time.
+        creation_time: snapshots.first().and_then(|first| first.creation_time),
+        snapshots,
+        ready_to_use: true,
+    }
+}
