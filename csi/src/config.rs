@@ -82,6 +82,8 @@ pub struct Config {
     pub minimum: Minimum,
     /// One of them is the default.
     pub classes: Vec<Class>,
+    /// Conditions of volumes are told.
+    pub health: bool,
 }
 
 impl Config {
@@ -134,7 +136,8 @@ impl Config {
         let classes: Result<Vec<Class>, Error> =
             classes.into_iter().map(|class| class.checked(names)).collect();
         let classes = with_default(classes?)?;
-        Ok(Self { default_size, minimum, classes })
+        let health = file.health.and_then(|health| health.enabled).unwrap_or(true);
+        Ok(Self { default_size, minimum, classes, health })
     }
 
     /// The class of that name, or the default one.
@@ -195,6 +198,13 @@ struct File {
     default_size: Option<Written>,
     minimum: Option<FileMinimum>,
     class: Option<Vec<FileClass>>,
+    health: Option<FileHealth>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileHealth {
+    enabled: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
@@ -320,6 +330,13 @@ mod tests {
     }
 
     #[test]
+    fn h37_health_is_on_unless_it_is_switched_off() {
+        assert!(parse("").unwrap().health && parse("[health]").unwrap().health);
+        assert!(parse("[health]\nenabled = true").unwrap().health);
+        assert!(!parse("[health]\nenabled = false").unwrap().health);
+    }
+
+    #[test]
     fn ratios_are_read_exactly_however_they_are_written() {
         for (written, read) in [("2.5", "2.5"), ("'2.50'", "2.50"), ("3", "3"), ("1.1", "1.1")] {
             let text = format!("[[class]]\nname = 'a'\noverprovision_ratio = {written}\n");
@@ -335,6 +352,8 @@ mod tests {
         let cases = [
             ("sizes = 1", "unknown field `sizes`"),
             ("[minimum]\nntfs = 1", "unknown field `ntfs`"),
+            ("[health]\nenabled = 'no'", "invalid type: string \"no\""),
+            ("[health]\ninterval = 1", "unknown field `interval`"),
             ("default_size = '1GB'", "default_size is 1GB"),
             ("default_size = 0", "default_size is 0"),
             ("default_size = -1", "default_size is -1"),

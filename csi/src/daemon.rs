@@ -142,6 +142,26 @@ impl Daemon {
         Ok(Differences { stream, daemon: self.clone() })
     }
 
+    /// How volumes are; `None` when the daemon is too old to tell.
+    ///
+    /// # Errors
+    /// What the daemon refused, or that it does not answer.
+    pub async fn find_health(
+        &self,
+        request: v1::HealthRequest,
+    ) -> Result<Option<v1::HealthResponse>, Error> {
+        let mut client = self.client.clone();
+        let mut answer = client.health(request.clone()).await;
+        if answer.as_ref().is_err_and(is_broken) {
+            answer = client.health(request).await;
+        }
+        match answer {
+            Ok(answer) => Ok(Some(answer.into_inner())),
+            Err(status) if status.code() == Code::Unimplemented => Ok(None),
+            Err(status) => Err(self.failed(&status)),
+        }
+    }
+
     /// Where it is looked for.
     #[must_use]
     pub fn address(&self) -> String {

@@ -14,6 +14,7 @@ pub mod controller;
 pub mod daemon;
 pub mod error;
 pub mod group;
+pub mod health;
 pub mod identity;
 pub mod ids;
 pub mod limits;

@@ -96,6 +96,12 @@ impl Call {
         Self { is_quiet: true, ..self }
     }
 
+    /// How long a part of it may take: no more than this, and half of what the caller gave.
+    #[must_use]
+    pub fn time_for_part(&self, most: Duration) -> Duration {
+        self.deadline.map_or(most, |limit| most.min(limit / 2))
+    }
+
     fn log(&self, code: Code, problem: Option<&Error>, time: Duration) {
         let Self { method, subject, is_quiet, .. } = self;
         let (code_text, ms) =

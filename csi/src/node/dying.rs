@@ -154,8 +154,9 @@ impl Shape {
                 Ok(())
             }
             Call::Stats => {
-                let stats = look::stats(world, ID, place, &self.target(0).path)?;
-                assert!(stats.usage.is_some() && stats.problem.is_empty(), "{stats:?}");
+                let (volume, path) = (world.volume(place)?, self.target(0).path);
+                let stats = look::stats(world, ID, place, &path, volume.as_ref())?;
+                assert!(stats.usage.is_some() && stats.causes.is_empty(), "{stats:?}");
                 Ok(())
             }
             Call::Unpublish(number) => {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use super::content::Content;
 use super::mountinfo::{Device, Entry, Table};
 use super::records::{Place, Record};
-use super::world::{Kind, Mount, Mounted, Result, Usage, Volume, Wanted, World};
+use super::world::{DeviceLook, Kind, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::sizes::Range;
@@ -56,8 +56,41 @@ pub(super) struct Stored {
     pub(super) shown: i64,
 }
 
+/// What has gone wrong with a device or the file system on it, beside what calls do.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) node: Node,
+    /// As the kernel shows it, in place of the volume's size.
+    pub(super) bytes: Option<Option<u64>>,
+    pub(super) bad_blocks: u64,
+    pub(super) errors: u64,
+    pub(super) shut_down: bool,
+    /// Of the file at a target path.
+    pub(super) bound: Node,
+    pub(super) usage: (Usage, Usage),
+}
+
+impl Default for Fault {
+    fn default() -> Self {
+        let usage = Usage { total: 100_000, used: 40_000, available: 60_000 };
+        Self {
+            node: Node::Right,
+            bytes: None,
+            bad_blocks: 0,
+            errors: 0,
+            shut_down: false,
+            bound: Node::Right,
+            usage: (usage, usage),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
+    /// Of the devices and what is on them.
+    pub(super) fault: Fault,
+    /// The daemon says why it serves no device.
+    pub(super) problem: String,
     pub(super) volumes: BTreeMap<String, Stored>,
     pub(super) mounts: Vec<Entry>,
     pub(super) paths: BTreeMap<PathBuf, Kind>,
@@ -173,13 +206,16 @@ impl State {
     }
 }
 
-fn shown(volume: &Stored) -> Volume {
+fn shown(volume: &Stored, problem: &str) -> Volume {
     let device = |minor| Device { path: format!("/dev/ublkb{minor}").into(), major: 259, minor };
     Volume {
         size_bytes: volume.size,
         empty: volume.held == Held::Nothing,
         device: volume.minor.map(device),
         read_only: volume.read_only,
+        mapped_bytes: volume.size / 4,
+        thick: false,
+        problem: problem.to_owned(),
     }
 }
 
@@ -189,7 +225,9 @@ fn used(what: &str) -> Error {
 
 impl World for Fake {
     fn volume(&self, place: &Place) -> Result<Option<Volume>> {
-        self.whole(|state| Ok(state.volumes.get(&place.name).map(shown)))
+        self.whole(|state| {
+            Ok(state.volumes.get(&place.name).map(|volume| shown(volume, &state.problem)))
+        })
     }
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
@@ -205,7 +243,7 @@ impl World for Fake {
             } else if volume.read_only != read_only {
                 return Err(Error::in_use(&place.name, "is attached in another way"));
             }
-            Ok(shown(volume))
+            Ok(shown(volume, ""))
         })
     }
 
@@ -229,7 +267,7 @@ impl World for Fake {
             Ok(volume.map(|volume| {
                 volume.size = volume.size.max(range.required.get());
                 volume.shown = volume.size;
-                shown(volume)
+                shown(volume, "")
             }))
         })
     }
@@ -298,6 +336,8 @@ impl World for Fake {
                 root: "/".into(),
                 path: mount.path.to_path_buf(),
                 read_only,
+                whole_read_only: read_only,
+                stopped: false,
                 kind: mount.file_system.to_owned(),
                 source: mount.device.path.clone(),
             });
@@ -318,6 +358,8 @@ impl World for Fake {
                     root: Path::new("/").join(from.file_name().unwrap()),
                     path: to.to_path_buf(),
                     read_only: false,
+                    whole_read_only: false,
+                    stopped: false,
                     kind: "devtmpfs".to_owned(),
                     source: "devtmpfs".into(),
                 }
@@ -491,8 +533,34 @@ impl World for Fake {
     fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
         self.whole(|state| {
             assert!(state.at(path).is_some());
-            let usage = Usage { total: 100, used: 40, available: 60 };
-            Ok((usage, usage))
+            Ok(state.fault.usage)
+        })
+    }
+
+    fn device_look(&self, device: &Device) -> Result<DeviceLook> {
+        self.whole(|state| {
+            let found = state.volumes.values().find(|it| it.minor == Some(device.minor));
+            let bytes = found.and_then(|volume| u64::try_from(volume.shown).ok());
+            let Fault { node, bad_blocks, .. } = state.fault;
+            Ok(DeviceLook { node, bytes: state.fault.bytes.unwrap_or(bytes), bad_blocks })
+        })
+    }
+
+    fn node_at(&self, path: &Path, _device: &Device) -> Result<Node> {
+        self.whole(|state| {
+            assert!(state.at(path).is_some());
+            Ok(state.fault.bound)
+        })
+    }
+
+    fn file_system_errors(&self, _device: &Device, _file_system: &str) -> Result<u64> {
+        self.whole(|state| Ok(state.fault.errors))
+    }
+
+    fn answers(&self, path: &Path) -> Result<bool> {
+        self.whole(|state| {
+            assert!(state.at(path).is_some());
+            Ok(!state.fault.shut_down)
         })
     }
 

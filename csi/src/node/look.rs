@@ -2,20 +2,31 @@
 
 use std::path::Path;
 
-use super::modes::{self, Access};
+use super::judge::{self, Role};
+use super::modes::Access;
+use super::mountinfo::{Device, Entry, Table};
 use super::records::Place;
 use super::steps;
-use super::world::{Result, Usage, Volume, World};
+use super::world::{Node, Result, Usage, Volume, World};
 use crate::error::Error;
+use crate::health::Cause;
 use crate::sizes::Range;
 
 /// What a path shows of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Empty when nothing is mounted there any more.
+    /// Empty when it can't be told.
     pub usage: Option<Shown>,
     /// What is wrong; empty when nothing is.
-    pub problem: String,
+    pub causes: Vec<Cause>,
+}
+
+impl Stats {
+    /// Of what could not be looked at.
+    #[must_use]
+    pub fn unseen(why: Cause) -> Self {
+        Self { usage: None, causes: vec![why] }
+    }
 }
 
 /// How much there is.
@@ -24,7 +35,7 @@ pub enum Shown {
     /// A file system's bytes and inodes.
     Mount(Usage, Usage),
     /// A device's bytes.
-    Block(i64),
+    Block(Usage),
 }
 
 /// A path of a volume.
@@ -38,44 +49,102 @@ struct Found {
 /// Finds out whether a path was ever one of this volume.
 fn find(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<Found> {
     let volume = steps::existing(world, id, place)?;
-    let table = world.mounts()?;
-    let shown = volume.device.as_ref().is_some_and(|device| table.shows(path, device));
-    let record = world.record(id);
-    let known = record.as_ref().and_then(|record| {
-        let stage = record.stage.as_ref().filter(|stage| stage.path == path);
-        let target = modes::at(&record.targets, path);
-        target.map(|target| target.access).or_else(|| stage.map(|stage| stage.access))
-    });
-    // A device is staged at a path and never shown there.
-    let block_stage = record.and_then(|record| record.stage).is_some_and(|stage| {
-        stage.path == path && stage.access == Access::Block && volume.device.is_some()
-    });
-    let of_node = |it: &super::mountinfo::Entry| {
-        if it.kind == "devtmpfs" { Access::Block } else { Access::Mount }
-    };
-    let seen = table.at(path).filter(|_| shown).map(of_node);
-    let access = seen.or(known).ok_or_else(|| Error::not_found("path", path.display()))?;
-    Ok(Found { volume, access, there: shown || block_stage })
+    let (record, table) = (world.record(id), world.mounts()?);
+    let known = judge::known(record.as_ref(), path);
+    let (access, there) = at(&table, known, &volume, path);
+    let access = access.ok_or_else(|| Error::not_found("path", path.display()))?;
+    Ok(Found { volume, access, there })
 }
 
-/// How much a volume has and takes, at one of its paths.
+/// How a volume is at a path, if it is or was there; and whether it is.
+fn at(
+    table: &Table,
+    known: Option<(Role, Access)>,
+    volume: &Volume,
+    path: &Path,
+) -> (Option<Access>, bool) {
+    let shown = volume.device.as_ref().is_some_and(|device| table.shows(path, device));
+    // A device is staged at a path and never shown there.
+    let staged = known == Some((Role::Staging, Access::Block)) && volume.device.is_some();
+    let of_node = |it: &Entry| if it.kind == "devtmpfs" { Access::Block } else { Access::Mount };
+    let seen = table.at(path).filter(|_| shown).map(of_node);
+    (seen.or_else(|| known.map(|(_, access)| access)), shown || staged)
+}
+
+/// How much a volume has and takes, at one of its paths, and what is wrong with it as this node
+/// sees it. `volume`: as the daemon has it, if it has it.
 ///
 /// # Errors
 /// When there is no such volume, or it was never at that path.
-pub fn stats(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<Stats> {
-    let found = find(world, id, place, path)?;
-    if !found.there {
-        let problem = format!("nothing is mounted at {} any more", path.display());
-        return Ok(Stats { usage: None, problem });
-    }
-    let shown = match found.access {
-        Access::Block => Shown::Block(found.volume.size_bytes),
-        Access::Mount => {
-            let (bytes, inodes) = world.usage(path)?;
-            Shown::Mount(bytes, inodes)
-        }
+pub fn stats(
+    world: &dyn World,
+    id: &str,
+    place: &Place,
+    path: &Path,
+    volume: Option<&Volume>,
+) -> Result<Stats> {
+    let record = world.record(id);
+    let known = judge::known(record.as_ref(), path);
+    let Some(volume) = volume else {
+        let absent = || Error::not_found("volume", id);
+        known.ok_or_else(absent)?;
+        let causes = vec![judge::no_volume(&place.pool, &place.name)];
+        return Ok(Stats { usage: None, causes });
     };
-    Ok(Stats { usage: Some(shown), problem: String::new() })
+    let table = world.mounts()?;
+    let (access, there) = at(&table, known, volume, path);
+    let access = access.ok_or_else(|| Error::not_found("path", path.display()))?;
+    let device = volume.device.as_ref();
+    let look = device.map(|device| world.device_look(device)).transpose()?;
+    let mut causes = judge::device(volume, look.as_ref());
+    if !there {
+        // Without a device it can't be there: that is told already.
+        if device.is_some() {
+            let role = known.map_or(Role::Target, |(role, _)| role);
+            causes.push(judge::not_there(role, table.at(path)));
+        }
+        return Ok(Stats { usage: None, causes });
+    }
+    if let (Some(stage), Some(device)) = (record.as_ref().and_then(|it| it.stage.as_ref()), device)
+        && stage.access == Access::Mount
+        && stage.path != path
+        && !table.shows(&stage.path, device)
+    {
+        causes.push(judge::not_staged());
+    }
+    let usage = match (access, table.at(path), device) {
+        (Access::Mount, Some(entry), Some(device)) => {
+            causes.extend(judge::mount(entry, path, record.as_ref()));
+            of_file_system(world, entry, device, path, &mut causes)?
+        }
+        (Access::Block, Some(_), Some(device)) if world.node_at(path, device)? != Node::Right => {
+            // Where the node itself is wrong, that is told already.
+            if causes.is_empty() {
+                causes.push(judge::wrong_node(device));
+            }
+            None
+        }
+        _ => Some(Shown::Block(judge::block_usage(volume))),
+    };
+    Ok(Stats { usage, causes })
+}
+
+/// Bytes and inodes of what is mounted at a path, and what is wrong with it.
+fn of_file_system(
+    world: &dyn World,
+    entry: &Entry,
+    device: &Device,
+    path: &Path,
+    causes: &mut Vec<Cause>,
+) -> Result<Option<Shown>> {
+    causes.extend(judge::errors(&entry.kind, world.file_system_errors(device, &entry.kind)?));
+    if !world.answers(path)? {
+        causes.push(judge::shut_down(&entry.kind));
+        return Ok(None);
+    }
+    let (bytes, inodes) = world.usage(path)?;
+    causes.extend(judge::capacity(&bytes, &inodes));
+    Ok(Some(Shown::Mount(bytes, inodes)))
 }
 
 /// Makes what is on a volume as large as the volume, and says how large that is.

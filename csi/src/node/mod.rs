@@ -4,6 +4,9 @@
 //! their repeat wherever they end. What they know lies in `records`; the mount table (`mountinfo`)
 //! and the daemon are believed before it.
 
+#[cfg(test)]
+mod ailing;
+pub mod condition;
 pub mod content;
 #[cfg(test)]
 mod dying;
@@ -11,7 +14,9 @@ pub mod ephemeral;
 #[cfg(test)]
 mod fake;
 pub mod flags;
+pub mod judge;
 pub mod look;
+pub mod looks;
 pub mod machine;
 pub mod modes;
 pub mod mountinfo;
@@ -28,10 +33,14 @@ pub mod world;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use blockd_api::v1;
 use tonic::{Request, Response, Status};
 
 use crate::error::Error;
+use crate::health::split::{self, Side};
+use crate::health::{Cause, condition as condition_of};
 use crate::plugin::{Call, Plugin};
 use crate::proto;
 use crate::proto::node_server::Node;
@@ -39,6 +48,7 @@ use crate::proto::node_service_capability::{self, Rpc, rpc};
 use crate::proto::volume_usage::Unit;
 use crate::sizes::Range;
 use look::{Shown, Stats};
+use looks::{Looks, Seen};
 use modes::Target;
 use real::Real;
 use records::{Place, Record};
@@ -49,15 +59,21 @@ use world::{Kind, Result, Usage, World};
 pub struct Service {
     plugin: Arc<Plugin>,
     world: Arc<Real>,
+    looks: Looks,
 }
 
-/// What it can do.
-const CAPABILITIES: [rpc::Type; 4] = [
+/// What it can do. The last one is for who wants it.
+const CAPABILITIES: [rpc::Type; 5] = [
     rpc::Type::StageUnstageVolume,
     rpc::Type::GetVolumeStats,
     rpc::Type::ExpandVolume,
     rpc::Type::SingleNodeMultiWriter,
+    rpc::Type::VolumeCondition,
 ];
+
+/// How long a look at a device and its file system may take. They answer out of memory, but a
+/// machine that is short of time stands still for seconds.
+const LOOK_TIME: Duration = Duration::from_secs(10);
 
 impl Service {
     /// For this plugin.
@@ -66,7 +82,7 @@ impl Service {
     /// What is remembered can't be read.
     pub fn open(plugin: Arc<Plugin>) -> Result<Self, Error> {
         let world = Arc::new(Real::open(Arc::clone(&plugin))?);
-        let service = Self { plugin, world };
+        let service = Self { plugin, world, looks: Looks::default() };
         service.review();
         Ok(service)
     }
@@ -251,18 +267,58 @@ impl Service {
     async fn stats(
         &self,
         asked: proto::NodeGetVolumeStatsRequest,
+        limit: Duration,
     ) -> Result<proto::NodeGetVolumeStatsResponse> {
         request::id(&asked.volume_id)?;
         request::plain_paths(&asked.volume_path, &asked.staging_target_path)?;
         let id = asked.volume_id.clone();
         let place = self.place_of_any(&id)?;
+        let volume = self.world.volume_now(&place).await?;
         // Existence comes first; a path that is none of ours was never one of this volume.
-        let path = self.path("volume_path", &asked.volume_path);
-        let work = move |world: &Real| {
-            steps::existing(world, &id, &place)?;
-            look::stats(world, &id, &place, &absent(path, &asked.volume_path)?)
+        let path = match self.path("volume_path", &asked.volume_path) {
+            Err(_) if volume.is_none() => return Err(Error::not_found("volume", &id)),
+            path => absent(path, &asked.volume_path)?,
         };
-        self.blocking(work).await.map(answer)
+        let health = self.plugin.settings.config.health;
+        let told = match &volume {
+            Some(_) if health => self.told(&place).await?,
+            _ => Vec::new(),
+        };
+        let (world, volume_id) = (Arc::clone(&self.world), id.clone());
+        let work = move || look::stats(&*world, &volume_id, &place, &path, volume.as_ref());
+        let mut stats = match self.looks.look(&id, limit, work).await? {
+            Seen::Done(stats) => stats?,
+            Seen::Silent(time) if health => Stats::unseen(judge::silent(time.as_secs())),
+            Seen::Crowded if health => Stats::unseen(judge::crowded()),
+            Seen::Silent(_) | Seen::Crowded => {
+                return Err(Error::Late { milliseconds: limit.as_millis() });
+            }
+        };
+        stats.causes.extend(told);
+        if health {
+            return Ok(answer(stats, true));
+        }
+        // Nobody hears of conditions: it can only be said that nothing is there.
+        stats.usage.ok_or_else(|| Error::not_found("path", &asked.volume_path))?;
+        Ok(answer(stats, false))
+    }
+
+    /// What the daemon knows of a volume that is for the node to tell.
+    async fn told(&self, place: &Place) -> Result<Vec<Cause>> {
+        let request = v1::HealthRequest {
+            pool: place.pool.clone(),
+            volume: place.name.clone(),
+            abnormal_only: true,
+        };
+        let health = match self.plugin.daemon.find_health(request).await {
+            Ok(health) => health.unwrap_or_default(),
+            // It was deleted just now: whoever asks next is told.
+            Err(error) if error.is_absent() => v1::HealthResponse::default(),
+            Err(error) => return Err(error),
+        };
+        let causes = health.volumes.iter().flat_map(|volume| &volume.causes);
+        let causes: Vec<v1::Cause> = causes.cloned().collect();
+        Ok(split::told_by(Side::Node, &causes))
     }
 
     async fn expand(
@@ -336,7 +392,7 @@ fn compare(world: &dyn World, records: &[Record]) -> Result<()> {
     Ok(())
 }
 
-fn answer(stats: Stats) -> proto::NodeGetVolumeStatsResponse {
+fn answer(stats: Stats, health: bool) -> proto::NodeGetVolumeStatsResponse {
     let of = |usage: Usage, unit: Unit| proto::VolumeUsage {
         available: usage.available,
         total: usage.total,
@@ -346,14 +402,10 @@ fn answer(stats: Stats) -> proto::NodeGetVolumeStatsResponse {
     let usage = match stats.usage {
         None => Vec::new(),
         Some(Shown::Mount(bytes, inodes)) => vec![of(bytes, Unit::Bytes), of(inodes, Unit::Inodes)],
-        Some(Shown::Block(total)) => {
-            let unit = Unit::Bytes.into();
-            vec![proto::VolumeUsage { total, unit, ..Default::default() }]
-        }
+        Some(Shown::Block(bytes)) => vec![of(bytes, Unit::Bytes)],
     };
-    let abnormal = !stats.problem.is_empty();
-    let condition = proto::VolumeCondition { abnormal, message: stats.problem };
-    proto::NodeGetVolumeStatsResponse { usage, volume_condition: abnormal.then_some(condition) }
+    let volume_condition = health.then(|| condition_of(stats.causes));
+    proto::NodeGetVolumeStatsResponse { usage, volume_condition }
 }
 
 #[tonic::async_trait]
@@ -408,7 +460,8 @@ impl Node for Service {
     ) -> Result<Response<proto::NodeGetVolumeStatsResponse>, Status> {
         let call = Call::new("NodeGetVolumeStats", &request, &request.get_ref().volume_id).quiet();
         let (service, asked) = (self.clone(), request.into_inner());
-        self.plugin.run(call, async move { service.stats(asked).await }).await
+        let limit = call.time_for_part(LOOK_TIME);
+        self.plugin.run(call, async move { service.stats(asked, limit).await }).await
     }
 
     async fn node_expand_volume(
@@ -428,7 +481,9 @@ impl Node for Service {
         let of = |kind: rpc::Type| proto::NodeServiceCapability {
             r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: kind.into() })),
         };
-        let capabilities = CAPABILITIES.map(of).to_vec();
+        let health = self.plugin.settings.config.health;
+        let here = |kind: &rpc::Type| health || *kind != rpc::Type::VolumeCondition;
+        let capabilities = CAPABILITIES.into_iter().filter(here).map(of).collect();
         let answer = proto::NodeGetCapabilitiesResponse { capabilities };
         self.plugin.run(call, async { Ok(answer) }).await
     }

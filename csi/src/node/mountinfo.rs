@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 /// How the kernel marks the path of something that was removed while it was mounted.
 const REMOVED: &[u8] = b"//deleted";
 
+/// How the kernel marks a file system that it has stopped, of itself or because it was told to.
+const STOPPED: [&[u8]; 2] = [b"emergency_ro", b"shutdown"];
+
 /// A block device by its numbers, and the path it was mounted or bound from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -25,6 +28,11 @@ pub struct Entry {
     pub path: PathBuf,
     /// Nothing can be written through this mount, or to this file system at all.
     pub read_only: bool,
+    /// The file system itself can't be written, whichever mount shows it.
+    pub whole_read_only: bool,
+    /// The kernel has stopped it after an error. Newer kernels say so instead of making it
+    /// read-only.
+    pub stopped: bool,
     pub kind: String,
     /// What was mounted: mostly the path of a device.
     pub source: PathBuf,
@@ -99,6 +107,8 @@ fn entry(line: &[u8]) -> Option<Entry> {
         root: unescaped(root.strip_suffix(REMOVED).unwrap_or(root)),
         path: unescaped(path.strip_suffix(REMOVED).unwrap_or(path)),
         read_only: has_option(options, b"ro") || has_option(of_file_system, b"ro"),
+        whole_read_only: has_option(of_file_system, b"ro"),
+        stopped: STOPPED.iter().any(|option| has_option(of_file_system, option)),
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: unescaped(source),
     })
@@ -201,6 +211,20 @@ mod tests {
         let table = table();
         let seen = table.at(Path::new("/var/lib/kubelet/pods/c")).unwrap();
         assert!(seen.is_of(&device(5, 5)) && seen.read_only);
+    }
+
+    #[test]
+    fn a_file_system_that_cannot_be_written_is_told_from_a_mount_that_cannot() {
+        let line = |of_mount: &str, of_file_system: &str| {
+            let text = format!("40 22 259:3 / /a {of_mount} - ext4 /dev/ublkb3 {of_file_system}");
+            let entry = Table::parse(text.as_bytes()).unwrap().entries.remove(0);
+            (entry.read_only, entry.whole_read_only, entry.stopped)
+        };
+        assert_eq!(line("rw,relatime", "rw,errors=remount-ro"), (false, false, false));
+        assert_eq!(line("ro", "rw"), (true, false, false));
+        assert_eq!(line("rw", "ro"), (true, true, false));
+        assert_eq!(line("rw", "rw,emergency_ro"), (false, false, true));
+        assert_eq!(line("rw", "rw,shutdown"), (false, false, true));
     }
 
     #[test]

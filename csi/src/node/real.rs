@@ -9,11 +9,12 @@ use blockd_api::v1::{FrontEnd, VolumeKind};
 use tokio::runtime::Handle;
 use tonic::Code;
 
+use super::condition;
 use super::content::Content;
 use super::machine;
 use super::mountinfo::{Device, Table};
 use super::records::{Place, Record, Records};
-use super::world::{Kind, Mount, Mounted, Result, Usage, Volume, Wanted, World};
+use super::world::{DeviceLook, Kind, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World};
 use crate::bytes::Bytes;
 use crate::capability::Mode;
 use crate::error::Error;
@@ -76,6 +77,19 @@ impl Real {
         }
     }
 
+    /// The volume, asked for without a thread that waits.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn volume_now(&self, place: &Place) -> Result<Option<Volume>> {
+        if !self.plugin.has_pool(&place.pool).await? {
+            return Ok(None);
+        }
+        let found = self.plugin.daemon.find_volume(&place.pool, &place.name).await?;
+        let found = found.filter(|volume| volume.kind() == VolumeKind::Volume);
+        Ok(found.as_ref().map(shown))
+    }
+
     fn find(&self, place: &Place) -> Result<Option<v1::Volume>> {
         let found = self.wait(self.plugin.daemon.find_volume(&place.pool, &place.name))?;
         Ok(found.filter(|volume| volume.kind() == VolumeKind::Volume))
@@ -95,15 +109,15 @@ fn shown(volume: &v1::Volume) -> Volume {
         empty: volume.valid_bytes == 0,
         device,
         read_only: volume.read_only,
+        mapped_bytes: volume.mapped_bytes,
+        thick: volume.settings.is_some_and(|settings| settings.thick),
+        problem: volume.device_problem.clone(),
     }
 }
 
 impl World for Real {
     fn volume(&self, place: &Place) -> Result<Option<Volume>> {
-        if !self.wait(self.plugin.has_pool(&place.pool))? {
-            return Ok(None);
-        }
-        Ok(self.find(place)?.as_ref().map(shown))
+        self.wait(self.volume_now(place))
     }
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
@@ -265,6 +279,22 @@ impl World for Real {
 
     fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
         machine::usage(path)
+    }
+
+    fn device_look(&self, device: &Device) -> Result<DeviceLook> {
+        condition::device(device)
+    }
+
+    fn node_at(&self, path: &Path, device: &Device) -> Result<Node> {
+        condition::node(path, device)
+    }
+
+    fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64> {
+        Ok(condition::errors(device, file_system))
+    }
+
+    fn answers(&self, path: &Path) -> Result<bool> {
+        condition::answers(path)
     }
 
     fn count_conflict(&self, mode: Mode) {

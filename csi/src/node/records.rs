@@ -32,6 +32,9 @@ pub struct Stage {
     pub options: u64,
     /// Its folder was made here, and so goes with it.
     pub made_folder: bool,
+    /// It was mounted to be read only. Not known of what an older version has staged.
+    #[serde(default)]
+    pub read_only: Option<bool>,
 }
 
 /// Where the volume is, as the daemon calls it.
@@ -218,6 +221,7 @@ mod tests {
             file_system: String::new(),
             options: u64::MAX,
             made_folder: true,
+            read_only: Some(true),
         });
         record
     }

@@ -7,39 +7,39 @@ use tonic::Code;
 use super::dying::{ID, STAGING, target, wish};
 use super::ephemeral;
 use super::fake::{Fake, Held};
-use super::look::{self, Shown};
+use super::look::{self, Shown, Stats};
 use super::modes::{Access, Target};
 use super::publish;
 use super::records::Place;
 use super::stage;
-use super::world::{Kind, Result, Wanted, World};
+use super::world::{Kind, Result, Usage, Wanted, World};
 use crate::bytes::Bytes;
 use crate::capability::Mode;
 use crate::sizes::Range;
 
-const SIZE: i64 = 1_073_741_824;
+pub(super) const SIZE: i64 = 1_073_741_824;
 
-struct Node {
-    world: Fake,
-    place: Place,
+pub(super) struct Node {
+    pub(super) world: Fake,
+    pub(super) place: Place,
 }
 
-fn node(held: Held) -> Node {
+pub(super) fn node(held: Held) -> Node {
     let world = Fake::default();
     let place = world.add("csi.a", SIZE, held);
     Node { world, place }
 }
 
-fn file_system(kind: &str) -> Held {
+pub(super) fn file_system(kind: &str) -> Held {
     Held::FileSystem { kind: kind.to_owned(), bytes: SIZE, dirty: false, data: true }
 }
 
 impl Node {
-    fn stage(&self, mode: Mode, file_system: &str) -> Result<()> {
+    pub(super) fn stage(&self, mode: Mode, file_system: &str) -> Result<()> {
         self.stage_at(STAGING, mode, Some(file_system))
     }
 
-    fn stage_at(&self, path: &str, mode: Mode, file_system: Option<&str>) -> Result<()> {
+    pub(super) fn stage_at(&self, path: &str, mode: Mode, file_system: Option<&str>) -> Result<()> {
         let wish = file_system.map(wish);
         let ask = stage::Ask {
             volume: ID,
@@ -51,7 +51,7 @@ impl Node {
         stage::stage(&self.world, &ask)
     }
 
-    fn publish(&self, target: &Target) -> Result<()> {
+    pub(super) fn publish(&self, target: &Target) -> Result<()> {
         self.publish_strictly(target, false)
     }
 
@@ -61,11 +61,16 @@ impl Node {
         publish::publish(&self.world, &ask)
     }
 
-    fn unpublish(&self, path: &str) -> Result<()> {
+    pub(super) fn unpublish(&self, path: &str) -> Result<()> {
         publish::unpublish(&self.world, ID, &self.place, Path::new(path))
     }
 
-    fn unstage(&self) -> Result<()> {
+    pub(super) fn stats(&self, path: &str) -> Result<Stats> {
+        let volume = self.world.volume(&self.place)?;
+        look::stats(&self.world, ID, &self.place, Path::new(path), volume.as_ref())
+    }
+
+    pub(super) fn unstage(&self) -> Result<()> {
         stage::unstage(&self.world, ID, &self.place, Path::new(STAGING))
     }
 }
@@ -74,7 +79,7 @@ fn code(result: Result<()>) -> Code {
     result.expect_err("should be refused").code()
 }
 
-fn mount(path: &str) -> Target {
+pub(super) fn mount(path: &str) -> Target {
     target(path, Mode::MultiWriter, Access::Mount)
 }
 
@@ -157,8 +162,7 @@ fn what_does_not_exist_is_not_found() {
     };
     assert_eq!(code(node.stage(Mode::Writer, "ext4")), Code::NotFound);
     assert_eq!(code(node.publish(&mount("/t/1"))), Code::NotFound);
-    let stats = look::stats(&node.world, ID, &node.place, Path::new("/bogus"));
-    assert_eq!(stats.unwrap_err().code(), Code::NotFound);
+    assert_eq!(node.stats("/bogus").unwrap_err().code(), Code::NotFound);
     let range = Range::default();
     let expanded = look::expand(&node.world, (ID, &node.place), Path::new("/bogus"), &range);
     assert_eq!(expanded.unwrap_err().code(), Code::NotFound);
@@ -318,7 +322,7 @@ fn without_records_the_mount_table_is_enough_to_undo() {
     node.stage(Mode::Writer, "ext4").unwrap();
     node.publish(&mount("/t/1")).unwrap();
     node.world.state().records.clear();
-    assert!(look::stats(&node.world, ID, &node.place, Path::new("/t/1")).unwrap().usage.is_some());
+    assert!(node.stats("/t/1").unwrap().usage.is_some());
     node.unpublish("/t/1").unwrap();
     node.unstage().unwrap();
     let state = node.world.state();
@@ -332,31 +336,17 @@ fn stats_are_of_the_file_system_or_the_device() {
     mounted.stage(Mode::Writer, "ext4").unwrap();
     mounted.publish(&mount("/t/1")).unwrap();
     for path in [STAGING, "/t/1"] {
-        let stats = look::stats(&mounted.world, ID, &mounted.place, Path::new(path)).unwrap();
+        let stats = mounted.stats(path).unwrap();
         assert!(matches!(stats.usage, Some(Shown::Mount(..))), "{stats:?}");
     }
     let block = node(Held::Nothing);
     block.stage_at(STAGING, Mode::Writer, None).unwrap();
     block.publish(&target("/t/1", Mode::Writer, Access::Block)).unwrap();
     for path in [STAGING, "/t/1"] {
-        let stats = look::stats(&block.world, ID, &block.place, Path::new(path)).unwrap();
-        assert_eq!(stats.usage, Some(Shown::Block(SIZE)));
+        // A quarter of it is mapped.
+        let usage = Usage { total: SIZE, used: SIZE / 4, available: SIZE / 4 * 3 };
+        assert_eq!(block.stats(path).unwrap().usage, Some(Shown::Block(usage)));
     }
-}
-
-#[test]
-fn a_known_path_that_is_not_mounted_is_abnormal_and_any_other_is_not_found() {
-    let node = node(Held::Nothing);
-    node.stage(Mode::Writer, "ext4").unwrap();
-    node.publish(&mount("/t/1")).unwrap();
-    node.world.state().mounts.retain(|entry| entry.path != Path::new("/t/1"));
-    let stats = |path: &str| look::stats(&node.world, ID, &node.place, Path::new(path));
-    let said = stats("/t/1").unwrap();
-    assert!(said.usage.is_none() && said.problem.contains("/t/1"), "{said:?}");
-    assert_eq!(stats("/t/2").unwrap_err().code(), Code::NotFound);
-    // A repeat of its publication mends it.
-    node.publish(&mount("/t/1")).unwrap();
-    assert!(stats("/t/1").unwrap().usage.is_some());
 }
 
 #[test]

@@ -31,6 +31,10 @@ impl Ask<'_> {
             file_system: self.wish.map(|wish| wish.file_system.clone()).unwrap_or_default(),
             options: self.wish.map(|wish| wish.hash).unwrap_or_default(),
             made_folder: false,
+            read_only: Some(
+                self.mode == Mode::ReaderOnly
+                    || self.wish.is_some_and(|wish| wish.options.read_only()),
+            ),
         }
     }
 

@@ -25,6 +25,31 @@ pub struct Volume {
     pub device: Option<Device>,
     /// Attached so that it can't be written.
     pub read_only: bool,
+    /// Bytes that it takes of its pool.
+    pub mapped_bytes: i64,
+    /// All of it is set aside, so that what is mapped says nothing.
+    pub thick: bool,
+    /// Why its device is not served, by the daemon; empty when it is.
+    pub problem: String,
+}
+
+/// A block device as the kernel has it, found out without opening it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLook {
+    pub node: Node,
+    /// `None`: the kernel has no device of these numbers.
+    pub bytes: Option<u64>,
+    /// Sectors that the kernel knows to be bad.
+    pub bad_blocks: u64,
+}
+
+/// A file that should be the node of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    Right,
+    Missing,
+    /// Of another device, or none.
+    Other,
 }
 
 /// An ephemeral volume to be made.
@@ -127,6 +152,15 @@ pub trait World: Send + Sync {
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
     /// Bytes and inodes of what is mounted there.
     fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
+
+    /// How a device is. Does no IO.
+    fn device_look(&self, device: &Device) -> Result<DeviceLook>;
+    /// Whether that path is the node of this device.
+    fn node_at(&self, path: &Path, device: &Device) -> Result<Node>;
+    /// Errors that the file system on it has counted, as it tells them without IO.
+    fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64>;
+    /// False: what is mounted there answers with errors only, as when it was shut down.
+    fn answers(&self, path: &Path) -> Result<bool>;
 
     /// Somebody was refused for the mode of somebody else.
     fn count_conflict(&self, mode: Mode);

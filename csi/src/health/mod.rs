@@ -1,0 +1,190 @@
+//! What is said of a volume's condition: causes from whoever sees them become one short line.
+//!
+//! Pure. Causes come from the daemon ([`told`]) and from what the node part sees of devices, mounts
+//! and file systems; each of them belongs to one side only, so that a fault is told once.
+
+pub mod split;
+
+use std::cmp::Reverse;
+
+use crate::proto::VolumeCondition;
+
+/// Bytes of a message: the general limit of the specification for a string, and what Kubernetes'
+/// design of volume health counts with.
+pub const MAX_MESSAGE: usize = crate::limits::MAX_STRING;
+
+/// What is said when nothing is wrong. The specification wants a message then, too.
+pub const HEALTHY: &str = "healthy";
+
+/// Stands between causes.
+const BETWEEN: &str = "; ";
+
+/// Stands where something was cut off.
+const CUT: &str = "...";
+
+/// How bad it is; the worst is the greatest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Severity {
+    /// What was known of it is old, or could not be found out.
+    Unknown,
+    /// It works, and somebody should see to it.
+    Warning,
+    /// Something does not work.
+    Failure,
+}
+
+/// Something that is wrong with a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cause {
+    pub severity: Severity,
+    /// One line for people. Never holds secrets or mount options.
+    pub message: String,
+}
+
+impl Cause {
+    /// Something does not work.
+    #[must_use]
+    pub fn failure(message: impl Into<String>) -> Self {
+        Self { severity: Severity::Failure, message: message.into() }
+    }
+
+    /// Somebody should see to it.
+    #[must_use]
+    pub fn warning(message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, message: message.into() }
+    }
+
+    /// It can't be told how it is.
+    #[must_use]
+    pub fn unknown(message: impl Into<String>) -> Self {
+        Self { severity: Severity::Unknown, message: message.into() }
+    }
+}
+
+/// Causes as a condition: the worst first.
+///
+/// By the specification a normal volume is available and operates optimally. One with any cause is
+/// not known to, so each makes it abnormal: a warning since it is no optimum, and what can't be
+/// told since the last that was known would be old.
+#[must_use]
+pub fn condition(mut causes: Vec<Cause>) -> VolumeCondition {
+    causes.sort_by_key(|cause| Reverse(cause.severity));
+    let mut lines: Vec<String> = Vec::new();
+    for cause in &causes {
+        let line = line(cause);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    let message = if lines.is_empty() { HEALTHY.to_owned() } else { joined(&lines) };
+    VolumeCondition { abnormal: !causes.is_empty(), message }
+}
+
+/// Of a volume that nobody looked after, as with a daemon that is older than this plugin. Nothing
+/// speaks against it, so it is not abnormal; that it is well would be a lie.
+#[must_use]
+pub fn unknown(why: &str) -> VolumeCondition {
+    let message = joined(&[line(&Cause::unknown(why))]);
+    VolumeCondition { abnormal: false, message }
+}
+
+/// In one line, and never empty.
+fn line(cause: &Cause) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let text: String = cause.message.chars().map(plain).collect();
+    let text = text.trim();
+    let text = if text.is_empty() { "not said what" } else { text };
+    match cause.severity {
+        Severity::Unknown => format!("unknown: {text}"),
+        Severity::Warning | Severity::Failure => text.to_owned(),
+    }
+}
+
+/// As many as fit, and how many more there are. Of the first as much as fits.
+fn joined(lines: &[String]) -> String {
+    let more =
+        |count: usize| if count == 0 { String::new() } else { format!("{BETWEEN}{count} more") };
+    for shown in (1..=lines.len()).rev() {
+        let text = lines[..shown].join(BETWEEN) + &more(lines.len() - shown);
+        if text.len() <= MAX_MESSAGE {
+            return text;
+        }
+    }
+    let end = more(lines.len().saturating_sub(1));
+    let first = lines.first().map_or("", String::as_str);
+    let room = MAX_MESSAGE.saturating_sub(end.len() + CUT.len());
+    let at = (0..=room).rev().find(|at| first.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}{CUT}{end}", &first[..at])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, proptest};
+
+    use super::*;
+
+    #[test]
+    fn h17_without_a_cause_it_is_healthy_and_says_so() {
+        let said = condition(Vec::new());
+        assert_eq!(said, VolumeCondition { abnormal: false, message: "healthy".to_owned() });
+    }
+
+    #[test]
+    fn h45_causes_are_joined_with_the_worst_first() {
+        let causes = vec![
+            Cause::unknown("pool p has not answered for 5 s"),
+            Cause::warning("pool p is low"),
+            Cause::failure("device sdb is gone"),
+            Cause::failure("3 writes wait"),
+            Cause::failure("device sdb is gone"),
+        ];
+        let said = condition(causes);
+        assert!(said.abnormal);
+        let expected = "device sdb is gone; 3 writes wait; pool p is low; \
+                        unknown: pool p has not answered for 5 s";
+        assert_eq!(said.message, expected);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_the_worst_stays() {
+        let causes = (0..9).map(|at| Cause::warning(format!("something of 30 bytes, number {at}")));
+        let causes = causes.chain([Cause::failure("the worst")]).collect();
+        let said = condition(causes).message;
+        assert!(said.starts_with("the worst; something of 30 bytes, number 0; "), "{said}");
+        assert!(said.ends_with("; 6 more"), "{said}");
+        let long = vec![Cause::failure("\u{e4}".repeat(500)), Cause::warning("x")];
+        let said = condition(long).message;
+        assert!(said.ends_with("\u{e4}...; 1 more") && said.len() > 120, "{said}");
+    }
+
+    #[test]
+    fn what_nobody_looked_after_is_neither_abnormal_nor_healthy() {
+        let said = unknown("the daemon is older");
+        assert_eq!((said.abnormal, said.message.as_str()), (false, "unknown: the daemon is older"));
+    }
+
+    fn causes() -> impl Strategy<Value = Vec<Cause>> {
+        let severity = (0..3_usize)
+            .prop_map(|at| [Severity::Unknown, Severity::Warning, Severity::Failure][at]);
+        let cause =
+            (severity, any::<String>()).prop_map(|(severity, message)| Cause { severity, message });
+        proptest::collection::vec(cause, 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn h17_a_message_is_one_line_never_empty_and_never_too_long(causes in causes()) {
+            let worst = causes.iter().map(|cause| cause.severity).max();
+            let first = causes.iter().find(|cause| Some(cause.severity) == worst).map(line);
+            let said = condition(causes.clone());
+            prop_assert!(!said.message.is_empty() && said.message.len() <= MAX_MESSAGE);
+            prop_assert!(!said.message.chars().any(char::is_control));
+            prop_assert_eq!(said.abnormal, !causes.is_empty());
+            if let Some(first) = first {
+                let shown = said.message.split(BETWEEN).next().unwrap_or_default();
+                let begins = shown.strip_suffix(CUT).unwrap_or(shown);
+                prop_assert!(first.starts_with(begins) || begins.starts_with(&first));
+            }
+        }
+    }
+}

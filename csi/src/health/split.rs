@@ -1,0 +1,115 @@
+//! Which side tells of what, by the table in `docs/KUBERNETES.md`: the controller of pools, maps
+//! and what is below them, the node of devices, mounts and file systems. Both may be asked about
+//! one volume, and nobody wants to hear of one fault twice.
+
+use blockd_api::v1::{self, HealthCode};
+
+use super::{Cause, Severity};
+
+/// Who tells of something that the daemon has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// ListVolumes and ControllerGetVolume.
+    Controller,
+    /// NodeGetVolumeStats, which asks the daemon for it.
+    Node,
+    /// NodeGetVolumeStats, which sees it for itself: what the daemon says of it is not used.
+    NodeAlone,
+}
+
+/// Who tells of this. What a newer daemon may know besides is of the daemon's side.
+#[must_use]
+pub const fn side(code: HealthCode) -> Side {
+    match code {
+        HealthCode::PoolFailed
+        | HealthCode::PoolReadOnly
+        | HealthCode::DeviceGone
+        | HealthCode::DeviceErrors
+        | HealthCode::DeviceSlow
+        | HealthCode::SpaceLow
+        | HealthCode::SpaceVeryLow
+        | HealthCode::SpaceFull
+        | HealthCode::MetadataLow
+        | HealthCode::WritesBlocked
+        | HealthCode::IoErrors
+        | HealthCode::QuotaFull
+        | HealthCode::ProbeLate
+        | HealthCode::Unspecified => Side::Controller,
+        // Those that a volume's extents meet; of others it has nothing to fear.
+        HealthCode::BadBlocks => Side::Node,
+        HealthCode::DeviceNotServed | HealthCode::VolumeMissing => Side::NodeAlone,
+    }
+}
+
+/// What one side tells of a volume's causes.
+#[must_use]
+pub fn told_by(wanted: Side, causes: &[v1::Cause]) -> Vec<Cause> {
+    causes.iter().filter(|cause| side(cause.code()) == wanted).map(of_wire).collect()
+}
+
+fn of_wire(cause: &v1::Cause) -> Cause {
+    let severity = match cause.severity() {
+        v1::Severity::Warning => Severity::Warning,
+        v1::Severity::Failure => Severity::Failure,
+        v1::Severity::Unknown | v1::Severity::Unspecified => Severity::Unknown,
+    };
+    Cause { severity, message: cause.message.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = HealthCode> {
+        (0..100).filter_map(|number| HealthCode::try_from(number).ok())
+    }
+
+    #[test]
+    fn h22_what_the_daemon_finds_is_told_by_one_side() {
+        assert!(all().count() >= 17);
+        for code in all() {
+            for of_pool in [false, true] {
+                let message = code.as_str_name().to_owned();
+                let severity = v1::Severity::Failure.into();
+                let cause = v1::Cause {
+                    code: code.into(),
+                    severity,
+                    message,
+                    of_pool,
+                    ..Default::default()
+                };
+                let sides = [Side::Controller, Side::Node, Side::NodeAlone];
+                let told = sides.map(|side| told_by(side, std::slice::from_ref(&cause)).len());
+                assert_eq!(told.iter().sum::<usize>(), 1, "{code:?}");
+            }
+        }
+    }
+
+    /// What nobody would hear of if the node did not look itself: it does, in the tests of the node
+    /// part.
+    #[test]
+    fn h22_what_the_node_sees_for_itself_is_devices_and_missing_volumes() {
+        let alone: Vec<HealthCode> = all().filter(|code| side(*code) == Side::NodeAlone).collect();
+        assert_eq!(alone, [HealthCode::DeviceNotServed, HealthCode::VolumeMissing]);
+    }
+
+    #[test]
+    fn h22_the_documents_table_has_each_code_on_its_side() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/KUBERNETES.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        for code in all().filter(|code| *code != HealthCode::Unspecified) {
+            let name = code.as_str_name().trim_start_matches("HEALTH_CODE_");
+            let name = format!("`{}`", name.to_lowercase().replace('_', "-"));
+            let line = text.lines().find(|line| line.starts_with("| ") && line.contains(&name));
+            let line = line.unwrap_or_else(|| panic!("{name} is not in the table"));
+            let told = if side(code) == Side::Controller { "controller" } else { "node" };
+            assert!(line.contains(&format!("| {told} |")), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_code_of_a_newer_daemon_is_told_by_the_controller() {
+        let newer = v1::Cause { code: 4711, message: "new".to_owned(), ..Default::default() };
+        assert_eq!(told_by(Side::Controller, &[newer]), [Cause::unknown("new")]);
+    }
+}
