@@ -2,6 +2,7 @@
 
 mod capacity;
 mod change;
+mod conditions;
 mod create;
 mod paging;
 mod snapshots;
@@ -33,8 +34,8 @@ pub struct Service {
     plugin: Arc<Plugin>,
 }
 
-/// What it can do.
-const CAPABILITIES: [rpc::Type; 11] = [
+/// What it can do. Two of these are not for everybody.
+const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
@@ -43,6 +44,7 @@ const CAPABILITIES: [rpc::Type; 11] = [
     rpc::Type::CloneVolume,
     rpc::Type::ExpandVolume,
     rpc::Type::GetVolume,
+    rpc::Type::VolumeCondition,
     rpc::Type::SingleNodeMultiWriter,
     rpc::Type::ModifyVolume,
     rpc::Type::GetSnapshot,
@@ -136,7 +138,12 @@ impl Controller for Service {
             r#type: Some(controller_service_capability::Type::Rpc(Rpc { r#type: kind.into() })),
         };
         let on_node = self.plugin.settings.expand_on_node;
-        let here = |kind: &rpc::Type| !(on_node && *kind == rpc::Type::ExpandVolume);
+        let health = self.plugin.settings.config.health;
+        let here = |kind: &rpc::Type| match kind {
+            rpc::Type::ExpandVolume => !on_node,
+            rpc::Type::VolumeCondition => health,
+            _ => true,
+        };
         let capabilities = CAPABILITIES.into_iter().filter(here).map(of).collect();
         let answer = proto::ControllerGetCapabilitiesResponse { capabilities };
         self.plugin.run(call, async { Ok(answer) }).await

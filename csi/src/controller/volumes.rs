@@ -1,5 +1,6 @@
 //! Volumes that are there: delete, validate, list, get.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::plugin::Plugin;
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type};
 
+use super::conditions::Conditions;
 use super::paging::page;
 
 /// How long is waited before the daemon is asked again, while it is away at the start.
@@ -91,16 +93,54 @@ pub(super) async fn list(
     // What is wrong with the page is told before the daemon is asked.
     let is_id = |token: &str| plugin.settings.names.parse_volume(token).is_some();
     page::<()>(Vec::new(), request.max_entries, &request.starting_token, is_id)?;
-    let volumes = ours(&plugin).await?;
-    let volumes = volumes.into_iter().filter(|(_, kind)| *kind == Kind::Volume);
-    let entries = volumes.map(|(volume, _)| {
+    let mut volumes = ours(&plugin).await?;
+    volumes.retain(|(_, kind)| *kind == Kind::Volume);
+    let conditions = Conditions::ask(&plugin, None).await?;
+    let lost = lost(&plugin, conditions.as_ref(), &volumes).await?;
+    let volumes = volumes.into_iter().map(|(volume, _)| volume).chain(lost);
+    let entries = volumes.map(|volume| {
         let id = VolumeId { pool: volume.pool.clone(), name: volume.name.clone() }.to_string();
-        let volume = Some(to_wire(&plugin, &id, &volume));
-        (id, proto::list_volumes_response::Entry { volume, status: None })
+        (id, volume)
     });
     let entries = entries.collect();
     let (entries, next_token) = page(entries, request.max_entries, &request.starting_token, is_id)?;
-    Ok(proto::ListVolumesResponse { entries, next_token })
+    let entries = entries.into_iter().map(|volume| {
+        let id = VolumeId { pool: volume.pool.clone(), name: volume.name.clone() }.to_string();
+        let status = conditions.as_ref().map(|all| all.of(&volume.pool, &volume.name)).map(|it| {
+            let volume_condition = Some(it);
+            proto::list_volumes_response::VolumeStatus { volume_condition, ..Default::default() }
+        });
+        let volume = Some(to_wire(&plugin, &id, &volume));
+        proto::list_volumes_response::Entry { volume, status }
+    });
+    Ok(proto::ListVolumesResponse { entries: entries.collect(), next_token })
+}
+
+/// Volumes of ours that are not listed since their pool failed. Their size is not known.
+async fn lost(
+    plugin: &Plugin,
+    conditions: Option<&Conditions>,
+    listed: &[(v1::Volume, Kind)],
+) -> Result<Vec<v1::Volume>, Error> {
+    let names = &plugin.settings.names;
+    let listed: BTreeSet<(&str, &str)> =
+        listed.iter().map(|(volume, _)| (volume.pool.as_str(), volume.name.as_str())).collect();
+    let lost = conditions.into_iter().flat_map(Conditions::lost);
+    let lost: Vec<(&str, &str)> = lost
+        .filter(|(_, name)| names.kind(name) == Kind::Volume)
+        .filter(|place| !listed.contains(place))
+        .collect();
+    if lost.is_empty() {
+        return Ok(Vec::new());
+    }
+    let pools = plugin.pools().await?;
+    let ours = lost.into_iter().filter(|(pool, _)| pools.has(pool));
+    Ok(ours.map(|(pool, name)| nameless(pool, name)).collect())
+}
+
+/// A volume of which nothing is known but where it is.
+fn nameless(pool: &str, name: &str) -> v1::Volume {
+    v1::Volume { pool: pool.to_owned(), name: name.to_owned(), ..Default::default() }
 }
 
 pub(super) async fn get(
@@ -108,11 +148,45 @@ pub(super) async fn get(
     request: proto::ControllerGetVolumeRequest,
 ) -> Result<proto::ControllerGetVolumeResponse, Error> {
     limits::required("volume_id", &request.volume_id)?;
-    let (id, volume) = plugin.volume(&request.volume_id).await?;
-    Ok(proto::ControllerGetVolumeResponse {
-        volume: Some(to_wire(&plugin, &id.to_string(), &volume)),
-        status: Some(proto::controller_get_volume_response::VolumeStatus::default()),
-    })
+    let (id, volume) = match plugin.volume(&request.volume_id).await {
+        Ok(found) => found,
+        Err(error) => of_failed_pool(&plugin, &request.volume_id, error).await?,
+    };
+    let conditions = match Conditions::ask(&plugin, Some((&id.pool, &id.name))).await {
+        // It was deleted just now.
+        Err(error) if error.is_absent() => {
+            return Err(Error::not_found("volume", &request.volume_id));
+        }
+        conditions => conditions?,
+    };
+    let volume_condition = conditions.map(|all| all.of(&id.pool, &id.name));
+    let status = proto::controller_get_volume_response::VolumeStatus {
+        volume_condition,
+        ..Default::default()
+    };
+    let volume = Some(to_wire(&plugin, &id.to_string(), &volume));
+    Ok(proto::ControllerGetVolumeResponse { volume, status: Some(status) })
+}
+
+/// A volume that the daemon says nothing of, in a pool that failed: it is not gone, and that it is
+/// not well is an answer.
+async fn of_failed_pool(
+    plugin: &Plugin,
+    id: &str,
+    error: Error,
+) -> Result<(VolumeId, v1::Volume), Error> {
+    let refused = matches!(error, Error::Daemon(_)) && !error.is_absent();
+    let Some(parsed) = plugin.settings.names.parse_volume(id).filter(|_| refused) else {
+        return Err(error);
+    };
+    let (pool, name) = (parsed.pool.as_str(), parsed.name.as_str());
+    match Conditions::ask(plugin, Some((pool, name))).await {
+        Ok(Some(all)) if all.lost().any(|one| one == (pool, name)) => {
+            let volume = nameless(pool, name);
+            Ok((parsed, volume))
+        }
+        _ => Err(error),
+    }
 }
 
 /// A volume as it is told of later: its size, and what it was made from as long as that is there.

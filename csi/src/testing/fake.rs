@@ -1,6 +1,6 @@
 //! The daemon's rules, as far as the plugin needs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +35,10 @@ struct State {
     log: Vec<&'static str>,
     /// What is wrong, by pool and volume; a pool's has no volume. Who isn't here is healthy.
     causes: BTreeMap<(String, String), Vec<v1::Cause>>,
+    /// Pools that failed.
+    failed: BTreeSet<String>,
+    /// It knows nothing of health.
+    is_old: bool,
     script: Option<Script>,
     streams: Arc<Streams>,
 }
@@ -172,6 +176,26 @@ impl Fake {
         self.0.lock().causes.insert(key, causes.to_vec());
     }
 
+    /// Deletes a volume behind the plugin's back.
+    pub(crate) fn remove(&self, pool: &str, name: &str) {
+        self.0.lock().volumes.remove(&(pool.to_owned(), name.to_owned())).unwrap();
+    }
+
+    /// A pool fails, or serves again. Its volumes are still known to be there.
+    pub(crate) fn fail_pool(&self, pool: &str, fails: bool) {
+        let mut state = self.0.lock();
+        if fails {
+            state.failed.insert(pool.to_owned())
+        } else {
+            state.failed.remove(pool)
+        };
+    }
+
+    /// Knows nothing of health, as daemons did once.
+    pub(crate) fn is_old(&self, is_old: bool) {
+        self.0.lock().is_old = is_old;
+    }
+
     /// The calls since the last time.
     pub(crate) fn take_log(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.0.lock().log)
@@ -241,7 +265,10 @@ impl State {
             size_bytes: size,
             // What is set aside is free as long as it is not written.
             free_bytes: size,
-            state: v1::PoolState::Open.into(),
+            state: match self.failed.contains(name) {
+                true => v1::PoolState::Failed.into(),
+                false => v1::PoolState::Open.into(),
+            },
             extent_size: EXTENT,
             devices: vec![v1::Device { block_size: 512, ..Default::default() }],
             ..Default::default()
@@ -250,6 +277,9 @@ impl State {
 
     fn get(&mut self, pool: &str, name: &str) -> Result<&mut v1::Volume, Status> {
         let key = (self.pool(pool)?, name.to_owned());
+        if self.failed.contains(&key.0) {
+            return Err(in_use(&key.0));
+        }
         self.volumes.get_mut(&key).ok_or_else(|| absent(name))
     }
 
@@ -423,6 +453,9 @@ impl State {
     }
 
     fn health(&mut self, asked: v1::HealthRequest) -> Result<v1::HealthResponse, Status> {
+        if self.is_old {
+            return Err(Status::unimplemented(""));
+        }
         let one = !asked.volume.is_empty();
         let wanted = match asked.pool.is_empty() && !one {
             true => String::new(),
@@ -431,7 +464,15 @@ impl State {
         let is_wanted = |pool: &str| wanted.is_empty() || pool == wanted;
         let causes = |pool: &str, volume: &str| {
             let key = (pool.to_owned(), volume.to_owned());
-            self.causes.get(&key).cloned().unwrap_or_default()
+            let mut causes = self.causes.get(&key).cloned().unwrap_or_default();
+            if self.failed.contains(pool) {
+                let (code, severity) = (v1::HealthCode::PoolFailed, v1::Severity::Failure);
+                let (code, severity) = (code.into(), severity.into());
+                let message = format!("pool {pool} has failed");
+                let cause = v1::Cause { code, severity, message, ..Default::default() };
+                causes = vec![v1::Cause { of_pool: !volume.is_empty(), ..cause }];
+            }
+            causes
         };
         let severity = |causes: &[v1::Cause]| causes.first().map_or(0, |worst| worst.severity);
         let is_told = |severity: i32| !asked.abnormal_only || severity != 0;
@@ -457,8 +498,9 @@ impl State {
                 });
             }
         }
-        if one {
-            self.get(&wanted, &asked.volume)?;
+        let key = (wanted, asked.volume);
+        if one && !self.volumes.contains_key(&key) {
+            return Err(absent(&key.1));
         }
         Ok(answer)
     }
@@ -478,6 +520,7 @@ impl State {
         assert!(asked.brief, "what is shared is not wanted");
         let volumes = self.volumes.values();
         let volumes = volumes.filter(|one| asked.pool.is_empty() || one.pool == asked.pool);
+        let volumes = volumes.filter(|one| !self.failed.contains(&one.pool));
         Ok(v1::ListVolumesResponse { volumes: volumes.cloned().collect(), releasing: Vec::new() })
     }
 }

@@ -239,7 +239,7 @@ async fn the_capabilities_are_those_that_are_offered() {
         })
         .collect();
     kinds.sort_unstable();
-    assert_eq!(kinds, [1, 3, 4, 5, 6, 7, 9, 12, 13, 14, 15]);
+    assert_eq!(kinds, [1, 3, 4, 5, 6, 7, 9, 11, 12, 13, 14, 15]);
     // What is not offered is not there.
     let request = proto::ControllerPublishVolumeRequest::default();
     let answer = service.controller_publish_volume(Request::new(request)).await;

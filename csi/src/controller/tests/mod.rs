@@ -2,6 +2,7 @@
 
 mod classes;
 mod cuts;
+mod health;
 mod input;
 mod lists;
 mod volumes;
