@@ -1,17 +1,30 @@
-//! The plugin's process.
+//! The plugin's process, and that of the scheduler's extender.
 #![forbid(unsafe_code)]
 
+use std::future::Future;
+use std::pin::Pin;
 use std::process::ExitCode;
 
 use blockd_csi::error::Error;
-use blockd_csi::options::Options;
-use blockd_csi::{logging, server};
+use blockd_csi::options::{LogFormat, Options};
+use blockd_csi::{extender, logging, server};
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    match run(&options) {
+    let mut words = std::env::args_os();
+    let program = words.next().unwrap_or_default();
+    let mut rest = words.peekable();
+    // The plugin has no words of its own, only options: this one can mean nothing else.
+    let result = if rest.next_if(|word| word == "extender").is_some() {
+        let options = extender::Options::parse_from(std::iter::once(program).chain(rest));
+        let log_format = options.log_format;
+        run(log_format, |stop| async move { extender::serve(&options, stop).await })
+    } else {
+        let options = Options::parse();
+        run(options.log_format, |stop| async move { server::serve(&options, stop).await })
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("blockd-csi: error: {error}");
@@ -20,8 +33,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> Result<(), Error> {
-    logging::start(options.log_format)?;
+type Stop = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Runs one of them until it is told to end.
+fn run<F: Future<Output = Result<(), Error>>>(
+    log_format: LogFormat,
+    work: impl FnOnce(Stop) -> F,
+) -> Result<(), Error> {
+    logging::start(log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
@@ -37,7 +56,7 @@ fn run(options: &Options) -> Result<(), Error> {
                 _ = int.recv() => {}
             }
         };
-        server::serve(options, stop).await
+        work(Box::pin(stop)).await
     })
 }
 

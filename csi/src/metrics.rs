@@ -1,6 +1,7 @@
 //! What is counted, and told over HTTP in the OpenMetrics text format.
 
 use std::convert::Infallible;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,11 @@ struct ByMode {
     mode: &'static str,
 }
 
+#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
+struct ByClass {
+    class: String,
+}
+
 #[derive(Clone, Debug)]
 struct Seconds;
 
@@ -65,6 +71,7 @@ pub struct Metrics {
     calls: Family<Call, Histogram, Seconds>,
     conflicts: Family<ByMode, Counter>,
     in_flight: Gauge,
+    capacities: Family<ByClass, Gauge>,
     registry: Arc<Mutex<Registry>>,
 }
 
@@ -74,6 +81,7 @@ impl Metrics {
     pub fn new(driver: &str) -> Self {
         let calls = Family::new_with_constructor(Seconds);
         let (conflicts, in_flight) = (Family::default(), Gauge::default());
+        let capacities = Family::<ByClass, Gauge>::default();
         let driver = ("driver".into(), driver.to_owned().into());
         let mut registry = Registry::with_prefix_and_labels("blockd_csi", [driver].into_iter());
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -89,7 +97,13 @@ impl Metrics {
             conflicts.clone(),
         );
         registry.register("operations_in_flight", "Calls that are worked on", in_flight.clone());
-        Self { calls, conflicts, in_flight, registry: Arc::new(Mutex::new(registry)) }
+        registry.register(
+            "class_available_bytes",
+            "What can still be made of a class here, as GetCapacity tells it",
+            capacities.clone(),
+        );
+        let registry = Arc::new(Mutex::new(registry));
+        Self { calls, conflicts, in_flight, capacities, registry }
     }
 
     /// A call ended.
@@ -106,6 +120,17 @@ impl Metrics {
     /// One call more is worked on, or one less.
     pub fn in_flight(&self, by: i64) {
         self.in_flight.inc_by(by);
+    }
+
+    /// What can still be made of each class, in bytes. Classes that are not among them are told no
+    /// more.
+    pub fn capacities(&self, of_classes: &[(String, i64)]) {
+        // Whoever reads meanwhile sees those before or those after.
+        let _registry = self.registry.lock();
+        self.capacities.clear();
+        for (class, bytes) in of_classes {
+            self.capacities.get_or_create(&ByClass { class: class.clone() }).set(*bytes);
+        }
     }
 
     /// All of them, as a scraper reads them.
@@ -126,8 +151,12 @@ impl Metrics {
         bound.map_err(|error| Error::io(format_args!("serve metrics on {address}"), error))
     }
 
-    /// Serves them for ever.
-    pub async fn serve(self, listener: TcpListener) {
+    /// Serves them for ever. `refresh` measures what is measured only when somebody asks.
+    pub async fn serve<R: Future<Output = ()> + Send + 'static>(
+        self,
+        listener: TcpListener,
+        refresh: impl Fn() -> R + Clone + Send + 'static,
+    ) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -139,10 +168,13 @@ impl Metrics {
                     continue;
                 }
             };
-            let metrics = self.clone();
+            let (metrics, refresh) = (self.clone(), refresh.clone());
             let service = service_fn(move |request| {
-                let answer = metrics.answer(&request);
-                async move { Ok::<_, Infallible>(answer) }
+                let (metrics, refreshed) = (metrics.clone(), refresh());
+                async move {
+                    refreshed.await;
+                    Ok::<_, Infallible>(metrics.answer(&request))
+                }
             });
             tokio::spawn(async move {
                 let connection = http1::Builder::new()

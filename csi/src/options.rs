@@ -17,7 +17,7 @@ const MAX_NODE: usize = 63;
 /// Bytes of a socket's path, with the end of the string.
 const MAX_SOCKET: usize = 107;
 
-/// The CSI plugin of blockd.
+/// The CSI plugin of blockd. `blockd-csi extender` is an extender of the scheduler; see its --help
 #[derive(Clone, Parser, Debug)]
 #[command(name = "blockd-csi", version, about, max_term_width = 100)]
 pub struct Options {
@@ -140,7 +140,7 @@ impl Options {
     }
 }
 
-fn check_driver(name: &str) -> Result<(), Error> {
+pub(crate) fn check_driver(name: &str) -> Result<(), Error> {
     let inner = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     let outer = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let fits = name.len() <= MAX_DRIVER && name.chars().all(inner);

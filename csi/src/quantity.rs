@@ -40,6 +40,12 @@ fn parse(text: &str) -> Option<Bytes> {
     Bytes::from_u128(bytes.div_ceil(decimal.denominator))
 }
 
+/// A decimal number as a fraction, with a power of ten below; `None` if it is none.
+#[must_use]
+pub fn decimal(text: &str) -> Option<(u128, u128)> {
+    Decimal::parse(text).map(|decimal| (decimal.numerator, decimal.denominator))
+}
+
 fn unit_bytes(unit: &str) -> Option<u128> {
     const LETTERS: &str = "KMGTPE";
     let (base, letter) = match unit.strip_suffix('i') {

@@ -78,7 +78,9 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
     let path = options.socket()?;
     let listener = bind(&path)?;
     if let Some(listener) = metrics {
-        tokio::spawn(plugin.metrics.clone().serve(listener));
+        let about = Arc::clone(&plugin);
+        let refresh = move || controller::tell_capacity(Arc::clone(&about));
+        tokio::spawn(plugin.metrics.clone().serve(listener, refresh));
     }
     if controller.is_some() {
         tokio::spawn(controller::sweep_once(Arc::clone(&plugin)));

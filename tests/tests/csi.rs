@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure fails the test")]
 
+#[path = "csi/capacity.rs"]
+mod capacity;
+
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -214,6 +214,7 @@ const RULES: &[Rule] = &[
     ("csi/src", "error", &["bytes"]),
     ("csi/src", "group", &["controller", "error", "ids", "limits", "plugin", "proto"]),
     ("csi/src", "health", &["limits", "proto"]),
+    ("csi/src", "extender", &["bytes", "clock", "config", "error", "ids", "options", "quantity"]),
     ("csi/src", "identity", &["plugin", "proto"]),
     ("csi/src", "ids", &["error", "limits"]),
     ("csi/src", "limits", &["error"]),

@@ -1,6 +1,7 @@
 //! GetCapacity: what can still be made of a class, here.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem, Refusal};
@@ -12,6 +13,30 @@ use crate::provision::{self, Capacity};
 
 /// What can't be made has no room.
 const NONE: Capacity = Capacity { available: Bytes::ZERO, maximum: Bytes::ZERO };
+
+/// How long the daemon may take while a scraper waits: it waits ten seconds, unless it is told
+/// otherwise.
+const TELLING_TIME: Duration = Duration::from_secs(3);
+
+/// Brings the metrics of capacities up to date. Without an answer of the daemon there are none:
+/// what was so before would be a guess.
+pub async fn tell(plugin: Arc<Plugin>) {
+    let figures = tokio::time::timeout(TELLING_TIME, of_classes(&plugin)).await;
+    plugin.metrics.capacities(&figures.ok().and_then(Result::ok).unwrap_or_default());
+}
+
+async fn of_classes(plugin: &Plugin) -> Result<Vec<(String, i64)>, Error> {
+    let pools = plugin.pools().await?;
+    let mut figures = Vec::new();
+    for class in &plugin.settings.config.classes {
+        let capacity = match pools.serving(class) {
+            Some(pool) => provision::capacity(plugin, pool, class).await?,
+            None => NONE,
+        };
+        figures.push((class.name.clone(), capacity.available.get()));
+    }
+    Ok(figures)
+}
 
 pub(super) async fn get(
     plugin: Arc<Plugin>,

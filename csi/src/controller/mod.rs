@@ -21,6 +21,7 @@ use crate::proto;
 use crate::proto::controller_server::Controller;
 use crate::proto::controller_service_capability::{self, Rpc, rpc};
 
+pub use self::capacity::tell as tell_capacity;
 pub(crate) use self::snapshots::{
     check_parameters as check_snapshot_parameters, find as find_snapshot,
     to_wire as snapshot_to_wire,

@@ -286,6 +286,12 @@ impl Plugin {
         format!("its log ends:\n{}", lines[lines.len().saturating_sub(20)..].join("\n"))
     }
 
+    /// Where it serves its metrics.
+    #[must_use]
+    pub fn metrics_address(&self) -> &str {
+        &self.metrics
+    }
+
     /// Its metrics, as they are scraped.
     ///
     /// # Errors
@@ -379,8 +385,16 @@ impl Control {
     /// # Errors
     /// When the daemon does not answer.
     pub fn pool(&self) -> Result<v1::Pool> {
+        self.pool_named("")
+    }
+
+    /// The pool of that name.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or has none.
+    pub fn pool_named(&self, name: &str) -> Result<v1::Pool> {
         let mut client = self.client.clone();
-        let request = v1::GetPoolRequest { name: String::new() };
+        let request = v1::GetPoolRequest { name: name.to_owned() };
         let answer = self.runtime.block_on(async move { client.get_pool(request).await })?;
         answer.into_inner().pool.context("no pool")
     }

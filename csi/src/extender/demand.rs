@@ -1,0 +1,164 @@
+//! What a pod asks for: the bytes of its volumes, by class.
+
+use std::collections::BTreeMap;
+
+use super::wire::Pod;
+use crate::bytes::Bytes;
+use crate::config::Config;
+use crate::error::Error;
+use crate::quantity;
+
+/// Bytes by class. A sum of sizes may be more than any node can have.
+pub type Demand = BTreeMap<String, u128>;
+
+/// Reads pods.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    driver: String,
+    prefix: String,
+    default_class: String,
+    default_size: Bytes,
+}
+
+impl Reader {
+    /// For the volumes of this driver.
+    #[must_use]
+    pub fn new(driver: &str, config: &Config) -> Self {
+        let default = config.classes.iter().find(|class| class.is_default);
+        Self {
+            driver: driver.to_owned(),
+            prefix: annotation(driver, ""),
+            default_class: default.map(|class| class.name.clone()).unwrap_or_default(),
+            default_size: config.default_size,
+        }
+    }
+
+    /// What a pod asks for: its inline volumes, and by its annotations its claims. Sizes are
+    /// summed as they are; what has none, or none above 0, has the default size.
+    ///
+    /// # Errors
+    /// A size is none: which, and what is allowed.
+    pub fn read(&self, pod: &Pod) -> Result<Demand, Error> {
+        let mut demand = Demand::new();
+        let mut add = |class: &str, field: &str, text: Option<&String>| {
+            let size = match text.map(String::as_str) {
+                None | Some("") => Bytes::ZERO,
+                Some(text) => quantity::size(field, text)?,
+            };
+            let size = if size.is_zero() { self.default_size } else { size };
+            *demand.entry(class.to_owned()).or_default() += size.wide();
+            Ok::<(), Error>(())
+        };
+        for volume in pod.spec.volumes.iter().flatten() {
+            let Some(csi) = volume.csi.as_ref().filter(|csi| csi.driver == self.driver) else {
+                continue;
+            };
+            let attribute = |key: &str| csi.volume_attributes.as_ref()?.get(key);
+            let class = attribute("class").filter(|class| !class.is_empty());
+            let class = class.unwrap_or(&self.default_class);
+            add(class, &format!("size of volume {}", volume.name), attribute("size"))?;
+        }
+        for (key, value) in pod.metadata.annotations.iter().flatten() {
+            if let Some(class) = key.strip_prefix(&self.prefix) {
+                add(class, &format!("annotation {key}"), Some(value))?;
+            }
+        }
+        Ok(demand)
+    }
+}
+
+/// The annotation, of pods and of nodes, that has bytes of a class.
+#[must_use]
+pub fn annotation(driver: &str, class: &str) -> String {
+    format!("capacity.{driver}/{class}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert_eq, proptest};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::ids::{DEFAULT_DRIVER, Names};
+
+    const GIB: u128 = 1 << 30;
+
+    fn reader() -> Reader {
+        let text = "[[class]]\nname = 'thin'\ndefault = true\n[[class]]\nname = 'thick'\n";
+        Reader::new(DEFAULT_DRIVER, &Config::parse(text, &Names::new(DEFAULT_DRIVER)).unwrap())
+    }
+
+    fn inline(attributes: Value) -> Value {
+        json!({ "name": "v", "csi": { "driver": DEFAULT_DRIVER, "volumeAttributes": attributes } })
+    }
+
+    fn read(pod: Value) -> Result<Demand, Error> {
+        reader().read(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn t26_sizes_of_claims_and_inline_volumes_are_summed_in_bytes_by_class() {
+        let pod = json!({
+            "metadata": { "annotations": {
+                "capacity.csi.blockd.io/thin": "1",
+                "capacity.csi.blockd.io/thick": "500Mi",
+                "capacity.other.example.com/thin": "9Gi",
+                "csi.blockd.io/thin": "9Gi",
+            } },
+            "spec": { "volumes": [
+                inline(json!({ "size": "524288001" })),
+                inline(json!({ "size": "1.5Gi", "class": "thick" })),
+                inline(json!({ "size": "10", "class": "thin" })),
+                { "name": "of-another", "csi": { "driver": "other.example.com" } },
+                { "name": "a-claim", "persistentVolumeClaim": { "claimName": "data" } },
+                { "name": "scratch", "emptyDir": {} },
+            ] },
+        });
+        let expected = [("thin", 524_288_012), ("thick", 524_288_000 + 3 * GIB / 2)];
+        let expected: Demand = expected.map(|(class, sum)| (class.to_owned(), sum)).into();
+        assert_eq!(read(pod).unwrap(), expected);
+    }
+
+    #[test]
+    fn t26_without_a_size_or_with_zero_it_is_the_default_size() {
+        for attributes in [json!(null), json!({}), json!({ "size": "" }), json!({ "size": "0" })] {
+            let pod = json!({ "spec": { "volumes": [inline(attributes)] } });
+            assert_eq!(read(pod).unwrap(), [("thin".to_owned(), GIB)].into());
+        }
+        for value in ["", "0", "0Gi"] {
+            let pod =
+                json!({ "metadata": { "annotations": { "capacity.csi.blockd.io/thick": value } } });
+            assert_eq!(read(pod).unwrap(), [("thick".to_owned(), GIB)].into());
+        }
+    }
+
+    #[test]
+    fn a_pod_without_our_volumes_asks_for_nothing() {
+        for pod in [json!({}), json!({ "metadata": {}, "spec": { "volumes": null } })] {
+            assert_eq!(read(pod).unwrap(), Demand::new());
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_by_name() {
+        let pod = json!({ "spec": { "volumes": [inline(json!({ "size": "big" }))] } });
+        let error = read(pod).unwrap_err().to_string();
+        assert!(error.starts_with("size of volume v is big: must be "), "{error}");
+        let pod = json!({ "metadata": { "annotations": { "capacity.csi.blockd.io/a": "-1" } } });
+        let error = read(pod).unwrap_err().to_string();
+        assert!(error.starts_with("annotation capacity.csi.blockd.io/a is -1"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn t26_no_byte_is_lost_in_a_sum(
+            sizes in proptest::collection::vec(1..=i64::MAX, 0..20),
+        ) {
+            let volumes: Vec<Value> =
+                sizes.iter().map(|size| inline(json!({ "size": size.to_string() }))).collect();
+            let demand = read(json!({ "spec": { "volumes": volumes } })).unwrap();
+            let sum: u128 = sizes.iter().map(|size| u128::from(size.unsigned_abs())).sum();
+            prop_assert_eq!(demand.get("thin").copied().unwrap_or_default(), sum);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The extender's server: JSON over HTTP, as the scheduler speaks it.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::{Bytes as Body, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+
+use super::decide;
+use super::demand::{Demand, Reader};
+use super::fetch::{Place, Source};
+use super::score::Rule;
+use super::wire::{Args, FilterResult, HostPriority, NodeList};
+use crate::error::{Error, shown};
+
+/// Longest request: some thousands of whole nodes. With more, the scheduler is told that its
+/// extender keeps them, and sends names.
+const MAX_REQUEST: usize = 32 << 20;
+
+/// Requests whose bodies are in memory at once, for the same reason.
+const REQUESTS: usize = 4;
+
+/// Connections at once: schedulers are few, and keep theirs.
+const CONNECTIONS: usize = 32;
+
+/// How long a connection is kept.
+const CONNECTION_TIME: Duration = Duration::from_secs(300);
+
+/// How long its last request may take, and its TLS handshake before the first.
+const LAST_TIME: Duration = Duration::from_secs(10);
+
+/// How long a request's body may take: one that never ends would hold up others.
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// All that answers depend on.
+#[derive(Debug)]
+pub(super) struct Extender {
+    pub(super) reader: Reader,
+    pub(super) source: Source,
+    pub(super) rule: Rule,
+}
+
+/// Binds a port.
+///
+/// # Errors
+/// It can't be had.
+pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+    let bound = TcpListener::bind(address).await;
+    bound.map_err(|error| Error::io(format_args!("listen on {address}"), error))
+}
+
+/// Serves for ever.
+pub(super) async fn serve(
+    extender: Arc<Extender>,
+    listener: TcpListener,
+    acceptor: Option<TlsAcceptor>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let bodies = Arc::new(Semaphore::new(REQUESTS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accepting failed");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (extender, bodies, acceptor) =
+            (Arc::clone(&extender), Arc::clone(&bodies), acceptor.clone());
+        tokio::spawn(async move {
+            match acceptor {
+                None => converse(extender, bodies, stream).await,
+                Some(acceptor) => {
+                    match tokio::time::timeout(LAST_TIME, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) => converse(extender, bodies, stream).await,
+                        Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
+                        Err(_) => tracing::debug!("no TLS in time"),
+                    }
+                }
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn converse(
+    extender: Arc<Extender>,
+    bodies: Arc<Semaphore>,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+) {
+    let service = service_fn(move |request| {
+        let (extender, bodies) = (Arc::clone(&extender), Arc::clone(&bodies));
+        async move { Ok::<_, Infallible>(extender.answer(request, &bodies).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(LAST_TIME)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    if tokio::time::timeout(CONNECTION_TIME, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(LAST_TIME, connection).await;
+    }
+}
+
+impl Extender {
+    async fn answer(&self, request: Request<Incoming>, bodies: &Semaphore) -> Response<Full<Body>> {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        if path == "/status" && matches!(method, Method::GET | Method::HEAD) {
+            return said(StatusCode::OK, "ok\n");
+        }
+        let _body = bodies.acquire().await;
+        match (method, path.as_str()) {
+            (Method::POST, "/predicate") => match arguments(request).await {
+                Ok(arguments) => json(&self.predicate(arguments).await),
+                Err(refused) => refused,
+            },
+            (Method::POST, "/prioritize") => match arguments(request).await {
+                Ok(arguments) => match self.prioritize(arguments).await {
+                    Ok(scores) => json(&scores),
+                    Err(error) => said(StatusCode::BAD_REQUEST, &format!("{error}\n")),
+                },
+                Err(refused) => refused,
+            },
+            (_, "/status") => said(StatusCode::METHOD_NOT_ALLOWED, "GET\n"),
+            (_, "/predicate" | "/prioritize") => said(StatusCode::METHOD_NOT_ALLOWED, "POST\n"),
+            _ => said(StatusCode::NOT_FOUND, "/predicate, /prioritize, /status\n"),
+        }
+    }
+
+    /// Which nodes remain.
+    async fn predicate(&self, arguments: Args) -> FilterResult {
+        let demand = match self.reader.read(&arguments.pod.unwrap_or_default()) {
+            Ok(demand) => demand,
+            Err(error) => {
+                tracing::warn!(%error, "predicate");
+                return FilterResult { error: error.to_string(), ..FilterResult::default() };
+            }
+        };
+        let mut result = FilterResult::default();
+        match arguments.nodes {
+            Some(NodeList { metadata, items }) => {
+                let items = items.unwrap_or_default();
+                let places = items.iter().map(whole).collect();
+                let passes = self.filter(&demand, places, &mut result).await;
+                let kept = items.into_iter().zip(passes).filter(|(_, passes)| *passes);
+                let items = Some(kept.map(|(item, _)| item).collect());
+                result.nodes = Some(NodeList { metadata, items });
+            }
+            None => {
+                let names = arguments.node_names.unwrap_or_default();
+                let places = names.iter().cloned().map(Place::named).collect();
+                let passes = self.filter(&demand, places, &mut result).await;
+                let kept = names.into_iter().zip(passes).filter(|(_, passes)| *passes);
+                result.node_names = Some(kept.map(|(name, _)| name).collect());
+            }
+        }
+        result
+    }
+
+    async fn filter(
+        &self,
+        demand: &Demand,
+        nodes: Vec<Place>,
+        result: &mut FilterResult,
+    ) -> Vec<bool> {
+        let figures = self.source.figures(&nodes, demand).await;
+        let decided =
+            nodes.into_iter().zip(&figures).map(|(node, figures)| {
+                match decide::predicate(demand, figures) {
+                    Ok(()) => true,
+                    Err(why) => {
+                        tracing::debug!(node = node.name, why, "refused");
+                        result.failed_nodes.insert(node.name, why);
+                        false
+                    }
+                }
+            });
+        decided.collect()
+    }
+
+    /// What the nodes are worth.
+    async fn prioritize(&self, arguments: Args) -> Result<Vec<HostPriority>, Error> {
+        let demand = self.reader.read(&arguments.pod.unwrap_or_default())?;
+        let nodes: Vec<Place> = match arguments.nodes {
+            Some(nodes) => nodes.items.unwrap_or_default().iter().map(whole).collect(),
+            None => {
+                let names = arguments.node_names.unwrap_or_default();
+                names.into_iter().map(Place::named).collect()
+            }
+        };
+        let figures = self.source.figures(&nodes, &demand).await;
+        let scores = decide::prioritize(&demand, &figures, &self.rule);
+        let named = nodes.into_iter().zip(scores);
+        Ok(named.map(|(node, score)| HostPriority { host: node.name, score }).collect())
+    }
+}
+
+/// What of a node is looked at. One that makes no sense has no figures, and says so by that.
+fn whole(node: &Value) -> Place {
+    use serde::Deserialize as _;
+    Place::of(super::wire::Node::deserialize(node).unwrap_or_default())
+}
+
+async fn arguments(request: Request<Incoming>) -> Result<Args, Response<Full<Body>>> {
+    let collected = Limited::new(request.into_body(), MAX_REQUEST).collect();
+    let Ok(collected) = tokio::time::timeout(BODY_TIME, collected).await else {
+        return Err(said(StatusCode::REQUEST_TIMEOUT, "the request does not end\n"));
+    };
+    let body = match collected {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let text = format!("more than {MAX_REQUEST} bytes\n");
+            return Err(said(StatusCode::PAYLOAD_TOO_LARGE, &text));
+        }
+        Err(error) => return Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", shown(error)))),
+    };
+    match serde_json::from_slice::<Args>(&body) {
+        Ok(arguments) if arguments.pod.is_some() => Ok(arguments),
+        Ok(_) => Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", Error::missing("Pod")))),
+        Err(error) => Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", shown(error)))),
+    }
+}
+
+fn json(value: &impl Serialize) -> Response<Full<Body>> {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => {
+            let mut response = Response::new(Full::new(bytes.into()));
+            let kind = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            response
+        }
+        Err(error) => said(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
+    }
+}
+
+fn said(status: StatusCode, text: &str) -> Response<Full<Body>> {
+    let mut response = Response::new(Full::new(Body::copy_from_slice(text.as_bytes())));
+    *response.status_mut() = status;
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! The extender's command line.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::score::{Divisor, Mode, Rule};
+use crate::error::Error;
+use crate::ids::DEFAULT_DRIVER;
+use crate::options::{LogFormat, check_driver};
+
+/// An extender of the Kubernetes scheduler. Storage capacity tracking does the same without it
+/// wherever it can be used
+#[derive(Clone, Parser, Debug)]
+#[command(name = "blockd-csi extender", version, about, max_term_width = 100)]
+pub struct Options {
+    /// Address to serve on
+    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:9811")]
+    pub listen: SocketAddr,
+
+    /// Serve HTTPS with this certificate and its chain, a PEM file; any client may come
+    #[arg(long, value_name = "FILE")]
+    pub tls_certificate: Option<PathBuf>,
+
+    /// The private key to it, a PEM file
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Name of the driver whose volumes are counted
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_DRIVER)]
+    pub driver_name: String,
+
+    /// The plugin's configuration: its default class and default size are meant where a volume
+    /// names none
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// How nodes are scored
+    #[arg(long, value_enum, default_value_t = Mode::Bytes)]
+    pub mode: Mode,
+
+    /// Divides the capacity of a class in the legacy modes
+    #[arg(long = "divisor", value_name = "CLASS=NUMBER")]
+    pub divisors: Vec<String>,
+
+    /// Divides the capacity of all other classes in the legacy modes
+    #[arg(long, value_name = "NUMBER", default_value = "1")]
+    pub default_divisor: String,
+
+    /// Port at which the plugins of nodes serve metrics, for nodes without annotations
+    #[arg(long, value_name = "PORT", default_value_t = 9810)]
+    pub metrics_port: u16,
+
+    /// Form of the log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+impl Options {
+    /// How nodes are scored.
+    ///
+    /// # Errors
+    /// A divisor is no number above 0, is given twice, or means nothing in this mode; or the
+    /// driver's name is none.
+    pub fn rule(&self) -> Result<Rule, Error> {
+        check_driver(&self.driver_name)?;
+        let default = Divisor::parse("default-divisor", &self.default_divisor)?;
+        let mut divisors = BTreeMap::new();
+        for text in &self.divisors {
+            let refused = || Error::invalid("divisor", text, "a class, = and a number, once each");
+            let (class, number) = text.split_once('=').ok_or_else(refused)?;
+            let divisor = Divisor::parse(&format!("divisor of class {class}"), number)?;
+            if class.is_empty() || divisors.insert(class.to_owned(), divisor).is_some() {
+                return Err(refused());
+            }
+        }
+        let divides = !divisors.is_empty() || default != Divisor::ONE;
+        if divides && self.mode == Mode::Bytes {
+            let allowed = "left out in mode bytes, which compares nodes with each other";
+            return Err(Error::invalid("divisor", "set", allowed));
+        }
+        Ok(Rule { mode: self.mode, default, divisors })
+    }
+
+    /// The files of the certificate and its key.
+    ///
+    /// # Errors
+    /// One is given without the other.
+    pub fn tls_files(&self) -> Result<Option<(&Path, &Path)>, Error> {
+        match (&self.tls_certificate, &self.tls_key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, _) => Err(Error::missing("tls-certificate")),
+            (_, None) => Err(Error::missing("tls-key")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Options {
+        Options::try_parse_from([&["blockd-csi extender"], words].concat()).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Options::command().debug_assert();
+        let rule = parse(&[]).rule().unwrap();
+        assert_eq!((rule.mode, rule.default), (Mode::Bytes, Divisor::ONE));
+        assert_eq!(parse(&[]).tls_files().unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_by_name() {
+        let cases: [(&[&str], &str); 7] = [
+            (&["--divisor", "thin=2"], "divisor is set: must be left out in mode bytes"),
+            (&["--mode", "legacy", "--divisor", "thin"], "divisor is thin"),
+            (&["--mode", "legacy", "--divisor", "=2"], "divisor is =2"),
+            (&["--mode", "legacy", "--divisor", "a=0"], "divisor of class a is 0"),
+            (&["--mode", "legacy", "--divisor", "a=1", "--divisor", "a=2"], "divisor is a=2"),
+            (&["--mode", "legacy", "--default-divisor", "one"], "default-divisor is one"),
+            (&["--driver-name", "a_b"], "driver-name is a_b"),
+        ];
+        for (words, said) in cases {
+            let error = parse(words).rule().unwrap_err().to_string();
+            assert!(error.starts_with(said), "{words:?}: {error}");
+        }
+        for (words, said) in [
+            (["--tls-key", "k"], "tls-certificate is missing"),
+            (["--tls-certificate", "c"], "tls-key is missing"),
+        ] {
+            assert_eq!(parse(&words).tls_files().unwrap_err().to_string(), said);
+        }
+    }
+}

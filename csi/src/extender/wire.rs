@@ -1,0 +1,138 @@
+//! What the scheduler sends and takes, as its extenders have it: JSON with Go's names.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A pod, and the nodes that it might go to: whole, or by name where the scheduler says that its
+/// extender keeps them.
+#[derive(Deserialize, Debug)]
+#[serde(rename_all = "PascalCase")]
+pub struct Args {
+    /// The pod.
+    #[serde(default)]
+    pub pod: Option<Pod>,
+    /// Whole nodes.
+    #[serde(default)]
+    pub nodes: Option<NodeList>,
+    /// Names of nodes.
+    #[serde(default)]
+    pub node_names: Option<Vec<String>>,
+}
+
+/// What of a pod concerns volumes.
+#[derive(Deserialize, Default, Debug)]
+pub struct Pod {
+    /// Its name and annotations.
+    #[serde(default)]
+    pub metadata: Metadata,
+    /// Its volumes.
+    #[serde(default)]
+    pub spec: PodSpec,
+}
+
+/// Of anything.
+#[derive(Deserialize, Default, Debug)]
+pub struct Metadata {
+    /// Its name.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// What others have written to it.
+    #[serde(default)]
+    pub annotations: Option<BTreeMap<String, String>>,
+}
+
+/// A pod's.
+#[derive(Deserialize, Default, Debug)]
+pub struct PodSpec {
+    /// All of them.
+    #[serde(default)]
+    pub volumes: Option<Vec<Volume>>,
+}
+
+/// A volume of a pod.
+#[derive(Deserialize, Debug)]
+pub struct Volume {
+    /// Its name in the pod.
+    #[serde(default)]
+    pub name: String,
+    /// That of an inline volume.
+    #[serde(default)]
+    pub csi: Option<Csi>,
+}
+
+/// An inline volume.
+#[derive(Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
+pub struct Csi {
+    /// Whose it is.
+    pub driver: String,
+    /// Size and class, for one.
+    #[serde(default)]
+    pub volume_attributes: Option<BTreeMap<String, String>>,
+}
+
+/// Nodes go back as they came, with whatever they have.
+#[derive(Deserialize, Serialize, Default, Debug)]
+pub struct NodeList {
+    /// What is said of the list itself.
+    #[serde(default)]
+    pub metadata: Value,
+    /// The nodes.
+    #[serde(default)]
+    pub items: Option<Vec<Value>>,
+}
+
+/// What of a node is looked at.
+#[derive(Deserialize, Default, Debug)]
+pub struct Node {
+    /// Its name and annotations.
+    #[serde(default)]
+    pub metadata: Metadata,
+    /// Its addresses.
+    #[serde(default)]
+    pub status: NodeStatus,
+}
+
+/// A node's.
+#[derive(Deserialize, Default, Debug)]
+pub struct NodeStatus {
+    /// All of them.
+    #[serde(default)]
+    pub addresses: Option<Vec<Address>>,
+}
+
+/// One of a node's addresses.
+#[derive(Deserialize, Debug)]
+pub struct Address {
+    /// Which kind.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The address.
+    pub address: String,
+}
+
+/// Which nodes remain, in the form that they came in, and why others don't.
+#[derive(Serialize, Default, Debug)]
+#[serde(rename_all = "PascalCase")]
+pub struct FilterResult {
+    /// Whole nodes.
+    pub nodes: Option<NodeList>,
+    /// Names of nodes.
+    pub node_names: Option<Vec<String>>,
+    /// Why the others don't, by name.
+    pub failed_nodes: BTreeMap<String, String>,
+    /// Why nothing could be said; empty if it could.
+    pub error: String,
+}
+
+/// What a node is worth.
+#[derive(Serialize, PartialEq, Eq, Debug)]
+#[serde(rename_all = "PascalCase")]
+pub struct HostPriority {
+    /// The node.
+    pub host: String,
+    /// From 0 to 10.
+    pub score: i64,
+}
