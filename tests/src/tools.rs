@@ -10,6 +10,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::sim::runner::clock;
 
+/// How the names begin of what cargo sets for the package that it runs.
+const OF_A_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+/// What a release has.
+const SHIPPED: [&str; 4] = ["--package", "blockd", "--package", "blockd-csi"];
+
 /// The full path of an installed program. Folders of the administrator's tools are looked at as
 /// well: an ordinary user's `PATH` often lacks them.
 ///
@@ -107,8 +112,8 @@ pub fn workspace_root() -> PathBuf {
     package.parent().unwrap_or(package).to_path_buf()
 }
 
-/// The daemon's binary: that of `BLOCKD_BIN`, or a release build of the daemon's package alone.
-/// Built together with this package it would carry the mapper's switches for mutations.
+/// The daemon's binary: that of `BLOCKD_BIN`, or a release build without this package, which would
+/// bring the mapper's switches for mutations with it.
 ///
 /// # Errors
 /// When it cannot be built.
@@ -142,9 +147,18 @@ fn build(package: &str) -> Result<PathBuf> {
     let target = build_folder()?;
     let mut command = Command::new(cargo);
     command.current_dir(workspace_root()).env("CARGO_TARGET_DIR", &target);
-    // Set by the cargo that started the test; they would count as a changed environment.
-    command.env_remove("CARGO_MANIFEST_DIR").env_remove("RUSTFLAGS");
-    output(command.args(["build", "--quiet", "--release", "--package", package]))?;
+    // Set by the cargo that started the test; they would count as a changed environment, and all
+    // that looks at them be built anew.
+    command.env_remove("RUSTFLAGS");
+    for (name, _) in std::env::vars_os() {
+        let begins = |with: &&str| name.to_str().is_some_and(|name| name.starts_with(*with));
+        if OF_A_PACKAGE.iter().any(begins) {
+            command.env_remove(name);
+        }
+    }
+    // Always both: built alone, each would have features of its own in the packages that they
+    // share, which would be built twice.
+    output(command.args(["build", "--quiet", "--release"]).args(SHIPPED))?;
     Ok(target.join("release").join(package))
 }
 
