@@ -2,7 +2,11 @@
 //!
 //! Each has one writer, a worker's thread; others read. So a store is all that counting costs.
 
+mod media;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use media::{DeviceStats, MediaOp, MediaStats};
 
 /// A counter with one writer.
 #[derive(Debug, Default)]
@@ -168,6 +172,8 @@ pub struct VolumeStats {
     pub bytes: [Counter; 5],
     /// Requests that failed.
     pub errors: [Counter; 5],
+    /// Of these, by fault of the media or the pool: reads, and all others.
+    pub faults: [Counter; 2],
     /// By [`Stage`].
     pub stages: [Histogram; 6],
     /// Requests that wait for the pool at present.

@@ -3,8 +3,11 @@
 
 mod cli_support;
 
-use cli_support::Daemon;
-use serde_json::json;
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use cli_support::{Daemon, LIMIT};
+use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
 
@@ -159,4 +162,87 @@ fn when_a_volume_was_made_is_known_after_crashes_and_restarts() {
     assert!(daemon.terminate().success());
     daemon.start_again();
     assert_eq!(made(&daemon), [data, taken], "from the catalogue");
+}
+
+/// Asks until it is so.
+fn until(daemon: &Daemon, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let clock = Clock::start();
+    loop {
+        let health = daemon.json(&["health"]);
+        if is_so(&health) {
+            return health;
+        }
+        assert!(clock.elapsed() < LIMIT, "not {what}: {health:#}\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Codes of the first of a kind, those of a volume without those of its pool.
+fn codes(health: &Value, kind: &str) -> Vec<String> {
+    let causes = health[kind][0]["causes"].as_array().unwrap();
+    let own = causes.iter().filter(|cause| cause["of_pool"] == false);
+    own.map(|cause| cause["code"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn h2_h3_h7_a_pool_whose_file_is_cut_short_is_told_and_recovers() {
+    let mut daemon = Daemon::start_with("256M", "[health]\ninterval = \"1s\"\nhold = \"1s\"");
+    std::fs::write(daemon.dir.join("image"), cli_support::pattern(16 << 20, 5)).unwrap();
+    daemon.ok(&["import", "image", "data"]);
+    assert_eq!(daemon.ok(&["health"]), "healthy: 1 pool and 1 volume\n");
+    daemon.ok(&["health", "default", "default/data", "/data", "--check"]);
+    let (code, error) = daemon.failure(&["health", "default/none"]);
+    assert!(code == 4 && error.contains("none"), "{code} {error}");
+    // Whoever watches goes on when the daemon is started anew.
+    let lines = std::fs::File::create(daemon.dir.join("lines")).unwrap();
+    let mut watch = daemon.command(&["--json", "health", "--watch"]).stdout(lines).spawn().unwrap();
+    let told = || std::fs::read_to_string(daemon.dir.join("lines")).unwrap();
+    let clock = Clock::start();
+    while told().is_empty() {
+        assert!(clock.elapsed() < LIMIT, "it does not watch");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(daemon.terminate().success());
+    daemon.start_again();
+    // What is in the volume is gone as if the disk had lost it.
+    let pool = daemon.dir.join("default.pool");
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert_ne!(daemon.run(&["export", "data", "copy"]).status.code(), Some(0));
+    let health = until(&daemon, "told", |health| {
+        let pool = codes(health, "pools");
+        let has = |code: &str| pool.iter().any(|one| one == code);
+        has("device-gone") && has("device-errors") && codes(health, "volumes") == ["io-errors"]
+    });
+    let gone = &health["pools"][0]["causes"][0];
+    assert_eq!((&gone["reason"], &gone["severity"]), (&json!("truncated"), &json!("failure")));
+    assert_eq!(gone["device"], pool.to_str().unwrap());
+    let (code, error) = daemon.failure(&["health", "--check"]);
+    assert_eq!((code, error.as_str()), (7, "2 of 2 pools and volumes are not healthy"));
+    let text = daemon.ok(&["health"]);
+    assert!(text.contains("default/data") && text.contains("touches 1 volume"), "{text}");
+    // It is as long as it was.
+    file.set_len(256 << 20).unwrap();
+    until(&daemon, "back", |health| !codes(health, "pools").contains(&"device-gone".to_owned()));
+    assert_eq!(daemon.json(&["health"])["healthy"], false, "errors stay");
+    // Nothing is held up by that.
+    daemon.ok(&["import", "image", "more"]);
+    until(&daemon, "healthy", |_| daemon.json(&["health", "--acknowledge"])["healthy"] == true);
+    // Both of them.
+    let clock = Clock::start();
+    let lines = || std::fs::read_to_string(daemon.dir.join("lines")).unwrap();
+    while !(lines().contains(r#""change":"ended""#) && lines().contains("io-errors")) {
+        assert!(clock.elapsed() < LIMIT, "{}", lines());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    let lines = lines();
+    assert!(lines.contains(r#""change":"began""#) && lines.contains("device-gone"), "{lines}");
+    let log = daemon.log();
+    let told = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    assert_eq!(told("failure: device-gone: device"), 1, "{log}");
+    assert_eq!(told("INFO pool default is healthy again after"), 1, "{log}");
+    assert_eq!(told("volume data of pool default is healthy again after"), 1, "{log}");
+    daemon.kill();
 }

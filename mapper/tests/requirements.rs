@@ -3,8 +3,9 @@
 
 mod common;
 
-use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::engine::{Control, Outcome, Use, UsedExtent};
 use blockd_mapper::plan::{ParkReason, Plan, Step};
+use blockd_mapper::units::DeviceIndex;
 use common::Rig;
 
 const MIB: usize = 1 << 20;
@@ -168,4 +169,29 @@ fn a_full_pool_that_grows_goes_on() {
     let all = rig.read(&volume, 0, usize::try_from(parked_at + EXTENT).unwrap());
     assert!(all.iter().all(|&b| b == 3));
     rig.check();
+}
+
+#[test]
+fn h11_volumes_are_found_by_the_places_of_their_extents() {
+    let mut rig = Rig::new(&[32 * MIB, 32 * MIB]);
+    let ids = ["a", "b"].map(|name| rig.create(name, 1 << 30));
+    for (at, id) in ids.into_iter().enumerate() {
+        let volume = rig.attach(id);
+        rig.write(&volume, 0, &vec![7; (at + 1) * 10 * (64 << 10)]).unwrap();
+        rig.worker.detach(volume);
+    }
+    let mapped: Vec<_> = rig.pool.volume_extents();
+    let of = |id| {
+        let mine = |one: &&UsedExtent| one.usage == Use::Mapped(id);
+        mapped.iter().filter(mine).map(|one| (one.device, one.extent, 1)).collect::<Vec<_>>()
+    };
+    for (at, id) in ids.into_iter().enumerate() {
+        assert_eq!(rig.pool.who_maps(&of(id)), [(id, 10 * (at as u64 + 1))]);
+        assert_eq!(rig.pool.who_maps(&of(id)[3..5]), [(id, 2)]);
+    }
+    let all = [(DeviceIndex(0), 0, 1 << 40), (DeviceIndex(1), 0, 1 << 40)];
+    assert_eq!(rig.pool.who_maps(&all), [(ids[0], 10), (ids[1], 20)]);
+    assert_eq!(rig.pool.who_maps(&[]), []);
+    // Places that nobody maps: behind all devices.
+    assert_eq!(rig.pool.who_maps(&[(DeviceIndex(0), 1 << 30, 5)]), []);
 }

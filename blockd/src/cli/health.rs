@@ -275,7 +275,8 @@ async fn watch(
     loop {
         match ask(client, places).await {
             Ok(told) => {
-                if !is_there {
+                // Also at the beginning, so that who reads it knows from when on it is watched.
+                if !is_there || (first && context.output.is_json()) {
                     change(context, "found", None, None)?;
                 }
                 is_there = true;

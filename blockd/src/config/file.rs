@@ -18,6 +18,7 @@ pub(super) struct File {
     pub(super) log: Log,
     pub(super) metrics: Metrics,
     pub(super) node: Node,
+    pub(super) health: Health,
     pub(super) workers: Workers,
     pub(super) nbd: Nbd,
     pub(super) ublk: Ublk,
@@ -43,6 +44,16 @@ pub(super) struct Metrics {
 pub(super) struct Node {
     pub(super) id: String,
     pub(super) hook_timeout: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Health {
+    pub(super) enabled: bool,
+    pub(super) interval: String,
+    pub(super) slow_io: String,
+    pub(super) hold: String,
+    pub(super) errors_hold: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -168,6 +179,7 @@ impl Default for File {
             log: Log::default(),
             metrics: Metrics::default(),
             node: Node::default(),
+            health: Health::default(),
             workers: Workers::default(),
             nbd: Nbd::default(),
             ublk: Ublk::default(),
@@ -185,6 +197,18 @@ impl Default for Log {
 impl Default for Node {
     fn default() -> Self {
         Self { id: String::new(), hook_timeout: "60s".to_owned() }
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            interval: "5s".to_owned(),
+            slow_io: "500ms".to_owned(),
+            hold: "10s".to_owned(),
+            errors_hold: "10m".to_owned(),
+        }
     }
 }
 

@@ -53,6 +53,35 @@ pub struct Config {
     pub log: LogConfig,
     /// This host as a member of its pools.
     pub node: NodeConfig,
+    /// How pools and volumes are looked at.
+    pub health: HealthConfig,
+}
+
+/// How it is found out what is wrong with pools and volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HealthConfig {
+    /// Whether it is.
+    pub enabled: bool,
+    /// How often it is looked.
+    pub interval: Duration,
+    /// A device is slow when half of its IO takes longer.
+    pub slow_io: Duration,
+    /// What is wrong stays so for at least this long, so that what comes and goes is told once.
+    pub hold: Duration,
+    /// The same for IO errors, which are over when they are counted.
+    pub errors_hold: Duration,
+}
+
+impl Default for HealthConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            interval: Duration::from_secs(5),
+            slow_io: Duration::from_millis(500),
+            hold: Duration::from_secs(10),
+            errors_hold: Duration::from_mins(10),
+        }
+    }
 }
 
 /// This host as a member of its pools.

@@ -16,11 +16,11 @@ use crate::node::NodeId;
 use crate::pool::MAX_WORKERS;
 use crate::units::{MAX_SIZE, exact, parse_size};
 
-use super::file::{Amount, Extend, File, Listener, Node, Pool, Space, Ublk, Workers};
+use super::file::{Amount, Extend, File, Health, Listener, Node, Pool, Space, Ublk, Workers};
 use super::{
-    Config, DeviceConfig, DeviceKind, ListenAddress, ListenerConfig, LogConfig, MAX_SOCKET_PATH,
-    NbdConfig, NodeConfig, Places, PoolConfig, SizeWish, SpaceConfig, TlsConfig, TlsUse,
-    UblkConfig, WorkersConfig,
+    Config, DeviceConfig, DeviceKind, HealthConfig, ListenAddress, ListenerConfig, LogConfig,
+    MAX_SOCKET_PATH, NbdConfig, NodeConfig, Places, PoolConfig, SizeWish, SpaceConfig, TlsConfig,
+    TlsUse, UblkConfig, WorkersConfig,
 };
 
 /// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
@@ -130,6 +130,22 @@ impl Source<'_> {
             metrics: self.metrics(&file.metrics.address)?,
             log: self.log(file)?,
             node: self.node(&file.node, places)?,
+            health: self.health(&file.health)?,
+        })
+    }
+
+    fn health(&self, health: &Health) -> Result<HealthConfig, Error> {
+        Ok(HealthConfig {
+            enabled: health.enabled,
+            interval: self.duration(&["health", "interval"], &health.interval, 1, 300)?,
+            slow_io: self.duration(&["health", "slow_io"], &health.slow_io, 0, 60)?,
+            hold: self.duration(&["health", "hold"], &health.hold, 0, 3600)?,
+            errors_hold: self.duration(
+                &["health", "errors_hold"],
+                &health.errors_hold,
+                0,
+                7 * 24 * 3600,
+            )?,
         })
     }
 

@@ -44,13 +44,14 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, wall_seconds};
-use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish, SpaceConfig};
+use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
 use crate::pool::PoolHandle;
 
 use attachments::Attachments;
+use pools::Unopened;
 use state_file::StateFile;
 
 pub use attachments::remembered_devices;
@@ -76,6 +77,8 @@ pub struct ControlOptions {
     pub template: PoolConfig,
     /// This host; unknown where it has no identity.
     pub node: Option<NodeId>,
+    /// How pools and volumes are looked at.
+    pub health: HealthConfig,
 }
 
 /// The control service. Clones are the same one.
@@ -96,6 +99,8 @@ struct Inner {
     releases: releases::Releases,
     /// Requests of data paths outside.
     extends: extend::Extends,
+    /// What is wrong with pools and volumes.
+    health: health::Book,
     /// The space policy of pools that are made at run time.
     space_of_new_pools: RwLock<SpaceConfig>,
     /// One pool is made at a time.
@@ -118,6 +123,8 @@ pub(crate) struct Known {
     pub(crate) config: PoolConfig,
     /// The handle, or why there is none.
     pub(crate) state: Result<PoolHandle, String>,
+    /// What kind of reason that is; empty where there is none.
+    pub(crate) reason: &'static str,
 }
 
 impl Known {
@@ -162,6 +169,7 @@ impl Control {
             ublk: OnceLock::new(),
             releases: releases::Releases::default(),
             extends: extend::Extends::default(),
+            health: health::Book::new(&options.health),
             space_of_new_pools: RwLock::new(options.template.space.clone()),
             making_pools: tokio::sync::Mutex::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
@@ -184,26 +192,27 @@ impl Control {
     /// with the reason.
     pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
         let result = self.try_open(config).await;
-        let state = match &result {
-            Ok(handle) => Ok(handle.clone()),
-            Err(error) => {
+        let (state, reason) = match &result {
+            Ok(handle) => (Ok(handle.clone()), ""),
+            Err(Unopened { error, reason }) => {
                 let text = format!("pool {} can't be opened: {error}", config.name);
                 self.events().publish(EventKind::PoolFailed, &config.name, "", text);
-                Err(error.to_string())
+                (Err(error.to_string()), *reason)
             }
         };
         if let Ok(handle) = &state {
             self.keep_space(handle, config);
         }
-        let known = Known { config: config.clone(), state };
+        let known = Known { config: config.clone(), state, reason };
         self.0.pools.write().insert(config.name.clone(), known);
-        result.map(|_| ())
+        result.map(|_| ()).map_err(|failed| *failed.error)
     }
 
-    async fn try_open(&self, config: &PoolConfig) -> Result<PoolHandle, Error> {
+    async fn try_open(&self, config: &PoolConfig) -> Result<PoolHandle, Unopened> {
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let node = self.0.options.node.map_or(0, NodeId::number);
-        let opened = blocking(move || pools::open_or_create(&wanted, &runtime_dir, node)).await?;
+        let open = move || Ok(pools::open_or_create(&wanted, &runtime_dir, node));
+        let opened = blocking(open).await??;
         self.0.data_path.add_pool(&opened.handle).await?;
         let (name, report) = (&config.name, &opened.report);
         if opened.created {
@@ -367,10 +376,10 @@ impl Control {
             let problem = format!("belongs to pool {}", shown(&other.config.name));
             return Err(Error::in_use(device.path.display().to_string(), problem));
         }
-        let handle = self.try_open(&config).await?;
+        let handle = self.try_open(&config).await.map_err(|failed| *failed.error)?;
         self.keep_space(&handle, &config);
         let name = config.name.clone();
-        let known = Known { config: config.clone(), state: Ok(handle) };
+        let known = Known { config: config.clone(), state: Ok(handle), reason: "" };
         self.0.pools.write().insert(name, known);
         if !in_memory {
             self.remember(config).await?;

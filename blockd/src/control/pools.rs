@@ -4,10 +4,12 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
+use blockd_mapper::error::MapperError;
+use blockd_mapper::io::IoError;
 use nix::sys::statvfs::statvfs;
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::pool::{self, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec};
 use crate::units::GIB;
 
@@ -25,13 +27,66 @@ pub(super) struct Opened {
     pub(super) created: bool,
 }
 
+/// Why a pool was not opened.
+#[derive(Debug)]
+pub(super) struct Unopened {
+    /// In a box, so that what is passed along when all is well stays small.
+    pub(super) error: Box<Error>,
+    /// The kind of it, in small letters with hyphens.
+    pub(super) reason: &'static str,
+}
+
+impl From<Error> for Unopened {
+    fn from(error: Error) -> Self {
+        let reason = match error.kind() {
+            ErrorKind::NotFound => "device-missing",
+            ErrorKind::NoSpace => "no-space",
+            ErrorKind::Invalid => "configuration",
+            ErrorKind::InUse => "in-use",
+            ErrorKind::Io => "io",
+            ErrorKind::Corrupt => "damaged",
+            _ => "other",
+        };
+        Self { error: Box::new(error), reason }
+    }
+}
+
+/// An error of opening a pool.
+fn unopened(pool: &str, error: PoolError) -> Unopened {
+    let reason = match &error {
+        PoolError::Mapper(error) => Some(reason(error)),
+        PoolError::Foreign { .. } => Some("other-node"),
+        _ => None,
+    };
+    let unopened = Unopened::from(pool_error(pool, error));
+    Unopened { reason: reason.unwrap_or(unopened.reason), ..unopened }
+}
+
+/// The kind of a failure of a pool, in small letters with hyphens.
+pub(super) fn reason(error: &MapperError) -> &'static str {
+    match error {
+        MapperError::Device { problem, .. } if problem.starts_with("belongs to") => "wrong-pool",
+        MapperError::Device { problem, .. } if problem.ends_with("is missing") => "device-missing",
+        MapperError::Device { problem, .. } if problem.starts_with("has shrunk") => "device-shrunk",
+        MapperError::Device { .. } => "wrong-device",
+        MapperError::Unsupported { .. } => "unknown-feature",
+        MapperError::Format(_) => "damaged",
+        MapperError::RingLost { .. } => "ring-lost",
+        MapperError::Io { error: IoError::Gone, .. } => "device-missing",
+        MapperError::Io { error: IoError::NoSpace, .. } => "no-space",
+        MapperError::Io { .. } | MapperError::Failed(_) => "io",
+        MapperError::Internal(_) => "internal",
+        _ => "other",
+    }
+}
+
 /// Opens a pool, after making it where it isn't there. Blocks.
 pub(super) fn open_or_create(
     config: &PoolConfig,
     runtime_dir: &Path,
     node: u32,
-) -> Result<Opened, Error> {
-    let failed = |error| pool_error(&config.name, error);
+) -> Result<Opened, Unopened> {
+    let failed = |error| unopened(&config.name, error);
     policy::check_before_opening(config)?;
     let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
@@ -199,7 +254,7 @@ mod tests {
             file.set_len(8 << 20).unwrap();
             file.write_all_at(b"x", at).unwrap();
             let error = open_or_create(&pool(&path, SizeWish::Bytes(64 << 20)), folder.path(), 0);
-            let error = error.err().unwrap();
+            let error = error.err().unwrap().error;
             assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
             assert!(error.to_string().contains("not a pool"), "{error}");
             assert_eq!(file.metadata().unwrap().len(), 8 << 20);
@@ -211,7 +266,7 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("file");
         let error =
-            open_or_create(&pool(&path, SizeWish::Existing), folder.path(), 0).err().unwrap();
+            open_or_create(&pool(&path, SizeWish::Existing), folder.path(), 0).err().unwrap().error;
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("/file"), "{error}");
         assert!(!path.exists());
@@ -222,7 +277,7 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("file");
         let small = pool(&path, SizeWish::Bytes(64 << 10));
-        let error = open_or_create(&small, folder.path(), 0).err().unwrap();
+        let error = open_or_create(&small, folder.path(), 0).err().unwrap().error;
         assert!(!path.exists(), "{error}");
     }
 
@@ -232,7 +287,7 @@ mod tests {
         let path = folder.path().join("file");
         let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
         wanted.space.quantum = 65 << 20;
-        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap();
+        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
         assert_eq!(error.kind(), ErrorKind::Invalid);
         let expected = "space.quantum of pool p is 68157440: must be at most the pool's size, 64M";
         assert_eq!(error.to_string(), expected);
@@ -240,7 +295,7 @@ mod tests {
         // Of one that is there, its own size counts.
         File::create(&path).unwrap().set_len(32 << 20).unwrap();
         wanted.space.quantum = 33 << 20;
-        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap();
+        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
         assert!(error.to_string().ends_with("the pool's size, 32M"), "{error}");
     }
 
@@ -253,7 +308,7 @@ mod tests {
         let id = first.handle.id();
         let size = first.handle.devices()[0].size;
         assert!(size >= LEAST_BYTES && size.is_multiple_of(1 << 20));
-        let locked = open_or_create(&wanted, folder.path(), 0).err().unwrap();
+        let locked = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
         assert_eq!(locked.kind(), ErrorKind::InUse);
         assert!(locked.to_string().contains("pool p is locked"), "{locked}");
         first.handle.close().await.unwrap();

@@ -359,7 +359,7 @@ impl Calls for Control {
 
     async fn health(&self, asked: Request<v1::HealthRequest>) -> Answer<v1::HealthResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move { control.describe_health(&asked).await }).await
+        whole(async move { control.describe_health(&asked) }).await
     }
 
     async fn acknowledge_health(

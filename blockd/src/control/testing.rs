@@ -128,6 +128,7 @@ impl Rig {
             default_pool: "default".to_owned(),
             template: memory_pool("template"),
             node: NodeId::parse(NODE),
+            health: crate::config::HealthConfig::default(),
         };
         let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();
         let place = NbdPlace::Unix(PathBuf::from("/run/n.sock"));

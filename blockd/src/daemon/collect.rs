@@ -11,7 +11,7 @@ use crate::frontend::nbd::listener::ListenerStats;
 use crate::metrics::{Snapshot, node_name};
 use crate::node::NodeId;
 use crate::pool::{PoolHandle, VolumeId};
-use crate::stats::{Op, Stage, VolumeStats};
+use crate::stats::{MediaOp, Op, Stage, VolumeStats};
 
 use super::figures::Figures;
 
@@ -41,6 +41,7 @@ pub(super) async fn collect(
     }
     pools(&mut snapshot, control, figures).await;
     requests(&mut snapshot, &control.data_path().volume_stats());
+    health(&mut snapshot, control);
     for stats in control.data_path().worker_stats() {
         let worker = stats.worker.to_string();
         let mut set = |name, value| snapshot.set(name, &[worker.as_str()], value);
@@ -77,6 +78,7 @@ async fn pools(snapshot: &mut Snapshot, control: &Control, figures: &Figures) {
         snapshot.set("blockd_pool_up", &[name], serves.into());
         let Ok(handle) = &known.state else { continue };
         counters(snapshot, handle);
+        devices(snapshot, handle);
         if serves {
             space(snapshot, handle, control.node()).await;
         }
@@ -161,6 +163,38 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
     set("blockd_pool_set_aside_bytes", set_aside);
 }
 
+/// What is wrong with pools and volumes; asks nobody.
+fn health(snapshot: &mut Snapshot, control: &Control) {
+    for one in control.told_health() {
+        let (pool, volume) = (one.pool.as_str(), one.volume.as_str());
+        let abnormal = u64::from(one.abnormal);
+        match volume {
+            "" => snapshot.set("blockd_pool_health_abnormal", &[pool], abnormal),
+            _ => snapshot.set("blockd_volume_health_abnormal", &[pool, volume], abnormal),
+        }
+        // Two devices of a pool may have the same.
+        let causes: std::collections::BTreeSet<_> = one.causes.iter().collect();
+        for (code, severity) in causes {
+            snapshot.set("blockd_health_cause", &[pool, volume, code, severity], 1);
+        }
+    }
+}
+
+/// What was seen of a pool's devices.
+fn devices(snapshot: &mut Snapshot, pool: &PoolHandle) {
+    let media = pool.media_stats();
+    for (at, device) in pool.open_devices().iter().enumerate() {
+        let path = device.info().path.display().to_string();
+        let seen: Vec<_> = media.iter().filter_map(|one| one.device(at)).collect();
+        for op in MediaOp::ALL {
+            let errors = seen.iter().map(|one| one.errors[op as usize].get()).sum();
+            snapshot.set("blockd_device_errors", &[pool.name(), &path, op.name()], errors);
+        }
+        let latencies = seen.iter().map(|one| &one.latency);
+        snapshot.times("blockd_device_io_seconds", &[pool.name(), &path], latencies);
+    }
+}
+
 fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
     let mut volumes: BTreeMap<(&str, &str), Vec<&VolumeStats>> = BTreeMap::new();
     for stats in all {
@@ -173,6 +207,10 @@ fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
             snapshot.set("blockd_requests", &labels, sum(&|one| one.op(op).0.get()));
             snapshot.set("blockd_request_bytes", &labels, sum(&|one| one.op(op).1.get()));
             snapshot.set("blockd_request_errors", &labels, sum(&|one| one.op(op).2.get()));
+        }
+        for (at, operation) in ["read", "write"].into_iter().enumerate() {
+            let faults = sum(&|one| one.faults[at].get());
+            snapshot.set("blockd_volume_faults", &[pool, volume, operation], faults);
         }
         for stage in Stage::ALL {
             let histograms = workers.iter().map(|one| one.stage(stage));

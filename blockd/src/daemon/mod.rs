@@ -213,6 +213,7 @@ impl Daemon {
             default_pool: config.default_pool.clone(),
             template: config.pools[0].clone(),
             node: config.node.id,
+            health: config.health,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
         if config.ublk.enabled {
@@ -239,7 +240,9 @@ impl Daemon {
         tokio::spawn(notify::watchdog(control.clone()));
         tokio::spawn(watch_pools(control.clone()));
         tokio::spawn(watch_devices(control.clone()));
+        control.look_at_health().await;
         control.set_ready();
+        control.watch_health();
         notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
         let _locks = [runtime_lock, state_lock];
         Ok(Self { control, workers, listeners, extends, stop_control, control_server, _locks })

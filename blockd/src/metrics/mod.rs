@@ -56,6 +56,10 @@ const STAGE: &[&str] = &["pool", "volume", "stage"];
 const WORKER: &[&str] = &["worker"];
 const LISTENER: &[&str] = &["address"];
 const NODE: &[&str] = &["pool", "node"];
+const CAUSE: &[&str] = &["pool", "volume", "code", "severity"];
+const DEVICE: &[&str] = &["pool", "device"];
+const DEVICE_IO: &[&str] = &["pool", "device", "operation"];
+const FAULT: &[&str] = &["pool", "volume", "operation"];
 
 use Kind::{Counter, Gauge, Histogram as Times};
 
@@ -177,6 +181,32 @@ pub const METRICS: &[Metric] = &[
     ),
     metric("blockd_throttle_seconds", Counter, VOLUME, "Time that writes were slowed down for"),
     metric("blockd_limited_requests", Counter, VOLUME, "Requests that limits held back"),
+    metric(
+        "blockd_pool_health_abnormal",
+        Gauge,
+        POOL,
+        "1 when something is wrong with the pool, of whatever severity",
+    ),
+    metric(
+        "blockd_volume_health_abnormal",
+        Gauge,
+        VOLUME,
+        "1 when something is wrong with the volume, or with its pool as far as that touches it",
+    ),
+    metric(
+        "blockd_health_cause",
+        Gauge,
+        CAUSE,
+        "1 for what is wrong with the volume, or with the pool where the volume is empty",
+    ),
+    metric(
+        "blockd_volume_faults",
+        Counter,
+        FAULT,
+        "Requests that failed by fault of devices or the pool: read, or write for all others",
+    ),
+    metric("blockd_device_errors", Counter, DEVICE_IO, "IO of the device that failed"),
+    metric("blockd_device_io_seconds", Times, DEVICE, "Time that IO of the device took"),
     metric("blockd_worker_enters", Counter, WORKER, "System calls that entered io_uring"),
     metric("blockd_worker_media_operations", Counter, WORKER, "Operations sent to devices"),
     metric("blockd_worker_wakeups", Counter, WORKER, "Times another thread woke the worker"),

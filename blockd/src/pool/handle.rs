@@ -20,6 +20,7 @@ use super::{MAX_WORKERS, PoolError};
 use crate::backing::{Device, DeviceInfo, Doorbell};
 use crate::limit::Limiter;
 use crate::mailbox::{Mailbox, Undelivered};
+use crate::stats::MediaStats;
 
 /// Commands that may wait for a pool's thread: more come only from a client gone wild.
 pub(super) const MAX_WAITING: usize = 1024;
@@ -110,6 +111,8 @@ pub(super) struct Shared {
     /// Held while a device is made longer.
     pub(super) growing: tokio::sync::Mutex<()>,
     pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
+    /// What the pool's thread has seen of the devices, then each worker.
+    pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
 }
 
 /// What a pool's thread is asked for.
@@ -304,6 +307,17 @@ impl PoolHandle {
         limiter
     }
 
+    /// What a thread sees of the devices from now on.
+    pub fn add_media_stats(&self, stats: &Arc<MediaStats>) {
+        self.shared.media.lock().push(Arc::clone(stats));
+    }
+
+    /// What the pool's thread has seen of the devices, then each worker.
+    #[must_use]
+    pub fn media_stats(&self) -> Vec<Arc<MediaStats>> {
+        self.shared.media.lock().clone()
+    }
+
     /// Carries a command out; true when it is durable.
     pub async fn control(&self, control: Control) -> Result<Outcome, PoolError> {
         let (send, receive) = oneshot::channel();
@@ -383,11 +397,16 @@ impl PoolHandle {
         receive.await.unwrap_or(Err(PoolError::Gone))
     }
 
-    /// Space of the pool.
-    pub async fn space(&self) -> Result<PoolSpace, PoolError> {
+    /// Space of the pool as its thread knows it, without what is below.
+    pub async fn own_space(&self) -> Result<(Space, SpaceNow), PoolError> {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Space(send))?;
-        let (pool, now) = receive.await.map_err(|_| PoolError::Gone)?;
+        receive.await.map_err(|_| PoolError::Gone)
+    }
+
+    /// Space of the pool.
+    pub async fn space(&self) -> Result<PoolSpace, PoolError> {
+        let (pool, now) = self.own_space().await?;
         let devices = self.clone();
         // A file system that doesn't answer is not to hold anybody else up.
         let below = tokio::task::spawn_blocking(move || devices.free_below()).await;

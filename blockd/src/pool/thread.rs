@@ -22,6 +22,7 @@ use super::{PoolError, PoolSpec};
 use crate::backing::{Doorbell, Ended, Ring, io_error};
 use crate::clock::Clock;
 use crate::mailbox::{Inbox, mailbox};
+use crate::stats::{MediaOp, MediaStats};
 
 /// How long the thread counts what volumes take before it looks for something else to do. The
 /// mapper's own steps are about as long.
@@ -34,6 +35,9 @@ const LOOK_NS: u64 = 1_000_000_000;
 const MAX_SLEEP_NS: u64 = 10_000_000_000;
 /// Discards that may wait for the media: the engine sends fewer.
 const MAX_DISCARDS: usize = 1024;
+
+/// IOs of its own that are watched at a time: the engine has fewer under way.
+const WATCHED: usize = 64;
 
 /// Changes of the space's state that may wait for the control service.
 const MAX_CHANGES: usize = 64;
@@ -59,6 +63,11 @@ pub(super) struct PoolThread {
     discarded: Receiver<(IoCommand, Result<(), IoError>)>,
     /// Commands begun that have not ended yet.
     under_way: usize,
+    /// What it sees of the devices, and which command each of its places is of; 0 for none.
+    seen: Arc<MediaStats>,
+    watched: [u64; WATCHED],
+    /// When it last asked for the time.
+    now: u64,
     space_changes: mpsc::Sender<SpaceChange>,
     finished: u64,
     told_failure: bool,
@@ -90,6 +99,7 @@ impl PoolThread {
     ) -> Result<(Self, PoolHandle), PoolError> {
         let (space_changes, changes) = mpsc::channel(MAX_CHANGES);
         let doorbell = Arc::new(Doorbell::new().map_err(PoolError::io("wake", "the pool"))?);
+        let seen = Arc::new(MediaStats::new(served.len(), WATCHED, clock));
         let shared = Arc::new(Shared {
             name: spec.name.clone(),
             extent_size: pool.geometry().extent_size(),
@@ -103,6 +113,7 @@ impl PoolThread {
             space_changes: parking_lot::Mutex::new(Some(changes)),
             growing: tokio::sync::Mutex::default(),
             limiters: parking_lot::Mutex::default(),
+            media: parking_lot::Mutex::new(vec![Arc::clone(&seen)]),
         });
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
@@ -123,6 +134,9 @@ impl PoolThread {
             to_discard,
             discarded,
             under_way: 0,
+            seen,
+            watched: [0; WATCHED],
+            now: 0,
             space_changes,
             finished: 0,
             told_failure: false,
@@ -192,6 +206,7 @@ impl PoolThread {
     /// Asks the engine for commands until it has none.
     fn poll(&mut self) -> std::io::Result<()> {
         let now = self.clock.ns();
+        self.now = now;
         if !self.starved.is_empty() && self.has_failed() {
             // Nothing more is written after a failure (R8).
             while let Some(command) = self.starved.pop_front() {
@@ -231,10 +246,30 @@ impl PoolThread {
                 Err(error) => self.engine.complete(error.into_inner(), Err(IoError::Gone)),
             }
         } else {
+            let (id, device) = (command.id, command.device.0);
             match self.ring.command(one.slot, command) {
-                Ok(()) => self.under_way += 1,
+                Ok(()) => {
+                    self.under_way += 1;
+                    self.watch(id, device);
+                }
                 Err(command) => self.engine.complete(command, Err(IoError::Media)),
             }
+        }
+    }
+
+    /// An IO is under way from now on. Ids are told apart by one more than they are.
+    fn watch(&mut self, id: u64, device: u8) {
+        if let Some(place) = self.watched.iter().position(|&other| other == 0) {
+            self.watched[place] = id.wrapping_add(1);
+            self.seen.begin(place, device, self.now);
+        }
+    }
+
+    fn watch_ended(&mut self, id: u64) {
+        let id = id.wrapping_add(1);
+        if let Some(place) = self.watched.iter().position(|&other| other == id) {
+            self.watched[place] = 0;
+            self.seen.end(place, self.clock.ns());
         }
     }
 
@@ -253,16 +288,29 @@ impl PoolThread {
 
     fn command_ended(&mut self, command: IoCommand, result: std::io::Result<()>) {
         self.under_way -= 1;
+        self.watch_ended(command.id);
         let result = result.map_err(|error| {
             let mapped = io_error(&error);
             if mapped != IoError::NoSpace {
-                count(&self.shared.stats.io_errors, 1);
-                let pool = &self.shared.name;
-                tracing::error!(%pool, operation = command.op.name(), %error, "pool IO failed");
+                self.count_failure(&command, &error);
             }
             mapped
         });
         self.has_result(command, result);
+    }
+
+    fn count_failure(&self, command: &IoCommand, error: &std::io::Error) {
+        count(&self.shared.stats.io_errors, 1);
+        let op = match command.op {
+            IoOp::Read { .. } => MediaOp::Read,
+            IoOp::Flush => MediaOp::Flush,
+            IoOp::Write { .. } | IoOp::Discard { .. } | IoOp::Fence => MediaOp::Write,
+        };
+        self.seen.failed(command.device.0, op, error.raw_os_error().unwrap_or(libc::EIO));
+        let (pool, operation) = (&self.shared.name, command.op.name());
+        let device = self.shared.devices.get(usize::from(command.device.0));
+        let device = device.map(|one| tracing::field::display(one.info().path.display()));
+        tracing::error!(%pool, device, operation, %error, "pool IO failed");
     }
 
     fn has_result(&mut self, command: IoCommand, result: Result<(), IoError>) {

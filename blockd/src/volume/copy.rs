@@ -7,8 +7,10 @@ use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
+use super::media::Failed;
 use crate::backing::{IoDirection, Ring};
 use crate::block::Buffer;
+use crate::stats::MediaOp;
 
 /// Bytes copied at a time.
 const PIECE: u64 = 128 << 10;
@@ -70,6 +72,16 @@ impl Executor {
         }
         self.copies.jobs[job] = Some(copy);
         self.copy_ended(job, Ok(()), ring);
+    }
+
+    /// The slot, device and kind of a copy's half that is on its way.
+    pub(super) fn half_of(&self, job: usize) -> Option<Failed> {
+        let copy = self.copies.jobs.get(job)?.as_ref()?;
+        let OpKind::Copy { from_device, .. } = copy.op.kind else { return None };
+        Some(match copy.writing {
+            true => (copy.at, copy.op.device.0, Some(MediaOp::Write)),
+            false => (copy.at, from_device.0, Some(MediaOp::Read)),
+        })
     }
 
     /// A half of a piece has ended: goes on until something has to be waited for.

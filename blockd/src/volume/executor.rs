@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
-use blockd_mapper::plan::{Answer, CommitTicket, ParkReason, Step};
+use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
 use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
@@ -21,7 +21,7 @@ use crate::block::{BlockError, Completion, Operation, Request};
 use crate::clock::Clock;
 use crate::limit::Limiter;
 use crate::pool::PoolHandle;
-use crate::stats::{Op, Stage, VolumeStats};
+use crate::stats::{MediaStats, Op, Stage, VolumeStats};
 
 /// Calls of the mapper for one request before others get their turn.
 const STEPS_PER_TURN: usize = 64;
@@ -47,6 +47,7 @@ pub(super) struct PoolPart {
     pub(super) handle: PoolHandle,
     worker: Worker,
     pub(super) media: Vec<Media>,
+    pub(super) seen: Arc<MediaStats>,
     /// Slots that wait for the pool, in order.
     pub(super) parked: VecDeque<usize>,
     /// The pool's events before the first of them was tried.
@@ -161,10 +162,13 @@ impl Executor {
         }
         self.copies.reserve(ring);
         let requests = self.slots.len();
+        let seen = Arc::new(MediaStats::new(media.len(), requests, self.clock));
+        handle.add_media_stats(&seen);
         self.pools.push(PoolPart {
             handle: handle.clone(),
             worker,
             media,
+            seen,
             parked: VecDeque::with_capacity(requests),
             events: 0,
             patience: None,
@@ -459,7 +463,7 @@ impl Executor {
     }
 
     /// Whether what a slot plans next is a flush.
-    fn is_flush(&self, at: usize) -> bool {
+    pub(super) fn is_flush(&self, at: usize) -> bool {
         let slot = &self.slots[at];
         let flush = |request: &Request| request.operation == Operation::Flush;
         slot.flushing || slot.request.as_ref().is_some_and(flush)
@@ -639,7 +643,7 @@ impl Executor {
         let total = self.now.saturating_sub(slot.arrived);
         if let Some(attached) = self.volumes[slot.volume].as_mut() {
             attached.in_flight -= 1;
-            count(&attached.stats, &request, result.is_ok(), total);
+            count(&attached.stats, &request, result, total);
         }
         self.free.push(at);
         self.done.push_back(request.complete(result));
@@ -654,8 +658,15 @@ impl Executor {
         let ns = self.now.saturating_sub(slot.since);
         if let Some(attached) = &self.volumes[slot.volume] {
             let stats = &attached.stats;
+            let seen = &self.pools[attached.pool].seen;
+            if let (State::Media, Some(device)) = (state, only_device(&slot.plan)) {
+                seen.begin(at, device, self.now);
+            }
             match slot.state {
-                State::Media => stats.stage(Stage::Media).record(ns),
+                State::Media => {
+                    stats.stage(Stage::Media).record(ns);
+                    seen.end(at, self.now);
+                }
                 State::Committing => stats.stage(Stage::Commit).record(ns),
                 State::Parked | State::Starved => {
                     stats.stage(Stage::Wait).record(ns);
@@ -676,7 +687,19 @@ impl Executor {
     }
 }
 
-fn count(stats: &VolumeStats, request: &Request, good: bool, total_ns: u64) {
+/// The device that a plan is about, if that is one alone.
+fn only_device(plan: &Plan) -> Option<u8> {
+    let mut found = None;
+    for op in plan.ops().iter().filter(|op| op.kind != OpKind::ReadZeroes) {
+        match found {
+            Some(device) if device != op.device.0 => return None,
+            _ => found = Some(op.device.0),
+        }
+    }
+    found
+}
+
+fn count(stats: &VolumeStats, request: &Request, result: Result<(), BlockError>, total_ns: u64) {
     let op = match request.operation {
         Operation::Read => Op::Read,
         Operation::Write { .. } => Op::Write,
@@ -685,11 +708,17 @@ fn count(stats: &VolumeStats, request: &Request, good: bool, total_ns: u64) {
         Operation::WriteZeroes { .. } => Op::WriteZeroes,
     };
     let (ops, bytes, errors) = stats.op(op);
-    if good {
-        ops.add(1);
-        bytes.add(request.len);
-    } else {
-        errors.add(1);
+    match result {
+        Ok(()) => {
+            ops.add(1);
+            bytes.add(request.len);
+        }
+        Err(error) => {
+            errors.add(1);
+            if error == BlockError::Io {
+                stats.faults[usize::from(op != Op::Read)].add(1);
+            }
+        }
     }
     stats.stage(Stage::Total).record(total_ns);
 }

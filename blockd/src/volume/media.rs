@@ -5,7 +5,15 @@ use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
 use crate::backing::{Ended, IoDirection, Ring, io_error};
-use crate::block::Buffer;
+use crate::block::{Buffer, Operation};
+use crate::stats::MediaOp;
+
+/// Where in a token the device's index is; below is the slot, of which there are far fewer.
+const DEVICE_SHIFT: u32 = 24;
+const PLACE_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
+
+/// A slot, a device, and what was done to it, where that is not what the request is.
+pub(super) type Failed = (usize, u8, Option<MediaOp>);
 
 /// Operations that a ring keeps back for clients, so that answers get out.
 const KEPT_BACK: usize = 128;
@@ -32,6 +40,10 @@ impl Executor {
                 }
                 if in_memory {
                     let result = self.do_at_once(at, &op, ring);
+                    if let Err(IoError::Media | IoError::Gone) = result {
+                        let error = std::io::Error::from_raw_os_error(libc::EIO);
+                        self.failed(Some((at, op.device.0, None)), &error);
+                    }
                     self.note(at, result);
                 } else {
                     self.start_or_wait(at, op, ring);
@@ -145,7 +157,7 @@ impl Executor {
         let gone = || std::io::Error::other("the volume is gone");
         let pool = self.pool_of(at).ok_or_else(gone)?;
         let file = self.pools[pool].media[usize::from(op.device.0)].file;
-        let token = at as u64;
+        let token = at as u64 | u64::from(op.device.0) << DEVICE_SHIFT;
         let request = self.slots[at].request.as_ref();
         let buffer = request.and_then(|request| request.buffer());
         let io = |ring: &mut Ring, direction| {
@@ -182,20 +194,44 @@ impl Executor {
         if token >= super::FIRST_FREE_TOKEN {
             return Some(Ended::Io(token, result));
         }
+        let is_copy = token > u64::from(u32::MAX);
+        let place = if is_copy { token & u64::from(u32::MAX) } else { token & PLACE_MASK };
+        let at = usize::try_from(place).unwrap_or(usize::MAX);
         let result = result.map_err(|error| {
             let mapped = io_error(&error);
             if mapped != IoError::NoSpace {
-                tracing::error!(%error, "IO of a volume failed");
+                let device = u8::try_from((token >> DEVICE_SHIFT) & 0xff).unwrap_or(0);
+                let of = if is_copy { self.half_of(at) } else { Some((at, device, None)) };
+                self.failed(of, &error);
             }
             mapped
         });
-        let at = usize::try_from(token & u64::from(u32::MAX)).unwrap_or(usize::MAX);
-        if token > u64::from(u32::MAX) {
+        if is_copy {
             self.copy_ended(at, result, ring);
         } else {
             self.operation_ended(at, result, ring);
         }
         None
+    }
+
+    /// Counts IO that failed, and says which: a slot's on a device, of a kind where it is not the
+    /// request's own.
+    pub(super) fn failed(&self, of: Option<Failed>, error: &std::io::Error) {
+        let Some((at, device, op)) = of else { return };
+        let slot = &self.slots[at];
+        let Some(attached) = &self.volumes[slot.volume] else { return };
+        let part = &self.pools[attached.pool];
+        let op = op.unwrap_or_else(|| match slot.request.as_ref().map(|one| one.operation) {
+            _ if self.is_flush(at) => MediaOp::Flush,
+            Some(Operation::Read) => MediaOp::Read,
+            _ => MediaOp::Write,
+        });
+        part.seen.failed(device, op, error.raw_os_error().unwrap_or(libc::EIO));
+        let path = part.media.get(usize::from(device)).map(|one| one.device.info().path.display());
+        let (pool, volume) = (&attached.stats.pool, &attached.stats.volume);
+        let device = path.map(tracing::field::display);
+        let operation = op.name();
+        tracing::error!(%pool, %volume, device, operation, %error, "IO of a volume failed");
     }
 
     /// One operation of a slot has ended.

@@ -161,7 +161,7 @@ const RULES: &[Rule] = &[
     ),
     ("blockd/src", "block", &[]),
     ("blockd/src", "clock", &[]),
-    ("blockd/src", "stats", &[]),
+    ("blockd/src", "stats", &["clock"]),
     ("blockd/src", "hardening", &[]),
     ("blockd/src", "mailbox", &[]),
     ("blockd/src", "limit", &[]),
@@ -170,7 +170,7 @@ const RULES: &[Rule] = &[
     ("blockd/src", "health", &[]),
     ("blockd/src", "hook", &["clock"]),
     ("blockd/src", "backing", &["block"]),
-    ("blockd/src", "pool", &["backing", "clock", "hardening", "limit", "mailbox"]),
+    ("blockd/src", "pool", &["backing", "clock", "hardening", "limit", "mailbox", "stats"]),
     ("blockd/src", "volume", &["backing", "block", "clock", "limit", "pool", "stats"]),
     (
         "blockd/src",

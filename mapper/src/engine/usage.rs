@@ -67,6 +67,37 @@ impl Pool {
         });
         found
     }
+
+    /// How many of some extents each volume maps that maps any. The places are the caller's index
+    /// of the device, the first extent there and how many, in order and without overlap. May be
+    /// called from any thread, as [`Self::volume_extents`]; takes time with what is mapped.
+    #[must_use]
+    pub fn who_maps(&self, places: &[(DeviceIndex, u64, u64)]) -> Vec<(VolumeId, u64)> {
+        let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
+        let is_meant = |extent| {
+            let used = used(self, extent, Use::Metadata);
+            let at =
+                places.partition_point(|place| (place.0, place.1) <= (used.device, used.extent));
+            let place = at.checked_sub(1).map(|at| places[at]);
+            place.is_some_and(|(device, first, count)| {
+                device == used.device && used.extent - first < count
+            })
+        };
+        let mut found = Vec::new();
+        for volume in volumes {
+            let mut count = 0;
+            for (_, leaf) in volume.directory.load().iter() {
+                for entry in 0..LEAF_ENTRIES {
+                    let extent = self.arena.leaf(leaf).load(entry).physical;
+                    count += u64::from(extent.is_some_and(is_meant));
+                }
+            }
+            if count > 0 {
+                found.push((volume.identity.id, count));
+            }
+        }
+        found
+    }
 }
 
 fn used(pool: &Pool, extent: crate::units::PhysicalExtent, usage: Use) -> UsedExtent {

@@ -1,0 +1,171 @@
+//! How pools and volumes are: looked at now and then, and answered from what was found.
+
+mod device;
+mod find;
+mod watch;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use blockd_api::v1;
+use blockd_mapper::engine::VolumeSummary;
+
+use crate::error::Error;
+use crate::health::{Cause, Severity, State, Subject};
+
+use super::{Control, Known};
+use watch::{touches, wire};
+
+pub(super) use watch::Book;
+
+/// What is wrong with one pool or volume, as metrics have it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Told {
+    pub(crate) pool: String,
+    /// Empty for the pool itself.
+    pub(crate) volume: String,
+    /// Names of codes, without those that a volume has from its pool, and of severities.
+    pub(crate) causes: Vec<(&'static str, &'static str)>,
+    /// Something is wrong with it, or with its pool as far as it is touched.
+    pub(crate) abnormal: bool,
+}
+
+impl Control {
+    /// How a pool and its volumes are, or all. Asks nobody.
+    pub(super) fn describe_health(
+        &self,
+        asked: &v1::HealthRequest,
+    ) -> Result<v1::HealthResponse, Error> {
+        let of_one = !asked.volume.is_empty();
+        let pools = match asked.pool.is_empty() && !of_one {
+            true => self.known_pools(),
+            false => vec![self.known(&asked.pool)?],
+        };
+        let mut answer = v1::HealthResponse::default();
+        for known in pools {
+            let (pool, mut volumes) = self.health_of(&known);
+            if of_one {
+                volumes.retain(|one| one.volume == asked.volume);
+                if volumes.is_empty() {
+                    return Err(Error::not_found("volume", &asked.volume));
+                }
+            } else {
+                answer.pools.push(pool);
+            }
+            answer.volumes.extend(volumes);
+        }
+        if asked.abnormal_only {
+            answer.pools.retain(|one| one.severity != 0);
+            answer.volumes.retain(|one| one.severity != 0);
+        }
+        Ok(answer)
+    }
+
+    /// What metrics say of all pools and volumes.
+    pub(crate) fn told_health(&self) -> Vec<Told> {
+        let mut told = Vec::new();
+        let names = |causes: &[v1::Cause]| {
+            let own = causes.iter().filter(|cause| !cause.of_pool);
+            own.filter_map(|cause| {
+                let code = crate::health::Code::of_wire(cause.code())?.name();
+                let all = [Severity::Unknown, Severity::Warning, Severity::Failure];
+                let severity = all.into_iter().find(|one| one.wire() == cause.severity())?;
+                Some((code, severity.name()))
+            })
+            .collect()
+        };
+        for known in self.known_pools() {
+            let (pool, volumes) = self.health_of(&known);
+            told.push(Told {
+                causes: names(&pool.causes),
+                abnormal: pool.severity != 0,
+                volume: String::new(),
+                pool: pool.pool,
+            });
+            told.extend(volumes.into_iter().map(|one| Told {
+                causes: names(&one.causes),
+                abnormal: one.severity != 0,
+                volume: one.volume,
+                pool: one.pool,
+            }));
+        }
+        told
+    }
+
+    /// A pool, and its volumes by name.
+    fn health_of(&self, known: &Known) -> (v1::PoolHealth, Vec<v1::VolumeHealth>) {
+        let name = &known.config.name;
+        let subject = |volume: &str| Subject { pool: name.clone(), volume: volume.to_owned() };
+        let is_new = self.0.health.pages.lock().ledger.state(&subject("")).is_none();
+        if is_new && self.0.health.options.enabled {
+            // It was made since the last look.
+            self.take_stock();
+        }
+        let mut volumes: BTreeMap<String, Option<VolumeSummary>> = BTreeMap::new();
+        for one in self.0.attachments.list() {
+            if one.record.pool == *name {
+                volumes.insert(one.record.volume.clone(), None);
+            }
+        }
+        if let Ok(handle) = &known.state {
+            let all = handle.mapper().summaries().into_iter();
+            volumes.extend(all.map(|one| (one.name.clone(), Some(one))));
+        }
+        let pages = self.0.health.pages.lock();
+        let healthy = State::default();
+        let state = |volume: &str| pages.ledger.state(&subject(volume)).unwrap_or(&healthy);
+        let pool = state("");
+        let causes = pool.causes();
+        let of = |(volume, summary): (String, Option<VolumeSummary>)| {
+            let own = state(&volume);
+            let touched = |cause: &&&Cause| match &summary {
+                Some(summary) => touches(cause.finding.code, summary),
+                None => true,
+            };
+            let mut all: Vec<(&Cause, bool)> =
+                own.causes().into_iter().map(|cause| (cause, false)).collect();
+            all.extend(causes.iter().filter(touched).map(|cause| (*cause, true)));
+            all.sort_by_key(|(one, _)| (Reverse(one.finding.severity), one.finding.code));
+            let worst = all.first().map(|(cause, _)| cause.finding.severity);
+            let shared = all.iter().filter(|(_, of_pool)| *of_pool).map(|(cause, _)| *cause);
+            let since = shared.map(|cause| cause.last_transition).max().unwrap_or(0);
+            v1::VolumeHealth {
+                pool: name.clone(),
+                volume,
+                severity: wire(worst),
+                // A volume that is newer than the last look is as its pool was then.
+                last_probe_unix_ms: own.last_probe.max(pool.last_probe),
+                last_transition_unix_ms: own.last_transition.max(since),
+                causes: all.into_iter().map(|(cause, of_pool)| sent(cause, of_pool)).collect(),
+            }
+        };
+        let volumes = volumes.into_iter().map(of).collect();
+        let pool = v1::PoolHealth {
+            pool: name.clone(),
+            severity: wire(pool.severity()),
+            causes: causes.iter().map(|cause| sent(cause, false)).collect(),
+            last_probe_unix_ms: pool.last_probe,
+            last_transition_unix_ms: pool.last_transition,
+        };
+        (pool, volumes)
+    }
+}
+
+fn sent(cause: &Cause, of_pool: bool) -> v1::Cause {
+    let finding = &cause.finding;
+    v1::Cause {
+        code: finding.code.wire().into(),
+        severity: finding.severity.wire().into(),
+        message: finding.message.clone(),
+        device: finding.device.clone(),
+        count: finding.count,
+        first_seen_unix_ms: cause.first_seen,
+        last_probe_unix_ms: cause.last_probe,
+        last_transition_unix_ms: cause.last_transition,
+        of_pool,
+        reason: finding.reason.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,521 @@
+//! What has been wrong since when. A cause begins when a look finds it, and ends when no look has
+//! found it for its hold time: what comes and goes more often than that is one cause. The clock
+//! comes from outside.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use super::{Code, Finding, Severity};
+
+/// Causes that are kept of one pool or volume: one of each code for a few devices. Of more, the
+/// worst.
+pub const MAX_CAUSES: usize = 32;
+/// How often in a row the beginning of a cause may be told.
+const BURST: u32 = 3;
+
+/// A pool, or a volume of it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Subject {
+    /// The pool's name.
+    pub pool: String,
+    /// The volume's name; empty for the pool itself.
+    pub volume: String,
+}
+
+/// The time of a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moment {
+    /// By a clock that never jumps: what is waited for is measured by it.
+    pub ns: u64,
+    /// By the host's clock, since 1970: what is shown.
+    pub unix_ms: i64,
+}
+
+/// How long things take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// A state that is over has to stay so for this long.
+    pub hold_ns: u64,
+    /// IO errors have to stay away for this long.
+    pub errors_hold_ns: u64,
+    /// After [`BURST`] times in a row, the beginning of a cause is told once in this time.
+    pub tell_ns: u64,
+}
+
+impl Rules {
+    fn hold_ns(&self, code: Code) -> u64 {
+        if ends_by_time(code) { self.errors_hold_ns } else { self.hold_ns }
+    }
+}
+
+/// Whether nothing but time, or an acknowledgement, ends causes of this code: what was counted
+/// stays counted.
+#[must_use]
+pub const fn ends_by_time(code: Code) -> bool {
+    matches!(code, Code::IoErrors | Code::DeviceErrors)
+}
+
+/// Something that is wrong, and since when.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cause {
+    /// As it was last found.
+    pub finding: Finding,
+    /// When it began, in milliseconds since 1970.
+    pub first_seen: i64,
+    /// When it was last looked at.
+    pub last_probe: i64,
+    /// When it began, or last changed its severity.
+    pub last_transition: i64,
+    /// When it was last found, by the clock that never jumps.
+    found_ns: u64,
+    /// Its beginning, as it is now, was told.
+    told: bool,
+}
+
+/// What there is to tell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// A cause has begun, or become worse.
+    Abnormal(Subject, Finding),
+    /// All causes of a pool or volume have ended that were told of.
+    Recovered(Subject, Episode),
+}
+
+/// The time from the first cause to the end of the last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Episode {
+    /// When the first of them began, in milliseconds since 1970.
+    pub since: i64,
+    /// What there was, without repetition, in the order that it was found in.
+    pub codes: Vec<Code>,
+}
+
+/// How one pool or volume is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    causes: BTreeMap<(Code, String), Cause>,
+    /// When it was last looked at, in milliseconds since 1970.
+    pub last_probe: i64,
+    /// When it last became healthy or abnormal; 0 when it has always been healthy.
+    pub last_transition: i64,
+    episode: Option<Episode>,
+    /// Something of the episode was told, so that its end is told too.
+    told: bool,
+}
+
+impl State {
+    /// What is wrong, the worst first.
+    #[must_use]
+    pub fn causes(&self) -> Vec<&Cause> {
+        let mut causes: Vec<&Cause> = self.causes.values().collect();
+        causes.sort_by_key(|one| (Reverse(one.finding.severity), one.finding.code));
+        causes
+    }
+
+    /// Whether there is a cause of this code about this device.
+    #[must_use]
+    pub fn has(&self, code: Code, device: &str) -> bool {
+        self.causes.keys().any(|(one, of)| *one == code && of == device)
+    }
+
+    /// That of the worst cause; `None` when it is healthy.
+    #[must_use]
+    pub fn severity(&self) -> Option<Severity> {
+        self.causes.values().map(|one| one.finding.severity).max()
+    }
+}
+
+/// How often something was told lately.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Budget {
+    left: u32,
+    refilled_ns: u64,
+}
+
+/// What is told apart when it is told how often.
+type Key = (Subject, Code, String);
+
+/// How all pools and volumes are.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    rules: Rules,
+    states: BTreeMap<Subject, State>,
+    /// Of causes that began lately.
+    budgets: BTreeMap<Key, Budget>,
+}
+
+impl Ledger {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, states: BTreeMap::new(), budgets: BTreeMap::new() }
+    }
+
+    /// How a pool or volume is, if it was ever looked at.
+    #[must_use]
+    pub fn state(&self, subject: &Subject) -> Option<&State> {
+        self.states.get(subject)
+    }
+
+    /// Takes what a look has found of one pool or volume, which is all that is wrong with it.
+    pub fn look(
+        &mut self,
+        at: Moment,
+        subject: &Subject,
+        found: Vec<Finding>,
+        notices: &mut Vec<Notice>,
+    ) {
+        let state = self.states.entry(subject.clone()).or_default();
+        state.last_probe = at.unix_ms;
+        for finding in worst_of(found) {
+            note(state, finding, at);
+        }
+        let rules = self.rules;
+        state.causes.retain(|(code, _), cause| {
+            cause.last_probe = at.unix_ms;
+            cause.found_ns == at.ns || at.ns - cause.found_ns.min(at.ns) < rules.hold_ns(*code)
+        });
+        while state.causes.len() > MAX_CAUSES {
+            let least = state.causes.iter().min_by_key(|(_, one)| one.finding.severity);
+            let Some(least) = least.map(|(key, _)| key.clone()) else { break };
+            state.causes.remove(&least);
+        }
+        self.tell(at, subject, notices);
+    }
+
+    /// Ends causes that only time would end. True if there were any.
+    pub fn acknowledge(
+        &mut self,
+        at: Moment,
+        subject: &Subject,
+        notices: &mut Vec<Notice>,
+    ) -> bool {
+        let Some(state) = self.states.get_mut(subject) else { return false };
+        let before = state.causes.len();
+        state.causes.retain(|(code, _), _| !ends_by_time(*code));
+        let changed = state.causes.len() < before;
+        if changed {
+            self.tell(at, subject, notices);
+        }
+        changed
+    }
+
+    /// Forgets pools and volumes that are gone: nothing is told of them.
+    pub fn retain(&mut self, is_there: impl Fn(&Subject) -> bool) {
+        self.states.retain(|subject, _| is_there(subject));
+        self.budgets.retain(|(subject, _, _), _| is_there(subject));
+    }
+
+    fn tell(&mut self, at: Moment, subject: &Subject, notices: &mut Vec<Notice>) {
+        let rules = self.rules;
+        // A budget that is full again need not be remembered.
+        self.budgets.retain(|_, budget| {
+            let passed = at.ns.saturating_sub(budget.refilled_ns);
+            passed < rules.tell_ns.saturating_mul(BURST.into())
+        });
+        let Some(state) = self.states.get_mut(subject) else { return };
+        for ((code, device), cause) in state.causes.iter_mut().filter(|(_, one)| !one.told) {
+            let key = (subject.clone(), *code, device.clone());
+            if may_tell(&mut self.budgets, key, at.ns, rules.tell_ns) {
+                cause.told = true;
+                state.told = true;
+                notices.push(Notice::Abnormal(subject.clone(), cause.finding.clone()));
+            }
+        }
+        if state.causes.is_empty()
+            && let Some(episode) = state.episode.take()
+        {
+            state.last_transition = at.unix_ms;
+            if std::mem::take(&mut state.told) {
+                notices.push(Notice::Recovered(subject.clone(), episode));
+            }
+        }
+    }
+}
+
+/// A cause was found, for the first time or again.
+fn note(state: &mut State, finding: Finding, at: Moment) {
+    let episode = state.episode.get_or_insert_with(|| {
+        state.last_transition = at.unix_ms;
+        Episode { since: at.unix_ms, codes: Vec::new() }
+    });
+    if !episode.codes.contains(&finding.code) {
+        episode.codes.push(finding.code);
+    }
+    let key = (finding.code, finding.device.clone());
+    match state.causes.get_mut(&key) {
+        Some(cause) => {
+            if cause.finding.severity != finding.severity {
+                cause.last_transition = at.unix_ms;
+                cause.told &= finding.severity < cause.finding.severity;
+            }
+            cause.finding = finding;
+            cause.found_ns = at.ns;
+        }
+        None => {
+            let now = at.unix_ms;
+            state.causes.insert(
+                key,
+                Cause {
+                    finding,
+                    first_seen: now,
+                    last_probe: now,
+                    last_transition: now,
+                    found_ns: at.ns,
+                    told: false,
+                },
+            );
+        }
+    }
+}
+
+/// Those that are kept of what one look has found: the worst, where there are too many.
+fn worst_of(mut found: Vec<Finding>) -> Vec<Finding> {
+    if found.len() > MAX_CAUSES {
+        found.sort_by_key(|one| (Reverse(one.severity), one.code));
+        found.truncate(MAX_CAUSES);
+    }
+    found
+}
+
+fn may_tell(budgets: &mut BTreeMap<Key, Budget>, key: Key, now: u64, tell_ns: u64) -> bool {
+    let full = Budget { left: BURST, refilled_ns: now };
+    let budget = budgets.entry(key).or_insert(full);
+    if let Some(more) = now.saturating_sub(budget.refilled_ns).checked_div(tell_ns)
+        && more > 0
+    {
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        budget.left = budget.left.saturating_add(more).min(BURST);
+        budget.refilled_ns = now;
+    }
+    let may = budget.left > 0;
+    budget.left -= u32::from(may);
+    may
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const RULES: Rules =
+        Rules { hold_ns: 10 * SECOND, errors_hold_ns: 60 * SECOND, tell_ns: 60 * SECOND };
+
+    fn at(second: u64) -> Moment {
+        let unix_ms = 1_000_000 + i64::try_from(second).unwrap() * 1000;
+        Moment { ns: second * SECOND, unix_ms }
+    }
+
+    fn subject() -> Subject {
+        Subject { pool: "p".to_owned(), volume: "v".to_owned() }
+    }
+
+    fn gone() -> Finding {
+        Finding::new(Code::DeviceGone, Severity::Failure, "gone").of_device("/dev/x")
+    }
+
+    fn errors() -> Finding {
+        Finding::new(Code::IoErrors, Severity::Failure, "errors")
+    }
+
+    fn low() -> Finding {
+        Finding::new(Code::SpaceLow, Severity::Warning, "low")
+    }
+
+    fn full() -> Finding {
+        Finding::new(Code::MetadataLow, Severity::Warning, "little")
+    }
+
+    /// Looks once, and gives what is told: what began, and how many recoveries.
+    fn look(ledger: &mut Ledger, second: u64, found: Vec<Finding>) -> (Vec<Code>, usize) {
+        let mut notices = Vec::new();
+        ledger.look(at(second), &subject(), found, &mut notices);
+        counted(&notices)
+    }
+
+    fn counted(notices: &[Notice]) -> (Vec<Code>, usize) {
+        let began = notices.iter().filter_map(|one| match one {
+            Notice::Abnormal(_, finding) => Some(finding.code),
+            Notice::Recovered(..) => None,
+        });
+        let began: Vec<Code> = began.collect();
+        let recovered = notices.len() - began.len();
+        (began, recovered)
+    }
+
+    #[test]
+    fn h27_a_cause_begins_once_and_ends_once_after_its_hold_time() {
+        let mut ledger = Ledger::new(RULES);
+        assert_eq!(look(&mut ledger, 0, vec![]), (vec![], 0));
+        assert_eq!(look(&mut ledger, 5, vec![gone()]), (vec![Code::DeviceGone], 0));
+        assert_eq!(look(&mut ledger, 10, vec![gone()]), (vec![], 0));
+        // Not found any more, and held.
+        assert_eq!(look(&mut ledger, 15, vec![]), (vec![], 0));
+        assert_eq!(ledger.state(&subject()).unwrap().severity(), Some(Severity::Failure));
+        assert_eq!(look(&mut ledger, 20, vec![]), (vec![], 1));
+        let state = ledger.state(&subject()).unwrap();
+        assert_eq!((state.severity(), state.last_transition), (None, at(20).unix_ms));
+        assert_eq!(look(&mut ledger, 25, vec![]), (vec![], 0));
+    }
+
+    #[test]
+    fn h27_what_comes_back_within_the_hold_time_goes_on() {
+        let mut ledger = Ledger::new(RULES);
+        look(&mut ledger, 0, vec![gone()]);
+        for second in (5..200).step_by(5) {
+            let found = if second % 10 == 0 { vec![gone()] } else { vec![] };
+            assert_eq!(look(&mut ledger, second, found), (vec![], 0), "{second}");
+        }
+        let state = ledger.state(&subject()).unwrap();
+        assert_eq!(state.causes()[0].first_seen, at(0).unix_ms);
+        assert_eq!(state.causes()[0].last_probe, at(195).unix_ms);
+    }
+
+    #[test]
+    fn h45_several_causes_are_told_the_worst_first_and_recover_together() {
+        let mut ledger = Ledger::new(RULES);
+        let (began, _) = look(&mut ledger, 0, vec![low(), gone()]);
+        assert_eq!(began.len(), 2);
+        let codes = |ledger: &Ledger| {
+            let state = ledger.state(&subject()).unwrap();
+            state.causes().iter().map(|one| one.finding.code).collect::<Vec<_>>()
+        };
+        assert_eq!(codes(&ledger), [Code::DeviceGone, Code::SpaceLow]);
+        assert_eq!(look(&mut ledger, 30, vec![low()]), (vec![], 0));
+        assert_eq!(codes(&ledger), [Code::SpaceLow]);
+        let mut notices = Vec::new();
+        ledger.look(at(60), &subject(), vec![], &mut notices);
+        let episode =
+            Episode { since: at(0).unix_ms, codes: vec![Code::SpaceLow, Code::DeviceGone] };
+        assert_eq!(notices, [Notice::Recovered(subject(), episode)]);
+    }
+
+    #[test]
+    fn h40_a_severity_that_changes_is_a_transition_and_is_told_when_it_is_worse() {
+        let mut ledger = Ledger::new(RULES);
+        look(&mut ledger, 0, vec![full()]);
+        let worse = Finding { severity: Severity::Failure, ..full() };
+        assert_eq!(look(&mut ledger, 5, vec![worse]), (vec![Code::MetadataLow], 0));
+        let cause = ledger.state(&subject()).unwrap().causes()[0].clone();
+        assert_eq!((cause.first_seen, cause.last_transition), (at(0).unix_ms, at(5).unix_ms));
+        assert_eq!(look(&mut ledger, 10, vec![full()]), (vec![], 0));
+        let cause = ledger.state(&subject()).unwrap().causes()[0].clone();
+        assert_eq!(cause.last_transition, at(10).unix_ms);
+    }
+
+    #[test]
+    fn h7_errors_end_by_time_or_when_they_are_acknowledged() {
+        let mut ledger = Ledger::new(RULES);
+        look(&mut ledger, 0, vec![errors()]);
+        assert_eq!(look(&mut ledger, 55, vec![]), (vec![], 0), "a minute is not over");
+        assert_eq!(look(&mut ledger, 60, vec![]), (vec![], 1));
+        look(&mut ledger, 65, vec![errors(), gone()]);
+        let mut notices = Vec::new();
+        assert!(ledger.acknowledge(at(66), &subject(), &mut notices));
+        assert!(!ledger.acknowledge(at(66), &subject(), &mut notices), "there are none left");
+        let left = ledger.state(&subject()).unwrap().causes();
+        assert_eq!(left.iter().map(|one| one.finding.code).collect::<Vec<_>>(), [Code::DeviceGone]);
+        assert!(notices.is_empty(), "another cause is still there");
+        assert_eq!(look(&mut ledger, 90, vec![]), (vec![], 1));
+    }
+
+    #[test]
+    fn h28_what_begins_again_and_again_is_told_seldom() {
+        let mut ledger = Ledger::new(RULES);
+        let (mut begun, mut recovered) = (0, 0);
+        for second in (0..1200).step_by(5) {
+            // Each time longer away than the hold time.
+            let found = if second % 20 == 0 { vec![gone()] } else { vec![] };
+            let (codes, over) = look(&mut ledger, second, found);
+            begun += codes.len();
+            recovered += over;
+        }
+        assert_eq!(begun, recovered);
+        // 60 episodes in 20 minutes.
+        assert!((20..=23).contains(&begun), "{begun}");
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_and_told_no_more() {
+        let mut ledger = Ledger::new(RULES);
+        look(&mut ledger, 0, vec![gone()]);
+        ledger.retain(|subject| subject.volume.is_empty());
+        assert_eq!(ledger.state(&subject()), None);
+        assert_eq!(look(&mut ledger, 60, vec![]), (vec![], 0));
+    }
+
+    #[test]
+    fn the_causes_of_one_are_bounded() {
+        let mut ledger = Ledger::new(RULES);
+        let many = |from: usize| {
+            let device = |n: usize| low().of_device(format!("/dev/{}", from + n));
+            (0..100).map(device).chain([gone()]).collect::<Vec<_>>()
+        };
+        look(&mut ledger, 0, many(0));
+        look(&mut ledger, 1, many(1000));
+        let state = ledger.state(&subject()).unwrap();
+        assert_eq!(state.causes().len(), MAX_CAUSES);
+        assert_eq!(state.severity(), Some(Severity::Failure), "the worst is among them");
+    }
+
+    /// What a look finds: any of four causes.
+    fn findings(bits: u8) -> Vec<Finding> {
+        let all = [gone(), errors(), low(), full()];
+        let wanted = |at: &usize| bits & (1 << at) != 0;
+        (0..all.len()).filter(wanted).map(|at| all[at].clone()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn h27_every_episode_that_is_told_ends_exactly_once(
+            looks in proptest::collection::vec((1..40_u64, 0..16_u8), 1..200),
+        ) {
+            let mut ledger = Ledger::new(RULES);
+            let (mut second, mut is_open) = (0, false);
+            for (pause, bits) in looks {
+                second += pause;
+                let mut notices = Vec::new();
+                let found = findings(bits);
+                ledger.look(at(second), &subject(), found.clone(), &mut notices);
+                for notice in &notices {
+                    match notice {
+                        Notice::Abnormal(..) => is_open = true,
+                        Notice::Recovered(..) => {
+                            prop_assert!(is_open, "it recovers from nothing");
+                            is_open = false;
+                        }
+                    }
+                }
+                let state = ledger.state(&subject()).unwrap();
+                // What is there now is shown, and nothing is wrong once it has recovered.
+                prop_assert!(state.causes().len() >= found.len());
+                let recovered = notices.iter().any(|one| matches!(one, Notice::Recovered(..)));
+                prop_assert!(!recovered || state.severity().is_none());
+                prop_assert!(state.causes().iter().all(|one| one.first_seen <= one.last_probe));
+            }
+            let mut notices = Vec::new();
+            ledger.look(at(second + 1000), &subject(), vec![], &mut notices);
+            prop_assert_eq!(counted(&notices), (vec![], usize::from(is_open)));
+            prop_assert_eq!(ledger.state(&subject()).unwrap().severity(), None);
+        }
+
+        #[test]
+        fn h28_no_input_makes_more_events_than_the_limit(
+            looks in proptest::collection::vec((0..30_u64, 0..16_u8), 1..300),
+        ) {
+            let mut ledger = Ledger::new(RULES);
+            let (mut second, mut told) = (0, BTreeMap::<Code, u64>::new());
+            for (pause, bits) in looks {
+                second += pause;
+                let (began, _) = look(&mut ledger, second, findings(bits));
+                for code in began {
+                    *told.entry(code).or_default() += 1;
+                }
+            }
+            let most = u64::from(BURST) + second * SECOND / RULES.tell_ns;
+            prop_assert!(told.values().all(|&times| times <= most), "{told:?} in {second} s");
+        }
+    }
+}

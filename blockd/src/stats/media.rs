@@ -1,0 +1,149 @@
+//! What one thread sees of a pool's devices: which IO failed, how long it took, and since when the
+//! oldest is under way.
+
+use super::{Counter, Histogram};
+use crate::clock::Clock;
+
+/// Kinds of IO, as failures are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MediaOp {
+    /// Reads.
+    Read,
+    /// Writes, of zeroes too.
+    Write,
+    /// Flushes.
+    Flush,
+}
+
+impl MediaOp {
+    /// All of them, in the order of their counters.
+    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Flush];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+        }
+    }
+}
+
+/// What one thread has seen of one device.
+#[derive(Debug, Default)]
+pub struct DeviceStats {
+    /// IO that failed, by [`MediaOp`]; not for want of space.
+    pub errors: [Counter; 3],
+    /// What the operating system said last; 0 before it did.
+    pub last_errno: Counter,
+    /// How long IO took that was about this device alone.
+    pub latency: Histogram,
+}
+
+/// Which device an IO is about: the lowest byte of its mark, less one. The rest is since when, so
+/// that times are rounded down by 256 ns.
+const DEVICE_MASK: u64 = 0xff;
+
+/// What one thread has seen of the devices of one pool. That thread writes, others read.
+#[derive(Debug)]
+pub struct MediaStats {
+    /// Of the thread: times of others mean nothing beside its own.
+    clock: Clock,
+    devices: Box<[DeviceStats]>,
+    /// What is under way, by the thread's place for it; 0 for nothing.
+    marks: Box<[Counter]>,
+}
+
+impl MediaStats {
+    /// Of so many devices, for so many IOs at a time.
+    #[must_use]
+    pub fn new(devices: usize, places: usize, clock: Clock) -> Self {
+        Self {
+            clock,
+            devices: (0..devices).map(|_| DeviceStats::default()).collect(),
+            marks: (0..places).map(|_| Counter::default()).collect(),
+        }
+    }
+
+    /// An IO begins on a device.
+    pub fn begin(&self, place: usize, device: u8, now: u64) {
+        if let Some(mark) = self.marks.get(place) {
+            let device = u64::from(device).saturating_add(1).min(DEVICE_MASK);
+            mark.set((now & !DEVICE_MASK) | device);
+        }
+    }
+
+    /// The IO of this place has ended, if there was one.
+    pub fn end(&self, place: usize, now: u64) {
+        let Some(mark) = self.marks.get(place) else { return };
+        let (begun, device) = (mark.get() & !DEVICE_MASK, mark.get() & DEVICE_MASK);
+        if device == 0 {
+            return;
+        }
+        mark.set(0);
+        let device = usize::try_from(device - 1).unwrap_or(usize::MAX);
+        if let Some(stats) = self.devices.get(device) {
+            stats.latency.record(now.saturating_sub(begun));
+        }
+    }
+
+    /// An IO has failed.
+    pub fn failed(&self, device: u8, op: MediaOp, errno: i32) {
+        if let Some(stats) = self.devices.get(usize::from(device)) {
+            stats.errors[op as usize].add(1);
+            stats.last_errno.set(u64::try_from(errno).unwrap_or(0));
+        }
+    }
+
+    /// What was seen of a device.
+    #[must_use]
+    pub fn device(&self, device: usize) -> Option<&DeviceStats> {
+        self.devices.get(device)
+    }
+
+    /// For how many nanoseconds the oldest IO of a device has been under way; 0 without any. Looks
+    /// at every place.
+    #[must_use]
+    pub fn oldest_ns(&self, device: usize) -> u64 {
+        let wanted = (device as u64).saturating_add(1);
+        let marks = self.marks.iter().map(Counter::get);
+        let mine = marks.filter(|mark| mark & DEVICE_MASK == wanted);
+        let begun = mine.map(|mark| mark & !DEVICE_MASK).min();
+        begun.map_or(0, |begun| self.clock.ns().saturating_sub(begun))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_io_of_each_device_is_known_until_it_ends() {
+        let stats = MediaStats::new(2, 4, Clock::start());
+        assert_eq!(stats.oldest_ns(1), 0);
+        stats.begin(0, 1, 0);
+        stats.begin(3, 1, 1 << 40);
+        while stats.oldest_ns(1) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(stats.oldest_ns(0), 0);
+        stats.end(0, 5000);
+        // What began later than now, as far as this thread knows, is not old.
+        assert_eq!(stats.oldest_ns(1), 0);
+        stats.end(3, (1 << 40) + 300);
+        stats.end(3, 1 << 50);
+        let latency = &stats.device(1).unwrap().latency;
+        assert_eq!((latency.count(), latency.sum_ns()), (2, 5300));
+    }
+
+    #[test]
+    fn failures_are_counted_by_device_and_kind() {
+        let stats = MediaStats::new(1, 1, Clock::start());
+        stats.failed(0, MediaOp::Flush, 5);
+        stats.failed(9, MediaOp::Read, 5);
+        let device = stats.device(0).unwrap();
+        assert_eq!(device.errors.each_ref().map(Counter::get), [0, 0, 1]);
+        assert_eq!(device.last_errno.get(), 5);
+    }
+}
