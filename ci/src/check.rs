@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::{requirements, rules, setup, tidy};
+use crate::{manifests, requirements, rules, setup, tidy};
 
 /// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
 /// of features, which would hide a mapper that builds only with `mutations` on, or only without.
@@ -43,7 +43,14 @@ pub(crate) fn run(root: &Path) -> bool {
     steps.run("tidy", || tidy::run(root).map(|()| Outcome::Passed));
     steps.run("requirements", || requirements::run(root, false).map(|()| Outcome::Passed));
     steps.run("alert rules and dashboard", || rules::run(root).map(|()| Outcome::Passed));
+    manifests(&mut steps, root);
     steps.finish()
+}
+
+/// What Kubernetes reads of `deploy/`.
+pub(crate) fn manifests(steps: &mut Steps, root: &Path) {
+    steps.run("chart and manifests", || manifests::chart(root));
+    steps.run("kustomize", || manifests::kustomize(root));
 }
 
 fn cargo_step(steps: &mut Steps, root: &Path, name: &str, arguments: &[&str]) {

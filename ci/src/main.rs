@@ -8,6 +8,7 @@ mod clock;
 mod command;
 mod demo;
 mod forward;
+mod manifests;
 mod requirements;
 mod rules;
 mod setup;
@@ -43,6 +44,8 @@ enum Action {
     },
     /// Alert rules, their tests and the dashboard of deploy/, by promtool
     Rules,
+    /// What deploy/ has for Kubernetes, by Helm and kustomize, and by the schemas of its API
+    Manifests,
     /// Every test, in its short form unless asked otherwise
     Test {
         /// The long form: minutes of simulation in place of seconds
@@ -176,6 +179,11 @@ fn run(action: &Action) -> Result<bool> {
             requirements::run(root, *allow_pending).map(|()| true)
         }
         Action::Rules => rules::run(root).map(|()| true),
+        Action::Manifests => {
+            let mut steps = steps::Steps::new();
+            check::manifests(&mut steps, root);
+            Ok(steps.finish())
+        }
         Action::Test { what: Some(Tests::Kill(rest)), .. } => {
             forward::kill(root, &rest.arguments).map(|()| true)
         }

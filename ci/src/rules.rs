@@ -3,6 +3,7 @@
 //! promtool comes from Debian's package of the server, which is unpacked below the build folder and
 //! never installed: nothing is to be served here.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -32,6 +33,12 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     };
     let missing = untested(&read(ALERTS)?, &read(ALERT_TESTS)?);
     ensure!(missing.is_empty(), "{ALERT_TESTS} does not raise, and not raise: {missing:?}");
+    let known = known_metrics(root)?;
+    let unknown = unknown_metrics(&[read(ALERTS)?, read(DASHBOARD)?].concat(), &known);
+    ensure!(
+        unknown.is_empty(),
+        "{ALERTS} and {DASHBOARD} ask for what nobody exports: {unknown:?}"
+    );
     let dashboard = rules_of(&read(DASHBOARD)?)?;
     let folder = command::target_dir(root).join("tools");
     fs::create_dir_all(&folder)?;
@@ -60,6 +67,38 @@ fn untested(alerts: &str, tests: &str) -> Vec<String> {
         next.contains(&"exp_alerts:") && next.contains(&"exp_alerts: []")
     };
     names.filter(|name| !is_tested(name)).map(ToOwned::to_owned).collect()
+}
+
+/// What Kubernetes' own programs export and is asked for: the kubelet's, and the sidecars'.
+const FOREIGN: [&str; 2] =
+    ["kubelet_volume_stats_health_status_abnormal", "csi_sidecar_operations_seconds"];
+
+/// The documents in which tests hold every metric of our programs.
+const DOCUMENTS: [&str; 2] = ["docs/METRICS.md", "docs/KUBERNETES.md"];
+
+/// Names of metrics that exist.
+fn known_metrics(root: &Path) -> Result<BTreeSet<String>> {
+    let mut known: BTreeSet<String> = FOREIGN.iter().map(|&name| name.to_owned()).collect();
+    for document in DOCUMENTS {
+        let text = fs::read_to_string(root.join(document)).context(document)?;
+        let quoted = text.split('`').skip(1).step_by(2);
+        known.extend(quoted.filter(|name| name.starts_with("blockd_")).map(ToOwned::to_owned));
+    }
+    Ok(known)
+}
+
+/// Names that look like metrics, of ours or of Kubernetes', and are none.
+fn unknown_metrics(text: &str, known: &BTreeSet<String>) -> BTreeSet<String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = text.split(|c: char| !is_name(c)).filter(|name| {
+        ["blockd_", "kubelet_", "csi_"].iter().any(|prefix| name.starts_with(prefix))
+    });
+    let is_known = |name: &&str| {
+        let series = ["_bucket", "_count", "_sum"];
+        let base = series.iter().find_map(|suffix| name.strip_suffix(suffix));
+        known.contains(*name) || base.is_some_and(|base| known.contains(base))
+    };
+    names.filter(|name| !is_known(name)).map(ToOwned::to_owned).collect()
 }
 
 /// The expressions of a dashboard as rules, which promtool can read.
@@ -135,6 +174,14 @@ mod tests {
         let tests = "- alertname: One\nalertname: One\n exp_alerts: []\nalertname: One\nexp_alerts:\n\
                      alertname: Two\nexp_alerts: []\nalertname: Twofold\nexp_alerts:\n";
         assert_eq!(untested(alerts, tests), ["Two", "Three"]);
+    }
+
+    #[test]
+    fn a_metric_that_nobody_exports_is_named() {
+        let known = ["blockd_a_bytes", "blockd_b_seconds"].map(ToOwned::to_owned).into();
+        let text = r#"rate(blockd_b_seconds_bucket{x="y"}[5m]) / blockd_a_bytes + kubelet_c > x"#;
+        assert_eq!(unknown_metrics(text, &known), ["kubelet_c".to_owned()].into());
+        assert_eq!(unknown_metrics("blockd_a_bytes_total", &known).len(), 1);
     }
 
     #[test]

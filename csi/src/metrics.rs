@@ -255,4 +255,20 @@ mod tests {
         has(&format!("blockd_csi_operations_in_flight{{{driver}}} 1"));
         assert!(text.ends_with("# EOF\n"));
     }
+
+    #[test]
+    fn each_metric_is_in_the_documentation() {
+        const DOCUMENT: &str = include_str!("../../docs/KUBERNETES.md");
+        let metrics = Metrics::new("csi.blockd.io");
+        let text = metrics.render();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let mut count = 0;
+        for (name, kind) in types.filter_map(|line| line.split_once(' ')) {
+            let total = if kind == "counter" { "_total" } else { "" };
+            let shown = format!("`{name}{total}`");
+            assert!(kind == "info" || DOCUMENT.contains(&shown), "{shown} is not explained");
+            count += 1;
+        }
+        assert!(count >= 5, "{text}");
+    }
 }

@@ -17,9 +17,15 @@ const MAX_NODE: usize = 63;
 /// Bytes of a socket's path, with the end of the string.
 const MAX_SOCKET: usize = 107;
 
-/// The CSI plugin of blockd. `blockd-csi extender` is an extender of the scheduler; see its --help
+/// The CSI plugin of blockd.
 #[derive(Clone, Parser, Debug)]
-#[command(name = "blockd-csi", version, about, max_term_width = 100)]
+#[command(
+    name = "blockd-csi",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "`blockd-csi extender` is an optional extender of the scheduler: see its --help."
+)]
 pub struct Options {
     /// Unix socket to serve on
     #[arg(

@@ -24,6 +24,9 @@ fn objects() -> Vec<Value> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder()).unwrap() {
         let path = entry.unwrap().path();
+        if path.ends_with("kustomization.yaml") {
+            continue;
+        }
         let text = fs::read_to_string(&path).unwrap();
         let parsed: Result<Vec<Value>, _> = serde_saphyr::from_multiple(&text);
         all.extend(parsed.unwrap_or_else(|error| panic!("{}: {error}", path.display())));
@@ -150,7 +153,7 @@ fn each_mount_of_a_container_is_a_volume_of_the_pod() {
 }
 
 /// What is used of the sidecars, as their own documents name it.
-const SIDECARS: [(&str, &[&str]); 5] = [
+const SIDECARS: [(&str, &[&str]); 6] = [
     ("node-driver-registrar", &["csi-address", "kubelet-registration-path"]),
     ("liveness-probe", &["csi-address", "health-port"]),
     (
@@ -164,11 +167,17 @@ const SIDECARS: [(&str, &[&str]); 5] = [
             "enable-capacity",
             "capacity-ownerref-level",
             "default-fstype",
+            "node-deployment-base-delay",
+            "node-deployment-max-delay",
             "timeout",
         ],
     ),
     ("csi-resizer", &["csi-address", "leader-election", "handle-volume-inuse-error", "timeout"]),
     ("csi-snapshotter", &["csi-address", "node-deployment", "extra-create-metadata", "timeout"]),
+    (
+        "csi-external-health-monitor-controller",
+        &["csi-address", "monitor-interval", "list-volumes-interval", "timeout"],
+    ),
 ];
 
 #[test]
@@ -233,4 +242,62 @@ fn a_claim_below_a_gibibyte_is_in_the_example() {
         volumes.iter().any(|one| one["persistentVolumeClaim"]["claimName"] == *name)
     };
     assert!(of_kind("Pod").iter().any(used), "no pod uses it");
+}
+
+/// Rows H24 and H29: how often is asked, and whether nodes are watched, is set in the chart.
+#[test]
+fn h24_the_health_monitor_asks_every_five_minutes() {
+    let monitor = words(&container("csi-external-health-monitor-controller"));
+    for flag in ["--monitor-interval=5m", "--list-volumes-interval=5m"] {
+        assert!(monitor.contains(&flag.to_owned()), "{monitor:?}");
+    }
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart/blockd");
+    let values = fs::read_to_string(chart.join("values.yaml")).unwrap();
+    let values: Value = serde_saphyr::from_str(&values).unwrap();
+    let monitor = &values["healthMonitor"];
+    assert_eq!((&monitor["enabled"], &monitor["interval"]), (&true.into(), &"5m".into()));
+    assert_eq!(monitor["enableNodeWatcher"], false);
+    let template = fs::read_to_string(chart.join("templates/daemonset.yaml")).unwrap();
+    for line in [
+        "--monitor-interval={{ .Values.healthMonitor.interval }}",
+        "--list-volumes-interval={{ .Values.healthMonitor.interval }}",
+        "{{- if .Values.healthMonitor.enableNodeWatcher }}",
+        "--enable-node-watcher",
+    ] {
+        assert!(template.contains(line), "{line}");
+    }
+}
+
+/// Row P32: where claims are bound at once, nodes compete, and wait before they do.
+#[test]
+fn p32_nodes_that_compete_for_a_claim_wait_before() {
+    let provisioner = words(&container("csi-provisioner"));
+    for flag in ["--node-deployment-base-delay=20s", "--node-deployment-max-delay=60s"] {
+        assert!(provisioner.contains(&flag.to_owned()), "{provisioner:?}");
+    }
+}
+
+/// The help of both programs is a document, by which manifests are checked for flags that exist.
+#[test]
+fn the_help_is_in_the_documentation() {
+    use clap::CommandFactory as _;
+    let help = |command: clap::Command| {
+        let mut command = command.term_width(100).mut_args(|one| one.hide_env_values(true));
+        let text = command.render_long_help().to_string();
+        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+        lines.join("\n").trim_end().to_owned()
+    };
+    let plugin = help(Options::command());
+    let extender = help(blockd_csi::extender::Options::command());
+    let expected = format!(
+        "# Command line of blockd-csi\n\nWhat `blockd-csi --help` and `blockd-csi extender --help` \
+         say. A test holds this page to that, and\nwrites it anew with `BLOCKD_WRITE_HELP=1 cargo \
+         test -p blockd-csi --test manifests`.\n\n## blockd-csi\n\n```text\n{plugin}\n```\n\n\
+         ## blockd-csi extender\n\n```text\n{extender}\n```\n"
+    );
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CLI_CSI.md");
+    if std::env::var_os("BLOCKD_WRITE_HELP").is_some() {
+        fs::write(&path, &expected).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap_or_default(), expected, "{}", path.display());
 }

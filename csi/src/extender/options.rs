@@ -14,7 +14,7 @@ use crate::options::{LogFormat, check_driver};
 /// An extender of the Kubernetes scheduler. Storage capacity tracking does the same without it
 /// wherever it can be used
 #[derive(Clone, Parser, Debug)]
-#[command(name = "blockd-csi extender", version, about, max_term_width = 100)]
+#[command(name = "blockd-csi extender", version, max_term_width = 100)]
 pub struct Options {
     /// Address to serve on
     #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:9811")]

@@ -1,0 +1,162 @@
+//! `cargo ci manifests`: all that Kubernetes reads in `deploy/`, rendered as its users do, and by
+//! the schemas of the API.
+//!
+//! The chart goes through Helm's own engine with each file of values in its folder `ci`, the base
+//! and every component through kustomize. What comes of the chart's defaults has to be the base,
+//! every flag has to be one of the binary that is given it, and two deployments must not share a
+//! name.
+
+mod flags;
+mod objects;
+mod tools;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::steps::Outcome;
+
+const CHART: &str = "deploy/chart/blockd";
+const BASE: &str = "deploy/kubernetes";
+const COMPONENTS: &str = "deploy/kustomize/components";
+
+/// Values that the chart must refuse, with what is said.
+fn refused() -> [(&'static str, Value, &'static str); 6] {
+    [
+        ("a kubelet nobody knows", json!({"kubelet": {"variant": "k9s"}}), "variant"),
+        ("an unknown key", json!({"kublet": {"variant": "k0s"}}), "kublet"),
+        ("an interval without a unit", json!({"healthMonitor": {"interval": "5"}}), "interval"),
+        ("a port beyond all", json!({"metrics": {"port": 65536}}), "port"),
+        ("an unknown mode", json!({"extender": {"mode": "best"}}), "mode"),
+        (
+            "metadata without its authority",
+            json!({"snapshotMetadata": {"enabled": true}}),
+            "caCert",
+        ),
+    ]
+}
+
+/// Renders and judges the chart, and the manifests as files.
+///
+/// # Errors
+/// Lists everything that does not hold.
+pub(crate) fn chart(root: &Path) -> Result<Outcome> {
+    let mut cases = serde_json::Map::new();
+    let case = |release: &str, values: Value| json!({"release": release, "namespace": "blockd", "values": values});
+    cases.insert("default".to_owned(), case("blockd", json!({})));
+    for entry in fs::read_dir(root.join(CHART).join("ci")).context(CHART)? {
+        let file = entry?.file_name().to_string_lossy().into_owned();
+        let case = json!({"release": "blockd", "namespace": "blockd", "file": file});
+        cases.insert(file, case);
+    }
+    ensure!(cases.len() > 5, "{CHART}/ci has lost its values");
+    let other = "other-driver-values.yaml";
+    let beside = json!({"release": "fast", "namespace": "fast", "file": other});
+    cases.insert("beside".to_owned(), beside);
+    for (name, values, _) in refused() {
+        cases.insert(name.to_owned(), case("blockd", values));
+    }
+    let mut files = serde_json::Map::new();
+    for path in yaml_below(&root.join(BASE))?.into_iter().chain(yaml_below(&root.join(COMPONENTS))?)
+    {
+        files.insert(path.clone(), path.into());
+    }
+    let answer = tools::render(
+        root,
+        &json!({
+            "chart": root.join(CHART), "cases": cases, "files": files,
+        }),
+    )?;
+    let mut problems: Vec<String> = serde_json::from_value(answer["problems"].clone())?;
+    let refusals: BTreeMap<String, String> = serde_json::from_value(answer["refused"].clone())?;
+    for (name, _, said) in refused() {
+        match refusals.get(name) {
+            Some(text) if text.contains(said) => {}
+            Some(text) => {
+                problems.push(format!("{name}: refused, yet without a word of {said}: {text}"))
+            }
+            None => problems.push(format!("{name}: the chart takes it")),
+        }
+    }
+    for (name, text) in &refusals {
+        if !refused().iter().any(|(known, _, _)| known == name) {
+            problems.push(format!("{name}: {text}"));
+        }
+    }
+    let rendered: BTreeMap<String, Vec<Value>> = serde_json::from_value(answer["objects"].clone())?;
+    let known = flags::Known::read(root)?;
+    for (name, objects) in &rendered {
+        let found = objects::problems(objects).into_iter().chain(known.problems(objects));
+        problems.extend(found.map(|problem| format!("{name}: {problem}")));
+    }
+    let of = |name: &str| rendered.get(name).map(Vec::as_slice).unwrap_or_default();
+    let base: Vec<Value> = rendered
+        .iter()
+        .filter(|(name, _)| name.contains(BASE) && !name.ends_with("example.yaml"))
+        .flat_map(|(_, objects)| objects.iter().cloned())
+        .collect();
+    problems.extend(objects::differences(of("default"), &base));
+    problems.extend(objects::shared(of("default"), of("beside")));
+    if !problems.is_empty() {
+        bail!("{}", problems.join("\n"));
+    }
+    let count: usize = rendered.values().map(Vec::len).sum();
+    println!("manifests: {count} objects of {} renderings and files hold", rendered.len());
+    Ok(Outcome::Passed)
+}
+
+/// Builds the base alone and with each component, by kustomize.
+///
+/// # Errors
+/// When one can't be built, or does not hold.
+pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
+    let Some(kubectl) = tools::kubectl()? else {
+        return Ok(Outcome::NotRun("this kubectl is too old for components of kustomize"));
+    };
+    let mut names = vec![None];
+    for entry in fs::read_dir(root.join(COMPONENTS)).context(COMPONENTS)? {
+        names.push(Some(entry?.file_name().to_string_lossy().into_owned()));
+    }
+    let folder = tools::folder(root)?.join("kustomize");
+    fs::create_dir_all(&folder)?;
+    let mut files = serde_json::Map::new();
+    for name in names {
+        let built = tools::built(kubectl, root, &folder, name.as_deref())?;
+        files.insert(name.unwrap_or_else(|| "base".to_owned()), json!(built));
+    }
+    let count = files.len();
+    let asked = json!({"chart": root.join(CHART), "cases": {}, "files": files});
+    let answer = tools::render(root, &asked)?;
+    let mut problems: Vec<String> = serde_json::from_value(answer["problems"].clone())?;
+    let built: BTreeMap<String, Vec<Value>> = serde_json::from_value(answer["objects"].clone())?;
+    let known = flags::Known::read(root)?;
+    for (name, objects) in &built {
+        let found = objects::problems(objects).into_iter().chain(known.problems(objects));
+        problems.extend(found.map(|problem| format!("{name}: {problem}")));
+        if name != "base" && built.get("base") == Some(objects) {
+            problems.push(format!("{name}: changes nothing"));
+        }
+    }
+    if !problems.is_empty() {
+        bail!("{}", problems.join("\n"));
+    }
+    println!("manifests: the base and {} components hold", count - 1);
+    Ok(Outcome::Passed)
+}
+
+/// All files of YAML, as paths.
+fn yaml_below(folder: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(yaml_below(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "yaml") {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(found)
+}
