@@ -17,11 +17,13 @@ const PROGRAM: &str = "promtool";
 /// The Debian package that has it.
 const PACKAGE: &str = "prometheus";
 
-const ALERTS: &str = "alerts.yml";
-const ALERT_TESTS: &str = "alerts_test.yml";
-const DASHBOARD: &str = "grafana.json";
+/// Rules, their tests, and the dashboard beside them: for the daemon, and for Kubernetes.
+const SETS: [[&str; 3]; 2] = [
+    ["alerts.yml", "alerts_test.yml", "grafana.json"],
+    ["alerts-kubernetes.yml", "alerts-kubernetes_test.yml", "grafana-kubernetes.json"],
+];
 
-/// Checks rules, runs their tests, and reads every expression of the dashboard.
+/// Checks rules, runs their tests, and reads every expression of the dashboards.
 ///
 /// # Errors
 /// When promtool can't be had, or finds something wrong; when an alert has no test.
@@ -31,15 +33,6 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         let path = deploy.join(name);
         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
     };
-    let missing = untested(&read(ALERTS)?, &read(ALERT_TESTS)?);
-    ensure!(missing.is_empty(), "{ALERT_TESTS} does not raise, and not raise: {missing:?}");
-    let known = known_metrics(root)?;
-    let unknown = unknown_metrics(&[read(ALERTS)?, read(DASHBOARD)?].concat(), &known);
-    ensure!(
-        unknown.is_empty(),
-        "{ALERTS} and {DASHBOARD} ask for what nobody exports: {unknown:?}"
-    );
-    let dashboard = rules_of(&read(DASHBOARD)?)?;
     let folder = command::target_dir(root).join("tools");
     fs::create_dir_all(&folder)?;
     let program = promtool(&folder)?;
@@ -48,12 +41,20 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         command.current_dir(&deploy).stdin(Stdio::null()).args(words);
         command::output(&mut command)
     };
-    promtool(&["check", "rules", ALERTS])?;
-    promtool(&["test", "rules", ALERT_TESTS])?;
-    let file = folder.join("dashboard.yml");
-    fs::write(&file, dashboard)?;
-    promtool(&["check", "rules", &file.to_string_lossy()])?;
-    println!("rules: {ALERTS}, {ALERT_TESTS} and {DASHBOARD} hold");
+    let known = known_metrics(root)?;
+    for [alerts, tests, dashboard] in SETS {
+        let missing = untested(&read(alerts)?, &read(tests)?);
+        ensure!(missing.is_empty(), "{tests} does not raise, and not raise: {missing:?}");
+        let unknown = unknown_metrics(&[read(alerts)?, read(dashboard)?].concat(), &known);
+        ensure!(unknown.is_empty(), "{alerts}, {dashboard}: nobody exports {unknown:?}");
+        promtool(&["check", "rules", alerts])?;
+        promtool(&["test", "rules", tests])?;
+        let shown = rules_of(&read(dashboard)?).context(dashboard)?;
+        let file = folder.join("dashboard.yml");
+        fs::write(&file, shown)?;
+        promtool(&["check", "rules", &file.to_string_lossy()])?;
+        println!("rules: {alerts}, {tests} and {dashboard} hold");
+    }
     Ok(())
 }
 
@@ -103,7 +104,7 @@ fn unknown_metrics(text: &str, known: &BTreeSet<String>) -> BTreeSet<String> {
 
 /// The expressions of a dashboard as rules, which promtool can read.
 fn rules_of(dashboard: &str) -> Result<String> {
-    let dashboard: Value = serde_json::from_str(dashboard).context(DASHBOARD)?;
+    let dashboard: Value = serde_json::from_str(dashboard)?;
     let mut expressions = Vec::new();
     for panel in dashboard["panels"].as_array().context("a dashboard has panels")? {
         for target in panel["targets"].as_array().into_iter().flatten() {
@@ -112,7 +113,7 @@ fn rules_of(dashboard: &str) -> Result<String> {
             expressions.push(text.replace("$__rate_interval", "5m"));
         }
     }
-    ensure!(!expressions.is_empty(), "{DASHBOARD} shows nothing");
+    ensure!(!expressions.is_empty(), "it shows nothing");
     let rule = |text: String| serde_json::json!({ "record": "shown", "expr": text });
     let rules: Vec<Value> = expressions.into_iter().map(rule).collect();
     // JSON is YAML.
