@@ -40,7 +40,7 @@ pub(super) async fn create(
         let group_snapshot = Some(to_wire(names, &group, &members));
         return Ok(proto::CreateVolumeGroupSnapshotResponse { group_snapshot });
     }
-    let sources = sources(names, &all, &request.source_volume_ids)?;
+    let sources = sources(&plugin, &all, &request.source_volume_ids).await?;
     let group = names.group(&sources[0].pool, &request.name, sources.len());
     let _group = plugin.locks.take(&group.to_string())?;
     let member = |source: &VolumeId| v1::SnapshotMember {
@@ -120,22 +120,23 @@ fn check_each(field: &str, ids: &[String], limit: usize) -> Result<(), Error> {
 }
 
 /// What the sources are: all of them there, and of one pool.
-fn sources(
-    names: &Names,
+async fn sources(
+    plugin: &Plugin,
     all: &[(v1::Volume, Kind)],
     ids: &[String],
 ) -> Result<Vec<VolumeId>, Error> {
     let mut found: Vec<VolumeId> = Vec::with_capacity(ids.len());
     for id in ids {
-        let absent = || Error::not_found("volume", id);
-        let source = names.parse_volume(id).ok_or_else(absent)?;
-        let is_it = |(volume, kind): &(v1::Volume, Kind)| {
-            *kind == Kind::Volume && volume.pool == source.pool && volume.name == source.name
+        let source = plugin.settings.names.parse_volume(id);
+        let is_it = |source: &VolumeId| {
+            let mut volumes = all.iter().filter(|(_, kind)| *kind == Kind::Volume);
+            volumes.any(|(one, _)| one.pool == source.pool && one.name == source.name)
         };
-        if !all.iter().any(is_it) {
-            return Err(absent());
-        }
-        found.push(source);
+        found.push(match source.filter(is_it) {
+            Some(source) => source,
+            // It has the last word on why: a pool that does not serve lists nothing.
+            None => plugin.volume(id).await?.0,
+        });
     }
     let apart = |other: &&VolumeId| other.pool != found[0].pool;
     if let Some(other) = found.iter().find(apart) {
@@ -158,25 +159,42 @@ fn present(
     let group = groups.find_map(|(snapshot, _)| {
         names.group_of(&id_of(snapshot)).filter(|group| group.is_named(name))
     })?;
-    let members = members(names, all, &group);
+    let members = members(names, all.iter().map(|(volume, _)| volume), &group);
     Some((group, members))
 }
 
 /// The snapshots of a group that are there, by id.
-fn members(names: &Names, all: &[(v1::Volume, Kind)], group: &GroupId) -> Vec<Member> {
-    let snapshots = all.iter().filter(|(_, kind)| *kind == Kind::Snapshot);
-    let members = snapshots.map(|(snapshot, _)| (id_of(snapshot), snapshot.clone()));
-    let mut members: Vec<Member> =
-        members.filter(|(id, _)| names.group_of(id).as_ref() == Some(group)).collect();
+fn members<'a>(
+    names: &Names,
+    all: impl Iterator<Item = &'a v1::Volume>,
+    group: &GroupId,
+) -> Vec<Member> {
+    let is_member = |one: &&v1::Volume| {
+        one.kind() == v1::VolumeKind::Snapshot
+            && names.kind(&one.name) == Kind::Snapshot
+            && names.group_of(&id_of(one)).as_ref() == Some(group)
+    };
+    let members = all.filter(is_member).map(|one| (id_of(one), one.clone()));
+    let mut members: Vec<Member> = members.collect();
     members.sort_by(|one, other| one.0.cmp(&other.0));
     members
 }
 
-/// The group of an id, with the snapshots that are left of it; `None` if there are none.
+/// The group of an id, with the snapshots that are left of it; `None` if there are none. A pool
+/// that does not serve is an error: what it has is not gone.
 async fn find(plugin: &Plugin, id: &str) -> Result<Option<(GroupId, Vec<Member>)>, Error> {
     let names = &plugin.settings.names;
     let Some(group) = names.parse_group(id) else { return Ok(None) };
-    let members = members(names, &ours(plugin).await?, &group);
+    if !plugin.has_pool(&group.pool).await? {
+        return Ok(None);
+    }
+    let asked = v1::ListVolumesRequest { pool: group.pool.clone(), brief: true };
+    let all = match plugin.daemon.list_volumes(asked).await {
+        Ok(answer) => answer.volumes,
+        Err(error) if error.is_absent() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let members = members(names, all.iter(), &group);
     Ok((!members.is_empty()).then_some((group, members)))
 }
 

@@ -320,6 +320,26 @@ async fn a_volume_is_made_from_one_of_a_group() {
     assert_eq!(format!("default/{}", restored.origin), snapshot_id);
 }
 
+#[tokio::test]
+async fn a_group_of_a_pool_that_failed_is_neither_gone_nor_deleted() {
+    let rig = Rig::new(&[("one", 1024 * MIB), ("two", 1024 * MIB)], TWO_POOLS);
+    let both = both(&rig);
+    let (a, b) = (both.volume("a", "b").await, both.volume("b", "b").await);
+    let group = both.create("g", &[&a, &b]).await.unwrap();
+    let (id, its) = (&group.group_snapshot_id, ids(&group));
+    rig.fake.fail_pool("two", true);
+    for answer in [both.get(id, &its).await.map(|_| ()), both.delete(id, &its).await] {
+        assert_ne!(answer.unwrap_err().code(), Code::NotFound);
+    }
+    for name in ["g", "other"] {
+        assert_ne!(both.create(name, &[&a, &b]).await.unwrap_err().code(), Code::NotFound);
+    }
+    rig.fake.fail_pool("two", false);
+    assert_eq!(both.get(id, &its).await.unwrap(), group);
+    both.delete(id, &its).await.unwrap();
+    assert_eq!(both.listed().await, []);
+}
+
 type Work<'a> = Pin<Box<dyn Future<Output = Result<(), Status>> + Send + 'a>>;
 
 /// Does `work` uncut, and cut at each of the daemon's calls, before and after it.

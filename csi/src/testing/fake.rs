@@ -518,6 +518,9 @@ impl State {
 
     fn list(&mut self, asked: v1::ListVolumesRequest) -> Result<v1::ListVolumesResponse, Status> {
         assert!(asked.brief, "what is shared is not wanted");
+        if self.failed.contains(&asked.pool) {
+            return Err(in_use(&asked.pool));
+        }
         let volumes = self.volumes.values();
         let volumes = volumes.filter(|one| asked.pool.is_empty() || one.pool == asked.pool);
         let volumes = volumes.filter(|one| !self.failed.contains(&one.pool));
