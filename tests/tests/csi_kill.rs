@@ -13,7 +13,8 @@ use blockd_csi::proto::volume_capability::access_mode::Mode;
 use blockd_csi::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use blockd_csi::proto::{
     ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateSnapshotRequest,
-    CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, VolumeContentSource,
+    CreateVolumeGroupSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
+    DeleteVolumeGroupSnapshotRequest, DeleteVolumeRequest, VolumeContentSource,
 };
 use blockd_tests::csi::rig::{Control, Relay, Rig, Settings};
 use blockd_tests::csi::{Answer, Driver, block, range};
@@ -43,6 +44,8 @@ enum Call {
     Modify,
     Delete,
     DeleteSnapshot,
+    Group,
+    DeleteGroup,
 }
 
 const CONFIG: &str = r#"
@@ -60,7 +63,11 @@ struct Round<'a> {
     driver: &'a Driver,
     call: Call,
     source: String,
+    /// A second volume, where there is a group of both.
+    other: String,
     snapshot: String,
+    /// Its id and those of its snapshots.
+    group: String,
 }
 
 fn wanted(name: &str, mib: i64) -> CreateVolumeRequest {
@@ -100,6 +107,29 @@ fn snapshot(driver: &Driver, source: &str, name: &str) -> Answer<String> {
     Ok(driver.create_snapshot(request)?.snapshot.map(|one| one.snapshot_id).unwrap_or_default())
 }
 
+/// The id of a group and those of its snapshots, with spaces between.
+fn group(driver: &Driver, sources: [&str; 2]) -> Answer<String> {
+    let request = CreateVolumeGroupSnapshotRequest {
+        name: "group".to_owned(),
+        source_volume_ids: sources.map(str::to_owned).to_vec(),
+        ..Default::default()
+    };
+    let made = driver.create_volume_group_snapshot(request)?.group_snapshot.unwrap_or_default();
+    let snapshots = made.snapshots.into_iter().map(|one| one.snapshot_id);
+    let ids: Vec<String> = std::iter::once(made.group_snapshot_id).chain(snapshots).collect();
+    Ok(ids.join(" "))
+}
+
+fn delete_group(driver: &Driver, ids: &str) -> Answer<String> {
+    let mut ids = ids.split(' ').map(str::to_owned);
+    let request = DeleteVolumeGroupSnapshotRequest {
+        group_snapshot_id: ids.next().unwrap_or_default(),
+        snapshot_ids: ids.collect(),
+        ..Default::default()
+    };
+    driver.delete_volume_group_snapshot(request).map(|_| String::new())
+}
+
 impl<'a> Round<'a> {
     /// Makes what the call needs.
     fn prepare(driver: &'a Driver, call: Call) -> Result<Self> {
@@ -108,7 +138,15 @@ impl<'a> Round<'a> {
             Call::Restore | Call::DeleteSnapshot => snapshot(driver, &source, "taken")?,
             _ => String::new(),
         };
-        Ok(Self { driver, call, source, snapshot })
+        let other = match call {
+            Call::Group | Call::DeleteGroup => create(driver, wanted("other", 16))?,
+            _ => String::new(),
+        };
+        let group = match call {
+            Call::DeleteGroup => group(driver, [&source, &other])?,
+            _ => String::new(),
+        };
+        Ok(Self { driver, call, source, other, snapshot, group })
     }
 
     /// The id of what it made, if it makes something.
@@ -148,12 +186,19 @@ impl<'a> Round<'a> {
             }
             Call::Delete => delete(driver, &self.source),
             Call::DeleteSnapshot => delete_snapshot(driver, &self.snapshot),
+            Call::Group => group(driver, [&self.source, &self.other]),
+            Call::DeleteGroup => delete_group(driver, &self.group),
         }
     }
 
     /// What is there has to be what was asked for, and no more.
     fn check(&self, made: &str, control: &Control) -> Result<()> {
-        let mut expected = vec![self.source.as_str(), self.snapshot.as_str(), made];
+        let mut expected = vec![self.source.as_str(), self.snapshot.as_str(), self.other.as_str()];
+        match self.call {
+            // The group itself is nothing that the daemon has.
+            Call::Group => expected.extend(made.split(' ').skip(1)),
+            _ => expected.push(made),
+        }
         match self.call {
             Call::Delete => expected.retain(|id| *id != self.source),
             Call::DeleteSnapshot => expected.retain(|id| *id != self.snapshot),
@@ -178,17 +223,25 @@ impl<'a> Round<'a> {
             }
             Call::Expand => ensure!(of(&self.source)?.size_bytes == 48 * MIB, "not grown"),
             Call::Modify => ensure!(iops(&self.source)? == 900, "not modified"),
-            Call::Snapshot | Call::Delete | Call::DeleteSnapshot => {}
+            Call::Group => ensure!(made.split(' ').count() == 3, "{made}"),
+            Call::Snapshot | Call::Delete | Call::DeleteSnapshot | Call::DeleteGroup => {}
         }
         Ok(())
     }
 
     fn clean(&self, made: &str, control: &Control) -> Result<()> {
+        let made = if matches!(self.call, Call::Group) {
+            repeat(|| delete_group(self.driver, made))?;
+            ""
+        } else {
+            made
+        };
         let snapshots = [self.snapshot.as_str(), if made.contains('@') { made } else { "" }];
         for id in snapshots.into_iter().filter(|id| !id.is_empty()) {
             repeat(|| delete_snapshot(self.driver, id))?;
         }
-        let volumes = [self.source.as_str(), if made.contains('@') { "" } else { made }];
+        let made = if made.contains('@') { "" } else { made };
+        let volumes = [self.source.as_str(), self.other.as_str(), made];
         for id in volumes.into_iter().filter(|id| !id.is_empty()) {
             repeat(|| delete(self.driver, id))?;
         }
@@ -362,4 +415,16 @@ fn the_plugin_dies_at_each_message_of_a_deletion() {
 fn the_daemon_dies_at_each_message_of_a_deletion() {
     at_each_message(Call::Delete, Victim::Daemon);
     at_each_message(Call::DeleteSnapshot, Victim::Daemon);
+}
+
+#[test]
+fn the_plugin_dies_at_each_message_of_a_group() {
+    at_each_message(Call::Group, Victim::Plugin);
+    at_each_message(Call::DeleteGroup, Victim::Plugin);
+}
+
+#[test]
+fn the_daemon_dies_at_each_message_of_a_group() {
+    at_each_message(Call::Group, Victim::Daemon);
+    at_each_message(Call::DeleteGroup, Victim::Daemon);
 }

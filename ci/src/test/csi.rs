@@ -13,7 +13,7 @@ use crate::{command, forward, setup};
 const SHIPPED: [(&str, &str); 2] = [("BLOCKD_BIN", "blockd"), ("BLOCKD_CSI_BIN", "blockd-csi")];
 
 /// Test files of the tests package that start the plugin.
-const FILES: [&str; 2] = ["csi", "csi_kill"];
+const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
 
 /// Runs all of it; true when nothing failed. With arguments, those go to the suite, and it alone
 /// runs: on another driver, say.

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use blockd_csi::proto::controller_service_capability::rpc::Type as Controller;
+use blockd_csi::proto::group_controller_service_capability::rpc::Type as Group;
 use blockd_csi::proto::node_service_capability::rpc::Type as Node;
 use blockd_csi::proto::plugin_capability::service::Type as Plugin;
 
@@ -24,6 +25,7 @@ pub(super) enum Need {
     Plugin(Plugin),
     Controller(Controller),
     Node(Node),
+    Group(Group),
     /// Volumes may be staged and published here.
     Host,
     /// The specification leaves it open, and a row of this project does not.
@@ -44,6 +46,8 @@ pub(super) const EXPAND: Need = Need::Controller(Controller::ExpandVolume);
 pub(super) const MODIFY: Need = Need::Controller(Controller::ModifyVolume);
 pub(super) const MODES: Need = Need::Controller(Controller::SingleNodeMultiWriter);
 pub(super) const TOPOLOGY: Need = Need::Plugin(Plugin::VolumeAccessibilityConstraints);
+pub(super) const GROUP: Need = Need::Group(Group::CreateDeleteGetVolumeGroupSnapshot);
+pub(super) const CHANGES: Need = Need::Plugin(Plugin::SnapshotMetadataService);
 pub(super) const STAGE: Need = Need::Node(Node::StageUnstageVolume);
 pub(super) const NODE_MODES: Need = Need::Node(Node::SingleNodeMultiWriter);
 pub(super) const STATS: Need = Need::Node(Node::GetVolumeStats);
@@ -87,6 +91,9 @@ impl Case {
                 (!offers.controller.contains(&i32::from(*rpc))).then(|| rpc.as_str_name())
             }
             Need::Node(rpc) => (!offers.node.contains(&i32::from(*rpc))).then(|| rpc.as_str_name()),
+            Need::Group(rpc) => {
+                (!offers.group.contains(&i32::from(*rpc))).then(|| rpc.as_str_name())
+            }
             Need::Host | Need::Rows | Need::Mutable => None,
         });
         missing.map(|name| Verdict::NotOffered(name.to_owned()))

@@ -12,10 +12,11 @@ use blockd_csi::proto::volume_capability::access_mode::Mode;
 use blockd_csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use blockd_csi::proto::volume_content_source as source;
 use blockd_csi::proto::{
-    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
-    DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability,
-    VolumeContentSource,
+    CapacityRange, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest,
+    DeleteSnapshotRequest, DeleteVolumeGroupSnapshotRequest, DeleteVolumeRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability, VolumeContentSource,
+    VolumeGroupSnapshot,
 };
 use tonic::{Code, Status};
 
@@ -40,6 +41,8 @@ pub(super) struct Cx<'a> {
     made: u32,
     volumes: Vec<String>,
     snapshots: Vec<String>,
+    /// Each with its snapshots.
+    groups: Vec<(String, Vec<String>)>,
     staged: Vec<(String, String)>,
     published: Vec<(String, String)>,
     folders: Vec<PathBuf>,
@@ -55,6 +58,7 @@ impl<'a> Cx<'a> {
             made: 0,
             volumes: Vec::new(),
             snapshots: Vec::new(),
+            groups: Vec::new(),
             staged: Vec::new(),
             published: Vec::new(),
             folders: Vec::new(),
@@ -191,6 +195,49 @@ impl<'a> Cx<'a> {
         Ok(snapshot.snapshot_id)
     }
 
+    // ------------------------------------------------------------------------------------ groups
+
+    /// A group of these volumes.
+    pub(super) fn group_request(&mut self, volumes: &[&str]) -> CreateVolumeGroupSnapshotRequest {
+        CreateVolumeGroupSnapshotRequest {
+            name: self.name(),
+            source_volume_ids: volumes.iter().map(|id| (*id).to_owned()).collect(),
+            ..Default::default()
+        }
+    }
+
+    pub(super) fn group(
+        &mut self,
+        request: &CreateVolumeGroupSnapshotRequest,
+    ) -> Answer<VolumeGroupSnapshot> {
+        let answer = self.driver.create_volume_group_snapshot(request.clone())?;
+        let group =
+            answer.group_snapshot.ok_or_else(|| Status::data_loss("an answer without a group"))?;
+        let snapshots = group.snapshots.iter().map(|one| one.snapshot_id.clone()).collect();
+        let pair = (group.group_snapshot_id.clone(), snapshots);
+        if !self.groups.contains(&pair) {
+            self.groups.push(pair);
+        }
+        Ok(group)
+    }
+
+    /// Two new volumes, and a group of them.
+    pub(super) fn volumes_and_group(&mut self) -> Result<([String; 2], VolumeGroupSnapshot)> {
+        let volumes = [self.volume()?.volume_id, self.volume()?.volume_id];
+        let request = self.group_request(&[&volumes[0], &volumes[1]]);
+        let group = self.group(&request).context("taking snapshots of two volumes")?;
+        Ok((volumes, group))
+    }
+
+    pub(super) fn delete_group(&self, id: &str, snapshots: &[String]) -> Answer<()> {
+        let request = DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.to_owned(),
+            snapshot_ids: snapshots.to_vec(),
+            ..Default::default()
+        };
+        self.driver.delete_volume_group_snapshot(request).map(|_| ())
+    }
+
     // ------------------------------------------------------------------------------------- node
 
     /// A path to stage at, which is there, as the kubelet makes it.
@@ -293,6 +340,9 @@ impl<'a> Cx<'a> {
         }
         for (id, path) in self.staged.iter().rev() {
             note(format!("unstaging {id}"), patiently(|| self.unstage(id, path)));
+        }
+        for (id, snapshots) in self.groups.iter().rev() {
+            note(format!("deleting {id}"), patiently(|| self.delete_group(id, snapshots)));
         }
         for id in self.snapshots.iter().rev() {
             note(format!("deleting {id}"), patiently(|| self.delete_snapshot(id)));

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_csi::proto::group_controller_client::GroupControllerClient;
+use blockd_csi::proto::snapshot_metadata_client::SnapshotMetadataClient;
 use blockd_csi::proto::{self, controller_client::ControllerClient};
 use blockd_csi::proto::{identity_client::IdentityClient, node_client::NodeClient};
 use hyper_util::rt::TokioIo;
@@ -33,6 +35,8 @@ pub struct Offers {
     pub controller: Vec<i32>,
     /// Calls of the node, by number.
     pub node: Vec<i32>,
+    /// Calls of the group controller, by number.
+    pub group: Vec<i32>,
 }
 
 /// A driver, reached through its socket. Calls wait for their answers.
@@ -60,6 +64,29 @@ macro_rules! calls {
     )+)+};
 }
 
+/// Calls with many answers: all of them, or how it failed.
+macro_rules! streams {
+    ($($call:ident($request:ident) -> $answer:ident;)+) => {$(
+        #[doc = concat!("All that `", stringify!($call), "` says, within the usual time.")]
+        ///
+        /// # Errors
+        /// As the driver answers, at first or later.
+        pub fn $call(&self, request: proto::$request) -> Answer<Vec<proto::$answer>> {
+            let mut client = self.changes();
+            let mut request = Request::new(request);
+            request.set_timeout(self.limit);
+            self.runtime.block_on(async move {
+                let mut stream = client.$call(request).await?.into_inner();
+                let mut all = Vec::new();
+                while let Some(answer) = stream.message().await? {
+                    all.push(answer);
+                }
+                Ok(all)
+            })
+        }
+    )+};
+}
+
 impl Driver {
     calls! {
         [IdentityClient]
@@ -84,6 +111,15 @@ impl Driver {
         controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
         controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
         controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
+        [GroupControllerClient]
+        group_controller_get_capabilities(GroupControllerGetCapabilitiesRequest)
+            -> GroupControllerGetCapabilitiesResponse;
+        create_volume_group_snapshot(CreateVolumeGroupSnapshotRequest)
+            -> CreateVolumeGroupSnapshotResponse;
+        delete_volume_group_snapshot(DeleteVolumeGroupSnapshotRequest)
+            -> DeleteVolumeGroupSnapshotResponse;
+        get_volume_group_snapshot(GetVolumeGroupSnapshotRequest)
+            -> GetVolumeGroupSnapshotResponse;
         [NodeClient]
         node_stage_volume(NodeStageVolumeRequest) -> NodeStageVolumeResponse;
         node_unstage_volume(NodeUnstageVolumeRequest) -> NodeUnstageVolumeResponse;
@@ -93,6 +129,11 @@ impl Driver {
         node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse;
         node_get_capabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
         node_get_info(NodeGetInfoRequest) -> NodeGetInfoResponse;
+    }
+
+    streams! {
+        get_metadata_allocated(GetMetadataAllocatedRequest) -> GetMetadataAllocatedResponse;
+        get_metadata_delta(GetMetadataDeltaRequest) -> GetMetadataDeltaResponse;
     }
 
     /// Asks a driver what it is.
@@ -160,6 +201,12 @@ impl Driver {
             offers.node =
                 all.map(|proto::node_service_capability::Type::Rpc(rpc)| rpc.r#type).collect();
         }
+        let asked = proto::GroupControllerGetCapabilitiesRequest {};
+        if let Some(answer) = there(self.group_controller_get_capabilities(asked))? {
+            use proto::group_controller_service_capability::Type;
+            let all = answer.capabilities.into_iter().filter_map(|one| one.r#type);
+            offers.group = all.map(|Type::Rpc(rpc)| rpc.r#type).collect();
+        }
         Ok(offers)
     }
 
@@ -179,6 +226,18 @@ impl Driver {
     #[must_use]
     pub fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())
+    }
+
+    /// The same for groups.
+    #[must_use]
+    pub fn groups(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.channel.clone())
+    }
+
+    /// The same for streams that are not read to their end.
+    #[must_use]
+    pub fn changes(&self) -> SnapshotMetadataClient<Channel> {
+        SnapshotMetadataClient::new(self.channel.clone())
     }
 
     /// Where such calls run.

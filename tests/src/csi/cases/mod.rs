@@ -1,11 +1,13 @@
 //! The cases, a file for each part of the specification.
 
 mod capacity;
+mod changes;
 mod clone;
 mod create;
 mod delete;
 mod ephemeral;
 mod expand;
+mod group;
 mod identity;
 mod input;
 mod list;
@@ -26,7 +28,7 @@ use super::case::Case;
 
 /// Every case there is.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    let files: [&'static [Case]; 21] = [
+    let files: [&'static [Case]; 23] = [
         identity::CASES,
         create::CASES,
         sizes::CASES,
@@ -37,6 +39,8 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
         capacity::CASES,
         snapshot::CASES,
         source::CASES,
+        group::CASES,
+        changes::CASES,
         clone::CASES,
         expand::CASES,
         modify::CASES,
