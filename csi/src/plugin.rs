@@ -114,6 +114,10 @@ impl Call {
             (Code::Internal | Code::DataLoss | Code::Unavailable, Some(problem)) => {
                 tracing::error!(method, subject, code = code_text, ms, problem, "failed");
             }
+            // Of a stream: its caller had enough.
+            (Code::Cancelled, _) => {
+                tracing::info!(method, subject, code = code_text, ms, "ended by its caller");
+            }
             (_, Some(problem)) => {
                 tracing::warn!(method, subject, code = code_text, ms, problem, "refused");
             }
