@@ -9,6 +9,7 @@ mod command;
 mod demo;
 mod forward;
 mod manifests;
+mod package;
 mod requirements;
 mod rules;
 mod setup;
@@ -77,6 +78,12 @@ enum Action {
     Demo {
         #[command(subcommand)]
         what: Option<Demos>,
+    },
+    /// Debian packages of daemon and plugin, judged, installed into a folder, and used there
+    Package {
+        /// Of the release binaries that are there, without building them
+        #[arg(long)]
+        built: bool,
     },
     /// Installs what tests and benches need and this machine lacks
     Setup,
@@ -201,6 +208,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Demo { what: Some(Demos::Space(rest)) } => {
             forward::demo_space(root, &rest.arguments).map(|()| true)
         }
+        Action::Package { built } => Ok(package::run(root, *built)),
         Action::Setup => setup::run().map(|()| true),
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> bool {
 }
 
 /// Daemon and plugin in release form.
-pub(super) fn build(root: &Path) -> Result<Outcome> {
+pub(crate) fn build(root: &Path) -> Result<Outcome> {
     setup::ensure(&[setup::LIBCLANG])?;
     let packages = SHIPPED.iter().flat_map(|(_, package)| ["--package", package]);
     command::run(command::cargo(root).args(["build", "--release"]).args(packages))?;

@@ -1,0 +1,232 @@
+//! `cargo ci package`: Debian packages of daemon and plugin, made of the release binaries, then
+//! judged and used.
+
+mod check;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command;
+use crate::steps::{Outcome, Steps};
+use crate::test::csi;
+
+/// What a package is made of.
+#[derive(Debug, Clone, Copy)]
+struct Package {
+    name: &'static str,
+    depends: &'static str,
+    recommends: &'static str,
+    summary: &'static str,
+    description: &'static [&'static str],
+}
+
+const DAEMON: Package = Package {
+    name: "blockd",
+    depends: "kmod",
+    recommends: "",
+    summary: "thin-provisioned block devices from user space",
+    description: &[
+        "Pools on files or disks hold volumes that take space only for what is",
+        "written to them, with snapshots, clones and limits. Volumes are block",
+        "devices by ublk, or served over NBD. Restarting the daemon takes no device",
+        "away.",
+    ],
+};
+
+const PLUGIN: Package = Package {
+    name: "blockd-csi",
+    depends: "e2fsprogs",
+    recommends: "xfsprogs, btrfs-progs",
+    summary: "CSI plugin of blockd: its volumes in Kubernetes",
+    description: &[
+        "Makes, snapshots, expands, formats and mounts volumes of a node's blockd, by",
+        "version 1.12 of the Container Storage Interface. It usually runs in a",
+        "container; this package is for what makes its image, and for nodes without.",
+    ],
+};
+
+/// Makes both packages of binaries that are built if need be, and checks them; true when all held.
+pub(crate) fn run(root: &Path, built: bool) -> bool {
+    let mut steps = Steps::new();
+    if !built {
+        steps.run("daemon and plugin", || csi::build(root));
+    }
+    steps.run("packages", || packages(root));
+    steps.finish()
+}
+
+/// Makes both packages of binaries that are there, and checks them.
+///
+/// # Errors
+/// When one can't be made, or does not hold.
+pub(crate) fn packages(root: &Path) -> Result<Outcome> {
+    if !command::installed("dpkg-deb") {
+        return Ok(Outcome::NotRun("there is no dpkg-deb here"));
+    }
+    let folder = command::target_dir(root).join("package");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder)?;
+    let release = command::target_dir(root).join("release");
+    let daemon = daemon(root, &release.join("blockd"), &folder)?;
+    let plugin = plugin(root, &release.join("blockd-csi"), &folder)?;
+    check::daemon(root, &daemon, &folder)?;
+    check::plugin(&plugin, &folder)?;
+    for package in [daemon, plugin] {
+        let kib = fs::metadata(&package)?.len() / 1024;
+        println!("package: {} ({kib} KiB)", package.display());
+    }
+    Ok(Outcome::Passed)
+}
+
+fn daemon(root: &Path, program: &Path, folder: &Path) -> Result<PathBuf> {
+    let tree = folder.join("blockd");
+    let deploy = root.join("deploy");
+    put_program(program, &tree.join("usr/bin/blockd"))?;
+    put(&deploy.join("blockd.service"), &tree.join("lib/systemd/system/blockd.service"), 0o644)?;
+    put(&deploy.join("blockd.toml"), &tree.join("etc/blockd/blockd.toml"), 0o644)?;
+    let say = |words: &[&str]| command::output(Command::new(program).args(words));
+    let man = tree.join("usr/share/man/man1");
+    say(&["man", "--dir", &man.to_string_lossy()])?;
+    for entry in fs::read_dir(&man)? {
+        command::output(Command::new("gzip").arg("-9n").arg(entry?.path()))?;
+    }
+    for (shell, path) in [
+        ("bash", "bash-completion/completions/blockd"),
+        ("zsh", "zsh/vendor-completions/_blockd"),
+        ("fish", "fish/vendor_completions.d/blockd.fish"),
+    ] {
+        let path = tree.join("usr/share").join(path);
+        fs::create_dir_all(path.parent().context("a folder")?)?;
+        fs::write(path, say(&["completions", shell])?)?;
+    }
+    fs::create_dir_all(tree.join("DEBIAN"))?;
+    fs::write(tree.join("DEBIAN/conffiles"), "/etc/blockd/blockd.toml\n")?;
+    for script in ["postinst", "prerm", "postrm"] {
+        put(&deploy.join("package").join(script), &tree.join("DEBIAN").join(script), 0o755)?;
+    }
+    finish(root, &DAEMON, program, &tree, folder)
+}
+
+fn plugin(root: &Path, program: &Path, folder: &Path) -> Result<PathBuf> {
+    let tree = folder.join("blockd-csi");
+    put_program(program, &tree.join("usr/bin/blockd-csi"))?;
+    let documents = tree.join("usr/share/doc/blockd-csi");
+    put(&root.join("docs/KUBERNETES.md"), &documents.join("KUBERNETES.md"), 0o644)?;
+    put(&root.join("docs/CLI_CSI.md"), &documents.join("CLI_CSI.md"), 0o644)?;
+    finish(root, &PLUGIN, program, &tree, folder)
+}
+
+/// What every package has, and the archive.
+fn finish(
+    root: &Path,
+    package: &Package,
+    program: &Path,
+    tree: &Path,
+    folder: &Path,
+) -> Result<PathBuf> {
+    let version = env!("CARGO_PKG_VERSION");
+    let asked = command::output(Command::new("dpkg").arg("--print-architecture"))?;
+    let architecture = asked.trim();
+    let documents = tree.join("usr/share/doc").join(package.name);
+    put(&root.join("deploy/package/copyright"), &documents.join("copyright"), 0o644)?;
+    // The date is that of the last commit, so that the same sources make the same package.
+    let mut git = Command::new("git");
+    git.current_dir(root).args(["log", "-1", "--date=rfc2822", "--format=%cd%n%ct"]);
+    let dates = command::output(&mut git)?;
+    let (date, seconds) = dates.trim().split_once('\n').context("the date of a commit")?;
+    let changes = format!(
+        "{} ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n -- blockd \
+         authors <authors@blockd.invalid>  {date}\n",
+        package.name
+    );
+    let changelog = documents.join("changelog");
+    fs::write(&changelog, changes)?;
+    command::output(Command::new("gzip").arg("-9n").arg(&changelog))?;
+    let (libc, kib) = (libc(program)?, kib(tree)?);
+    let recommends = match package.recommends {
+        "" => String::new(),
+        list => format!("Recommends: {list}\n"),
+    };
+    let control = format!(
+        "Package: {}\nVersion: {version}\nArchitecture: {architecture}\nSection: admin\nPriority: \
+         optional\nMaintainer: blockd authors <authors@blockd.invalid>\nInstalled-Size: {kib}\n\
+         Depends: libc6 (>= {libc}), libgcc-s1, {}\n{recommends}Description: {}\n {}\n",
+        package.name,
+        package.depends,
+        package.summary,
+        package.description.join("\n ")
+    );
+    fs::create_dir_all(tree.join("DEBIAN"))?;
+    fs::write(tree.join("DEBIAN/control"), control)?;
+    let file = folder.join(format!("{}_{version}_{architecture}.deb", package.name));
+    let mut build = Command::new("dpkg-deb");
+    build.env("SOURCE_DATE_EPOCH", seconds).args(["--root-owner-group", "-Zxz", "-z3", "--build"]);
+    command::output(build.arg(tree).arg(&file))?;
+    Ok(file)
+}
+
+/// The C library that a program needs: the newest version that it names.
+fn libc(program: &Path) -> Result<String> {
+    let bytes = fs::read(program).with_context(|| program.display().to_string())?;
+    let mut newest = 0;
+    for at in memchr(&bytes, b"GLIBC_2.") {
+        let digits = bytes[at..].iter().take_while(|byte| byte.is_ascii_digit()).take(3);
+        let minor = digits.fold(0, |sum: u32, digit| sum * 10 + u32::from(digit - b'0'));
+        newest = newest.max(minor);
+    }
+    ensure!(newest > 0, "{} needs no C library?", program.display());
+    Ok(format!("2.{newest}"))
+}
+
+/// Where a text ends, each time that it is there.
+fn memchr<'a>(bytes: &'a [u8], text: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let found = bytes.windows(text.len()).enumerate().filter(move |(_, window)| *window == text);
+    found.map(|(at, _)| at + text.len())
+}
+
+fn kib(tree: &Path) -> Result<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir(tree)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        sum += if metadata.is_dir() { kib(&entry.path())? } else { metadata.len().div_ceil(1024) };
+    }
+    Ok(sum)
+}
+
+fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    fs::create_dir_all(to.parent().context("a folder")?)?;
+    fs::copy(from, to).with_context(|| from.display().to_string())?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+/// A program without what only a debugger reads.
+fn put_program(from: &Path, to: &Path) -> Result<()> {
+    ensure!(from.is_file(), "there is no {}: `cargo ci package` builds it", from.display());
+    fs::create_dir_all(to.parent().context("a folder")?)?;
+    let mut strip = Command::new("strip");
+    strip.stdin(Stdio::null()).arg("--strip-unneeded").arg("-o").arg(to).arg(from);
+    command::output(&mut strip)?;
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_of_the_c_library_counts() {
+        let file = std::env::temp_dir().join(format!("ci-package-{}", std::process::id()));
+        fs::write(&file, b"x\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_2.17\0GLIBC_PRIVATE\0").unwrap();
+        assert_eq!(libc(&file).unwrap(), "2.34");
+        fs::write(&file, b"static").unwrap();
+        assert!(libc(&file).is_err());
+        fs::remove_file(&file).unwrap();
+    }
+}
