@@ -196,7 +196,8 @@ fn value(metrics: &str, name: &str) -> Option<f64> {
 #[test]
 fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities() {
     const NODE: &str = "3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
-    let more = format!("[metrics]\naddress = \"127.0.0.1:0\"\n[node]\nid = \"{NODE}\"");
+    let health = "[health]\ninterval = \"1s\"";
+    let more = format!("[metrics]\naddress = \"127.0.0.1:0\"\n[node]\nid = \"{NODE}\"\n{health}");
     let place = Place::new(&more);
     let daemon = Daemon::start(&place);
     fs::write(place.path("image"), vec![7; 8 << 20]).unwrap();
@@ -204,6 +205,8 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     let imported = place.blockd(&["import", &image, "v"]);
     assert!(imported.status.success(), "{imported:?}");
     assert!(place.blockd(&["snapshot", "v=s"]).status.success());
+    // What is wrong is told of where something is.
+    assert!(place.blockd(&["set", "v", "--quota", "8M"]).status.success());
     let deployed =
         [include_str!("../../deploy/alerts.yml"), include_str!("../../deploy/grafana.json")];
     let words =
@@ -218,6 +221,8 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
         }
         // How fast it fills is known a moment after it was written.
         assert!(clock.elapsed() < LIMIT, "{missing:?}\n{metrics}");
+        // Who doesn't read what it is told by the daemon holds that up after some time.
+        daemon.wait_for("WATCHDOG=1");
     };
     // So is everything that is documented.
     let rows = include_str!("../../docs/METRICS.md").lines();
@@ -239,6 +244,8 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     assert_eq!(value(&metrics, "blockd_reserve_free_extents"), Some(held));
     let refills = value(&metrics, &name("allocations")).unwrap();
     assert!(refills >= 1.0 && value(&metrics, "blockd_reserve_refills_total") == Some(refills));
+    let cause = r#"{pool="default",volume="v",code="quota-full",severity="failure"} 1"#;
+    assert!(metrics.contains(&format!("blockd_health_cause{cause}")), "{metrics}");
     for (of, expected) in [("shared", 8 << 20), ("exclusive", 0), ("mapped", 8 << 20)] {
         let line = format!("blockd_volume_{of}_bytes{{pool=\"default\",volume=\"v\"}} {expected}");
         assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
