@@ -8,6 +8,7 @@ mod clock;
 mod command;
 mod demo;
 mod forward;
+mod image;
 mod manifests;
 mod package;
 mod requirements;
@@ -78,6 +79,13 @@ enum Action {
     Demo {
         #[command(subcommand)]
         what: Option<Demos>,
+    },
+    /// What images of daemon and plugin are made of, used as a root of its own; built by buildah if
+    /// it is here
+    Image {
+        /// Of the release binaries that are there, without building them
+        #[arg(long)]
+        built: bool,
     },
     /// Debian packages of daemon and plugin, judged, installed into a folder, and used there
     Package {
@@ -208,6 +216,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Demo { what: Some(Demos::Space(rest)) } => {
             forward::demo_space(root, &rest.arguments).map(|()| true)
         }
+        Action::Image { built } => Ok(image::run(root, *built)),
         Action::Package { built } => Ok(package::run(root, *built)),
         Action::Setup => setup::run().map(|()| true),
     }
