@@ -1,6 +1,6 @@
 //! What is said of a volume's condition: causes from whoever sees them become one short line.
 //!
-//! Pure. Causes come from the daemon ([`told`]) and from what the node part sees of devices, mounts
+//! Pure. Causes come from the daemon and from what the node part sees of devices, mounts
 //! and file systems; each of them belongs to one side only, so that a fault is told once.
 
 pub mod split;
