@@ -260,6 +260,10 @@ mod tests {
     fn each_metric_is_in_the_documentation() {
         const DOCUMENT: &str = include_str!("../../docs/KUBERNETES.md");
         let metrics = Metrics::new("csi.blockd.io");
+        // What never happened is not told at all.
+        metrics.observe("Probe", tonic::Code::Ok, Duration::ZERO);
+        metrics.publish_conflict(Mode::SingleWriter);
+        metrics.capacities(&[("thin".to_owned(), 1)]);
         let text = metrics.render();
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let mut count = 0;
