@@ -121,6 +121,15 @@ impl Rig {
     }
 
     pub(crate) async fn without_pool(folder: Folder) -> Self {
+        Self::of(folder, crate::config::HealthConfig::default()).await
+    }
+
+    /// Without a pool, and looked at like that.
+    pub(crate) async fn with_health(health: crate::config::HealthConfig) -> Self {
+        Self::of(folder(), health).await
+    }
+
+    async fn of(folder: Folder, health: crate::config::HealthConfig) -> Self {
         let data_path = Arc::new(FakeDataPath::default());
         let options = ControlOptions {
             state_dir: folder.path().to_path_buf(),
@@ -128,7 +137,7 @@ impl Rig {
             default_pool: "default".to_owned(),
             template: memory_pool("template"),
             node: NodeId::parse(NODE),
-            health: crate::config::HealthConfig::default(),
+            health,
         };
         let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();
         let place = NbdPlace::Unix(PathBuf::from("/run/n.sock"));

@@ -43,14 +43,11 @@ impl Control {
         };
         let mut answer = v1::HealthResponse::default();
         for known in pools {
-            let (pool, mut volumes) = self.health_of(&known);
-            if of_one {
-                volumes.retain(|one| one.volume == asked.volume);
-                if volumes.is_empty() {
-                    return Err(Error::not_found("volume", &asked.volume));
-                }
-            } else {
+            let (pool, volumes) = self.health_of(&known, &asked.volume);
+            if !of_one {
                 answer.pools.push(pool);
+            } else if volumes.is_empty() {
+                return Err(Error::not_found("volume", &asked.volume));
             }
             answer.volumes.extend(volumes);
         }
@@ -61,9 +58,12 @@ impl Control {
         Ok(answer)
     }
 
-    /// What metrics say of all pools and volumes.
+    /// What metrics say of all pools and volumes; nothing where nobody looks.
     pub(crate) fn told_health(&self) -> Vec<Told> {
         let mut told = Vec::new();
+        if !self.0.health.options.enabled {
+            return told;
+        }
         let names = |causes: &[v1::Cause]| {
             let own = causes.iter().filter(|cause| !cause.of_pool);
             own.filter_map(|cause| {
@@ -75,7 +75,7 @@ impl Control {
             .collect()
         };
         for known in self.known_pools() {
-            let (pool, volumes) = self.health_of(&known);
+            let (pool, volumes) = self.health_of(&known, "");
             told.push(Told {
                 causes: names(&pool.causes),
                 abnormal: pool.severity != 0,
@@ -92,8 +92,8 @@ impl Control {
         told
     }
 
-    /// A pool, and its volumes by name.
-    fn health_of(&self, known: &Known) -> (v1::PoolHealth, Vec<v1::VolumeHealth>) {
+    /// A pool, and its volumes by name; with a name, that one alone.
+    fn health_of(&self, known: &Known, only: &str) -> (v1::PoolHealth, Vec<v1::VolumeHealth>) {
         let name = &known.config.name;
         let subject = |volume: &str| Subject { pool: name.clone(), volume: volume.to_owned() };
         let is_new = self.0.health.pages.lock().ledger.state(&subject("")).is_none();
@@ -111,6 +111,7 @@ impl Control {
             let all = handle.mapper().summaries().into_iter();
             volumes.extend(all.map(|one| (one.name.clone(), Some(one))));
         }
+        volumes.retain(|name, _| only.is_empty() || name == only);
         let pages = self.0.health.pages.lock();
         let healthy = State::default();
         let state = |volume: &str| pages.ledger.state(&subject(volume)).unwrap_or(&healthy);

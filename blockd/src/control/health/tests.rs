@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::clock::Clock;
-use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish};
 use crate::control::EventKind;
 use crate::control::attachments::Record;
 use crate::control::testing::{Rig, folder, memory_pool};
@@ -305,6 +305,19 @@ async fn h43_a_pool_that_does_not_answer_holds_no_answer_up_and_is_late() {
     assert_eq!(all.volumes[0].severity(), v1::Severity::Unknown);
     assert_ne!(all.pools[0].last_probe_unix_ms, probed, "it was looked at all the same");
     assert_eq!(all.pools[0].causes[0].reason, "pool-thread");
+}
+
+#[tokio::test]
+async fn where_nobody_looks_nothing_is_said_to_be_looked_at() {
+    let mut rig =
+        Rig::with_health(HealthConfig { enabled: false, ..HealthConfig::default() }).await;
+    rig.control.open_pool(&memory_pool("default")).await.unwrap();
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    rig.count_faults("a").faults[0].add(1);
+    rig.control.look_at_health().await;
+    let all = rig.health().await;
+    assert_eq!((all.pools[0].last_probe_unix_ms, all.volumes[0].last_probe_unix_ms), (0, 0));
+    assert_eq!((all.volumes[0].severity, rig.control.told_health().len()), (0, 0));
 }
 
 #[tokio::test]
