@@ -100,15 +100,24 @@ pub fn map(field: &str, map: &HashMap<String, String>) -> Result<(), Error> {
 /// # Errors
 /// It is empty, too long, relative, or goes up.
 pub fn path(field: &str, value: &str) -> Result<(), Error> {
+    any_path(field, value)?;
+    let goes_up = value.split('/').any(|part| part == ".." || part == ".");
+    if !value.starts_with('/') || goes_up || value.contains('\0') {
+        return Err(Error::invalid(field, value, "an absolute path without \"..\""));
+    }
+    Ok(())
+}
+
+/// A path that has to be there, and may lead to nowhere.
+///
+/// # Errors
+/// It is empty, or too long.
+pub fn any_path(field: &str, value: &str) -> Result<(), Error> {
     if value.is_empty() {
         return Err(Error::missing(field));
     }
     if value.len() > MAX_PATH {
         return Err(too_long(field, value.len(), MAX_PATH));
-    }
-    let goes_up = value.split('/').any(|part| part == ".." || part == ".");
-    if !value.starts_with('/') || goes_up || value.contains('\0') {
-        return Err(Error::invalid(field, value, "an absolute path without \"..\""));
     }
     Ok(())
 }

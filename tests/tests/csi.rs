@@ -17,12 +17,13 @@ use blockd_csi::proto::volume_content_source::{SnapshotSource, Type, VolumeSourc
 use blockd_csi::proto::{
     ControllerGetVolumeRequest, ControllerModifyVolumeRequest, CreateSnapshotRequest,
     CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, ListVolumesRequest,
-    NodePublishVolumeRequest, NodeStageVolumeRequest, ProbeRequest, Volume, VolumeCapability,
-    VolumeContentSource,
+    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, ProbeRequest,
+    Volume, VolumeCapability, VolumeCondition, VolumeContentSource, controller_service_capability,
+    node_service_capability,
 };
 use blockd_tests::csi::rig::{Plugin, Rig, Settings};
-use blockd_tests::csi::{Answer, Driver, block, range, refused};
-use blockd_tests::daemon;
+use blockd_tests::csi::{self, Answer, Driver, Offers, block, range, refused};
+use blockd_tests::{daemon, tools};
 use nix::sys::signal::Signal;
 use tonic::{Code, Request};
 
@@ -225,6 +226,163 @@ fn a_thousand_volumes_are_listed_in_pages() {
         let ids: BTreeSet<String> = listed.into_iter().map(|one| one.volume_id).collect();
         assert_eq!(ids.len(), COUNT, "in pages of {page}");
     }
+    h39_polling_them_takes_no_io(&rig, &driver, COUNT);
+}
+
+/// Conditions of all of them, as a monitor asks for them again and again, without a write or flush
+/// of the pool. Some come by themselves after creations: then it is tried again.
+fn h39_polling_them_takes_no_io(rig: &Rig, driver: &Driver, count: usize) {
+    let control = rig.control().unwrap();
+    let counted = || {
+        let stats = control.stats().unwrap();
+        let sum = |of: fn(&v1::PoolStats) -> u64| stats.pools.iter().map(of).sum::<u64>();
+        [sum(|it| it.commits), sum(|it| it.flushes), sum(|it| it.writes), sum(|it| it.discards)]
+    };
+    tools::wait_until("ten lists without IO", Duration::from_secs(60), || {
+        let before = counted();
+        for _ in 0..10 {
+            let answer = driver.list_volumes(ListVolumesRequest::default()).unwrap();
+            assert_eq!(answer.entries.len(), count);
+            for entry in answer.entries {
+                let condition = entry.status.unwrap().volume_condition.unwrap();
+                assert!(!condition.abnormal && condition.message == "healthy", "{condition:?}");
+            }
+        }
+        (counted() == before).then_some(())
+    })
+    .unwrap();
+}
+
+fn condition(driver: &Driver, id: &str) -> Answer<VolumeCondition> {
+    let request = ControllerGetVolumeRequest { volume_id: id.to_owned() };
+    let answer = driver.controller_get_volume(request)?;
+    Ok(answer.status.unwrap().volume_condition.unwrap())
+}
+
+fn is_listed(driver: &Driver, id: &str) -> bool {
+    driver.all_volumes(0).unwrap().iter().any(|volume| volume.volume_id == id)
+}
+
+#[test]
+fn h38_a_volume_that_somebody_deletes_in_the_daemon_is_not_found() {
+    let rig = Rig::start("behind", &Settings::default()).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let id = create(&driver, &request("gone", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
+    assert_eq!(condition(&driver, &id).unwrap().message, "healthy");
+    let name = rig.control().unwrap().volume(&id).unwrap().name;
+    rig.daemon.cli(&["del", &name]).unwrap();
+    refused(condition(&driver, &id), Code::NotFound).unwrap();
+    assert!(!is_listed(&driver, &id));
+}
+
+#[test]
+fn h38_a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
+    // Marks in bytes: those in seconds go by the speed of the last minutes.
+    let daemon = daemon::Settings {
+        pool_size: 64 << 20,
+        pool_lines: "[pool.space]\nlow = \"4M\"\nvery_low = \"1M\"\n".to_owned(),
+        tables: "[health]\ninterval = \"1s\"\nhold = \"1s\"\n".to_owned(),
+        ..daemon::Settings::default()
+    };
+    let config = "[[class]]\nname = 'thin'\noverprovision_ratio = 4\n".to_owned();
+    let rig = Rig::start("full", &Settings { daemon, config, ..Settings::default() }).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let wanted = |name: &str| request(name, block(Mode::SingleNodeWriter), 100 * MIB);
+    let id = create(&driver, &wanted("writer")).unwrap().volume_id;
+    let beside = create(&driver, &wanted("beside")).unwrap().volume_id;
+    assert_eq!(condition(&driver, &beside).unwrap().message, "healthy");
+    let name = rig.control().unwrap().volume(&id).unwrap().name;
+    rig.daemon.cli(&["set", "--on-full", "error", &name]).unwrap();
+    rig.daemon.cli(&["attach", "--nbd", &name]).unwrap();
+    let mut connection = rig.daemon.connect(&name).unwrap();
+    let full = (0..100).find(|at| connection.write(at * (1 << 20), &[1; 1 << 20]).is_err());
+    assert!(full.is_some_and(|at| at > 8), "full after {full:?} MiB");
+    let told = |id: &str| condition(&driver, id).unwrap();
+    // Every volume that may want space is told of, those that don't write yet among them.
+    for id in [&id, &beside] {
+        let ill = tools::wait_until("an abnormal condition", Duration::from_secs(60), || {
+            std::thread::sleep(Duration::from_millis(50));
+            let told = told(id);
+            told.abnormal.then_some(told.message)
+        });
+        let message = ill.unwrap();
+        assert!(message.contains("default") && message.contains("MiB"), "{message}");
+        assert!(message.len() <= 128, "{message}");
+    }
+    drop(connection);
+    rig.daemon.cli(&["detach", "--force", &name]).unwrap();
+    delete(&driver, &id).unwrap();
+    tools::wait_until("a healthy condition", Duration::from_secs(120), || {
+        std::thread::sleep(Duration::from_millis(50));
+        (told(&beside).message == "healthy").then_some(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn h38_nobody_answers_for_a_node_that_is_down_and_nothing_is_made_up_when_it_is_back() {
+    let mut rig = Rig::start("down", &Settings::default()).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let id = create(&driver, &request("a", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
+    // A monitor on another node, as far as it can see: no answer, and none that says it is well.
+    let monitor = rig.plugin.client(Duration::from_millis(500)).unwrap();
+    assert_eq!(condition(&monitor, &id).unwrap().message, "healthy");
+    rig.plugin.signal(Signal::SIGSTOP).unwrap();
+    let late = [Code::DeadlineExceeded, Code::Cancelled];
+    let stopped = condition(&monitor, &id).unwrap_err().code();
+    let list = monitor.list_volumes(ListVolumesRequest::default()).unwrap_err().code();
+    rig.plugin.signal(Signal::SIGCONT).unwrap();
+    assert!(late.contains(&stopped) && late.contains(&list), "{stopped:?}, {list:?}");
+    assert_eq!(condition(&driver, &id).unwrap().message, "healthy");
+    rig.plugin.kill().unwrap();
+    // The first call meets a connection that breaks.
+    let gone = [Code::Unavailable, Code::Unknown];
+    assert!(gone.contains(&condition(&monitor, &id).unwrap_err().code()));
+    refused(condition(&monitor, &id), Code::Unavailable).unwrap();
+    rig.plugin.start().unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    // Its daemon alone is down: the plugin says so, and nothing of volumes.
+    rig.daemon.kill().unwrap();
+    refused(condition(&driver, &id), Code::Unavailable).unwrap();
+    refused(driver.list_volumes(ListVolumesRequest::default()), Code::Unavailable).unwrap();
+    let stats = NodeGetVolumeStatsRequest {
+        volume_id: id.clone(),
+        volume_path: rig.plugin.kubelet_dir().join("pods/x").to_string_lossy().into_owned(),
+        ..Default::default()
+    };
+    refused(driver.node_get_volume_stats(stats), Code::Unavailable).unwrap();
+    rig.daemon.start().unwrap();
+    assert_eq!(condition(&driver, &id).unwrap().message, "healthy");
+}
+
+#[test]
+fn h37_switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
+    let rig = Rig::start("switched", &Settings::default()).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let id = create(&driver, &request("a", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
+    let name = rig.control().unwrap().volume(&id).unwrap().name;
+    rig.daemon.cli(&["attach", "--nbd", &name]).unwrap();
+    let mut connection = rig.daemon.connect(&name).unwrap();
+    connection.write(0, &[7; 4096]).unwrap();
+    let settings = Settings { config: "[health]\nenabled = false\n".into(), ..Settings::default() };
+    let mut off = Plugin::new("off", &rig.daemon.control_socket(), &settings).unwrap();
+    off.start().unwrap();
+    let offers = off.driver().unwrap().offers().clone();
+    let has = |offers: &Offers| {
+        let controller = controller_service_capability::rpc::Type::VolumeCondition.into();
+        let node = node_service_capability::rpc::Type::VolumeCondition.into();
+        (offers.controller.contains(&controller), offers.node.contains(&node))
+    };
+    assert_eq!((has(driver.offers()), has(&offers)), ((true, true), (false, false)));
+    for endpoint in [off.endpoint(), rig.plugin.endpoint()] {
+        let only = Some("h37_conditions_are_told".to_owned());
+        let report = csi::run(&csi::Options { endpoint, only, ..rig.options() }).unwrap();
+        assert!(report.is_good() && report.passed() == 1, "{report:?}");
+    }
+    // Who reads and writes notices nothing.
+    assert_eq!(connection.read(0, 4096).unwrap(), [7; 4096]);
+    connection.write(4096, &[8; 4096]).unwrap();
+    assert!(is_listed(&off.driver().unwrap(), &id));
 }
 
 #[test]

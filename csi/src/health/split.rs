@@ -108,6 +108,30 @@ mod tests {
     }
 
     #[test]
+    fn h30_the_documents_name_the_gate_and_the_metric_that_kubelets_export() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/KUBERNETES.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        for name in [
+            "`CSIVolumeHealth`",
+            "`kubelet_volume_stats_health_status_abnormal{namespace,persistentvolumeclaim}`",
+            "`volume_health_status`",
+            "`volume_stats_health_abnormal`",
+            "`VolumeConditionAbnormal`",
+            "`volumeHealthStats.abnormal`",
+            "`blockd_volume_health_abnormal`",
+        ] {
+            assert!(text.contains(name), "{name} is not explained");
+        }
+    }
+
+    #[test]
+    fn h36_the_plugin_is_built_without_a_client_of_an_api_server() {
+        let text = include_str!("../../Cargo.toml");
+        let begins = |line: &&str| line.starts_with("kube") || line.starts_with("k8s");
+        assert_eq!(text.lines().find(begins), None);
+    }
+
+    #[test]
     fn a_code_of_a_newer_daemon_is_told_by_the_controller() {
         let newer = v1::Cause { code: 4711, message: "new".to_owned(), ..Default::default() };
         assert_eq!(told_by(Side::Controller, &[newer]), [Cause::unknown("new")]);

@@ -1,22 +1,27 @@
-//! What listing many volumes costs: how long ListVolumes takes, and what asking once a second does
-//! to the latency of reads and writes.
+//! What listing many volumes costs: how long ListVolumes takes, and whether asking for the
+//! conditions of all of them once a second moves the latency of reads and writes.
+//!
+//! Latency is compared in pairs of intervals, one with and one without anybody who asks, in turns
+//! and right after each other, so that what else goes on in a machine hits both alike.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_csi::proto::volume_capability::access_mode::Mode;
-use blockd_csi::proto::{CreateVolumeRequest, ListVolumesRequest};
+use blockd_csi::proto::{
+    CreateVolumeRequest, ListVolumesRequest, NodeGetVolumeStatsRequest, Volume,
+};
 use blockd_tests::csi::rig::{Rig, Settings};
 use blockd_tests::csi::{Driver, block, range};
 use blockd_tests::sim::runner::clock;
 use blockd_tests::tools;
 use clap::Parser;
 use serde_json::{Value, json};
-use tonic::Request;
+use tonic::{Code, Request};
 
 /// What listing may take with a thousand volumes.
 const BUDGET_MS: f64 = 100.0;
@@ -32,9 +37,15 @@ struct Arguments {
     /// Lists that are timed.
     #[arg(long, default_value_t = 100)]
     lists: usize,
-    /// Seconds of IO with and without anybody who asks; each is done twice, in turns.
+    /// Seconds of IO of an interval.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
+    /// Pairs of intervals, with and without anybody who asks.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=31))]
+    pairs: u64,
+    /// Volumes whose node is asked in each second as well: kubelets ask for each once a minute.
+    #[arg(long, default_value_t = 17)]
+    stats: usize,
     /// Print the figures as JSON.
     #[arg(long)]
     json: bool,
@@ -62,10 +73,22 @@ fn run(arguments: &Arguments) -> Result<()> {
     io(&rig, "write", 2)?;
     let mut idle = Vec::new();
     let mut asked = Vec::new();
-    for _ in 0..2 {
-        idle.push(io(&rig, "randrw", arguments.seconds)?);
-        asked.push(while_listing(&driver, || io(&rig, "randrw", arguments.seconds))?);
+    let mut polls = 0;
+    let poll = Poll { volumes: &driver.all_volumes(0)?, stats: arguments.stats };
+    for pair in 0..arguments.pairs {
+        // Which is first changes, so that a trend is in neither.
+        for polled in [pair % 2 == 0, pair % 2 != 0] {
+            if polled {
+                let (result, count) =
+                    poll.beside(&rig, || io(&rig, "randrw", arguments.seconds))?;
+                asked.push(result);
+                polls += count;
+            } else {
+                idle.push(io(&rig, "randrw", arguments.seconds)?);
+            }
+        }
     }
+    let moved = ["read", "write"].map(|way| compare(way, &idle, &asked));
     let figures = json!({
         "volumes": arguments.volumes,
         "created_s": created.as_secs_f64(),
@@ -73,35 +96,55 @@ fn run(arguments: &Arguments) -> Result<()> {
         "list_in_pages_of_100_ms": paged,
         "budget_ms": BUDGET_MS,
         "io_alone": idle,
-        "io_while_listed_each_second": asked,
+        "io_while_polled_each_second": asked,
+        "polls": polls,
+        "stats_in_each": arguments.stats,
+        "p99_polled_less_alone": moved,
     });
     if arguments.json {
         println!("{figures:#}");
         return Ok(());
     }
-    println!("{} volumes, made in {:.1} s", arguments.volumes, created.as_secs_f64());
+    print(&figures);
+    Ok(())
+}
+
+/// The figures for people.
+fn print(figures: &Value) {
+    let float = |of: &Value| of.as_f64().unwrap_or_default();
+    println!("{} volumes, made in {:.1} s", figures["volumes"], float(&figures["created_s"]));
     let row = |name: &str, of: &Value| {
         println!(
             "{name:<32} p50 {:>8.2} ms   p99 {:>8.2} ms   max {:>8.2} ms",
-            of["p50"].as_f64().unwrap_or_default(),
-            of["p99"].as_f64().unwrap_or_default(),
-            of["max"].as_f64().unwrap_or_default()
+            float(&of["p50"]),
+            float(&of["p99"]),
+            float(&of["max"])
         );
     };
-    row("ListVolumes, all at once", &whole);
-    row("ListVolumes, in pages of 100", &paged);
-    for (name, runs) in [("alone", &idle), ("listed each second", &asked)] {
-        for of in runs {
+    row("ListVolumes, all at once", &figures["list_ms"]);
+    row("ListVolumes, in pages of 100", &figures["list_in_pages_of_100_ms"]);
+    for (name, runs) in [("alone", "io_alone"), ("polled", "io_while_polled_each_second")] {
+        for of in figures[runs].as_array().into_iter().flatten() {
             row(&format!("4 KiB reads, {name}"), &of["read"]);
             row(&format!("4 KiB writes, {name}"), &of["write"]);
         }
     }
-    let p99 = whole["p99"].as_f64().unwrap_or_default();
-    println!(
-        "budget: {BUDGET_MS} ms for the list: {}",
-        if p99 < BUDGET_MS { "met" } else { "missed" }
-    );
-    Ok(())
+    let (polls, stats) = (&figures["polls"], &figures["stats_in_each"]);
+    println!("polled {polls} times: the list, and {stats} nodes each time");
+    for of in figures["p99_polled_less_alone"].as_array().into_iter().flatten() {
+        println!(
+            "p99 of {}s, polled less alone: {:+.3} ms, 95 % between {:+.3} and {:+.3} ms, \
+             of {} pairs: {}",
+            of["way"].as_str().unwrap_or_default(),
+            float(&of["mean_ms"]),
+            float(&of["low_ms"]),
+            float(&of["high_ms"]),
+            of["pairs"],
+            if of["moved"] == true { "moved" } else { "not moved beyond its interval" }
+        );
+    }
+    let met = float(&figures["list_ms"]["p99"]) < BUDGET_MS;
+    println!("budget: {BUDGET_MS} ms for the list: {}", if met { "met" } else { "missed" });
 }
 
 fn fill(driver: &Driver, count: usize) -> Result<()> {
@@ -168,20 +211,117 @@ fn io(rig: &Rig, kind: &str, seconds: u64) -> Result<Value> {
     Ok(json!({ "read": of("read"), "write": of("write") }))
 }
 
-/// As what monitors volumes does, once a second.
-fn while_listing<T>(driver: &Driver, what: impl FnOnce() -> Result<T>) -> Result<T> {
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let asking = scope.spawn(|| -> Result<()> {
-            while !done.load(Ordering::Relaxed) {
-                driver.list_volumes(ListVolumesRequest::default())?;
-                std::thread::sleep(Duration::from_secs(1));
-            }
-            Ok(())
-        });
-        let result = what();
-        done.store(true, Ordering::Relaxed);
-        let asked = asking.join().map_err(|_| anyhow::anyhow!("asking panicked"))?;
-        asked.and(result)
+/// What those do who monitor volumes.
+struct Poll<'a> {
+    volumes: &'a [Volume],
+    stats: usize,
+}
+
+impl Poll<'_> {
+    /// Asks once a second while something goes on, and says how often.
+    fn beside<T>(&self, rig: &Rig, what: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+        let driver = rig.plugin.driver()?;
+        let nowhere = rig.plugin.kubelet_dir().join("pods/none").to_string_lossy().into_owned();
+        let (done, count) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| -> Result<()> {
+                let mut next = self.volumes.iter().cycle();
+                let start = clock();
+                while !done.load(Ordering::Relaxed) {
+                    self.once(&driver, &mut next, &nowhere)?;
+                    let polls = count.fetch_add(1, Ordering::Relaxed) + 1;
+                    // By the clock, so that a slow answer makes no pause longer.
+                    let due = Duration::from_secs(polls);
+                    std::thread::sleep(due.saturating_sub(start.elapsed()));
+                }
+                Ok(())
+            });
+            let result = what();
+            done.store(true, Ordering::Relaxed);
+            let asked = asking.join().map_err(|_| anyhow::anyhow!("asking panicked"))?;
+            asked.and(result).map(|result| (result, count.load(Ordering::Relaxed)))
+        })
+    }
+
+    fn once<'a>(
+        &self,
+        driver: &Driver,
+        next: &mut impl Iterator<Item = &'a Volume>,
+        path: &str,
+    ) -> Result<()> {
+        let listed = driver.list_volumes(ListVolumesRequest::default())?.entries;
+        let told = |entry: &blockd_csi::proto::list_volumes_response::Entry| {
+            entry.status.as_ref().is_some_and(|status| status.volume_condition.is_some())
+        };
+        ensure!(listed.iter().all(told), "a volume without its condition is listed");
+        for volume in next.take(self.stats) {
+            let request = NodeGetVolumeStatsRequest {
+                volume_id: volume.volume_id.clone(),
+                volume_path: path.to_owned(),
+                ..Default::default()
+            };
+            // Nothing is staged here: the daemon is asked as always, and a file system is not.
+            let answer = driver.node_get_volume_stats(request);
+            let code = answer.err().map(|status| status.code());
+            ensure!(code == Some(Code::NotFound), "a path that never was: {code:?}");
+        }
+        Ok(())
+    }
+}
+
+/// By how much the 99th part of a hundred of latencies is later where somebody asks: the mean over
+/// pairs, and where the true one lies with 95 %.
+fn compare(way: &str, alone: &[Value], polled: &[Value]) -> Value {
+    let p99 = |of: &Value| of[way]["p99"].as_f64().unwrap_or_default();
+    let differences: Vec<f64> =
+        alone.iter().zip(polled).map(|(alone, polled)| p99(polled) - p99(alone)).collect();
+    let (mean, half) = interval(&differences);
+    json!({
+        "way": way,
+        "pairs": differences.len(),
+        "differences_ms": differences,
+        "mean_ms": mean,
+        "low_ms": mean - half,
+        "high_ms": mean + half,
+        "moved": mean.abs() > half,
     })
+}
+
+/// Mean of a few numbers, and half of its interval of 95 %.
+fn interval(of: &[f64]) -> (f64, f64) {
+    let count = of.iter().fold(0.0, |sum, _| sum + 1.0);
+    let mean = of.iter().sum::<f64>() / count;
+    let square: f64 = of.iter().map(|one| (one - mean).powi(2)).sum();
+    let freedom = of.len().saturating_sub(1).clamp(1, STUDENT.len());
+    let deviation = (square / (count - 1.0)).sqrt();
+    (mean, STUDENT[freedom - 1] * deviation / count.sqrt())
+}
+
+/// Student's t for two-sided intervals of 95 %, by degrees of freedom from 1 on.
+const STUDENT: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_that_of_students_distribution() {
+        let (mean, half) = interval(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+        // t = 2.776 for 4 degrees, deviation 1.5811.
+        assert!((mean - 3.0).abs() < 1e-9 && (half - 1.9629).abs() < 1e-3, "{mean} {half}");
+    }
+
+    #[test]
+    fn a_difference_within_its_interval_has_not_moved() {
+        let of = |p99: f64| json!({ "read": { "p99": p99 } });
+        let alone: Vec<Value> = [1.0, 2.0, 1.5, 1.2].map(of).into();
+        let alike: Vec<Value> = [1.9, 1.1, 1.4, 1.3].map(of).into();
+        assert_eq!(compare("read", &alone, &alike)["moved"], false);
+        let later: Vec<Value> = [2.0, 3.0, 2.6, 2.2].map(of).into();
+        assert_eq!(compare("read", &alone, &later)["moved"], true);
+    }
 }

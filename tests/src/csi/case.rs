@@ -51,6 +51,8 @@ pub(super) const CHANGES: Need = Need::Plugin(Plugin::SnapshotMetadataService);
 pub(super) const STAGE: Need = Need::Node(Node::StageUnstageVolume);
 pub(super) const NODE_MODES: Need = Need::Node(Node::SingleNodeMultiWriter);
 pub(super) const STATS: Need = Need::Node(Node::GetVolumeStats);
+pub(super) const CONDITION: Need = Need::Controller(Controller::VolumeCondition);
+pub(super) const NODE_CONDITION: Need = Need::Node(Node::VolumeCondition);
 pub(super) const NODE_EXPAND: Need = Need::Node(Node::ExpandVolume);
 
 /// What a case ends with that finds only under way that it is about nothing the driver has.

@@ -230,6 +230,15 @@ impl Plugin {
         Ok(())
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let child = self.child.as_ref().context("the plugin does not run")?;
+        Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+    }
+
     /// Asks it to end in order.
     ///
     /// # Errors
@@ -378,6 +387,16 @@ impl Control {
         let all = self.volumes()?;
         let found = all.into_iter().find(|one| one.pool == pool && one.name == name);
         found.with_context(|| format!("the daemon has no {id}"))
+    }
+
+    /// What the daemon has counted.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn stats(&self) -> Result<v1::StatsResponse> {
+        let mut client = self.client.clone();
+        let request = v1::StatsRequest::default();
+        Ok(self.runtime.block_on(async move { client.stats(request).await })?.into_inner())
     }
 
     /// The default pool.

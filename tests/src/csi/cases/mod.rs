@@ -8,6 +8,7 @@ mod delete;
 mod ephemeral;
 mod expand;
 mod group;
+mod health;
 mod identity;
 mod input;
 mod list;
@@ -28,7 +29,7 @@ use super::case::Case;
 
 /// Every case there is.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    let files: [&'static [Case]; 23] = [
+    let files: [&'static [Case]; 24] = [
         identity::CASES,
         create::CASES,
         sizes::CASES,
@@ -45,6 +46,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
         expand::CASES,
         modify::CASES,
         input::CASES,
+        health::CASES,
         node::CASES,
         stage::CASES,
         publish::CASES,
