@@ -11,7 +11,7 @@ use blockd_api::v1;
 use blockd_mapper::engine::VolumeSummary;
 
 use crate::error::Error;
-use crate::health::{Cause, Severity, State, Subject};
+use crate::health::{Cause, Code, Severity, State, Subject};
 
 use super::{Control, Known};
 use watch::{touches, wire};
@@ -67,7 +67,7 @@ impl Control {
         let names = |causes: &[v1::Cause]| {
             let own = causes.iter().filter(|cause| !cause.of_pool);
             own.filter_map(|cause| {
-                let code = crate::health::Code::of_wire(cause.code())?.name();
+                let code = Code::of_wire(cause.code())?.name();
                 let all = [Severity::Unknown, Severity::Warning, Severity::Failure];
                 let severity = all.into_iter().find(|one| one.wire() == cause.severity())?;
                 Some((code, severity.name()))
@@ -96,9 +96,17 @@ impl Control {
     fn health_of(&self, known: &Known, only: &str) -> (v1::PoolHealth, Vec<v1::VolumeHealth>) {
         let name = &known.config.name;
         let subject = |volume: &str| Subject { pool: name.clone(), volume: volume.to_owned() };
-        let is_new = self.0.health.pages.lock().ledger.state(&subject("")).is_none();
-        if is_new && self.0.health.options.enabled {
-            // It was made since the last look.
+        let is_failed = known.failure().is_some();
+        let is_old = match self.0.health.pages.lock().ledger.state(&subject("")) {
+            None => true,
+            Some(state) => {
+                let mut codes = state.causes().into_iter().map(|cause| cause.finding.code);
+                is_failed && !codes.any(|code| code == Code::PoolFailed)
+            }
+        };
+        if is_old && self.0.health.options.enabled {
+            // It was made, or has failed, since the last look: nobody is to be told that it is well
+            // who was refused by it a moment ago.
             self.take_stock();
         }
         let mut volumes: BTreeMap<String, Option<VolumeSummary>> = BTreeMap::new();
