@@ -40,7 +40,7 @@ use tonic::{Request, Response, Status};
 
 use crate::error::Error;
 use crate::health::split::{self, Side};
-use crate::health::{Cause, condition as condition_of};
+use crate::health::{Cause, condition as condition_of, unknown};
 use crate::plugin::{Call, Plugin};
 use crate::proto;
 use crate::proto::node_server::Node;
@@ -273,13 +273,18 @@ impl Service {
         request::plain_paths(&asked.volume_path, &asked.staging_target_path)?;
         let id = asked.volume_id.clone();
         let place = self.place_of_any(&id)?;
-        let volume = self.world.volume_now(&place).await?;
+        let health = self.plugin.settings.config.health;
+        let volume = match self.world.volume_now(&place).await {
+            Err(error) if health && error.is_of_media() => {
+                return self.unserved(asked, error).await;
+            }
+            volume => volume?,
+        };
         // Existence comes first; a path that is none of ours was never one of this volume.
         let path = match self.path("volume_path", &asked.volume_path) {
             Err(_) if volume.is_none() => return Err(Error::not_found("volume", &id)),
             path => absent(path, &asked.volume_path)?,
         };
-        let health = self.plugin.settings.config.health;
         let told = match &volume {
             Some(_) if health => self.told(&place).await?,
             _ => Vec::new(),
@@ -301,6 +306,23 @@ impl Service {
         // Nobody hears of conditions: it can only be said that nothing is there.
         stats.usage.ok_or_else(|| Error::not_found("path", &asked.volume_path))?;
         Ok(answer(stats, false))
+    }
+
+    /// A volume in a pool that has failed, at a path that is known to be its: it is not looked at,
+    /// and that its pool has failed is told by the controller.
+    async fn unserved(
+        &self,
+        asked: proto::NodeGetVolumeStatsRequest,
+        error: Error,
+    ) -> Result<proto::NodeGetVolumeStatsResponse> {
+        let path = self.path("volume_path", &asked.volume_path);
+        let path = absent(path, &asked.volume_path)?;
+        let record = self.blocking(move |world| Ok(world.record(&asked.volume_id))).await?;
+        if judge::known(record.as_ref(), &path).is_none() {
+            return Err(error);
+        }
+        let volume_condition = Some(unknown(&format!("the daemon does not serve it: {error}")));
+        Ok(proto::NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition })
     }
 
     /// What the daemon knows of a volume that is for the node to tell.
