@@ -13,8 +13,10 @@ mount -t tmpfs tmp /tmp
 ip link set lo up
 exec </dev/ttyS1 >/dev/ttyS1 2>&1
 stty -echo -onlcr -icrnl
-while read -r module; do
-    insmod "$module" || echo "cannot load $module"
+while read -r module parameters; do
+    # Several parameters are several words.
+    # shellcheck disable=SC2086
+    insmod "$module" $parameters || echo "cannot load $module"
 done </modules/order
 # A task that is stuck is told on the console, and so fails the run.
 for setting in hung_task_timeout_secs:30 hung_task_check_interval_secs:10 hung_task_warnings:-1; do

@@ -161,7 +161,7 @@ impl Kernel {
     }
 }
 
-fn module_name(file: &str) -> String {
+pub(super) fn module_name(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.split(".ko").next().unwrap_or(name).replace('-', "_")
 }

@@ -117,7 +117,8 @@ impl Vm {
         self
     }
 
-    /// Modules loaded before the script starts, with what they need.
+    /// Modules loaded before the script starts, with what they need. Parameters follow the name, as
+    /// in `"scsi_debug dev_size_mb=64"`.
     #[must_use]
     pub fn modules(mut self, names: &[&str]) -> Self {
         self.modules.extend(names.iter().map(|&name| name.to_owned()));
@@ -221,15 +222,20 @@ impl Vm {
         let mut root = Initramfs::new()?;
         root.text("/init", include_str!("init.sh"), true);
         root.text("/script", script, true);
-        let mut names: Vec<&str> = ALWAYS.into();
-        names.extend(self.drives.iter().flat_map(|drive| drive.modules()));
-        names.extend(self.modules.iter().map(String::as_str));
+        let mut asked: Vec<&str> = ALWAYS.into();
+        asked.extend(self.drives.iter().flat_map(|drive| drive.modules()));
+        asked.extend(self.modules.iter().map(String::as_str));
+        let asked: Vec<(&str, &str)> =
+            asked.iter().map(|module| module.split_once(' ').unwrap_or((module, ""))).collect();
+        let names: Vec<&str> = asked.iter().map(|(name, _)| *name).collect();
         let mut order = String::new();
         for (number, module) in kernel.modules(&names)?.iter().enumerate() {
             let file = module.file_name().unwrap_or_default().to_string_lossy();
             let guest = format!("/modules/{number:02}-{file}");
             root.file(module, &guest, false)?;
-            order.push_str(&format!("{guest}\n"));
+            let is_it = |name: &str| kernel::module_name(name) == kernel::module_name(&file);
+            let parameters = asked.iter().find(|(name, _)| is_it(name)).map_or("", |(_, all)| all);
+            order.push_str(&format!("{guest} {parameters}\n"));
         }
         root.text("/modules/order", &order, false);
         for program in &self.programs {
