@@ -45,7 +45,7 @@ pub(crate) const MACHINES: [Tool; 10] = [
 ];
 
 /// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
-pub(crate) const WORKLOADS: [Tool; 21] = [
+pub(crate) const WORKLOADS: [Tool; 22] = [
     FIO,
     PYTHON,
     Tool { program: "xfs_repair", package: "xfsprogs" },
@@ -63,6 +63,7 @@ pub(crate) const WORKLOADS: [Tool; 21] = [
     Tool { program: "mkswap", package: "util-linux" },
     LOSETUP,
     Tool { program: "xfs_growfs", package: "xfsprogs" },
+    Tool { program: "xfs_io", package: "xfsprogs" },
     Tool { program: "dd", package: "coreutils" },
     Tool { program: "sha256sum", package: "coreutils" },
     // They judge what is written for dm-thin.

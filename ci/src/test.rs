@@ -29,7 +29,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// those of the long one.
 type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const FORWARDED: [Forwarded; 17] = [
+const FORWARDED: [Forwarded; 18] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
@@ -48,6 +48,7 @@ const FORWARDED: [Forwarded; 17] = [
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
     ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi"]),
+    ("vm", &["health", "--short", "--kernel", "7"], &["health"]),
 ];
 
 /// Runs everything; true when nothing failed.

@@ -153,7 +153,16 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Writes the configuration anew, for the next start.
+    /// From the next start on the pool is another, or lies elsewhere.
+    ///
+    /// # Errors
+    /// When the configuration can't be written.
+    pub fn move_pool(&mut self, settings: &Settings) -> Result<()> {
+        self.pool = settings.pool.clone().context("where the pool is to be")?;
+        self.configure(settings)
+    }
+
+    /// Writes the configuration anew, for the next start, with the pool where it was.
     ///
     /// # Errors
     /// When it can't be written.

@@ -42,6 +42,8 @@ enum Workload {
     Demo(Form),
     /// The plugin for Kubernetes, on real devices, through deaths at every step
     Csi(Form),
+    /// Disks, pools, mounts and file systems in trouble, as the plugin sees them
+    Health(Form),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(Form),
     /// The half of a workload that runs in the guest
@@ -100,6 +102,10 @@ enum Inside {
     },
     Space,
     SpaceBeside,
+    Health {
+        #[arg(long)]
+        short: bool,
+    },
     Csi {
         #[arg(long)]
         seconds: u64,
@@ -178,6 +184,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Demo(form) => each("demo", form, workload::demo::run),
         Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Csi(form) => each("csi", form, workload::csi::run),
+        Workload::Health(form) => each("health", form, workload::health::run),
         Workload::Inside { seed, what } => match what {
             Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
             Inside::Kill { pool, kills } => workload::kill::inside(pool, *kills, *seed),
@@ -190,6 +197,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
+            Inside::Health { short } => workload::health::inside(*short),
             Inside::Csi { seconds, short } => workload::csi::inside(*seconds, *short, *seed),
         },
     }

@@ -2,7 +2,7 @@
 //! conformance suite with its node part, what a node lives through, and deaths at every step.
 
 mod deaths;
-mod life;
+pub(super) mod life;
 mod node;
 
 use std::path::Path;

@@ -69,6 +69,30 @@ impl Device {
         Ok(Self { path, file, durable: open(OFlag::O_DSYNC)?, size })
     }
 
+    /// Writes the buffer's bytes.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn write(&self, offset: u64, buffer: &Buffer) -> Result<()> {
+        Ok(self.file.write_all_at(buffer.bytes(), offset)?)
+    }
+
+    /// Reads into the buffer.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn read(&self, offset: u64, len: usize, buffer: &mut Buffer) -> Result<()> {
+        Ok(self.file.read_exact_at(buffer.of(len), offset)?)
+    }
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn flush(&self) -> Result<()> {
+        Ok(self.file.sync_data()?)
+    }
+
     /// Does a request; the buffer has a write's data and takes a read's.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ pub mod device;
 pub mod files;
 pub mod fs;
 pub mod guest;
+pub mod health;
 pub mod kill;
 pub mod ledger;
 pub mod load;

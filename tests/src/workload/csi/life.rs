@@ -17,14 +17,14 @@ use crate::csi::{Answer, Driver, range};
 
 /// How a volume is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(in crate::workload) enum Shape {
     Mount(&'static str),
     Block,
     Inline,
 }
 
 /// A capability of this shape.
-pub(super) fn capability(shape: Shape, mode: Mode) -> VolumeCapability {
+pub(in crate::workload) fn capability(shape: Shape, mode: Mode) -> VolumeCapability {
     let access = match shape {
         Shape::Block => AccessType::Block(BlockVolume {}),
         Shape::Mount(fs_type) => mount(fs_type),
@@ -40,15 +40,15 @@ fn mount(fs_type: &str) -> AccessType {
 
 /// A volume and its paths.
 #[derive(Clone, Debug)]
-pub(super) struct Volume {
-    pub(super) name: String,
-    pub(super) shape: Shape,
-    pub(super) mode: Mode,
-    pub(super) size: i64,
+pub(in crate::workload) struct Volume {
+    pub(in crate::workload) name: String,
+    pub(in crate::workload) shape: Shape,
+    pub(in crate::workload) mode: Mode,
+    pub(in crate::workload) size: i64,
     /// Known once it is made.
-    pub(super) id: String,
-    pub(super) context: std::collections::HashMap<String, String>,
-    pub(super) staging: PathBuf,
+    pub(in crate::workload) id: String,
+    pub(in crate::workload) context: std::collections::HashMap<String, String>,
+    pub(in crate::workload) staging: PathBuf,
     pods: PathBuf,
 }
 
@@ -58,7 +58,7 @@ fn text(path: &Path) -> String {
 
 impl Volume {
     /// With its folders, as the kubelet makes them.
-    pub(super) fn new(rig: &Rig, name: &str, shape: Shape, size: i64) -> Result<Self> {
+    pub(in crate::workload) fn new(rig: &Rig, name: &str, shape: Shape, size: i64) -> Result<Self> {
         let kubelet = rig.plugin.kubelet_dir();
         let staging = kubelet.join("plugins/kubernetes.io/csi").join(name).join("globalmount");
         let pods = kubelet.join("pods").join(name);
@@ -79,7 +79,7 @@ impl Volume {
         })
     }
 
-    pub(super) fn target(&self, number: u32) -> PathBuf {
+    pub(in crate::workload) fn target(&self, number: u32) -> PathBuf {
         self.pods.join(format!("mount-{number}"))
     }
 
@@ -87,7 +87,7 @@ impl Volume {
         Some(capability(self.shape, self.mode))
     }
 
-    pub(super) fn create(&mut self, driver: &Driver) -> Answer<()> {
+    pub(in crate::workload) fn create(&mut self, driver: &Driver) -> Answer<()> {
         let answer = driver.create_volume(CreateVolumeRequest {
             name: self.name.clone(),
             capacity_range: range(self.size, 0),
@@ -99,7 +99,7 @@ impl Volume {
         Ok(())
     }
 
-    pub(super) fn stage(&self, driver: &Driver) -> Answer<()> {
+    pub(in crate::workload) fn stage(&self, driver: &Driver) -> Answer<()> {
         let request = NodeStageVolumeRequest {
             volume_id: self.id.clone(),
             staging_target_path: text(&self.staging),
@@ -110,11 +110,11 @@ impl Volume {
         driver.node_stage_volume(request).map(drop)
     }
 
-    pub(super) fn publish(&self, driver: &Driver, number: u32) -> Answer<()> {
+    pub(in crate::workload) fn publish(&self, driver: &Driver, number: u32) -> Answer<()> {
         self.publish_as(driver, number, self.mode, false)
     }
 
-    pub(super) fn publish_as(
+    pub(in crate::workload) fn publish_as(
         &self,
         driver: &Driver,
         number: u32,
@@ -139,7 +139,7 @@ impl Volume {
         driver.node_publish_volume(request).map(drop)
     }
 
-    pub(super) fn unpublish(&self, driver: &Driver, number: u32) -> Answer<()> {
+    pub(in crate::workload) fn unpublish(&self, driver: &Driver, number: u32) -> Answer<()> {
         let request = NodeUnpublishVolumeRequest {
             volume_id: self.id.clone(),
             target_path: text(&self.target(number)),
@@ -147,7 +147,7 @@ impl Volume {
         driver.node_unpublish_volume(request).map(drop)
     }
 
-    pub(super) fn unstage(&self, driver: &Driver) -> Answer<()> {
+    pub(in crate::workload) fn unstage(&self, driver: &Driver) -> Answer<()> {
         let request = NodeUnstageVolumeRequest {
             volume_id: self.id.clone(),
             staging_target_path: text(&self.staging),
@@ -155,7 +155,7 @@ impl Volume {
         driver.node_unstage_volume(request).map(drop)
     }
 
-    pub(super) fn grow(&mut self, driver: &Driver, size: i64) -> Answer<()> {
+    pub(in crate::workload) fn grow(&mut self, driver: &Driver, size: i64) -> Answer<()> {
         let request = ControllerExpandVolumeRequest {
             volume_id: self.id.clone(),
             capacity_range: range(size, 0),
@@ -166,7 +166,7 @@ impl Volume {
         Ok(())
     }
 
-    pub(super) fn node_grow(&self, driver: &Driver, number: u32) -> Answer<i64> {
+    pub(in crate::workload) fn node_grow(&self, driver: &Driver, number: u32) -> Answer<i64> {
         let request = NodeExpandVolumeRequest {
             volume_id: self.id.clone(),
             volume_path: text(&self.target(number)),
@@ -177,7 +177,7 @@ impl Volume {
         driver.node_expand_volume(request).map(|answer| answer.capacity_bytes)
     }
 
-    pub(super) fn stats(&self, driver: &Driver, number: u32) -> Answer<bool> {
+    pub(in crate::workload) fn stats(&self, driver: &Driver, number: u32) -> Answer<bool> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: self.id.clone(),
             volume_path: text(&self.target(number)),
@@ -187,13 +187,13 @@ impl Volume {
         Ok(answer.volume_condition.is_some_and(|condition| condition.abnormal))
     }
 
-    pub(super) fn delete(&self, driver: &Driver) -> Answer<()> {
+    pub(in crate::workload) fn delete(&self, driver: &Driver) -> Answer<()> {
         let request = DeleteVolumeRequest { volume_id: self.id.clone(), ..Default::default() };
         driver.delete_volume(request).map(drop)
     }
 
     /// Takes the folders away that were there before. What the plugin has left in them is told.
-    pub(super) fn gone(&self) -> Result<()> {
+    pub(in crate::workload) fn gone(&self) -> Result<()> {
         for folder in [&self.staging, &self.pods] {
             match fs::remove_dir(folder) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -209,16 +209,16 @@ impl Volume {
 
 /// What there is beside what the daemon has by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Left {
-    pub(super) volumes: Vec<String>,
-    pub(super) devices: Vec<String>,
-    pub(super) mounts: Vec<String>,
-    pub(super) records: Vec<String>,
-    pub(super) folders: Vec<String>,
+pub(in crate::workload) struct Left {
+    pub(in crate::workload) volumes: Vec<String>,
+    pub(in crate::workload) devices: Vec<String>,
+    pub(in crate::workload) mounts: Vec<String>,
+    pub(in crate::workload) records: Vec<String>,
+    pub(in crate::workload) folders: Vec<String>,
 }
 
 /// Counts all that could have been left.
-pub(super) fn left(rig: &Rig) -> Result<Left> {
+pub(in crate::workload) fn left(rig: &Rig) -> Result<Left> {
     let kubelet = text(&rig.plugin.kubelet_dir());
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let mounts = mounts.lines().filter(|line| line.contains(&kubelet));
@@ -240,7 +240,7 @@ pub(super) fn left(rig: &Rig) -> Result<Left> {
 }
 
 /// Fails when something is left.
-pub(super) fn nothing_left(rig: &Rig, after: &str) -> Result<()> {
+pub(in crate::workload) fn nothing_left(rig: &Rig, after: &str) -> Result<()> {
     let left = left(rig)?;
     ensure!(left == Left::default(), "after {after}: {left:?}; {}", rig.plugin.last_words());
     Ok(())
