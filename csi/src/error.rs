@@ -240,7 +240,7 @@ impl Error {
         }
     }
 
-    /// The daemon's devices or what is on them have failed, or its pool had to be given up for that.
+    /// The daemon's devices or what is on them have failed, or a pool had to be given up for that.
     #[must_use]
     pub fn is_of_media(&self) -> bool {
         matches!(self.daemon_kind(), Some(ErrorKind::Io | ErrorKind::Corrupt))
