@@ -38,7 +38,7 @@ pub struct Rules {
     pub hold_ns: u64,
     /// IO errors have to stay away for this long.
     pub errors_hold_ns: u64,
-    /// After [`BURST`] times in a row, the beginning of a cause is told once in this time.
+    /// After three times in a row, the beginning of a cause is told once in this time.
     pub tell_ns: u64,
 }
 
