@@ -137,6 +137,12 @@ fn t3_a_claim_of_500_mib_is_taken_where_500_mib_are_free() {
     }
 }
 
+/// A daemon can be reached a moment before it says that it is ready.
+fn ready(driver: &Driver) {
+    let is_ready = || driver.probe(ProbeRequest {}).unwrap().ready.unwrap().then_some(());
+    tools::wait_until("the plugin to be ready", Duration::from_secs(60), is_ready).unwrap();
+}
+
 #[test]
 fn a_daemon_that_is_away_is_unavailable_and_all_goes_on_when_it_is_back() {
     let mut rig = Rig::start("away", &Settings::default()).unwrap();
@@ -158,7 +164,7 @@ fn a_daemon_that_is_away_is_unavailable_and_all_goes_on_when_it_is_back() {
         assert_eq!(driver.probe(ProbeRequest {}).unwrap().ready, Some(false));
     }
     rig.daemon.start().unwrap();
-    assert_eq!(driver.probe(ProbeRequest {}).unwrap().ready, Some(true));
+    ready(&driver);
     assert_eq!(create(&driver, &wanted).unwrap(), before);
     create(&driver, &request("after", mounted("ext4"), 64 * MIB)).unwrap();
 }
@@ -172,7 +178,7 @@ fn a_plugin_that_is_started_before_its_daemon_waits_for_it() {
     assert_eq!(driver.offers().name, "csi.blockd.io");
     assert_eq!(driver.probe(ProbeRequest {}).unwrap().ready, Some(false));
     daemon.start().unwrap();
-    assert_eq!(driver.probe(ProbeRequest {}).unwrap().ready, Some(true));
+    ready(&driver);
     create(&driver, &request("first", mounted("ext4"), 64 * MIB)).unwrap();
     plugin.stop().unwrap();
 }
