@@ -24,6 +24,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use blockd_api::v1;
 use blockd_api::v1::control_client::ControlClient;
+use blockd_csi::proto::ProbeRequest;
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -89,6 +90,10 @@ impl Rig {
         daemon.start()?;
         let mut plugin = Plugin::new(name, &daemon.control_socket(), settings)?;
         plugin.start()?;
+        // The daemon can be reached a moment before it says that it is ready.
+        let driver = plugin.driver()?;
+        let is_ready = || driver.probe(ProbeRequest {}).ok()?.ready.filter(|ready| *ready);
+        tools::wait_until("daemon and plugin to be ready", START_LIMIT, is_ready)?;
         Ok(Self { plugin, daemon })
     }
 
