@@ -27,6 +27,24 @@ pub enum DeviceKind {
     Memory,
 }
 
+/// What becomes of answered writes, the best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Durability {
+    /// They are there after power has failed, if they were flushed.
+    PowerSafe,
+    /// They are there after the daemon has died, and not after power has failed.
+    RestartSafe,
+    /// They end with the daemon.
+    Volatile,
+}
+
+impl Durability {
+    /// Of all devices together.
+    pub fn worst(devices: impl Iterator<Item = Self>) -> Self {
+        devices.max().unwrap_or(Self::PowerSafe)
+    }
+}
+
 /// How a device is found, or made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceSpec {
@@ -59,6 +77,19 @@ pub struct DeviceInfo {
     pub mapped: bool,
     /// A file with holes, that freed extents become again.
     pub sparse: bool,
+}
+
+impl DeviceInfo {
+    /// What becomes of writes to it.
+    #[must_use]
+    pub const fn durability(&self) -> Durability {
+        match self.kind {
+            DeviceKind::Memory => Durability::Volatile,
+            // A file in memory outlives the daemon, and no more.
+            DeviceKind::File if self.mapped => Durability::RestartSafe,
+            DeviceKind::File | DeviceKind::Disk => Durability::PowerSafe,
+        }
+    }
 }
 
 /// What is looked at of a device that is to join a pool: partition tables, file systems and other

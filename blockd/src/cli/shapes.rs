@@ -192,6 +192,7 @@ pub(crate) fn device_kind(device: &v1::Device) -> &'static str {
         v1::DeviceKind::File => "file",
         v1::DeviceKind::Disk => "disk",
         v1::DeviceKind::Memory => "memory",
+        v1::DeviceKind::Pmem => "pmem",
         v1::DeviceKind::Unspecified => "unknown",
     }
 }

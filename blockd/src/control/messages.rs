@@ -6,7 +6,7 @@ use blockd_api::v1;
 use blockd_mapper::format::catalogue::VolumeKind;
 
 use crate::error::Error;
-use crate::pool::{DeviceInfo, DeviceKind, PoolHandle, SpaceState, Use, VolumeId};
+use crate::pool::{DeviceInfo, DeviceKind, Durability, PoolHandle, SpaceState, Use, VolumeId};
 use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
 use super::devices::{AttachWish, FrontEnd};
@@ -73,6 +73,10 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         out_of_space: info.out_of_space,
         origin_id: info.origin.0,
         family_id: info.lineage.0,
+        durability: durability(described.durability).into(),
+        state: v1::VolumeState::Ready.into(),
+        write_cache: true,
+        ..v1::Volume::default()
     }
 }
 
@@ -119,6 +123,15 @@ fn device(info: &DeviceInfo) -> v1::Device {
         size_bytes: to_wire(info.size),
         sparse: info.sparse,
         discard: info.sparse || info.kind == DeviceKind::Disk,
+        pmem: None,
+    }
+}
+
+pub(super) fn durability(level: Durability) -> v1::Durability {
+    match level {
+        Durability::PowerSafe => v1::Durability::PowerSafe,
+        Durability::RestartSafe => v1::Durability::RestartSafe,
+        Durability::Volatile => v1::Durability::Volatile,
     }
 }
 
@@ -168,6 +181,7 @@ impl Control {
         let set_aside = volumes.iter().map(|one| one.settings.set_aside(one.size)).sum();
         let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
         let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
+        let level = Durability::worst(handle.devices().iter().map(DeviceInfo::durability));
         let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(v1::Pool {
             name,
@@ -200,6 +214,12 @@ impl Control {
             seconds_to_full: now.seconds_to_full.map_or(-1, to_wire),
             set_aside_bytes: to_wire(set_aside),
             blocked_writes,
+            kind: v1::PoolKind::Mapped.into(),
+            durability: durability(level).into(),
+            write_cache: true,
+            largest_volume_bytes: to_wire(space.free()),
+            numa_node: -1,
+            ..v1::Pool::default()
         })
     }
 

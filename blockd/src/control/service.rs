@@ -419,6 +419,9 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
         v1::DeviceKind::File => DeviceKind::File,
         v1::DeviceKind::Disk => DeviceKind::Disk,
         v1::DeviceKind::Memory => DeviceKind::Memory,
+        v1::DeviceKind::Pmem => {
+            return Err(Error::invalid("kind", "pmem", "file, disk or memory"));
+        }
     };
     let template = &control.0.options.template;
     let extent_size = if asked.extent_size == 0 { 256 << 10 } else { asked.extent_size };

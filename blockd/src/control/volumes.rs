@@ -7,6 +7,7 @@ use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
 
+use crate::backing::{DeviceInfo, Durability};
 use crate::config::check_name;
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::DeviceView;
@@ -33,6 +34,8 @@ pub(super) struct Described {
     pub(super) front_end: Option<FrontEnd>,
     /// Its block device, when it is attached so.
     pub(super) device: DeviceView,
+    /// What becomes of its answered writes.
+    pub(super) durability: Durability,
 }
 
 /// A volume that is gone.
@@ -315,6 +318,7 @@ impl Control {
                 *clients.entry(one.volume).or_default() += 1;
             }
         }
+        let durability = Durability::worst(pool.devices().iter().map(DeviceInfo::durability));
         let describe = |info: VolumeInfo| {
             let attachment = self.0.attachments.get(pool.name(), &info.name);
             let attachment = attachment.filter(|present| present.record.id == info.id.0);
@@ -342,6 +346,7 @@ impl Control {
                 uris,
                 front_end,
                 device,
+                durability,
                 info,
             }
         };

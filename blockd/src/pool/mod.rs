@@ -24,4 +24,4 @@ pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
 pub use blockd_mapper::units::VolumeId;
 
-pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec};
+pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec, Durability};
