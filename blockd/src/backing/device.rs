@@ -279,13 +279,19 @@ impl Device {
             return mapped.punch(offset, len);
         }
         if self.info.kind == DeviceKind::Disk {
-            return ioctl::discard(&self.file, offset, len).map_err(|error| io_error(&error));
+            return ioctl::discard(&self.file, offset, len).map_err(|error| self.meaning(&error));
         }
         let (Ok(start), Ok(bytes)) = (i64::try_from(offset), i64::try_from(len)) else {
             return Err(IoError::Media);
         };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(self.file.as_fd(), flags, start, bytes).map_err(|error| io_error(&error.into()))
+    }
+
+    /// What an error of this device's IO means to the mapper.
+    #[must_use]
+    pub fn meaning(&self, error: &std::io::Error) -> IoError {
+        meaning(self.info.kind, error, || ioctl::device_size(&self.file))
     }
 
     /// Bytes free in the file system below a sparse file.
@@ -346,9 +352,43 @@ pub fn io_error(error: &std::io::Error) -> IoError {
     }
 }
 
+/// The same of a device of this kind. A disk that was pulled out has no bytes, and the kernel says
+/// of a write that there is no space: nobody is to wait for that to come.
+fn meaning(
+    kind: DeviceKind,
+    error: &std::io::Error,
+    size: impl FnOnce() -> std::io::Result<u64>,
+) -> IoError {
+    match io_error(error) {
+        IoError::NoSpace if kind == DeviceKind::Disk => match size() {
+            Ok(0) => IoError::Gone,
+            Ok(_) => IoError::NoSpace,
+            Err(error) => io_error(&error),
+        },
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_was_pulled_out_is_gone_and_not_full() {
+        let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
+        let of = |kind, size: Result<u64, i32>| {
+            meaning(kind, &full, || size.map_err(std::io::Error::from_raw_os_error))
+        };
+        assert_eq!(of(DeviceKind::Disk, Ok(0)), IoError::Gone);
+        assert_eq!(of(DeviceKind::Disk, Err(libc::ENXIO)), IoError::Gone);
+        // A thin volume of somebody else's has its size, and may get space.
+        assert_eq!(of(DeviceKind::Disk, Ok(1 << 30)), IoError::NoSpace);
+        // The size is not asked for where it says nothing.
+        assert_eq!(of(DeviceKind::File, Err(libc::EIO)), IoError::NoSpace);
+        let error = std::io::Error::from_raw_os_error(libc::EIO);
+        let size = || unreachable!("an error that speaks for itself");
+        assert_eq!(meaning(DeviceKind::Disk, &error, size), IoError::Media);
+    }
 
     #[test]
     fn what_is_below_is_as_large_as_it_can_become() {

@@ -290,7 +290,8 @@ impl PoolThread {
         self.under_way -= 1;
         self.watch_ended(command.id);
         let result = result.map_err(|error| {
-            let mapped = io_error(&error);
+            let device = self.shared.devices.get(usize::from(command.device.0));
+            let mapped = device.map_or_else(|| io_error(&error), |one| one.meaning(&error));
             if mapped != IoError::NoSpace {
                 self.count_failure(&command, &error);
             }

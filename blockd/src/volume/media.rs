@@ -4,7 +4,7 @@ use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
-use crate::backing::{Ended, IoDirection, Ring, io_error};
+use crate::backing::{Device, Ended, IoDirection, Ring, io_error};
 use crate::block::{Buffer, Operation};
 use crate::stats::MediaOp;
 
@@ -73,6 +73,11 @@ impl Executor {
 
     fn pool_of(&self, at: usize) -> Option<usize> {
         self.volumes[self.slots[at].volume].as_ref().map(|attached| attached.pool)
+    }
+
+    fn device_of(&self, at: usize, device: u8) -> Option<&Device> {
+        let media = &self.pools[self.pool_of(at)?].media;
+        media.get(usize::from(device)).map(|one| &*one.device)
     }
 
     fn do_at_once(&self, at: usize, op: &PlanOp, ring: &mut Ring) -> Result<(), IoError> {
@@ -198,10 +203,11 @@ impl Executor {
         let place = if is_copy { token & u64::from(u32::MAX) } else { token & PLACE_MASK };
         let at = usize::try_from(place).unwrap_or(usize::MAX);
         let result = result.map_err(|error| {
-            let mapped = io_error(&error);
+            let device = u8::try_from((token >> DEVICE_SHIFT) & 0xff).unwrap_or(0);
+            let of = if is_copy { self.half_of(at) } else { Some((at, device, None)) };
+            let device = of.and_then(|(at, device, _)| self.device_of(at, device));
+            let mapped = device.map_or_else(|| io_error(&error), |one| one.meaning(&error));
             if mapped != IoError::NoSpace {
-                let device = u8::try_from((token >> DEVICE_SHIFT) & 0xff).unwrap_or(0);
-                let of = if is_copy { self.half_of(at) } else { Some((at, device, None)) };
                 self.failed(of, &error);
             }
             mapped
