@@ -45,7 +45,7 @@ pub(crate) const MACHINES: [Tool; 10] = [
 ];
 
 /// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
-pub(crate) const WORKLOADS: [Tool; 22] = [
+pub(crate) const WORKLOADS: [Tool; 24] = [
     FIO,
     PYTHON,
     Tool { program: "xfs_repair", package: "xfsprogs" },
@@ -66,6 +66,9 @@ pub(crate) const WORKLOADS: [Tool; 22] = [
     Tool { program: "xfs_io", package: "xfsprogs" },
     Tool { program: "dd", package: "coreutils" },
     Tool { program: "sha256sum", package: "coreutils" },
+    // Labels of persistent memory, and what the kernel's own tools make of its regions.
+    Tool { program: "ndctl", package: "ndctl" },
+    Tool { program: "filefrag", package: "e2fsprogs" },
     // They judge what is written for dm-thin.
     Tool { program: "thin_restore", package: "thin-provisioning-tools" },
     Tool { program: "thin_check", package: "thin-provisioning-tools" },

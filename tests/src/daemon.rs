@@ -405,7 +405,8 @@ impl Drop for Daemon {
 
 fn is_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
-    fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
+    let is_one = |kind: fs::FileType| kind.is_block_device() || kind.is_char_device();
+    fs::metadata(path).is_ok_and(|data| is_one(data.file_type()))
 }
 
 /// A block device over a file, until it is dropped. Only root can make one.

@@ -44,6 +44,8 @@ enum Workload {
     Csi(Form),
     /// Disks, pools, mounts and file systems in trouble, as the plugin sees them
     Health(Form),
+    /// Persistent memory: regions, pools and volumes in it, and a loss of power
+    Pmem(Form),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(Form),
     /// The half of a workload that runs in the guest
@@ -103,6 +105,14 @@ enum Inside {
     Space,
     SpaceBeside,
     Health {
+        #[arg(long)]
+        short: bool,
+    },
+    Pmem {
+        stage: String,
+        /// What each writer was answered before the machine's power was cut.
+        #[arg(long)]
+        answered: Option<String>,
         #[arg(long)]
         short: bool,
     },
@@ -184,6 +194,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Demo(form) => each("demo", form, workload::demo::run),
         Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Csi(form) => each("csi", form, workload::csi::run),
+        Workload::Pmem(form) => each("pmem", form, workload::pmem::run),
         Workload::Health(form) => each("health", form, workload::health::run),
         Workload::Inside { seed, what } => match what {
             Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
@@ -198,6 +209,9 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
             Inside::Health { short } => workload::health::inside(*short),
+            Inside::Pmem { stage, answered, short } => {
+                workload::pmem::inside(stage, answered.as_deref(), *short, *seed)
+            }
             Inside::Csi { seconds, short } => workload::csi::inside(*seconds, *short, *seed),
         },
     }

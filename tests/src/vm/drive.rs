@@ -16,6 +16,8 @@ pub enum Drive {
     /// A file as persistent memory, `/dev/pmem0` and so on: a whole number of 128 MiB, and 2 MiB
     /// more if it is to hold labels. Other sizes misalign what comes behind it.
     Nvdimm(PathBuf),
+    /// The same near the processors of a node; see [`super::Vm::nodes`].
+    NvdimmNear(PathBuf, u32),
     /// A volume that a server on the host exports over a Unix socket.
     Nbd {
         /// Path of the socket.
@@ -40,7 +42,7 @@ impl Drive {
         match self {
             Self::File(_) | Self::Nbd { .. } => &[],
             Self::Nvme(_) => &["nvme"],
-            Self::Nvdimm(_) => &["nfit", "nd_pmem"],
+            Self::Nvdimm(_) | Self::NvdimmNear(..) => &["nfit", "nd_pmem"],
         }
     }
 
@@ -60,41 +62,77 @@ impl Drive {
                 let device = format!("nvme,drive=drive{number},serial=drive{number}");
                 [blockdev(number, &raw(path)), vec!["-device".into(), device]].concat()
             }
-            Self::Nvdimm(path) => {
-                let size = fs::metadata(path)
-                    .with_context(|| format!("the size of {}", path.display()))?
-                    .len();
-                let labels = size % NVDIMM_UNIT;
-                ensure!(
-                    labels == 0 || labels == NVDIMM_LABELS,
-                    "{}: {size} bytes are no multiple of {NVDIMM_UNIT}, with or without \
-                     {NVDIMM_LABELS} for labels",
-                    path.display()
-                );
-                let object = format!(
-                    "memory-backend-file,id=drive{number},share=on,mem-path={},size={size}",
-                    option(path)
-                );
-                let labels =
-                    if labels == 0 { String::new() } else { format!(",label-size={labels}") };
-                let device = format!("nvdimm,memdev=drive{number}{labels}");
-                ["-object".into(), object, "-device".into(), device].into()
-            }
+            Self::Nvdimm(path) => nvdimm(number, path, None)?,
+            Self::NvdimmNear(path, node) => nvdimm(number, path, Some(*node))?,
         };
         Ok(words)
     }
 }
 
+fn nvdimm(number: usize, path: &Path, node: Option<u32>) -> Result<Vec<String>> {
+    let size = fs::metadata(path).with_context(|| format!("the size of {}", path.display()))?.len();
+    let labels = size % NVDIMM_UNIT;
+    ensure!(
+        labels == 0 || labels == NVDIMM_LABELS,
+        "{}: {size} bytes are no multiple of {NVDIMM_UNIT}, with or without {NVDIMM_LABELS} for \
+         labels",
+        path.display()
+    );
+    let path = option(path);
+    let object =
+        format!("memory-backend-file,id=drive{number},share=on,mem-path={path},size={size}");
+    let labels = if labels == 0 { String::new() } else { format!(",label-size={labels}") };
+    let node = node.map_or_else(String::new, |node| format!(",node={node}"));
+    let device = format!("nvdimm,memdev=drive{number}{labels}{node}");
+    Ok(["-object".into(), object, "-device".into(), device].into())
+}
+
+/// How far a write to persistent memory has to get to outlive a loss of power, by what the platform
+/// says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Persistence {
+    /// Into the memory controller: caches have to be written back.
+    #[default]
+    MemoryController,
+    /// Into the caches.
+    CpuCache,
+    /// It says nothing.
+    Unsaid,
+}
+
+/// What of a machine is not its disks.
+#[derive(Clone, Debug)]
+pub(super) struct Frame {
+    pub(super) memory_mib: u32,
+    /// Nodes, each with as much of memory and processors; 1 is no word about it.
+    pub(super) nodes: u32,
+    pub(super) cpus: u32,
+    pub(super) persistence: Persistence,
+}
+
 /// Words for qemu: the machine with its memory, then all disks.
-pub(super) fn machine(memory_mib: u32, drives: &[Drive]) -> Result<Vec<String>> {
-    let persistent = drives.iter().any(|drive| matches!(drive, Drive::Nvdimm(_)));
-    let (machine, slots) = if persistent {
-        ("pc,nvdimm=on,nvdimm-persistence=mem-ctrl", NVDIMM_SLOTS)
-    } else {
-        ("pc", "")
+pub(super) fn machine(frame: &Frame, drives: &[Drive]) -> Result<Vec<String>> {
+    let persistent =
+        drives.iter().any(|drive| matches!(drive, Drive::Nvdimm(_) | Drive::NvdimmNear(..)));
+    let (machine, slots) = match (persistent, frame.persistence) {
+        (false, _) => ("pc", ""),
+        (true, Persistence::MemoryController) => {
+            ("pc,nvdimm=on,nvdimm-persistence=mem-ctrl", NVDIMM_SLOTS)
+        }
+        (true, Persistence::CpuCache) => ("pc,nvdimm=on,nvdimm-persistence=cpu", NVDIMM_SLOTS),
+        (true, Persistence::Unsaid) => ("pc,nvdimm=on", NVDIMM_SLOTS),
     };
+    let Frame { memory_mib, nodes, cpus, .. } = *frame;
     let memory = format!("{memory_mib}M{slots}");
     let mut words = vec!["-machine".to_owned(), machine.to_owned(), "-m".to_owned(), memory];
+    for node in (0..nodes).filter(|_| nodes > 1) {
+        let (size, each) = (memory_mib / nodes, cpus / nodes);
+        let (first, last) = (node * each, (node + 1) * each - 1);
+        words.push("-object".into());
+        words.push(format!("memory-backend-ram,id=near{node},size={size}M"));
+        words.push("-numa".into());
+        words.push(format!("node,nodeid={node},memdev=near{node},cpus={first}-{last}"));
+    }
     for (number, drive) in drives.iter().enumerate() {
         words.extend(drive.words(number)?);
     }

@@ -26,7 +26,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::tools;
-pub use drive::Drive;
+use drive::Frame;
+pub use drive::{Drive, Persistence};
 use initramfs::Initramfs;
 pub use kernel::{Kernel, Which};
 pub use running::{Output, Running};
@@ -59,6 +60,10 @@ pub struct Vm {
     files: Vec<(PathBuf, String, bool)>,
     drives: Vec<Drive>,
     arguments: Vec<String>,
+    /// Further words for the kernel.
+    words: String,
+    nodes: u32,
+    persistence: Persistence,
 }
 
 impl Vm {
@@ -78,6 +83,9 @@ impl Vm {
             files: Vec::new(),
             drives: Vec::new(),
             arguments: Vec::new(),
+            words: String::new(),
+            nodes: 1,
+            persistence: Persistence::default(),
         }
     }
 
@@ -163,6 +171,27 @@ impl Vm {
     #[must_use]
     pub fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|&word| word.to_owned()));
+        self
+    }
+
+    /// Further words for the kernel, as `memmap=512M!1G`.
+    #[must_use]
+    pub fn words(mut self, words: &str) -> Self {
+        self.words = format!(" {words}");
+        self
+    }
+
+    /// Memory and processors in so many nodes, as many of each in every one.
+    #[must_use]
+    pub fn nodes(mut self, count: u32) -> Self {
+        self.nodes = count;
+        self
+    }
+
+    /// What the platform says of its persistent memory.
+    #[must_use]
+    pub fn persistence(mut self, persistence: Persistence) -> Self {
+        self.persistence = persistence;
         self
     }
 
@@ -263,9 +292,11 @@ impl Vm {
         qemu.args(["-accel", &help, "-cpu", "max", "-nodefaults"]);
         qemu.args(["-no-user-config", "-no-reboot", "-display", "none"]);
         qemu.arg("-smp").arg(self.cpus.to_string());
-        qemu.args(drive::machine(self.memory_mib, &self.drives)?);
+        let (memory_mib, nodes, cpus) = (self.memory_mib, self.nodes, self.cpus);
+        let frame = Frame { memory_mib, nodes, cpus, persistence: self.persistence };
+        qemu.args(drive::machine(&frame, &self.drives)?);
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
-        qemu.args(["-append", COMMAND_LINE]);
+        qemu.args(["-append", &format!("{COMMAND_LINE}{}", self.words)]);
         // What the kernel says goes to a file, what the script says to us.
         qemu.arg("-chardev")
             .arg(format!("file,id=kernel,path={}", drive::option(&folder.join("console"))));
