@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockd_mapper::io::{IoBuffer, IoError};
+use blockd_pmem::media::Durability;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
@@ -25,24 +26,6 @@ pub enum DeviceKind {
     Disk,
     /// Memory of this process: gone with it.
     Memory,
-}
-
-/// What becomes of answered writes, the best first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Durability {
-    /// They are there after power has failed, if they were flushed.
-    PowerSafe,
-    /// They are there after the daemon has died, and not after power has failed.
-    RestartSafe,
-    /// They end with the daemon.
-    Volatile,
-}
-
-impl Durability {
-    /// Of all devices together.
-    pub fn worst(devices: impl Iterator<Item = Self>) -> Self {
-        devices.max().unwrap_or(Self::PowerSafe)
-    }
 }
 
 /// How a device is found, or made.

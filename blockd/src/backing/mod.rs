@@ -14,7 +14,8 @@ mod receive;
 #[expect(unsafe_code, reason = "hands memory to the kernel through io_uring")]
 mod ring;
 
-pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, Durability, io_error};
+pub use blockd_pmem::media::Durability;
+pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, io_error};
 pub use doorbell::Doorbell;
 pub use mapped::Mapped;
 pub use message::Message;

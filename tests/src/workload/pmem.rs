@@ -1,5 +1,5 @@
-//! `pmem`: two regions of persistent memory near two nodes, pools and volumes in them, power cuts in
-//! the middle of writes, memory that goes bad, and a region without labels.
+//! `pmem`: two regions of persistent memory near two nodes, pools and volumes in them, and power
+//! cuts in the middle of writes.
 
 mod answered;
 mod pooled;

@@ -1,0 +1,6 @@
+//! Persistent memory: what the kernel has of it, and how it is read and written.
+//!
+//! - [`media`]: mapped memory; stores past the cache, fences, memory that has gone bad.
+#![deny(unsafe_code)]
+
+pub mod media;
