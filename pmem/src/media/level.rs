@@ -5,8 +5,8 @@
 pub enum Medium {
     /// A character device, `/dev/daxX.Y`.
     DevDax,
-    /// A file on a file system with DAX, with `MAP_SYNC`: whatever a store needs of the file
-    /// system to be found again is durable before the store is done.
+    /// A file on a file system with DAX, with `MAP_SYNC`: whatever a store needs of
+    /// the file system to be found again is durable before the store is done.
     DaxFile,
     /// A file without `MAP_SYNC`, as on tmpfs: what was written lasts when it was synced, if at all.
     File,
