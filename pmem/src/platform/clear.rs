@@ -1,0 +1,117 @@
+//! Overwriting namespaces with zeroes.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::Platform;
+use super::error::PlatformError;
+use super::namespace::{DeviceClass, Namespace};
+
+/// Where file systems, partition tables, RAIDs and pools have what they are known by: at the front
+/// (btrfs has it at 64 KiB, a pool of ours within 2 MiB) and at the end.
+pub const MARKED_BYTES: u64 = 8 << 20;
+
+/// Zeroes for files that can't be zeroed otherwise.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A block device that is being overwritten. Nobody else can mount it meanwhile.
+#[derive(Debug)]
+pub struct Zeroing {
+    file: File,
+    length: u64,
+    at: u64,
+}
+
+impl Zeroing {
+    /// Bytes that are done.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.at
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Overwrites up to so many bytes more, durably. True when all is done.
+    ///
+    /// # Errors
+    /// When the device can't be written.
+    pub fn go_on(&mut self, bytes: u64) -> io::Result<bool> {
+        let end = self.length.min(self.at.saturating_add(bytes));
+        if end > self.at {
+            zero(&self.file, self.at, end - self.at)?;
+            self.file.sync_data()?;
+            self.at = end;
+        }
+        Ok(self.at == self.length)
+    }
+}
+
+/// The kernel writes zeroes past its cache, where it knows how; what is cached goes.
+fn zero(file: &File, at: u64, length: u64) -> io::Result<()> {
+    for how in [FallocateFlags::ZERO_RANGE, FallocateFlags::PUNCH_HOLE] {
+        match fallocate(file, how | FallocateFlags::KEEP_SIZE, at, length) {
+            Ok(()) => return Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut done = 0;
+    while done < length {
+        let part = usize::try_from(length - done).unwrap_or(usize::MAX).min(ZEROES.len());
+        file.write_all_at(&ZEROES[..part], at + done)?;
+        done += part as u64;
+    }
+    Ok(())
+}
+
+impl Platform {
+    /// Begins to overwrite a namespace that is a block device, from `at` on.
+    ///
+    /// # Errors
+    /// When it is in use, or has no block device.
+    pub fn zeroing(&self, namespace: &Namespace, at: u64) -> Result<Zeroing, PlatformError> {
+        let device = namespace.device.as_ref().filter(|one| one.class == DeviceClass::Block);
+        let Some(device) = device else {
+            let problem = "has no block device to be overwritten".to_owned();
+            return Err(PlatformError::InUse { what: namespace.to_string(), problem });
+        };
+        let path = self.device_path(device);
+        let failed = |what, source: io::Error| match source.kind() {
+            io::ErrorKind::ResourceBusy => PlatformError::InUse {
+                what: namespace.to_string(),
+                problem: "is in use: claimed by the kernel".to_owned(),
+            },
+            _ => PlatformError::Device { what, path: path.clone(), source },
+        };
+        let mut file =
+            self.kernel.open_exclusive(&path).map_err(|error| failed("opening", error))?;
+        let length = file.seek(SeekFrom::End(0)).map_err(|error| failed("measuring", error))?;
+        Ok(Zeroing { file, length, at: at.min(length) })
+    }
+
+    /// Clears what a namespace could be taken for.
+    pub(super) fn clear_marks(&self, namespace: &Namespace) -> Result<(), PlatformError> {
+        if namespace.device.as_ref().is_some_and(|one| one.class == DeviceClass::Character) {
+            return Ok(());
+        }
+        let mut zeroing = self.zeroing(namespace, 0)?;
+        let tail = zeroing.length.saturating_sub(MARKED_BYTES);
+        let failed = |source| PlatformError::Device {
+            what: "clearing",
+            path: self.places.dev.clone(),
+            source,
+        };
+        zeroing.go_on(MARKED_BYTES).map_err(failed)?;
+        zeroing.at = zeroing.at.max(tail);
+        zeroing.go_on(MARKED_BYTES).map_err(failed)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! What is written to the kernel, so that tests can have one of their own.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The side of the kernel that changes something. Reading is done on files in any case.
+pub trait Kernel: fmt::Debug + Send + Sync {
+    /// Writes a value to a file of sysfs, in one piece.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+
+    /// Opens a block device for nobody else: `EBUSY` where it is mounted, swapped to or part of
+    /// another one. It can't be mounted while it is open so.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    fn open_exclusive(&self, path: &Path) -> io::Result<File>;
+}
+
+/// The kernel of this host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostKernel;
+
+impl Kernel for HostKernel {
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        File::options().write(true).open(path)?.write_all(text.as_bytes())
+    }
+
+    fn open_exclusive(&self, path: &Path) -> io::Result<File> {
+        File::options().read(true).write(true).custom_flags(libc::O_EXCL).open(path)
+    }
+}

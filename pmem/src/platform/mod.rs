@@ -1,0 +1,184 @@
+//! What persistent memory a host has, and making and removing namespaces of it: through sysfs
+//! alone.
+//!
+//! [`Platform`] reads and changes; what it reads is an [`Inventory`]. Regions are told apart by
+//! [`RegionKey`] and namespaces by [`Uuid`]: the numbers of regions move from one boot to the next,
+//! and a name may be there twice. What can't be read is an error that names the file. Nothing is
+//! taken for absent because of an error.
+//!
+//! [`step`], [`choose`] and [`share`] decide and touch nothing.
+
+pub mod choose;
+pub mod clear;
+mod error;
+mod kernel;
+mod key;
+mod namespace;
+mod overhead;
+pub mod provision;
+mod region;
+pub mod share;
+pub mod step;
+mod sysfs;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod users;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use error::PlatformError;
+pub use kernel::{HostKernel, Kernel};
+pub use key::{RegionKey, Uuid};
+pub use namespace::{Device, DeviceClass, Mode, Namespace, PageMap};
+pub use overhead::{raw_size_for, usable_of};
+pub use region::{Dimm, Region, RegionKind};
+
+pub use users::User;
+
+use sysfs::Folder;
+
+/// Where a host shows its devices; tests look elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Places {
+    /// sysfs.
+    pub sys: PathBuf,
+    /// Nodes of devices.
+    pub dev: PathBuf,
+    /// procfs.
+    pub proc: PathBuf,
+    /// Where the lock is that makes changes one after another.
+    pub run: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self::under(Path::new("/"))
+    }
+}
+
+impl Places {
+    /// Those of a host whose root folder is somewhere else.
+    #[must_use]
+    pub fn under(root: &Path) -> Self {
+        let at = |name| root.join(name);
+        Self { sys: at("sys"), dev: at("dev"), proc: at("proc"), run: at("run") }
+    }
+
+    fn nd_devices(&self) -> PathBuf {
+        self.sys.join("bus/nd/devices")
+    }
+}
+
+/// What a host has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Inventory {
+    /// Whether the kernel knows of such memory at all: without its module, nothing is seen.
+    pub has_bus: bool,
+    /// By key.
+    pub regions: Vec<Region>,
+    /// Processes that could not be looked at, so that what is in use is not known for sure.
+    pub unseen_processes: usize,
+}
+
+impl Inventory {
+    /// The region of that key.
+    #[must_use]
+    pub fn region(&self, key: &RegionKey) -> Option<&Region> {
+        self.regions.iter().find(|region| region.key == *key)
+    }
+
+    /// The namespace of that uuid, with its region.
+    #[must_use]
+    pub fn namespace(&self, uuid: Uuid) -> Option<(&Region, &Namespace)> {
+        self.namespaces().find(|(_, namespace)| namespace.uuid == Some(uuid))
+    }
+
+    /// All namespaces, each with its region.
+    pub fn namespaces(&self) -> impl Iterator<Item = (&Region, &Namespace)> {
+        let of = |region| Region::namespaces_of(region).map(move |namespace| (region, namespace));
+        self.regions.iter().flat_map(of)
+    }
+
+    /// Names that more than one namespace of a region has, with how many do.
+    #[must_use]
+    pub fn duplicate_names(&self) -> Vec<(RegionKey, String, usize)> {
+        let mut found = Vec::new();
+        for region in &self.regions {
+            let mut names = std::collections::BTreeMap::<&str, usize>::new();
+            for namespace in region.namespaces.iter().filter(|one| !one.alt_name.is_empty()) {
+                *names.entry(&namespace.alt_name).or_default() += 1;
+            }
+            let twice = names.into_iter().filter(|(_, count)| *count > 1);
+            found.extend(twice.map(|(name, n)| (region.key.clone(), name.to_owned(), n)));
+        }
+        found
+    }
+}
+
+/// A host's persistent memory. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Platform {
+    places: Places,
+    kernel: Arc<dyn Kernel>,
+}
+
+impl Default for Platform {
+    fn default() -> Self {
+        Self::new(Places::default(), Arc::new(HostKernel))
+    }
+}
+
+impl Platform {
+    /// What is shown at these places, and changed through this kernel.
+    #[must_use]
+    pub fn new(places: Places, kernel: Arc<dyn Kernel>) -> Self {
+        Self { places, kernel }
+    }
+
+    /// Where it looks.
+    #[must_use]
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// Reads regions and namespaces, without who uses them.
+    ///
+    /// # Errors
+    /// When a file can't be read, or does not hold what it should.
+    pub fn read(&self) -> Result<Inventory, PlatformError> {
+        let mut inventory = Inventory::default();
+        let folder = Folder::new(self.places.nd_devices());
+        let Some(names) = folder.list_if_there()? else { return Ok(inventory) };
+        inventory.has_bus = true;
+        for name in names.iter().filter(|name| is_numbered(name, "region")) {
+            inventory.regions.push(region::read(&self.places, name)?);
+        }
+        inventory.regions.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.name.cmp(&b.name)));
+        region::check_keys(&inventory.regions)?;
+        Ok(inventory)
+    }
+
+    /// Reads regions and namespaces, and who uses them.
+    ///
+    /// # Errors
+    /// When a file can't be read, or does not hold what it should.
+    pub fn read_with_users(&self) -> Result<Inventory, PlatformError> {
+        let mut inventory = self.read()?;
+        inventory.unseen_processes = users::find(&self.places, &mut inventory.regions)?;
+        Ok(inventory)
+    }
+
+    fn device_path(&self, device: &Device) -> PathBuf {
+        self.places.dev.join(&device.name)
+    }
+}
+
+/// Whether a name is this word and a number.
+fn is_numbered(name: &str, word: &str) -> bool {
+    let digits = name.strip_prefix(word).unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests;

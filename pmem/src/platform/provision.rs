@@ -1,0 +1,553 @@
+//! Making, removing and growing namespaces, by writing to sysfs alone.
+//!
+//! Each value that is written is read back. The kernel keeps seeds: a namespace, and one of each
+//! kind that can be made of it, which are as good as nothing until they are given values. What
+//! fails on the way is taken back.
+//!
+//! One process at a time does this, by a lock: seeds are there once. Other tools do not know the
+//! lock, so that what came of it is looked at in the end all the same.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use super::choose::{self, NoRoom};
+use super::error::PlatformError;
+use super::key::{RegionKey, Uuid};
+use super::namespace::{DeviceClass, Mode, Namespace, PageMap};
+use super::overhead::usable_of;
+use super::region::Region;
+use super::step::{Rule, Step};
+use super::sysfs::Folder;
+use super::{Inventory, Platform};
+
+/// Longest name that a label has room for.
+pub const MAX_NAME: usize = 63;
+
+/// How long another process may take with what it makes or removes: some hundred writes to sysfs
+/// of milliseconds each, and clearing a few MiB.
+const LOCK_TRIES: u32 = 600;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the node of a device may take to come after the device: that is milliseconds.
+const NODE_TRIES: u32 = 500;
+const NODE_PAUSE: Duration = Duration::from_millis(10);
+
+/// A namespace to be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// What it is known by. Chosen and noted by the caller before it is made, so that after a crash
+    /// what is left of it can be found.
+    pub uuid: Uuid,
+    /// What people call it.
+    pub alt_name: String,
+    /// As what it is to show itself.
+    pub mode: Mode,
+    /// Where its pages are noted.
+    pub map: PageMap,
+    /// What mappings are aligned to.
+    pub align: u64,
+    /// Bytes that it takes of the region.
+    pub size: u64,
+}
+
+/// Held while something is made or removed.
+#[derive(Debug)]
+struct Lock {
+    _file: File,
+}
+
+/// Kinds of what a namespace is made into, as the kernel calls them and their drivers.
+#[derive(Clone, Copy)]
+struct Claim {
+    seed: &'static str,
+    driver: &'static str,
+}
+
+const fn claim_of(mode: Mode) -> Option<Claim> {
+    match mode {
+        Mode::Raw => None,
+        Mode::Fsdax => Some(Claim { seed: "pfn_seed", driver: "nd_pmem" }),
+        Mode::Sector => Some(Claim { seed: "btt_seed", driver: "nd_pmem" }),
+        Mode::Devdax => Some(Claim { seed: "dax_seed", driver: "dax_pmem" }),
+    }
+}
+
+impl Platform {
+    fn lock(&self) -> Result<Lock, PlatformError> {
+        let path = self.places.run.join("blockd-pmem.lock");
+        let failed = |source| PlatformError::Device { what: "locking", path: path.clone(), source };
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(failed)?;
+        for _ in 0..LOCK_TRIES {
+            match file.try_lock() {
+                Ok(()) => return Ok(Lock { _file: file }),
+                Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+            }
+        }
+        let what = path.display().to_string();
+        let problem = "is held by another process that makes or removes namespaces".to_owned();
+        Err(PlatformError::InUse { what, problem })
+    }
+
+    /// Makes a namespace. What was there before is cleared from where file systems and pools have
+    /// their marks, before it is said to be there.
+    ///
+    /// # Errors
+    /// When there is no room, or the kernel refuses. Nothing of it is left then, unless the error
+    /// is [`PlatformError::NotTakenBack`].
+    pub fn create(&self, region: &RegionKey, wish: &Wish) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read()?;
+        let region = existing_region(&inventory, region)?;
+        check_wish(&inventory, region, wish)?;
+        self.make(region, wish).or_else(|error| self.take_back(wish.uuid, error))
+    }
+
+    fn make(&self, region: &Region, wish: &Wish) -> Result<Namespace, PlatformError> {
+        let folder = self.region_folder(region);
+        let name = folder.text("namespace_seed")?;
+        let seed = folder.at(&name);
+        let size = seed.number("size")?;
+        if size != 0 {
+            let (what, problem) = (format!("the seed {name}"), format!("has {size} bytes already"));
+            return Err(PlatformError::InUse { what, problem });
+        }
+        self.set(&seed, "uuid", &wish.uuid.to_string())?;
+        self.set(&seed, "alt_name", &wish.alt_name)?;
+        self.set(&seed, "size", &wish.size.to_string())?;
+        match claim_of(wish.mode) {
+            None => self.bind(&seed, &name, "nd_pmem")?,
+            Some(claim) => self.claim(&folder, &name, claim, wish)?,
+        }
+        let made = self.made(wish)?;
+        self.clear_marks(&made)?;
+        Ok(made)
+    }
+
+    /// Makes the namespace into what is wished for.
+    fn claim(
+        &self,
+        folder: &Folder,
+        namespace: &str,
+        claim: Claim,
+        wish: &Wish,
+    ) -> Result<(), PlatformError> {
+        let name = folder.text(claim.seed)?;
+        let seed = folder.at(&name);
+        if wish.mode == Mode::Sector {
+            self.set(&seed, "sector_size", "4096")?;
+        } else {
+            let map = if wish.map == PageMap::Device { "pmem" } else { "ram" };
+            self.set(&seed, "mode", map)?;
+            self.set(&seed, "align", &wish.align.to_string())?;
+        }
+        self.set(&seed, "uuid", &wish.uuid.to_string())?;
+        self.set(&seed, "namespace", namespace)?;
+        self.bind(&seed, &name, claim.driver)
+    }
+
+    /// The namespace as it has come out, if it is what was wished for.
+    fn made(&self, wish: &Wish) -> Result<Namespace, PlatformError> {
+        let inventory = self.read()?;
+        let found = inventory.namespace(wish.uuid);
+        let (_, made) = found.ok_or_else(|| PlatformError::NotFound {
+            what: "the namespace that was just made,",
+            name: wish.uuid.to_string(),
+        })?;
+        let has_map = matches!(wish.mode, Mode::Fsdax | Mode::Devdax);
+        let other = |problem: String| {
+            Err(PlatformError::Unsupported { what: format!("{made} as it came out"), problem })
+        };
+        if made.mode != wish.mode || made.size != wish.size {
+            let (mode, size) = (made.mode, made.size);
+            return other(format!("{mode} of {size} bytes, not {} of {}", wish.mode, wish.size));
+        }
+        if has_map && (made.map, made.align) != (Some(wish.map), Some(wish.align)) {
+            return other(format!("map {:?} and align {:?}", made.map, made.align));
+        }
+        let Some(device) = &made.device else {
+            return other("it has no device".to_owned());
+        };
+        if made.alt_name != wish.alt_name {
+            return other(format!("it is called {:?}", made.alt_name));
+        }
+        self.await_node(&self.device_path(device))?;
+        Ok(made.clone())
+    }
+
+    fn await_node(&self, path: &std::path::Path) -> Result<(), PlatformError> {
+        for _ in 0..NODE_TRIES {
+            if path.exists() {
+                return Ok(());
+            }
+            thread::sleep(NODE_PAUSE);
+        }
+        let source = io::Error::from(io::ErrorKind::NotFound);
+        Err(PlatformError::Device { what: "waiting for", path: path.to_path_buf(), source })
+    }
+
+    /// Removes what has come of a namespace that could not be made.
+    fn take_back<T>(&self, uuid: Uuid, error: PlatformError) -> Result<T, PlatformError> {
+        match self.remove(uuid) {
+            Ok(_) => Err(error),
+            Err(after) => {
+                let (error, after) = (Box::new(error), Box::new(after));
+                Err(PlatformError::NotTakenBack { error, after })
+            }
+        }
+    }
+
+    /// Removes a namespace, as far as it was made; false if there is none. What is in it stays on
+    /// the media, until something else is written there.
+    ///
+    /// # Errors
+    /// When it is in use, or the kernel refuses.
+    pub fn destroy(&self, uuid: Uuid) -> Result<bool, PlatformError> {
+        let _lock = self.lock()?;
+        self.remove(uuid)
+    }
+
+    fn remove(&self, uuid: Uuid) -> Result<bool, PlatformError> {
+        let inventory = self.read_with_users()?;
+        let Some((region, namespace)) = inventory.namespace(uuid) else { return Ok(false) };
+        if !region.labelled {
+            let problem = "has no labels, so that its one namespace can't be removed".to_owned();
+            return Err(PlatformError::Unsupported {
+                what: format!("region {}", region.key),
+                problem,
+            });
+        }
+        self.disable(&inventory, region, namespace)?;
+        let folder = self.region_folder(region).at(&namespace.name);
+        self.put(&folder, "size", "0")?;
+        // Its folder may go as well.
+        let left = folder.number_if_there("size")?.unwrap_or(0);
+        if left != 0 {
+            return Err(not_done(&folder, "size", "0", &left.to_string()));
+        }
+        match self.read()?.namespace(uuid) {
+            None => Ok(true),
+            Some((_, left)) => Err(PlatformError::InUse {
+                what: left.to_string(),
+                problem: format!("still has {} bytes after it was removed", left.size),
+            }),
+        }
+    }
+
+    /// Takes its device away: nobody uses it, and nobody can begin to meanwhile.
+    fn disable(
+        &self,
+        inventory: &Inventory,
+        region: &Region,
+        namespace: &Namespace,
+    ) -> Result<(), PlatformError> {
+        let _held = self.hold(inventory, namespace)?;
+        let folder = self.region_folder(region);
+        let Some(holder) = &namespace.holder else {
+            return self.unbind(&folder.at(&namespace.name), &namespace.name);
+        };
+        let claim = folder.at(holder);
+        self.unbind(&claim, holder)?;
+        // An empty text would not reach the kernel.
+        self.put(&claim, "namespace", "\n")?;
+        let own = folder.at(&namespace.name);
+        match own.text_if_there("holder")? {
+            Some(holder) if !holder.is_empty() => Err(not_done(&own, "holder", "", &holder)),
+            _ => self.unbind(&own, &namespace.name),
+        }
+    }
+
+    /// Refuses a namespace that is in use, and keeps others from it while the result is held.
+    fn hold(
+        &self,
+        inventory: &Inventory,
+        namespace: &Namespace,
+    ) -> Result<Option<File>, PlatformError> {
+        let Some(device) = &namespace.device else { return Ok(None) };
+        if !namespace.users.is_empty() {
+            let users: Vec<String> = namespace.users.iter().map(ToString::to_string).collect();
+            return Err(in_use(namespace, &users.join(", ")));
+        }
+        let path = self.device_path(device);
+        if device.class == DeviceClass::Character {
+            // A character device can't be opened for nobody else.
+            if inventory.unseen_processes > 0 {
+                let count = inventory.unseen_processes;
+                let problem = format!("may be in use: {count} processes can't be looked at");
+                return Err(PlatformError::InUse { what: namespace.to_string(), problem });
+            }
+            return Ok(None);
+        }
+        match self.kernel.open_exclusive(&path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                Err(in_use(namespace, "claimed by the kernel"))
+            }
+            Err(source) => Err(PlatformError::Device { what: "opening", path, source }),
+        }
+    }
+
+    /// Makes a namespace larger. Only one whose pages are noted in ordinary memory can be: with
+    /// notes on the namespace the kernel fails to enable it afterwards.
+    ///
+    /// # Errors
+    /// When that is not possible, it is in use, or there is no room right behind it. It is as it
+    /// was then, unless the error is [`PlatformError::NotTakenBack`].
+    pub fn grow(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read_with_users()?;
+        let (region, namespace) = inventory
+            .namespace(uuid)
+            .ok_or_else(|| PlatformError::NotFound { what: "namespace", name: uuid.to_string() })?;
+        check_growth(region, namespace, size)?;
+        self.disable(&inventory, region, namespace)?;
+        let folder = self.region_folder(region).at(&namespace.name);
+        let grown = self.set(&folder, "size", &size.to_string());
+        let enabled = self.enable(region, &namespace.name);
+        let found = self.read()?;
+        let now = found.namespace(uuid).map(|(_, now)| now);
+        let is_served = |now: &Namespace| now.mode == namespace.mode && now.device.is_some();
+        match (grown, enabled, now) {
+            (Ok(()), Ok(()), Some(now)) if is_served(now) && now.usable > namespace.usable => {
+                Ok(now.clone())
+            }
+            (Err(error), Ok(()), Some(now)) if is_served(now) && now.size == namespace.size => {
+                let no_space = error.os_error() == Some(libc::ENOSPC);
+                Err(if no_space { beyond(region, size - namespace.size) } else { error })
+            }
+            (grown, enabled, now) => {
+                let what = format!("{namespace} of {} bytes", namespace.size);
+                let found = now.map_or_else(
+                    || "it is gone".to_owned(),
+                    |now| format!("it has {} bytes and {:?} usable", now.size, now.usable),
+                );
+                let problem = format!("not well after growing to {size}: {found}");
+                let error = PlatformError::Unsupported { what, problem };
+                match grown.and(enabled) {
+                    Ok(()) => Err(error),
+                    Err(first) => {
+                        let (error, after) = (Box::new(first), Box::new(error));
+                        Err(PlatformError::NotTakenBack { error, after })
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets the kernel find what the namespace was made into. Its answer is an error then, since
+    /// the namespace itself has no driver in the end; what came of it is looked at by the caller.
+    fn enable(&self, region: &Region, name: &str) -> Result<(), PlatformError> {
+        let path = self.places.sys.join("bus/nd/drivers/nd_pmem/bind");
+        match self.kernel.write(&path, name) {
+            Ok(()) => Ok(()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
+                Ok(())
+            }
+            Err(source) => {
+                let value = format!("{name} of region {}", region.key);
+                Err(PlatformError::Write { path, value, source })
+            }
+        }
+    }
+
+    /// Makes something else of the one namespace of a region without labels.
+    ///
+    /// # Errors
+    /// When it is not bare, in use, or the kernel refuses. It is bare again then, unless the error
+    /// is [`PlatformError::NotTakenBack`].
+    pub fn convert(&self, region: &RegionKey, wish: &Wish) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read_with_users()?;
+        let region = existing_region(&inventory, region)?;
+        let refused = |problem: &str| {
+            let what = format!("region {}", region.key);
+            Err(PlatformError::Unsupported { what, problem: problem.to_owned() })
+        };
+        let [namespace] = region.namespaces.as_slice() else {
+            return refused("has not just one namespace");
+        };
+        let Some(claim) = claim_of(wish.mode) else {
+            return refused("is made into something else than it is");
+        };
+        if region.labelled || namespace.mode != Mode::Raw {
+            return refused("has labels, or its namespace is not bare");
+        }
+        self.disable(&inventory, region, namespace)?;
+        let folder = self.region_folder(region);
+        let wish = Wish { size: namespace.size, alt_name: String::new(), ..wish.clone() };
+        let claimed = self.claim(&folder, &namespace.name, claim, &wish);
+        claimed.and_then(|()| self.made(&wish)).map_err(|error| {
+            let name = &namespace.name;
+            match self.unclaim(region, &wish).and_then(|()| self.enable(region, name)) {
+                Ok(()) => error,
+                Err(after) => {
+                    let (error, after) = (Box::new(error), Box::new(after));
+                    PlatformError::NotTakenBack { error, after }
+                }
+            }
+        })
+    }
+
+    fn unclaim(&self, region: &Region, wish: &Wish) -> Result<(), PlatformError> {
+        let inventory = self.read_with_users()?;
+        match inventory.namespace(wish.uuid) {
+            Some((_, namespace)) => self.disable(&inventory, region, namespace),
+            None => Ok(()),
+        }
+    }
+
+    fn region_folder(&self, region: &Region) -> Folder {
+        Folder::new(self.places.nd_devices().join(&region.name))
+    }
+
+    fn put(&self, folder: &Folder, name: &str, value: &str) -> Result<(), PlatformError> {
+        let path = folder.path().join(name);
+        let written = self.kernel.write(&path, value);
+        written.map_err(|source| PlatformError::Write { path, value: value.to_owned(), source })
+    }
+
+    /// Writes a value and reads it back.
+    fn set(&self, folder: &Folder, name: &str, value: &str) -> Result<(), PlatformError> {
+        self.put(folder, name, value)?;
+        let found = folder.text(name)?;
+        // Of a list the kernel marks the one that is meant.
+        let marked = found
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix('[').and_then(|word| word.strip_suffix(']')));
+        if found == value || marked == Some(value) {
+            return Ok(());
+        }
+        Err(not_done(folder, name, value, &found))
+    }
+
+    fn bind(&self, folder: &Folder, name: &str, driver: &str) -> Result<(), PlatformError> {
+        let drivers = self.places.sys.join("bus/nd/drivers").join(driver);
+        if !drivers.exists() {
+            return Err(PlatformError::Unsupported {
+                what: format!("driver {driver}"),
+                problem: format!("it is not there: load it (modprobe {driver})"),
+            });
+        }
+        let path = drivers.join("bind");
+        let written = self.kernel.write(&path, name);
+        written.map_err(|source| PlatformError::Write { path, value: name.to_owned(), source })?;
+        match self.driver_of(folder)? {
+            Some(_) => Ok(()),
+            None => Err(not_done(folder, "driver", driver, "")),
+        }
+    }
+
+    fn unbind(&self, folder: &Folder, name: &str) -> Result<(), PlatformError> {
+        let Some(driver) = self.driver_of(folder)? else { return Ok(()) };
+        let path = self.places.sys.join("bus/nd/drivers").join(&driver).join("unbind");
+        let written = self.kernel.write(&path, name);
+        written.map_err(|source| PlatformError::Write { path, value: name.to_owned(), source })?;
+        match self.driver_of(folder)? {
+            None => Ok(()),
+            Some(driver) => Err(not_done(folder, "driver", "", &driver)),
+        }
+    }
+
+    #[expect(clippy::unused_self, reason = "reads of the same host as everything else")]
+    fn driver_of(&self, folder: &Folder) -> Result<Option<String>, PlatformError> {
+        let path: PathBuf = folder.path().join("driver");
+        match fs::read_link(&path) {
+            Ok(link) => {
+                let name = link.file_name().unwrap_or_default();
+                Ok(Some(name.to_string_lossy().into_owned()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(PlatformError::Read { path, source }),
+        }
+    }
+}
+
+fn existing_region<'a>(
+    inventory: &'a Inventory,
+    key: &RegionKey,
+) -> Result<&'a Region, PlatformError> {
+    let found = inventory.region(key);
+    found.ok_or_else(|| PlatformError::NotFound { what: "region", name: key.to_string() })
+}
+
+fn not_done(folder: &Folder, name: &str, wanted: &str, found: &str) -> PlatformError {
+    let path = folder.path().join(name);
+    PlatformError::NotDone { path, wanted: wanted.to_owned(), found: found.to_owned() }
+}
+
+fn in_use(namespace: &Namespace, by: &str) -> PlatformError {
+    PlatformError::InUse { what: namespace.to_string(), problem: format!("is in use: {by}") }
+}
+
+fn beyond(region: &Region, needed: u64) -> PlatformError {
+    let refusal = choose::Refusal {
+        region: region.key.clone(),
+        needed,
+        free: region.available,
+        largest: region.max_available_extent,
+        reason: choose::Reason::NotContiguous,
+    };
+    NoRoom { refusals: vec![refusal] }.into()
+}
+
+fn check_wish(inventory: &Inventory, region: &Region, wish: &Wish) -> Result<(), PlatformError> {
+    let invalid = |field, value: String, allowed: String| {
+        Err(PlatformError::Invalid { field, value, allowed })
+    };
+    let name = &wish.alt_name;
+    if name.is_empty() || name.len() > MAX_NAME || name.contains(|c: char| c.is_control()) {
+        let allowed = format!("1 to {MAX_NAME} bytes without control characters");
+        return invalid("the namespace's name", name.clone(), allowed);
+    }
+    if let Some((_, other)) = inventory.namespace(wish.uuid) {
+        let (what, problem) = (other.to_string(), "exists already".to_owned());
+        return Err(PlatformError::InUse { what, problem });
+    }
+    let step = Step::of(region, wish.align, Rule::Formula);
+    match step {
+        Some(step) if wish.size > 0 && step.round_down(wish.size) == wish.size => {}
+        Some(step) => return invalid("size", wish.size.to_string(), step.to_string()),
+        None => return invalid("align", wish.align.to_string(), "less".to_owned()),
+    }
+    if usable_of(wish.mode, wish.map, wish.align, wish.size) == 0 {
+        let allowed = format!("more: nothing of it is left for a {} device", wish.mode);
+        return invalid("size", wish.size.to_string(), allowed);
+    }
+    let fits = choose::fits(region, wish.size);
+    fits.map_err(|refusal| NoRoom { refusals: vec![refusal] }.into())
+}
+
+fn check_growth(region: &Region, namespace: &Namespace, size: u64) -> Result<(), PlatformError> {
+    let refused = |problem: &str| {
+        let (what, problem) = (namespace.to_string(), problem.to_owned());
+        Err(PlatformError::Unsupported { what, problem })
+    };
+    match (namespace.mode, namespace.map) {
+        _ if !region.labelled => return refused("it has its region as a whole"),
+        (Mode::Fsdax, Some(PageMap::Memory)) => {}
+        (Mode::Fsdax | Mode::Devdax, Some(PageMap::Device)) => {
+            return refused(
+                "can't grow: its pages are noted on itself, and the kernel could not enable it \
+                 with more of them",
+            );
+        }
+        (Mode::Sector, _) => {
+            return refused(
+                "can't grow: a sector namespace keeps the blocks that it was made with",
+            );
+        }
+        _ => return refused("can't grow: only fsdax namespaces with their map in memory can"),
+    }
+    let step = namespace.align.and_then(|align| Step::of(region, align, Rule::Formula));
+    let Some(step) = step else { return refused("its alignment is not known") };
+    if size <= namespace.size || step.round_down(size) != size {
+        let allowed = format!("more than {} and in {step}", namespace.size);
+        return Err(PlatformError::Invalid { field: "size", value: size.to_string(), allowed });
+    }
+    choose::fits(region, size - namespace.size)
+        .map_err(|refusal| NoRoom { refusals: vec![refusal] }.into())
+}

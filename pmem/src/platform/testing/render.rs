@@ -1,0 +1,212 @@
+//! The fake kernel's state as files.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::State;
+use super::region::{FakeNamespace, FakeRegion};
+use crate::media::Domain;
+use crate::platform::{Mode, PageMap};
+
+fn put(folder: &Path, name: &str, text: impl std::fmt::Display) -> io::Result<()> {
+    let path = folder.join(name);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::write(path, format!("{text}\n"))
+}
+
+fn fresh(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::create_dir_all(path)
+}
+
+pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
+    for name in ["dev", "run", "media"] {
+        fs::create_dir_all(root.join(name))?;
+    }
+    let sys = root.join("sys");
+    for name in ["bus", "class/block", "block", "devices/ndbus0"] {
+        fresh(&sys.join(name))?;
+    }
+    put(&sys.join("devices/ndbus0"), "provider", "ACPI.NFIT")?;
+    for driver in ["nd_pmem", "dax_pmem"] {
+        fs::create_dir_all(sys.join("bus/nd/drivers").join(driver))?;
+    }
+    let mut devices = BTreeSet::new();
+    let mut module = 0;
+    for region in &state.regions {
+        show_region(&sys, region, &mut module)?;
+        for namespace in region.namespaces.iter().filter(|one| one.size > 0) {
+            let name = show_namespace(root, region, namespace)?;
+            devices.extend(name);
+        }
+    }
+    for entry in fs::read_dir(root.join("dev"))? {
+        let entry = entry?;
+        if !devices.contains(&*entry.file_name().to_string_lossy()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    processes(&root.join("proc"), state)
+}
+
+fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<()> {
+    let (spec, number) = (&region.spec, region.number);
+    let name = format!("region{number}");
+    let folder = sys.join("devices/ndbus0").join(&name);
+    let devices = sys.join("bus/nd/devices");
+    fs::create_dir_all(&devices)?;
+    fs::create_dir_all(&folder)?;
+    symlink(&folder, devices.join(&name))?;
+    put(&folder, "mappings", spec.ways)?;
+    for way in 0..spec.ways {
+        put(&folder, &format!("mapping{way}"), format!("nmem{module},0,{},{way}", spec.size))?;
+        let id = format!("8680-57341200-{:08x}-{way}", spec.cookie);
+        put(&devices.join(format!("nmem{module}")), "nfit/id", id)?;
+        *module += 1;
+    }
+    put(&folder, "set_cookie", format!("{:#x}", spec.cookie))?;
+    put(&folder, "devtype", if spec.volatile { "nd_volatile" } else { "nd_pmem" })?;
+    put(&folder, "nstype", if spec.labelled { 5 } else { 4 })?;
+    put(&folder, "size", spec.size)?;
+    put(&folder, "available_size", region.available())?;
+    put(&folder, "max_available_extent", region.largest())?;
+    if let Some(align) = spec.align {
+        put(&folder, "align", format!("{align:#x}"))?;
+    }
+    put(&folder, "numa_node", spec.node.map_or(-1, i64::from))?;
+    match spec.domain {
+        Domain::CpuCache => put(&folder, "persistence_domain", "cpu_cache")?,
+        Domain::MemoryController => put(&folder, "persistence_domain", "memory_controller")?,
+        Domain::Unknown => {}
+    }
+    put(&folder, "read_only", 0)?;
+    let bad: Vec<String> = region.bad_blocks.iter().map(|(a, b)| format!("{a} {b}")).collect();
+    put(&folder, "badblocks", bad.join("\n"))?;
+    let seed = region.namespace_seed();
+    put(
+        &folder,
+        "namespace_seed",
+        seed.map_or(String::new(), |n| format!("namespace{number}.{n}")),
+    )?;
+    for (mode, word) in super::region::KINDS {
+        let seed = region.claim_seed(mode).map(|n| format!("{word}{number}.{n}"));
+        put(&folder, &format!("{word}_seed"), seed.unwrap_or_default())?;
+    }
+    show_claims(sys, region, &folder)?;
+    for namespace in &region.namespaces {
+        let own = folder.join(format!("namespace{number}.{}", namespace.number));
+        put(&own, "size", namespace.size)?;
+        let holder = region.claimer(namespace.number);
+        let holder = holder.map(|one| format!("{}{number}.{}", one.word(), one.number));
+        put(&own, "holder", holder.unwrap_or_default())?;
+        if spec.labelled {
+            put(&own, "uuid", &namespace.uuid)?;
+            put(&own, "alt_name", &namespace.alt_name)?;
+        }
+        if namespace.bound {
+            symlink(sys.join("bus/nd/drivers/nd_pmem"), own.join("driver"))?;
+        }
+    }
+    Ok(())
+}
+
+fn show_claims(sys: &Path, region: &FakeRegion, folder: &Path) -> io::Result<()> {
+    let number = region.number;
+    for claim in &region.claims {
+        let own = folder.join(format!("{}{number}.{}", claim.word(), claim.number));
+        put(&own, "uuid", &claim.uuid)?;
+        let namespace = claim.namespace.map(|n| format!("namespace{number}.{n}"));
+        put(&own, "namespace", namespace.unwrap_or_default())?;
+        if claim.mode == Mode::Sector {
+            let sizes = "512 520 528 4096 4104 4160 4224";
+            let marked =
+                sizes.replace("4096", if claim.sector_size > 0 { "[4096]" } else { "4096" });
+            put(&own, "sector_size", marked)?;
+        } else {
+            let map = match claim.map {
+                None => "none",
+                Some(PageMap::Memory) => "ram",
+                Some(PageMap::Device) => "pmem",
+            };
+            put(&own, "mode", map)?;
+            put(&own, "align", claim.align)?;
+        }
+        if claim.bound {
+            let driver = if claim.mode == Mode::Devdax { "dax_pmem" } else { "nd_pmem" };
+            symlink(sys.join("bus/nd/drivers").join(driver), own.join("driver"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A number that is the same for the same device.
+fn minor(region: &FakeRegion, namespace: &FakeNamespace) -> u64 {
+    (region.number as u64) * 64 + namespace.number
+}
+
+fn show_namespace(
+    root: &Path,
+    region: &FakeRegion,
+    namespace: &FakeNamespace,
+) -> io::Result<Option<String>> {
+    let Some((name, mode, bytes)) = region.device_of(namespace) else { return Ok(None) };
+    let number = region.number;
+    let folder = root.join(format!("sys/devices/ndbus0/region{number}"));
+    let carrier = match region.claimer(namespace.number) {
+        Some(claim) => folder.join(format!("{}{number}.{}", claim.word(), claim.number)),
+        None => folder.join(format!("namespace{number}.{}", namespace.number)),
+    };
+    let minor = minor(region, namespace);
+    if mode == Mode::Devdax {
+        fs::create_dir_all(carrier.join(&name))?;
+        let own = root.join("sys/bus/dax/devices").join(&name);
+        put(&own, "dev", format!("252:{minor}"))?;
+        put(&own, "size", bytes)?;
+    } else {
+        let own = carrier.join("block").join(&name);
+        put(&own, "dev", format!("259:{minor}"))?;
+        put(&own, "size", bytes / 512)?;
+        put(&own, "badblocks", "")?;
+        fs::create_dir_all(own.join("holders"))?;
+        symlink(&own, root.join("sys/class/block").join(&name))?;
+        symlink(&own, root.join("sys/block").join(&name))?;
+    }
+    let media = root.join(format!("media/{:x}-{:x}", region.spec.cookie, namespace.start));
+    let file = File::options().create(true).truncate(false).write(true).open(&media)?;
+    file.set_len(bytes)?;
+    let node: PathBuf = root.join("dev").join(&name);
+    let same = fs::canonicalize(&node).is_ok_and(|path| path == media);
+    if !same {
+        let _ = fs::remove_file(&node);
+        symlink(&media, &node)?;
+    }
+    Ok(Some(name))
+}
+
+fn processes(proc: &Path, state: &State) -> io::Result<()> {
+    fresh(proc)?;
+    put(proc, "swaps", "Filename Type Size")?;
+    for (pid, comm) in [(1, "init"), (77, "database")] {
+        let folder = proc.join(pid.to_string());
+        put(&folder, "comm", comm)?;
+        put(&folder, "maps", "7f0000000000-7f0000001000 r--p 00000000 08:01 7 /usr/lib/libc.so")?;
+        fs::create_dir_all(folder.join("fd"))?;
+        let line = |(device, point): (&String, &String)| {
+            format!("30 1 0:99 / {point} rw - ext4 /dev/{device} rw,dax=always")
+        };
+        let table: Vec<String> = state.mounts.iter().map(line).collect();
+        put(&folder, "mountinfo", table.join("\n"))?;
+    }
+    for (at, device) in state.open.iter().enumerate() {
+        symlink(format!("/dev/{device}"), proc.join(format!("77/fd/{}", at + 3)))?;
+    }
+    Ok(())
+}
