@@ -21,6 +21,9 @@ const MINIMUM: [&str; 4] = ["8Mi", "32Mi", "300Mi", "200Mi"];
 /// Bytes of the file: some thousands of classes.
 const MAX_FILE: u64 = 1024 * 1024;
 
+/// Pools of one class: regions of persistent memory of the largest machines.
+const MAX_POOLS: usize = 64;
+
 /// How a class takes the space of its volumes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -28,6 +31,36 @@ pub enum Kind {
     Thin,
     /// All at once.
     Thick,
+    /// Of a pool in persistent memory: all at once, or as it is written where the class says how
+    /// much may be promised.
+    PmemPooled,
+    /// A namespace of its own in a region of persistent memory, in one piece.
+    PmemDirect,
+}
+
+impl Kind {
+    const NAMES: [(&str, Self); 4] = [
+        ("thin", Self::Thin),
+        ("thick", Self::Thick),
+        ("pmem-pooled", Self::PmemPooled),
+        ("pmem-direct", Self::PmemDirect),
+    ];
+
+    /// As the configuration has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+
+    fn of_name(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, kind)| kind)
+    }
+
+    /// Its volumes lie in persistent memory.
+    #[must_use]
+    pub const fn is_pmem(self) -> bool {
+        matches!(self, Self::PmemPooled | Self::PmemDirect)
+    }
 }
 
 /// A device class.
@@ -37,14 +70,44 @@ pub struct Class {
     pub name: String,
     /// The pool; empty for the daemon's default pool.
     pub pool: String,
+    /// Pools of further regions of persistent memory. A volume lies in one of all of them.
+    pub others: Vec<String>,
     /// How space is taken.
     pub kind: Kind,
+    /// Each volume has all of its space from the start, set aside by the daemon.
+    pub is_thick: bool,
     /// How much may be promised of a pool, beside its size. Of thin classes only.
     pub overprovision_ratio: Ratio,
     /// It is meant where a storage class names none.
     pub is_default: bool,
     /// Logical block of its volumes; 0: the smallest that the pool can have.
     pub block_size: u32,
+    /// In images for virtual machines, a partition table inside of what they see.
+    pub kata_partition: bool,
+}
+
+impl Class {
+    /// Whether it names this pool. The default pool has no name here.
+    #[must_use]
+    pub fn names_pool(&self, pool: &str) -> bool {
+        !pool.is_empty() && (self.pool == pool || self.others.iter().any(|other| other == pool))
+    }
+
+    /// Thin, on the daemon's default pool: what there is without a configuration.
+    #[must_use]
+    pub fn usual(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            pool: String::new(),
+            others: Vec::new(),
+            kind: Kind::Thin,
+            is_thick: false,
+            overprovision_ratio: Ratio::TWO,
+            is_default: true,
+            block_size: 0,
+            kata_partition: false,
+        }
+    }
 }
 
 /// Smallest sizes, by what a volume is to be used as.
@@ -166,14 +229,7 @@ fn with_default(mut classes: Vec<Class>) -> Result<Vec<Class>, Error> {
     }
     let defaults = classes.iter().filter(|class| class.is_default).count();
     match (classes.len(), defaults) {
-        (0, _) => classes.push(Class {
-            name: "default".to_owned(),
-            pool: String::new(),
-            kind: Kind::Thin,
-            overprovision_ratio: Ratio::TWO,
-            is_default: true,
-            block_size: 0,
-        }),
+        (0, _) => classes.push(Class::usual("default")),
         (1, 0) => classes[0].is_default = true,
         (_, 1) => {}
         (_, count) => {
@@ -221,10 +277,12 @@ struct FileMinimum {
 struct FileClass {
     name: String,
     pool: Option<String>,
+    pools: Option<Vec<String>>,
     kind: Option<String>,
     overprovision_ratio: Option<Written>,
     default: Option<bool>,
     block_size: Option<u32>,
+    kata_partition: Option<bool>,
 }
 
 /// A number, as it is or between quotes.
@@ -256,35 +314,80 @@ impl FileClass {
             return Err(Error::invalid("class.name", &self.name, allowed));
         }
         let field = |key: &str| format!("class {}: {key}", self.name);
-        let pool = self.pool.unwrap_or_default();
-        names.check_pool(&field("pool"), &pool)?;
-        if pool.contains('/') || pool.chars().any(char::is_control) {
-            return Err(Error::invalid(field("pool"), &pool, "the name of a pool"));
-        }
         let kind = match self.kind.as_deref() {
-            None | Some("thin") => Kind::Thin,
-            Some("thick") => Kind::Thick,
-            Some(other) => return Err(Error::invalid(field("kind"), other, "thin or thick")),
+            None => Kind::Thin,
+            Some(name) => Kind::of_name(name).ok_or_else(|| {
+                let allowed = "thin, thick, pmem-pooled or pmem-direct";
+                Error::invalid(field("kind"), name, allowed)
+            })?,
         };
-        let overprovision_ratio = match (self.overprovision_ratio, kind) {
-            (None, Kind::Thin) => Ratio::TWO,
-            (None, Kind::Thick) => Ratio::ONE,
-            (Some(ratio), Kind::Thin) => {
-                Ratio::parse(&field("overprovision_ratio"), &ratio.text())?
-            }
-            (Some(ratio), Kind::Thick) => {
-                let allowed = "left out: a thick class promises what there is";
+        let (pool, others) = self.checked_pools(names, kind)?;
+        let ratio = match &self.overprovision_ratio {
+            None => None,
+            Some(ratio) if matches!(kind, Kind::Thick | Kind::PmemDirect) => {
+                let allowed = format!("left out: a {} class promises what there is", kind.name());
                 return Err(Error::invalid(field("overprovision_ratio"), ratio.text(), allowed));
             }
+            Some(ratio) => Some(Ratio::parse(&field("overprovision_ratio"), &ratio.text())?),
         };
+        let is_thick = kind == Kind::Thick || (kind == Kind::PmemPooled && ratio.is_none());
+        let usual = if kind == Kind::Thin { Ratio::TWO } else { Ratio::ONE };
         let block_size = self.block_size.unwrap_or_default();
         if block_size != 0 && !(block_size.is_power_of_two() && (512..=4096).contains(&block_size))
         {
             let allowed = "512, 1024, 2048 or 4096";
             return Err(Error::invalid(field("block_size"), block_size, allowed));
         }
-        let is_default = self.default.unwrap_or_default();
-        Ok(Class { name: self.name, pool, kind, overprovision_ratio, is_default, block_size })
+        let kata_partition = self.kata_partition.unwrap_or_default();
+        if kata_partition && !kind.is_pmem() {
+            let allowed = "left out: images for virtual machines are of persistent memory";
+            return Err(Error::invalid(field("kata_partition"), "true", allowed));
+        }
+        Ok(Class {
+            name: self.name,
+            pool,
+            others,
+            kind,
+            is_thick,
+            overprovision_ratio: ratio.unwrap_or(usual),
+            is_default: self.default.unwrap_or_default(),
+            block_size,
+            kata_partition,
+        })
+    }
+
+    /// Its pool, and those of further regions.
+    fn checked_pools(&self, names: &Names, kind: Kind) -> Result<(String, Vec<String>), Error> {
+        let field = |key: &str| format!("class {}: {key}", self.name);
+        let check = |key: &str, pool: &str| {
+            names.check_pool(&field(key), pool)?;
+            if pool.contains('/') || pool.chars().any(char::is_control) {
+                return Err(Error::invalid(field(key), pool, "the name of a pool"));
+            }
+            Ok(())
+        };
+        let single = self.pool.clone().unwrap_or_default();
+        check("pool", &single)?;
+        let Some(pools) = &self.pools else { return Ok((single, Vec::new())) };
+        let shown = || pools.join(", ");
+        if !kind.is_pmem() || self.pool.is_some() {
+            let allowed = "left out: several pools, in place of one, are for regions of persistent \
+                           memory";
+            return Err(Error::invalid(field("pools"), shown(), allowed));
+        }
+        let different: BTreeSet<&String> = pools.iter().collect();
+        let is_fine = different.len() == pools.len() && pools.len() <= MAX_POOLS;
+        let (Some((first, others)), true) = (pools.split_first(), is_fine) else {
+            let allowed = format!("1 to {MAX_POOLS} names of pools, each once");
+            return Err(Error::invalid(field("pools"), shown(), allowed));
+        };
+        for pool in pools {
+            check("pools", pool)?;
+            if pool.is_empty() {
+                return Err(Error::invalid(field("pools"), shown(), "names of pools"));
+            }
+        }
+        Ok((first.clone(), others.to_vec()))
     }
 }
 
@@ -330,6 +433,27 @@ mod tests {
     }
 
     #[test]
+    fn classes_of_persistent_memory_are_thick_unless_they_say_how_much_is_promised() {
+        let config = parse(
+            "[[class]]\nname = 'pooled'\npool = 'pm'\nkind = 'pmem-pooled'\ndefault = true\n\
+             [[class]]\nname = 'thin'\npool = 'pm'\nkind = 'pmem-pooled'\n\
+             overprovision_ratio = 3\n\
+             [[class]]\nname = 'direct'\npools = ['r0', 'r1']\nkind = 'pmem-direct'\n\
+             kata_partition = true\n",
+        )
+        .unwrap();
+        let of = |name| config.class("class", Some(name)).unwrap();
+        let (pooled, thin, direct) = (of("pooled"), of("thin"), of("direct"));
+        assert_eq!((pooled.kind, pooled.is_thick), (Kind::PmemPooled, true));
+        assert_eq!(pooled.overprovision_ratio, Ratio::ONE);
+        assert!(!thin.is_thick && thin.overprovision_ratio.to_string() == "3");
+        assert_eq!((direct.kind, direct.is_thick), (Kind::PmemDirect, false));
+        assert!(direct.names_pool("r0") && direct.names_pool("r1") && !direct.names_pool("r2"));
+        assert!(direct.kata_partition && !pooled.kata_partition);
+        assert!(!Class::usual("a").names_pool(""));
+    }
+
+    #[test]
     fn h37_health_is_on_unless_it_is_switched_off() {
         assert!(parse("").unwrap().health && parse("[health]").unwrap().health);
         assert!(parse("[health]\nenabled = true").unwrap().health);
@@ -361,7 +485,19 @@ mod tests {
             ("[[class]]\npool = 'a'", "missing field `name`"),
             ("[[class]]\nname = ''", "class.name is empty"),
             ("[[class]]\nname = 'a b'", "class.name is a b"),
-            (&format!("{class}kind = 'pmem-direct'"), "class a: kind is pmem-direct"),
+            (&format!("{class}kind = 'pmem'"), "class a: kind is pmem"),
+            (
+                &format!("{class}kind = 'pmem-direct'\noverprovision_ratio = 2"),
+                "overprovision_ratio is 2: must be left out: a pmem-direct class",
+            ),
+            (&format!("{class}pools = ['p']"), "class a: pools is p: must be left out"),
+            (&format!("{class}kind = 'pmem-direct'\npools = []"), "class a: pools is empty"),
+            (&format!("{class}kind = 'pmem-direct'\npools = ['p', 'p']"), "class a: pools is p, p"),
+            (
+                &format!("{class}kind = 'pmem-direct'\npool = 'q'\npools = ['p']"),
+                "class a: pools is p",
+            ),
+            (&format!("{class}kata_partition = true"), "class a: kata_partition is true"),
             (&format!("{class}kind = 'THIN'"), "class a: kind is THIN"),
             (&format!("{class}overprovision_ratio = 0.5"), "class a: overprovision_ratio is 0.5"),
             (

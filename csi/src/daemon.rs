@@ -122,10 +122,21 @@ impl Daemon {
     pub async fn find_volume(&self, pool: &str, name: &str) -> Result<Option<v1::Volume>, Error> {
         let asked = v1::GetVolumeRequest { name: name.to_owned(), pool: pool.to_owned() };
         match self.get_volume(asked).await {
-            Ok(answer) => Ok(answer.volume),
+            Ok(answer) => Ok(answer.volume.filter(is_there)),
             Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// All volumes and snapshots of a pool, or of all pools where it has no name.
+    ///
+    /// # Errors
+    /// What the daemon refused, or that it does not answer.
+    pub async fn volumes(&self, pool: &str) -> Result<Vec<v1::Volume>, Error> {
+        let asked = v1::ListVolumesRequest { pool: pool.to_owned(), brief: true };
+        let mut volumes = self.list_volumes(asked).await?.volumes;
+        volumes.retain(is_there);
+        Ok(volumes)
     }
 
     /// What a volume holds, range by range.
@@ -182,6 +193,11 @@ impl Daemon {
         };
         Error::Unavailable { address: self.address(), problem }
     }
+}
+
+/// Whether a volume is one, or becomes one: what is deleted may be overwritten for a while.
+fn is_there(volume: &v1::Volume) -> bool {
+    !matches!(volume.state(), v1::VolumeState::Scrubbing | v1::VolumeState::Deleting)
 }
 
 /// The messages of a stream of ranges. The daemon's work on it ends when this goes.

@@ -26,6 +26,7 @@ pub mod node;
 pub mod options;
 pub mod parameters;
 pub mod plugin;
+pub mod pmem;
 pub mod proto;
 pub mod provision;
 pub mod quantity;

@@ -9,6 +9,7 @@ use crate::bytes::Bytes;
 use crate::capability::FileSystem;
 use crate::error::Error;
 use crate::limits;
+use crate::pmem;
 use crate::quantity;
 
 /// What the sidecars of Kubernetes add: the file system's type, names of claims and the like.
@@ -44,6 +45,8 @@ pub struct ClassParameters {
     pub file_system: Option<FileSystem>,
     /// What can be changed later, as the class has it.
     pub mutable: Mutable,
+    /// What it says of persistent memory.
+    pub pmem: pmem::Parameters,
 }
 
 /// What can be changed while a volume is there. `None`: as it is.
@@ -123,6 +126,12 @@ impl Keys {
         format!("{}/fstype", self.driver)
     }
 
+    /// A key of the volume's context, by its last word.
+    #[must_use]
+    pub fn of_context(&self, word: &str) -> String {
+        format!("{}/{word}", self.driver)
+    }
+
     /// Reads the parameters of a storage class. `field` names the map in errors.
     ///
     /// # Errors
@@ -135,7 +144,11 @@ impl Keys {
         limits::map(field, map)?;
         let mut class = ClassParameters::default();
         let mut mutable = HashMap::new();
+        let also = format!("device-class, mkfs-options, {}, ", pmem::KEYS);
         for (key, value) in map {
+            if class.pmem.take(key, self.own(key).unwrap_or(key), value)? {
+                continue;
+            }
             match self.own(key) {
                 Some("device-class") => class.device_class = Some(value.clone()),
                 Some("mkfs-options") => {
@@ -147,10 +160,10 @@ impl Keys {
                 }
                 None if key == FS_TYPE => class.file_system = file_system(key, value)?,
                 None if is_of_sidecars(key) => {}
-                None => return Err(self.unknown(field, key, "device-class, mkfs-options, ")),
+                None => return Err(self.unknown(field, key, &also)),
             }
         }
-        class.mutable = self.read_mutable(field, &mutable, "device-class, mkfs-options, ")?;
+        class.mutable = self.read_mutable(field, &mutable, &also)?;
         Ok(class)
     }
 
@@ -314,6 +327,34 @@ mod tests {
     }
 
     #[test]
+    fn parameters_of_persistent_memory_are_read_with_and_without_the_drivers_name() {
+        let keys = Keys::new("d");
+        for prefix in ["", "d/"] {
+            let key = |name: &str| format!("{prefix}{name}");
+            let pairs = [
+                (key("usage"), "AppDirect".to_owned()),
+                (key("eraseafter"), "F".to_owned()),
+                (key("kataContainers"), "t".to_owned()),
+                (key("sizeSemantics"), "charged".to_owned()),
+            ];
+            let pmem = keys.class("p", &HashMap::from(pairs)).unwrap().pmem;
+            let expected = pmem::Parameters {
+                usage: Some(pmem::Usage::AppDirect),
+                erase_after: Some(false),
+                kata: Some(true),
+                semantics: Some(v1::SizeSemantics::Charged),
+            };
+            assert_eq!(pmem, expected);
+        }
+        let both = map(&[("usage", "FileIO"), ("d/usage", "FileIO")]);
+        assert!(keys.class("p", &both).unwrap_err().to_string().contains("given once"));
+        for key in ["Usage", "erase_after", "katacontainers", "e/usage", "persistencyModel"] {
+            let error = keys.class("p", &map(&[(key, "1")])).unwrap_err().to_string();
+            assert!(error.contains("usage, eraseAfter, kataContainers"), "{error}");
+        }
+    }
+
+    #[test]
     fn unknown_parameters_are_refused_by_name_in_both_maps() {
         let keys = Keys::new("d");
         for key in ["", "d", "d/", "d/IOPS", "e/iops", "iops", "fsType", "d/iops/x"] {
@@ -327,6 +368,7 @@ mod tests {
             }
         }
         // What only a storage class has is not mutable.
+        assert!(keys.mutable("m", &map(&[("usage", "FileIO")])).is_err());
         assert!(keys.mutable("m", &map(&[("d/device-class", "a")])).is_err());
         assert!(keys.mutable("m", &map(&[("csi.storage.k8s.io/pvc/name", "a")])).is_err());
     }

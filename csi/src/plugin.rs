@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, RwLock};
 use tonic::{Code, Request, Response, Status};
 
 use crate::clock::Clock;
-use crate::config::{Class, Config};
+use crate::config::{Class, Config, Kind};
 use crate::daemon::Daemon;
 use crate::error::{Error, shown};
 use crate::ids::{Names, VolumeId};
@@ -249,7 +249,7 @@ impl Plugin {
     /// The daemon does not answer.
     pub async fn has_pool(&self, pool: &str) -> Result<bool, Error> {
         let classes = &self.settings.config.classes;
-        if classes.iter().any(|class| class.pool == pool) {
+        if classes.iter().any(|class| class.names_pool(pool)) {
             return Ok(true);
         }
         if !classes.iter().any(|class| class.pool.is_empty()) {
@@ -277,7 +277,7 @@ impl Plugin {
 }
 
 fn is_of(pool: &v1::Pool, class: &Class) -> bool {
-    if class.pool.is_empty() { pool.is_default } else { class.pool == pool.name }
+    if class.pool.is_empty() { pool.is_default } else { class.names_pool(&pool.name) }
 }
 
 /// The pools of our classes.
@@ -296,27 +296,44 @@ impl Pools {
         self.0.iter().map(|pool| pool.name.as_str())
     }
 
-    /// The pool of a class, if it is there and serves.
-    #[must_use]
-    pub fn serving(&self, class: &Class) -> Option<&v1::Pool> {
-        let mut pools = self.0.iter();
-        pools.find(|pool| is_of(pool, class) && pool.state() == v1::PoolState::Open)
+    /// The pools that a class may make volumes in, now: those that are there, serve, and are of
+    /// its kind.
+    pub fn serving(&self, class: &Class) -> impl Iterator<Item = &v1::Pool> {
+        let is_open = |pool: &&v1::Pool| pool.state() == v1::PoolState::Open;
+        let of_class = self.0.iter().filter(move |pool| is_of(pool, class));
+        of_class.filter(is_open).filter(move |pool| unfit(pool, class).is_none())
     }
 
-    /// The pool of a class.
-    ///
-    /// # Errors
-    /// FAILED_PRECONDITION: there is none, or it does not serve.
-    pub fn of_class(&self, class: &Class) -> Result<&v1::Pool, Error> {
+    /// Why a class has no pool.
+    #[must_use]
+    pub fn missing(&self, class: &Class) -> Error {
         let what = format!("pool of class {}", class.name);
         let Some(pool) = self.0.iter().find(|pool| is_of(pool, class)) else {
             let name = if class.pool.is_empty() { "the default one" } else { &class.pool };
-            return Err(Error::in_use(what, format_args!("is not there: {}", shown(name))));
+            return Error::in_use(what, format_args!("is not there: {}", shown(name)));
         };
-        if pool.state() == v1::PoolState::Open {
-            return Ok(pool);
+        match unfit(pool, class) {
+            Some(why) if pool.state() == v1::PoolState::Open => {
+                Error::in_use(what, format_args!("is {}, which {why}", shown(&pool.name)))
+            }
+            _ => Error::in_use(what, format_args!("is not served: {}", shown(&pool.failure))),
         }
-        Err(Error::in_use(what, format_args!("is not served: {}", shown(&pool.failure))))
+    }
+}
+
+/// Why a pool is not one for a class, where both are known. That a class of persistent memory gets
+/// none in fact must not be found out by a crash.
+fn unfit(pool: &v1::Pool, class: &Class) -> Option<&'static str> {
+    let is_direct = pool.kind() == v1::PoolKind::PmemDirect;
+    let in_memory = |device: &v1::Device| device.kind() == v1::DeviceKind::Pmem;
+    match class.kind {
+        Kind::PmemDirect if !is_direct => Some("is no pool of namespaces, as pmem-direct has it"),
+        Kind::PmemDirect => None,
+        _ if is_direct => Some("is a pool of namespaces: its classes are pmem-direct"),
+        Kind::PmemPooled if !pool.devices.iter().all(in_memory) || pool.devices.is_empty() => {
+            Some("is not in persistent memory, as pmem-pooled has it")
+        }
+        Kind::PmemPooled | Kind::Thin | Kind::Thick => None,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::parameters::Mutable;
 use crate::plugin::{Plugin, Pools};
+use crate::pmem::{self, Plan};
 use crate::quantity::Ratio;
 use crate::sizes::{MAX_VOLUME, Range, Rules};
 
@@ -22,12 +23,16 @@ pub struct Wish<'a> {
     pub name: &'a str,
     /// Bytes.
     pub size: Bytes,
+    /// Bytes that it may have at the most, with what is needed to keep it; 0: any.
+    pub limit: Bytes,
     /// What is set for it.
     pub mutable: &'a Mutable,
+    /// How it lies in persistent memory.
+    pub pmem: Plan,
 }
 
 /// What can still be made in a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Capacity {
     /// Bytes of all that can be made.
     pub available: Bytes,
@@ -64,17 +69,65 @@ pub fn promised(volumes: &[v1::Volume]) -> u128 {
 /// # Errors
 /// The daemon does not answer.
 pub async fn capacity(plugin: &Plugin, pool: &v1::Pool, class: &Class) -> Result<Capacity, Error> {
-    let volumes = list(plugin, &pool.name).await?;
-    let left = match class.kind {
-        Kind::Thin => {
-            let size = Bytes::new(pool.size_bytes).unwrap_or_default();
-            promisable(class.overprovision_ratio, size, promised(&volumes))
-        }
-        Kind::Thick => thick_room(pool, &volumes),
-    };
+    let volumes = plugin.daemon.volumes(&pool.name).await?;
     let granule = granule(pool, class);
-    let maximum = left.min(MAX_VOLUME).round_down(granule);
-    Ok(Capacity { available: left.round_down(granule), maximum })
+    if class.kind == Kind::PmemDirect {
+        let largest = Bytes::new(pool.largest_volume_bytes).unwrap_or_default();
+        let maximum = largest.min(MAX_VOLUME).round_down(granule);
+        let available = Bytes::new(pool.free_bytes).unwrap_or_default();
+        return Ok(Capacity { available, maximum });
+    }
+    let left = if class.is_thick {
+        thick_room(pool, &volumes)
+    } else {
+        let size = Bytes::new(pool.size_bytes).unwrap_or_default();
+        promisable(class.overprovision_ratio, size, promised(&volumes))
+    };
+    let step = if class.kind.is_pmem() { granule.max(pmem::step(pool)) } else { granule };
+    let maximum = left.min(MAX_VOLUME).round_down(step);
+    Ok(Capacity { available: left.round_down(step), maximum })
+}
+
+/// What can still be made of a class in all of its pools: the sum, and the best of them, since no
+/// volume lies in two.
+///
+/// # Errors
+/// The daemon does not answer.
+pub async fn capacity_of_all(
+    plugin: &Plugin,
+    pools: &Pools,
+    class: &Class,
+) -> Result<Capacity, Error> {
+    let mut all = Capacity::default();
+    for pool in pools.serving(class) {
+        let one = capacity(plugin, pool, class).await?;
+        all.available = all.available.saturating_add(one.available);
+        all.maximum = all.maximum.max(one.maximum);
+    }
+    Ok(all)
+}
+
+/// The pool that a new volume goes to: the one in which the largest could be made.
+///
+/// # Errors
+/// FAILED_PRECONDITION: the class has none that serves. Or the daemon does not answer.
+pub async fn best_pool<'a>(
+    plugin: &Plugin,
+    pools: &'a Pools,
+    class: &Class,
+) -> Result<&'a v1::Pool, Error> {
+    let mut best: Option<(Bytes, &v1::Pool)> = None;
+    let serving: Vec<&v1::Pool> = pools.serving(class).collect();
+    if let [pool] = serving.as_slice() {
+        return Ok(pool);
+    }
+    for pool in serving {
+        let most = capacity(plugin, pool, class).await?.maximum;
+        if best.is_none_or(|(before, _)| most > before) {
+            best = Some((most, pool));
+        }
+    }
+    best.map(|(_, pool)| pool).ok_or_else(|| pools.missing(class))
 }
 
 /// Bytes that can still be set aside for one volume more: what is free, less what is set aside for
@@ -136,32 +189,29 @@ fn wide(bytes: i64) -> u128 {
     Bytes::new(bytes).unwrap_or_default().wide()
 }
 
-async fn list(plugin: &Plugin, pool: &str) -> Result<Vec<v1::Volume>, Error> {
-    let asked = v1::ListVolumesRequest { pool: pool.to_owned(), brief: true };
-    Ok(plugin.daemon.list_volumes(asked).await?.volumes)
-}
-
 /// Refuses what the pool has no room for, by the rules of the class.
 async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> Result<(), Error> {
     let asked = v1::GetPoolRequest { name: pool.to_owned() };
     let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
-    let volumes = list(plugin, pool).await?;
+    let volumes = plugin.daemon.volumes(pool).await?;
     // What is told is what GetCapacity tells.
-    let (most, free, why) = match class.kind {
-        Kind::Thin => {
-            let size = Bytes::new(found.size_bytes).unwrap_or_default();
-            let promised = promised(&volumes);
-            let ratio = class.overprovision_ratio;
-            let why = format!(
-                ", of {ratio} times its {size}, less the {promised} that its volumes have together"
-            );
-            let left = promisable(ratio, size, promised);
-            (left, left, why)
-        }
-        Kind::Thick => {
-            let why = ", less what is set aside for others and what maps it".to_owned();
-            (thick_limit(&found, &volumes), thick_room(&found, &volumes), why)
-        }
+    let (most, free, why) = if class.kind == Kind::PmemDirect {
+        let largest = Bytes::new(found.largest_volume_bytes).unwrap_or_default();
+        let free = Bytes::new(found.free_bytes).unwrap_or_default();
+        let regions = if class.others.is_empty() { "" } else { ", in the best of its regions" };
+        (largest, free, format!(", {largest} of them in one piece{regions}"))
+    } else if class.is_thick {
+        let why = ", less what is set aside for others and what maps it".to_owned();
+        (thick_limit(&found, &volumes), thick_room(&found, &volumes), why)
+    } else {
+        let size = Bytes::new(found.size_bytes).unwrap_or_default();
+        let promised = promised(&volumes);
+        let ratio = class.overprovision_ratio;
+        let why = format!(
+            ", of {ratio} times its {size}, less the {promised} that its volumes have together"
+        );
+        let left = promisable(ratio, size, promised);
+        (left, left, why)
     };
     if more > most {
         return Err(Error::NoSpace { pool: pool.to_owned(), requested: more, free, why });
@@ -184,12 +234,31 @@ pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Erro
         pool: wish.pool.to_owned(),
         block_size: wish.class.block_size,
         size_bytes: wish.size.get(),
-        ..Default::default()
+        ..wish.pmem.request(wish.limit)
     };
-    let answer = plugin.daemon.create_volume(asked).await?;
+    let answer = plugin.daemon.create_volume(asked).await;
+    let answer = answer.map_err(|error| beyond_limit(error, wish.limit))?;
     drop(promises);
     let volume = answer.volume.unwrap_or_default();
+    let takes = Bytes::new(pmem::charged(&volume)).unwrap_or_default();
+    if !wish.limit.is_zero() && takes > wish.limit {
+        if answer.changed {
+            remove(plugin, wish.pool, wish.name).await;
+        }
+        let allowed = format!("no less than {takes}, which {} bytes take", wish.size);
+        return Err(Error::out_of_range("capacity_range.limit_bytes", wish.limit, allowed));
+    }
     finish(plugin, wish, volume, answer.changed).await
+}
+
+/// A limit that can't be kept is out of range, whatever else a daemon refuses.
+fn beyond_limit(error: Error, limit: Bytes) -> Error {
+    match error {
+        Error::Daemon(detail) if detail.field.ends_with("limit_bytes") => {
+            Error::out_of_range("capacity_range.limit_bytes", limit, detail.allowed)
+        }
+        other => other,
+    }
 }
 
 /// Makes a volume that begins as a snapshot, or finishes one that is there.
@@ -225,7 +294,11 @@ pub async fn finish(
     volume: v1::Volume,
     is_new: bool,
 ) -> Result<v1::Volume, Error> {
-    let is_thick = wish.class.kind == Kind::Thick;
+    if volume.state() == v1::VolumeState::Creating {
+        let what = format!("volume {}", wish.name);
+        return Err(Error::Aborted { what, problem: "is still being made".to_owned() });
+    }
+    let is_thick = wish.class.is_thick;
     let settings = volume.settings.unwrap_or_default();
     let mut request = wish.mutable.request(wish.pool, wish.name);
     request.thick = is_thick.then_some(true);
@@ -312,14 +385,18 @@ pub async fn expand(
     volume: v1::Volume,
     range: &Range,
 ) -> Result<v1::Volume, Error> {
-    let present = Bytes::new(volume.size_bytes).unwrap_or_default();
-    let granule = Bytes::constant(i64::from(volume.block_size));
+    let present = Bytes::new(pmem::charged(&volume)).unwrap_or_default();
+    let pools = plugin.pools().await?;
+    let class = class_of(&plugin.settings.config.classes, &pools, &volume);
+    let mut granule = Bytes::constant(i64::from(volume.block_size));
+    if class.kind == Kind::PmemPooled {
+        let pool = pools.serving(&class).find(|pool| pool.name == volume.pool);
+        granule = granule.max(pool.map(pmem::step).unwrap_or_default());
+    }
     let size = range.choose(&Rules { default: present, minimum: present, granule })?;
     if size <= present {
         return Ok(volume);
     }
-    let pools = plugin.pools().await?;
-    let class = class_of(&plugin.settings.config.classes, &pools, &volume);
     grow(plugin, &class, &volume, size).await
 }
 
@@ -327,9 +404,8 @@ pub async fn expand(
 /// and where several are, the one that promises most.
 fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
     let is_thick = volume.settings.is_some_and(|settings| settings.thick);
-    let kind = if is_thick { Kind::Thick } else { Kind::Thin };
     let is_here = |class: &&Class| {
-        class.kind == kind && pools.serving(class).is_some_and(|pool| pool.name == volume.pool)
+        class.is_thick == is_thick && pools.serving(class).any(|pool| pool.name == volume.pool)
     };
     let most = |most: Class, class: &Class| {
         if class.overprovision_ratio.is_above(most.overprovision_ratio) {
@@ -340,12 +416,11 @@ fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
     };
     let mut fitting = classes.iter().filter(is_here);
     let first = fitting.next().cloned().unwrap_or_else(|| Class {
-        name: String::new(),
         pool: volume.pool.clone(),
-        kind,
+        kind: if is_thick { Kind::Thick } else { Kind::Thin },
+        is_thick,
         overprovision_ratio: Ratio::ONE,
-        is_default: false,
-        block_size: 0,
+        ..Class::usual("")
     });
     fitting.fold(first, most)
 }
@@ -362,7 +437,10 @@ pub async fn grow(
 ) -> Result<v1::Volume, Error> {
     let promises = plugin.promises.lock().await;
     let present = Bytes::new(volume.size_bytes).unwrap_or_default();
-    check_room(plugin, class, &volume.pool, size.saturating_sub(present)).await?;
+    // Whether there is room behind a namespace only the daemon sees.
+    if class.kind != Kind::PmemDirect {
+        check_room(plugin, class, &volume.pool, size.saturating_sub(present)).await?;
+    }
     let asked = v1::ResizeVolumeRequest {
         name: volume.name.clone(),
         pool: volume.pool.clone(),
@@ -431,14 +509,7 @@ mod tests {
 
     #[test]
     fn sizes_step_by_the_largest_block_there_is() {
-        let class = |block_size| Class {
-            name: "a".to_owned(),
-            pool: String::new(),
-            kind: Kind::Thin,
-            overprovision_ratio: Ratio::ONE,
-            is_default: true,
-            block_size,
-        };
+        let class = |block_size| Class { block_size, ..Class::usual("a") };
         let pool = |sizes: &[u32]| v1::Pool {
             devices: sizes
                 .iter()

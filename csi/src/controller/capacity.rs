@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_api::v1;
+
 use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem, Refusal};
 use crate::error::Error;
@@ -29,10 +31,7 @@ async fn of_classes(plugin: &Plugin) -> Result<Vec<(String, i64)>, Error> {
     let pools = plugin.pools().await?;
     let mut figures = Vec::new();
     for class in &plugin.settings.config.classes {
-        let capacity = match pools.serving(class) {
-            Some(pool) => provision::capacity(plugin, pool, class).await?,
-            None => NONE,
-        };
+        let capacity = provision::capacity_of_all(plugin, &pools, class).await?;
         figures.push((class.name.clone(), capacity.available.get()));
     }
     Ok(figures)
@@ -46,6 +45,7 @@ pub(super) async fn get(
     let class = settings.keys.class("parameters", &request.parameters)?;
     let device_class = class.device_class.as_deref();
     let device_class = settings.config.class(&settings.keys.device_class(), device_class)?;
+    let plan = class.pmem.of_class("parameters.", device_class)?;
     let (capabilities, is_possible) = match request.volume_capabilities.as_slice() {
         [] => (Vec::new(), true),
         list => match Capability::parse_all("volume_capabilities", list) {
@@ -65,19 +65,28 @@ pub(super) async fn get(
         let given = one.file_system().or(class.file_system);
         (!one.is_block()).then(|| given.unwrap_or(FileSystem::Ext4))
     };
-    // Who says nothing gets the smallest of all.
-    let smallest = settings.config.minimum.of(None);
-    let minimum = capabilities.iter().map(|one| settings.config.minimum.of(file_system(one))).max();
-    let minimum = minimum.unwrap_or(smallest);
-    let pools = plugin.pools().await?;
-    let (capacity, minimum) = match pools.serving(device_class) {
-        Some(pool) if is_here && is_possible => {
-            let minimum = minimum.round_up(provision::granule(pool, device_class));
-            let capacity = provision::capacity(&plugin, pool, device_class).await?;
-            (capacity, minimum.unwrap_or(Bytes::MAX))
-        }
-        _ => (NONE, minimum),
+    let is_possible =
+        is_possible && capabilities.iter().all(|one| plan.check("", one, file_system(one)).is_ok());
+    let smallest = |pool: &v1::Pool| {
+        let least = |file_system: Option<FileSystem>| {
+            let of_use = settings.config.minimum.of(file_system);
+            plan.minimum(pool, of_use, file_system.is_none())
+        };
+        // Who says nothing gets the smallest of all.
+        capabilities.iter().map(|one| least(file_system(one))).max().unwrap_or_else(|| least(None))
     };
+    let pools = plugin.pools().await?;
+    let serving = || pools.serving(device_class).filter(|_| is_here && is_possible);
+    let of_pool = |pool: &v1::Pool| {
+        let granule = plan.granule(pool, provision::granule(pool, device_class));
+        smallest(pool).round_up(granule).unwrap_or(Bytes::MAX)
+    };
+    let minimum = serving().map(of_pool).min();
+    let capacity = match minimum {
+        Some(_) => provision::capacity_of_all(&plugin, &pools, device_class).await?,
+        None => NONE,
+    };
+    let minimum = minimum.unwrap_or_else(|| smallest(&v1::Pool::default()));
     Ok(proto::GetCapacityResponse {
         available_capacity: capacity.available.get(),
         maximum_volume_size: Some(capacity.maximum.get()),

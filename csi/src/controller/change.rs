@@ -6,6 +6,7 @@ use crate::capability::Capability;
 use crate::error::Error;
 use crate::limits;
 use crate::plugin::Plugin;
+use crate::pmem;
 use crate::proto;
 use crate::provision;
 use crate::sizes::Range;
@@ -28,7 +29,7 @@ pub(super) async fn expand(
     let is_block = capability.transpose()?.is_some_and(|one| one.is_block());
     let volume = provision::expand(&plugin, volume, &range).await?;
     Ok(proto::ControllerExpandVolumeResponse {
-        capacity_bytes: volume.size_bytes,
+        capacity_bytes: pmem::charged(&volume),
         // A file system does not grow by itself.
         node_expansion_required: !is_block,
     })

@@ -8,12 +8,13 @@ use blockd_api::v1;
 
 use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem};
-use crate::config::Class;
+use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::ids::{SnapshotId, VolumeId};
 use crate::limits;
 use crate::parameters::{ClassParameters, Mutable};
 use crate::plugin::{Plugin, Pools};
+use crate::pmem::{self, Plan};
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use crate::provision::{self, Wish};
@@ -27,6 +28,7 @@ struct Asked {
     parameters: ClassParameters,
     mutable: Mutable,
     class: Class,
+    pmem: Plan,
     content: Option<proto::VolumeContentSource>,
 }
 
@@ -47,7 +49,7 @@ pub(super) async fn create(
     let _name = plugin.locks.take_name("volume", &asked.name)?;
     settings.place.check(request.accessibility_requirements.as_ref())?;
     let pools = plugin.pools().await?;
-    let pool = pools.of_class(&asked.class)?;
+    let pool = asked.pool(&plugin, &pools).await?;
     settings.names.check_pool("the name of the pool", &pool.name)?;
     let id = settings.names.volume(&pool.name, &asked.name);
     let _id = plugin.locks.take(&id.to_string())?;
@@ -59,7 +61,9 @@ pub(super) async fn create(
         pool: &id.pool,
         name: &id.name,
         size,
+        limit: asked.range.limit,
         mutable: &mutable,
+        pmem: asked.pmem,
     };
     let volume = match plugin.daemon.find_volume(&id.pool, &id.name).await? {
         Some(present) => {
@@ -74,10 +78,10 @@ pub(super) async fn create(
             source.make(&plugin, &id, &wish(size)).await?
         }
     };
-    let context = asked.context(&plugin);
+    let context = asked.context(&plugin, pool, &volume);
     Ok(proto::CreateVolumeResponse {
         volume: Some(proto::Volume {
-            capacity_bytes: volume.size_bytes,
+            capacity_bytes: pmem::charged(&volume),
             volume_id: id.to_string(),
             volume_context: context,
             content_source: asked.content,
@@ -108,9 +112,56 @@ impl Asked {
         let mutable = keys.mutable("mutable_parameters", &request.mutable_parameters)?;
         let class = parameters.device_class.as_deref();
         let class = plugin.settings.config.class(&keys.device_class(), class)?.clone();
+        let pmem = parameters.pmem.of_class("parameters.", &class)?;
         let content = request.volume_content_source.clone();
         let name = request.name.clone();
-        Ok(Self { name, range, capabilities, parameters, mutable, class, content })
+        let asked = Self { name, range, capabilities, parameters, mutable, class, pmem, content };
+        for (index, one) in asked.capabilities.iter().enumerate() {
+            let field = format!("volume_capabilities[{index}]");
+            pmem.check(&field, one, asked.fs(one))?;
+        }
+        asked.check_direct()?;
+        Ok(asked)
+    }
+
+    /// Refuses what needs something between a volume and its device.
+    fn check_direct(&self) -> Result<(), Error> {
+        if self.class.kind != Kind::PmemDirect {
+            return Ok(());
+        }
+        let what = format!(
+            "left out: volumes of class {} are the kernel's own devices, with nothing in between",
+            self.class.name
+        );
+        if self.content.is_some() {
+            return Err(Error::invalid("volume_content_source", "given", what));
+        }
+        if !self.parameters.mutable.is_empty() || !self.mutable.is_empty() {
+            let field = "one of iops, bandwidth, on-full, reservation and quota";
+            return Err(Error::invalid(field, "given", what));
+        }
+        Ok(())
+    }
+
+    /// The pool that it is in or goes to.
+    async fn pool<'a>(&self, plugin: &Plugin, pools: &'a Pools) -> Result<&'a v1::Pool, Error> {
+        let name = plugin.settings.names.volume("", &self.name).name;
+        let mut serving: Vec<&v1::Pool> = pools.serving(&self.class).collect();
+        if serving.len() > 1 {
+            for pool in &serving {
+                if plugin.daemon.find_volume(&pool.name, &name).await?.is_some() {
+                    return Ok(pool);
+                }
+            }
+            // What begins as something else has to be where that is.
+            if let Some(of) = self.content.as_ref().and_then(|one| source_pool(plugin, one)) {
+                serving.retain(|pool| pool.name == of);
+                if let [pool] = serving.as_slice() {
+                    return Ok(pool);
+                }
+            }
+        }
+        provision::best_pool(plugin, pools, &self.class).await
     }
 
     /// The size of a volume that is there, if it is the one that is asked for.
@@ -120,10 +171,19 @@ impl Asked {
             return Err(Error::exists(it, "kind", "snapshot", "volume"));
         }
         let size = Bytes::new(present.size_bytes).unwrap_or_default();
-        if !self.range.has(size) {
-            let Range { required, limit } = self.range;
+        let takes = Bytes::new(pmem::charged(present)).unwrap_or_default();
+        let counted = if self.pmem.semantics == v1::SizeSemantics::Charged { takes } else { size };
+        let Range { required, limit } = self.range;
+        if counted < required || !(Range { required: Bytes::ZERO, limit }).has(takes) {
             let asked = format!("required_bytes {required}, limit_bytes {limit}");
-            return Err(Error::exists(it, "capacity_bytes", size, asked));
+            return Err(Error::exists(it, "capacity_bytes", takes, asked));
+        }
+        if self.pmem.is_direct {
+            let asked = self.pmem.request(Bytes::ZERO).usage();
+            let shown = |usage: v1::PmemUsage| format!("{usage:?}");
+            if present.usage() != asked {
+                return Err(Error::exists(it, "usage", shown(present.usage()), shown(asked)));
+            }
         }
         if !source.is_of(present) {
             let existing = if present.origin.is_empty() { "another one" } else { &present.origin };
@@ -136,12 +196,25 @@ impl Asked {
     fn size(&self, plugin: &Plugin, pool: &v1::Pool, source: &Source) -> Result<Bytes, Error> {
         let config = &plugin.settings.config;
         let Some(origin) = source.volume() else {
-            let minimum = self.capabilities.iter().map(|one| config.minimum.of(self.fs(one))).max();
-            return self.range.choose(&Rules {
+            let smallest = |one: &Capability| {
+                let of_use = config.minimum.of(self.fs(one));
+                self.pmem.minimum(pool, of_use, one.is_block())
+            };
+            let rules = Rules {
                 default: config.default_size,
-                minimum: minimum.unwrap_or_default(),
-                granule: provision::granule(pool, &self.class),
-            });
+                minimum: self.capabilities.iter().map(smallest).max().unwrap_or_default(),
+                granule: self.granule(pool),
+            };
+            let size = self.range.choose(&rules)?;
+            // What it takes is a multiple of the step, whatever else is needed to keep it.
+            let step = pmem::step(pool);
+            let takes = if self.pmem.is_direct { size.round_up(step) } else { Some(size) };
+            let limit = self.range.limit;
+            if !limit.is_zero() && takes.is_none_or(|takes| takes > limit) {
+                let allowed = format!("no less than a multiple of {step} that holds {size}");
+                return Err(Error::out_of_range("capacity_range.limit_bytes", limit, allowed));
+            }
+            return Ok(size);
         };
         // What it begins as is there, with its file system: no smallest size is asked of it.
         let smallest = Bytes::new(origin.size_bytes).unwrap_or_default();
@@ -151,11 +224,17 @@ impl Asked {
         } else if !limit.is_zero() && limit < smallest {
             ("limit_bytes", limit)
         } else {
-            let granule = Bytes::constant(i64::from(origin.block_size));
+            let block = Bytes::constant(i64::from(origin.block_size));
+            let granule = block.max(self.granule(pool));
             return self.range.choose(&Rules { default: smallest, minimum: smallest, granule });
         };
         let allowed = format!("no less than what it begins as has, {smallest}");
         Err(Error::out_of_range(format_args!("capacity_range.{field}"), wanted, allowed))
+    }
+
+    /// The step of sizes.
+    fn granule(&self, pool: &v1::Pool) -> Bytes {
+        self.pmem.granule(pool, provision::granule(pool, &self.class))
     }
 
     /// The file system of a capability; `None` for a block device.
@@ -168,9 +247,16 @@ impl Asked {
     }
 
     /// What the node has to know and can't see.
-    fn context(&self, plugin: &Plugin) -> HashMap<String, String> {
+    fn context(
+        &self,
+        plugin: &Plugin,
+        pool: &v1::Pool,
+        volume: &v1::Volume,
+    ) -> HashMap<String, String> {
         let keys = &plugin.settings.keys;
         let mut context = HashMap::new();
+        let of_pmem = self.pmem.context(pool, volume).into_iter();
+        context.extend(of_pmem.map(|(word, value)| (keys.of_context(word), value)));
         if let Some(options) = &self.parameters.mkfs_options {
             context.insert(keys.mkfs_options(), options.clone());
         }
@@ -181,6 +267,15 @@ impl Asked {
             context.insert(keys.fs_type(), file_system.name().to_owned());
         }
         context
+    }
+}
+
+/// The pool of what a volume is to begin as, by its id.
+fn source_pool(plugin: &Plugin, content: &proto::VolumeContentSource) -> Option<String> {
+    let names = &plugin.settings.names;
+    match content.r#type.as_ref()? {
+        Type::Snapshot(of) => names.parse_snapshot(&of.snapshot_id).map(|id| id.pool),
+        Type::Volume(of) => names.parse_volume(&of.volume_id).map(|id| id.pool),
     }
 }
 

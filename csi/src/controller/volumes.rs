@@ -11,6 +11,7 @@ use crate::error::{Error, shown};
 use crate::ids::{Kind, SnapshotId, VolumeId};
 use crate::limits;
 use crate::plugin::Plugin;
+use crate::pmem;
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type};
 
@@ -68,8 +69,7 @@ async fn sweep(plugin: &Plugin) -> Result<(), Error> {
 /// All volumes and snapshots of the driver, in all pools of its classes.
 pub(crate) async fn ours(plugin: &Plugin) -> Result<Vec<(v1::Volume, Kind)>, Error> {
     let pools = plugin.pools().await?;
-    let asked = v1::ListVolumesRequest { pool: String::new(), brief: true };
-    let all = plugin.daemon.list_volumes(asked).await?.volumes;
+    let all = plugin.daemon.volumes("").await?;
     let kind = |volume: v1::Volume| {
         let kind = plugin.settings.names.kind(&volume.name);
         (volume, kind)
@@ -199,7 +199,7 @@ fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
         proto::VolumeContentSource { r#type: Some(Type::Snapshot(snapshot)) }
     });
     proto::Volume {
-        capacity_bytes: volume.size_bytes,
+        capacity_bytes: pmem::charged(volume),
         volume_id: id.to_owned(),
         volume_context: std::collections::HashMap::new(),
         content_source,
@@ -242,7 +242,14 @@ fn parameters(
 ) -> Result<(), Error> {
     let keys = &plugin.settings.keys;
     let class = keys.class("parameters", &request.parameters)?;
-    plugin.settings.config.class(&keys.device_class(), class.device_class.as_deref())?;
+    let device_class = class.device_class.as_deref();
+    let device_class = plugin.settings.config.class(&keys.device_class(), device_class)?;
     keys.mutable("mutable_parameters", &request.mutable_parameters)?;
+    let plan = class.pmem.of_class("parameters.", device_class)?;
+    for (index, wire) in request.volume_capabilities.iter().enumerate() {
+        let field = format!("volume_capabilities[{index}]");
+        let one = Capability::parse(&field, Some(wire))?;
+        plan.check(&field, &one, one.file_system().or(class.file_system))?;
+    }
     Ok(())
 }

@@ -14,6 +14,7 @@ use super::stage;
 use super::steps::Wish;
 use super::world::{Kind, Result, Wanted, World};
 use crate::capability::Mode;
+use crate::pmem::Plan;
 use crate::sizes::Range;
 
 pub(super) const ID: &str = "default/csi.a";
@@ -37,6 +38,10 @@ const SHAPES: [Shape; 5] =
 pub(super) fn wish(file_system: &str) -> Wish {
     let options = Options::parse(&["noatime".to_owned()]).unwrap();
     Wish { file_system: file_system.to_owned(), options, hash: 7, mkfs: Vec::new() }
+}
+
+pub(super) fn wanted(size_bytes: i64) -> Wanted {
+    Wanted { size_bytes, class: "default".to_owned(), pmem: Plan::default() }
 }
 
 pub(super) fn target(path: &str, mode: Mode, access: Access) -> Target {
@@ -124,7 +129,7 @@ impl Shape {
             Call::Publish(number) => {
                 let target = &self.target(number);
                 if let (Self::Inline, Some(wish)) = (self, &wish) {
-                    let wanted = &Wanted { size_bytes: SIZE, class: "default".to_owned() };
+                    let wanted = &wanted(SIZE);
                     let ask = ephemeral::Ask { volume: ID, place, target, wish, wanted };
                     return ephemeral::publish(world, &ask);
                 }

@@ -176,7 +176,9 @@ impl World for Real {
             pool: &place.pool,
             name: &place.name,
             size: Bytes::new(wanted.size_bytes).unwrap_or_default(),
+            limit: Bytes::ZERO,
             mutable: &Mutable::default(),
+            pmem: wanted.pmem,
         };
         self.wait(provision::create(&self.plugin, &wish)).map(drop)
     }

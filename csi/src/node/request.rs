@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::limits;
 use crate::parameters;
 use crate::plugin::Plugin;
+use crate::pmem;
 use crate::provision;
 use crate::quantity;
 use crate::sizes::{Range, Rules};
@@ -23,7 +24,7 @@ use crate::sizes::{Range, Rules};
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 /// What such a volume may be told, beside what sidecars and kubelet add.
-const INLINE: &str = "size, class, fsType or kataContainers";
+const INLINE: &str = "size, class, fsType, usage, eraseAfter, kataContainers or sizeSemantics";
 
 /// An id of a volume.
 ///
@@ -150,14 +151,16 @@ pub async fn inline(
     };
     let settings = &plugin.settings;
     let (mut size, mut class, mut kind) = (Bytes::ZERO, None, None);
+    let mut pmem = pmem::Parameters::default();
     for (key, value) in context {
         let field = format!("volume_context.{key}");
+        if pmem.take(&field, key, value)? {
+            continue;
+        }
         match key.as_str() {
             "size" => size = quantity::size(&field, value)?,
             "class" => class = Some(value.as_str()),
             "fsType" => kind = parameters::file_system(&field, value)?,
-            "kataContainers" if value == "false" => {}
-            "kataContainers" => return Err(Error::invalid(field, value, "false")),
             key if parameters::is_of_sidecars(key) => {}
             key => {
                 let field = "a key of volume_context";
@@ -167,15 +170,19 @@ pub async fn inline(
     }
     let file_system = mount.file_system.or(kind).unwrap_or(FileSystem::Ext4);
     let class = settings.config.class("volume_context.class", class)?;
+    let pmem = pmem.of_class("volume_context.", class)?;
+    pmem.check("volume_capability", capability, Some(file_system))?;
     let pools = plugin.pools().await?;
-    let pool = pools.of_class(class)?;
+    let pool = provision::best_pool(plugin, &pools, class).await?;
+    let of_use = settings.config.minimum.of(Some(file_system));
     let rules = Rules {
         default: settings.config.default_size,
-        minimum: settings.config.minimum.of(Some(file_system)),
-        granule: provision::granule(pool, class),
+        minimum: pmem.minimum(pool, of_use, false),
+        granule: pmem.granule(pool, provision::granule(pool, class)),
     };
     let size = Range { required: size, limit: Bytes::ZERO }.choose(&rules)?;
     let place = Place { pool: pool.name.clone(), name: settings.names.ephemeral(id) };
-    let wanted = Wanted { size_bytes: size.get(), class: class.name.clone() };
-    Ok((place, wanted, options(mount, file_system.name().to_owned())?))
+    let wanted = Wanted { size_bytes: size.get(), class: class.name.clone(), pmem };
+    let wish = options(mount, file_system.name().to_owned())?;
+    Ok((place, wanted, wish))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::dying::{ID, STAGING, target, wish};
+use super::dying::{ID, STAGING, target, wanted, wish};
 use super::ephemeral;
 use super::fake::{Fake, Held};
 use super::look::{self, Shown, Stats};
@@ -12,7 +12,7 @@ use super::modes::{Access, Target};
 use super::publish;
 use super::records::Place;
 use super::stage;
-use super::world::{Kind, Result, Usage, Wanted, World};
+use super::world::{Kind, Result, Usage, World};
 use crate::bytes::Bytes;
 use crate::capability::Mode;
 use crate::sizes::Range;
@@ -425,7 +425,7 @@ fn an_inline_volume_lives_from_publication_to_its_end() {
     let world = Fake::default();
     let place = Place { pool: "default".to_owned(), name: "csi.~e0".to_owned() };
     let wish = wish("xfs");
-    let wanted = Wanted { size_bytes: SIZE, class: "default".to_owned() };
+    let wanted = wanted(SIZE);
     let publish_at = |path: &str, read_only| {
         let target = &Target { read_only, ..target(path, Mode::Writer, Access::Mount) };
         let ask =
@@ -450,7 +450,7 @@ fn an_inline_volume_in_use_does_not_end() {
     let place = Place { pool: "default".to_owned(), name: "csi.~e0".to_owned() };
     let target = &target("/t/1", Mode::Writer, Access::Mount);
     let wish = &wish("ext4");
-    let wanted = &Wanted { size_bytes: SIZE, class: "default".to_owned() };
+    let wanted = &wanted(SIZE);
     let ask = ephemeral::Ask { volume: "csi-1", place: &place, target, wish, wanted };
     ephemeral::publish(&world, &ask).unwrap();
     world.state().busy.insert("/t/1".into());

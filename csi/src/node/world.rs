@@ -58,6 +58,8 @@ pub struct Wanted {
     pub size_bytes: i64,
     /// The device class, by its name.
     pub class: String,
+    /// How it lies in persistent memory.
+    pub pmem: crate::pmem::Plan,
 }
 
 /// What a path is, links not followed.

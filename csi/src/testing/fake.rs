@@ -14,6 +14,8 @@ use parking_lot::Mutex;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 
+use super::pmem::Memory;
+
 /// Extents of the pools.
 const EXTENT: u32 = 65_536;
 
@@ -41,6 +43,8 @@ struct State {
     is_old: bool,
     script: Option<Script>,
     streams: Arc<Streams>,
+    /// Pools in persistent memory.
+    memory: BTreeMap<String, Memory>,
 }
 
 /// The message of that number, to that request.
@@ -134,6 +138,11 @@ impl Fake {
     /// Makes a volume that is not the plugin's.
     pub(crate) fn add(&self, pool: &str, name: &str, size: i64) {
         self.0.lock().add(pool, name, VolumeKind::Volume, size);
+    }
+
+    /// A pool is in persistent memory from now on.
+    pub(crate) fn set_memory(&self, pool: &str, memory: Memory) {
+        self.0.lock().memory.insert(pool.to_owned(), memory);
     }
 
     /// Dies with the call of this number from now, after having done it or before. It stays away
@@ -259,7 +268,7 @@ impl State {
     fn describe_pool(&self, name: &str) -> v1::Pool {
         let at = self.pools.iter().position(|one| one.0 == name).unwrap();
         let size = self.pools[at].1;
-        v1::Pool {
+        let pool = v1::Pool {
             name: name.to_owned(),
             is_default: at == 0,
             size_bytes: size,
@@ -271,7 +280,13 @@ impl State {
             },
             extent_size: EXTENT,
             devices: vec![v1::Device { block_size: 512, ..Default::default() }],
+            largest_volume_bytes: size,
+            numa_node: -1,
             ..Default::default()
+        };
+        match self.memory.get(name) {
+            Some(memory) => memory.describe(pool),
+            None => pool,
         }
     }
 
@@ -310,9 +325,16 @@ impl State {
     ) -> Result<v1::CreateVolumeResponse, Status> {
         let pool = self.pool(&asked.pool)?;
         assert!(asked.size_bytes > 0 && asked.size_bytes % 512 == 0, "{asked:?}");
+        let in_memory = self.memory.contains_key(&pool);
         let changed = match self.get(&pool, &asked.name) {
+            Ok(_) if in_memory => false,
             Ok(found) if found.size_bytes == asked.size_bytes => false,
             Ok(_) => return Err(exists(&asked.name)),
+            Err(_) if in_memory => self.create_in_memory(&pool, &asked)?,
+            Err(_) if asked.erase_after == Some(true) => {
+                let message = "erase_after is true: must be left out: the pool can't";
+                return Err(refused(ErrorKind::Invalid, Code::InvalidArgument, message));
+            }
             Err(_) => {
                 self.add(&pool, &asked.name, VolumeKind::Volume, asked.size_bytes);
                 true
@@ -320,6 +342,29 @@ impl State {
         };
         let volume = Some(self.get(&pool, &asked.name)?.clone());
         Ok(v1::CreateVolumeResponse { changed, volume })
+    }
+
+    fn create_in_memory(
+        &mut self,
+        pool: &str,
+        asked: &v1::CreateVolumeRequest,
+    ) -> Result<bool, Status> {
+        let size = self.pools.iter().find(|one| one.0 == pool).map_or(0, |one| one.1);
+        let memory = self.memory.get_mut(pool).expect("a pool in memory");
+        let made = memory.create(size, asked).map_err(|detail| {
+            let message = detail.message.clone();
+            let code = match detail.kind() {
+                ErrorKind::NoSpace => Code::ResourceExhausted,
+                _ => Code::InvalidArgument,
+            };
+            Status::with_details(code, message, detail.encode_to_vec().into())
+        })?;
+        let added = self.add(pool, &asked.name, VolumeKind::Volume, made.size_bytes);
+        let (name, id) = (added.name.clone(), added.id);
+        let (pool, settings) = (added.pool.clone(), added.settings);
+        let kind = VolumeKind::Volume.into();
+        *added = v1::Volume { name, pool, id, family_id: id, settings, kind, ..made };
+        Ok(true)
     }
 
     fn delete(
@@ -332,6 +377,9 @@ impl State {
         };
         if found.attached && !asked.force {
             return Err(in_use(&asked.name));
+        }
+        if let Some(memory) = self.memory.get_mut(&pool) {
+            memory.free(&asked.name);
         }
         let volume = self.volumes.remove(&(pool, asked.name));
         for one in self.volumes.values_mut() {
@@ -346,6 +394,11 @@ impl State {
         &mut self,
         asked: v1::ResizeVolumeRequest,
     ) -> Result<v1::ResizeVolumeResponse, Status> {
+        let pool = self.pool(&asked.pool)?;
+        if self.memory.get(&pool).is_some_and(|memory| memory.direct) {
+            let message = format!("volume {} is a namespace, and does not grow", asked.name);
+            return Err(refused(ErrorKind::InUse, Code::FailedPrecondition, message));
+        }
         let found = self.get(&asked.pool, &asked.name)?;
         assert!(asked.size_bytes >= found.size_bytes && asked.size_bytes % 512 == 0, "{asked:?}");
         let changed = found.size_bytes != asked.size_bytes;

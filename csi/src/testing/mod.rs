@@ -2,6 +2,7 @@
 //! before or after any call, be slow, or hold a volume as attached.
 
 mod fake;
+mod pmem;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,6 +23,7 @@ use crate::plugin::{Plugin, Settings, Streams};
 use crate::topology::Place;
 
 pub(crate) use self::fake::{Fake, Told};
+pub(crate) use self::pmem::Memory;
 
 /// 2^20.
 pub(crate) const MIB: i64 = 1_048_576;

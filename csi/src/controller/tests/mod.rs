@@ -5,6 +5,7 @@ mod cuts;
 mod health;
 mod input;
 mod lists;
+mod pmem;
 mod volumes;
 
 use std::collections::HashMap;

@@ -1,0 +1,435 @@
+//! What storage classes and inline volumes say of persistent memory, and what of it goes together.
+//!
+//! A device of ublk has no DAX, so that applications map memory only where they get the kernel's
+//! own device, or inside of a virtual machine. What is impossible is refused, never made less.
+
+use blockd_api::v1;
+
+use crate::bytes::Bytes;
+use crate::capability::{Capability, FileSystem};
+use crate::config::{Class, Kind};
+use crate::error::Error;
+
+/// Keys of parameters, with and without the driver's name before them: storage classes of other
+/// drivers have them without.
+pub const KEYS: &str = "usage, eraseAfter, kataContainers, sizeSemantics";
+
+/// Words of a volume's context that the node reads.
+pub const USAGE: &str = "usage";
+pub const KATA: &str = "kata-containers";
+pub const KATA_PARTITION: &str = "kata-partition";
+
+/// What a volume with an image for virtual machines needs beyond the smallest size of a file
+/// system: another file system around it, with its journal, and the image's own front.
+const AROUND_IMAGE: Bytes = Bytes::constant(64 * 1_048_576);
+
+/// What a volume is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usage {
+    /// Applications map it.
+    AppDirect,
+    /// It is read and written, and no sector of it tears.
+    FileIo,
+}
+
+impl Usage {
+    /// As parameters have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AppDirect => "AppDirect",
+            Self::FileIo => "FileIO",
+        }
+    }
+
+    /// Reads a parameter.
+    ///
+    /// # Errors
+    /// It is something else. `field` is what the error names.
+    pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
+        let known = [Self::AppDirect, Self::FileIo].into_iter().find(|one| one.name() == text);
+        known.ok_or_else(|| Error::invalid(field, text, "AppDirect or FileIO"))
+    }
+}
+
+/// What was said. `None`: nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Parameters {
+    pub usage: Option<Usage>,
+    pub erase_after: Option<bool>,
+    pub kata: Option<bool>,
+    pub semantics: Option<v1::SizeSemantics>,
+}
+
+impl Parameters {
+    /// Takes a parameter, if it is one of these. `key` is without a driver's name, `field` what
+    /// errors call it.
+    ///
+    /// # Errors
+    /// Its value is not allowed, or it was there already.
+    pub fn take(&mut self, field: &str, key: &str, value: &str) -> Result<bool, Error> {
+        let was_there = match key {
+            "usage" => self.usage.replace(Usage::parse(field, value)?).is_some(),
+            "eraseAfter" | "eraseafter" => {
+                self.erase_after.replace(boolean(field, value)?).is_some()
+            }
+            "kataContainers" => self.kata.replace(boolean(field, value)?).is_some(),
+            "sizeSemantics" => {
+                let semantics = match value {
+                    "usable" => v1::SizeSemantics::Usable,
+                    "charged" => v1::SizeSemantics::Charged,
+                    _ => return Err(Error::invalid(field, value, "usable or charged")),
+                };
+                self.semantics.replace(semantics).is_some()
+            }
+            _ => return Ok(false),
+        };
+        if was_there {
+            return Err(Error::invalid(field, value, "given once, in one spelling"));
+        }
+        Ok(true)
+    }
+
+    /// What it comes to for volumes of a class. `prefix` goes before the names of fields in errors.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT: some of it does not go together, or not with the class.
+    pub fn of_class(&self, prefix: &str, class: &Class) -> Result<Plan, Error> {
+        let field = |key: &str| format!("{prefix}{key}");
+        let kata = self.kata.unwrap_or_default();
+        let Self { usage, erase_after, semantics, .. } = *self;
+        if !class.kind.is_pmem() {
+            let given = [
+                usage.map(|usage| ("usage", usage.name())),
+                semantics.map(|_| ("sizeSemantics", "given")),
+                kata.then_some(("kataContainers", "true")),
+            ];
+            if let Some((key, value)) = given.into_iter().flatten().next() {
+                let allowed = format!("left out: class {} is not in persistent memory", class.name);
+                return Err(Error::invalid(field(key), value, allowed));
+            }
+            return Ok(Plan { erase_after, ..Plan::default() });
+        }
+        if kata && usage == Some(Usage::FileIo) {
+            let allowed = "AppDirect, or left out: with kataContainers a virtual machine maps it";
+            return Err(Error::invalid(field("usage"), "FileIO", allowed));
+        }
+        let is_direct = class.kind == Kind::PmemDirect;
+        if !is_direct && !kata && usage == Some(Usage::AppDirect) {
+            let allowed = format!(
+                "FileIO, or left out: volumes of class {} are devices of ublk, which have no DAX; \
+                 AppDirect needs a pmem-direct class or kataContainers",
+                class.name
+            );
+            return Err(Error::invalid(field("usage"), "AppDirect", allowed));
+        }
+        let usual = if is_direct || kata { Usage::AppDirect } else { Usage::FileIo };
+        Ok(Plan {
+            usage: Some(usage.unwrap_or(usual)),
+            erase_after,
+            kata,
+            kata_partition: kata && class.kata_partition,
+            semantics: semantics.unwrap_or(v1::SizeSemantics::Usable),
+            is_direct,
+        })
+    }
+}
+
+/// How a volume is made, as far as that is about persistent memory.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Plan {
+    /// `None`: it is not in persistent memory.
+    pub usage: Option<Usage>,
+    /// `None`: as the daemon has it.
+    pub erase_after: Option<bool>,
+    /// It holds an image that virtual machines see as a device of persistent memory.
+    pub kata: bool,
+    /// What they see has a partition table.
+    pub kata_partition: bool,
+    /// What its size counts.
+    pub semantics: v1::SizeSemantics,
+    /// It is a namespace of its own.
+    pub is_direct: bool,
+}
+
+impl Plan {
+    /// Whether it is mounted so that applications map memory.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.is_direct && self.usage == Some(Usage::AppDirect)
+    }
+
+    /// Refuses ways of use that are impossible. `field` names the capability, `fs` is its file
+    /// system.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the reason.
+    pub fn check(
+        &self,
+        field: &str,
+        one: &Capability,
+        fs: Option<FileSystem>,
+    ) -> Result<(), Error> {
+        if self.kata && one.is_block() {
+            let allowed = "mount: with kataContainers the device holds an image";
+            return Err(Error::invalid(format_args!("{field}.access_type"), "block", allowed));
+        }
+        if (self.kata || self.is_mapped()) && fs == Some(FileSystem::Btrfs) {
+            let field = format!("{field}.mount.fs_type");
+            return Err(Error::invalid(field, "btrfs", "ext4 or xfs: btrfs has no DAX"));
+        }
+        Ok(())
+    }
+
+    /// As the daemon takes it.
+    #[must_use]
+    pub fn request(&self, limit: Bytes) -> v1::CreateVolumeRequest {
+        let usage = match self.usage {
+            None => v1::PmemUsage::Unspecified,
+            Some(Usage::AppDirect) if self.is_direct => v1::PmemUsage::AppDirect,
+            // An image lies on a device like any other.
+            Some(_) => v1::PmemUsage::FileIo,
+        };
+        v1::CreateVolumeRequest {
+            usage: usage.into(),
+            erase_after: self.erase_after,
+            limit_bytes: if self.is_direct { limit.get() } else { 0 },
+            size_semantics: self.semantics.into(),
+            ..Default::default()
+        }
+    }
+
+    /// What of a volume goes into its context: what the node has to know, and what users want to.
+    #[must_use]
+    pub fn context(&self, pool: &v1::Pool, volume: &v1::Volume) -> Vec<(&'static str, String)> {
+        let Some(usage) = self.usage else { return Vec::new() };
+        let mut context = vec![
+            (USAGE, usage.name().to_owned()),
+            ("usable-bytes", volume.size_bytes.to_string()),
+            ("charged-bytes", charged(volume).to_string()),
+            ("durability", durability(volume.durability()).to_owned()),
+            ("erase-after", volume.erase_after.to_string()),
+        ];
+        if !pool.region.is_empty() {
+            context.push(("region", pool.region.clone()));
+        }
+        if pool.numa_node >= 0 {
+            context.push(("numa-node", pool.numa_node.to_string()));
+        }
+        if self.kata {
+            context.push((KATA, "true".to_owned()));
+        }
+        if self.kata_partition {
+            context.push((KATA_PARTITION, "true".to_owned()));
+        }
+        context
+    }
+
+    /// The step of sizes that are asked of a pool. What a namespace needs beside comes on top, and
+    /// only the pool knows how much: it rounds then. `block` is the logical block.
+    #[must_use]
+    pub fn granule(&self, pool: &v1::Pool, block: Bytes) -> Bytes {
+        let leaves_it = self.is_direct && self.semantics == v1::SizeSemantics::Usable;
+        if self.usage.is_none() || leaves_it { block } else { block.max(step(pool)) }
+    }
+
+    /// The smallest volume, of those that its use allows.
+    #[must_use]
+    pub fn minimum(&self, pool: &v1::Pool, of_use: Bytes, is_block: bool) -> Bytes {
+        if self.usage.is_none() {
+            return of_use;
+        }
+        let of_pool = Bytes::new(pool.minimum_volume_bytes).unwrap_or_default();
+        // What a pool gives at the least is a device that is of use.
+        let of_use = if is_block && !of_pool.is_zero() { Bytes::ZERO } else { of_use };
+        let around = if self.kata { AROUND_IMAGE } else { Bytes::ZERO };
+        of_pool.max(of_use.saturating_add(around))
+    }
+}
+
+/// What a volume takes of its pool, as its claim is told: at least what it shows of itself.
+#[must_use]
+pub fn charged(volume: &v1::Volume) -> i64 {
+    volume.charged_bytes.max(volume.size_bytes)
+}
+
+/// The step of sizes in a pool; 0 where it has none.
+#[must_use]
+pub fn step(pool: &v1::Pool) -> Bytes {
+    Bytes::new(pool.volume_step_bytes).unwrap_or_default()
+}
+
+/// A boolean, as Go's `strconv.ParseBool` reads it: what storage classes have always had.
+///
+/// # Errors
+/// It is something else. `field` is what the error names.
+pub fn boolean(field: &str, text: &str) -> Result<bool, Error> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => {
+            let allowed = "1, t, T, TRUE, true, True, 0, f, F, FALSE, false or False";
+            Err(Error::invalid(field, text, allowed))
+        }
+    }
+}
+
+/// The name of a level, as users read it.
+#[must_use]
+pub const fn durability(level: v1::Durability) -> &'static str {
+    match level {
+        v1::Durability::Unspecified => "unknown",
+        v1::Durability::PowerSafe => "power-safe",
+        v1::Durability::RestartSafe => "restart-safe",
+        v1::Durability::Volatile => "volatile",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    const BLOCK: Bytes = Bytes::constant(512);
+
+    fn class(kind: Kind) -> Class {
+        Class { kind, kata_partition: true, ..Class::usual("c") }
+    }
+
+    fn plan(kind: Kind, pairs: &[(&str, &str)]) -> Result<Plan, Error> {
+        let mut parameters = Parameters::default();
+        for (key, value) in pairs {
+            assert!(parameters.take(key, key, value)?, "{key}");
+        }
+        parameters.of_class("", &class(kind))
+    }
+
+    #[test]
+    fn p25_booleans_are_those_of_strconv() {
+        for text in ["1", "t", "T", "TRUE", "true", "True"] {
+            assert!(boolean("b", text).unwrap(), "{text}");
+        }
+        for text in ["0", "f", "F", "FALSE", "false", "False"] {
+            assert!(!boolean("b", text).unwrap(), "{text}");
+        }
+        for text in ["", "yes", "tRUE", "TrUe", "2", " true", "on", "FaLSE"] {
+            let error = boolean("kataContainers", text).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.to_string().starts_with("kataContainers is "), "{error}");
+        }
+    }
+
+    #[test]
+    fn p24_usage_is_what_the_class_can_have() {
+        let usage = |kind, pairs: &[_]| plan(kind, pairs).unwrap().usage;
+        assert_eq!(usage(Kind::PmemDirect, &[]), Some(Usage::AppDirect));
+        assert_eq!(usage(Kind::PmemDirect, &[("usage", "FileIO")]), Some(Usage::FileIo));
+        assert_eq!(usage(Kind::PmemPooled, &[]), Some(Usage::FileIo));
+        assert_eq!(usage(Kind::PmemPooled, &[("usage", "FileIO")]), Some(Usage::FileIo));
+        assert_eq!(usage(Kind::Thin, &[]), None);
+        for wrong in ["", "appdirect", "fileio", "Volatile"] {
+            assert!(plan(Kind::PmemDirect, &[("usage", wrong)]).is_err(), "{wrong}");
+        }
+        // The reason is told.
+        let error = plan(Kind::PmemPooled, &[("usage", "AppDirect")]).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.to_string().contains("devices of ublk, which have no DAX"), "{error}");
+        for kind in [Kind::Thin, Kind::Thick] {
+            for pair in [
+                ("usage", "FileIO"),
+                ("usage", "AppDirect"),
+                ("kataContainers", "1"),
+                ("sizeSemantics", "usable"),
+            ] {
+                let error = plan(kind, &[pair]).unwrap_err();
+                assert!(error.to_string().contains("not in persistent memory"), "{error}");
+            }
+            assert_eq!(plan(kind, &[("kataContainers", "F")]).unwrap(), Plan::default());
+            let erased = plan(kind, &[("eraseAfter", "true")]).unwrap();
+            assert_eq!(erased.request(Bytes::ZERO).erase_after, Some(true));
+        }
+    }
+
+    #[test]
+    fn p29_kata_excludes_file_io_raw_block_and_btrfs() {
+        for kind in [Kind::PmemPooled, Kind::PmemDirect] {
+            let error = plan(kind, &[("kataContainers", "T"), ("usage", "FileIO")]).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.to_string().starts_with("usage is FileIO"), "{error}");
+            let with = plan(kind, &[("kataContainers", "T"), ("usage", "AppDirect")]).unwrap();
+            assert_eq!(with, plan(kind, &[("kataContainers", "T")]).unwrap());
+            assert!(with.kata && with.kata_partition);
+            let access = crate::capability::Access::Block;
+            let mode = crate::capability::Mode::Writer;
+            let block = Capability { access, mode };
+            let error = with.check("c", &block, None).unwrap_err();
+            assert!(error.to_string().starts_with("c.access_type is block"), "{error}");
+            let mount = crate::capability::Mount { file_system: None, flags: Vec::new() };
+            let access = crate::capability::Access::Mount(mount);
+            let mount = Capability { access, mode };
+            assert!(with.check("c", &mount, Some(FileSystem::Btrfs)).is_err());
+            assert!(with.check("c", &mount, Some(FileSystem::Xfs)).is_ok());
+            let without = plan(kind, &[]).unwrap();
+            assert!(without.check("c", &block, None).is_ok());
+            let has_dax = kind == Kind::PmemDirect;
+            let btrfs = without.check("c", &mount, Some(FileSystem::Btrfs));
+            assert_eq!(btrfs.is_err(), has_dax);
+        }
+    }
+
+    #[test]
+    fn p45_a_key_has_two_spellings_and_one_value() {
+        let erase = |pairs: &[_]| plan(Kind::PmemDirect, pairs).map(|plan| plan.erase_after);
+        // Without a word it is as the daemon has it: erased.
+        assert_eq!(erase(&[]).unwrap(), None);
+        assert_eq!(erase(&[("eraseAfter", "false")]).unwrap(), Some(false));
+        assert_eq!(erase(&[("eraseafter", "True")]).unwrap(), Some(true));
+        let error = erase(&[("eraseAfter", "true"), ("eraseafter", "true")]).unwrap_err();
+        assert!(error.to_string().contains("given once"), "{error}");
+    }
+
+    #[test]
+    fn what_the_daemon_is_asked_for() {
+        let limit = Bytes::constant(1 << 30);
+        let asked = |kind, pairs: &[_]| {
+            let asked = plan(kind, pairs).unwrap().request(limit);
+            (asked.usage(), asked.limit_bytes, asked.size_semantics())
+        };
+        let (usable, charged) = (v1::SizeSemantics::Usable, v1::SizeSemantics::Charged);
+        let (app, io) = (v1::PmemUsage::AppDirect, v1::PmemUsage::FileIo);
+        assert_eq!(asked(Kind::PmemDirect, &[]), (app, 1 << 30, usable));
+        let seed = [("sizeSemantics", "charged"), ("usage", "FileIO")];
+        assert_eq!(asked(Kind::PmemDirect, &seed), (io, 1 << 30, charged));
+        assert_eq!(asked(Kind::PmemPooled, &[]), (io, 0, usable));
+        // The image is what is mapped, not the device.
+        assert_eq!(asked(Kind::PmemPooled, &[("kataContainers", "1")]), (io, 0, usable));
+        let of_others = Plan::default().request(limit);
+        assert_eq!(of_others, v1::CreateVolumeRequest::default());
+    }
+
+    #[test]
+    fn p14_p17_steps_and_smallest_sizes_are_the_pools_own() {
+        let mib = |count: i64| Bytes::constant(count * 1_048_576);
+        let pool = |step: i64| v1::Pool {
+            volume_step_bytes: mib(step).get(),
+            minimum_volume_bytes: mib(step).get(),
+            ..Default::default()
+        };
+        let of = |kind, pairs: &[_], step| plan(kind, pairs).unwrap().granule(&pool(step), BLOCK);
+        assert_eq!(of(Kind::PmemPooled, &[], 4), mib(4));
+        // Two sets of a gibibyte each.
+        let charged = [("sizeSemantics", "charged")];
+        assert_eq!(of(Kind::PmemDirect, &charged, 2048), mib(2048));
+        assert_eq!(of(Kind::PmemDirect, &[], 2048), BLOCK);
+        assert_eq!(of(Kind::Thin, &[], 4), BLOCK);
+        let least = |kind, pairs: &[_], is_block| {
+            let plan = plan(kind, pairs).unwrap();
+            plan.minimum(&pool(4), mib(if is_block { 8 } else { 32 }), is_block)
+        };
+        assert_eq!(least(Kind::PmemPooled, &[], true), mib(4));
+        assert_eq!(least(Kind::PmemPooled, &[], false), mib(32));
+        assert_eq!(least(Kind::PmemPooled, &[("kataContainers", "1")], false), mib(96));
+        assert_eq!(least(Kind::Thick, &[], true), mib(8));
+    }
+}
