@@ -1,4 +1,4 @@
-//! Mappings of files in memory: bytes at every alignment, ends, bad ranges, and memory that is gone.
+//! Mappings of files in memory: bytes at every alignment, ends, bad ranges, memory that is gone.
 #![forbid(unsafe_code)]
 
 use std::fs::File;

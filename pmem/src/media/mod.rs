@@ -12,11 +12,13 @@ mod engine;
 mod error;
 #[expect(unsafe_code, reason = "a handler of signals")]
 mod fault;
+mod lanes;
 mod level;
 #[expect(unsafe_code, reason = "maps files, and copies to and from them")]
 mod map;
 
 pub use access::Media;
 pub use error::MediaError;
+pub use lanes::{BLOCK, LANE_BYTES, Lanes, Replayed};
 pub use level::{Domain, Durability, Medium};
 pub use map::{Mapping, MappingOptions};

@@ -1,0 +1,210 @@
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::*;
+use crate::recorder::Recorder;
+
+/// Lanes in front, two blocks of data behind them.
+const AREA: Range<u64> = 0..2 * LANE_BYTES;
+const DATA: u64 = 2 * LANE_BYTES;
+const LEN: usize = 6 * BLOCK;
+
+/// A write as a client sees it: from when it was under way, until when it was answered.
+struct Write {
+    at: u64,
+    bytes: Vec<u8>,
+    begun: usize,
+    answered: usize,
+    /// Not through a lane: it may be torn until it is answered.
+    plain: bool,
+}
+
+struct Rig {
+    lanes: [Lanes<Recorder>; 2],
+    writes: Vec<Write>,
+}
+
+impl Rig {
+    fn new(left: Left) -> Self {
+        let first = Recorder::new(vec![0; LEN]);
+        let second = first.another_thread();
+        let mut first = Lanes::format(first, AREA, 2).unwrap();
+        let mut second = Lanes::new(second, AREA).unwrap();
+        first.left = left;
+        second.left = left;
+        Self { lanes: [first, second], writes: Vec::new() }
+    }
+
+    fn recorder(&self) -> &Recorder {
+        self.lanes[0].media()
+    }
+
+    /// A write by one of the threads, answered after a fence of its own.
+    fn write(&mut self, lane: usize, at: u64, value: u8, len: usize) {
+        let bytes = vec![value; len];
+        let begun = self.recorder().moment();
+        self.lanes[lane].write(lane, at, &bytes).unwrap();
+        if self.lanes[lane].left != Left::FenceOfAnswer {
+            self.lanes[lane].media().fence();
+        }
+        let answered = self.recorder().moment();
+        self.writes.push(Write { at, bytes, begun, answered, plain: false });
+    }
+
+    /// A write that needs no lane, as to a place that nobody sees yet.
+    fn write_plainly(&mut self, thread: usize, at: u64, value: u8, len: usize) {
+        let bytes = vec![value; len];
+        let begun = self.recorder().moment();
+        self.lanes[thread].media().write(at, &bytes).unwrap();
+        self.lanes[thread].media().fence();
+        let answered = self.recorder().moment();
+        self.writes.push(Write { at, bytes, begun, answered, plain: true });
+    }
+
+    /// Loses power at every moment, recovers, and loses it again at every moment of that. Gives
+    /// what was found that may not be.
+    fn faults(&self) -> BTreeSet<String> {
+        let mut faults = BTreeSet::new();
+        for moment in 0..=self.recorder().moment() {
+            for image in self.recorder().images(moment, 24, moment as u64) {
+                let again = Recorder::new(image);
+                let recovering = again.another_thread();
+                Lanes::open(recovering, AREA).unwrap();
+                faults.extend(self.judge(moment, &again.present()));
+                // A second loss, while the first is recovered from.
+                let step = (again.moment() / 4).max(1);
+                for second in (0..again.moment()).step_by(step) {
+                    for image in again.images(second, 3, second as u64) {
+                        let last = Recorder::new(image);
+                        Lanes::open(last.another_thread(), AREA).unwrap();
+                        faults.extend(self.judge(moment, &last.present()));
+                    }
+                }
+            }
+        }
+        faults
+    }
+
+    /// Each range that was written holds what one write left there: the last that was answered, or
+    /// one that was under way.
+    fn judge(&self, moment: usize, image: &[u8]) -> Option<String> {
+        for write in &self.writes {
+            let len = write.bytes.len() as u64;
+            let range =
+                usize::try_from(write.at).unwrap()..usize::try_from(write.at + len).unwrap();
+            let found = &image[range.clone()];
+            let same = |other: &&Write| other.at == write.at && other.bytes.len() as u64 == len;
+            let of_range: Vec<&Write> = self.writes.iter().filter(same).collect();
+            let known = of_range.iter().filter(|one| one.answered <= moment);
+            let known = known.max_by_key(|one| one.answered);
+            let old = known.map_or_else(|| vec![0; write.bytes.len()], |one| one.bytes.clone());
+            let under_way = |one: &&&Write| one.begun < moment && moment < one.answered;
+            if of_range.iter().filter(under_way).any(|one| one.plain) {
+                continue;
+            }
+            let allowed = of_range.iter().filter(under_way).map(|one| &one.bytes);
+            if found != old && !allowed.into_iter().any(|bytes| found == *bytes) {
+                let first = found.first();
+                let cut = found.iter().position(|byte| Some(byte) != first);
+                return Some(format!("moment {moment}, {range:?}: {first:?}, cut at {cut:?}"));
+            }
+        }
+        None
+    }
+}
+
+/// What clients do: both threads over the same block in turn, parts of blocks, two blocks at once,
+/// and a plain write behind one through a lane.
+fn story(left: Left) -> BTreeSet<String> {
+    let mut rig = Rig::new(left);
+    rig.write(0, DATA, 1, BLOCK);
+    rig.write(1, DATA, 2, BLOCK);
+    rig.write(0, DATA + BLOCK as u64, 3, BLOCK);
+    rig.write_plainly(1, DATA, 4, BLOCK);
+    rig.write(1, DATA + BLOCK as u64, 5, BLOCK);
+    rig.faults()
+}
+
+#[test]
+fn p24_a_block_is_the_old_or_the_new_one_whatever_happens() {
+    assert_eq!(story(Left::Nothing), BTreeSet::new());
+}
+
+#[test]
+fn sectors_beside_each_other_do_not_disturb_each_other() {
+    let mut rig = Rig::new(Left::Nothing);
+    rig.write(0, DATA + 512, 1, 512);
+    rig.write(1, DATA, 2, 512);
+    rig.write(0, DATA + 512, 3, 512);
+    rig.write(1, DATA + 1024, 4, 1024);
+    assert_eq!(rig.faults(), BTreeSet::new());
+}
+
+#[test]
+fn p24_every_step_that_is_left_out_is_missed() {
+    let steps = [
+        Left::FenceOfData,
+        Left::FenceOfLine,
+        Left::FenceOfPlace,
+        Left::Clearing,
+        Left::RestOfClearing,
+        Left::FenceOfAnswer,
+        Left::Lane,
+    ];
+    for left in steps {
+        assert_ne!(story(left), BTreeSet::new(), "{left:?} is not needed");
+    }
+}
+
+#[test]
+fn a_write_across_blocks_is_whole_in_each() {
+    let recorder = Recorder::new(vec![0; LEN]);
+    let lanes = Lanes::format(recorder, AREA, 2).unwrap();
+    let begun = lanes.media().moment();
+    lanes.write(1, DATA + 2048, &[7; BLOCK]).unwrap();
+    lanes.media().fence();
+    let end = lanes.media().moment();
+    let mut kinds = BTreeSet::new();
+    for moment in begun..=end {
+        for image in lanes.media().images(moment, 12, 3) {
+            let again = Recorder::new(image);
+            Lanes::open(again.another_thread(), AREA).unwrap();
+            let at = usize::try_from(DATA).unwrap();
+            let found = again.present();
+            let halves = [&found[at + 2048..at + BLOCK], &found[at + BLOCK..at + BLOCK + 2048]];
+            for half in halves {
+                assert!(half.iter().all(|byte| byte == &half[0]), "torn at moment {moment}");
+            }
+            kinds.insert(halves.map(|half| half[0]));
+        }
+    }
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), [[0, 0], [7, 0], [7, 7]]);
+}
+
+#[test]
+fn lines_are_laid_out_as_described() {
+    let line = Line::new(0x0102_0304_0506_0708, 0x1000, 4096);
+    let mut expected = [0; 64];
+    expected[..8].copy_from_slice(b"ENALDKLB");
+    expected[8..16].copy_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1]);
+    expected[17] = 0x10;
+    expected[25] = 0x10;
+    let sum = crc32c::crc32c(&expected[..60]);
+    expected[60..].copy_from_slice(&sum.to_le_bytes());
+    assert_eq!(line.as_bytes(), expected);
+    assert_eq!(line.parse(), Some((0x1000, 4096)));
+    let mut torn = line;
+    torn.target = 0x2000.into();
+    assert_eq!(torn.parse(), None);
+    assert_eq!(Line::new(1, 0x1200, 4096).parse(), None, "it leaves its block");
+}
+
+#[test]
+fn an_area_that_does_not_do_is_refused() {
+    let media = || Recorder::new(vec![0; LEN]);
+    assert!(Lanes::format(media(), 0..LANE_BYTES, 2).is_err());
+    assert!(Lanes::format(media(), 512..512 + LANE_BYTES, 1).is_err());
+    assert!(Lanes::format(media(), 0..1 << 30, 1).is_err());
+    let lanes = Lanes::format(media(), AREA, 2).unwrap();
+    assert!(lanes.write(2, DATA, &[1]).is_err());
+}
