@@ -1,4 +1,4 @@
-//! The plugin's process, and that of the scheduler's extender.
+//! The plugin's process, that of the scheduler's extender, and a tool for images.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use blockd_csi::error::Error;
 use blockd_csi::options::{LogFormat, Options};
-use blockd_csi::{extender, logging, server};
+use blockd_csi::{extender, kata, logging, server};
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -15,11 +15,13 @@ fn main() -> ExitCode {
     let mut words = std::env::args_os();
     let program = words.next().unwrap_or_default();
     let mut rest = words.peekable();
-    // The plugin has no words of its own, only options: this one can mean nothing else.
+    // The plugin has no words of its own, only options: these can mean nothing else.
     let result = if rest.next_if(|word| word == "extender").is_some() {
         let options = extender::Options::parse_from(std::iter::once(program).chain(rest));
         let log_format = options.log_format;
         run(log_format, |stop| async move { extender::serve(&options, stop).await })
+    } else if rest.next_if(|word| word == "kata-image").is_some() {
+        kata::Options::parse_from(std::iter::once(program).chain(rest)).run()
     } else {
         let options = Options::parse();
         run(options.log_format, |stop| async move { server::serve(&options, stop).await })

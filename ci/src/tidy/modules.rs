@@ -218,6 +218,7 @@ const RULES: &[Rule] = &[
     ("csi/src", "extender", &["bytes", "clock", "config", "error", "ids", "options", "quantity"]),
     ("csi/src", "identity", &["plugin", "proto"]),
     ("csi/src", "ids", &["error", "limits"]),
+    ("csi/src", "kata", &["error", "quantity"]),
     ("csi/src", "limits", &["error"]),
     ("csi/src", "locks", &["error"]),
     ("csi/src", "logging", &["error", "options"]),

@@ -1,0 +1,56 @@
+//! `blockd-csi kata-image`: an image by hand, for a machine that is started by hand, and for tests.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use super::{FRONT, Image, SMALLEST};
+use crate::error::Error;
+use crate::quantity;
+
+/// Makes a sparse file that a virtual machine sees as a device of persistent memory. It prints
+/// where in the file its file system is to be made, and how many bytes that may have.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "blockd-csi kata-image")]
+pub struct Options {
+    /// Bytes of the file, or a quantity as 256Mi; rounded up to 2 MiB.
+    #[arg(long, value_name = "SIZE")]
+    pub size: String,
+    /// A partition table inside of what the machine sees: the file system is then on
+    /// `/dev/pmem0p1`, and on `/dev/pmem0` without.
+    #[arg(long)]
+    pub partition: bool,
+    /// The file; what is there already must be of this size, and keeps what is in its file system.
+    pub file: PathBuf,
+}
+
+impl Options {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// The size is none of an image, something else is there, or it can't be written.
+    pub fn run(&self) -> Result<(), Error> {
+        let size = quantity::size("--size", &self.size)?;
+        let bytes = u64::try_from(size.get()).unwrap_or_default();
+        let image = bytes.checked_next_multiple_of(FRONT);
+        let image = image.and_then(|bytes| Image::within(bytes, self.partition));
+        let image = image.ok_or_else(|| {
+            let allowed = format!("{SMALLEST} bytes or more");
+            Error::invalid("--size", size, allowed)
+        })?;
+        let shown = self.file.display();
+        let failed = |error| Error::io(&shown, error);
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(&self.file).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        if len != 0 && len != image.size() {
+            return Err(Error::invalid("FILE", format_args!("{len} bytes long"), image.size()));
+        }
+        image.write(&file).map_err(failed)?;
+        let (at, bytes) = (image.file_system(), image.file_system_bytes());
+        writeln!(std::io::stdout(), "{at} {bytes}").map_err(|error| Error::io("output", error))
+    }
+}

@@ -1,0 +1,56 @@
+//! A partition table of the oldest kind, with one partition.
+
+/// Bytes of it, and of what it counts in.
+pub(super) const SECTOR: usize = 512;
+
+const SECTOR_BYTES: u64 = 512;
+
+/// Its first entry.
+const ENTRY: usize = 446;
+
+/// The mark of its end.
+const MARK: [u8; 2] = [0x55, 0xaa];
+
+/// A partition with a file system of Linux.
+const LINUX: u8 = 0x83;
+
+/// Where it begins and ends in cylinders, heads and sectors: beyond what these can say.
+const BEYOND: [u8; 3] = [0xfe, 0xff, 0xff];
+
+/// What it says, in sectors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Table {
+    first: u32,
+    count: u32,
+}
+
+impl Table {
+    /// Of a partition that begins at this byte and has so many. What it can't count is as much as
+    /// it can, as partitioning tools have it.
+    pub(super) fn new(first: u64, bytes: u64) -> Self {
+        let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
+        Self { first: sectors(first), count: sectors(bytes) }
+    }
+
+    pub(super) fn encode(self) -> [u8; SECTOR] {
+        let mut sector = [0; SECTOR];
+        let entry = &mut sector[ENTRY..ENTRY + 16];
+        entry[1..4].copy_from_slice(&BEYOND);
+        entry[4] = LINUX;
+        entry[5..8].copy_from_slice(&BEYOND);
+        entry[8..12].copy_from_slice(&self.first.to_le_bytes());
+        entry[12..16].copy_from_slice(&self.count.to_le_bytes());
+        sector[SECTOR - 2..].copy_from_slice(&MARK);
+        sector
+    }
+
+    /// What a sector says, if it is one of ours.
+    pub(super) fn decode(sector: &[u8; SECTOR]) -> Option<Self> {
+        let number = |at: usize| {
+            let bytes = sector.get(ENTRY + at..ENTRY + at + 4)?;
+            Some(u32::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let table = Self { first: number(8)?, count: number(12)? };
+        (*sector == table.encode()).then_some(table)
+    }
+}
