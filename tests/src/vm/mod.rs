@@ -291,7 +291,8 @@ impl Vm {
         let help = std::env::var("BLOCKD_VM_ACCEL").unwrap_or_else(|_| "tcg,thread=multi".into());
         qemu.args(["-accel", &help, "-cpu", "max", "-nodefaults"]);
         qemu.args(["-no-user-config", "-no-reboot", "-display", "none"]);
-        qemu.arg("-smp").arg(self.cpus.to_string());
+        // Processors of one socket are never near different nodes.
+        qemu.arg("-smp").arg(format!("{},sockets={}", self.cpus, self.nodes));
         let (memory_mib, nodes, cpus) = (self.memory_mib, self.nodes, self.cpus);
         let frame = Frame { memory_mib, nodes, cpus, persistence: self.persistence };
         qemu.args(drive::machine(&frame, &self.drives)?);
