@@ -1,12 +1,16 @@
 //! Memory that goes bad raises SIGBUS. Where one of our routines was under way, it ends early and
 //! says how far it came; anything else goes to whoever had the signal before.
 //!
-//! The handler calls nothing that is not safe in a handler: it reads three words, writes one
-//! register, or puts the former handler back.
+//! The handler calls nothing that is not safe in a handler, and takes no lock: it reads the
+//! context and the table of mappings, writes one register, or hands the signal on. It does not run
+//! again inside itself (no `SA_NODEFER`): a second fault would be one of its own, and the kernel
+//! ends the process for that. A thread that blocks SIGBUS is not saved either; nobody here does.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::sync::Once;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The handler before ours.
 struct Former(UnsafeCell<MaybeUninit<libc::sigaction>>);
@@ -15,45 +19,144 @@ struct Former(UnsafeCell<MaybeUninit<libc::sigaction>>);
 unsafe impl Sync for Former {}
 
 static FORMER: Former = Former(UnsafeCell::new(MaybeUninit::uninit()));
-static ARMED: Once = Once::new();
+static ARMED: OnceLock<Result<(), i32>> = OnceLock::new();
 
 /// Catches SIGBUS from now on. Called before the first mapping is made.
-pub(super) fn arm() {
-    ARMED.call_once(|| {
+///
+/// # Errors
+/// The kernel refuses: nothing may be mapped then, as bad memory would end the process.
+pub(super) fn arm() -> std::io::Result<()> {
+    let armed = ARMED.get_or_init(|| {
+        let failed = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         let former = FORMER.0.get().cast::<libc::sigaction>();
         // SAFETY: reads the present action into memory that nobody else uses yet.
-        let read = unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), former) };
-        if read != 0 {
-            return;
+        if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), former) } != 0 {
+            return Err(failed());
         }
         // SAFETY: a sigaction of zeroes is a valid one.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         action.sa_sigaction = handle as *const () as usize;
+        let ours = &raw const action;
         // SAFETY: the handler has the type that SA_SIGINFO asks for, and lives for ever.
-        unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
+        match unsafe { libc::sigaction(libc::SIGBUS, ours, std::ptr::null_mut()) } {
+            0 => Ok(()),
+            _ => Err(failed()),
+        }
     });
+    armed.map_err(std::io::Error::from_raw_os_error)
 }
 
-extern "C" fn handle(
-    _signal: libc::c_int,
-    _info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
-    if let Some(place) = instruction(context.cast()) {
-        let (ours, exit) = super::engine::bounds();
-        // SAFETY: `instruction` gives a place in the context, which the kernel has put on the stack
-        // for this handler alone.
-        let at = unsafe { place.read() };
-        if usize::try_from(at).is_ok_and(|at| ours.contains(&at)) {
-            // SAFETY: the same; what is written is where our routines end early.
-            unsafe { place.write(i64::try_from(exit).unwrap_or(at)) };
+/// Mappings that the handler knows of: a pool has one for each of its devices, so this is plenty.
+/// One more than these is served like the others, but for what [`Known`] says.
+const MAPPINGS: usize = 256;
+/// First and last byte of each; nothing where the last one is 0.
+static TABLE: [(AtomicUsize, AtomicUsize); MAPPINGS] =
+    [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MAPPINGS];
+
+/// A mapping that the handler knows of until this is dropped. A host may tell its processes ahead
+/// of memory that has gone bad and that none of them has touched (`memory_failure_early_kill`), by
+/// a signal whose default is to end them: about a known mapping it is ignored, since an access to
+/// that memory is told again.
+#[derive(Debug)]
+pub(super) struct Known(Option<usize>);
+
+impl Known {
+    /// Lets the handler know.
+    pub(super) fn new(range: &Range<usize>) -> Self {
+        let last = range.end.saturating_sub(1);
+        let take = |(first, end): &(AtomicUsize, AtomicUsize)| {
+            // Nobody looks at an entry before its first byte is there: it is at the end of memory
+            // until then.
+            let (free, taken) = (Ordering::AcqRel, Ordering::Relaxed);
+            first.compare_exchange(0, usize::MAX, free, taken).ok()?;
+            end.store(last, Ordering::Release);
+            first.store(range.start, Ordering::Release);
+            Some(())
+        };
+        Self(TABLE.iter().position(|entry| take(entry).is_some()))
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        if let Some((first, end)) = self.0.and_then(|index| TABLE.get(index)) {
+            end.store(0, Ordering::Release);
+            first.store(0, Ordering::Release);
+        }
+    }
+}
+
+fn is_known(address: usize) -> bool {
+    TABLE.iter().any(|(first, end)| {
+        let first = first.load(Ordering::Acquire);
+        first != 0 && first <= address && address <= end.load(Ordering::Acquire)
+    })
+}
+
+extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel hands the handler a whole description of the signal.
+    let told = unsafe { &*info };
+    let code = told.si_code;
+    // A code above zero is the kernel's; others are sent by somebody.
+    let is_fault = code > 0 && code != libc::BUS_MCEERR_AO;
+    if is_fault && goes_on(context.cast()) {
+        return;
+    }
+    if code == libc::BUS_MCEERR_AO {
+        // SAFETY: signals of this code have an address.
+        let address = unsafe { told.si_addr() };
+        if is_known(address.addr()) {
             return;
         }
     }
+    hand_on(is_fault, signal, info, context);
+}
+
+/// Lets a routine of ours go on where it ends early, if it was one.
+fn goes_on(context: *mut libc::ucontext_t) -> bool {
+    let Some(place) = instruction(context) else { return false };
+    let (ours, exit) = super::engine::bounds();
+    // SAFETY: `instruction` gives a place in the context, which the kernel has put on the stack
+    // for this handler alone.
+    let at = unsafe { place.read() };
+    let is_ours = usize::try_from(at).is_ok_and(|at| ours.contains(&at));
+    if is_ours {
+        // SAFETY: the same; what is written is where our routines end early.
+        unsafe { place.write(i64::try_from(exit).unwrap_or(at)) };
+    }
+    is_ours
+}
+
+/// To the handler before ours if there was one, and it is a fault; else the process ends, as it
+/// does without a handler.
+fn hand_on(
+    is_fault: bool,
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    let former = FORMER.0.get().cast::<libc::sigaction>();
     // SAFETY: `arm` has filled it before this handler was there.
-    unsafe { libc::sigaction(libc::SIGBUS, FORMER.0.get().cast(), std::ptr::null_mut()) };
-    // Whoever sent it, the former handler gets it as soon as this one returns.
+    let former = unsafe { former.read() };
+    let (place, flags) = (former.sa_sigaction, former.sa_flags);
+    if is_fault && place != libc::SIG_DFL && place != libc::SIG_IGN {
+        if flags & libc::SA_SIGINFO != 0 {
+            type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            // SAFETY: with this flag the address is that of such a function.
+            let handler = unsafe { std::mem::transmute::<usize, Handler>(place) };
+            handler(signal, info, context);
+        } else {
+            // SAFETY: without the flag the address is that of such a function.
+            let handler =
+                unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(place) };
+            handler(signal);
+        }
+        return;
+    }
+    // SAFETY: safe in a handler.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    // It comes as soon as this handler has returned.
     // SAFETY: safe in a handler.
     unsafe { libc::raise(libc::SIGBUS) };
 }

@@ -46,6 +46,9 @@ pub struct Mapping {
     durability: Durability,
     /// Caches have to be written back: they are lost when power fails.
     writes_back: Option<WriteBack>,
+    /// A fence makes stores as durable as they get.
+    is_write_through: bool,
+    _known: fault::Known,
     /// There are bad ranges, so that nobody has to look for them elsewhere.
     has_bad: AtomicBool,
     bad: RwLock<Box<[Range<u64>]>>,
@@ -71,7 +74,8 @@ impl Mapping {
     /// that a fence makes stores durable, any other file as the kernel can.
     ///
     /// # Errors
-    /// It is neither, its sysfs attributes can't be read, or the kernel refuses.
+    /// It is neither, its sysfs attributes can't be read, or the kernel refuses. A file that has
+    /// holes is not refused, and is to have none: see [`Mapping`].
     pub fn from_file(file: Arc<File>, options: &MappingOptions) -> Result<Self, MediaError> {
         let data = file.metadata().map_err(MediaError::os("look at it"))?;
         let kind = data.file_type();
@@ -89,10 +93,11 @@ impl Mapping {
             found: bytes.to_string(),
             allowed: "what an address can hold",
         })?;
-        fault::arm();
-        let (base, medium) = map(&file, len, kind.is_char_device())?;
         let domain = domain(&description)?;
+        fault::arm().map_err(MediaError::os("catch SIGBUS"))?;
+        let (base, medium) = map(&file, len, kind.is_char_device())?;
         let (durability, writes_back) = judge(medium, domain, options.power_safe, &file);
+        let is_mapped_through = medium != Medium::File && cfg!(target_arch = "x86_64");
         Ok(Self {
             base,
             len,
@@ -100,6 +105,8 @@ impl Mapping {
             medium,
             durability,
             writes_back,
+            is_write_through: is_mapped_through && durability == Durability::PowerSafe,
+            _known: fault::Known::new(&(base.addr()..base.addr() + len)),
             has_bad: AtomicBool::new(false),
             bad: RwLock::default(),
         })
@@ -118,19 +125,26 @@ impl Mapping {
         self.durability
     }
 
+    /// Whether a fence makes stores durable, so that there is nothing left to sync.
+    #[must_use]
+    pub const fn is_write_through(&self) -> bool {
+        self.is_write_through
+    }
+
     /// Its file.
     #[must_use]
     pub const fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// Makes durable what was stored before, where a fence does not. May take long.
+    /// Makes what was stored before as durable as the kernel can, where a fence does not. May take
+    /// long. A device has nothing to sync with.
     ///
     /// # Errors
     /// What the kernel answered. What was stored may be durable or not.
     pub fn sync(&self) -> Result<(), MediaError> {
         engine::fence();
-        if self.medium != Medium::File || self.durability != Durability::PowerSafe {
+        if self.is_write_through || self.medium == Medium::DevDax {
             return Ok(());
         }
         // SAFETY: the range is that of the mapping.
@@ -308,7 +322,11 @@ fn judge(
         Medium::DevDax | Medium::DaxFile if known => Durability::PowerSafe,
         Medium::DevDax | Medium::DaxFile => Durability::RestartSafe,
         Medium::File => match fstatfs(file) {
-            Ok(fs) if fs.filesystem_type() == TMPFS_MAGIC => Durability::RestartSafe,
+            Ok(fs) if fs.filesystem_type() == TMPFS_MAGIC => {
+                // Memory without a name ends with the last process that has it open.
+                let has_name = file.metadata().is_ok_and(|data| data.nlink() > 0);
+                if has_name { Durability::RestartSafe } else { Durability::Volatile }
+            }
             _ => Durability::PowerSafe,
         },
     };
@@ -353,4 +371,115 @@ fn domain(description: &Path) -> Result<Domain, MediaError> {
         }
     }
     Ok(Domain::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Set in the process that is to die.
+    const DIES: &str = "BLOCKD_TEST_DIES_ELSEWHERE";
+
+    /// The same memory and the same fault, but not in a routine of ours.
+    #[test]
+    fn memory_that_fails_elsewhere_still_kills() {
+        if std::env::var_os(DIES).is_some() {
+            let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+            let file = nix::sys::memfd::memfd_create(c"blockd-test", flags).unwrap();
+            let file = Arc::new(File::from(file));
+            file.set_len(8192).unwrap();
+            let map = Mapping::from_file(Arc::clone(&file), &MappingOptions::default()).unwrap();
+            file.set_len(4096).unwrap();
+            assert!(map.read(4096, &mut [0; 8]).is_err());
+            // SAFETY: the address is mapped; what is behind it is gone, which is the point.
+            let byte = unsafe { map.base.wrapping_add(4096).read_volatile() };
+            unreachable!("{byte}");
+        }
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "media::map::tests::memory_that_fails_elsewhere_still_kills";
+        let output = command.env(DIES, "1").args(["--exact", name]).output().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        assert_eq!(signal, Some(libc::SIGBUS), "{output:?}");
+    }
+
+    /// Sends this process what a kernel sends that finds memory bad before anybody touches it.
+    fn tell_of(address: *mut u8) {
+        let mut words = [0_u64; 16];
+        // Signal, errno and code, then the address: how the kernel lays it out.
+        words[0] = u64::from(libc::SIGBUS.cast_unsigned());
+        words[1] = u64::from(libc::BUS_MCEERR_AO.cast_unsigned());
+        words[2] = address.addr() as u64;
+        let (id, number) = (std::process::id(), libc::SYS_rt_tgsigqueueinfo);
+        let thread = rustix::thread::gettid().as_raw_nonzero();
+        // SAFETY: the words are as long as the kernel reads, and only this thread gets the signal.
+        let sent = unsafe {
+            libc::syscall(number, id, thread.get(), libc::SIGBUS, (&raw const words).addr())
+        };
+        assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn news_of_bad_memory_in_a_mapping_does_not_kill() {
+        const ELSEWHERE: &str = "BLOCKD_TEST_NEWS_ELSEWHERE";
+        let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+        let file = File::from(nix::sys::memfd::memfd_create(c"blockd-test", flags).unwrap());
+        file.set_len(8192).unwrap();
+        let map = Mapping::from_file(Arc::new(file), &MappingOptions::default()).unwrap();
+        if std::env::var_os(ELSEWHERE).is_some() {
+            let mut other = 0_u8;
+            tell_of(&raw mut other);
+            return;
+        }
+        tell_of(map.base);
+        tell_of(map.base.wrapping_add(8191));
+        map.read(0, &mut [0; 8192]).unwrap();
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "media::map::tests::news_of_bad_memory_in_a_mapping_does_not_kill";
+        let output = command.env(ELSEWHERE, "1").args(["--exact", name]).output().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        assert_eq!(signal, Some(libc::SIGBUS), "{output:?}");
+    }
+
+    #[test]
+    fn what_a_region_says_is_found_above_its_devices() {
+        let folder = std::env::temp_dir().join(format!("blockd-pmem-{}", std::process::id()));
+        let device = folder.join("devices/ndbus0/region0/pfn0.1/block/pmem0/pmem0p1");
+        fs::create_dir_all(&device).unwrap();
+        let kinds = [
+            (None, Domain::Unknown),
+            (Some("cpu_cache\n"), Domain::CpuCache),
+            (Some("memory_controller\n"), Domain::MemoryController),
+            (Some("unknown\n"), Domain::Unknown),
+        ];
+        for (text, expected) in kinds {
+            if let Some(text) = text {
+                fs::write(folder.join("devices/ndbus0/region0/persistence_domain"), text).unwrap();
+            }
+            assert_eq!(domain(&device).unwrap(), expected);
+        }
+        assert_eq!(domain(&folder.join("no/such/device")).unwrap(), Domain::Unknown);
+        fs::write(device.join("size"), "134217728\n").unwrap();
+        assert_eq!(dax_size(&device).unwrap(), 128 << 20);
+        fs::write(device.join("size"), "many").unwrap();
+        assert!(dax_size(&device).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn only_a_known_domain_is_power_safe() {
+        let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+        let file = File::from(nix::sys::memfd::memfd_create(c"blockd-test", flags).unwrap());
+        let of = |medium, domain, power_safe| judge(medium, domain, power_safe, &file);
+        for medium in [Medium::DevDax, Medium::DaxFile] {
+            let best = Some(WriteBack::best());
+            let (unknown, known) = (Durability::RestartSafe, Durability::PowerSafe);
+            let known = if cfg!(target_arch = "x86_64") { known } else { unknown };
+            assert_eq!(of(medium, Domain::Unknown, false), (unknown, best));
+            assert_eq!(of(medium, Domain::Unknown, true), (known, best));
+            assert_eq!(of(medium, Domain::MemoryController, false), (known, best));
+            assert_eq!(of(medium, Domain::CpuCache, false), (known, None));
+        }
+        // Whatever anybody says of it.
+        assert_eq!(of(Medium::File, Domain::CpuCache, true).0, Durability::Volatile);
+    }
 }
