@@ -106,6 +106,24 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
     self::release(root, "blockd-tests", "ublk_bench", &all)
 }
 
+/// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
+/// ublk.
+///
+/// # Errors
+/// As [`bench_nbd`].
+pub(crate) fn bench_pmem(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&setup::NBD_BENCH)?;
+    let mut build = command::cargo(root);
+    command::run(build.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
+    let daemon = command::target_dir(root).join("release").join("blockd");
+    let mut all = vec!["--blockd".to_owned(), daemon.to_string_lossy().into_owned()];
+    all.extend(arguments.iter().cloned());
+    let engine = release(root, "blockd-bench", "pmem", &all);
+    let mut words = vec!["--pmem".to_owned()];
+    words.extend(arguments.iter().filter(|word| *word == "--quick").cloned());
+    engine.and(bench_ublk(root, &words))
+}
+
 /// The version of rublk that ours is measured beside.
 const RUBLK: &str = "0.2.15";
 

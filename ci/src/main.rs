@@ -73,7 +73,7 @@ enum Action {
     /// The mapper on a real file through io_uring; arguments go to its binary
     Pump(Forwarded),
     /// A virtual machine with the daemon in it runs a workload (fs, kill, power, logwrites, stress,
-    /// demo, thin, space, csi, health) or a script; arguments go to its binary
+    /// demo, thin, space, csi, health, pmem) or a script; arguments go to its binary
     Vm(Forwarded),
     /// A file system in a thin volume, the daemon killed meanwhile, every file compared
     Demo {
@@ -101,6 +101,9 @@ enum Action {
 enum Tests {
     /// The daemon dies under verified load, again and again; arguments go to its binary
     Kill(Forwarded),
+    /// Persistent memory: its package, pools and volumes in memory of this machine, and what the
+    /// plugin makes of them
+    Pmem,
     /// The CSI plugin: the conformance suite and its own tests; with arguments, those go to the
     /// suite, and it alone runs
     Csi(Forwarded),
@@ -124,6 +127,8 @@ enum Bench {
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and what that does to their IO; arguments go to its binary
     Csi(Forwarded),
+    /// Persistent memory: bare copies, NBD, ublk; arguments go to its binary, and --quick to all
+    Pmem(Forwarded),
     /// io-uring directly beside tokio-uring; arguments go to its binary
     Echo(Forwarded),
 }
@@ -205,6 +210,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Test { what: Some(Tests::Csi(rest)), .. } => {
             Ok(test::csi::run(root, &rest.arguments))
         }
+        Action::Test { what: Some(Tests::Pmem), .. } => Ok(test::pmem::run(root)),
         Action::Test { long, what: None } => Ok(test::run(root, *long)),
         Action::Model(rest) => forward::tests(root, "model", &rest.arguments).map(|()| true),
         Action::Sim(rest) => forward::tests(root, "sim", &rest.arguments).map(|()| true),
@@ -229,6 +235,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
+        Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),
         Some(Bench::Echo(rest)) => forward::bench_echo(root, &rest.arguments),
         None => {
             let words =

@@ -2,6 +2,7 @@
 
 mod binaries;
 pub(crate) mod csi;
+pub(crate) mod pmem;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

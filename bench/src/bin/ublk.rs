@@ -46,6 +46,9 @@ struct Arguments {
     /// counts, restart
     #[arg(long)]
     only: Option<String>,
+    /// Persistent memory in place of ramdisks, and nothing but blocks that were written before
+    #[arg(long)]
+    pmem: bool,
     /// Seconds of each run
     #[arg(long)]
     seconds: Option<f64>,
@@ -84,11 +87,15 @@ fn main() -> Result<()> {
     let watch = clock::Clock::start();
     let bench = bench(&arguments)?;
     facts::print_known();
-    println!("backing  {}", backing::words()?);
+    let words = if arguments.pmem { PMEM.to_owned() } else { backing::words()? };
+    println!("backing  {words}");
     println!("engine   {}", arguments.engine);
     println!("\n{} pairs of {} s, medians", bench.pairs, bench.seconds);
     if bench.quick {
         println!("note: a quick run; it resolves no claim");
+    }
+    if arguments.pmem {
+        return in_memory(&bench, watch);
     }
     if let Some(before) = &arguments.before {
         return compare(&bench, before, watch);
@@ -127,6 +134,32 @@ fn main() -> Result<()> {
     });
     println!("{JSON}{value}");
     ensure!(findings.failed.is_empty(), "failed: {}", findings.failed.join(", "));
+    Ok(())
+}
+
+/// What stands in place of ramdisks.
+const PMEM: &str = "two regions of persistent memory, one as a character device, one as a block \
+                    device";
+
+/// A pool in persistent memory beside what only passes requests on to it.
+fn in_memory(bench: &Bench, watch: clock::Clock) -> Result<()> {
+    let rig = Rig::in_memory(bench)?;
+    rig.devices.prepare(bench)?;
+    let rounds = bench.pairs * mapped::ROUNDS_PER_PAIR;
+    let (mut claims, mut json) = (Vec::new(), Vec::new());
+    for workload in WORKLOADS.iter().filter(|one| bench.wants(&one.name())) {
+        let outcome = mapped::measure(bench, workload, &rig.devices)?;
+        print::mapped(workload, &outcome);
+        let said = print::mapped_claims(workload, &outcome, rounds);
+        claims.extend(said.map(|claim| Claim { target: 1.0, ..claim }));
+        json.push(print::mapped_json(workload, &outcome));
+    }
+    claims::claims(&claims);
+    println!("\n{:.0} s in the machine", watch.seconds());
+    let all = json!({
+        "machine": facts::to_json(), "mapped": json, "claims": claims::claims_json(&claims),
+    });
+    println!("{JSON}{all}");
     Ok(())
 }
 
@@ -218,6 +251,32 @@ impl Rig {
         }
         let devices = Devices { pairs, others };
         Ok(Self { devices, _daemons: daemons, _rublks: rublks, _loop: kernel_loop, _thin: thins })
+    }
+}
+
+impl Rig {
+    /// On persistent memory: our pool on a character device, the others on a block device.
+    fn in_memory(bench: &Bench) -> Result<Self> {
+        let log = bench.jobs.scratch.join("rublk");
+        let rublk = Rublk::start(&bench.rublk, Disk::Pmem, Mode::Copy, &log)?;
+        let program = bench.blockd.as_ref().context("the daemon's program")?;
+        let pool = Pool { name: "mapped", disk: Disk::Dax, extent: 256 << 10 };
+        let folder = bench.jobs.scratch.join("daemon");
+        let daemon = Daemon::start(program, &folder, Mode::Copy, &[pool])?;
+        let (device, _) = daemon.add("mapped", "data", mapped::BYTES)?;
+        let pairs = vec![Pair { mode: Mode::Copy, ours: Some(device), peer: rublk.device() }];
+        let kernel_loop = Loop::start(Disk::Pmem)?;
+        let path = Disk::Pmem.path();
+        let raw = Device { name: "raw, /dev/pmem1".to_owned(), path, server: None };
+        let devices = Devices { pairs, others: vec![kernel_loop.device(), raw] };
+        let (daemons, rublks) = (vec![daemon], vec![rublk]);
+        Ok(Self {
+            devices,
+            _daemons: daemons,
+            _rublks: rublks,
+            _loop: kernel_loop,
+            _thin: Vec::new(),
+        })
     }
 }
 

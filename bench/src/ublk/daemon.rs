@@ -146,9 +146,10 @@ fn configuration(folder: &Path, mode: Mode, pools: &[Pool]) -> Result<String> {
          \"warn\"\n\n[ublk]\nqueues = 1\ndepth = 128\nzero_copy = \"{zero_copy}\"\n"
     );
     for pool in pools {
+        let kind = if pool.disk == Disk::Dax { "pmem" } else { "disk" };
         write!(
             text,
-            "\n[[pool]]\nname = \"{}\"\nkind = \"disk\"\npath = \"{}\"\nextent_size = \"{}K\"\n",
+            "\n[[pool]]\nname = \"{}\"\nkind = \"{kind}\"\npath = \"{}\"\nextent_size = \"{}K\"\n",
             pool.name,
             pool.disk.path().display(),
             pool.extent >> 10

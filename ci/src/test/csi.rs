@@ -56,7 +56,7 @@ fn together(root: &Path) -> Result<Outcome> {
     counted(&mut cargo)
 }
 
-fn counted(command: &mut std::process::Command) -> Result<Outcome> {
+pub(super) fn counted(command: &mut std::process::Command) -> Result<Outcome> {
     let passed = tests_passed(&command::run_and_keep(command)?);
     if passed == 0 {
         bail!("no test ran");

@@ -30,6 +30,9 @@ struct Arguments {
     /// The folder of the job files
     #[arg(long)]
     jobs: PathBuf,
+    /// Persistent memory in place of ramdisks, and nothing but blocks that were written before
+    #[arg(long)]
+    pmem: bool,
     /// The kernel: 7, or 6.12, which has no zero copy
     #[arg(long, default_value = "7")]
     kernel: String,
@@ -74,6 +77,11 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 const BEFORE: &str = "rmmod brd; insmod /modules/*brd.ko* rd_nr=7 rd_size=2097152 || exit 1\n\
                       mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n";
 
+/// Two pieces of memory that the kernel takes for persistent, one a character device of it. They
+/// have no labels, so the one namespace of each is made over.
+const BEFORE_PMEM: &str = "ndctl create-namespace -f -e namespace0.0 -m devdax -a 2M || exit 1\n";
+const WORDS_PMEM: &str = "memmap=512M!1G memmap=512M!1536M";
+
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -98,6 +106,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
         .file(&arguments.blockd, "/usr/bin/blockd", true)
         .file(&arguments.runner, "/usr/bin/bench-ublk", true)
         .file(&arguments.rublk, "/usr/bin/rublk", true);
+    if arguments.pmem {
+        vm = vm.words(WORDS_PMEM).programs(&["ndctl"]);
+        vm = vm.modules(&["nd_e820", "nd_pmem", "nd_btt", "device_dax", "dax_pmem"]);
+    }
     if let Some(before) = &arguments.before {
         vm = vm.file(before, "/usr/bin/blockd-before", true);
     }
@@ -106,7 +118,8 @@ fn run(arguments: &Arguments) -> Result<bool> {
         let job = job?;
         vm = vm.file(&job.path(), &format!("/jobs/{}", job.file_name().to_string_lossy()), false);
     }
-    let script = format!("{BEFORE}/usr/bin/bench-ublk {}; echo '{ENDED}'$?", words(arguments));
+    let before = if arguments.pmem { BEFORE_PMEM } else { BEFORE };
+    let script = format!("{before}/usr/bin/bench-ublk {}; echo '{ENDED}'$?", words(arguments));
     let mut running = vm.start(&script)?;
     let ended = loop {
         // Every line contains nothing.
@@ -149,6 +162,9 @@ fn words(arguments: &Arguments) -> String {
     }
     if arguments.before.is_some() {
         words.push("--before /usr/bin/blockd-before".to_owned());
+    }
+    if arguments.pmem {
+        words.push("--pmem".to_owned());
     }
     if arguments.quick {
         words.push("--quick".to_owned());
