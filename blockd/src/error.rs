@@ -8,6 +8,8 @@ use std::path::Path;
 use blockd_api::Message as _;
 use blockd_api::v1;
 use blockd_mapper::error::MapperError;
+use blockd_pmem::platform::PlatformError;
+use blockd_pmem::platform::choose::{NoRoom, Reason, Refusal};
 use tonic::{Code, Status};
 
 /// Why something that a user asked for was not done.
@@ -62,6 +64,21 @@ pub enum Error {
         needed: u64,
         /// Bytes free.
         free: u64,
+    },
+    /// There is room, and not in one piece.
+    #[error(
+        "{what}: no space in one piece: {needed} bytes needed, {free} bytes free, the largest \
+         piece {largest} bytes"
+    )]
+    NoPiece {
+        /// Where.
+        what: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes of the largest piece.
+        largest: u64,
     },
     /// It is in use, locked, or in another state than it has to be.
     #[error("{what} {problem}")]
@@ -332,7 +349,7 @@ impl Error {
             Self::Invalid { .. } | Self::Config { .. } => ErrorKind::Invalid,
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
-            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::NoSpace { .. } | Self::NoPiece { .. } => ErrorKind::NoSpace,
             Self::InUse { .. } => ErrorKind::InUse,
             Self::Unreachable { .. } => ErrorKind::Unreachable,
             Self::Denied { .. } => ErrorKind::Denied,
@@ -378,6 +395,9 @@ impl Error {
             }
             Self::NoSpace { what, needed, free } => {
                 (what.clone(), needed.to_string(), format!("at most {free} bytes"))
+            }
+            Self::NoPiece { what, needed, largest, .. } => {
+                (what.clone(), needed.to_string(), format!("at most {largest} bytes"))
             }
             Self::InUse { what, problem } => (what.clone(), problem.clone(), String::new()),
             Self::Unreachable { address, .. } => {
@@ -477,6 +497,53 @@ impl From<MapperError> for Error {
     }
 }
 
+impl From<PlatformError> for Error {
+    fn from(error: PlatformError) -> Self {
+        let text = error.to_string();
+        match error {
+            PlatformError::Read { source, .. }
+            | PlatformError::Write { source, .. }
+            | PlatformError::Device { source, .. } => Self::io(text, source),
+            PlatformError::Malformed { path, .. } => {
+                Self::Corrupt { what: path.display().to_string(), problem: text }
+            }
+            PlatformError::Invalid { field, value, allowed } => {
+                Self::invalid(field, value, allowed)
+            }
+            PlatformError::NoRoom(refused) => of_no_room(&refused),
+            PlatformError::InUse { what, problem } => Self::in_use(what, problem),
+            PlatformError::NotFound { what, name } => Self::not_found(what, &name),
+            PlatformError::Unsupported { what, problem } => {
+                Self::in_use(format!("{what}:"), problem)
+            }
+            PlatformError::NotDone { path, .. } => {
+                Self::Unexpected { what: path.display().to_string(), problem: text }
+            }
+            PlatformError::NotTakenBack { error, after } => {
+                let problem = format!("and taking it back failed: {}", after.text());
+                Self::Unexpected { what: error.text(), problem }
+            }
+        }
+    }
+}
+
+/// What would help, more space or less of it in pieces, is told apart.
+fn of_no_room(refused: &NoRoom) -> Error {
+    let what = match refused.refusals.as_slice() {
+        [one] => format!("region {}", one.region),
+        _ => format!("persistent memory ({refused})"),
+    };
+    let by = |reason: Reason| refused.refusals.iter().filter(move |one| one.reason == reason);
+    if let Some(one) = by(Reason::NotContiguous).max_by_key(|one| one.largest) {
+        let Refusal { needed, free, largest, .. } = *one;
+        return Error::NoPiece { what, needed, free, largest };
+    }
+    match by(Reason::NotEnough).max_by_key(|one| one.free) {
+        Some(one) => Error::NoSpace { what, needed: one.needed, free: one.free },
+        None => Error::in_use("persistent memory:", refused.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -494,6 +561,7 @@ mod tests {
                 asked: text("2"),
             },
             Error::NoSpace { what: text("pool default"), needed: 2, free: 1 },
+            Error::NoPiece { what: text("region 0x1"), needed: 3, free: 4, largest: 2 },
             Error::in_use("volume a", "is attached: detach it first"),
             Error::Unreachable { address: text("/run/x"), problem: text("no daemon listens") },
             Error::Denied { who: text("user 7"), allowed: text("root") },

@@ -8,8 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, health,
-    import_export, man, node, pool, pool_tools, recover, resize, rollback, set, snapshot, space,
-    top, tune, volumes,
+    import_export, man, node, pmem, pool, pool_tools, recover, resize, rollback, set, snapshot,
+    space, top, tune, volumes,
 };
 use crate::error::KINDS;
 
@@ -81,6 +81,8 @@ pub(crate) enum Verb {
     Export(import_export::Export),
     #[command(subcommand)]
     Pool(pool::Pool),
+    #[command(subcommand)]
+    Pmem(pmem::Pmem),
     #[command(subcommand)]
     Journal(pool_tools::Journal),
     #[command(subcommand)]

@@ -19,6 +19,7 @@ mod man;
 mod map;
 mod node;
 mod output;
+mod pmem;
 mod pool;
 mod pool_tools;
 mod recover;
@@ -85,6 +86,7 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Serve(serve) => daemon::serve(serve.config.as_deref(), &serve.listen),
         Verb::Config(config) => configuration(context, &config),
         Verb::Journal(journal) => journal.run(context),
+        Verb::Pmem(pmem) => pmem.run(context),
         Verb::Node(node) if node.is_offline() => node.run_offline(context),
         Verb::Completions(completions) => completions.run(context),
         Verb::Man(man) => man.run(context),
@@ -140,6 +142,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Serve(_)
         | Verb::Config(_)
         | Verb::Journal(_)
+        | Verb::Pmem(_)
         | Verb::Completions(_)
         | Verb::Man(_) => Ok(()),
     }

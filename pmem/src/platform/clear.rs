@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use super::Platform;
 use super::error::PlatformError;
 use super::namespace::{DeviceClass, Namespace};
+use crate::media::{Mapping, MappingOptions, Media, MediaError};
 
 /// Where file systems, partition tables, RAIDs and pools have what they are known by: at the front
 /// (btrfs has it at 64 KiB, a pool of ours within 2 MiB) and at the end.
@@ -97,21 +99,62 @@ impl Platform {
         Ok(Zeroing { file, length, at: at.min(length) })
     }
 
-    /// Clears what a namespace could be taken for.
-    pub(super) fn clear_marks(&self, namespace: &Namespace) -> Result<(), PlatformError> {
-        if namespace.device.as_ref().is_some_and(|one| one.class == DeviceClass::Character) {
-            return Ok(());
-        }
-        let mut zeroing = self.zeroing(namespace, 0)?;
-        let tail = zeroing.length.saturating_sub(MARKED_BYTES);
+    /// Whether a namespace with a block device has nothing where file systems and the like have
+    /// their marks.
+    ///
+    /// # Errors
+    /// When it is in use, or can't be read.
+    pub fn is_clear(&self, namespace: &Namespace) -> Result<bool, PlatformError> {
+        let zeroing = self.zeroing(namespace, 0)?;
         let failed = |source| PlatformError::Device {
-            what: "clearing",
+            what: "reading",
             path: self.places.dev.clone(),
             source,
         };
+        let tail = zeroing.length.saturating_sub(MARKED_BYTES);
+        let mut page = vec![0; 64 << 10];
+        for start in [0, tail] {
+            let end = zeroing.length.min(start + MARKED_BYTES);
+            let mut at = start;
+            while at < end {
+                let part = usize::try_from(end - at).unwrap_or(usize::MAX).min(page.len());
+                zeroing.file.read_exact_at(&mut page[..part], at).map_err(failed)?;
+                if page[..part].iter().any(|byte| *byte != 0) {
+                    return Ok(false);
+                }
+                at += part as u64;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Clears what a namespace could be taken for.
+    pub(super) fn clear_marks(&self, namespace: &Namespace) -> Result<(), PlatformError> {
+        let Some(device) = &namespace.device else { return Ok(()) };
+        let path = self.device_path(device);
+        let failed =
+            |source| PlatformError::Device { what: "clearing", path: path.clone(), source };
+        if device.class == DeviceClass::Character {
+            return self.clear_mapped(&path).map_err(|error| failed(io::Error::other(error)));
+        }
+        let mut zeroing = self.zeroing(namespace, 0)?;
+        let tail = zeroing.length.saturating_sub(MARKED_BYTES);
         zeroing.go_on(MARKED_BYTES).map_err(failed)?;
         zeroing.at = zeroing.at.max(tail);
         zeroing.go_on(MARKED_BYTES).map_err(failed)?;
         Ok(())
+    }
+
+    /// A character device is not written but mapped.
+    fn clear_mapped(&self, path: &Path) -> Result<(), MediaError> {
+        let options =
+            MappingOptions { sysfs: self.places.sys.clone(), ..MappingOptions::default() };
+        let mapping = Mapping::open(path, &options)?;
+        let length = mapping.len();
+        let marked = MARKED_BYTES.min(length);
+        mapping.zero(0, marked)?;
+        mapping.zero(length - marked, marked)?;
+        mapping.fence();
+        mapping.sync()
     }
 }

@@ -1,10 +1,13 @@
 //! What is written to the kernel, so that tests can have one of their own.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use super::error::PlatformError;
+use super::key::Uuid;
 
 /// The side of the kernel that changes something. Reading is done on files in any case.
 pub trait Kernel: fmt::Debug + Send + Sync {
@@ -34,4 +37,19 @@ impl Kernel for HostKernel {
     fn open_exclusive(&self, path: &Path) -> io::Result<File> {
         File::options().read(true).write(true).custom_flags(libc::O_EXCL).open(path)
     }
+}
+
+/// A uuid that there was not before.
+///
+/// # Errors
+/// When the kernel gives none.
+pub fn new_uuid() -> Result<Uuid, PlatformError> {
+    let path = Path::new("/proc/sys/kernel/random/uuid");
+    let text = fs::read_to_string(path)
+        .map_err(|source| PlatformError::Read { path: path.to_path_buf(), source })?;
+    text.trim().parse().map_err(|expected| PlatformError::Malformed {
+        path: path.to_path_buf(),
+        text: text.clone(),
+        expected,
+    })
 }

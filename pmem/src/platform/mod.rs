@@ -15,6 +15,7 @@ mod kernel;
 mod key;
 mod namespace;
 mod overhead;
+pub mod pooled;
 pub mod provision;
 mod region;
 pub mod share;
@@ -24,11 +25,13 @@ mod sysfs;
 pub mod testing;
 mod users;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use error::PlatformError;
-pub use kernel::{HostKernel, Kernel};
+pub use kernel::{HostKernel, Kernel, new_uuid};
 pub use key::{RegionKey, Uuid};
 pub use namespace::{Device, DeviceClass, Mode, Namespace, PageMap};
 pub use overhead::{raw_size_for, usable_of};
@@ -37,6 +40,11 @@ pub use region::{Dimm, Region, RegionKind};
 pub use users::User;
 
 use sysfs::Folder;
+
+/// Looks at what changes meanwhile, before a file that is not there is an error. A change is done in
+/// milliseconds.
+const READ_TRIES: u32 = 10;
+const READ_PAUSE: Duration = Duration::from_millis(10);
 
 /// Where a host shows its devices; tests look elsewhere.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -147,6 +155,22 @@ impl Platform {
     /// # Errors
     /// When a file can't be read, or does not hold what it should.
     pub fn read(&self) -> Result<Inventory, PlatformError> {
+        let mut tries = 1;
+        loop {
+            match self.read_once() {
+                // What goes while it is looked at is there for one look and not for the next.
+                Err(PlatformError::Read { source, .. })
+                    if source.kind() == ErrorKind::NotFound && tries < READ_TRIES =>
+                {
+                    tries += 1;
+                    std::thread::sleep(READ_PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn read_once(&self) -> Result<Inventory, PlatformError> {
         let mut inventory = Inventory::default();
         let folder = Folder::new(self.places.nd_devices());
         let Some(names) = folder.list_if_there()? else { return Ok(inventory) };

@@ -248,7 +248,7 @@ fn p3_p52_pieces_are_seen_and_told_apart() {
 fn what_an_old_file_system_left_is_cleared() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
-    for mode in [Mode::Fsdax, Mode::Sector] {
+    for mode in [Mode::Fsdax, Mode::Sector, Mode::Devdax] {
         let wish = Wish { mode, ..wish(1, 128 * MIB) };
         let made = platform.create(&key(1), &wish).unwrap();
         let (path, size) = (host.device(&made.device.unwrap().name), made.usable.unwrap());

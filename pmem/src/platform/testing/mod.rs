@@ -241,9 +241,7 @@ impl FakeHost {
     }
 
     fn show(&self) {
-        let state = self.state();
-        let shown = render::render(&self.root, &state);
-        drop(state);
+        let shown = render::render(&self.root, &self.state());
         assert!(shown.is_ok(), "a fake host can't be shown in {}: {shown:?}", self.root.display());
     }
 }

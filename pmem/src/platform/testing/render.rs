@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::State;
 use super::region::{FakeNamespace, FakeRegion};
@@ -19,42 +20,51 @@ fn put(folder: &Path, name: &str, text: impl std::fmt::Display) -> io::Result<()
     fs::write(path, format!("{text}\n"))
 }
 
-fn fresh(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    fs::create_dir_all(path)
-}
+static VERSION: AtomicU64 = AtomicU64::new(0);
 
+/// Makes the folders anew, and puts them into the place of the former ones at once: who reads
+/// meanwhile sees those, or that something is gone, as with a kernel.
 pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
+    let version = VERSION.fetch_add(1, Ordering::Relaxed);
+    let (sys, proc) = (root.join(format!("sys-{version}")), root.join(format!("proc-{version}")));
     for name in ["dev", "run", "media"] {
         fs::create_dir_all(root.join(name))?;
     }
-    let sys = root.join("sys");
-    for name in ["bus", "class/block", "block", "devices/ndbus0"] {
-        fresh(&sys.join(name))?;
+    for name in ["bus/dax/devices", "class/block", "block"] {
+        fs::create_dir_all(sys.join(name))?;
     }
     put(&sys.join("devices/ndbus0"), "provider", "ACPI.NFIT")?;
     for driver in ["nd_pmem", "dax_pmem"] {
         fs::create_dir_all(sys.join("bus/nd/drivers").join(driver))?;
     }
+    fs::create_dir_all(sys.join("bus/nd/devices"))?;
     let mut devices = BTreeSet::new();
     let mut module = 0;
     for region in &state.regions {
         show_region(&sys, region, &mut module)?;
         for namespace in region.namespaces.iter().filter(|one| one.size > 0) {
-            let name = show_namespace(root, region, namespace)?;
-            devices.extend(name);
+            devices.extend(show_namespace(root, &sys, region, namespace)?);
         }
     }
+    processes(&proc, state)?;
+    replace(root, "sys", &sys)?;
+    replace(root, "proc", &proc)?;
     for entry in fs::read_dir(root.join("dev"))? {
         let entry = entry?;
         if !devices.contains(&*entry.file_name().to_string_lossy()) {
             fs::remove_file(entry.path())?;
         }
     }
-    processes(&root.join("proc"), state)
+    Ok(())
+}
+
+fn replace(root: &Path, name: &str, by: &Path) -> io::Result<()> {
+    let link = root.join(name);
+    let before = fs::read_link(&link).ok();
+    let next = by.with_extension("next");
+    symlink(by, &next)?;
+    fs::rename(&next, &link)?;
+    before.map_or(Ok(()), fs::remove_dir_all)
 }
 
 fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<()> {
@@ -62,7 +72,6 @@ fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<
     let name = format!("region{number}");
     let folder = sys.join("devices/ndbus0").join(&name);
     let devices = sys.join("bus/nd/devices");
-    fs::create_dir_all(&devices)?;
     fs::create_dir_all(&folder)?;
     symlink(&folder, devices.join(&name))?;
     put(&folder, "mappings", spec.ways)?;
@@ -154,12 +163,13 @@ fn minor(region: &FakeRegion, namespace: &FakeNamespace) -> u64 {
 
 fn show_namespace(
     root: &Path,
+    sys: &Path,
     region: &FakeRegion,
     namespace: &FakeNamespace,
 ) -> io::Result<Option<String>> {
     let Some((name, mode, bytes)) = region.device_of(namespace) else { return Ok(None) };
     let number = region.number;
-    let folder = root.join(format!("sys/devices/ndbus0/region{number}"));
+    let folder = sys.join(format!("devices/ndbus0/region{number}"));
     let carrier = match region.claimer(namespace.number) {
         Some(claim) => folder.join(format!("{}{number}.{}", claim.word(), claim.number)),
         None => folder.join(format!("namespace{number}.{}", namespace.number)),
@@ -167,7 +177,7 @@ fn show_namespace(
     let minor = minor(region, namespace);
     if mode == Mode::Devdax {
         fs::create_dir_all(carrier.join(&name))?;
-        let own = root.join("sys/bus/dax/devices").join(&name);
+        let own = sys.join("bus/dax/devices").join(&name);
         put(&own, "dev", format!("252:{minor}"))?;
         put(&own, "size", bytes)?;
     } else {
@@ -176,8 +186,8 @@ fn show_namespace(
         put(&own, "size", bytes / 512)?;
         put(&own, "badblocks", "")?;
         fs::create_dir_all(own.join("holders"))?;
-        symlink(&own, root.join("sys/class/block").join(&name))?;
-        symlink(&own, root.join("sys/block").join(&name))?;
+        symlink(&own, sys.join("class/block").join(&name))?;
+        symlink(&own, sys.join("block").join(&name))?;
     }
     let media = root.join(format!("media/{:x}-{:x}", region.spec.cookie, namespace.start));
     let file = File::options().create(true).truncate(false).write(true).open(&media)?;
@@ -192,7 +202,6 @@ fn show_namespace(
 }
 
 fn processes(proc: &Path, state: &State) -> io::Result<()> {
-    fresh(proc)?;
     put(proc, "swaps", "Filename Type Size")?;
     for (pid, comm) in [(1, "init"), (77, "database")] {
         let folder = proc.join(pid.to_string());
