@@ -19,6 +19,10 @@ pub const USAGE: &str = "usage";
 pub const KATA: &str = "kata-containers";
 pub const KATA_PARTITION: &str = "kata-partition";
 
+/// The smallest xfs that is laid out in pages of 2 MiB: its log must fit into a quarter of it, and
+/// mkfs makes none below 64 MiB for such a layout.
+const MAPPED_XFS: Bytes = Bytes::constant(576 * 1_048_576);
+
 /// What a volume with an image for virtual machines needs beyond the smallest size of a file
 /// system: another file system around it, with its journal, and the image's own front.
 const AROUND_IMAGE: Bytes = Bytes::constant(64 * 1_048_576);
@@ -235,13 +239,17 @@ impl Plan {
 
     /// The smallest volume, of those that its use allows.
     #[must_use]
-    pub fn minimum(&self, pool: &v1::Pool, of_use: Bytes, is_block: bool) -> Bytes {
+    pub fn minimum(&self, pool: &v1::Pool, of_use: Bytes, fs: Option<FileSystem>) -> Bytes {
         if self.usage.is_none() {
             return of_use;
         }
         let of_pool = Bytes::new(pool.minimum_volume_bytes).unwrap_or_default();
-        // What a pool gives at the least is a device that is of use.
-        let of_use = if is_block && !of_pool.is_zero() { Bytes::ZERO } else { of_use };
+        let of_use = match fs {
+            // What a pool gives at the least is a device that is of use.
+            None if !of_pool.is_zero() => Bytes::ZERO,
+            Some(FileSystem::Xfs) if self.usage == Some(Usage::AppDirect) => of_use.max(MAPPED_XFS),
+            _ => of_use,
+        };
         let around = if self.kata { AROUND_IMAGE } else { Bytes::ZERO };
         of_pool.max(of_use.saturating_add(around))
     }
@@ -423,9 +431,10 @@ mod tests {
         assert_eq!(of(Kind::PmemDirect, &charged, 2048), mib(2048));
         assert_eq!(of(Kind::PmemDirect, &[], 2048), BLOCK);
         assert_eq!(of(Kind::Thin, &[], 4), BLOCK);
-        let least = |kind, pairs: &[_], is_block| {
+        let least = |kind, pairs: &[_], is_block: bool| {
             let plan = plan(kind, pairs).unwrap();
-            plan.minimum(&pool(4), mib(if is_block { 8 } else { 32 }), is_block)
+            let fs = (!is_block).then_some(FileSystem::Ext4);
+            plan.minimum(&pool(4), mib(if is_block { 8 } else { 32 }), fs)
         };
         assert_eq!(least(Kind::PmemPooled, &[], true), mib(4));
         assert_eq!(least(Kind::PmemPooled, &[], false), mib(32));

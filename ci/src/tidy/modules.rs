@@ -234,6 +234,7 @@ const RULES: &[Rule] = &[
             "error",
             "health",
             "ids",
+            "kata",
             "limits",
             "parameters",
             "plugin",

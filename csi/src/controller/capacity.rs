@@ -70,7 +70,7 @@ pub(super) async fn get(
     let smallest = |pool: &v1::Pool| {
         let least = |file_system: Option<FileSystem>| {
             let of_use = settings.config.minimum.of(file_system);
-            plan.minimum(pool, of_use, file_system.is_none())
+            plan.minimum(pool, of_use, file_system)
         };
         // Who says nothing gets the smallest of all.
         capabilities.iter().map(|one| least(file_system(one))).max().unwrap_or_else(|| least(None))

@@ -197,8 +197,8 @@ impl Asked {
         let config = &plugin.settings.config;
         let Some(origin) = source.volume() else {
             let smallest = |one: &Capability| {
-                let of_use = config.minimum.of(self.fs(one));
-                self.pmem.minimum(pool, of_use, one.is_block())
+                let fs = self.fs(one);
+                self.pmem.minimum(pool, config.minimum.of(fs), fs)
             };
             let rules = Rules {
                 default: config.default_size,

@@ -1,10 +1,10 @@
 //! Images that virtual machines see as a device of persistent memory, with a file system on it.
 //!
 //! Such an image is a file that is given to the machine as an NVDIMM without labels. Its front is
-//! what the kernel needs to make an `fsdax` namespace of it by itself: a superblock of `nd_pfn` that
-//! says where the data begins. For the host there is a partition table before that, by which tools
-//! find the file system. In the machine `/dev/pmem0` is the file system itself; with a partition
-//! table inside of the data, `/dev/pmem0p1` is.
+//! what the kernel needs to make an `fsdax` namespace of it by itself: a superblock of `nd_pfn`
+//! that says where the data begins. For the host there is a partition table before that, by which
+//! tools find the file system. In the machine `/dev/pmem0` is the file system itself; with a
+//! partition table inside of the data, `/dev/pmem0p1` is.
 
 pub mod options;
 mod pfn;

@@ -76,11 +76,44 @@ pub const KNOWN: [&str; 3] = ["ext4", "xfs", "btrfs"];
 /// When nobody says which.
 pub const DEFAULT: &str = "ext4";
 
+/// How a file system is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Making {
+    /// Its files will be mapped: they are laid out so that pages of 2 MiB fit.
+    pub mapped: bool,
+    /// Further words for the program that makes it.
+    pub options: Vec<String>,
+}
+
 /// The program and the words that make a file system, the device not among them. The device is
 /// empty, so nothing has to be discarded; and it is forced, for what is left of a former try.
 #[must_use]
-pub fn maker(file_system: &str, options: &[String]) -> (String, Vec<String>) {
+pub fn maker(file_system: &str, making: &Making) -> (String, Vec<String>) {
     let ours: &[&str] = match file_system {
+        // In blocks of 4 KiB, 512 are a page of 2 MiB. Of several -E only the last would count.
+        "ext4" if making.mapped => &[
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            "-b",
+            "4096",
+            "-E",
+            "nodiscard,lazy_itable_init=1,lazy_journal_init=1,stride=512,stripe_width=512",
+        ],
+        // Files take pages of 2 MiB from the start, as their folders tell them. What is shared
+        // between files can't be mapped by all kernels.
+        "xfs" if making.mapped => &[
+            "-q",
+            "-f",
+            "-K",
+            "-b",
+            "size=4096",
+            "-d",
+            "su=2m,sw=1,extszinherit=512",
+            "-m",
+            "reflink=0",
+        ],
         // Root's share is of no use to a workload. Tables are zeroed later, where they are not yet.
         "ext4" => {
             &["-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
@@ -89,7 +122,7 @@ pub fn maker(file_system: &str, options: &[String]) -> (String, Vec<String>) {
         "btrfs" => &["-q", "-f", "-K"],
         _ => &[],
     };
-    let words = ours.iter().map(|&word| word.to_owned()).chain(options.iter().cloned());
+    let words = ours.iter().map(|&word| word.to_owned()).chain(making.options.iter().cloned());
     (format!("mkfs.{file_system}"), words.collect())
 }
 
@@ -205,11 +238,12 @@ mod tests {
 
     #[test]
     fn options_of_the_class_come_after_ours() {
-        let (program, words) = maker("xfs", &["-b".to_owned(), "size=1024".to_owned()]);
+        let options = vec!["-b".to_owned(), "size=1024".to_owned()];
+        let (program, words) = maker("xfs", &Making { options, mapped: false });
         assert_eq!(program, "mkfs.xfs");
         assert_eq!(words, ["-q", "-f", "-K", "-b", "size=1024"]);
         for name in KNOWN {
-            assert!(!maker(name, &[]).1.is_empty(), "{name}");
+            assert!(!maker(name, &Making::default()).1.is_empty(), "{name}");
         }
     }
 
@@ -236,6 +270,58 @@ mod tests {
         }
     }
 
+    fn make(name: &str, making: &Making, path: &std::path::Path) {
+        let (program, words) = maker(name, making);
+        tool(&program, &words, path);
+    }
+
+    fn tool(program: &str, words: &[String], path: &std::path::Path) -> String {
+        let mut command = std::process::Command::new(program);
+        let path_of_all = std::env::var("PATH").unwrap() + ":/usr/sbin:/sbin";
+        let output = command.env("PATH", path_of_all).args(words).arg(path).output().unwrap();
+        assert!(output.status.success(), "{program}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Row P18, as far as it can be seen without a kernel that maps: what the tools made of it.
+    #[test]
+    fn p18_file_systems_that_are_mapped_are_laid_out_in_pages_of_2_mib() {
+        let folder = std::env::temp_dir().join(format!("csi-mapped-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let making = Making { mapped: true, options: Vec::new() };
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for (name, size) in [("ext4", 64_u64 << 20), ("xfs", 576 << 20)] {
+            let path = folder.join(name);
+            std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+            make(name, &making, &path);
+        }
+        let said = tool("dumpe2fs", &words("-h"), &folder.join("ext4"));
+        let has = |name: &str, value: &str| {
+            let line = said.lines().find(|line| line.starts_with(name));
+            assert_eq!(line.and_then(|line| line.split_whitespace().last()), Some(value), "{said}");
+        };
+        has("Block size", "4096");
+        has("RAID stride", "512");
+        has("RAID stripe width", "512");
+        let ask = ["-r", "-c", "sb 0", "-c", "p blocksize unit width features_ro_compat"];
+        let ask: Vec<String> = ask
+            .iter()
+            .chain(&["-c", "addr rootino", "-c", "p core.extsize"])
+            .chain(&["-c", "p core.extszinherit"])
+            .map(|&word| word.to_owned())
+            .collect();
+        let said = tool("xfs_db", &ask, &folder.join("xfs"));
+        for line in ["blocksize = 4096", "unit = 512", "width = 512", "core.extsize = 512"] {
+            assert!(said.lines().any(|there| there == line), "{line}: {said}");
+        }
+        assert!(said.contains("core.extszinherit = 1"), "{said}");
+        let features = said.lines().find_map(|line| line.strip_prefix("features_ro_compat = "));
+        let features = features.unwrap().trim_start_matches("0x");
+        // The bit of reflink.
+        assert_eq!(u32::from_str_radix(features, 16).unwrap() & 4, 0, "{said}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
     #[test]
     fn sizes_agree_with_what_the_tools_make() {
         let folder = std::env::temp_dir().join(format!("csi-sizes-{}", std::process::id()));
@@ -243,11 +329,7 @@ mod tests {
         for (name, size) in [("ext4", 64_u64 << 20), ("xfs", 320 << 20), ("btrfs", 256 << 20)] {
             let path = folder.join(name);
             std::fs::File::create(&path).unwrap().set_len(size).unwrap();
-            let (program, words) = maker(name, &[]);
-            let mut command = std::process::Command::new(program);
-            let path_of_all = std::env::var("PATH").unwrap() + ":/usr/sbin:/sbin";
-            command.env("PATH", path_of_all).args(words).arg(&path);
-            assert!(command.status().unwrap().success(), "{name}");
+            make(name, &Making::default(), &path);
             let start = std::fs::read(&path).unwrap()[..SUPERBLOCKS_BYTES].to_vec();
             assert_eq!(size_of(name, &start), Some(size), "{name}");
         }

@@ -3,9 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use super::content::Making;
 use super::ephemeral;
 use super::fake::{Fake, Held, WRONGS, Wrong};
 use super::flags::Options;
+use super::kata;
 use super::look;
 use super::modes::{Access, Target};
 use super::publish;
@@ -30,14 +32,32 @@ enum Shape {
     Block,
     Reader,
     Inline,
+    /// The kernel's own device, whose files are mapped.
+    Direct,
+    /// The same as it is.
+    DirectBlock,
+    /// What is shown is in an image, on a device of the daemon's or the kernel's own.
+    Kata(bool),
+    InlineKata,
 }
 
-const SHAPES: [Shape; 5] =
-    [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Block, Shape::Reader, Shape::Inline];
+const SHAPES: [Shape; 10] = [
+    Shape::Mount("ext4"),
+    Shape::Mount("xfs"),
+    Shape::Block,
+    Shape::Reader,
+    Shape::Inline,
+    Shape::Direct,
+    Shape::DirectBlock,
+    Shape::Kata(false),
+    Shape::Kata(true),
+    Shape::InlineKata,
+];
 
 pub(super) fn wish(file_system: &str) -> Wish {
     let options = Options::parse(&["noatime".to_owned()]).unwrap();
-    Wish { file_system: file_system.to_owned(), options, hash: 7, mkfs: Vec::new() }
+    let making = Making::default();
+    Wish { file_system: file_system.to_owned(), options, hash: 7, making, dax: false }
 }
 
 pub(super) fn wanted(size_bytes: i64) -> Wanted {
@@ -65,12 +85,28 @@ impl Shape {
     fn life(self) -> Vec<Call> {
         use Call::{Delete, Expand, Publish, Stage, Stats, Unpublish, Unstage, Write};
         match self {
-            Self::Mount(_) | Self::Block => vec![
+            Self::Mount(_) | Self::Block | Self::Direct | Self::DirectBlock => vec![
                 Stage,
                 Publish(0),
                 Write,
                 Publish(1),
                 Expand,
+                Stats,
+                Unpublish(0),
+                Unpublish(1),
+                Unstage,
+                Stage,
+                Publish(2),
+                Unpublish(2),
+                Unstage,
+                Delete,
+            ],
+            // An image does not grow.
+            Self::Kata(_) => vec![
+                Stage,
+                Publish(0),
+                Write,
+                Publish(1),
                 Stats,
                 Unpublish(0),
                 Unpublish(1),
@@ -91,7 +127,7 @@ impl Shape {
                 Unstage,
                 Delete,
             ],
-            Self::Inline => vec![Publish(0), Write, Stats, Unpublish(0), Delete],
+            Self::Inline | Self::InlineKata => vec![Publish(0), Write, Stats, Unpublish(0), Delete],
         }
     }
 
@@ -100,15 +136,24 @@ impl Shape {
     }
 
     fn access(self) -> Access {
-        if self == Self::Block { Access::Block } else { Access::Mount }
+        if self.is_block() { Access::Block } else { Access::Mount }
     }
 
     fn wish(self) -> Option<Wish> {
         match self {
             Self::Mount(name) => Some(wish(name)),
-            Self::Reader | Self::Inline => Some(wish("ext4")),
-            Self::Block => None,
+            Self::Direct => Some(Wish { dax: true, ..wish("ext4") }),
+            Self::Reader | Self::Inline | Self::Kata(_) | Self::InlineKata => Some(wish("ext4")),
+            Self::Block | Self::DirectBlock => None,
         }
+    }
+
+    fn is_block(self) -> bool {
+        matches!(self, Self::Block | Self::DirectBlock)
+    }
+
+    fn has_image(self) -> bool {
+        matches!(self, Self::Kata(_) | Self::InlineKata)
     }
 
     /// The last of three paths is published so that it can't be written.
@@ -118,7 +163,15 @@ impl Shape {
         Target { read_only, ..target(&path, self.mode(), self.access()) }
     }
 
-    fn call(self, world: &Fake, place: &Place, call: Call) -> Result<()> {
+    fn call(self, fake: &Fake, place: &Place, call: Call) -> Result<()> {
+        // Only who makes it says what it is.
+        let makes = matches!(call, Call::Stage)
+            || (self == Self::InlineKata && matches!(call, Call::Publish(_)));
+        let image = (self.has_image() && makes).then_some(false);
+        kata::through(fake, ID, place, image, |world| self.call_in(fake, world, place, call))
+    }
+
+    fn call_in(self, fake: &Fake, world: &dyn World, place: &Place, call: Call) -> Result<()> {
         let (path, wish) = (Path::new(STAGING), self.wish());
         match call {
             Call::Stage => {
@@ -128,7 +181,7 @@ impl Shape {
             }
             Call::Publish(number) => {
                 let target = &self.target(number);
-                if let (Self::Inline, Some(wish)) = (self, &wish) {
+                if let (Self::Inline | Self::InlineKata, Some(wish)) = (self, &wish) {
                     let wanted = &wanted(SIZE);
                     let ask = ephemeral::Ask { volume: ID, place, target, wish, wanted };
                     return ephemeral::publish(world, &ask);
@@ -137,23 +190,27 @@ impl Shape {
                 publish::publish(world, &ask)
             }
             Call::Write => {
-                let mut state = world.state();
+                let mut state = fake.state();
                 for volume in state.volumes.values_mut() {
-                    match &mut volume.held {
-                        Held::FileSystem { data, .. } => *data = true,
-                        held => *held = Held::Raw,
+                    let image = volume.image.as_deref_mut();
+                    for held in [Some(&mut volume.held), image.map(|image| &mut image.held)] {
+                        match held {
+                            Some(Held::FileSystem { data, .. }) => *data = true,
+                            Some(held) => *held = Held::Raw,
+                            None => {}
+                        }
                     }
                 }
                 Ok(())
             }
             Call::Expand => {
-                if let Some(volume) = world.state().volumes.get_mut(&place.name) {
+                if let Some(volume) = fake.state().volumes.get_mut(&place.name) {
                     (volume.size, volume.shown) = (2 * SIZE, 2 * SIZE);
                 }
                 let at = self.target(1).path;
                 let size = look::expand(world, (ID, place), &at, &Range::default())?;
                 assert_eq!(size, 2 * SIZE);
-                if let Held::FileSystem { bytes, .. } = world.state().volumes[&place.name].held {
+                if let Held::FileSystem { bytes, .. } = fake.state().volumes[&place.name].held {
                     assert_eq!(bytes, 2 * SIZE);
                 }
                 Ok(())
@@ -203,7 +260,12 @@ impl Life {
     fn new(shape: Shape, case: String) -> Self {
         let world = Fake::default();
         let place = match shape {
-            Shape::Inline => Place { pool: "default".to_owned(), name: "csi.a".to_owned() },
+            Shape::Inline | Shape::InlineKata => {
+                Place { pool: "default".to_owned(), name: "csi.a".to_owned() }
+            }
+            Shape::Direct | Shape::DirectBlock | Shape::Kata(true) => {
+                world.add_own("csi.a", SIZE, Held::Nothing)
+            }
             _ => world.add("csi.a", SIZE, Held::Nothing),
         };
         Self { world, place, shape, case }
@@ -230,7 +292,9 @@ impl Life {
             let mounts: Vec<_> = state.mounts.iter().filter(|it| it.path == target.path).collect();
             assert_eq!(mounts.len(), 1, "{}: {mounts:?}", self.case);
             let cannot = target.read_only || self.shape == Shape::Reader;
-            assert!(mounts[0].read_only || !cannot || self.shape == Shape::Block, "{}", self.case);
+            assert!(mounts[0].read_only || !cannot || self.shape.is_block(), "{}", self.case);
+            assert_eq!(mounts[0].dax, self.shape == Shape::Direct, "{}", self.case);
+            assert_eq!(mounts[0].major == 7, self.shape.has_image(), "{}", self.case);
             assert!(
                 state.volumes.values().all(|it| { it.read_only == (self.shape == Shape::Reader) })
             );
@@ -299,7 +363,9 @@ fn a_repeat_mends_what_went_wrong_at_any_step() {
 #[test]
 fn a_repeat_mends_what_went_wrong_twice() {
     for shape in SHAPES {
-        for more in [1, 2, 3, 5, 8, 13] {
+        // A life with an image is long, and made of the same steps.
+        let mores: &[u64] = if shape.has_image() { &[1, 8] } else { &[1, 2, 3, 5, 8, 13] };
+        for &more in mores {
             at_every_step(shape, Some((more, Wrong::DiesBefore)), go_on);
             at_every_step(shape, Some((more, Wrong::FailsAfter)), go_on);
         }
@@ -321,7 +387,9 @@ fn what_is_given_up_at_any_step_is_undone() {
 
 #[test]
 fn what_is_given_up_while_it_is_formatted_can_be_staged_later() {
-    for shape in [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Reader] {
+    let direct = [Shape::Direct, Shape::Kata(false), Shape::Kata(true)];
+    let shapes = [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Reader];
+    for shape in shapes.into_iter().chain(direct) {
         at_every_step(shape, None, |life, index| {
             if index > 0 {
                 return;

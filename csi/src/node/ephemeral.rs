@@ -79,6 +79,7 @@ fn show(world: &dyn World, mut record: Record, ask: &Ask<'_>) -> Result<()> {
             return Err(Error::in_use(what, "can't be written"));
         }
     }
+    steps::check_dax(world, ask.volume, ask.wish, path)?;
     if !record.complete {
         record.complete = true;
         world.keep(&record)?;

@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use super::content::Content;
+use super::content::{Content, Making};
+use super::kata::IMAGE;
 use super::mountinfo::{Device, Entry, Table};
 use super::records::{Place, Record};
-use super::world::{DeviceLook, Kind, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World};
+use super::world::{
+    DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
+};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::sizes::Range;
@@ -54,6 +57,24 @@ pub(super) struct Stored {
     pub(super) read_only: bool,
     /// What the kernel goes on to show of its size.
     pub(super) shown: i64,
+    /// Its device is the kernel's own.
+    pub(super) own: bool,
+    /// What is in its file system: an image, which is a device while there is a loop device.
+    pub(super) image: Option<Box<Stored>>,
+}
+
+impl Stored {
+    fn new(size: i64, held: Held) -> Self {
+        Self { size, held, minor: None, read_only: false, shown: size, own: false, image: None }
+    }
+
+    /// The device of that number: it, or the loop device over its image.
+    fn with(&mut self, minor: u32) -> Option<&mut Self> {
+        if self.minor == Some(minor) {
+            return Some(self);
+        }
+        self.image.as_mut().and_then(|image| image.with(minor))
+    }
 }
 
 /// What has gone wrong with a device or the file system on it, beside what calls do.
@@ -102,6 +123,8 @@ pub(super) struct State {
     /// A tool of a killed process goes on for so many looks at it.
     pub(super) orphan: u32,
     pub(super) conflicts: Vec<Mode>,
+    /// File systems go on without DAX.
+    pub(super) no_dax: bool,
     /// The node makes volumes larger, and not the controller.
     pub(super) enlarges: bool,
     pub(super) steps: u64,
@@ -122,9 +145,18 @@ impl Fake {
 
     /// A volume that the controller made.
     pub(super) fn add(&self, name: &str, size: i64, held: Held) -> Place {
-        let volume = Stored { size, held, minor: None, read_only: false, shown: size };
-        self.state().volumes.insert(name.to_owned(), volume);
+        self.state().volumes.insert(name.to_owned(), Stored::new(size, held));
         Place { pool: "default".to_owned(), name: name.to_owned() }
+    }
+
+    /// A volume whose device is the kernel's own.
+    pub(super) fn add_own(&self, name: &str, size: i64, held: Held) -> Place {
+        let place = self.add(name, size, held);
+        let mut state = self.state();
+        let minor = Some(state.new_minor());
+        let volume = state.volumes.get_mut(name).expect("just added");
+        (volume.own, volume.minor) = (true, minor);
+        place
     }
 
     /// Another process takes the dead one's place. True when one was dead.
@@ -152,6 +184,9 @@ impl Fake {
             if let Some(volume) = state.volumes.get_mut(&name) {
                 volume.minor = Some(minor);
                 volume.shown = volume.size;
+                if let Some(image) = &mut volume.image {
+                    image.minor = None;
+                }
             }
         }
     }
@@ -192,12 +227,19 @@ impl State {
     }
 
     fn of(&mut self, device: &Device) -> &mut Stored {
-        let found = self.volumes.values_mut().find(|it| it.minor == Some(device.minor));
+        let found = self.volumes.values_mut().find_map(|it| it.with(device.minor));
         found.expect("a device that is there")
     }
 
     fn at(&self, path: &Path) -> Option<usize> {
         self.mounts.iter().rposition(|entry| entry.path == path)
+    }
+
+    /// The volume whose file system is mounted at the folder of this file.
+    fn around(&mut self, file: &Path) -> Option<&mut Stored> {
+        let index = self.at(file.parent()?)?;
+        let minor = self.mounts[index].minor;
+        self.volumes.values_mut().find(|it| it.minor == Some(minor))
     }
 
     fn in_use(&self, minor: u32) -> bool {
@@ -210,13 +252,22 @@ fn shown(volume: &Stored, problem: &str) -> Volume {
     let device = |minor| Device { path: format!("/dev/ublkb{minor}").into(), major: 259, minor };
     Volume {
         size_bytes: volume.size,
-        empty: volume.held == Held::Nothing,
+        empty: !volume.own && volume.held == Held::Nothing,
         device: volume.minor.map(device),
         read_only: volume.read_only,
         mapped_bytes: volume.size / 4,
         thick: false,
         problem: problem.to_owned(),
+        own: volume.own,
+        dax: volume.own,
+        charged_bytes: 0,
     }
+}
+
+fn looped(image: &Stored) -> Option<Loop> {
+    let path = |minor| format!("/dev/loop{minor}").into();
+    let device = |minor| Device { path: path(minor), major: 7, minor };
+    image.minor.map(device).map(|device| Loop { device, read_only: image.read_only })
 }
 
 fn used(what: &str) -> Error {
@@ -236,7 +287,9 @@ impl World for Fake {
             let Some(volume) = state.volumes.get_mut(&place.name) else {
                 return Err(Error::not_found("volume", &place.name));
             };
-            if volume.minor.is_none() {
+            if volume.own {
+                volume.read_only = read_only;
+            } else if volume.minor.is_none() {
                 volume.minor = Some(minor);
                 volume.read_only = read_only;
                 volume.shown = volume.size;
@@ -254,7 +307,8 @@ impl World for Fake {
                 return Err(used(&place.name));
             }
             if let Some(volume) = state.volumes.get_mut(&place.name) {
-                volume.minor = None;
+                volume.minor = volume.minor.filter(|_| volume.own);
+                volume.read_only &= !volume.own;
             }
             Ok(())
         })
@@ -274,9 +328,8 @@ impl World for Fake {
 
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
         let size = wanted.size_bytes;
-        let new =
-            || Stored { size, held: Held::Nothing, minor: None, read_only: false, shown: size };
         self.whole(|state| {
+            let new = || Stored::new(size, Held::Nothing);
             state.volumes.entry(place.name.clone()).or_insert_with(new);
             Ok(())
         })
@@ -284,7 +337,11 @@ impl World for Fake {
 
     fn delete(&self, place: &Place) -> Result<()> {
         self.whole(|state| {
-            if state.volumes.get(&place.name).is_some_and(|volume| volume.minor.is_some()) {
+            let used_by = |volume: &&Stored| match volume.minor {
+                Some(minor) => !volume.own || state.in_use(minor),
+                None => false,
+            };
+            if state.volumes.get(&place.name).filter(used_by).is_some() {
                 return Err(used(&place.name));
             }
             state.volumes.remove(&place.name);
@@ -319,7 +376,12 @@ impl World for Fake {
             assert_eq!(state.paths.get(mount.path), Some(&Kind::Folder), "{mount:?}");
             let twice = state.mounts.iter().any(|it| it.path == mount.path);
             assert!(!twice, "mounted over something: {mount:?}");
+            let no_dax = state.no_dax;
             let volume = state.of(mount.device);
+            if mount.options.has_dax() && !volume.own {
+                return Err(used("DAX"));
+            }
+            let has_dax = mount.options.has_dax() && !no_dax;
             let Held::FileSystem { kind, dirty, .. } = &mut volume.held else {
                 panic!("{:?} can't be mounted", volume.held);
             };
@@ -331,13 +393,14 @@ impl World for Fake {
             *dirty = writes;
             let read_only = !writes || volume.read_only;
             state.mounts.push(Entry {
-                major: 259,
+                major: mount.device.major,
                 minor: mount.device.minor,
                 root: "/".into(),
                 path: mount.path.to_path_buf(),
                 read_only,
                 whole_read_only: read_only,
                 stopped: false,
+                dax: has_dax,
                 kind: mount.file_system.to_owned(),
                 source: mount.device.path.clone(),
             });
@@ -360,6 +423,7 @@ impl World for Fake {
                     read_only: false,
                     whole_read_only: false,
                     stopped: false,
+                    dax: false,
                     kind: "devtmpfs".to_owned(),
                     source: "devtmpfs".into(),
                 }
@@ -386,9 +450,15 @@ impl World for Fake {
             if state.busy.contains(path) && !lazily {
                 return Err(used(&path.display().to_string()));
             }
+            let minor = state.mounts[index].minor;
+            let outer = state.volumes.values().find(|it| it.minor == Some(minor));
+            let below = outer.and_then(|it| it.image.as_ref()).and_then(|image| image.minor);
+            if below.is_some() {
+                return Err(used("the image's file system"));
+            }
             let entry = state.mounts.remove(index);
             let last = !state.in_use(entry.minor);
-            let volume = state.volumes.values_mut().find(|it| it.minor == Some(entry.minor));
+            let volume = state.volumes.values_mut().find_map(|it| it.with(entry.minor));
             if let Some(volume) = volume.filter(|_| last && entry.kind != "devtmpfs")
                 && let Held::FileSystem { dirty, .. } = &mut volume.held
             {
@@ -401,6 +471,10 @@ impl World for Fake {
     fn kind(&self, path: &Path) -> Result<Option<Kind>> {
         self.whole(|state| {
             let bound = state.at(path).is_some_and(|at| state.mounts[at].kind == "devtmpfs");
+            let image = path.ends_with(IMAGE).then(|| state.around(path)).flatten();
+            if let Some(volume) = image {
+                return Ok(volume.image.as_ref().map(|_| Kind::File));
+            }
             let kind = if bound { Some(Kind::Other) } else { state.paths.get(path).copied() };
             Ok(kind)
         })
@@ -480,7 +554,59 @@ impl World for Fake {
         })
     }
 
-    fn format(&self, device: &Device, file_system: &str, _options: &[String]) -> Result<()> {
+    fn is_blank(&self, device: &Device) -> Result<bool> {
+        self.whole(|state| Ok(state.of(device).held == Held::Nothing))
+    }
+
+    fn has_dax(&self, path: &Path) -> Result<bool> {
+        self.whole(|state| {
+            let index = state.at(path).expect("something mounted");
+            Ok(state.mounts[index].dax)
+        })
+    }
+
+    fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
+        Ok(Path::new("/vm").join(&place.name))
+    }
+
+    fn make_image(&self, file: &Path, _partition: bool) -> Result<()> {
+        self.whole(|state| {
+            let volume = state.around(file).expect("something mounted around it");
+            assert!(volume.image.is_none(), "made over an image");
+            let held = Held::Nothing;
+            volume.image =
+                Some(Box::new(Stored { own: true, ..Stored::new(volume.size / 2, held) }));
+            Ok(())
+        })
+    }
+
+    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
+        self.whole(|state| {
+            let volume = state.around(file);
+            Ok(volume.and_then(|volume| volume.image.as_deref()).and_then(looped))
+        })
+    }
+
+    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
+        self.whole(|state| {
+            let minor = state.new_minor();
+            let volume = state.around(file).expect("something mounted around it");
+            let image = volume.image.as_mut().expect("an image");
+            assert!(image.minor.is_none(), "two loop devices over one image");
+            (image.minor, image.read_only) = (Some(minor), read_only);
+            Ok(looped(image).expect("just made"))
+        })
+    }
+
+    fn detach_loop(&self, device: &Device) -> Result<()> {
+        self.whole(|state| {
+            assert!(!state.in_use(device.minor), "taken away while it is in use");
+            state.of(device).minor = None;
+            Ok(())
+        })
+    }
+
+    fn format(&self, device: &Device, file_system: &str, _making: &Making) -> Result<()> {
         let minor = device.minor;
         let may = |state: &mut State| {
             assert!(!state.in_use(minor), "formatted while it is in use");
@@ -539,7 +665,7 @@ impl World for Fake {
 
     fn device_look(&self, device: &Device) -> Result<DeviceLook> {
         self.whole(|state| {
-            let found = state.volumes.values().find(|it| it.minor == Some(device.minor));
+            let found = state.volumes.values_mut().find_map(|it| it.with(device.minor));
             let bytes = found.and_then(|volume| u64::try_from(volume.shown).ok());
             let Fault { node, bad_blocks, .. } = state.fault;
             Ok(DeviceLook { node, bytes: state.fault.bytes.unwrap_or(bytes), bad_blocks })

@@ -95,6 +95,12 @@ impl Options {
         self
     }
 
+    /// Files are to be mapped as they are.
+    #[must_use]
+    pub fn has_dax(&self) -> bool {
+        self.data.split(',').any(|word| word == "dax" || word == "dax=always")
+    }
+
     /// Nothing can be written through it.
     #[must_use]
     pub fn read_only(&self) -> bool {

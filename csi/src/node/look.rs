@@ -160,18 +160,19 @@ pub fn expand(
 ) -> Result<i64> {
     let Range { required, limit } = *range;
     let mut found = find(world, id, place, path)?;
-    if required.get() > found.volume.size_bytes
+    if required.get() > found.volume.capacity_bytes()
         && let Some(larger) = world.enlarge(place, range)?
     {
         found.volume = larger;
     }
-    let size = found.volume.size_bytes;
-    let text = |what: &str| format!("{what} {size}, which the volume has");
-    if required.get() > size {
+    // What a claim was told is what is taken; what is seen may be less.
+    let (size, capacity) = (found.volume.size_bytes, found.volume.capacity_bytes());
+    let text = |what: &str| format!("{what} {capacity}, which the volume has");
+    if required.get() > capacity {
         let field = "capacity_range.required_bytes";
         return Err(Error::out_of_range(field, required, text("at most")));
     }
-    if !limit.is_zero() && limit.get() < size {
+    if !limit.is_zero() && limit.get() < capacity {
         return Err(Error::out_of_range("capacity_range.limit_bytes", limit, text("at least")));
     }
     let what = || format!("volume {id}");
@@ -193,5 +194,5 @@ pub fn expand(
         let staged = staged.filter(|staged| table.shows(staged, device));
         steps::grow(world, device, staged.as_deref().unwrap_or(path))?;
     }
-    Ok(size)
+    Ok(capacity)
 }

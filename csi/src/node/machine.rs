@@ -13,7 +13,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::content::{self, Content, SUPERBLOCKS_BYTES};
+use super::content::{self, Content, Making, SUPERBLOCKS_BYTES};
 use super::mountinfo::{Device, Table};
 use super::world::{Kind, Mount, Mounted, Result, Usage};
 use crate::error::Error;
@@ -50,6 +50,11 @@ pub fn mount_device(it: &Mount<'_>) -> Result<Mounted> {
         // What btrfs answers then.
         Err(Errno::EIO) if options.read_only() => Ok(Mounted::NeedsWriting),
         Err(Errno::EBUSY) => Err(Error::in_use(device.path.display(), "is in use")),
+        // What ext4 answers; xfs goes on without.
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP) if options.has_dax() => {
+            let problem = "can't be mounted with DAX, which usage AppDirect needs: see dmesg";
+            Err(Error::in_use(device.path.display(), problem))
+        }
         Err(errno) => {
             let what = format!("mounting {} at {}", device.path.display(), path.display());
             Err(Error::io(what, errno.into()))
@@ -290,17 +295,25 @@ pub fn wipe(device: &Device) -> Result<()> {
     let exclusive = OFlag::O_EXCL.bits();
     let mut options = OpenOptions::new();
     let file = options.write(true).custom_flags(exclusive).open(&device.path).map_err(failed)?;
-    let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | keep;
     let length = i64::try_from(bytes).unwrap_or(i64::MAX);
-    fallocate(&file, hole, 0, length).map_err(|errno| failed(errno.into()))
+    match fallocate(&file, hole, 0, length) {
+        // Persistent memory gives nothing back: it is written.
+        Err(Errno::EOPNOTSUPP) => {
+            fallocate(&file, FallocateFlags::FALLOC_FL_ZERO_RANGE | keep, 0, length)
+        }
+        other => other,
+    }
+    .map_err(|errno| failed(errno.into()))
 }
 
 /// Makes a file system.
 ///
 /// # Errors
 /// When the tool fails, with what it said.
-pub fn format(device: &Device, file_system: &str, options: &[String]) -> Result<()> {
-    let (program, words) = content::maker(file_system, options);
+pub fn format(device: &Device, file_system: &str, making: &Making) -> Result<()> {
+    let (program, words) = content::maker(file_system, making);
     succeeded(&program, &words, Some(&device.path))
 }
 
@@ -358,10 +371,30 @@ pub fn most_devices() -> i64 {
     text.ok().and_then(|text| text.trim().parse().ok()).filter(|count| *count > 0).unwrap_or(0)
 }
 
-fn succeeded<S: AsRef<OsStr>>(program: &str, words: &[S], last: Option<&Path>) -> Result<()> {
+/// Runs a tool.
+///
+/// # Errors
+/// When it fails, with what it said.
+pub(super) fn succeeded<S: AsRef<OsStr>>(
+    program: &str,
+    words: &[S],
+    last: Option<&Path>,
+) -> Result<()> {
+    said(program, words, last).map(drop)
+}
+
+/// Runs a tool, and gives what it said.
+///
+/// # Errors
+/// When it fails.
+pub(super) fn said<S: AsRef<OsStr>>(
+    program: &str,
+    words: &[S],
+    last: Option<&Path>,
+) -> Result<String> {
     let output = run(program, words, last)?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let path = last.unwrap_or_else(|| Path::new("")).display();
     let problem = explained(output.status.to_string(), &output);

@@ -15,9 +15,11 @@ pub mod ephemeral;
 mod fake;
 pub mod flags;
 pub mod judge;
+pub mod kata;
 pub mod look;
 pub mod looks;
 pub mod machine;
+pub mod memory;
 pub mod modes;
 pub mod mountinfo;
 pub mod paths;
@@ -115,7 +117,11 @@ impl Service {
                 let _lock = lock;
                 // Without kubelet's folder nothing can be said about pods.
                 match (world.kind(&kubelet.join("pods"))?, world.record(&volume)) {
-                    (Some(Kind::Folder), Some(record)) => ephemeral::sweep(world, &record),
+                    (Some(Kind::Folder), Some(record)) => {
+                        let place = &record.place;
+                        let act = |world: &dyn World| ephemeral::sweep(world, &record);
+                        kata::through(world, &volume, place, None, act)
+                    }
                     _ => Ok(()),
                 }
             };
@@ -145,6 +151,11 @@ impl Service {
         request::maps(&asked.publish_context, &asked.secrets)?;
         let capability = request::capability(asked.volume_capability.as_ref())?;
         let wish = request::wish(&self.plugin, &capability, &asked.volume_context)?;
+        let image = request::kata(&self.plugin, &asked.volume_context);
+        if image.is_some() && wish.is_none() {
+            let allowed = "mount: the volume holds an image for virtual machines";
+            return Err(Error::invalid("volume_capability.access_type", "block", allowed));
+        }
         let place = self.place(&asked.volume_id)?;
         let lock = self.plugin.locks.take(&asked.volume_id)?;
         let work = move |world: &Real| {
@@ -156,7 +167,7 @@ impl Service {
                 mode: capability.mode,
                 wish: wish.as_ref(),
             };
-            stage::stage(world, &ask)
+            kata::through(world, ask.volume, &place, image, |world| stage::stage(world, &ask))
         };
         self.blocking(work).await
     }
@@ -169,7 +180,9 @@ impl Service {
         let lock = self.plugin.locks.take(&asked.volume_id)?;
         let work = move |world: &Real| {
             let _lock = lock;
-            stage::unstage(world, &asked.volume_id, &place, &path)
+            let id = &asked.volume_id;
+            let act = |world: &dyn World| stage::unstage(world, id, &place, &path);
+            kata::through(world, id, &place, None, act)
         };
         self.blocking(work).await
     }
@@ -202,7 +215,8 @@ impl Service {
                 let (volume, place) = (id.as_str(), &place);
                 let (target, wish, wanted) = (&target, &wish, &wanted);
                 let ask = ephemeral::Ask { volume, place, target, wish, wanted };
-                ephemeral::publish(world, &ask)
+                let image = wanted.pmem.kata.then_some(wanted.pmem.kata_partition);
+                kata::through(world, volume, place, image, |world| ephemeral::publish(world, &ask))
             };
             return self.blocking(work).await;
         }
@@ -213,7 +227,7 @@ impl Service {
             let _lock = lock;
             let (volume, place) = (asked.volume_id.as_str(), &place);
             let ask = publish::Ask { volume, place, staging: &staging, target: &target, strict };
-            publish::publish(world, &ask)
+            kata::through(world, volume, place, None, |world| publish::publish(world, &ask))
         };
         self.blocking(work).await
     }
@@ -249,13 +263,17 @@ impl Service {
         let work = move |world: &Real| {
             let _lock = lock;
             if let Some(place) = place.or_else(|| world.record(&id).map(|record| record.place)) {
-                return publish::unpublish(world, &id, &place, &path);
+                let act = |world: &dyn World| publish::unpublish(world, &id, &place, &path);
+                return kata::through(world, &id, &place, None, act);
             }
             let place = |pool: &String| Place { pool: pool.clone(), name: name.clone() };
             for place in pools.iter().map(place) {
                 if world.volume(&place)?.is_some() {
-                    adopt(world, &id, &place, &path)?;
-                    return publish::unpublish(world, &id, &place, &path);
+                    let act = |world: &dyn World| {
+                        adopt(world, &id, &place, &path)?;
+                        publish::unpublish(world, &id, &place, &path)
+                    };
+                    return kata::through(world, &id, &place, None, act);
                 }
             }
             let place = Place { pool: String::new(), name };
@@ -290,7 +308,12 @@ impl Service {
             _ => Vec::new(),
         };
         let (world, volume_id) = (Arc::clone(&self.world), id.clone());
-        let work = move || look::stats(&*world, &volume_id, &place, &path, volume.as_ref());
+        let work = move || {
+            kata::through(&*world, &volume_id, &place, None, |world| {
+                let volume = volume.map(|volume| world.inside(&place, volume)).transpose()?;
+                look::stats(world, &volume_id, &place, &path, volume.as_ref())
+            })
+        };
         let mut stats = match self.looks.look(&id, limit, work).await? {
             Seen::Done(stats) => stats?,
             Seen::Silent(time) if health => Stats::unseen(judge::silent(time.as_secs())),
@@ -363,6 +386,9 @@ impl Service {
             let _lock = lock;
             steps::existing(world, &id, &place)?;
             let path = absent(path, &asked.volume_path)?;
+            if world.record(&id).is_some_and(|record| record.kata) {
+                return Err(kata::refuse_growth(&id));
+            }
             look::expand(world, (&id, &place), &path, &range)
         };
         let capacity_bytes = self.blocking(work).await?;

@@ -33,6 +33,8 @@ pub struct Entry {
     /// The kernel has stopped it after an error. Newer kernels say so instead of making it
     /// read-only.
     pub stopped: bool,
+    /// Its files are mapped as they are.
+    pub dax: bool,
     pub kind: String,
     /// What was mounted: mostly the path of a device.
     pub source: PathBuf,
@@ -109,6 +111,7 @@ fn entry(line: &[u8]) -> Option<Entry> {
         read_only: has_option(options, b"ro") || has_option(of_file_system, b"ro"),
         whole_read_only: has_option(of_file_system, b"ro"),
         stopped: STOPPED.iter().any(|option| has_option(of_file_system, option)),
+        dax: has_option(of_file_system, b"dax") || has_option(of_file_system, b"dax=always"),
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: unescaped(source),
     })

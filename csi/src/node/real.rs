@@ -1,6 +1,6 @@
 //! The world as it is: the daemon, this machine, and the files with records.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +10,14 @@ use tokio::runtime::Handle;
 use tonic::Code;
 
 use super::condition;
-use super::content::Content;
+use super::content::{Content, Making};
 use super::machine;
+use super::memory;
 use super::mountinfo::{Device, Table};
 use super::records::{Place, Record, Records};
-use super::world::{DeviceLook, Kind, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World};
+use super::world::{
+    DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
+};
 use crate::bytes::Bytes;
 use crate::capability::Mode;
 use crate::error::Error;
@@ -65,6 +68,9 @@ impl Real {
             let what = format_args!("volume {}", place.name);
             return Err(Error::in_use(what, format_args!("is below {name}")));
         }
+        if volume.own {
+            return volume.device.as_ref().map_or(Ok(()), |device| release_own(place, device));
+        }
         tracing::debug!(volume = place.name, "detach");
         let request = v1::DetachVolumeRequest {
             name: place.name.clone(),
@@ -98,21 +104,52 @@ impl Real {
 
 /// What of a volume matters here.
 fn shown(volume: &v1::Volume) -> Volume {
+    // A device that is no front end of the daemon's is the kernel's own.
+    let own = volume.front_end() == FrontEnd::Unspecified && !volume.device_path.is_empty();
     let is_device = volume.front_end() == FrontEnd::Ublk && !volume.device_path.is_empty();
-    let device = is_device.then(|| Device {
+    let device = (own || is_device).then(|| Device {
         path: volume.device_path.as_str().into(),
         major: volume.device_major,
         minor: volume.device_minor,
     });
+    let read_only =
+        if own { device.as_ref().is_some_and(memory::is_read_only) } else { volume.read_only };
     Volume {
         size_bytes: volume.size_bytes,
-        empty: volume.valid_bytes == 0,
+        empty: !own && volume.valid_bytes == 0,
         device,
-        read_only: volume.read_only,
+        read_only,
         mapped_bytes: volume.mapped_bytes,
         thick: volume.settings.is_some_and(|settings| settings.thick),
         problem: volume.device_problem.clone(),
+        own,
+        dax: volume.dax,
+        charged_bytes: volume.charged_bytes,
     }
+}
+
+/// A volume whose device is the kernel's own: nothing is to be made, and it can be there already.
+fn attach_own(volume: &v1::Volume, read_only: bool) -> Result<Volume> {
+    if volume.state() == v1::VolumeState::Creating {
+        return Err(Error::in_use(format_args!("volume {}", volume.name), "is still being made"));
+    }
+    let attached = shown(volume);
+    let Some(device) = &attached.device else { return Ok(attached) };
+    machine::is_node(device)?;
+    memory::set_read_only(device, read_only)?;
+    Ok(Volume { read_only, ..attached })
+}
+
+/// The end of its use: nobody has it, and it can be written again.
+fn release_own(place: &Place, device: &Device) -> Result<()> {
+    // Without its node it is nobody's.
+    if condition::node(&device.path, device)? != Node::Right {
+        return Ok(());
+    }
+    if !machine::is_free(device)? {
+        return Err(Error::in_use(format_args!("volume {}", place.name), "is in use"));
+    }
+    memory::set_read_only(device, false)
 }
 
 impl World for Real {
@@ -121,6 +158,9 @@ impl World for Real {
     }
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
+        if let Some(volume) = self.find(place)?.filter(|volume| shown(volume).own) {
+            return attach_own(&volume, read_only);
+        }
         tracing::debug!(volume = place.name, read_only, "attach");
         let request = v1::AttachVolumeRequest {
             name: place.name.clone(),
@@ -146,8 +186,11 @@ impl World for Real {
     }
 
     fn detach(&self, place: &Place) -> Result<()> {
-        let found = self.find(place)?.filter(|it| it.front_end() == FrontEnd::Ublk);
+        let found = self.find(place)?;
         let Some(volume) = found.as_ref().map(shown) else { return Ok(()) };
+        if volume.device.is_none() {
+            return Ok(());
+        }
         for _ in 0..TRIES {
             match self.detach_unused(place, &volume) {
                 Err(error) if error.code() == Code::FailedPrecondition => std::thread::sleep(PAUSE),
@@ -267,8 +310,44 @@ impl World for Real {
         machine::wipe(device)
     }
 
-    fn format(&self, device: &Device, file_system: &str, options: &[String]) -> Result<()> {
-        machine::format(device, file_system, options)
+    fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()> {
+        machine::format(device, file_system, making)
+    }
+
+    fn is_blank(&self, device: &Device) -> Result<bool> {
+        memory::is_blank(device)
+    }
+
+    fn has_dax(&self, path: &Path) -> Result<bool> {
+        memory::has_dax(&machine::mounts()?, path)
+    }
+
+    /// Below a folder of the kubelet's that is shown to the host as it is here: a container runtime
+    /// opens the image there.
+    fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
+        let settings = &self.plugin.settings;
+        let name = format!("{}/{}/{}", settings.driver, place.pool, place.name);
+        let hash = xxhash_rust::xxh3::xxh3_128(name.as_bytes());
+        let base = settings.kubelet_dir.join("plugins/kubernetes.io/csi");
+        let failed = |error| Error::io(format!("making {}", base.display()), error);
+        std::fs::create_dir_all(&base).map_err(failed)?;
+        Ok(base.join(format!("vm-{hash:032x}")))
+    }
+
+    fn make_image(&self, file: &Path, partition: bool) -> Result<()> {
+        memory::make_image(file, partition)
+    }
+
+    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
+        memory::loop_of(file)
+    }
+
+    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
+        memory::attach_loop(file, read_only)
+    }
+
+    fn detach_loop(&self, device: &Device) -> Result<()> {
+        memory::detach_loop(device)
     }
 
     fn check(&self, device: &Device, file_system: &str) -> Result<()> {

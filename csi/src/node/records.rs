@@ -58,6 +58,12 @@ pub struct Record {
     pub complete: bool,
     /// It was empty, and a file system is being made on it: what it holds now is nobody's data.
     pub formatting: bool,
+    /// It holds an image for virtual machines, and what is shown is in there.
+    #[serde(default)]
+    pub kata: bool,
+    /// It was empty, and the file system around the image is being made.
+    #[serde(default)]
+    pub kata_formatting: bool,
     #[serde(default)]
     pub stage: Option<Stage>,
     #[serde(default)]
@@ -75,6 +81,8 @@ impl Record {
             ephemeral: false,
             complete: false,
             formatting: false,
+            kata: false,
+            kata_formatting: false,
             stage: None,
             targets: Vec::new(),
         }
@@ -83,7 +91,7 @@ impl Record {
     /// Nothing is left to be remembered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.stage.is_none() && self.targets.is_empty() && !self.formatting
+        self.stage.is_none() && self.targets.is_empty() && !self.formatting && !self.kata_formatting
     }
 }
 

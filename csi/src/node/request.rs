@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use super::content::Making;
 use super::flags::Options;
 use super::modes;
 use super::paths::{self, Refused};
@@ -112,8 +113,24 @@ pub fn wish(
     let mkfs = context.get(&keys.mkfs_options()).map(|text| {
         parameters::mkfs_options(&format!("volume_context.{}", keys.mkfs_options()), text)
     });
+    let usage = keys.of_context(pmem::USAGE);
+    let usage = context
+        .get(&usage)
+        .map(|text| pmem::Usage::parse(&format!("volume_context.{usage}"), text))
+        .transpose()?;
+    let mapped = usage == Some(pmem::Usage::AppDirect);
+    let in_image = kata(plugin, context).is_some();
     let name = file_system.map(|one| one.name().to_owned()).unwrap_or_default();
-    Ok(Some(Wish { mkfs: mkfs.transpose()?.unwrap_or_default(), ..options(mount, name)? }))
+    let making = Making { mapped, options: mkfs.transpose()?.unwrap_or_default() };
+    Ok(Some(Wish { making, dax: mapped && !in_image, ..options(mount, name)? }))
+}
+
+/// Whether a volume holds an image for virtual machines, and then whether with a partition table.
+#[must_use]
+pub fn kata(plugin: &Plugin, context: &HashMap<String, String>) -> Option<bool> {
+    let keys = &plugin.settings.keys;
+    let says = |word| context.get(&keys.of_context(word)).is_some_and(|value| value == "true");
+    says(pmem::KATA).then(|| says(pmem::KATA_PARTITION))
 }
 
 fn options(mount: &Mount, file_system: String) -> Result<Wish> {
@@ -125,7 +142,7 @@ fn options(mount: &Mount, file_system: String) -> Result<Wish> {
     let options = Options::parse(&mount.flags).map_err(refused)?;
     let text = mount.flags.join("\0");
     let hash = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
-    Ok(Wish { file_system, options, hash, mkfs: Vec::new() })
+    Ok(Wish { file_system, options, hash, making: Making::default(), dax: false })
 }
 
 /// Whether a volume lives with its pod.
@@ -177,12 +194,17 @@ pub async fn inline(
     let of_use = settings.config.minimum.of(Some(file_system));
     let rules = Rules {
         default: settings.config.default_size,
-        minimum: pmem.minimum(pool, of_use, false),
+        minimum: pmem.minimum(pool, of_use, Some(file_system)),
         granule: pmem.granule(pool, provision::granule(pool, class)),
     };
     let size = Range { required: size, limit: Bytes::ZERO }.choose(&rules)?;
     let place = Place { pool: pool.name.clone(), name: settings.names.ephemeral(id) };
     let wanted = Wanted { size_bytes: size.get(), class: class.name.clone(), pmem };
-    let wish = options(mount, file_system.name().to_owned())?;
+    let mapped = pmem.usage == Some(pmem::Usage::AppDirect);
+    let wish = Wish {
+        making: Making { mapped, options: Vec::new() },
+        dax: pmem.is_mapped() && !pmem.kata,
+        ..options(mount, file_system.name().to_owned())?
+    };
     Ok((place, wanted, wish))
 }

@@ -7,11 +7,13 @@ use tonic::Code;
 use super::dying::{ID, STAGING, target, wanted, wish};
 use super::ephemeral;
 use super::fake::{Fake, Held};
+use super::kata;
 use super::look::{self, Shown, Stats};
 use super::modes::{Access, Target};
 use super::publish;
 use super::records::Place;
 use super::stage;
+use super::steps::Wish;
 use super::world::{Kind, Result, Usage, World};
 use crate::bytes::Bytes;
 use crate::capability::Mode;
@@ -418,6 +420,110 @@ fn a_device_that_cannot_show_its_new_size_grows_when_it_is_staged_anew() {
     node.stage(Mode::Writer, "ext4").unwrap();
     let held = node.world.state().volumes["csi.a"].held.clone();
     assert!(matches!(held, Held::FileSystem { bytes, .. } if bytes == 2 * SIZE), "{held:?}");
+}
+
+/// A volume whose device is the kernel's own.
+fn own(held: Held) -> Node {
+    let world = Fake::default();
+    let place = world.add_own("csi.a", SIZE, held);
+    Node { world, place }
+}
+
+impl Node {
+    fn stage_mapped(&self, mode: Mode) -> Result<()> {
+        let wish = Wish { dax: true, ..wish("ext4") };
+        let (place, path) = (&self.place, Path::new(STAGING));
+        let ask = stage::Ask { volume: ID, place, path, mode, wish: Some(&wish) };
+        stage::stage(&self.world, &ask)
+    }
+}
+
+#[test]
+fn p23_a_file_system_without_dax_is_no_app_direct_and_does_not_stay() {
+    for mode in [Mode::Writer, Mode::ReaderOnly] {
+        // xfs goes on without, and says so in the kernel's log alone.
+        let node = own(file_system("ext4"));
+        node.world.state().no_dax = true;
+        let error = node.stage_mapped(mode).unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        assert!(error.to_string().contains("without DAX, which usage AppDirect needs"), "{error}");
+        assert!(node.world.state().mounts.is_empty(), "{mode:?}");
+        node.world.state().no_dax = false;
+        node.stage_mapped(mode).unwrap();
+        assert!(node.world.state().mounts[0].dax, "{mode:?}");
+        // Nor does a device of the daemon's have any.
+        let node = self::node(file_system("ext4"));
+        assert_eq!(code(node.stage_mapped(mode)), Code::FailedPrecondition);
+        assert!(node.world.state().mounts.is_empty(), "{mode:?}");
+        // Without the wish it is mounted as ever.
+        let node = own(file_system("ext4"));
+        node.stage(mode, "ext4").unwrap();
+        assert!(!node.world.state().mounts[0].dax, "{mode:?}");
+    }
+}
+
+#[test]
+fn p22_the_kernels_own_device_is_shown_and_can_be_written_again_afterwards() {
+    let node = own(Held::Raw);
+    let reader = target("/t/1", Mode::ReaderOnly, Access::Block);
+    node.stage_at(STAGING, Mode::ReaderOnly, None).unwrap();
+    node.publish(&reader).unwrap();
+    assert!(node.world.state().volumes["csi.a"].read_only);
+    node.unpublish("/t/1").unwrap();
+    node.unstage().unwrap();
+    let state = node.world.state();
+    assert!(!state.volumes["csi.a"].read_only && state.volumes["csi.a"].minor.is_some());
+    assert_eq!(state.volumes["csi.a"].held, Held::Raw);
+    assert!(state.mounts.is_empty() && state.records.is_empty());
+}
+
+#[test]
+fn what_is_on_the_kernels_own_device_is_known_by_reading_it() {
+    // The daemon does not see what is written there.
+    let node = own(Held::Raw);
+    let error = node.stage_mapped(Mode::Writer).unwrap_err();
+    assert!(error.to_string().contains("left as it is"), "{error}");
+    assert_eq!(node.world.state().volumes["csi.a"].held, Held::Raw);
+}
+
+#[test]
+fn p27_what_is_in_an_image_is_mounted_and_what_is_around_it_is_not_in_the_way() {
+    let node = own(Held::Nothing);
+    let staged = |asked| {
+        let wish = wish("xfs");
+        let (place, path) = (&node.place, Path::new(STAGING));
+        kata::through(&node.world, ID, place, asked, |world| {
+            let ask = stage::Ask { volume: ID, place, path, mode: Mode::Writer, wish: Some(&wish) };
+            stage::stage(world, &ask)
+        })
+    };
+    staged(Some(false)).unwrap();
+    let kinds = |node: &Node| {
+        let state = node.world.state();
+        let entries = state.mounts.iter();
+        entries.map(|it| (it.path.clone(), it.kind.clone(), it.dax)).collect::<Vec<_>>()
+    };
+    let around = (Path::new("/vm/csi.a").to_path_buf(), "ext4".to_owned(), true);
+    let shown = (Path::new(STAGING).to_path_buf(), "xfs".to_owned(), false);
+    assert_eq!(kinds(&node), [around, shown.clone()]);
+    assert!(node.world.record(ID).unwrap().kata);
+    // Where DAX is not to be had, it works nevertheless.
+    let without = self::node(Held::Nothing);
+    let wish = wish("xfs");
+    let (place, path) = (&without.place, Path::new(STAGING));
+    let ask = stage::Ask { volume: ID, place, path, mode: Mode::Writer, wish: Some(&wish) };
+    kata::through(&without.world, ID, place, Some(false), |world| stage::stage(world, &ask))
+        .unwrap();
+    let around = (Path::new("/vm/csi.a").to_path_buf(), "ext4".to_owned(), false);
+    assert_eq!(kinds(&without), [around, shown]);
+    // A record that is lost is known by what is mounted.
+    node.world.forget(ID).unwrap();
+    let act = |world: &dyn World| stage::unstage(world, ID, &node.place, Path::new(STAGING));
+    kata::through(&node.world, ID, &node.place, None, act).unwrap();
+    assert!(node.world.state().mounts.is_empty());
+    let state = node.world.state();
+    let image = state.volumes["csi.a"].image.as_deref().unwrap();
+    assert!(image.minor.is_none() && matches!(image.held, Held::FileSystem { .. }));
 }
 
 #[test]

@@ -129,6 +129,7 @@ fn write(
         folder(world, record, ask)?;
         mount(world, ask, wish, &volume, &file_system)?;
     }
+    steps::check_dax(world, ask.volume, wish, ask.path)?;
     if wish.options.read_only() {
         return Ok(());
     }
@@ -174,11 +175,13 @@ fn mount_read_only(
     let volume = steps::attach(world, ask.place, volume, true)?;
     let device = steps::device_of(ask.volume, &volume)?;
     if world.mounts()?.shows(ask.path, device) {
+        steps::check_dax(world, ask.volume, wish, ask.path)?;
         return Ok(true);
     }
     steps::unmount(world, ask.path)?;
     let content = world.content(device)?;
-    match content.plan(&wish.file_system, volume.empty, record.formatting) {
+    let empty = steps::is_empty(world, &volume, device)?;
+    match content.plan(&wish.file_system, empty, record.formatting) {
         Plan::Refuse(what) => Err(steps::refused(record, wish, &what)),
         Plan::Format(_) => Ok(false),
         Plan::Mount(file_system) => {
@@ -186,7 +189,11 @@ fn mount_read_only(
             let options = options(wish, &file_system, true);
             let path = ask.path;
             let mount = Mount { device, file_system: &file_system, path, options: &options };
-            Ok(world.mount(&mount)? == Mounted::Done)
+            let done = world.mount(&mount)? == Mounted::Done;
+            if done {
+                steps::check_dax(world, ask.volume, wish, ask.path)?;
+            }
+            Ok(done)
         }
     }
 }
@@ -226,6 +233,10 @@ pub fn options(wish: &Wish, file_system: &str, read_only: bool) -> super::flags:
     let mut options = wish.options.clone();
     if read_only {
         options.flags |= nix::mount::MsFlags::MS_RDONLY;
+    }
+    if wish.dax {
+        // Each as its oldest kernels know it.
+        options = options.with(if file_system == "ext4" { "dax" } else { "dax=always" });
     }
     if file_system == "xfs" { options.with("nouuid") } else { options }
 }

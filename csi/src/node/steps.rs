@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::content::{self, Plan};
+use super::content::{self, Making, Plan};
 use super::flags::Options;
 use super::modes::Access;
 use super::mountinfo::{Device, Entry, Table};
@@ -22,8 +22,10 @@ pub struct Wish {
     pub options: Options,
     /// A hash of the options as they came.
     pub hash: u64,
-    /// Words for the program that makes it.
-    pub mkfs: Vec<String>,
+    /// How it is made.
+    pub making: Making,
+    /// Its files are to be mapped as they are, or it is not mounted.
+    pub dax: bool,
 }
 
 /// The volume, which has to exist.
@@ -82,7 +84,8 @@ pub fn prepare(
 ) -> Result<String> {
     let device = device_of(&record.volume, volume)?;
     let content = world.content(device)?;
-    match content.plan(&wish.file_system, volume.empty, record.formatting) {
+    let empty = is_empty(world, volume, device)?;
+    match content.plan(&wish.file_system, empty, record.formatting) {
         Plan::Mount(there) => {
             // What is still mounted elsewhere is not for tools.
             let mounts = world.mounts()?.entries;
@@ -99,12 +102,35 @@ pub fn prepare(
                 record.formatting = true;
                 world.keep(record)?;
             }
-            world.format(device, &name, &wish.mkfs)?;
+            world.format(device, &name, &wish.making)?;
             record.formatting = false;
             world.keep(record)?;
             Ok(name)
         }
     }
+}
+
+/// Whether nothing was ever written to a volume.
+///
+/// # Errors
+/// When its device can't be read.
+pub fn is_empty(world: &dyn World, volume: &Volume, device: &Device) -> Result<bool> {
+    if volume.own { world.is_blank(device) } else { Ok(volume.empty) }
+}
+
+/// Sees to it that files of what is mounted there are mapped as they are, where that is wanted:
+/// some file systems go on without.
+///
+/// # Errors
+/// When they are not: then it is mounted no more.
+pub fn check_dax(world: &dyn World, id: &str, wish: &Wish, path: &Path) -> Result<()> {
+    if !wish.dax || world.has_dax(path)? {
+        return Ok(());
+    }
+    unmount(world, path)?;
+    let problem = "would be mounted without DAX, which usage AppDirect needs: the device, the file \
+                   system or a mount option stands against it";
+    Err(Error::in_use(format_args!("volume {id}"), problem))
 }
 
 /// Why a device is left alone.

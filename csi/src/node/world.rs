@@ -2,9 +2,9 @@
 //! Each method is one step. A call is made of such steps, may die between any two of them, and is
 //! mended by its repeat: tests hold it to that with a world that dies.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::content::Content;
+use super::content::{Content, Making};
 use super::flags::Options;
 use super::mountinfo::{Device, Table};
 use super::records::{Place, Record};
@@ -31,6 +31,28 @@ pub struct Volume {
     pub thick: bool,
     /// Why its device is not served, by the daemon; empty when it is.
     pub problem: String,
+    /// Its device is the kernel's own, and there from the start. What was written to it only the
+    /// device itself can tell.
+    pub own: bool,
+    /// Applications can map it as it is.
+    pub dax: bool,
+    /// Bytes that it takes of its pool, with what is needed to keep it.
+    pub charged_bytes: i64,
+}
+
+impl Volume {
+    /// What its claim was told.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> i64 {
+        self.charged_bytes.max(self.size_bytes)
+    }
+}
+
+/// A loop device over an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loop {
+    pub device: Device,
+    pub read_only: bool,
 }
 
 /// A block device as the kernel has it, found out without opening it.
@@ -99,6 +121,10 @@ pub struct Usage {
 pub trait World: Send + Sync {
     /// The volume; `None` when the daemon has none of that name.
     fn volume(&self, place: &Place) -> Result<Option<Volume>>;
+    /// A volume that the daemon has, as workloads see it.
+    fn inside(&self, _: &Place, volume: Volume) -> Result<Volume> {
+        Ok(volume)
+    }
     /// Makes it a block device, if it is none yet.
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume>;
     /// Takes the device away, if nobody uses it; also when there is none, or no volume.
@@ -147,11 +173,26 @@ pub trait World: Send + Sync {
     fn content(&self, device: &Device) -> Result<Content>;
     /// Gives all of it back.
     fn wipe(&self, device: &Device) -> Result<()>;
-    fn format(&self, device: &Device, file_system: &str, options: &[String]) -> Result<()>;
+    fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()>;
     /// Mends what can be mended without a person.
     fn check(&self, device: &Device, file_system: &str) -> Result<()>;
     /// Makes a mounted file system as large as its device.
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
+    /// Whether the beginning and the end of a device read as zeroes: then it was never used.
+    fn is_blank(&self, device: &Device) -> Result<bool>;
+    /// Whether files of what is mounted there are mapped as they are.
+    fn has_dax(&self, path: &Path) -> Result<bool>;
+    /// Where the file system around an image is mounted.
+    fn vm_folder(&self, place: &Place) -> Result<PathBuf>;
+    /// Fills what is mounted above with an image. It is there as a whole, or not at all.
+    fn make_image(&self, file: &Path, partition: bool) -> Result<()>;
+    /// The loop device over the file system in an image.
+    fn loop_of(&self, file: &Path) -> Result<Option<Loop>>;
+    /// Makes one.
+    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop>;
+    /// Takes it away. Nobody uses it.
+    fn detach_loop(&self, device: &Device) -> Result<()>;
+
     /// Bytes and inodes of what is mounted there.
     fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
 

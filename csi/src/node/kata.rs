@@ -1,0 +1,362 @@
+//! Volumes that hold an image for virtual machines: a file system in the volume, in it the image,
+//! and in that, behind its front, the file system of the workload, on a loop device.
+//!
+//! For all that stages, publishes and looks, such a volume is one whose device is the loop device;
+//! what is around it comes with attaching and goes with detaching. A machine that the container
+//! runtime starts finds the image by the loop device and maps it; without one the volume works as
+//! it is mounted here.
+
+use std::path::{Path, PathBuf};
+
+use super::content::{Content, Making, Plan};
+use super::flags::Options;
+use super::mountinfo::{Device, Table};
+use super::records::{Place, Record};
+use super::steps::{self, Wish};
+use super::world::{
+    DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
+};
+use crate::capability::Mode;
+use crate::error::Error;
+use crate::sizes::Range;
+
+/// The image's name, by which container runtimes and people know it.
+pub const IMAGE: &str = "pmem-csi-vm.img";
+
+/// The file system around the image: that with the least overhead of those with DAX.
+const AROUND: &str = "ext4";
+
+/// A world in which one volume is what is in its image.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "a world has nothing to show of itself")]
+pub struct Vm<'a> {
+    world: &'a dyn World,
+    /// As CSI calls it.
+    id: &'a str,
+    /// What the machine sees has a partition table. Of an image that is there the image knows.
+    partition: bool,
+}
+
+/// Does something where a volume is as workloads see it. `asked`: the request says that it holds an
+/// image, and whether with a partition table. Without a word it is known from before.
+///
+/// # Errors
+/// Those of what is done.
+pub fn through<T>(
+    world: &dyn World,
+    id: &str,
+    place: &Place,
+    asked: Option<bool>,
+    act: impl FnOnce(&dyn World) -> Result<T>,
+) -> Result<T> {
+    let partition = match (asked, world.record(id)) {
+        (Some(partition), _) => Some(partition),
+        (None, Some(record)) => record.kata.then_some(false),
+        // What was forgotten is still mounted.
+        (None, None) => {
+            let folder = world.vm_folder(place)?;
+            world.mounts()?.at(&folder).map(|_| false)
+        }
+    };
+    match partition {
+        Some(partition) => act(&Vm { world, id, partition }),
+        None => act(world),
+    }
+}
+
+impl Vm<'_> {
+    fn image(&self, place: &Place) -> Result<PathBuf> {
+        Ok(self.world.vm_folder(place)?.join(IMAGE))
+    }
+
+    fn stored(&self, place: &Place) -> Record {
+        self.world.record(self.id).unwrap_or_else(|| Record::new(self.id, place))
+    }
+
+    fn set_formatting(&self, place: &Place, formatting: bool) -> Result<()> {
+        let record = self.stored(place);
+        if record.kata_formatting == formatting {
+            return Ok(());
+        }
+        self.world.keep(&Record { kata: true, kata_formatting: formatting, ..record })
+    }
+
+    /// Sees to it that the file system around the image is mounted.
+    fn around(&self, place: &Place, volume: &Volume) -> Result<()> {
+        let device = steps::device_of(self.id, volume)?;
+        let folder = self.world.vm_folder(place)?;
+        if self.world.mounts()?.shows(&folder, device) {
+            return Ok(());
+        }
+        // Of a device that is gone, with what was over it.
+        self.take_apart(place)?;
+        let wish = Wish {
+            file_system: AROUND.to_owned(),
+            options: Options::parse(&[]).unwrap_or_else(|_| unreachable!("nothing to refuse")),
+            hash: 0,
+            making: Making { mapped: true, options: Vec::new() },
+            dax: false,
+        };
+        let content = self.world.content(device)?;
+        let empty = steps::is_empty(self.world, volume, device)?;
+        let formatting = self.stored(place).kata_formatting;
+        match content.plan(AROUND, empty, formatting) {
+            Plan::Mount(_) => self.world.check(device, AROUND)?,
+            Plan::Refuse(what) => return Err(steps::refused(&self.stored(place), &wish, &what)),
+            Plan::Format(_) => {
+                self.refuse_busy(device)?;
+                self.set_formatting(place, true)?;
+                self.world.format(device, AROUND, &wish.making)?;
+                self.set_formatting(place, false)?;
+            }
+        }
+        steps::make(self.world, &folder, Kind::Folder)?;
+        // The machine maps the image, best without a cache in between; here it works either way.
+        let tries: &[&str] = if volume.dax { &["dax", ""] } else { &[""] };
+        let mut last = None;
+        for word in tries {
+            let options = match *word {
+                "" => wish.options.clone(),
+                word => wish.options.clone().with(word),
+            };
+            let mount = Mount { device, file_system: AROUND, path: &folder, options: &options };
+            match self.world.mount(&mount) {
+                Ok(Mounted::Done) => return Ok(()),
+                Ok(Mounted::NeedsWriting) => {}
+                Err(error) => last = Some(error),
+            }
+            // It may have been done all the same.
+            if self.world.mounts()?.at(&folder).is_some() {
+                break;
+            }
+        }
+        let what = format_args!("volume {}", self.id);
+        Err(last.unwrap_or_else(|| Error::in_use(what, "can't be written")))
+    }
+
+    fn refuse_busy(&self, device: &Device) -> Result<()> {
+        if self.world.is_free(device)? {
+            return Ok(());
+        }
+        let what = format!("volume {}", self.id);
+        Err(Error::in_use(what, format_args!("is in use: {}", device.path.display())))
+    }
+
+    /// Takes away the loop device and what is around it.
+    fn take_apart(&self, place: &Place) -> Result<()> {
+        let folder = self.world.vm_folder(place)?;
+        if self.world.mounts()?.at(&folder).is_some()
+            && let Some(there) = self.world.loop_of(&folder.join(IMAGE))?
+        {
+            self.refuse_busy(&there.device)?;
+            self.world.detach_loop(&there.device)?;
+        }
+        steps::unmount(self.world, &folder)?;
+        steps::remove(self.world, &folder)
+    }
+}
+
+/// A machine that runs would not see the image grow, and one that starts would find a front that is
+/// too short.
+#[must_use]
+pub fn refuse_growth(id: &str) -> Error {
+    let problem = "holds an image for virtual machines, which does not grow";
+    Error::in_use(format_args!("volume {id}"), problem)
+}
+
+/// A volume as what is in its image.
+fn inside(volume: Volume, there: Option<Loop>) -> Volume {
+    let read_only = there.as_ref().is_some_and(|there| there.read_only);
+    let device = there.map(|there| there.device);
+    Volume { device, read_only, own: true, dax: false, ..volume }
+}
+
+impl World for Vm<'_> {
+    fn inside(&self, place: &Place, volume: Volume) -> Result<Volume> {
+        let there = self.world.loop_of(&self.image(place)?)?;
+        Ok(inside(volume, there))
+    }
+
+    fn volume(&self, place: &Place) -> Result<Option<Volume>> {
+        self.world.volume(place)?.map(|volume| self.inside(place, volume)).transpose()
+    }
+
+    fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
+        let volume = self.world.attach(place, false)?;
+        self.around(place, &volume)?;
+        let file = self.image(place)?;
+        if self.world.kind(&file)?.is_none() {
+            self.world.make_image(&file, self.partition)?;
+        }
+        let there = match self.world.loop_of(&file)? {
+            Some(there) if there.read_only == read_only => there,
+            Some(there) => {
+                self.refuse_busy(&there.device)?;
+                self.world.detach_loop(&there.device)?;
+                self.world.attach_loop(&file, read_only)?
+            }
+            None => self.world.attach_loop(&file, read_only)?,
+        };
+        Ok(inside(volume, Some(there)))
+    }
+
+    fn detach(&self, place: &Place) -> Result<()> {
+        self.take_apart(place)?;
+        // What a file system that was not finished has left would be taken for somebody's data.
+        if self.stored(place).kata_formatting && self.world.volume(place)?.is_some() {
+            let volume = self.world.attach(place, false)?;
+            let device = steps::device_of(self.id, &volume)?;
+            self.refuse_busy(device)?;
+            self.world.wipe(device)?;
+            self.set_formatting(place, false)?;
+        }
+        self.world.detach(place)
+    }
+
+    fn enlarge(&self, _: &Place, _: &Range) -> Result<Option<Volume>> {
+        Err(refuse_growth(self.id))
+    }
+
+    fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
+        self.world.create(place, wanted)
+    }
+
+    fn delete(&self, place: &Place) -> Result<()> {
+        self.world.delete(place)
+    }
+
+    fn record(&self, volume: &str) -> Option<Record> {
+        self.world.record(volume)
+    }
+
+    /// With what only this knows: who keeps a record may have read it before that changed.
+    fn keep(&self, record: &Record) -> Result<()> {
+        let stored = self.world.record(&record.volume);
+        let kata_formatting = stored.is_some_and(|stored| stored.kata_formatting);
+        self.world.keep(&Record { kata: true, kata_formatting, ..record.clone() })
+    }
+
+    fn forget(&self, volume: &str) -> Result<()> {
+        self.world.forget(volume)
+    }
+
+    fn mounts(&self) -> Result<Table> {
+        self.world.mounts()
+    }
+
+    fn mount(&self, mount: &Mount<'_>) -> Result<Mounted> {
+        self.world.mount(mount)
+    }
+
+    fn bind(&self, from: &Path, to: &Path) -> Result<()> {
+        self.world.bind(from, to)
+    }
+
+    fn make_read_only(&self, path: &Path) -> Result<()> {
+        self.world.make_read_only(path)
+    }
+
+    fn unmount(&self, path: &Path, lazily: bool) -> Result<()> {
+        self.world.unmount(path, lazily)
+    }
+
+    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
+        self.world.kind(path)
+    }
+
+    fn make_folder(&self, path: &Path) -> Result<()> {
+        self.world.make_folder(path)
+    }
+
+    fn make_file(&self, path: &Path) -> Result<()> {
+        self.world.make_file(path)
+    }
+
+    fn remove(&self, path: &Path, kind: Kind) -> Result<()> {
+        self.world.remove(path, kind)
+    }
+
+    fn device_bytes(&self, device: &Device) -> Result<u64> {
+        self.world.device_bytes(device)
+    }
+
+    fn is_free(&self, device: &Device) -> Result<bool> {
+        self.world.is_free(device)
+    }
+
+    fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>> {
+        self.world.file_system_bytes(device, file_system)
+    }
+
+    fn content(&self, device: &Device) -> Result<Content> {
+        self.world.content(device)
+    }
+
+    fn wipe(&self, device: &Device) -> Result<()> {
+        self.world.wipe(device)
+    }
+
+    fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()> {
+        self.world.format(device, file_system, making)
+    }
+
+    fn check(&self, device: &Device, file_system: &str) -> Result<()> {
+        self.world.check(device, file_system)
+    }
+
+    fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()> {
+        self.world.grow(device, file_system, path)
+    }
+
+    fn is_blank(&self, device: &Device) -> Result<bool> {
+        self.world.is_blank(device)
+    }
+
+    fn has_dax(&self, path: &Path) -> Result<bool> {
+        self.world.has_dax(path)
+    }
+
+    fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
+        self.world.vm_folder(place)
+    }
+
+    fn make_image(&self, file: &Path, partition: bool) -> Result<()> {
+        self.world.make_image(file, partition)
+    }
+
+    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
+        self.world.loop_of(file)
+    }
+
+    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
+        self.world.attach_loop(file, read_only)
+    }
+
+    fn detach_loop(&self, device: &Device) -> Result<()> {
+        self.world.detach_loop(device)
+    }
+
+    fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
+        self.world.usage(path)
+    }
+
+    fn device_look(&self, device: &Device) -> Result<DeviceLook> {
+        self.world.device_look(device)
+    }
+
+    fn node_at(&self, path: &Path, device: &Device) -> Result<Node> {
+        self.world.node_at(path, device)
+    }
+
+    fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64> {
+        self.world.file_system_errors(device, file_system)
+    }
+
+    fn answers(&self, path: &Path) -> Result<bool> {
+        self.world.answers(path)
+    }
+
+    fn count_conflict(&self, mode: Mode) {
+        self.world.count_conflict(mode);
+    }
+}
