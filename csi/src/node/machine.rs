@@ -24,6 +24,9 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// Tools of file systems lie there, and not every `PATH` has it.
 const TOOLS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
+/// Loop devices, by the kernel's list of numbers.
+const LOOP_MAJOR: u32 = 7;
+
 /// What a tool said is shown up to here: its last lines tell why it failed.
 const SAID_BYTES: usize = 400;
 
@@ -298,14 +301,14 @@ pub fn wipe(device: &Device) -> Result<()> {
     let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | keep;
     let length = i64::try_from(bytes).unwrap_or(i64::MAX);
-    match fallocate(&file, hole, 0, length) {
-        // Persistent memory gives nothing back: it is written.
-        Err(Errno::EOPNOTSUPP) => {
-            fallocate(&file, FallocateFlags::FALLOC_FL_ZERO_RANGE | keep, 0, length)
-        }
+    let zeroes = FallocateFlags::FALLOC_FL_ZERO_RANGE | keep;
+    // An image keeps its space. Persistent memory gives none back, so that it is written.
+    let first = if device.major == LOOP_MAJOR { zeroes } else { hole };
+    let result = match fallocate(&file, first, 0, length) {
+        Err(Errno::EOPNOTSUPP) => fallocate(&file, zeroes, 0, length),
         other => other,
-    }
-    .map_err(|errno| failed(errno.into()))
+    };
+    result.map_err(|errno| failed(errno.into()))
 }
 
 /// Makes a file system.
