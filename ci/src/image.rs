@@ -14,8 +14,9 @@ use crate::test::csi;
 use crate::{command, setup};
 
 /// What the plugin starts.
-const TOOLS: [setup::Tool; 11] = [
+const TOOLS: [setup::Tool; 12] = [
     setup::Tool { program: "blkid", package: "util-linux" },
+    setup::Tool { program: "blockdev", package: "util-linux" },
     setup::Tool { program: "mkfs.ext4", package: "e2fsprogs" },
     setup::Tool { program: "e2fsck", package: "e2fsprogs" },
     setup::Tool { program: "resize2fs", package: "e2fsprogs" },
@@ -32,13 +33,14 @@ const TOOLS: [setup::Tool; 11] = [
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
 /// Each of them is tried in the finished root: a word, and what it prints.
-const TRIED: [(&str, &[&str], &str); 8] = [
+const TRIED: [(&str, &[&str], &str); 9] = [
     ("blockd-csi", &["--version"], "blockd-csi "),
     ("blkid", &["-V"], "blkid"),
     ("mkfs.ext4", &["-V"], "mke2fs"),
     ("mkfs.xfs", &["-V"], "mkfs.xfs"),
     ("mkfs.btrfs", &["-V"], "mkfs.btrfs"),
     ("btrfs", &["version"], "btrfs"),
+    ("blockdev", &["--version"], "blockdev"),
     ("losetup", &["--version"], "losetup"),
     ("mount", &["--version"], "mount"),
 ];

@@ -212,6 +212,39 @@ fn classes_and_their_parameters_are_understood() {
     assert_eq!(quantity::size("size", size).unwrap().get(), 67_108_864);
 }
 
+/// The example with persistent memory: its classes and parameters are understood, and go together.
+#[test]
+fn the_example_with_persistent_memory_is_understood() {
+    let path = folder().join("../examples/pmem.yaml");
+    let text = fs::read_to_string(path).unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let of_kind = |kind: &str| -> Vec<&Value> {
+        objects.iter().filter(|object| object["kind"] == kind).collect()
+    };
+    let text = of_kind("ConfigMap")[0]["data"]["blockd-csi.toml"].as_str().unwrap();
+    let config = Config::parse(text, &Names::new(DEFAULT_DRIVER)).unwrap();
+    let keys = Keys::new(DEFAULT_DRIVER);
+    let mut plans = Vec::new();
+    for class in of_kind("StorageClass") {
+        assert_eq!(class["provisioner"], DEFAULT_DRIVER);
+        let parameters = keys.class("parameters", &strings(&class["parameters"])).unwrap();
+        let device_class = config.class("class", parameters.device_class.as_deref()).unwrap();
+        let plan = parameters.pmem.of_class("", device_class).unwrap();
+        // A namespace and an image do not grow; extents do.
+        let grows = !plan.is_direct && !plan.kata;
+        assert_eq!(class["allowVolumeExpansion"], grows, "{class}");
+        plans.push((plan.usage.unwrap().name(), plan.is_mapped() && !plan.kata, plan.kata));
+    }
+    let expected =
+        [("FileIO", false, false), ("AppDirect", true, false), ("AppDirect", false, true)];
+    assert_eq!(plans, expected);
+    let attributes = &of_kind("Pod")[0]["spec"]["volumes"][0]["csi"]["volumeAttributes"];
+    let class = config.class("class", attributes["class"].as_str()).unwrap();
+    let mut parameters = blockd_csi::pmem::Parameters::default();
+    assert!(parameters.take("usage", "usage", attributes["usage"].as_str().unwrap()).unwrap());
+    assert!(parameters.of_class("", class).is_ok());
+}
+
 /// Row T34.
 #[test]
 fn a_claim_below_a_gibibyte_is_in_the_example() {

@@ -16,6 +16,7 @@ mod modes;
 mod modify;
 mod node;
 mod paths;
+mod pmem;
 mod publish;
 mod sizes;
 mod snapshot;
@@ -29,7 +30,7 @@ use super::case::Case;
 
 /// Every case there is.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    let files: [&'static [Case]; 24] = [
+    let files: [&'static [Case]; 25] = [
         identity::CASES,
         create::CASES,
         sizes::CASES,
@@ -53,6 +54,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
         modes::CASES,
         use_of::CASES,
         paths::CASES,
+        pmem::CASES,
         ephemeral::CASES,
     ];
     files.into_iter().flatten()

@@ -1,0 +1,233 @@
+//! Volumes in persistent memory: the rows P14 to P30 and P45, for whatever kind the class of the
+//! options is of.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use blockd_csi::proto::volume_capability::access_mode::Mode;
+use blockd_csi::proto::{GetCapacityRequest, GetCapacityResponse, Volume};
+use tonic::Code;
+
+use crate::csi::case::Need::{Host, Rows};
+use crate::csi::case::{CAPACITY, CREATE, STAGE, cases};
+use crate::csi::cx::{
+    Cx, block, mounted_as, mounted_at, mounts, not_offered, one, range, refused, says,
+};
+
+cases! { [CREATE, Rows]
+    p19_a_volume_tells_what_it_takes_and_what_can_be_used_of_it;
+    p16_a_size_is_rounded_up_unless_the_limit_forbids;
+    p14_the_smallest_volume_is_that_of_the_pool: CAPACITY;
+    p3_what_fits_nowhere_is_refused_with_what_is_free: CAPACITY;
+    p24_usage_is_one_that_the_class_can_have;
+    p25_kata_containers_is_a_boolean_as_strconv_reads_it;
+    p29_kata_excludes_file_io_raw_block_and_btrfs;
+    p45_erase_after_has_two_spellings;
+    p23_a_mount_for_app_direct_has_dax_and_no_other_has: STAGE, Host;
+    p22_a_raw_block_volume_is_a_device: STAGE, Host;
+    p26_a_volume_with_an_image_is_used_like_any_other: STAGE, Host;
+}
+
+/// What a volume's context says under this word of the driver's.
+fn told(cx: &Cx<'_>, volume: &Volume, word: &str) -> Option<String> {
+    volume.volume_context.get(&format!("{}/{word}", cx.offers().name)).cloned()
+}
+
+/// A volume of the class, if that is in persistent memory, and what it is used for.
+fn volume(cx: &mut Cx<'_>) -> Result<(Volume, String)> {
+    let volume = cx.volume()?;
+    match told(cx, &volume, "usage") {
+        Some(usage) => Ok((volume, usage)),
+        None => not_offered("persistent memory"),
+    }
+}
+
+/// What volumes of the class are used for.
+fn usage(cx: &mut Cx<'_>) -> Result<String> {
+    let (volume, usage) = volume(cx)?;
+    cx.delete(&volume.volume_id)?;
+    Ok(usage)
+}
+
+fn bytes(cx: &Cx<'_>, volume: &Volume, word: &str) -> Result<i64> {
+    let text = told(cx, volume, word).with_context(|| format!("no {word}: {volume:?}"))?;
+    Ok(text.parse()?)
+}
+
+fn capacity(cx: &Cx<'_>, parameters: HashMap<String, String>) -> Result<GetCapacityResponse> {
+    let request = GetCapacityRequest { parameters, ..Default::default() };
+    Ok(cx.driver.get_capacity(request)?)
+}
+
+fn p19_a_volume_tells_what_it_takes_and_what_can_be_used_of_it(cx: &mut Cx<'_>) -> Result<()> {
+    let (volume, _) = volume(cx)?;
+    let (usable, charged) =
+        (bytes(cx, &volume, "usable-bytes")?, bytes(cx, &volume, "charged-bytes")?);
+    ensure!(volume.capacity_bytes == charged, "{volume:?}");
+    ensure!(usable >= cx.options.size && usable <= charged, "{usable} of {charged}");
+    let level = told(cx, &volume, "durability");
+    let levels = ["power-safe", "restart-safe", "volatile"];
+    ensure!(level.as_deref().is_some_and(|level| levels.contains(&level)), "{level:?}");
+    let erased = told(cx, &volume, "erase-after");
+    ensure!(matches!(erased.as_deref(), Some("true" | "false")), "{erased:?}");
+    // As other drivers have it, what is asked for is what is taken.
+    let request = cx.request_with("sizeSemantics", "charged");
+    let counted = cx.create(&request)?;
+    ensure!(counted.capacity_bytes >= cx.options.size, "{counted:?}");
+    ensure!(counted.capacity_bytes <= charged, "{counted:?}");
+    Ok(())
+}
+
+fn p16_a_size_is_rounded_up_unless_the_limit_forbids(cx: &mut Cx<'_>) -> Result<()> {
+    let (volume, _) = volume(cx)?;
+    let odd = cx.options.size + 1;
+    let request = cx.request_of(odd, 0);
+    let made = cx.create(&request)?;
+    ensure!(made.capacity_bytes >= odd && made.capacity_bytes >= volume.capacity_bytes);
+    ensure!(bytes(cx, &made, "usable-bytes")? >= odd, "{made:?}");
+    // Exactly so much will do, and a byte less will not.
+    let request = cx.request_of(odd, made.capacity_bytes);
+    ensure!(cx.create(&request)?.capacity_bytes == made.capacity_bytes);
+    let request = cx.request_of(odd, made.capacity_bytes - 1);
+    refused(cx.create(&request), Code::OutOfRange).map(drop)
+}
+
+fn p14_the_smallest_volume_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
+    usage(cx)?;
+    let parameters = cx.options.parameters.clone();
+    let least = capacity(cx, parameters)?.minimum_volume_size.context("no smallest volume")?;
+    ensure!(least >= 4 << 20, "{least}");
+    let mut request = cx.block_request();
+    request.capacity_range = range(1, 0);
+    let made = cx.create(&request)?;
+    ensure!(made.capacity_bytes >= least, "{made:?}, at least {least}");
+    ensure!(bytes(cx, &made, "usable-bytes")? >= 1, "{made:?}");
+    Ok(())
+}
+
+fn p3_what_fits_nowhere_is_refused_with_what_is_free(cx: &mut Cx<'_>) -> Result<()> {
+    usage(cx)?;
+    let parameters = cx.options.parameters.clone();
+    let told = capacity(cx, parameters)?;
+    let most = told.maximum_volume_size.context("no largest volume")?;
+    ensure!(most <= told.available_capacity, "{told:?}");
+    let request = cx.request_of(most + 1, 0);
+    let status = refused(cx.create(&request), Code::ResourceExhausted)?;
+    says(&status, &["bytes free"])
+}
+
+fn p24_usage_is_one_that_the_class_can_have(cx: &mut Cx<'_>) -> Result<()> {
+    let usual = usage(cx)?;
+    for wrong in ["", "appdirect", "FileIo", "Volatile"] {
+        let request = cx.request_with("usage", wrong);
+        let status = refused(cx.create(&request), Code::InvalidArgument)?;
+        says(&status, &["usage"])?;
+    }
+    let request = cx.request_with("usage", "AppDirect");
+    if usual == "FileIO" {
+        let status = refused(cx.create(&request), Code::InvalidArgument)?;
+        says(&status, &["DAX"])?;
+    } else {
+        cx.create(&request)?;
+    }
+    let request = cx.request_with("usage", "FileIO");
+    let made = cx.create(&request)?;
+    ensure!(told(cx, &made, "usage").as_deref() == Some("FileIO"), "{made:?}");
+    Ok(())
+}
+
+fn p25_kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Result<()> {
+    usage(cx)?;
+    for wrong in ["", "yes", "no", "tRUE", "2", "on"] {
+        let request = cx.request_with("kataContainers", wrong);
+        let status = refused(cx.create(&request), Code::InvalidArgument)?;
+        says(&status, &["kataContainers"])?;
+    }
+    for (text, has) in [("1", true), ("t", true), ("True", true), ("0", false), ("F", false)] {
+        let request = cx.request_with("kataContainers", text);
+        let made = cx.create(&request).with_context(|| text.to_owned())?;
+        ensure!(told(cx, &made, "kata-containers").is_some() == has, "{text}: {made:?}");
+        cx.delete(&made.volume_id)?;
+    }
+    Ok(())
+}
+
+fn p29_kata_excludes_file_io_raw_block_and_btrfs(cx: &mut Cx<'_>) -> Result<()> {
+    usage(cx)?;
+    let with = cx.request_with("kataContainers", "true");
+    let mut wrong = vec![with.clone(), with.clone(), with];
+    wrong[0].parameters.insert("usage".to_owned(), "FileIO".to_owned());
+    wrong[1].volume_capabilities = vec![block(Mode::SingleNodeWriter)];
+    wrong[2].volume_capabilities = vec![mounted_as("btrfs", Mode::SingleNodeWriter)];
+    for request in wrong {
+        refused(cx.create(&request), Code::InvalidArgument)?;
+    }
+    Ok(())
+}
+
+fn p45_erase_after_has_two_spellings(cx: &mut Cx<'_>) -> Result<()> {
+    usage(cx)?;
+    for key in ["eraseAfter", "eraseafter"] {
+        for wrong in ["", "sometimes"] {
+            let request = cx.request_with(key, wrong);
+            let status = refused(cx.create(&request), Code::InvalidArgument)?;
+            says(&status, &[key])?;
+        }
+        let request = cx.request_with(key, "true");
+        let made = cx.create(&request)?;
+        ensure!(told(cx, &made, "erase-after").as_deref() == Some("true"), "{made:?}");
+    }
+    let mut both = cx.request_with("eraseAfter", "true");
+    both.parameters.extend(one("eraseafter", "true"));
+    refused(cx.create(&both), Code::InvalidArgument).map(drop)
+}
+
+fn p23_a_mount_for_app_direct_has_dax_and_no_other_has(cx: &mut Cx<'_>) -> Result<()> {
+    let usual = usage(cx)?;
+    let capability = cx.mount(Mode::SingleNodeWriter);
+    let staged = cx.staged(capability)?;
+    let target = cx.published(&staged)?;
+    let options = mounted_at(&target)?.context("nothing is mounted")?.options;
+    let has_dax = options.split(',').any(|word| word == "dax" || word == "dax=always");
+    ensure!(has_dax == (usual == "AppDirect"), "{usual}: {options}");
+    let file = Path::new(&target).join("file");
+    fs::write(&file, b"kept")?;
+    ensure!(fs::read(&file)? == b"kept", "another file");
+    Ok(())
+}
+
+fn p22_a_raw_block_volume_is_a_device(cx: &mut Cx<'_>) -> Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    usage(cx)?;
+    let staged = cx.staged(block(Mode::SingleNodeWriter))?;
+    let target = cx.published(&staged)?;
+    ensure!(fs::metadata(&target)?.file_type().is_block_device(), "{target} is no device");
+    Ok(())
+}
+
+fn p26_a_volume_with_an_image_is_used_like_any_other(cx: &mut Cx<'_>) -> Result<()> {
+    usage(cx)?;
+    let request = cx.request_with("kataContainers", "true");
+    let volume = cx.create(&request)?;
+    let capability = cx.mount(Mode::SingleNodeWriter);
+    let staged = cx.stage_volume(&volume, capability)?;
+    let target = cx.published(&staged)?;
+    let mount = mounted_at(&target)?.context("nothing is mounted")?;
+    ensure!(mount.fs_type == cx.options.fs_type, "{}", mount.fs_type);
+    let images = || -> Result<usize> {
+        let holds = |path: &Path| path.join("pmem-csi-vm.img").is_file();
+        Ok(mounts()?.iter().filter(|mount| holds(&mount.path)).count())
+    };
+    ensure!(images()? > 0, "no image is mounted");
+    let file = Path::new(&target).join("file");
+    fs::write(&file, b"kept")?;
+    cx.unpublish(&staged.id, &target)?;
+    cx.unstage(&staged.id, staged.path())?;
+    ensure!(images()? == 0, "the image is still mounted");
+    cx.stage(&staged.stage)?;
+    let target = cx.published(&staged)?;
+    ensure!(fs::read(Path::new(&target).join("file"))? == b"kept", "another file");
+    Ok(())
+}
