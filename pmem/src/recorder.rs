@@ -109,12 +109,22 @@ impl Recorder {
             return images;
         }
         for draw in 0..drawn as u64 {
-            // A word's fate follows from its number, so that the same seed draws the same image.
-            let few = [2, 8, 64][at(draw % 3)];
+            // All fates follow from numbers, so that the same seed draws the same image.
+            let drawn = mixed(seed ^ mixed(draw));
             add(&|number, part| {
-                let word = (number as u64) << 32 | part as u64;
-                let fate = mixed(seed ^ mixed(draw) ^ mixed(word));
-                fate.is_multiple_of(few) != draw.is_multiple_of(2)
+                let store = mixed(drawn ^ mixed(number as u64));
+                let words = pending[number].1.len().div_ceil(WORD).max(1) as u64;
+                let cut = mixed(store) % words;
+                let fate = mixed(store ^ mixed(part as u64 + 1));
+                match store % 8 {
+                    0 | 1 => false,
+                    2 => true,
+                    3 => (part as u64) <= cut,
+                    4 => (part as u64) > cut,
+                    5 => fate.is_multiple_of(2),
+                    6 => fate.is_multiple_of(64),
+                    _ => !fate.is_multiple_of(64),
+                }
             });
         }
         images
@@ -288,7 +298,7 @@ mod tests {
     fn a_large_store_is_torn_by_words() {
         let recorder = Recorder::new(vec![0; 4096]);
         recorder.write(4, &[9; 4000]).unwrap();
-        let images = recorder.images(recorder.moment(), 12, 7);
+        let images = recorder.images(recorder.moment(), 40, 7);
         let torn = |image: &&Vec<u8>| {
             let new = image[4..4004].iter().filter(|&&byte| byte == 9).count();
             assert!(image[..4] == [0; 4] && image[4004..].iter().all(|&byte| byte == 0));
