@@ -12,6 +12,7 @@ pub mod device;
 pub mod echo;
 pub mod facts;
 pub mod nbd;
+pub mod pmem;
 pub mod pool_options;
 pub mod pump;
 pub mod report;

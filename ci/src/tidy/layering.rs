@@ -11,7 +11,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("blockd-api", &[]),
     ("blockd", &["blockd-mapper", "blockd-pmem", "blockd-api"]),
     ("blockd-csi", &["blockd-api"]),
-    ("blockd-bench", &["blockd-mapper", "blockd"]),
+    ("blockd-bench", &["blockd-mapper", "blockd-pmem", "blockd"]),
     (
         "blockd-tests",
         &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd", "blockd-csi", "blockd-bench"],
