@@ -34,10 +34,10 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let watch = clock::Clock::start();
     let effort = if arguments.quick {
-        Effort { bytes: 64 << 20, moved: 16 << 20, pairs: 5 }
+        Effort { bytes: 64 << 20, moved: 8 << 20, pairs: 5 }
     } else {
         let bytes = arguments.mib.checked_mul(1 << 20).context("--mib is too large")?;
-        Effort { bytes, moved: 128 << 20, pairs: arguments.pairs }
+        Effort { bytes, moved: 64 << 20, pairs: arguments.pairs }
     };
     facts::print_known();
     let lines = pmem::measure(effort)?;

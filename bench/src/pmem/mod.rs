@@ -31,7 +31,7 @@ const LANES: u64 = 2 << 20;
 pub struct Effort {
     /// Bytes that are written and read.
     pub bytes: u64,
-    /// Bytes moved in one run.
+    /// Bytes moved in one run. A pair is two runs of each side.
     pub moved: usize,
     /// Interleaved pairs.
     pub pairs: usize,
@@ -292,13 +292,10 @@ impl Rig {
                     Ok(())
                 })
             };
-            let (one, other) = if pair % 2 == 0 {
-                let one = our_side(self)?;
-                (one, bare_side(self)?)
-            } else {
-                let other = bare_side(self)?;
-                (our_side(self)?, other)
-            };
+            // Who comes second finds its places where the first has been: each does once.
+            let first = our_side(self)?;
+            let other = f64::midpoint(bare_side(self)?, bare_side(self)?);
+            let one = f64::midpoint(first, our_side(self)?);
             if pair > 0 {
                 ours.push(one);
                 bare.push(other);
