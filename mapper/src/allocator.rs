@@ -106,6 +106,24 @@ impl Allocator {
         None
     }
 
+    /// Allocates the first run of 1 to `max` free extents that begins at `from` or behind it.
+    pub fn allocate_from(
+        &mut self,
+        from: PhysicalExtent,
+        max: u64,
+    ) -> Option<(PhysicalExtent, u64)> {
+        let first = self.regions.partition_point(|region| region.end() <= from.0);
+        for region in &mut self.regions[first..] {
+            let offset = from.0.saturating_sub(region.first);
+            let Some(start) = region.bits.next_clear(offset) else { continue };
+            let len = region.bits.clear_run_len(start, max.min(region.count - start));
+            region.bits.set_run(start, len);
+            self.free_count -= len;
+            return (len > 0).then_some((PhysicalExtent(region.first + start), len));
+        }
+        None
+    }
+
     /// Frees a run of used extents. `false`, and nothing happens, if any of them is free already
     /// or in no region.
     #[must_use]

@@ -122,6 +122,9 @@ impl Site<'_> {
         if old.physical == new.physical && old.valid & !new.valid == 0 {
             leaf.grow(entry, new.valid);
         } else {
+            if old.physical == new.physical {
+                self.volume.cleared_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+            }
             leaf.replace(entry, new);
         }
         meta.clean.store(false, Ordering::Relaxed);

@@ -76,6 +76,9 @@ pub struct PlanOp {
     pub len: u64,
     /// Where the bytes are in the request's buffer, for reads and writes.
     pub buffer_offset: u64,
+    /// Of what is written: no map shows what lies there, neither the present one nor one that a
+    /// crash could bring back. However it is cut short, nobody sees half of it.
+    pub unseen: bool,
 }
 
 /// The kinds of [`PlanOp`].
@@ -165,6 +168,13 @@ impl Plan {
     #[must_use]
     pub fn ops(&self) -> &[PlanOp] {
         &self.ops
+    }
+
+    /// Whether `complete` will change the map: the bytes that it then shows have to be where no
+    /// commit can come before them.
+    #[must_use]
+    pub fn changes_map(&self) -> bool {
+        !self.slow.is_empty()
     }
 
     /// Whether IO is out that `complete` must be called for.

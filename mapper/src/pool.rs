@@ -47,6 +47,12 @@ pub struct Tuning {
     /// cache above them it may be of an earlier one, which is lost with it: then writes are made
     /// durable by flushes, whose errors are final (R8).
     pub write_through: bool,
+    /// A write on these devices has ended well or not at all, and nothing of it is left to a flush:
+    /// one written through that fails says nothing of others (R8 is about what a flush drops).
+    pub synchronous: bool,
+    /// Blocks are written at once and in no order, so that of two writes to a sub-block that is not
+    /// valid yet the second has to wait: whatever happens, it holds one of them and no mixture.
+    pub whole_blocks: bool,
     /// Log blocks of one commit, at the most; also the pages of one metadata write.
     pub commit_blocks: usize,
     /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
@@ -64,6 +70,8 @@ impl Default for Tuning {
             max_leaves: 1 << 20,
             passdown: false,
             write_through: true,
+            synchronous: false,
+            whole_blocks: false,
             commit_blocks: 64,
             marks: None,
         }
@@ -235,6 +243,23 @@ impl FreeSpace {
                 return Some((PhysicalExtent(base + first.0), count));
             }
             self.cursor = (self.cursor + 1) % self.devices.len();
+        }
+        None
+    }
+
+    /// The first run of up to `max` free extents that begins at `from` or behind it.
+    pub(crate) fn allocate_from(
+        &mut self,
+        from: PhysicalExtent,
+        max: u64,
+    ) -> Option<(PhysicalExtent, u64)> {
+        let (first, mut local) = split(from);
+        for (index, device) in self.devices.iter_mut().enumerate().skip(first) {
+            if let Some((start, count)) = device.allocate_from(local, max) {
+                let base = (index as u64) << DEVICE_SHIFT;
+                return Some((PhysicalExtent(base + start.0), count));
+            }
+            local = PhysicalExtent(0);
         }
         None
     }

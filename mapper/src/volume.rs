@@ -59,6 +59,8 @@ pub(crate) struct Volume {
     pub(crate) mapped: AtomicU64,
     /// Valid sub-blocks.
     pub(crate) valid: AtomicU64,
+    /// The last change that took sub-blocks of an extent back and left it mapped.
+    pub(crate) cleared_lsn: AtomicU64,
     pub(crate) reserve: Mutex<Reserve>,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
@@ -103,6 +105,7 @@ impl Volume {
             shape: AtomicU64::new(0),
             mapped: AtomicU64::new(0),
             valid: AtomicU64::new(0),
+            cleared_lsn: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),
             wants_space: AtomicBool::new(false),
             fresh: AtomicBool::new(false),

@@ -261,3 +261,95 @@ fn a_deleted_volume_is_let_go_of_in_pieces_and_only_after_reads_of_it() {
     rig.check();
     assert!(rig.engine.space().free >= free + 600 * (64 << 10));
 }
+
+/// What of a write in flight has to stay whole, whatever cuts it short: what some map shows.
+#[test]
+fn p24_only_what_no_map_shows_may_be_cut_short() {
+    let mut rig = Rig::new(&[32 * MIB]);
+    let id = rig.create("a", 8 << 20);
+    let volume = rig.attach(id);
+    let unseen = |rig: &mut Rig, at: u64, len: u64| {
+        let mut step = rig.worker.write(&volume, at, len, false, &mut rig.plan).unwrap();
+        if matches!(step, Step::Park(_)) {
+            rig.settle();
+            step = rig.worker.write(&volume, at, len, false, &mut rig.plan).unwrap();
+        }
+        assert_eq!(step, Step::Issue { covered: len });
+        let all: Vec<bool> = rig.plan.ops().iter().map(|op| op.unseen).collect();
+        assert!(rig.worker.complete(&volume, &mut rig.plan, Ok(())).is_ok());
+        all
+    };
+    // So that it is granted extents.
+    rig.write(&volume, 4 << 20, &[1; 4096]).unwrap();
+    // The first of an extent, with zeroes around it; the next one of it; a second one over it.
+    assert_eq!(unseen(&mut rig, 512, 512), [true; 3]);
+    assert_eq!(unseen(&mut rig, 4096, 4096), [true]);
+    assert_eq!(unseen(&mut rig, 4096, 4096), [false]);
+    // Half of it is shown.
+    assert_eq!(unseen(&mut rig, 4096, 8192), [false]);
+    // A discard that isn't durable could be undone: what it took away is shown again then.
+    rig.flush(&volume).unwrap();
+    rig.discard(&volume, 8192, 4096);
+    assert_eq!(unseen(&mut rig, 8192, 4096), [false]);
+    rig.discard(&volume, 8192, 4096);
+    rig.flush(&volume).unwrap();
+    assert_eq!(unseen(&mut rig, 8192, 4096), [true]);
+    // What a copy is written to was nobody's.
+    let snapshot = Control::Snapshot { source: id, name: "s".into() };
+    assert!(matches!(rig.control(snapshot).unwrap(), Outcome::Created(_)));
+    let copied = unseen(&mut rig, 8192, 4096);
+    assert!(copied.len() > 1 && copied.iter().all(|&one| one), "{copied:?}");
+    assert_eq!(unseen(&mut rig, 8192, 4096), [false]);
+    rig.check();
+}
+
+/// Two writes to a block that isn't there yet: where they are carried out byte by byte, the second
+/// one waits, so that neither is in the middle when the other one shows the block.
+#[test]
+fn p24_two_first_writes_to_a_block_do_not_meet() {
+    for whole_blocks in [false, true] {
+        let mut media = common::Media::new(&[16 * MIB]);
+        media.create();
+        let mut options = media.open_options();
+        options.tuning.whole_blocks = whole_blocks;
+        let mut rig = Rig::open_with(media, options).unwrap();
+        let id = rig.create("a", 8 << 20);
+        let volume = rig.attach(id);
+        let mut other = rig.pool.worker().unwrap();
+        let second = other.attach(id).unwrap();
+        let mut plan = blockd_mapper::plan::Plan::with_capacity(64);
+        rig.write(&volume, 4 << 20, &[1; 4096]).unwrap();
+        let first = rig.worker.write(&volume, 0, 8192, false, &mut rig.plan).unwrap();
+        assert_eq!(first, Step::Issue { covered: 8192 });
+        let step = other.write(&second, 4096, 4096, false, &mut plan).unwrap();
+        assert_eq!(matches!(step, Step::Park(_)), whole_blocks, "{step:?}");
+        rig.worker.complete(&volume, &mut rig.plan, Ok(())).unwrap();
+        if whole_blocks {
+            let again = other.write(&second, 4096, 4096, false, &mut plan).unwrap();
+            assert_eq!(again, Step::Issue { covered: 4096 });
+            assert_eq!(plan.ops().iter().map(|op| op.unseen).collect::<Vec<_>>(), [false]);
+        }
+        other.complete(&second, &mut plan, Ok(())).unwrap();
+        other.detach(second);
+    }
+}
+
+/// A write through that fails stops the pool where its error may be a flush's, and only there.
+#[test]
+fn p24_a_store_that_fails_is_that_write_alone() {
+    for synchronous in [false, true] {
+        let mut media = common::Media::new(&[16 * MIB]);
+        media.create();
+        let mut options = media.open_options();
+        options.tuning.synchronous = synchronous;
+        let mut rig = Rig::open_with(media, options).unwrap();
+        let id = rig.create("a", 8 << 20);
+        let volume = rig.attach(id);
+        rig.write_fua(&volume, 0, &[1; 4096]).unwrap();
+        let step = rig.worker.write(&volume, 0, 4096, true, &mut rig.plan).unwrap();
+        assert_eq!(step, Step::Issue { covered: 4096 });
+        let media = Err(blockd_mapper::io::IoError::Media);
+        assert!(rig.worker.complete(&volume, &mut rig.plan, media).is_err());
+        assert_eq!(rig.pool.failure().is_none(), synchronous);
+    }
+}

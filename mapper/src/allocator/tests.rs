@@ -162,3 +162,19 @@ fn apply(allocator: &mut Allocator, free: &mut BTreeSet<u64>, all: &BTreeSet<u64
         }
     }
 }
+
+#[test]
+fn what_is_free_is_found_in_order() {
+    let mut space = filled(&[(10, 100), (200, 70)]);
+    for used in [10, 11, 40, 109, 230] {
+        assert!(space.mark_used(PhysicalExtent(used)));
+    }
+    let (mut found, mut from) = (Vec::new(), PhysicalExtent(0));
+    while let Some((first, count)) = space.allocate_from(from, 64) {
+        found.push((first.0, count));
+        from = PhysicalExtent(first.0 + count);
+        assert!(space.free(first, count));
+    }
+    assert_eq!(found, [(12, 28), (41, 64), (105, 4), (200, 30), (231, 39)]);
+    assert_eq!(space.free_count(), 165);
+}

@@ -249,6 +249,21 @@ impl Engine {
         }
     }
 
+    /// Has all free space told to the media, as what comes free is: a former process may have freed
+    /// some and ended before it did that. Allocation goes on meanwhile.
+    pub fn scrub(&mut self) {
+        if self.pool.tuning.passdown && !self.pool.read_only {
+            self.releases.begin_scrub();
+            self.pool.want_engine();
+        }
+    }
+
+    /// Whether something that was let go of, or is free, is still to be told to the media.
+    #[must_use]
+    pub fn is_scrubbed(&self) -> bool {
+        self.releases.is_idle() && !self.releases.is_scrubbing()
+    }
+
     /// When [`Self::poll`] should be called at the latest, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {

@@ -20,6 +20,9 @@ const SLOTS_PER_STEP: u32 = 1024;
 const LEAVES_PER_STEP: usize = 64;
 /// Extents released in one go.
 const EXTENTS_PER_STEP: usize = 4096;
+/// Free extents told to the media at a time: they can't be granted meanwhile, which is some
+/// milliseconds for as many as a volume is granted at a time.
+const SCRUBBED_AT_A_TIME: u64 = 64;
 
 /// Something a change let go of.
 #[derive(Clone, Debug)]
@@ -78,6 +81,9 @@ pub(crate) struct Releases {
     /// Runs to be told to the media before they are free.
     passdown: Vec<(PhysicalExtent, u64)>,
     passing_down: u64,
+    /// Free extents from here on are still to be told to the media, though nobody let go of them
+    /// since the pool was opened.
+    scrub: Option<PhysicalExtent>,
 }
 
 impl Releases {
@@ -108,6 +114,24 @@ impl Releases {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.undurable.is_empty() && !self.has_drains() && self.passing_down == 0
+    }
+
+    /// Has all that is free told to the media, piece by piece.
+    pub(crate) fn begin_scrub(&mut self) {
+        self.scrub = Some(PhysicalExtent(0));
+    }
+
+    /// Whether that is still under way.
+    pub(crate) fn is_scrubbing(&self) -> bool {
+        self.scrub.is_some()
+    }
+
+    /// Takes the next piece, when nothing else is on its way to the media.
+    fn step_scrub(&mut self, pool: &Pool) {
+        let Some(from) = self.scrub.filter(|_| self.passing_down == 0) else { return };
+        let run = pool.free_space.lock().allocate_from(from, SCRUBBED_AT_A_TIME);
+        self.scrub = run.map(|(first, count)| PhysicalExtent(first.0 + count));
+        self.passdown.extend(run);
     }
 
     /// Whether something waits for a commit.
@@ -259,6 +283,7 @@ impl Releases {
 
     /// Sends what was freed down to the media; it is free for reuse only afterwards.
     pub(crate) fn send_passdown(&mut self, pool: &Pool, io: &mut CommandQueue) {
+        self.step_scrub(pool);
         for (first, count) in self.passdown.drain(..) {
             let (device, offset) = pool.place(first);
             debug_assert_eq!(split(first).0, split(PhysicalExtent(first.0 + count - 1)).0);

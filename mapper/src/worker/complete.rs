@@ -98,6 +98,7 @@ impl Worker {
         let first = plan.ops.iter().find(|op| through(op.kind));
         if let (Some(op), Err(error)) = (first, result)
             && error != IoError::NoSpace
+            && !self.pool.tuning.synchronous
             && !active(Mutation::FlushErrorIgnored)
         {
             let operation = "write through";

@@ -104,6 +104,7 @@ impl Worker {
                     offset: 0,
                     len: 0,
                     buffer_offset: 0,
+                    unseen: false,
                 });
             }
         }

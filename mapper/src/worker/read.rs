@@ -115,7 +115,8 @@ fn extent(
         let end = ((bit + u64::from(bits)) * sub_block).min(to);
         let op = if is_valid {
             let (offset, len, buffer_offset) = (base + at, end - at, buffer_offset + (at - from));
-            PlanOp { kind: OpKind::Read, stage: 0, device, offset, len, buffer_offset }
+            let (kind, stage, unseen) = (OpKind::Read, 0, false);
+            PlanOp { kind, stage, device, offset, len, buffer_offset, unseen }
         } else {
             zeroes(buffer_offset + (at - from), end - at)
         };
@@ -129,7 +130,7 @@ fn extent(
 
 const fn zeroes(buffer_offset: u64, len: u64) -> PlanOp {
     let (kind, device) = (OpKind::ReadZeroes, DeviceIndex(0));
-    PlanOp { kind, stage: 0, device, offset: 0, len, buffer_offset }
+    PlanOp { kind, stage: 0, device, offset: 0, len, buffer_offset, unseen: false }
 }
 
 /// Adds an operation, joined to the last one where they adjoin. `false`: there is no room.
@@ -137,6 +138,7 @@ pub(super) fn push(plan: &mut Plan, op: PlanOp) -> bool {
     if let Some(last) = plan.ops.last_mut() {
         let joins = last.kind == op.kind
             && last.stage == op.stage
+            && last.unseen == op.unseen
             && last.buffer_offset + last.len == op.buffer_offset
             && (op.kind == OpKind::ReadZeroes
                 || (last.device == op.device && last.offset + last.len == op.offset));

@@ -10,7 +10,8 @@ use crate::mutation::{Mutation, active};
 use crate::plan::{OpKind, ParkReason, Plan, PlanKind, PlanOp, SlowPiece, Step};
 use crate::stripe::{SlowWrite, Stripe};
 use crate::sync::Ordering;
-use crate::units::{ExtentIndex, PhysicalExtent};
+use crate::units::{ExtentIndex, PhysicalExtent, VolumeId};
+use crate::volume::Volume;
 
 /// Where the bytes of a write come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,6 +182,7 @@ impl Worker {
             offset: base + piece.from,
             len: piece.to - piece.from,
             buffer_offset: piece.buffer_offset,
+            unseen: false,
         };
         if !push(plan, op) {
             return Planned::NoRoom;
@@ -259,7 +261,7 @@ impl Worker {
             stripe.await_room();
             return Planned::Park(ParkReason::InFlight);
         }
-        if conflicts(stripe, volume.identity.id, piece, filled, shared) {
+        if self.conflicts(stripe, volume.identity.id, piece, filled, shared) {
             return Planned::Park(ParkReason::InFlight);
         }
         let copied = if shared.is_some() { mapping.valid & !whole } else { 0 };
@@ -311,10 +313,46 @@ impl Worker {
         };
         attachment.shared.count_taken(i64::from(allocated));
         stripe.add(write);
-        self.push_slow_ops(piece, &write, plan);
+        let unseen = !is_own || self.is_unseen(volume, piece, mapping);
+        self.push_slow_ops(piece, &write, unseen, plan);
         plan.slow.push(SlowPiece { extent: piece.extent, token: self.next_token });
         plan.fua_commit |= piece.fua;
         Planned::Yes
+    }
+
+    /// Whether no map shows what lies in the touched part of an extent that the volume has: it is
+    /// not valid, and the change that made it so is durable. A crash would bring back a map from
+    /// before a change that is not.
+    fn is_unseen(&self, volume: &Volume, piece: &Piece, mapping: Mapping) -> bool {
+        let cleared = volume.cleared_lsn.load(Ordering::Acquire);
+        mapping.valid & piece.touched == 0
+            && cleared <= self.pool.progress.0.durable.load(Ordering::SeqCst)
+    }
+
+    /// Whether the piece must wait for a slow write on the same extent: a copy lets nobody in and
+    /// waits for everybody; a sub-block that is being filled up belongs to one writer, and where
+    /// blocks are to stay whole so does any.
+    fn conflicts(
+        &self,
+        stripe: &mut Stripe,
+        volume: VolumeId,
+        piece: &Piece,
+        filled: u64,
+        shared: Option<PhysicalExtent>,
+    ) -> bool {
+        let whole_blocks = self.pool.tuning.whole_blocks;
+        let mut any = false;
+        for other in stripe.on_mut(volume, piece.extent) {
+            let in_the_way = other.source.is_some()
+                || shared.is_some()
+                || other.filled & piece.touched != 0
+                || filled & other.own != 0
+                || (whole_blocks && other.own & piece.touched != 0);
+            // Its completion wakes whoever waits; marked under the mutex, so that none is missed.
+            other.awaited |= in_the_way;
+            any |= in_the_way;
+        }
+        any
     }
 
     /// A copy holds one more reference to what it copies, so that the extent does not become
@@ -359,7 +397,7 @@ impl Worker {
 
     /// Copies first, then the client's bytes on top, with zeroes around them where a sub-block
     /// that was clear becomes valid by a part of it.
-    fn push_slow_ops(&self, piece: &Piece, write: &SlowWrite, plan: &mut Plan) {
+    fn push_slow_ops(&self, piece: &Piece, write: &SlowWrite, unseen: bool, plan: &mut Plan) {
         let sub_block = self.pool.geometry.sub_block_size();
         let (device, base) = self.pool.place(write.target);
         if let Some(source) = write.source {
@@ -376,6 +414,7 @@ impl Worker {
                     offset: base + offset,
                     len,
                     buffer_offset: 0,
+                    unseen,
                 });
                 bits &= u64::MAX.checked_shl(low_u32(first + count)).unwrap_or(0);
             }
@@ -388,6 +427,7 @@ impl Worker {
             offset: base + from,
             len: to - from,
             buffer_offset: piece.buffer_offset,
+            unseen,
         };
         let head = piece.from - piece.from % sub_block;
         if head < piece.from && write.filled >> (head / sub_block) & 1 == 1 {
@@ -400,6 +440,7 @@ impl Worker {
             offset: base + piece.from,
             len: piece.to - piece.from,
             buffer_offset: piece.buffer_offset,
+            unseen,
         });
         let tail = piece.to.next_multiple_of(sub_block);
         if tail > piece.to && write.filled >> (piece.to / sub_block) & 1 == 1 {
@@ -435,28 +476,6 @@ impl Payload {
             Self::Zeroes => OpKind::WriteZeroes { fua },
         }
     }
-}
-
-/// Whether the piece must wait for a slow write on the same extent: a copy lets nobody in and
-/// waits for everybody; a sub-block that is being filled up belongs to one writer.
-fn conflicts(
-    stripe: &mut Stripe,
-    volume: crate::units::VolumeId,
-    piece: &Piece,
-    filled: u64,
-    shared: Option<PhysicalExtent>,
-) -> bool {
-    let mut any = false;
-    for other in stripe.on_mut(volume, piece.extent) {
-        let in_the_way = other.source.is_some()
-            || shared.is_some()
-            || other.filled & piece.touched != 0
-            || filled & other.own != 0;
-        // Its completion wakes whoever waits; marked under the mutex, so that none is missed.
-        other.awaited |= in_the_way;
-        any |= in_the_way;
-    }
-    any
 }
 
 /// Runs of set bits.

@@ -93,6 +93,8 @@ impl World {
             max_leaves: 4096,
             passdown: profile.passdown,
             write_through: profile.write_through,
+            synchronous: false,
+            whole_blocks: false,
             commit_blocks: profile.commit_blocks,
             marks: profile.marks,
         };
