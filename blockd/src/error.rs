@@ -25,6 +25,16 @@ pub enum Error {
         /// What would be accepted.
         allowed: String,
     },
+    /// A size that can't be had within its limits.
+    #[error("{field} is {value}: must be {allowed}")]
+    OutOfRange {
+        /// The field of a request.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What would be accepted.
+        allowed: String,
+    },
     /// The configuration can't be read.
     #[error("{place}: {problem}")]
     Config {
@@ -319,6 +329,16 @@ impl Error {
         Self::Invalid { field, value: shown(value), allowed }
     }
 
+    /// A size that can't be had within its limits.
+    pub fn out_of_range(
+        field: impl Into<String>,
+        value: impl Display,
+        allowed: impl Display,
+    ) -> Self {
+        let (value, allowed) = (value.to_string(), allowed.to_string());
+        Self::OutOfRange { field: field.into(), value, allowed }
+    }
+
     /// Nothing of that name.
     #[must_use]
     pub fn not_found(what: &'static str, name: &str) -> Self {
@@ -346,7 +366,9 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } | Self::Config { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::OutOfRange { .. } | Self::Config { .. } => {
+                ErrorKind::Invalid
+            }
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
             Self::NoSpace { .. } | Self::NoPiece { .. } => ErrorKind::NoSpace,
@@ -383,7 +405,8 @@ impl Error {
     pub fn detail(&self) -> v1::ErrorDetail {
         let (field, value, allowed) = match self {
             Self::Remote(detail) => return detail.clone(),
-            Self::Invalid { field, value, allowed } => {
+            Self::Invalid { field, value, allowed }
+            | Self::OutOfRange { field, value, allowed } => {
                 (field.clone(), value.clone(), allowed.clone())
             }
             Self::Config { place, problem } => (place.clone(), problem.clone(), String::new()),
@@ -417,7 +440,11 @@ impl Error {
     pub fn to_status(&self) -> Status {
         let detail = self.detail();
         let bytes = detail.encode_to_vec().into();
-        Status::with_details(self.kind().code(), detail.message, bytes)
+        let code = match self {
+            Self::OutOfRange { .. } => Code::OutOfRange,
+            _ => self.kind().code(),
+        };
+        Status::with_details(code, detail.message, bytes)
     }
 
     /// From the answer to a call of the control API.

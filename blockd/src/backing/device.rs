@@ -16,6 +16,8 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::ioctl;
 use super::mapped::Mapped;
+use super::memory::Memory;
+use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
 
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +28,8 @@ pub enum DeviceKind {
     Disk,
     /// Memory of this process: gone with it.
     Memory,
+    /// Persistent memory: a character device, or a file that is served in the same way.
+    Pmem(PmemOptions),
 }
 
 /// How a device is found, or made.
@@ -60,13 +64,20 @@ pub struct DeviceInfo {
     pub mapped: bool,
     /// A file with holes, that freed extents become again.
     pub sparse: bool,
+    /// Of persistent memory.
+    pub pmem: Option<PmemInfo>,
 }
 
 impl DeviceInfo {
     /// What becomes of writes to it.
     #[must_use]
-    pub const fn durability(&self) -> Durability {
+    pub fn durability(&self) -> Durability {
         match self.kind {
+            DeviceKind::Pmem(_) => match self.pmem.as_ref().map(|pmem| pmem.durability) {
+                Some(pmem::Level::PowerSafe) => Durability::PowerSafe,
+                Some(pmem::Level::Volatile) => Durability::Volatile,
+                Some(pmem::Level::RestartSafe) | None => Durability::RestartSafe,
+            },
             DeviceKind::Memory => Durability::Volatile,
             // A file in memory outlives the daemon, and no more.
             DeviceKind::File if self.mapped => Durability::RestartSafe,
@@ -87,31 +98,38 @@ pub struct Device {
     info: DeviceInfo,
     /// Bytes at present: what `info` says when it was opened.
     size: AtomicU64,
-    mapped: Option<Mapped>,
+    memory: Option<Memory>,
 }
 
 impl Device {
     /// Opens a device that is there.
     pub fn open(spec: &DeviceSpec) -> std::io::Result<Self> {
         if spec.kind == DeviceKind::Memory {
-            return Self::memory(spec);
+            return Self::of_process(spec);
         }
-        let (file, direct) = open_file(&spec.path, spec.direct, false)?;
+        let is_pmem = matches!(spec.kind, DeviceKind::Pmem(_));
+        let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem, false)?;
         Self::of(spec, file, direct)
     }
 
     /// Makes a file, or opens what a pool is to be made on. A file that is there must be empty
     /// space: the caller has looked.
     pub fn create(spec: &DeviceSpec) -> std::io::Result<Self> {
-        if spec.kind != DeviceKind::File {
+        let is_pmem = match spec.kind {
+            DeviceKind::File => false,
+            // A character device is there or not.
+            DeviceKind::Pmem(_) => spec.size.is_some() && !spec.path.starts_with("/dev/dax"),
+            DeviceKind::Disk | DeviceKind::Memory => return Self::open(spec),
+        };
+        if matches!(spec.kind, DeviceKind::Pmem(_)) && !is_pmem {
             return Self::open(spec);
         }
-        let (file, direct) = open_file(&spec.path, spec.direct, true)?;
+        let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem, true)?;
         if let Some(size) = spec.size {
             if file.metadata()?.len() < size {
                 file.set_len(size)?;
             }
-            if spec.preallocate {
+            if spec.preallocate || is_pmem {
                 let len = i64::try_from(size).map_err(std::io::Error::other)?;
                 fallocate(&file, FallocateFlags::empty(), 0, len)?;
             }
@@ -120,6 +138,9 @@ impl Device {
     }
 
     fn of(spec: &DeviceSpec, file: File, direct: bool) -> std::io::Result<Self> {
+        if let DeviceKind::Pmem(options) = spec.kind {
+            return Self::persistent(spec, file, options);
+        }
         let kind = file.metadata()?.file_type();
         let wanted = match spec.kind {
             DeviceKind::Disk => kind.is_block_device(),
@@ -136,26 +157,44 @@ impl Device {
         };
         let memory = fstatfs(&file).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
         let file = Arc::new(file);
-        let mapped = (memory && spec.kind == DeviceKind::File)
-            .then(|| Mapped::new(Arc::clone(&file), size))
+        let memory = (memory && spec.kind == DeviceKind::File)
+            .then(|| Mapped::new(Arc::clone(&file), size).map(Memory::File))
             .transpose()?;
-        let (path, kind) = (spec.path.clone(), spec.kind);
-        let mapped_info = mapped.is_some();
-        let info = DeviceInfo { path, kind, size, block_size, direct, mapped: mapped_info, sparse };
-        Ok(Self { file, size: AtomicU64::new(info.size), info, mapped })
+        let (path, kind, mapped) = (spec.path.clone(), spec.kind, memory.is_some());
+        let info = DeviceInfo { path, kind, size, block_size, direct, mapped, sparse, pmem: None };
+        Ok(Self { file, size: AtomicU64::new(info.size), info, memory })
     }
 
-    fn memory(spec: &DeviceSpec) -> std::io::Result<Self> {
+    /// A device in persistent memory. Its header is not looked at yet.
+    fn persistent(spec: &DeviceSpec, file: File, options: PmemOptions) -> std::io::Result<Self> {
+        pmem::check(&file)?;
+        let file = Arc::new(file);
+        let memory = Pmem::map(&file, options)?;
+        let info = DeviceInfo {
+            path: spec.path.clone(),
+            kind: spec.kind,
+            size: memory.len(),
+            block_size: 512,
+            direct: false,
+            mapped: true,
+            sparse: false,
+            pmem: Some(memory.info().clone()),
+        };
+        let memory = Some(Memory::Pmem(Box::new(memory)));
+        Ok(Self { file, size: AtomicU64::new(info.size), info, memory })
+    }
+
+    fn of_process(spec: &DeviceSpec) -> std::io::Result<Self> {
         let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
         let file = File::from(nix::sys::memfd::memfd_create(c"blockd-pool", flags)?);
         let size = spec.size.unwrap_or(0);
         file.set_len(size)?;
         let file = Arc::new(file);
-        let mapped = Some(Mapped::new(Arc::clone(&file), size)?);
-        let (path, kind) = (spec.path.clone(), DeviceKind::Memory);
+        let memory = Some(Memory::File(Mapped::new(Arc::clone(&file), size)?));
+        let (path, kind, mapped) = (spec.path.clone(), DeviceKind::Memory, true);
         let (block_size, direct, sparse) = (512, false, true);
-        let info = DeviceInfo { path, kind, size, block_size, direct, mapped: true, sparse };
-        Ok(Self { file, size: AtomicU64::new(info.size), info, mapped })
+        let info = DeviceInfo { path, kind, size, block_size, direct, mapped, sparse, pmem: None };
+        Ok(Self { file, size: AtomicU64::new(info.size), info, memory })
     }
 
     /// Bytes that it has at present.
@@ -168,7 +207,7 @@ impl Device {
     /// take long. One that is in memory stays as it is.
     pub fn grow(&self, wanted: Option<u64>) -> std::io::Result<u64> {
         let present = self.size();
-        if self.mapped.is_some() {
+        if self.memory.is_some() {
             return Ok(present);
         }
         let size = match (self.info.kind, wanted) {
@@ -194,6 +233,14 @@ impl Device {
         self.size.fetch_max(size, Ordering::AcqRel);
     }
 
+    /// The same, as it is at present.
+    #[must_use]
+    pub fn present(&self) -> DeviceInfo {
+        let bad_bytes = self.pmem().map_or(0, Pmem::bad_bytes);
+        let pmem = self.info.pmem.clone().map(|info| PmemInfo { bad_bytes, ..info });
+        DeviceInfo { size: self.size(), pmem, ..self.info.clone() }
+    }
+
     /// What is known of it.
     #[must_use]
     pub const fn info(&self) -> &DeviceInfo {
@@ -208,33 +255,60 @@ impl Device {
 
     /// Its memory, where it is in memory.
     #[must_use]
-    pub const fn mapped(&self) -> Option<&Mapped> {
-        self.mapped.as_ref()
+    pub const fn memory(&self) -> Option<&Memory> {
+        self.memory.as_ref()
+    }
+
+    /// Its persistent memory, where it is in that.
+    #[must_use]
+    pub fn pmem(&self) -> Option<&Pmem> {
+        match self.memory.as_ref()? {
+            Memory::Pmem(pmem) => Some(pmem),
+            Memory::File(_) => None,
+        }
+    }
+
+    /// Whether a pool can be looked for on it as on a file: by reading it.
+    pub fn read(&self, at: u64, to: &mut [u8]) -> std::io::Result<()> {
+        match &self.memory {
+            Some(memory) => memory.read(at, to).map_err(std::io::Error::other),
+            None => self.file.read_exact_at(to, at),
+        }
+    }
+
+    /// Makes an empty device in persistent memory ours; others need nothing. For its owner.
+    pub fn format(&self, uuid: [u8; 16]) -> std::io::Result<()> {
+        self.pmem().map_or(Ok(()), |pmem| pmem.format(uuid))
+    }
+
+    /// Takes up what a former owner has left in persistent memory. For its owner, before it reads.
+    pub fn start(&self) -> std::io::Result<()> {
+        self.pmem().map_or(Ok(()), Pmem::start)
     }
 
     /// Whether freed extents are worth telling of: never on a file whose space was allocated once
     /// and for all.
     #[must_use]
     pub fn takes_discards(&self) -> bool {
-        self.info.sparse || self.info.kind == DeviceKind::Disk
+        let erases = self.info.pmem.as_ref().is_some_and(|pmem| pmem.options.erase);
+        self.info.sparse || self.info.kind == DeviceKind::Disk || erases
     }
 
     /// Whether what a write through it reports is about that write alone: nothing of others is
     /// left above it to fail.
     #[must_use]
     pub fn ends_its_writes(&self) -> bool {
-        self.info.direct || self.mapped.is_some()
+        self.info.direct || self.memory.as_ref().is_some_and(|memory| !memory.needs_sync())
     }
 
     /// Whether nothing was ever written to its first MiB. Blocks.
     pub fn is_empty_at_front(&self) -> std::io::Result<bool> {
-        use std::os::unix::fs::FileExt;
         let mut buffer = IoBuffer::new(FRONT_PAGES).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let bytes = buffer.as_bytes_mut();
         // In whole pages, as reading past the cache has to be.
         let length = usize::try_from(self.size() / 4096 * 4096).unwrap_or(usize::MAX);
         let bytes = &mut bytes[..length.min(FRONT_PAGES * 4096)];
-        self.file.read_exact_at(bytes, 0)?;
+        self.read(0, bytes)?;
         Ok(bytes.iter().all(|&byte| byte == 0))
     }
 
@@ -258,8 +332,10 @@ impl Device {
 
     /// Tells the media that nobody needs a range. May take long.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
-        if let Some(mapped) = &self.mapped {
-            return mapped.punch(offset, len);
+        match &self.memory {
+            Some(Memory::File(mapped)) => return mapped.punch(offset, len),
+            Some(Memory::Pmem(pmem)) => return pmem.erase(offset, len),
+            None => {}
         }
         if self.info.kind == DeviceKind::Disk {
             return ioctl::discard(&self.file, offset, len).map_err(|error| self.meaning(&error));
@@ -392,7 +468,7 @@ mod tests {
         // It is as long as it is by now, whoever has made it longer.
         File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
         assert_eq!(sparse.size(), 1 << 20);
-        assert!(sparse.mapped().is_some() || sparse.grow(None).unwrap() == 3 << 20);
+        assert!(sparse.memory().is_some() || sparse.grow(None).unwrap() == 3 << 20);
         assert_eq!(Device::open(&spec(DeviceKind::File, false)).unwrap().size(), 3 << 20);
         std::fs::remove_file(&path).unwrap();
         // One that has all of its space, and memory, have no more and no less than their size.

@@ -7,8 +7,10 @@ mod doorbell;
 mod ioctl;
 #[expect(unsafe_code, reason = "copies to and from a mapping that others may write")]
 mod mapped;
+mod memory;
 mod message;
 mod operation;
+pub mod pmem;
 #[expect(unsafe_code, reason = "shares a ring of buffers with the kernel")]
 mod receive;
 #[expect(unsafe_code, reason = "hands memory to the kernel through io_uring")]
@@ -18,6 +20,7 @@ pub use blockd_pmem::media::Durability;
 pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, io_error};
 pub use doorbell::Doorbell;
 pub use mapped::Mapped;
+pub use memory::Memory;
 pub use message::Message;
 pub use operation::{Ended, FileSlot, IoDirection, RingOptions};
 pub use receive::Chunk;

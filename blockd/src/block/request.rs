@@ -28,6 +28,19 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// The same, to be durable when it is answered.
+    #[must_use]
+    pub const fn durable(self) -> Self {
+        match self {
+            Self::Read | Self::Flush => self,
+            Self::Write { .. } => Self::Write { fua: true },
+            Self::Discard { .. } => Self::Discard { fua: true },
+            Self::WriteZeroes { unmap, .. } => Self::WriteZeroes { unmap, fua: true },
+        }
+    }
+}
+
 /// A request on its way. It ends as a [`Completion`]; one that is dropped before is a fault of the
 /// program, which debug builds stop at.
 #[derive(Debug)]

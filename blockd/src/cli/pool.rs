@@ -79,14 +79,19 @@ pub(crate) struct Map {
 /// pool that is there already, with these properties, is left as it is.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool create fast --path /srv/fast.pool --size 100G\n  \
-                  blockd pool create disk --path /dev/sdb --kind disk")]
+                  blockd pool create disk --path /dev/sdb --kind disk\n  \
+                  blockd pool create near --path /dev/dax0.0 --kind pmem")]
 pub(crate) struct Create {
     /// Its name: 1 to 128 bytes without '/'
     pub pool: String,
 
-    /// Absolute path of the file or block device
+    /// Absolute path of the file or device
     #[arg(long, required_unless_present = "memory", conflicts_with = "memory")]
     pub path: Option<PathBuf>,
+
+    /// What that is: without it, a disk if it is one, and else a file
+    #[arg(long, value_enum, conflicts_with = "memory")]
+    pub kind: Option<Kind>,
 
     /// Keep it in the daemon's memory: it is gone when the daemon ends
     #[arg(long)]
@@ -107,6 +112,29 @@ pub(crate) struct Create {
     /// Go through the host's page cache
     #[arg(long)]
     pub buffered: bool,
+
+    /// The platform keeps persistent memory when power fails, though the kernel does not know that
+    #[arg(long)]
+    pub power_safe: bool,
+
+    /// Blocks in persistent memory may be torn by a crash, in units of 8 bytes
+    #[arg(long)]
+    pub torn_blocks: bool,
+
+    /// Leave what is freed in persistent memory as it is, instead of overwriting it
+    #[arg(long)]
+    pub no_erase: bool,
+}
+
+/// What a pool is made on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// A regular file
+    File,
+    /// A block device
+    Disk,
+    /// Persistent memory: /dev/daxX.Y, a file on a file system with DAX, or on tmpfs
+    Pmem,
 }
 
 /// What `pool list --json` prints.
@@ -188,6 +216,7 @@ fn table(pools: &[v1::Pool], context: &Context) -> String {
         ("free", Side::Right),
         ("promised", Side::Right),
         ("volumes", Side::Right),
+        ("durability", Side::Left),
         ("where", Side::Left),
     ]);
     for pool in pools {
@@ -203,6 +232,7 @@ fn table(pools: &[v1::Pool], context: &Context) -> String {
             size(pool.free_bytes).into(),
             size(pool.promised_bytes).into(),
             pool.volume_count.to_string().into(),
+            shapes::durability(pool.durability()).unwrap_or("-").into(),
             paths.join(" ").into(),
         ]);
     }
@@ -245,6 +275,13 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         ("metadata", of_pool(pool.metadata_bytes)),
         ("free", of_pool(pool.free_bytes)),
     ]);
+    if let Some(level) = shapes::durability(pool.durability()) {
+        let cache = if pool.write_cache { "with a write cache" } else { "every answered write" };
+        rows.push(("durability", format!("{level}, {cache}")));
+    }
+    if pool.scrubbing_bytes > 0 {
+        rows.push(("to erase", size(pool.scrubbing_bytes)));
+    }
     rows.extend(space_rows(pool, context));
     if pool.backing_free_bytes >= 0 {
         rows.push(("free below", size(pool.backing_free_bytes)));
@@ -262,9 +299,28 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         how.push(if device.direct { "direct" } else { "buffered" }.to_owned());
         how.extend(device.sparse.then(|| "sparse".to_owned()));
         how.extend(device.discard.then(|| "discards".to_owned()));
+        how.extend(device.pmem.iter().flat_map(|pmem| pmem_words(pmem, context)));
         rows.push(("device", format!("{} ({})", device_name(device), how.join(", "))));
     }
     properties(&rows, output.paint())
+}
+
+/// What is special about a device in persistent memory.
+fn pmem_words(pmem: &v1::PmemDevice, context: &Context) -> Vec<String> {
+    let mut words = vec![shapes::pmem_medium(pmem.medium()).to_owned()];
+    if !pmem.region.is_empty() {
+        words.push(format!("region {}", pmem.region));
+    }
+    if pmem.numa_node >= 0 {
+        words.push(format!("node {}", pmem.numa_node));
+    }
+    let whole = pmem.atomicity() == v1::Atomicity::Block;
+    words.push(if whole { "whole blocks" } else { "blocks may be torn" }.to_owned());
+    words.extend(pmem.erases.then(|| "erases".to_owned()));
+    if pmem.bad_bytes > 0 {
+        words.push(format!("{} bad", context.output.size(amount(pmem.bad_bytes))));
+    }
+    words
 }
 
 /// What the space policy makes of it.
@@ -300,7 +356,21 @@ impl Create {
                 Some(path) => path_argument(path)?,
                 None => String::new(),
             },
-            kind: if self.memory { DeviceKind::Memory } else { DeviceKind::Unspecified }.into(),
+            kind: match self.kind {
+                _ if self.memory => DeviceKind::Memory,
+                None => DeviceKind::Unspecified,
+                Some(Kind::File) => DeviceKind::File,
+                Some(Kind::Disk) => DeviceKind::Disk,
+                Some(Kind::Pmem) => DeviceKind::Pmem,
+            }
+            .into(),
+            power_safe: self.power_safe,
+            atomicity: match self.torn_blocks {
+                true => v1::Atomicity::None,
+                false => v1::Atomicity::Unspecified,
+            }
+            .into(),
+            erase: self.no_erase.then_some(false),
             preallocate: self.preallocate,
             size_bytes,
             extent_size: extent_size(self.extent_size.as_deref())?,

@@ -36,6 +36,8 @@ pub(crate) struct VolumeShape {
     pub made_unix_ms: Option<u64>,
     pub settings: SettingsShape,
     pub out_of_space: bool,
+    pub durability: Option<&'static str>,
+    pub write_cache: bool,
 }
 
 /// What is set for a volume.
@@ -104,6 +106,8 @@ impl From<&Volume> for VolumeShape {
             made_unix_ms: (volume.made_unix_ms != 0).then(|| amount(volume.made_unix_ms)),
             settings: SettingsShape::from(&volume.settings.unwrap_or_default()),
             out_of_space: volume.out_of_space,
+            durability: durability(volume.durability()),
+            write_cache: volume.write_cache,
         }
     }
 }
@@ -170,6 +174,59 @@ pub(crate) struct DeviceShape {
     pub direct: bool,
     pub sparse: bool,
     pub discard: bool,
+    pub pmem: Option<PmemShape>,
+}
+
+/// What there is to know of a device in persistent memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PmemShape {
+    pub medium: &'static str,
+    pub region: Option<String>,
+    pub numa_node: Option<u32>,
+    pub durability: Option<&'static str>,
+    pub atomicity: &'static str,
+    pub persistence_domain: Option<String>,
+    pub bad_bytes: u64,
+    pub erases: bool,
+}
+
+impl From<&v1::PmemDevice> for PmemShape {
+    fn from(pmem: &v1::PmemDevice) -> Self {
+        Self {
+            medium: pmem_medium(pmem.medium()),
+            region: some(&pmem.region),
+            numa_node: u32::try_from(pmem.numa_node).ok(),
+            durability: durability(pmem.durability()),
+            atomicity: match pmem.atomicity() {
+                v1::Atomicity::Block => "block",
+                v1::Atomicity::None => "none",
+                v1::Atomicity::Unspecified => "unknown",
+            },
+            persistence_domain: some(&pmem.persistence_domain),
+            bad_bytes: amount(pmem.bad_bytes),
+            erases: pmem.erases,
+        }
+    }
+}
+
+/// How persistent memory is mapped, in a word.
+pub(crate) fn pmem_medium(medium: v1::PmemMedium) -> &'static str {
+    match medium {
+        v1::PmemMedium::Devdax => "devdax",
+        v1::PmemMedium::DaxFile => "dax file",
+        v1::PmemMedium::File => "mapped file",
+        v1::PmemMedium::Unspecified => "unknown",
+    }
+}
+
+/// What becomes of answered writes, in a word; nothing where that is not known.
+pub(crate) fn durability(level: v1::Durability) -> Option<&'static str> {
+    match level {
+        v1::Durability::Unspecified => None,
+        v1::Durability::PowerSafe => Some("power-safe"),
+        v1::Durability::RestartSafe => Some("restart-safe"),
+        v1::Durability::Volatile => Some("volatile"),
+    }
 }
 
 impl From<&v1::Device> for DeviceShape {
@@ -182,6 +239,7 @@ impl From<&v1::Device> for DeviceShape {
             direct: device.direct,
             sparse: device.sparse,
             discard: device.discard,
+            pmem: device.pmem.as_ref().map(PmemShape::from),
         }
     }
 }
@@ -228,6 +286,14 @@ pub(crate) struct PoolShape {
     pub seconds_to_full: Option<u64>,
     pub set_aside_bytes: u64,
     pub blocked_writes: u64,
+    pub durability: Option<&'static str>,
+    pub write_cache: bool,
+    pub region: Option<String>,
+    pub numa_node: Option<u32>,
+    pub largest_volume_bytes: u64,
+    pub volume_step_bytes: u64,
+    pub minimum_volume_bytes: u64,
+    pub scrubbing_bytes: u64,
 }
 
 /// How full a pool is, in a word.
@@ -272,6 +338,14 @@ impl From<&v1::Pool> for PoolShape {
             seconds_to_full: u64::try_from(pool.seconds_to_full).ok(),
             set_aside_bytes: amount(pool.set_aside_bytes),
             blocked_writes: pool.blocked_writes,
+            durability: durability(pool.durability()),
+            write_cache: pool.write_cache,
+            region: some(&pool.region),
+            numa_node: u32::try_from(pool.numa_node).ok(),
+            largest_volume_bytes: amount(pool.largest_volume_bytes),
+            volume_step_bytes: amount(pool.volume_step_bytes),
+            minimum_volume_bytes: amount(pool.minimum_volume_bytes),
+            scrubbing_bytes: amount(pool.scrubbing_bytes),
         }
     }
 }
@@ -407,7 +481,7 @@ mod tests {
             nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
             ..Default::default()
         };
-        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0},"out_of_space":false}"#;
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0},"out_of_space":false,"durability":null,"write_cache":false}"#;
         assert_eq!(serde_json::to_string(&VolumeShape::from(&volume)).unwrap(), expected);
     }
 
@@ -435,7 +509,7 @@ mod tests {
             devices: vec![device],
             ..Default::default()
         };
-        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0}"#;
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false,"pmem":null}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0,"durability":null,"write_cache":false,"region":null,"numa_node":0,"largest_volume_bytes":0,"volume_step_bytes":0,"minimum_volume_bytes":0,"scrubbing_bytes":0}"#;
         assert_eq!(serde_json::to_string(&PoolShape::from(&pool)).unwrap(), expected);
     }
 

@@ -121,6 +121,9 @@ pub(super) struct Pool {
     pub(super) commit_interval: String,
     pub(super) ring_records: i64,
     pub(super) accept_loss: bool,
+    pub(super) persistence: String,
+    pub(super) atomicity: String,
+    pub(super) erase: bool,
     pub(super) extend: Extend,
     pub(super) space: Space,
 }
@@ -273,6 +276,9 @@ impl Default for Pool {
             commit_interval: "1s".to_owned(),
             ring_records: 1 << 13,
             accept_loss: false,
+            persistence: "auto".to_owned(),
+            atomicity: "block".to_owned(),
+            erase: true,
             extend: Extend::default(),
             space: Space::default(),
         }

@@ -10,6 +10,7 @@ use blockd_mapper::space::Marks;
 
 use crate::error::Error;
 use crate::node::NodeId;
+use crate::pool::PmemOptions;
 
 mod command;
 mod file;
@@ -190,6 +191,8 @@ pub enum DeviceKind {
     Disk,
     /// Memory of the daemon.
     Memory,
+    /// Persistent memory, or a file that is served in the same way.
+    Pmem(PmemOptions),
 }
 
 /// The NBD server.

@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::Error;
 use crate::node::NodeId;
-use crate::pool::MAX_WORKERS;
+use crate::pool::{MAX_WORKERS, PmemOptions};
 use crate::units::{MAX_SIZE, exact, parse_size};
 
 use super::file::{Amount, Extend, File, Health, Listener, Node, Pool, Space, Ublk, Workers};
@@ -284,15 +284,7 @@ impl Source<'_> {
         if let Err(allowed) = check_name(&pool.name) {
             return Err(self.refuse(&key("name"), &pool.name, allowed));
         }
-        let kind = match pool.kind.as_str() {
-            "auto" => DeviceKind::Auto,
-            "file" => DeviceKind::File,
-            "disk" => DeviceKind::Disk,
-            "memory" => DeviceKind::Memory,
-            other => {
-                return Err(self.refuse(&key("kind"), other, "auto, file, disk or memory"));
-            }
-        };
+        let kind = self.kind(index, pool)?;
         let size = self.size_wish(&key("size"), &pool.size)?;
         if kind == DeviceKind::Memory && !matches!(size, SizeWish::Bytes(_)) {
             let allowed = "more than 0 bytes for a pool in memory";
@@ -335,6 +327,45 @@ impl Source<'_> {
             extend_socket: self.extend_socket(index, &pool.extend)?,
             space: self.space(index, &pool.space)?,
         })
+    }
+
+    /// What a pool's devices are. What is said of persistent memory is for that alone.
+    fn kind(&self, index: &str, pool: &Pool) -> Result<DeviceKind, Error> {
+        let key = |name| ["pool", index, name];
+        let options = PmemOptions {
+            power_safe: match pool.persistence.as_str() {
+                "auto" => false,
+                "power-safe" => true,
+                other => return Err(self.refuse(&key("persistence"), other, "auto or power-safe")),
+            },
+            whole_blocks: match pool.atomicity.as_str() {
+                "block" => true,
+                "none" => false,
+                other => return Err(self.refuse(&key("atomicity"), other, "block or none")),
+            },
+            erase: pool.erase,
+        };
+        let kind = match pool.kind.as_str() {
+            "auto" => DeviceKind::Auto,
+            "file" => DeviceKind::File,
+            "disk" => DeviceKind::Disk,
+            "memory" => DeviceKind::Memory,
+            "pmem" => return Ok(DeviceKind::Pmem(options)),
+            other => {
+                return Err(self.refuse(&key("kind"), other, "auto, file, disk, memory or pmem"));
+            }
+        };
+        let usual = PmemOptions::default();
+        for (name, given, differs) in [
+            ("persistence", pool.persistence.clone(), options.power_safe != usual.power_safe),
+            ("atomicity", pool.atomicity.clone(), options.whole_blocks != usual.whole_blocks),
+            ("erase", pool.erase.to_string(), options.erase != usual.erase),
+        ] {
+            if differs {
+                return Err(self.refuse(&key(name), given, "left out unless kind is pmem"));
+            }
+        }
+        Ok(kind)
     }
 
     fn extend_socket(&self, index: &str, extend: &Extend) -> Result<Option<PathBuf>, Error> {
@@ -422,6 +453,10 @@ impl Source<'_> {
             }
             ("", []) => Err(self.refuse(&key("path"), "", "an absolute path, or else devices")),
             (path, []) => Ok(vec![self.absolute(&key("path"), path)?]),
+            ("", paths) if matches!(kind, DeviceKind::Pmem(_)) && paths.len() > 1 => {
+                let allowed = "one: a pool in persistent memory lies in one region";
+                Err(self.refuse(&key("devices"), paths.len(), allowed))
+            }
             ("", paths) => paths.iter().map(|path| self.absolute(&key("devices"), path)).collect(),
             (path, _) => Err(self.refuse(&key("path"), path, "left out beside devices")),
         }
@@ -438,6 +473,10 @@ impl Source<'_> {
         let spares = &pool.spare_devices;
         if kind == DeviceKind::Memory && !spares.is_empty() {
             return Err(self.refuse(&key, spares.len(), "left out for a pool in memory"));
+        }
+        if matches!(kind, DeviceKind::Pmem(_)) && !spares.is_empty() {
+            let allowed = "left out for a pool in persistent memory, which lies in one region";
+            return Err(self.refuse(&key, spares.len(), allowed));
         }
         if devices + spares.len() > MAX_DEVICES {
             let allowed = "no more than 16 together with the pool's devices";

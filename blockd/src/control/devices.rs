@@ -362,6 +362,7 @@ fn spec(pool: &PoolHandle, volume: &VolumeSummary, record: &Record) -> DeviceSpe
         block_size: volume.block_size,
         extent_size: pool.extent_size(),
         read_only: record.read_only || pool.is_read_only(),
+        write_cache: !pool.is_write_through(),
         queues: ublk.queues,
         depth: ublk.depth,
         zero_copy,

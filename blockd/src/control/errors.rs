@@ -10,6 +10,10 @@ pub fn pool_error(pool: &str, error: PoolError) -> Error {
     let text = error.to_string();
     match error {
         PoolError::Mapper(error) => of_pool(pool, error.into()),
+        PoolError::Io { path, source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+            let problem = format!("{source}: name another one, or clear it first");
+            Error::in_use(path.display().to_string(), problem)
+        }
         PoolError::Io { what, path, source } => Error::file(what, &path, source),
         PoolError::Locked { waited, .. } => Error::in_use(
             format!("pool {pool}"),

@@ -6,13 +6,15 @@ use blockd_api::v1;
 use blockd_mapper::format::catalogue::VolumeKind;
 
 use crate::error::Error;
-use crate::pool::{DeviceInfo, DeviceKind, Durability, PoolHandle, SpaceState, Use, VolumeId};
+use crate::pool::{
+    DeviceInfo, DeviceKind, Durability, Medium, PmemInfo, PoolHandle, SpaceState, Use, VolumeId,
+};
 use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
 use super::devices::{AttachWish, FrontEnd};
 use super::releases::Release;
 use super::settings;
-use super::volumes::Described;
+use super::volumes::{self, Described};
 use super::{Control, Known, pool_error};
 
 /// Runs of extents in one message: some 100 KiB.
@@ -75,7 +77,14 @@ pub(super) fn volume(described: Described) -> v1::Volume {
         family_id: info.lineage.0,
         durability: durability(described.durability).into(),
         state: v1::VolumeState::Ready.into(),
-        write_cache: true,
+        write_cache: described.write_cache,
+        usage: match described.is_pmem {
+            true => v1::PmemUsage::FileIo,
+            false => v1::PmemUsage::Unspecified,
+        }
+        .into(),
+        charged_bytes: if described.is_pmem { to_wire(info.size) } else { 0 },
+        erase_after: described.erases,
         ..v1::Volume::default()
     }
 }
@@ -116,6 +125,7 @@ fn device(info: &DeviceInfo) -> v1::Device {
             DeviceKind::File => v1::DeviceKind::File,
             DeviceKind::Disk => v1::DeviceKind::Disk,
             DeviceKind::Memory => v1::DeviceKind::Memory,
+            DeviceKind::Pmem(_) => v1::DeviceKind::Pmem,
         }
         .into(),
         block_size: info.block_size,
@@ -123,8 +133,41 @@ fn device(info: &DeviceInfo) -> v1::Device {
         size_bytes: to_wire(info.size),
         sparse: info.sparse,
         discard: info.sparse || info.kind == DeviceKind::Disk,
-        pmem: None,
+        pmem: info.pmem.as_ref().map(|pmem| pmem_device(pmem, durability(info.durability()))),
     }
+}
+
+fn pmem_device(info: &PmemInfo, level: v1::Durability) -> v1::PmemDevice {
+    let atomicity = match info.options.whole_blocks {
+        true => v1::Atomicity::Block,
+        false => v1::Atomicity::None,
+    };
+    v1::PmemDevice {
+        medium: match info.medium {
+            Medium::DevDax => v1::PmemMedium::Devdax,
+            Medium::DaxFile => v1::PmemMedium::DaxFile,
+            Medium::File => v1::PmemMedium::File,
+        }
+        .into(),
+        region: region(info),
+        numa_node: numa_node(info),
+        durability: level.into(),
+        atomicity: atomicity.into(),
+        persistence_domain: info.site.persistence_domain.clone(),
+        bad_bytes: to_wire(info.bad_bytes),
+        erases: info.options.erase,
+    }
+}
+
+fn region(info: &PmemInfo) -> String {
+    match info.site.region {
+        0 => String::new(),
+        cookie => format!("{cookie:#x}"),
+    }
+}
+
+fn numa_node(info: &PmemInfo) -> i32 {
+    info.site.numa_node.and_then(|node| i32::try_from(node).ok()).unwrap_or(-1)
 }
 
 pub(super) fn durability(level: Durability) -> v1::Durability {
@@ -181,7 +224,10 @@ impl Control {
         let set_aside = volumes.iter().map(|one| one.settings.set_aside(one.size)).sum();
         let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
         let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
-        let level = Durability::worst(handle.devices().iter().map(DeviceInfo::durability));
+        let devices = handle.devices();
+        let level = Durability::worst(devices.iter().map(DeviceInfo::durability));
+        let pmem: Vec<PmemInfo> = devices.iter().filter_map(|one| one.pmem.clone()).collect();
+        let step = volumes::step(handle);
         let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(v1::Pool {
             name,
@@ -216,10 +262,13 @@ impl Control {
             blocked_writes,
             kind: v1::PoolKind::Mapped.into(),
             durability: durability(level).into(),
-            write_cache: true,
-            largest_volume_bytes: to_wire(space.free()),
-            numa_node: -1,
-            ..v1::Pool::default()
+            write_cache: !handle.is_write_through(),
+            largest_volume_bytes: to_wire(space.free() / step * step),
+            volume_step_bytes: to_wire(if handle.is_pmem() { step } else { 0 }),
+            minimum_volume_bytes: to_wire(if handle.is_pmem() { step } else { 0 }),
+            scrubbing_bytes: if handle.erases() { to_wire(space.pool.pending) } else { 0 },
+            region: pmem.first().map(region).unwrap_or_default(),
+            numa_node: pmem.first().map_or(-1, numa_node),
         })
     }
 

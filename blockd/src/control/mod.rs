@@ -48,7 +48,7 @@ use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
-use crate::pool::PoolHandle;
+use crate::pool::{PmemOptions, PoolHandle};
 
 use attachments::Attachments;
 use pools::Unopened;
@@ -146,6 +146,16 @@ struct Remembered {
     extent_size: u32,
     preallocate: bool,
     direct: bool,
+    /// Of one in persistent memory. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pmem: Option<RememberedPmem>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct RememberedPmem {
+    power_safe: bool,
+    whole_blocks: bool,
+    erase: bool,
 }
 
 impl std::fmt::Debug for Control {
@@ -403,6 +413,12 @@ impl Control {
                 extent_size: config.extent_size,
                 preallocate: device.preallocate,
                 direct: device.direct,
+                pmem: match device.kind {
+                    DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
+                        Some(RememberedPmem { power_safe, whole_blocks, erase })
+                    }
+                    _ => None,
+                },
             });
             file.write(list)
         })
@@ -416,7 +432,10 @@ fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
         name: one.name,
         devices: vec![DeviceConfig {
             path: one.path,
-            kind: DeviceKind::Auto,
+            kind: one.pmem.map_or(DeviceKind::Auto, |pmem| {
+                let RememberedPmem { power_safe, whole_blocks, erase } = pmem;
+                DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase })
+            }),
             size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
             preallocate: one.preallocate,
             direct: one.direct,

@@ -78,7 +78,8 @@ fn size(device: &DeviceConfig) -> Option<u64> {
     match device.size {
         SizeWish::Bytes(bytes) if !device.path.exists() => Some(bytes),
         // The size of a block device is where its end is.
-        _ => File::open(&device.path).ok()?.seek(SeekFrom::End(0)).ok(),
+        // A character device doesn't tell.
+        _ => File::open(&device.path).ok()?.seek(SeekFrom::End(0)).ok().filter(|&size| size > 0),
     }
 }
 

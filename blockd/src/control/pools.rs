@@ -104,7 +104,8 @@ fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
         let is_new = !device.path.exists();
         if is_new {
             made.push(device.path.clone());
-        } else {
+        } else if !matches!(device.kind, DeviceKind::Pmem(_)) {
+            // What is in persistent memory is looked at when it is mapped.
             refuse_foreign(&device.path)?;
         }
         device.size = size_to_make(&config.name, wanted, is_new)?;
@@ -156,6 +157,7 @@ fn kind(device: &DeviceConfig) -> DeviceKind {
     match device.kind {
         config::DeviceKind::Memory => DeviceKind::Memory,
         config::DeviceKind::Disk => DeviceKind::Disk,
+        config::DeviceKind::Pmem(options) => DeviceKind::Pmem(options),
         config::DeviceKind::Auto if is_disk() => DeviceKind::Disk,
         config::DeviceKind::File | config::DeviceKind::Auto => DeviceKind::File,
     }
@@ -164,7 +166,9 @@ fn kind(device: &DeviceConfig) -> DeviceKind {
 /// Bytes to make a device with; `None` for one that stays as it is.
 fn size_to_make(pool: &str, device: &DeviceConfig, is_new: bool) -> Result<Option<u64>, Error> {
     match device.size {
-        SizeWish::Existing if is_new && kind(device) == DeviceKind::File => {
+        SizeWish::Existing
+            if is_new && matches!(kind(device), DeviceKind::File | DeviceKind::Pmem(_)) =>
+        {
             let name = device.path.display().to_string();
             let problem = "it is not there, and no size to make it with is given".to_owned();
             Err(Error::Invalid {

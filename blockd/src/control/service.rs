@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::error::Error;
+use crate::pool::{PmemOptions, PoolHandle};
 use crate::units::{from_wire, to_wire, to_wire_gb};
 
 use super::Control;
@@ -142,8 +143,10 @@ impl Calls for Control {
         whole(async move {
             let size = size_of_request(asked.size_bytes, asked.size_gb)?;
             let block_size = (asked.block_size != 0).then_some(asked.block_size);
-            let (changed, described) =
-                control.create_volume(&asked.pool, &asked.name, size, block_size).await?;
+            let limit = from_wire(asked.limit_bytes, 0)?;
+            check_usage(&control.pool(&asked.pool)?, &asked)?;
+            let made = control.create_volume(&asked.pool, &asked.name, size, limit, block_size);
+            let (changed, described) = made.await?;
             Ok(v1::CreateVolumeResponse { changed, volume: Some(volume(described)) })
         })
         .await
@@ -398,6 +401,34 @@ impl Calls for Control {
     }
 }
 
+/// Refuses uses of a volume that its pool isn't for.
+fn check_usage(pool: &PoolHandle, asked: &v1::CreateVolumeRequest) -> Result<(), Error> {
+    if asked.usage() == v1::PmemUsage::AppDirect {
+        let allowed = "FILE_IO: what a pool of extents serves can't be mapped by applications";
+        return Err(Error::invalid("usage", "APP_DIRECT", allowed));
+    }
+    if asked.erase_after == Some(true) && !pool.erases() {
+        let allowed = "left out: what is freed in this pool is not overwritten";
+        return Err(Error::invalid("erase_after", true, allowed));
+    }
+    Ok(())
+}
+
+/// Refuses what is said of persistent memory where the pool isn't in that.
+fn check_pmem_fields(asked: &v1::CreatePoolRequest) -> Result<(), Error> {
+    if asked.kind() == v1::DeviceKind::Pmem {
+        return Ok(());
+    }
+    let allowed = "left out unless kind is pmem";
+    if asked.power_safe {
+        return Err(Error::invalid("power_safe", true, allowed));
+    }
+    if asked.atomicity() != v1::Atomicity::Unspecified {
+        return Err(Error::invalid("atomicity", asked.atomicity().as_str_name(), allowed));
+    }
+    asked.erase.map_or(Ok(()), |erase| Err(Error::invalid("erase", erase, allowed)))
+}
+
 /// The pool that a request describes.
 #[expect(deprecated, reason = "older clients send size_gb")]
 fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
@@ -419,10 +450,13 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
         v1::DeviceKind::File => DeviceKind::File,
         v1::DeviceKind::Disk => DeviceKind::Disk,
         v1::DeviceKind::Memory => DeviceKind::Memory,
-        v1::DeviceKind::Pmem => {
-            return Err(Error::invalid("kind", "pmem", "file, disk or memory"));
-        }
+        v1::DeviceKind::Pmem => DeviceKind::Pmem(PmemOptions {
+            power_safe: asked.power_safe,
+            whole_blocks: asked.atomicity() != v1::Atomicity::None,
+            erase: asked.erase.unwrap_or(true),
+        }),
     };
+    check_pmem_fields(asked)?;
     let template = &control.0.options.template;
     let extent_size = if asked.extent_size == 0 { 256 << 10 } else { asked.extent_size };
     if !extent_size.is_power_of_two() || !((64 << 10)..=(1 << 20)).contains(&extent_size) {

@@ -38,6 +38,12 @@ pub(super) struct Described {
     pub(super) device: DeviceView,
     /// What becomes of its answered writes.
     pub(super) durability: Durability,
+    /// They may have to be flushed for that.
+    pub(super) write_cache: bool,
+    /// It is in persistent memory.
+    pub(super) is_pmem: bool,
+    /// What it leaves is overwritten with zeroes.
+    pub(super) erases: bool,
 }
 
 /// A volume that is gone.
@@ -71,10 +77,12 @@ impl Control {
         pool: &str,
         name: &str,
         size: u64,
+        limit: u64,
         block_size: Option<u32>,
     ) -> Result<(bool, Described), Error> {
         checked_name(name)?;
         let handle = self.pool(pool)?;
+        let size = rounded(&handle, size, limit)?;
         let _guard = self.lock(pool, name).await;
         let existing = find(&handle, name);
         let block_size = match (block_size, &existing) {
@@ -131,6 +139,7 @@ impl Control {
         shrink: bool,
     ) -> Result<Resized, Error> {
         let handle = self.pool(pool)?;
+        let size = rounded(&handle, size, 0)?;
         let _guard = self.lock(pool, name).await;
         let volume = existing(&handle, name)?;
         checked_size(size, volume.block_size)?;
@@ -349,6 +358,9 @@ impl Control {
                 front_end,
                 device,
                 durability,
+                write_cache: !pool.is_write_through(),
+                is_pmem: pool.is_pmem(),
+                erases: pool.erases(),
                 info,
             }
         };
@@ -418,6 +430,26 @@ pub(super) fn of(pool: &PoolHandle, error: PoolError) -> Error {
 pub(super) fn existing(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
     checked_name(name)?;
     find(pool, name).ok_or_else(|| Error::not_found("volume", name))
+}
+
+/// What sizes of volumes in persistent memory are multiples of: what users of such volumes expect,
+/// and two huge pages.
+const PMEM_STEP: u64 = 4 << 20;
+
+/// What sizes of a pool's volumes are rounded up to a multiple of; 1 where they are as asked for.
+pub(super) fn step(pool: &PoolHandle) -> u64 {
+    if pool.is_pmem() { PMEM_STEP } else { 1 }
+}
+
+/// The size that a volume gets, which may be limited: by 0 it isn't.
+pub(super) fn rounded(pool: &PoolHandle, size: u64, limit: u64) -> Result<u64, Error> {
+    let step = step(pool);
+    let rounded = size.checked_next_multiple_of(step).unwrap_or(u64::MAX);
+    if limit > 0 && rounded > limit {
+        let allowed = format!("at least {rounded}, as sizes are multiples of {step} bytes here");
+        return Err(Error::out_of_range("limit_bytes", limit, allowed));
+    }
+    Ok(rounded)
 }
 
 pub(super) fn checked_name(name: &str) -> Result<(), Error> {

@@ -217,6 +217,31 @@ impl PoolHandle {
         &self.shared.pool
     }
 
+    /// Whether every write is as durable as a flush could make it when it is answered, so that
+    /// there is nothing to flush.
+    #[must_use]
+    pub fn is_write_through(&self) -> bool {
+        let through = |device: &Arc<Device>| {
+            device.info().pmem.as_ref().is_some_and(|pmem| pmem.write_through)
+        };
+        self.shared.devices.iter().all(through)
+    }
+
+    /// Whether it is in persistent memory.
+    #[must_use]
+    pub fn is_pmem(&self) -> bool {
+        self.shared.devices.iter().all(|device| device.pmem().is_some())
+    }
+
+    /// Whether what is freed is overwritten with zeroes before it is used again.
+    #[must_use]
+    pub fn erases(&self) -> bool {
+        let erases = |device: &Arc<Device>| {
+            device.info().pmem.as_ref().is_some_and(|pmem| pmem.options.erase)
+        };
+        self.shared.devices.iter().all(erases)
+    }
+
     /// Why it has stopped, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
@@ -238,9 +263,7 @@ impl PoolHandle {
     /// Its devices, in the order that they were named in.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        let info =
-            |device: &Arc<Device>| DeviceInfo { size: device.size(), ..device.info().clone() };
-        self.joined().map(info).collect()
+        self.joined().map(|device| device.present()).collect()
     }
 
     /// Those of its open devices that belong to it: the others are spares, which come last.
@@ -480,7 +503,7 @@ impl PoolHandle {
             let name = found.info().path.display().to_string();
             Err(PoolError::from(MapperError::Device { name, problem }))
         };
-        if found.mapped().is_some() {
+        if found.memory().is_some() {
             return refuse("it is in memory, and stays as long as it is".to_owned());
         }
         let growing = Arc::clone(&found);

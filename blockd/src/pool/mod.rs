@@ -11,7 +11,7 @@ mod thread;
 
 pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
-pub use offline::{Access, Offline};
+pub use offline::{Access, Offline, kind_of};
 pub use open::{CreateReport, create, exists, open};
 pub use spec::{PoolSpec, ring_dir};
 
@@ -19,9 +19,12 @@ pub use spec::{PoolSpec, ring_dir};
 /// process killed with fewer threads is followed by one with more.
 pub const MAX_WORKERS: usize = 16;
 
+const _: () = assert!(MAX_WORKERS < crate::backing::pmem::LANE_COUNT);
+
 pub use blockd_mapper::engine::{Control, Figures, Outcome, Releasing, Use, VolumeInfo};
 pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
 pub use blockd_mapper::units::VolumeId;
 
+pub use crate::backing::pmem::{HEADER_BYTES as PMEM_HEADER_BYTES, Medium, PmemInfo, PmemOptions};
 pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec, Durability};

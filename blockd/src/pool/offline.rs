@@ -4,8 +4,9 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::geometry::MAX_DEVICES;
@@ -16,7 +17,8 @@ use blockd_mapper::units::DeviceIndex;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::PoolError;
-use crate::backing::io_error;
+use crate::backing::pmem::{self, PmemOptions};
+use crate::backing::{Device, DeviceKind, DeviceSpec, io_error};
 use crate::clock::Clock;
 
 /// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
@@ -50,8 +52,21 @@ pub struct Offline {
 
 #[derive(Debug)]
 struct Opened {
-    file: File,
+    file: Arc<File>,
     from: Source,
+    /// Where the pool's device begins: behind a header in persistent memory.
+    base: u64,
+    /// Mapped, where it is persistent memory that can't be read, or is to be written.
+    mapped: Option<Device>,
+}
+
+impl Opened {
+    fn size(&self) -> std::io::Result<u64> {
+        match &self.mapped {
+            Some(device) => Ok(device.size()),
+            None => Ok((&*self.file).seek(SeekFrom::End(0))?.saturating_sub(self.base)),
+        }
+    }
 }
 
 /// Where bytes are read from.
@@ -77,14 +92,17 @@ impl Offline {
         }
         let (mut files, mut present) = (Vec::new(), Vec::new());
         for path in paths {
-            let (mut file, from) = open(path, access).map_err(PoolError::io("open", path))?;
-            check_kind(&file, path)?;
-            lock(&file, path, access)?;
-            let size = file.seek(SeekFrom::End(0)).map_err(PoolError::io("measure", path))?;
+            let opened = open(path, access)?;
+            lock(&opened.file, path, access)?;
+            if let (Some(device), Access::Write) = (&opened.mapped, access) {
+                // What was cut short is finished before anything is changed.
+                device.start().map_err(PoolError::io("take up", path))?;
+            }
+            let size = opened.size().map_err(PoolError::io("measure", path))?;
             let name = path.display().to_string();
             // Whole pages are read and written: no device's blocks are too big for that.
             present.push(PresentDevice { name, size, block_size: 512 });
-            files.push(Opened { file, from });
+            files.push(opened);
         }
         let none = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let aligned = IoBuffer::new(DIRECT_PAGES);
@@ -98,14 +116,45 @@ impl Offline {
         &self.present
     }
 
-    fn file(&self, device: DeviceIndex) -> Result<&File, IoError> {
-        self.files.get(usize::from(device.0)).map(|one| &one.file).ok_or(IoError::Gone)
+    fn opened(&self, device: DeviceIndex) -> Result<&Opened, IoError> {
+        self.files.get(usize::from(device.0)).ok_or(IoError::Gone)
     }
 }
 
-/// Opens a device. Who looks on while a daemon serves is to see what that one would find after a
-/// start, and not what somebody has read before.
-fn open(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
+/// What is at a path where a pool is to be. What a daemon would erase is left to it.
+pub fn kind_of(path: &Path) -> std::io::Result<DeviceKind> {
+    let kind = std::fs::metadata(path)?.file_type();
+    let pmem = DeviceKind::Pmem(PmemOptions { erase: false, ..PmemOptions::default() });
+    Ok(match kind {
+        _ if kind.is_block_device() => DeviceKind::Disk,
+        _ if kind.is_char_device() => pmem,
+        _ if kind.is_file() && pmem::has_header(&File::open(path)?) => pmem,
+        _ => DeviceKind::File,
+    })
+}
+
+/// Opens a device, of whatever kind it is.
+fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
+    let failed = |error| PoolError::io("open", path)(error);
+    let kind = kind_of(path).map_err(failed)?;
+    let is_pmem = matches!(kind, DeviceKind::Pmem(_));
+    let is_file = std::fs::metadata(path).map_err(failed)?.is_file();
+    if !is_pmem || (is_file && access != Access::Write) {
+        let (file, from) = open_file(path, access).map_err(failed)?;
+        check_kind(&file, path)?;
+        let base = if is_pmem { pmem::HEADER_BYTES } else { 0 };
+        return Ok(Opened { file: Arc::new(file), from, base, mapped: None });
+    }
+    let path = path.to_owned();
+    let spec = DeviceSpec { path, kind, size: None, preallocate: false, direct: false };
+    let device = Device::open(&spec).map_err(failed)?;
+    let (file, from) = (Arc::clone(device.file()), Source::Cache);
+    Ok(Opened { file, from, base: 0, mapped: Some(device) })
+}
+
+/// Opens a file or disk. Who looks on while a daemon serves is to see what that one would find
+/// after a start, and not what somebody has read before.
+fn open_file(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
     let mut options = OpenOptions::new();
     options.read(true).write(access == Access::Write);
     if access != Access::Look {
@@ -123,6 +172,10 @@ fn open(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
 impl Media for Offline {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let one = self.files.get(usize::from(device.0)).ok_or(IoError::Gone)?;
+        if let Some(mapped) = &one.mapped {
+            return mapped.read(offset, bytes).map_err(|error| io_error(&error));
+        }
+        let offset = offset.checked_add(one.base).ok_or(IoError::Media)?;
         if one.from != Source::Media {
             if one.from == Source::Forgotten {
                 forget(&one.file, offset, bytes.len());
@@ -150,11 +203,19 @@ fn forget(file: &File, offset: u64, len: usize) {
 
 impl MediaMut for Offline {
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        self.file(device)?.write_all_at(bytes, offset).map_err(|error| io_error(&error))
+        let one = self.opened(device)?;
+        match one.mapped.as_ref().and_then(Device::memory) {
+            Some(memory) => memory.write(0, offset, bytes, true),
+            None => one.file.write_all_at(bytes, offset).map_err(|error| io_error(&error)),
+        }
     }
 
     fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError> {
-        self.file(device)?.sync_all().map_err(|error| io_error(&error))
+        let one = self.opened(device)?;
+        match one.mapped.as_ref().and_then(Device::pmem) {
+            Some(pmem) => pmem.sync(),
+            None => one.file.sync_all().map_err(|error| io_error(&error)),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use blockd_mapper::units::DeviceIndex;
 use super::handle::PoolHandle;
 use super::ring_file::RingFile;
 use super::{MAX_WORKERS, PoolError, PoolSpec, thread};
+use crate::backing::pmem::{NoHeader, Pmem};
 use crate::backing::{
     Device, DeviceKind, DeviceSpec, Ended, FileSlot, Ring, RingOptions, io_error,
 };
@@ -67,6 +68,9 @@ fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
 }
 
 fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolError> {
+    for device in devices {
+        device.format(random_id()).map_err(PoolError::io("format", &device.info().path))?;
+    }
     let pool_id = random_id();
     let options = CreateOptions {
         pool_id,
@@ -103,10 +107,12 @@ pub fn exists(spec: &PoolSpec) -> Result<bool, PoolError> {
 fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
     use std::io::{ErrorKind, Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
-    if device.kind == DeviceKind::Memory {
-        return Ok(false);
-    }
     let failed = |error| PoolError::io("look for a pool on", &device.path)(error);
+    match device.kind {
+        DeviceKind::Memory => return Ok(false),
+        DeviceKind::Pmem(_) => return holds_pmem_pool(device).map_err(failed),
+        DeviceKind::File | DeviceKind::Disk => {}
+    }
     let mut file = match std::fs::File::open(&device.path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other.map_err(failed)?,
@@ -118,6 +124,30 @@ fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
             Ok(()) if Superblock::has_magic(&page) => return Ok(true),
             Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(failed(error)),
             _ => {}
+        }
+    }
+    Ok(false)
+}
+
+/// The same of a device in persistent memory, which may be one that can't be read but mapped. One
+/// that has our mark and no superblock was not finished.
+fn holds_pmem_pool(spec: &DeviceSpec) -> std::io::Result<bool> {
+    use std::io::ErrorKind;
+    let device = match Device::open(spec) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    match device.pmem().map(Pmem::find_header) {
+        Some(Ok(())) => {}
+        Some(Err(NoHeader::Foreign)) | None => return Ok(false),
+        // There is one, and opening it says what is wrong.
+        Some(Err(_)) => return Ok(true),
+    }
+    let mut page = vec![0; 4096];
+    for offset in superblock_offsets(device.size()) {
+        device.read(offset, &mut page)?;
+        if Superblock::has_magic(&page) {
+            return Ok(true);
         }
     }
     Ok(false)
@@ -194,6 +224,8 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
             marks: spec.marks,
             write_through: all.iter().all(|device| device.ends_its_writes()),
             passdown: all.iter().any(|device| device.takes_discards()),
+            synchronous: all.iter().all(|device| device.pmem().is_some()),
+            whole_blocks: all.iter().any(|device| has_whole_blocks(device)),
             ..defaults
         },
     };
@@ -206,7 +238,11 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
         }
         other => other,
     };
-    let Opened { pool, engine, report } = opened?;
+    let Opened { pool, mut engine, report } = opened?;
+    if served.iter().filter_map(|one| one.device.pmem()).any(Pmem::is_to_be_erased) {
+        tracing::info!(pool = spec.name, "free space is overwritten, as it may not have been");
+        engine.scrub();
+    }
     // Closing takes the ring away; where nothing may be written, what it holds is still needed.
     let ring_file = ring_file.filter(|_| !pool.is_read_only());
     let (thread, handle) =
@@ -235,6 +271,7 @@ fn ring_memory(
 ) -> Result<(Arc<dyn RingMemory>, PathBuf), PoolError> {
     for one in served {
         lock(&one.device, spec.lock_wait)?;
+        one.device.start().map_err(PoolError::io("take up", &one.device.info().path))?;
     }
     let newest = served.iter().filter_map(|one| superblock(&one.device));
     let newest = newest.max_by_key(|superblock| superblock.generation);
@@ -254,10 +291,9 @@ fn ring_memory(
 
 /// The newest superblock of a device that can be read.
 fn superblock(device: &Device) -> Option<Superblock> {
-    use std::os::unix::fs::FileExt;
     let mut buffer = IoBuffer::new(1)?;
     let read = |offset| {
-        device.file().read_exact_at(buffer.as_bytes_mut(), offset).ok()?;
+        device.read(offset, buffer.as_bytes_mut()).ok()?;
         let place = Place::Device { device: DeviceIndex(0), offset };
         Superblock::decode(buffer.as_bytes(), place).ok()
     };
@@ -379,10 +415,12 @@ impl Driver<'_> {
             lock(&one.device, self.lock_wait)?;
             return Ok(vec![(command, Ok(()))]);
         }
-        if let Some(result) = at_once(&one.device, &mut command.op) {
-            return Ok(vec![(command, result)]);
-        }
-        match self.ring.command(one.slot, command) {
+        let started = match at_once(&one.device, &mut command.op) {
+            Begun::Ended(result) => return Ok(vec![(command, result)]),
+            Begun::Synced => self.ring.sync_command(one.slot, command),
+            Begun::NotYet => self.ring.command(one.slot, command),
+        };
+        match started {
             Ok(()) => Ok(Vec::new()),
             Err(command) => Ok(vec![(command, Err(IoError::Media))]),
         }
@@ -424,13 +462,38 @@ fn lock(device: &Device, limit: Duration) -> Result<(), PoolError> {
     }
 }
 
-/// Does at once what needs no ring: everything on a device in memory.
-pub(super) fn at_once(device: &Device, op: &mut IoOp) -> Option<Result<(), IoError>> {
-    let mapped = device.mapped()?;
-    Some(match op {
-        IoOp::Fence | IoOp::Flush => Ok(()),
-        IoOp::Read { offset, buffer } => mapped.read(*offset, buffer.as_bytes_mut()),
-        IoOp::Write { offset, buffer, .. } => mapped.write(*offset, buffer.as_bytes()),
-        IoOp::Discard { offset, len } => mapped.punch(*offset, *len),
+/// How far a command is that was begun without the ring.
+pub(super) enum Begun {
+    /// It has ended.
+    Ended(Result<(), IoError>),
+    /// It was written, and is durable after a sync.
+    Synced,
+    /// The ring has to do it, or the thread that waits for discards.
+    NotYet,
+}
+
+/// Does at once what needs no ring: everything on a device in memory. Nothing that is written here
+/// needs a lane: what refers to it has its checksum, and is written later or twice.
+pub(super) fn at_once(device: &Device, op: &mut IoOp) -> Begun {
+    let Some(memory) = device.memory() else { return Begun::NotYet };
+    Begun::Ended(match op {
+        IoOp::Fence => Ok(()),
+        IoOp::Flush if memory.needs_sync() => return Begun::NotYet,
+        IoOp::Flush => Ok(()),
+        IoOp::Read { offset, buffer } => memory.read(*offset, buffer.as_bytes_mut()),
+        IoOp::Write { offset, buffer, fua } => {
+            let written = memory.write(0, *offset, buffer.as_bytes(), true);
+            memory.fence();
+            if written.is_ok() && *fua && memory.needs_sync() {
+                return Begun::Synced;
+            }
+            written
+        }
+        IoOp::Discard { .. } if device.pmem().is_some() => return Begun::NotYet,
+        IoOp::Discard { offset, len } => device.discard(*offset, *len),
     })
+}
+
+fn has_whole_blocks(device: &Device) -> bool {
+    device.pmem().is_some_and(|pmem| pmem.info().options.whole_blocks)
 }

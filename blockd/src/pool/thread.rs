@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::{mpsc, oneshot};
 
 use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
-use super::open::{Served, at_once};
+use super::open::{Begun, Served, at_once};
 use super::{PoolError, PoolSpec};
 use crate::backing::{Doorbell, Ended, Ring, io_error};
 use crate::clock::Clock;
@@ -166,10 +166,23 @@ impl PoolThread {
         }
         // One that is only read is closed while workers may still read.
         if self.closed && self.under_way == 0 && !self.shared.pool.is_read_only() {
+            self.end_erasing();
             // Rings hold the files until the kernel has cleared them away, which may take long:
             // the next owner need not wait for that, since no IO is left (rule R11).
             for device in &self.shared.devices {
                 device.unlock();
+            }
+        }
+    }
+
+    /// Notes that all that was freed has been overwritten, if it has: else the next open does that.
+    fn end_erasing(&self) {
+        if !self.engine.is_scrubbed() {
+            return;
+        }
+        for pmem in self.shared.devices.iter().filter_map(|device| device.pmem()) {
+            if let Err(error) = pmem.erase_ended() {
+                tracing::warn!(pool = %self.shared.name, %error, "free space is erased again");
             }
         }
     }
@@ -238,7 +251,13 @@ impl PoolThread {
         if matches!(command.op, IoOp::Fence) {
             // Taken when the pool was opened.
             self.engine.complete(command, Ok(()));
-        } else if let Some(result) = at_once(&one.device, &mut command.op) {
+            return;
+        }
+        let begun = at_once(&one.device, &mut command.op);
+        if let Begun::Ended(result) = begun {
+            if let Err(IoError::Media) = result {
+                self.count_failure(&command, &std::io::Error::from_raw_os_error(libc::EIO));
+            }
             self.has_result(command, result);
         } else if matches!(command.op, IoOp::Discard { .. }) {
             match self.to_discard.try_send(command) {
@@ -247,7 +266,11 @@ impl PoolThread {
             }
         } else {
             let (id, device) = (command.id, command.device.0);
-            match self.ring.command(one.slot, command) {
+            let started = match begun {
+                Begun::Synced => self.ring.sync_command(one.slot, command),
+                _ => self.ring.command(one.slot, command),
+            };
+            match started {
                 Ok(()) => {
                     self.under_way += 1;
                     self.watch(id, device);

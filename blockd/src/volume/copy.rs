@@ -131,12 +131,15 @@ impl Executor {
         let media = self.pools[pool].media.get(usize::from(device.0)).ok_or(IoError::Gone)?;
         let len = u32::try_from(copy.piece).map_err(|_| IoError::Media)?;
         let offset = offset + copy.moved;
-        if let Some(mapped) = media.device.mapped() {
+        if let Some(memory) = media.device.memory() {
             let bytes = &mut ring.bytes_mut(&copy.buffer)[..len as usize];
-            if copy.writing {
-                mapped.write(offset, bytes)?;
-            } else {
-                mapped.read(offset, bytes)?;
+            if !copy.writing {
+                memory.read(offset, bytes)?;
+                return Ok(true);
+            }
+            memory.write(self.pools[pool].lane(), offset, bytes, copy.op.unseen)?;
+            if memory.is_fenced() {
+                self.note_unfenced(pool, device.0);
             }
             return Ok(true);
         }

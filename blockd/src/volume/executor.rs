@@ -46,6 +46,8 @@ pub(super) struct Media {
 pub(super) struct PoolPart {
     pub(super) handle: PoolHandle,
     worker: Worker,
+    /// Nobody flushes: every change is durable when it is answered.
+    through: bool,
     pub(super) media: Vec<Media>,
     pub(super) seen: Arc<MediaStats>,
     /// Slots that wait for the pool, in order.
@@ -61,6 +63,11 @@ pub(super) struct PoolPart {
 }
 
 impl PoolPart {
+    /// The lane of this thread on the pool's devices.
+    pub(super) const fn lane(&self) -> usize {
+        self.worker.slot()
+    }
+
     /// Whether something that a slot waits for may have happened since it was looked at.
     fn moved(&self) -> bool {
         let mapper = self.handle.mapper();
@@ -120,6 +127,8 @@ pub struct Executor {
     pub(super) waits_looked_at: (u64, u64),
     /// Somebody was found waiting for space then.
     pub(super) found_waiting: bool,
+    /// The pool and device that were written to since the last fence.
+    pub(super) unfenced: Option<(usize, u8)>,
 }
 
 impl Executor {
@@ -143,6 +152,7 @@ impl Executor {
             refused: Vec::with_capacity(requests),
             waits_looked_at: (0, 0),
             found_waiting: false,
+            unfenced: None,
         }
     }
 
@@ -165,6 +175,7 @@ impl Executor {
         let seen = Arc::new(MediaStats::new(media.len(), requests, self.clock));
         handle.add_media_stats(&seen);
         self.pools.push(PoolPart {
+            through: handle.is_write_through(),
             handle: handle.clone(),
             worker,
             media,
@@ -255,7 +266,7 @@ impl Executor {
     pub fn is_mapped(&self, volume: VolumeRef) -> bool {
         let attached = self.volumes.get(volume.0).and_then(Option::as_ref);
         let pool = attached.and_then(|attached| self.pools.get(attached.pool));
-        pool.is_some_and(|part| part.media.iter().any(|media| media.device.mapped().is_some()))
+        pool.is_some_and(|part| part.media.iter().any(|media| media.device.memory().is_some()))
     }
 
     /// Bytes of a volume at present.
@@ -305,7 +316,7 @@ impl Executor {
     }
 
     /// Begins a request. There must be room.
-    pub fn begin(&mut self, volume: VolumeRef, request: Request, ring: &mut Ring) {
+    pub fn begin(&mut self, volume: VolumeRef, mut request: Request, ring: &mut Ring) {
         let Some(at) = self.free.pop() else {
             self.done.push_back(request.complete(Err(BlockError::Io)));
             return;
@@ -316,6 +327,9 @@ impl Executor {
             return;
         };
         attached.in_flight += 1;
+        if self.pools[attached.pool].through {
+            request.operation = request.operation.durable();
+        }
         let doomed = attached.doomed;
         let waits = attached.has_to_wait(&request, self.now);
         self.slots[at].begin(volume.0, request, self.now);
@@ -330,6 +344,10 @@ impl Executor {
 
     /// The next request that has ended.
     pub fn take_done(&mut self) -> Option<Completion> {
+        // One for all that have ended since: nobody has heard of them yet.
+        if self.unfenced.is_some() {
+            self.fence();
+        }
         self.done.pop_front()
     }
 
@@ -542,6 +560,9 @@ impl Executor {
             return false;
         }
         let flush = self.is_flush(at);
+        if self.slots[at].plan.changes_map() {
+            self.fence();
+        }
         let slot = &mut self.slots[at];
         let Some(attached) = &self.volumes[slot.volume] else { return false };
         let part = &mut self.pools[attached.pool];

@@ -56,14 +56,15 @@ impl Executor {
 
     /// Whether an operation needs no ring.
     fn is_at_once(&self, at: usize, op: &PlanOp, ring: &Ring) -> bool {
-        let mapped = |device: u8| {
+        let memory = |device: u8| {
             let media = &self.pool_of(at).map(|pool| &self.pools[pool].media);
-            media.is_some_and(|m| m[usize::from(device)].device.mapped().is_some())
+            media.and_then(|media| media[usize::from(device)].device.memory())
         };
         match op.kind {
             OpKind::ReadZeroes => self.buffer_of(at).is_none_or(|buffer| ring.is_reachable(buffer)),
             OpKind::Copy { .. } => false,
-            _ => mapped(op.device.0),
+            OpKind::Flush => memory(op.device.0).is_some_and(|memory| !memory.needs_sync()),
+            _ => memory(op.device.0).is_some(),
         }
     }
 
@@ -80,7 +81,7 @@ impl Executor {
         media.get(usize::from(device)).map(|one| &*one.device)
     }
 
-    fn do_at_once(&self, at: usize, op: &PlanOp, ring: &mut Ring) -> Result<(), IoError> {
+    fn do_at_once(&mut self, at: usize, op: &PlanOp, ring: &mut Ring) -> Result<(), IoError> {
         let buffer = self.buffer_of(at);
         let (from, len) = range(op)?;
         if op.kind == OpKind::ReadZeroes {
@@ -89,19 +90,42 @@ impl Executor {
         }
         let pool = self.pool_of(at).ok_or(IoError::Gone)?;
         let media = self.pools[pool].media.get(usize::from(op.device.0)).ok_or(IoError::Gone)?;
-        let mapped = media.device.mapped().ok_or(IoError::Gone)?;
-        match op.kind {
+        let memory = media.device.memory().ok_or(IoError::Gone)?;
+        let lane = self.pools[pool].lane();
+        let result = match op.kind {
             OpKind::Read => {
                 let bytes = ring.bytes_mut(buffer.ok_or(IoError::Gone)?);
-                mapped.read(op.offset, &mut bytes[from..from + len])
+                return memory.read(op.offset, &mut bytes[from..from + len]);
             }
             OpKind::Write { .. } => {
                 let bytes = ring.bytes_mut(buffer.ok_or(IoError::Gone)?);
-                mapped.write(op.offset, &bytes[from..from + len])
+                memory.write(lane, op.offset, &bytes[from..from + len], op.unseen)
             }
-            OpKind::WriteZeroes { .. } => mapped.zero(op.offset, op.len),
-            OpKind::Flush => Ok(()),
-            OpKind::ReadZeroes | OpKind::Copy { .. } => Err(IoError::Media),
+            OpKind::WriteZeroes { .. } => memory.zero(lane, op.offset, op.len, op.unseen),
+            OpKind::Flush => return Ok(()),
+            OpKind::ReadZeroes | OpKind::Copy { .. } => return Err(IoError::Media),
+        };
+        if memory.is_fenced() {
+            self.note_unfenced(pool, op.device.0);
+        }
+        result
+    }
+
+    /// Something was written to a device that is to be fenced before anybody hears of it.
+    pub(super) fn note_unfenced(&mut self, pool: usize, device: u8) {
+        if self.unfenced.is_some_and(|other| other != (pool, device)) {
+            self.fence();
+        }
+        self.unfenced = Some((pool, device));
+    }
+
+    /// What this thread has written is as durable as it gets without a sync. To be called before
+    /// the map shows it, as a commit may follow at once, and before it is answered.
+    pub(super) fn fence(&mut self) {
+        let Some((pool, device)) = self.unfenced.take() else { return };
+        let media = self.pools.get(pool).and_then(|part| part.media.get(usize::from(device)));
+        if let Some(memory) = media.and_then(|media| media.device.memory()) {
+            memory.fence();
         }
     }
 

@@ -115,6 +115,17 @@ impl Ring {
         self.start_command(file, command, 0)
     }
 
+    /// Makes every completed write of the file durable, in the name of a command that has been
+    /// carried out otherwise. One that can't be started comes back.
+    pub fn sync_command(&mut self, file: FileSlot, command: IoCommand) -> Result<(), IoCommand> {
+        if self.free.is_empty() {
+            return Err(command);
+        }
+        // There is a record, so it can't fail.
+        let _ = self.push(sync_entry(file), Record::Command { file, command, len: 0, moved: 0 });
+        Ok(())
+    }
+
     /// Starts a command, or what is left of it behind the bytes that have been moved.
     fn start_command(
         &mut self,

@@ -12,7 +12,7 @@ use super::{Devices, failed, reader};
 use crate::cli::Context;
 use crate::config::Places;
 use crate::error::Error;
-use crate::pool::{self, Access, DeviceKind, DeviceSpec, PoolSpec};
+use crate::pool::{self, Access, DeviceSpec, PoolSpec};
 
 /// Show or empty the log of a pool that no daemon serves
 #[derive(Debug, clap::Subcommand)]
@@ -237,10 +237,6 @@ impl Replay {
 }
 
 fn device_spec(path: &std::path::Path) -> Result<DeviceSpec, Error> {
-    use std::os::unix::fs::FileTypeExt;
-    let metadata =
-        std::fs::metadata(path).map_err(|source| Error::file("look at", path, source))?;
-    let disk = metadata.file_type().is_block_device();
-    let kind = if disk { DeviceKind::Disk } else { DeviceKind::File };
+    let kind = pool::kind_of(path).map_err(|source| Error::file("look at", path, source))?;
     Ok(DeviceSpec { path: path.to_owned(), kind, size: None, preallocate: false, direct: true })
 }

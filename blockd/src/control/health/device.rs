@@ -1,11 +1,11 @@
 //! What the operating system says of a pool's devices, without any IO on them.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::health::BadBlocks;
-use crate::pool::DeviceKind;
+use crate::pool::{DeviceKind, PMEM_HEADER_BYTES};
 
 /// Where the kernel describes devices.
 pub(super) const SYSFS: &str = "/sys";
@@ -46,6 +46,12 @@ pub(super) fn look_at(
     if kind == DeviceKind::Disk {
         return look_at_disk(sysfs, metadata.rdev(), size, disk_sequence);
     }
+    let is_pmem = matches!(kind, DeviceKind::Pmem(_));
+    if is_pmem && metadata.file_type().is_char_device() {
+        // What is no more can't be opened again, and until then it is mapped.
+        return DeviceLook::default();
+    }
+    let size = size + if is_pmem { PMEM_HEADER_BYTES } else { 0 };
     if metadata.nlink() == 0 {
         return gone("deleted", "was deleted: it is lost when the daemon ends");
     }

@@ -21,7 +21,8 @@ use crate::clock::{Clock, wall_ms};
 use crate::config::HealthConfig;
 use crate::error::{Error, shown};
 use crate::health::{
-    Code, Finding, Latencies, Ledger, Moment, Notice, Rules, Severity, SlowWatch, Subject, Tally,
+    BadBlocks, Code, Finding, Latencies, Ledger, Moment, Notice, Rules, Severity, SlowWatch,
+    Subject, Tally,
 };
 use crate::pool::{PoolHandle, SpaceNow, VolumeId};
 use crate::stats::{Counter, VolumeStats};
@@ -220,7 +221,12 @@ impl Control {
             let devices = pool.open_devices().iter().enumerate().map(|(at, device)| {
                 let sequence = sequences.get(at).copied().flatten();
                 let kind = device.info().kind;
-                look_at(Path::new(SYSFS), kind, device.file(), device.size(), sequence)
+                let (sysfs, file, size) = (Path::new(SYSFS), device.file(), device.size());
+                let mut look = look_at(sysfs, kind, file, size, sequence);
+                if let Some(pmem) = device.pmem() {
+                    look.bad = BadBlocks { runs: pmem.note_bad() };
+                }
+                look
             });
             let devices: Vec<DeviceLook> = devices.collect();
             let (met, met_ns) = meet(&pool, &devices, clock.ns(), met, met_ns);

@@ -52,6 +52,8 @@ pub struct DeviceSpec {
     pub extent_size: u64,
     /// Writes are refused.
     pub read_only: bool,
+    /// Answered writes may have to be flushed.
+    pub write_cache: bool,
     /// How many queues. 0: as configured.
     pub queues: u16,
     /// Requests that each can have in flight. 0: as configured.
@@ -185,6 +187,7 @@ impl Kit {
             extent_size: spec.extent_size,
             max_bytes: request.max_bytes,
             read_only: spec.read_only,
+            write_cache: spec.write_cache,
         };
         let served = self.serve(seat, spec, request.flags, Serve::Start(&params));
         if served.is_err()

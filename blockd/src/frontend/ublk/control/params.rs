@@ -25,6 +25,8 @@ pub struct Params {
     pub max_bytes: u32,
     /// Writes are refused.
     pub read_only: bool,
+    /// Answered writes may have to be flushed. Without, the kernel sends no flush.
+    pub write_cache: bool,
 }
 
 impl Params {
@@ -36,7 +38,10 @@ impl Params {
     pub(super) fn to_kernel(self) -> sys::ublk_params {
         let shift = |bytes: u64| u8::try_from(bytes.trailing_zeros()).unwrap_or(PHYSICAL_SHIFT);
         let sub_block = self.sub_block();
-        let mut attrs = sys::UBLK_ATTR_VOLATILE_CACHE | sys::UBLK_ATTR_FUA;
+        let mut attrs = 0;
+        if self.write_cache {
+            attrs |= sys::UBLK_ATTR_VOLATILE_CACHE | sys::UBLK_ATTR_FUA;
+        }
         if self.read_only {
             attrs |= sys::UBLK_ATTR_READ_ONLY;
         }
@@ -74,6 +79,7 @@ mod tests {
         extent_size: 1 << 20,
         max_bytes: 128 << 10,
         read_only: false,
+        write_cache: true,
     };
 
     #[test]

@@ -265,6 +265,7 @@ fn spec(volume: u32) -> DeviceSpec {
         block_size: 512,
         extent_size: 256 << 10,
         read_only: false,
+        write_cache: true,
         queues: 0,
         depth: 0,
         zero_copy: true,
