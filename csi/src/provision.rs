@@ -1,7 +1,7 @@
 //! Making and growing volumes: what may be promised of a pool, and everything that makes a volume
 //! that of its class. Each step can be repeated, and finishes what was cut.
 
-use blockd_api::v1;
+use blockd_api::v1::{self, ErrorKind};
 
 use crate::bytes::Bytes;
 use crate::config::{Class, Kind};
@@ -195,12 +195,7 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
     let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
     let volumes = plugin.daemon.volumes(pool).await?;
     // What is told is what GetCapacity tells.
-    let (most, free, why) = if class.kind == Kind::PmemDirect {
-        let largest = Bytes::new(found.largest_volume_bytes).unwrap_or_default();
-        let free = Bytes::new(found.free_bytes).unwrap_or_default();
-        let regions = if class.others.is_empty() { "" } else { ", in the best of its regions" };
-        (largest, free, format!(", {largest} of them in one piece{regions}"))
-    } else if class.is_thick {
+    let (most, free, why) = if class.is_thick {
         let why = ", less what is set aside for others and what maps it".to_owned();
         (thick_limit(&found, &volumes), thick_room(&found, &volumes), why)
     } else {
@@ -226,7 +221,9 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
 /// something else of that name. Nothing is left then that was not there before.
 pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Error> {
     let promises = plugin.promises.lock().await;
-    if plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
+    // What a namespace needs beside its size only the daemon knows.
+    let is_direct = wish.class.kind == Kind::PmemDirect;
+    if !is_direct && plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
         check_room(plugin, wish.class, wish.pool, wish.size).await?;
     }
     let asked = v1::CreateVolumeRequest {
@@ -236,8 +233,12 @@ pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Erro
         size_bytes: wish.size.get(),
         ..wish.pmem.request(wish.limit)
     };
-    let answer = plugin.daemon.create_volume(asked).await;
-    let answer = answer.map_err(|error| beyond_limit(error, wish.limit))?;
+    let answer = match plugin.daemon.create_volume(asked).await {
+        Err(error) if is_direct && error.daemon_kind() == Some(ErrorKind::NoSpace) => {
+            return Err(no_piece(plugin, wish).await.unwrap_or(error));
+        }
+        answer => answer.map_err(|error| beyond_limit(error, wish.limit))?,
+    };
     drop(promises);
     let volume = answer.volume.unwrap_or_default();
     let takes = Bytes::new(pmem::charged(&volume)).unwrap_or_default();
@@ -249,6 +250,17 @@ pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Erro
         return Err(Error::out_of_range("capacity_range.limit_bytes", wish.limit, allowed));
     }
     finish(plugin, wish, volume, answer.changed).await
+}
+
+/// What there is where a namespace finds no room: too little, or too little in one piece.
+async fn no_piece(plugin: &Plugin, wish: &Wish<'_>) -> Option<Error> {
+    let asked = v1::GetPoolRequest { name: wish.pool.to_owned() };
+    let found = plugin.daemon.get_pool(asked).await.ok()?.pool?;
+    let largest = Bytes::new(found.largest_volume_bytes)?;
+    let free = Bytes::new(found.free_bytes)?;
+    let regions = if wish.class.others.is_empty() { "" } else { ", in the best of its regions" };
+    let why = format!(", {largest} of them in one piece{regions}");
+    Some(Error::NoSpace { pool: wish.pool.to_owned(), requested: wish.size, free, why })
 }
 
 /// A limit that can't be kept is out of range, whatever else a daemon refuses.

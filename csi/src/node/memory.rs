@@ -20,6 +20,10 @@ use crate::kata::{FRONT, Image};
 /// Bytes at each end of a device in which file systems, tables and volume managers leave something.
 const ENDS_BYTES: u64 = 1 << 20;
 
+/// Why a file can't be made where that says nothing about DAX.
+const NO_FILE: [ErrorKind; 3] =
+    [ErrorKind::ReadOnlyFilesystem, ErrorKind::StorageFull, ErrorKind::QuotaExceeded];
+
 /// How often an image is tried that is smaller by [`FRONT`]: a file system says that there is room
 /// and then needs some of that to remember where the file lies.
 const TRIES: u64 = 64;
@@ -74,7 +78,8 @@ pub fn has_dax(table: &Table, path: &Path) -> Result<bool> {
     let options = options.read(true).write(true).custom_flags(OFlag::O_TMPFILE.bits());
     let file = match options.open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => return Ok(by_options),
+        // A full file system is no reason to keep its workload from it.
+        Err(error) if NO_FILE.contains(&error.kind()) => return Ok(by_options),
         Err(error) => return Err(failed(error)),
     };
     let found = statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
