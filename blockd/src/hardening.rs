@@ -6,7 +6,9 @@ use std::fs;
 use std::io;
 use std::sync::Once;
 
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+use nix::unistd::Pid;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 
@@ -77,6 +79,23 @@ pub fn protect_thread(name: &str) -> bool {
     }
 }
 
+/// Keeps the calling thread on some of these processors. Where it may not be on any of them, or
+/// none is named, it stays free to go.
+pub fn stay_on(cpus: &[usize]) -> bool {
+    let mut wanted = CpuSet::new();
+    let known = cpus.iter().filter(|&&cpu| wanted.set(cpu).is_ok()).count();
+    match known {
+        0 => false,
+        _ => match sched_setaffinity(Pid::from_raw(0), &wanted) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, ?cpus, "a thread can't be kept on these processors");
+                false
+            }
+        },
+    }
+}
+
 /// Ends the process when the thread that holds it panics. A thread of the data path that is gone
 /// leaves clients who wait for ever; a process that is gone is started again, and has lost nothing
 /// that it answered.
@@ -136,6 +155,8 @@ fn raise(resource: Resource) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sched::sched_getaffinity;
+
     use super::*;
 
     /// From `linux/capability.h`.
@@ -165,6 +186,20 @@ mod tests {
         if !agreed {
             println!("not run: IO_FLUSHER, because CAP_SYS_RESOURCE is missing");
         }
+    }
+
+    #[test]
+    fn p5_a_thread_stays_on_the_processors_that_it_is_given() {
+        let pinned = std::thread::spawn(|| {
+            let before = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            let one = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();
+            assert!(!stay_on(&[]) && !stay_on(&[CpuSet::count()]));
+            assert_eq!(sched_getaffinity(Pid::from_raw(0)).unwrap(), before);
+            assert!(stay_on(&[one, CpuSet::count()]));
+            let after = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            (0..CpuSet::count()).filter(|&cpu| after.is_set(cpu).unwrap()).eq([one])
+        });
+        assert!(pinned.join().unwrap());
     }
 
     #[test]

@@ -162,6 +162,12 @@ impl Pmem {
         &self.info
     }
 
+    /// The processors that are near, where the kernel says so.
+    #[must_use]
+    pub fn nearby(&self) -> Vec<usize> {
+        self.info.site.cpus(Path::new(SYSFS))
+    }
+
     /// Asks the kernel for bad blocks, which are not touched from now on. Gives them, in bytes of
     /// the device that the pool sees; those in front of it are at 0.
     pub fn note_bad(&self) -> Vec<(u64, u64)> {
