@@ -12,6 +12,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod direct;
 pub mod error;
 pub mod extend;
 pub mod frontend;

@@ -1,9 +1,10 @@
 //! `blockd add`: the common case in one command, a volume that clients can use.
 
-use blockd_api::v1::{CreateVolumeRequest, Volume};
+use blockd_api::v1::{CreateVolumeRequest, PmemUsage, SizeSemantics, Volume};
 use serde::Serialize;
 
 use super::attach::FrontEndArguments;
+use super::memory_shapes::is_namespace;
 use super::set::SettingArguments;
 use super::shapes::{self, VolumeShape};
 use super::{Context, amount, size_argument};
@@ -15,7 +16,8 @@ use crate::units;
 /// The volume takes space from its pool as it is written. What is printed is where it is served: a
 /// block device like /dev/ublkb0, also called /dev/blockd/POOL/NAME, or where the kernel has no
 /// ublk driver an NBD URI, for qemu, nbdcopy, nbd-client and the like. A volume that is there
-/// already, with this size, is left as it is.
+/// already, with this size, is left as it is. A volume of a pool of namespaces takes its space at
+/// once, and its device is the kernel's own.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db"
@@ -37,11 +39,36 @@ pub(crate) struct Add {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub block_size: Option<String>,
 
+    /// What a volume in persistent memory is for [default: app-direct in a pool of namespaces]
+    #[arg(long, value_enum)]
+    pub usage: Option<Usage>,
+
+    /// The most that it may take once its size was rounded up
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<String>,
+
+    /// The size is what is taken of persistent memory, and clients see less
+    #[arg(long)]
+    pub charged: bool,
+
+    /// Leave what is in it when it is deleted, instead of overwriting it
+    #[arg(long)]
+    pub no_erase: bool,
+
     #[command(flatten)]
     pub front_end: FrontEndArguments,
 
     #[command(flatten)]
     pub settings: SettingArguments,
+}
+
+/// What a volume in persistent memory is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Usage {
+    /// It is mapped by applications
+    AppDirect,
+    /// It is read and written, and no sector tears
+    FileIo,
 }
 
 /// What `--json` prints.
@@ -67,10 +94,30 @@ impl Add {
             pool: self.pool.clone(),
             block_size,
             size_bytes,
+            usage: match self.usage {
+                None => PmemUsage::Unspecified,
+                Some(Usage::AppDirect) => PmemUsage::AppDirect,
+                Some(Usage::FileIo) => PmemUsage::FileIo,
+            }
+            .into(),
+            limit_bytes: match &self.limit {
+                Some(text) => size_argument("limit", text)?,
+                None => 0,
+            },
+            size_semantics: match self.charged {
+                true => SizeSemantics::Charged,
+                false => SizeSemantics::Unspecified,
+            }
+            .into(),
+            erase_after: self.no_erase.then_some(false),
             ..Default::default()
         };
         let settings = self.settings.request(&self.name, &self.pool)?;
-        let created = client.create_volume(request).await?.changed;
+        let answer = client.create_volume(request).await?;
+        let (created, made) = (answer.changed, shapes::volume(answer.volume)?);
+        if is_namespace(&made) && settings.is_none() {
+            return told(created, false, &made, context);
+        }
         let configured = match settings {
             Some(request) => client.configure_volume(request).await?.changed,
             None => false,
@@ -78,16 +125,26 @@ impl Add {
         let request = self.front_end.request(self.name, self.pool, false);
         let answer = client.attach_volume(request).await?;
         let volume = shapes::volume(answer.volume)?;
-        let added = Added {
-            changed: created || configured || answer.changed,
-            created,
-            attached: answer.changed,
-            place: shapes::place(&volume).to_owned(),
-            uri: volume.nbd_uri.clone(),
-            volume: VolumeShape::from(&volume),
-        };
+        let changed = created || configured || answer.changed;
+        let added = Added { changed, ..added(created, answer.changed, &volume) };
         context.output.either(&added, || human(&added, &volume, context))
     }
+}
+
+fn added(created: bool, attached: bool, volume: &Volume) -> Added {
+    Added {
+        changed: created || attached,
+        created,
+        attached,
+        place: shapes::place(volume).to_owned(),
+        uri: volume.nbd_uri.clone(),
+        volume: VolumeShape::from(volume),
+    }
+}
+
+fn told(created: bool, attached: bool, volume: &Volume, context: &Context) -> Result<(), Error> {
+    let added = added(created, attached, volume);
+    context.output.either(&added, || human(&added, volume, context))
 }
 
 fn human(added: &Added, volume: &Volume, context: &Context) -> String {
@@ -96,6 +153,13 @@ fn human(added: &Added, volume: &Volume, context: &Context) -> String {
     }
     let name = &volume.name;
     let what = match (added.created, added.attached) {
+        (true, _) if is_namespace(volume) => format!(
+            "{name}: {} in pool {}, a namespace of {}",
+            units::human(amount(volume.size_bytes)),
+            volume.pool,
+            units::human(amount(volume.charged_bytes))
+        ),
+        (false, _) if is_namespace(volume) => format!("{name}: was there already"),
         (true, _) => format!(
             "{name}: {} in pool {}, {}, attached",
             units::human(amount(volume.size_bytes)),

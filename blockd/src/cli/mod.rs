@@ -17,6 +17,7 @@ mod health;
 mod import_export;
 mod man;
 mod map;
+mod memory_shapes;
 mod node;
 mod output;
 mod pmem;

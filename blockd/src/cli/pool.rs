@@ -233,7 +233,7 @@ fn table(pools: &[v1::Pool], context: &Context) -> String {
             size(pool.promised_bytes).into(),
             pool.volume_count.to_string().into(),
             shapes::durability(pool.durability()).unwrap_or("-").into(),
-            paths.join(" ").into(),
+            if paths.is_empty() { pool.region.clone() } else { paths.join(" ") }.into(),
         ]);
     }
     table.render(output.terminal())
@@ -264,6 +264,10 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     ];
     if !pool.failure.is_empty() {
         rows.push(("failure", pool.failure.clone()));
+    }
+    if pool.kind() == v1::PoolKind::PmemDirect {
+        rows.extend(namespace_rows(pool, context));
+        return properties(&rows, output.paint());
     }
     rows.extend([
         ("id", pool.id.clone()),
@@ -321,6 +325,28 @@ fn pmem_words(pmem: &v1::PmemDevice, context: &Context) -> Vec<String> {
         words.push(format!("{} bad", context.output.size(amount(pmem.bad_bytes))));
     }
     words
+}
+
+/// What there is to say of a pool whose volumes are namespaces.
+fn namespace_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)> {
+    let size = |value: i64| context.output.size(amount(value));
+    let mut rows = vec![
+        ("kind", "pmem-direct: each volume is a namespace".to_owned()),
+        ("region", pool.region.clone()),
+        ("id", pool.id.clone()),
+        ("size", size(pool.size_bytes)),
+        ("taken", size(pool.mapped_bytes)),
+        ("to erase", size(pool.scrubbing_bytes)),
+        ("free", size(pool.free_bytes)),
+        ("largest volume", size(pool.largest_volume_bytes)),
+        ("smallest volume", size(pool.minimum_volume_bytes)),
+        ("step", size(pool.volume_step_bytes)),
+        ("volumes", pool.volume_count.to_string()),
+    ];
+    if pool.numa_node >= 0 {
+        rows.push(("node", pool.numa_node.to_string()));
+    }
+    rows
 }
 
 /// What the space policy makes of it.

@@ -5,6 +5,7 @@ use blockd_api::v1::{self, Volume};
 use serde::Serialize;
 
 use super::amount;
+use super::memory_shapes::{VolumeMemory, is_namespace, pool_kind, volume_state};
 use crate::error::Error;
 
 /// A volume.
@@ -38,6 +39,8 @@ pub(crate) struct VolumeShape {
     pub out_of_space: bool,
     pub durability: Option<&'static str>,
     pub write_cache: bool,
+    /// Null of volumes that are not in persistent memory.
+    pub pmem: Option<VolumeMemory>,
 }
 
 /// What is set for a volume.
@@ -108,6 +111,7 @@ impl From<&Volume> for VolumeShape {
             out_of_space: volume.out_of_space,
             durability: durability(volume.durability()),
             write_cache: volume.write_cache,
+            pmem: VolumeMemory::of(volume),
         }
     }
 }
@@ -294,6 +298,7 @@ pub(crate) struct PoolShape {
     pub volume_step_bytes: u64,
     pub minimum_volume_bytes: u64,
     pub scrubbing_bytes: u64,
+    pub pool_kind: &'static str,
 }
 
 /// How full a pool is, in a word.
@@ -346,6 +351,7 @@ impl From<&v1::Pool> for PoolShape {
             volume_step_bytes: amount(pool.volume_step_bytes),
             minimum_volume_bytes: amount(pool.minimum_volume_bytes),
             scrubbing_bytes: amount(pool.scrubbing_bytes),
+            pool_kind: pool_kind(pool),
         }
     }
 }
@@ -457,7 +463,14 @@ pub(crate) fn place(volume: &Volume) -> &str {
 
 /// In words whether clients can use it.
 pub(crate) fn state(volume: &Volume) -> &'static str {
+    if volume.usage() != v1::PmemUsage::Unspecified
+        && let Some(state) = volume_state(volume)
+    {
+        return state;
+    }
     match (volume.attached, volume.read_only) {
+        _ if is_namespace(volume) && volume.device_problem.is_empty() => "ready",
+        _ if is_namespace(volume) => "not served",
         _ if !volume.device_problem.is_empty() => "attached, not served",
         (false, _) if volume.kind() == v1::VolumeKind::Snapshot => "snapshot",
         (false, _) => "detached",
@@ -481,7 +494,7 @@ mod tests {
             nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
             ..Default::default()
         };
-        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0},"out_of_space":false,"durability":null,"write_cache":false}"#;
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0},"out_of_space":false,"durability":null,"write_cache":false,"pmem":null}"#;
         assert_eq!(serde_json::to_string(&VolumeShape::from(&volume)).unwrap(), expected);
     }
 
@@ -509,7 +522,7 @@ mod tests {
             devices: vec![device],
             ..Default::default()
         };
-        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false,"pmem":null}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0,"durability":null,"write_cache":false,"region":null,"numa_node":0,"largest_volume_bytes":0,"volume_step_bytes":0,"minimum_volume_bytes":0,"scrubbing_bytes":0}"#;
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false,"pmem":null}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0,"durability":null,"write_cache":false,"region":null,"numa_node":0,"largest_volume_bytes":0,"volume_step_bytes":0,"minimum_volume_bytes":0,"scrubbing_bytes":0,"pool_kind":"mapped"}"#;
         assert_eq!(serde_json::to_string(&PoolShape::from(&pool)).unwrap(), expected);
     }
 

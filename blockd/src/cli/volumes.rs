@@ -5,6 +5,7 @@ use blockd_api::v1::{
 };
 use serde::Serialize;
 
+use super::memory_shapes::{VolumeMemory, is_namespace};
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
@@ -152,6 +153,17 @@ fn details(volume: &Volume, connections: &[Connection], context: &Context) -> St
         ("reserved", size(volume.reserved_bytes)),
         ("state", shapes::state(volume).to_owned()),
     ];
+    if let Some(memory) = VolumeMemory::of(volume).filter(|_| is_namespace(volume)) {
+        rows.push(("usage", memory.usage.to_owned()));
+        rows.push(("taken", output.size(memory.charged_bytes)));
+        let erased = if memory.erase_after { "before its space is free" } else { "never" };
+        rows.push(("erased", erased.to_owned()));
+        rows.push(("device", volume.device_path.clone()));
+        if !volume.device_problem.is_empty() {
+            rows.push(("problem", volume.device_problem.clone()));
+        }
+        return properties(&rows, output.paint());
+    }
     if !volume.origin.is_empty() {
         rows.push(("made from", volume.origin.clone()));
     }

@@ -31,7 +31,9 @@ pub fn check(path: Option<&Path>, json: bool) -> Result<String, Error> {
             ListenAddress::Tcp(address) => address.to_string(),
         })
         .collect();
-    let pools: Vec<&str> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let direct = config.direct_pools.iter().map(|pool| pool.name.as_str());
+    let pools = config.pools.iter().map(|pool| pool.name.as_str());
+    let pools: Vec<&str> = pools.chain(direct).collect();
     if json {
         let answer = serde_json::json!({
             "valid": true,

@@ -124,6 +124,12 @@ pub(super) struct Pool {
     pub(super) persistence: String,
     pub(super) atomicity: String,
     pub(super) erase: bool,
+    pub(super) region: String,
+    pub(super) percentage: i64,
+    pub(super) name_prefix: String,
+    pub(super) alignment: String,
+    pub(super) size_semantics: String,
+    pub(super) page_map: String,
     pub(super) extend: Extend,
     pub(super) space: Space,
 }
@@ -279,6 +285,12 @@ impl Default for Pool {
             persistence: "auto".to_owned(),
             atomicity: "block".to_owned(),
             erase: true,
+            region: String::new(),
+            percentage: 100,
+            name_prefix: "blockd-".to_owned(),
+            alignment: "formula".to_owned(),
+            size_semantics: "usable".to_owned(),
+            page_map: "device".to_owned(),
             extend: Extend::default(),
             space: Space::default(),
         }
@@ -297,6 +309,14 @@ impl Default for Space {
             hook: String::new(),
             hook_timeout: "60s".to_owned(),
         }
+    }
+}
+
+impl Pool {
+    /// What pools that are made at run time are like where no other is configured.
+    pub(super) fn template() -> Self {
+        let (name, kind) = ("template".to_owned(), "memory".to_owned());
+        Self { name, kind, size: Amount::text("1G"), ..Self::default() }
     }
 }
 

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use blockd_mapper::space::Marks;
 
+use crate::direct::DirectConfig;
 use crate::error::Error;
 use crate::node::NodeId;
 use crate::pool::PmemOptions;
 
 mod command;
+mod direct;
 mod file;
 mod listen;
 mod parse;
@@ -40,6 +42,10 @@ pub struct Config {
     pub stop_timeout: Duration,
     /// In the file's order.
     pub pools: Vec<PoolConfig>,
+    /// Pools whose volumes are namespaces of persistent memory.
+    pub direct_pools: Vec<DirectConfig>,
+    /// What pools that are made at run time have in common.
+    pub template: PoolConfig,
     /// The pool that is meant when none is named.
     pub default_pool: String,
     /// The NBD server.

@@ -16,6 +16,7 @@ use crate::node::NodeId;
 use crate::pool::{MAX_WORKERS, PmemOptions};
 use crate::units::{MAX_SIZE, exact, parse_size};
 
+use super::direct::DIRECT;
 use super::file::{Amount, Extend, File, Health, Listener, Node, Pool, Space, Ublk, Workers};
 use super::{
     Config, DeviceConfig, DeviceKind, HealthConfig, ListenAddress, ListenerConfig, LogConfig,
@@ -43,7 +44,7 @@ pub(super) fn complete(text: &str, path: Option<&Path>, places: &Places) -> Resu
 }
 
 /// The text, to find lines in.
-struct Source<'a> {
+pub(super) struct Source<'a> {
     text: &'a str,
     path: Option<&'a Path>,
 }
@@ -96,7 +97,7 @@ impl Source<'_> {
         line
     }
 
-    fn refuse(&self, key: Key<'_>, value: impl Display, allowed: impl Display) -> Error {
+    pub(super) fn refuse(&self, key: Key<'_>, value: impl Display, allowed: impl Display) -> Error {
         let line = self.line_of_key(key).or_else(|| self.line_of_key(key.split_last()?.1));
         let names = key.iter().filter(|step| step.parse::<usize>().is_err());
         let name = names.copied().collect::<Vec<_>>().join(".");
@@ -104,17 +105,28 @@ impl Source<'_> {
     }
 
     fn check(&self, file: &File, places: &Places) -> Result<Config, Error> {
-        let pools = file
-            .pools
-            .iter()
-            .enumerate()
-            .map(|(index, pool)| self.pool(&index.to_string(), pool))
-            .collect::<Result<Vec<_>, _>>()?;
+        let (mut pools, mut direct_pools) = (Vec::new(), Vec::new());
+        for (index, pool) in file.pools.iter().enumerate() {
+            let index = index.to_string();
+            if pool.kind == DIRECT {
+                direct_pools.push(self.direct(&index, pool)?);
+            } else {
+                self.not_direct(&index, pool)?;
+                pools.push(self.pool(&index, pool)?);
+            }
+        }
+        self.names_differ(file)?;
         self.pools_differ(&pools)?;
-        if !pools.iter().any(|pool| pool.name == file.default_pool) {
+        let mut names = pools.iter().map(|pool| &pool.name);
+        let is_direct = direct_pools.iter().any(|pool| pool.name == file.default_pool);
+        if !is_direct && !names.any(|name| *name == file.default_pool) {
             let allowed = "the name of a pool in this file";
             return Err(self.refuse(&["default_pool"], &file.default_pool, allowed));
         }
+        let template = match pools.first() {
+            Some(first) => first.clone(),
+            None => self.pool("0", &Pool::template())?,
+        };
         let stop_timeout = self.duration(&["stop_timeout"], &file.stop_timeout, 1, 3600)?;
         Ok(Config {
             source: self.path.map(Path::to_path_buf),
@@ -123,6 +135,8 @@ impl Source<'_> {
             control_socket: self.socket(&["control_socket"], &file.control_socket)?,
             stop_timeout,
             pools,
+            direct_pools,
+            template,
             default_pool: file.default_pool.clone(),
             nbd: self.nbd(file)?,
             ublk: self.ublk(&file.ublk)?,
@@ -352,7 +366,8 @@ impl Source<'_> {
             "memory" => DeviceKind::Memory,
             "pmem" => return Ok(DeviceKind::Pmem(options)),
             other => {
-                return Err(self.refuse(&key("kind"), other, "auto, file, disk, memory or pmem"));
+                let allowed = "auto, file, disk, memory, pmem or pmem-direct";
+                return Err(self.refuse(&key("kind"), other, allowed));
             }
         };
         let usual = PmemOptions::default();
@@ -485,16 +500,23 @@ impl Source<'_> {
         spares.iter().map(|path| self.absolute(&key, path)).collect()
     }
 
-    fn pools_differ(&self, pools: &[PoolConfig]) -> Result<(), Error> {
+    fn names_differ(&self, file: &File) -> Result<(), Error> {
         let mut names = std::collections::BTreeSet::new();
+        for (index, pool) in file.pools.iter().enumerate() {
+            if !names.insert(&pool.name) {
+                let allowed = "another name: each pool has one of its own";
+                let key = ["pool", &index.to_string(), "name"];
+                return Err(self.refuse(&key, &pool.name, allowed));
+            }
+        }
+        Ok(())
+    }
+
+    fn pools_differ(&self, pools: &[PoolConfig]) -> Result<(), Error> {
         let mut paths = std::collections::BTreeSet::new();
         let mut sockets = std::collections::BTreeSet::new();
         for (index, pool) in pools.iter().enumerate() {
             let index = index.to_string();
-            if !names.insert(&pool.name) {
-                let allowed = "another name: each pool has one of its own";
-                return Err(self.refuse(&["pool", &index, "name"], &pool.name, allowed));
-            }
             if let Some(socket) = pool.extend_socket.as_ref().filter(|path| !sockets.insert(*path))
             {
                 let allowed = "another path: each pool has a socket of its own";

@@ -7,6 +7,7 @@ mod attachments;
 mod data_path;
 mod devices;
 mod diff;
+mod direct;
 mod errors;
 mod events;
 mod exports;
@@ -27,9 +28,11 @@ mod space;
 mod state_file;
 mod stats;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_direct;
 #[cfg(test)]
 mod tests_of_snapshots;
 mod volumes;
@@ -89,6 +92,8 @@ struct Inner {
     options: ControlOptions,
     data_path: Arc<dyn DataPath>,
     pools: RwLock<BTreeMap<String, Known>>,
+    /// Pools whose volumes are namespaces.
+    direct: direct::DirectPools,
     remembered: StateFile,
     attachments: Attachments,
     events: Arc<EventHub>,
@@ -172,6 +177,7 @@ impl Control {
         Ok(Self(Arc::new(Inner {
             data_path,
             pools: RwLock::default(),
+            direct: direct::DirectPools::default(),
             remembered,
             attachments,
             events: Arc::default(),
@@ -249,6 +255,7 @@ impl Control {
 
     /// Closes all pools, in the reverse order of their names, and says which could not be.
     pub async fn close_pools(&self) -> Result<(), Error> {
+        self.close_direct().await;
         let pools: Vec<_> = self.0.pools.read().values().rev().cloned().collect();
         let mut result = Ok(());
         for known in pools {
@@ -287,10 +294,10 @@ impl Control {
         if !self.0.ready.load(Ordering::Acquire) {
             return Some("starting or stopping".to_owned());
         }
-        let pools = self.0.pools.read();
-        pools.iter().find_map(|(name, known)| {
+        let failed = self.0.pools.read().iter().find_map(|(name, known)| {
             known.failure().map(|failure| format!("pool {name} has failed: {failure}"))
-        })
+        });
+        failed.or_else(|| self.failed_direct())
     }
 
     /// This host as a member of its pools, where it has an identity.
@@ -341,6 +348,7 @@ impl Control {
 
     /// A pool by name; the default one without.
     fn known(&self, name: &str) -> Result<Known, Error> {
+        self.not_for_direct(name)?;
         let name = self.pool_name(name);
         let found = self.0.pools.read().get(name).cloned();
         found.ok_or_else(|| Error::not_found("pool", name))

@@ -67,6 +67,7 @@ impl Calls for Control {
             for known in control.known_pools() {
                 pools.push(control.describe_pool(&known).await?);
             }
+            pools.extend(control.describe_direct(None).await?);
             pools.sort_by_key(|pool| !pool.is_default);
             Ok(v1::ListPoolsResponse { pools })
         })
@@ -76,6 +77,10 @@ impl Calls for Control {
     async fn get_pool(&self, asked: Request<v1::GetPoolRequest>) -> Answer<v1::GetPoolResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            if control.is_direct(&asked.name) {
+                let pool = control.describe_direct(Some(&asked.name)).await?.pop();
+                return Ok(v1::GetPoolResponse { pool });
+            }
             let pool = control.describe_pool(&control.known(&asked.name)?).await?;
             Ok(v1::GetPoolResponse { pool: Some(pool) })
         })
@@ -141,6 +146,10 @@ impl Calls for Control {
     ) -> Answer<v1::CreateVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            if control.is_direct(&asked.pool) {
+                let (changed, volume) = control.create_direct(asked).await?;
+                return Ok(v1::CreateVolumeResponse { changed, volume: Some(volume) });
+            }
             let size = size_of_request(asked.size_bytes, asked.size_gb)?;
             let block_size = (asked.block_size != 0).then_some(asked.block_size);
             let limit = from_wire(asked.limit_bytes, 0)?;
@@ -158,6 +167,11 @@ impl Calls for Control {
     ) -> Answer<v1::DeleteVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            if control.is_direct(&asked.pool) {
+                let volume = control.delete_direct(&asked.pool, &asked.name).await?;
+                let changed = volume.is_some();
+                return Ok(v1::DeleteVolumeResponse { changed, volume, ..Default::default() });
+            }
             let deleted = control.delete_volume(&asked.pool, &asked.name, asked.force).await?;
             Ok(deleted.map_or_else(Default::default, |deleted| v1::DeleteVolumeResponse {
                 changed: true,
@@ -175,6 +189,10 @@ impl Calls for Control {
     ) -> Answer<v1::GetVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            if control.is_direct(&asked.pool) {
+                let volume = control.get_direct(&asked.pool, &asked.name).await?;
+                return Ok(v1::GetVolumeResponse { volume: Some(volume) });
+            }
             let described = control.get_volume(&asked.pool, &asked.name).await?;
             Ok(v1::GetVolumeResponse { volume: Some(volume(described)) })
         })
@@ -187,10 +205,16 @@ impl Calls for Control {
     ) -> Answer<v1::ListVolumesResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            let is_named = !asked.pool.is_empty();
+            if is_named && control.is_direct(&asked.pool) {
+                let volumes = control.list_direct(&asked.pool).await?;
+                return Ok(v1::ListVolumesResponse { volumes, ..Default::default() });
+            }
             let volumes = control.list_volumes(&asked.pool, asked.brief).await?;
+            let direct = if is_named { Vec::new() } else { control.list_direct("").await? };
             let releases = control.releases(&control.serving(&asked.pool)?).await;
             Ok(v1::ListVolumesResponse {
-                volumes: volumes.into_iter().map(volume).collect(),
+                volumes: volumes.into_iter().map(volume).chain(direct).collect(),
                 releasing: releases.into_iter().map(releasing).collect(),
             })
         })
@@ -205,6 +229,9 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let size = size_of_request(asked.size_bytes, asked.size_gb)?;
+            if control.is_direct(&asked.pool) {
+                return resized_direct(&control, &asked, size).await;
+            }
             let resized =
                 control.resize_volume(&asked.pool, &asked.name, size, asked.shrink).await?;
             let connections = if resized.changed { resized.volume.connections } else { 0 };
@@ -287,6 +314,7 @@ impl Calls for Control {
     ) -> Answer<v1::AttachVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            control.not_attached(&asked.pool, &asked.name).await?;
             let (changed, described) =
                 control.attach_volume(&asked.pool, &asked.name, wish(&asked)).await?;
             Ok(v1::AttachVolumeResponse { changed, volume: Some(volume(described)) })
@@ -300,6 +328,10 @@ impl Calls for Control {
     ) -> Answer<v1::DetachVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
+            if control.is_direct(&asked.pool) {
+                let volume = Some(control.get_direct(&asked.pool, &asked.name).await?);
+                return Ok(v1::DetachVolumeResponse { volume, ..Default::default() });
+            }
             let (changed, closed, described) =
                 control.detach_volume(&asked.pool, &asked.name, asked.force).await?;
             let closed_connections = count(closed);
@@ -334,7 +366,7 @@ impl Calls for Control {
         asked: Request<v1::ListConnectionsRequest>,
     ) -> Answer<v1::ListConnectionsResponse> {
         let asked = asked.into_inner();
-        if !asked.pool.is_empty() {
+        if !asked.pool.is_empty() && !self.is_direct(&asked.pool) {
             self.known(&asked.pool)?;
         }
         let connections = self.describe_connections(&asked.pool, &asked.volume);
@@ -362,7 +394,20 @@ impl Calls for Control {
 
     async fn health(&self, asked: Request<v1::HealthRequest>) -> Answer<v1::HealthResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move { control.describe_health(&asked) }).await
+        whole(async move {
+            let of_all = asked.pool.is_empty() && asked.volume.is_empty();
+            if !of_all && control.is_direct(&asked.pool) {
+                return control.health_of_direct(&asked).await;
+            }
+            let mut answer = control.describe_health(&asked)?;
+            if of_all {
+                let direct = control.health_of_direct(&asked).await?;
+                answer.pools.extend(direct.pools);
+                answer.volumes.extend(direct.volumes);
+            }
+            Ok(answer)
+        })
+        .await
     }
 
     async fn acknowledge_health(
@@ -379,7 +424,7 @@ impl Calls for Control {
 
     async fn events(&self, asked: Request<v1::EventsRequest>) -> Answer<Self::EventsStream> {
         let asked = asked.into_inner();
-        if !asked.pool.is_empty() {
+        if !asked.pool.is_empty() && !self.is_direct(&asked.pool) {
             self.known(&asked.pool)?;
         }
         let mut reader = self.events().reader(asked.replay, asked.pool);
@@ -427,6 +472,23 @@ fn check_pmem_fields(asked: &v1::CreatePoolRequest) -> Result<(), Error> {
         return Err(Error::invalid("atomicity", asked.atomicity().as_str_name(), allowed));
     }
     asked.erase.map_or(Ok(()), |erase| Err(Error::invalid("erase", erase, allowed)))
+}
+
+/// A volume that is a namespace, with another size.
+#[expect(deprecated, reason = "older clients read size_gb")]
+async fn resized_direct(
+    control: &Control,
+    asked: &v1::ResizeVolumeRequest,
+    size: u64,
+) -> Result<v1::ResizeVolumeResponse, Error> {
+    let (changed, before, volume) = control.resize_direct(&asked.pool, &asked.name, size).await?;
+    Ok(v1::ResizeVolumeResponse {
+        changed,
+        previous_size_gb: to_wire_gb(before),
+        previous_size_bytes: to_wire(before),
+        volume: Some(volume),
+        ..Default::default()
+    })
 }
 
 /// The pool that a request describes.

@@ -40,6 +40,7 @@ pub(super) async fn collect(
         snapshot.set("blockd_ublk_hangs", &[], stats.hangs.load(Ordering::Relaxed));
     }
     pools(&mut snapshot, control, figures).await;
+    direct(&mut snapshot, control).await;
     requests(&mut snapshot, &control.data_path().volume_stats());
     health(&mut snapshot, control);
     for stats in control.data_path().worker_stats() {
@@ -102,6 +103,31 @@ async fn pools(snapshot: &mut Snapshot, control: &Control, figures: &Figures) {
             set("blockd_volume_attached", attached.into());
             set("blockd_volume_connections", connections);
         }
+    }
+}
+
+/// Pools whose volumes are namespaces.
+async fn direct(snapshot: &mut Snapshot, control: &Control) {
+    let Ok(pools) = control.direct_views(None).await else { return };
+    for pool in pools {
+        let name = pool.name.as_str();
+        snapshot.set("blockd_pool_up", &[name], pool.failure.is_none().into());
+        snapshot.set("blockd_pool_volumes", &[name], pool.volumes as u64);
+        snapshot.set("blockd_pool_promised_bytes", &[name], pool.promised);
+        let labels = [name, pool.region.as_str()];
+        let mut set = |metric, value| snapshot.set(metric, &labels, value);
+        set("blockd_pmem_charged_bytes", pool.charged);
+        set("blockd_pmem_scrubbing_bytes", pool.scrubbing);
+        let Some(space) = pool.space else { continue };
+        set("pmem_amount_total", space.total);
+        // All that nobody else has.
+        set("pmem_amount_managed", pool.charged.saturating_add(space.available));
+        set("pmem_amount_available", space.available);
+        set("pmem_amount_max_volume_size", space.largest_volume);
+        set("blockd_pmem_largest_piece_bytes", space.largest_piece);
+        set("blockd_pmem_bad_bytes", space.bad_bytes);
+        snapshot.set("blockd_pool_size_bytes", &[name], space.total);
+        snapshot.set("blockd_pool_free_bytes", &[name], space.available);
     }
 }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_pmem::platform::Platform;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -211,7 +212,7 @@ impl Daemon {
             state_dir: config.state_dir.clone(),
             runtime_dir: config.runtime_dir.clone(),
             default_pool: config.default_pool.clone(),
-            template: config.pools[0].clone(),
+            template: config.template.clone(),
             node: config.node.id,
             health: config.health,
         };
@@ -221,6 +222,11 @@ impl Daemon {
         }
         notify::tell(&[NotifyState::Status("opening pools")]);
         open_pools(config, &control).await?;
+        if own_namespace {
+            for point in mounts::detach_own_of(&control.names_of_direct_devices().await?) {
+                tracing::info!(point, "a file system on a namespace of ours was mounted here too");
+            }
+        }
         control.forget_attachments_of_missing_volumes().await?;
         notify::tell(&[NotifyState::Status("recovering devices")]);
         control.recover_devices().await?;
@@ -428,6 +434,12 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
             Err(Error::Unexpected { what: "open a pool".to_owned(), problem: error.to_string() })
         });
         match result {
+            Ok(()) => opened += 1,
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    for pool in &config.direct_pools {
+        match control.open_direct(pool, Platform::default()).await {
             Ok(()) => opened += 1,
             Err(error) => first_error = first_error.or(Some(error)),
         }

@@ -182,8 +182,8 @@ const RULES: &[Rule] = &[
         "blockd/src",
         "control",
         &[
-            "clock", "config", "error", "extend", "frontend", "health", "hook", "node", "pool",
-            "stats", "units",
+            "clock", "config", "direct", "error", "extend", "frontend", "health", "hook", "node",
+            "pool", "stats", "units",
         ],
     ),
     ("csi/src", "bytes", &["error"]),

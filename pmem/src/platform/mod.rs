@@ -41,8 +41,8 @@ pub use users::User;
 
 use sysfs::Folder;
 
-/// Looks at what changes meanwhile, before a file that is not there is an error. A change is done in
-/// milliseconds.
+/// Looks at what changes meanwhile, before a file that is not there is an error. A change is done
+/// in milliseconds.
 const READ_TRIES: u32 = 10;
 const READ_PAUSE: Duration = Duration::from_millis(10);
 

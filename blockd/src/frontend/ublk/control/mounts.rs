@@ -20,8 +20,15 @@ pub fn enter_own_namespace() -> io::Result<()> {
 /// Detaches file systems on these ublk devices and their partitions from the own namespace. Says
 /// which there were.
 pub fn detach_own(numbers: &[u32]) -> Vec<String> {
+    let names: Vec<String> = numbers.iter().map(|number| format!("ublkb{number}")).collect();
+    detach_own_of(&names)
+}
+
+/// The same of block devices of these names, which the kernel serves itself: a file system that was
+/// unmounted everywhere else would keep them in use.
+pub fn detach_own_of(names: &[String]) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mut points = points_of(&table, numbers);
+    let mut points = points_of(&table, names);
     // One on top of another goes first.
     points.reverse();
     for point in &points {
@@ -33,12 +40,11 @@ pub fn detach_own(numbers: &[u32]) -> Vec<String> {
 }
 
 /// Where file systems on these devices are mounted, by a table of mounts.
-fn points_of(table: &str, numbers: &[u32]) -> Vec<String> {
+fn points_of(table: &str, names: &[String]) -> Vec<String> {
     let on_ours = |source: &str| {
-        numbers.iter().any(|number| {
-            let rest = source
-                .strip_prefix("/dev/")
-                .and_then(|name| name.strip_prefix(format!("ublkb{number}").as_str()));
+        names.iter().any(|own| {
+            let rest =
+                source.strip_prefix("/dev/").and_then(|name| name.strip_prefix(own.as_str()));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
         })
     };
@@ -77,7 +83,7 @@ mod tests {
                      21 20 259:900001 / /mnt/a\\040b rw shared:1 - ext4 /dev/ublkb3 rw\n\
                      22 20 259:900002 / /mnt/c rw - xfs /dev/ublkb3p2 rw\n\
                      23 20 259:900003 / /mnt/d rw - xfs /dev/ublkb31 rw\n";
-        assert_eq!(points_of(table, &[3]), ["/mnt/a b", "/mnt/c"]);
+        assert_eq!(points_of(table, &["ublkb3".to_owned()]), ["/mnt/a b", "/mnt/c"]);
         assert!(points_of(table, &[]).is_empty());
     }
 }

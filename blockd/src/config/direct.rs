@@ -1,0 +1,102 @@
+//! Pools of namespaces in the configuration.
+
+use blockd_pmem::platform::step::Rule;
+use blockd_pmem::platform::{PageMap, RegionKey};
+
+use super::file::Pool;
+use super::parse::{Source, check_name};
+use crate::direct::{DirectConfig, SizeRule};
+use crate::error::Error;
+
+/// The kind of a pool whose volumes are namespaces.
+pub(super) const DIRECT: &str = "pmem-direct";
+
+/// Longest beginning of a namespace's name: half of what a label has room for.
+const MAX_PREFIX: usize = 31;
+
+impl Source<'_> {
+    /// A pool of namespaces.
+    pub(super) fn direct(&self, index: &str, pool: &Pool) -> Result<DirectConfig, Error> {
+        let key = |name| ["pool", index, name];
+        if let Err(allowed) = check_name(&pool.name) {
+            return Err(self.refuse(&key("name"), &pool.name, allowed));
+        }
+        let usual = Pool::default();
+        for (name, is_given) in [
+            ("path", pool.path != usual.path),
+            ("devices", pool.devices != usual.devices),
+            ("spare_devices", pool.spare_devices != usual.spare_devices),
+            ("size", pool.size != usual.size),
+            ("preallocate", pool.preallocate != usual.preallocate),
+            ("extent_size", pool.extent_size != usual.extent_size),
+            ("atomicity", pool.atomicity != usual.atomicity),
+            ("space", pool.space != usual.space),
+            ("extend", pool.extend != usual.extend),
+        ] {
+            if is_given {
+                let allowed = "left out: the volumes of such a pool are namespaces of its region";
+                return Err(self.refuse(&key(name), "given", allowed));
+            }
+        }
+        let region: RegionKey = pool
+            .region
+            .parse()
+            .map_err(|allowed| self.refuse(&key("region"), &pool.region, allowed))?;
+        let prefix = &pool.name_prefix;
+        if prefix.len() > MAX_PREFIX || prefix.contains(|c: char| c.is_control()) {
+            let allowed = format!("at most {MAX_PREFIX} bytes without control characters");
+            return Err(self.refuse(&key("name_prefix"), prefix, allowed));
+        }
+        let alignment = match pool.alignment.as_str() {
+            "formula" => Rule::Formula,
+            "seed" => Rule::Coarse,
+            other => return Err(self.refuse(&key("alignment"), other, "formula or seed")),
+        };
+        let size_rule = match pool.size_semantics.as_str() {
+            "usable" => SizeRule::Usable,
+            "charged" => SizeRule::Charged,
+            other => return Err(self.refuse(&key("size_semantics"), other, "usable or charged")),
+        };
+        let page_map = match pool.page_map.as_str() {
+            "device" => PageMap::Device,
+            "memory" => PageMap::Memory,
+            other => return Err(self.refuse(&key("page_map"), other, "device or memory")),
+        };
+        Ok(DirectConfig {
+            name: pool.name.clone(),
+            region,
+            name_prefix: prefix.clone(),
+            alignment,
+            size_rule,
+            page_map,
+            power_safe: match pool.persistence.as_str() {
+                "auto" => false,
+                "power-safe" => true,
+                other => return Err(self.refuse(&key("persistence"), other, "auto or power-safe")),
+            },
+            has_percentage: pool.percentage != usual.percentage,
+        })
+    }
+
+    /// What is said of namespaces is for such pools alone.
+    pub(super) fn not_direct(&self, index: &str, pool: &Pool) -> Result<(), Error> {
+        let usual = Pool::default();
+        for (name, value, usual) in [
+            ("region", &pool.region, &usual.region),
+            ("name_prefix", &pool.name_prefix, &usual.name_prefix),
+            ("alignment", &pool.alignment, &usual.alignment),
+            ("size_semantics", &pool.size_semantics, &usual.size_semantics),
+            ("page_map", &pool.page_map, &usual.page_map),
+        ] {
+            if value != usual {
+                let allowed = "left out unless kind is pmem-direct";
+                return Err(self.refuse(&["pool", index, name], value, allowed));
+            }
+        }
+        if pool.percentage != usual.percentage {
+            let allowed = "left out: `blockd pmem create --percentage` makes space for a pool";
+            return Err(self.refuse(&["pool", index, "percentage"], pool.percentage, allowed));
+        }
+        Ok(())
+    }
+}

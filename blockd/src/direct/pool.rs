@@ -1,0 +1,606 @@
+//! A pool of namespaces: volumes made, found again and removed.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockd_pmem::platform::choose;
+use blockd_pmem::platform::provision::{MAX_NAME, Wish};
+use blockd_pmem::platform::step::{HUGE_PAGE, Rule, Step};
+use blockd_pmem::platform::{
+    Inventory, Mode, Namespace, PageMap, Platform, Region, Uuid, new_uuid, raw_size_for, usable_of,
+};
+use serde::{Deserialize, Serialize};
+
+use super::config::{DirectConfig, SizeRule};
+use super::describe::{PoolView, Space, State, VolumeView, durability};
+use super::journal::{Content, Intent, Journal, Record};
+use super::scrub::Scrubber;
+use crate::clock::wall_ms;
+use crate::config::check_name;
+use crate::error::{Error, shown};
+
+/// How often a namespace is made larger when the kernel leaves less of it usable than expected.
+const SIZE_TRIES: u32 = 4;
+
+/// What a volume is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Usage {
+    /// Applications map it.
+    #[default]
+    AppDirect,
+    /// It is read and written, and no sector of it tears.
+    FileIo,
+}
+
+impl Usage {
+    const fn mode(self) -> Mode {
+        match self {
+            Self::AppDirect => Mode::Fsdax,
+            Self::FileIo => Mode::Sector,
+        }
+    }
+
+    /// Its name in texts.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AppDirect => "app-direct",
+            Self::FileIo => "file-io",
+        }
+    }
+}
+
+/// A volume to be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CreateWish {
+    /// What it is called.
+    pub name: String,
+    /// Bytes at least, by the rule.
+    pub size: u64,
+    /// Bytes at most, by the rule; 0 for any.
+    pub limit: u64,
+    /// What it is for.
+    pub usage: Usage,
+    /// It is overwritten before its space is free.
+    pub erase_after: bool,
+    /// What the size counts, if not what the pool says.
+    pub size_rule: Option<SizeRule>,
+}
+
+/// A pool of namespaces. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct DirectPool(pub(super) Arc<Inner>);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) config: DirectConfig,
+    pub(super) platform: Platform,
+    journal: Journal,
+    content: Mutex<Content>,
+    /// One volume is made or removed at a time.
+    changing: Mutex<()>,
+    pub(super) scrubber: Scrubber,
+}
+
+impl DirectPool {
+    /// Reads the journal, and brings to its end what a crash has left. A region that is not there
+    /// is no error: the pool is known, and does not serve.
+    pub fn open(config: DirectConfig, platform: Platform, state_dir: &Path) -> Result<Self, Error> {
+        let journal = Journal::new(state_dir, &config.name);
+        let region = config.region.to_string();
+        let content = match journal.read()? {
+            Some(content) if content.region != region && !content.records.is_empty() => {
+                let problem = format!(
+                    "has {} volumes in region {}, and region {region} is configured: delete them \
+                     first, or name the pool otherwise",
+                    content.records.len(),
+                    content.region
+                );
+                return Err(Error::in_use(format!("pool {}", config.name), problem));
+            }
+            Some(content) => Content { region, ..content },
+            None => {
+                let pool = new_uuid()?.to_string();
+                let content = Content { pool, region, next_id: 1, records: Vec::new() };
+                journal.write(&content)?;
+                content
+            }
+        };
+        if config.has_percentage {
+            tracing::warn!(
+                pool = config.name,
+                "percentage means nothing to a pool of kind pmem-direct: its volumes take what is \
+                 free"
+            );
+        }
+        let pool = Self(Arc::new(Inner {
+            config,
+            platform,
+            journal,
+            content: Mutex::new(content),
+            changing: Mutex::new(()),
+            scrubber: Scrubber::default(),
+        }));
+        pool.tidy_up()?;
+        Scrubber::start(&pool)?;
+        Ok(pool)
+    }
+
+    /// Ends what goes on in the background. What is not done is taken up at the next start.
+    pub fn close(&self) {
+        self.0.scrubber.stop();
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.config.name
+    }
+
+    /// How it is configured.
+    #[must_use]
+    pub fn config(&self) -> &DirectConfig {
+        &self.0.config
+    }
+
+    pub(super) fn content(&self) -> MutexGuard<'_, Content> {
+        self.0.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.0.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the journal: durably, or not at all.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Content)) -> Result<(), Error> {
+        let mut content = self.content();
+        let mut next = content.clone();
+        change(&mut next);
+        self.0.journal.write(&next)?;
+        *content = next;
+        Ok(())
+    }
+
+    fn forget(&self, uuid: &str) -> Result<(), Error> {
+        self.change(|content| content.records.retain(|one| one.uuid != uuid))
+    }
+
+    pub(super) fn records(&self, intents: &[Intent]) -> Vec<Record> {
+        let content = self.content();
+        let is_one = |one: &&Record| intents.contains(&one.intent);
+        content.records.iter().filter(is_one).cloned().collect()
+    }
+
+    /// Removes what was being made or removed when the daemon ended. What can't be removed now is
+    /// tried again later; that something can't be read ends it.
+    pub(super) fn tidy_up(&self) -> Result<(), Error> {
+        let _changing = self.changing();
+        let left = self.records(&[Intent::Creating, Intent::Deleting]);
+        let inventory = self.0.platform.read()?;
+        if inventory.region(&self.0.config.region).is_none() {
+            return Ok(());
+        }
+        for record in left {
+            match self.0.platform.destroy(uuid_of(&record)?) {
+                Ok(was_there) => {
+                    self.forget(&record.uuid)?;
+                    let (pool, volume) = (self.name(), &record.name);
+                    tracing::info!(pool, volume, was_there, "what was begun of it is removed");
+                }
+                Err(error) => {
+                    let (pool, volume, error) = (self.name(), &record.name, error.text());
+                    tracing::warn!(
+                        pool,
+                        volume,
+                        error,
+                        "what was begun of it can't be removed yet"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why it does not serve.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        match self.0.platform.read() {
+            Ok(inventory) => self.region(&inventory).err().map(|error| error.to_string()),
+            Err(error) => Some(error.text()),
+        }
+    }
+
+    fn region<'a>(&self, inventory: &'a Inventory) -> Result<&'a Region, Error> {
+        let found = inventory.region(&self.0.config.region);
+        found.ok_or_else(|| {
+            let problem = format!("has failed: its region {} is not there", self.0.config.region);
+            Error::in_use(format!("pool {}", self.name()), problem)
+        })
+    }
+
+    /// In which steps sizes go. The map of a sector namespace has no pages.
+    fn step(&self, region: &Region, rule: Rule) -> Result<Step, Error> {
+        Step::of(region, HUGE_PAGE, rule).ok_or_else(|| {
+            let problem = format!("has {} ways: that is beyond all sizes", region.ways);
+            Error::in_use(format!("region {}", region.key), problem)
+        })
+    }
+
+    fn map(&self, usage: Usage) -> PageMap {
+        if usage == Usage::FileIo { PageMap::Memory } else { self.0.config.page_map }
+    }
+
+    /// Bytes to take for a volume of that size.
+    fn raw_size(&self, wish: &CreateWish, step: Step) -> Result<u64, Error> {
+        let (mode, map) = (wish.usage.mode(), self.map(wish.usage));
+        let size = match wish.size_rule.unwrap_or(self.0.config.size_rule) {
+            SizeRule::Usable => raw_size_for(mode, map, HUGE_PAGE, wish.size, step),
+            SizeRule::Charged => step.round_up(wish.size).and_then(|size| {
+                // What nothing is left of is no volume.
+                raw_size_for(mode, map, HUGE_PAGE, 1, step).map(|least| size.max(least))
+            }),
+        };
+        size.filter(|size| i64::try_from(*size).is_ok())
+            .ok_or_else(|| Error::invalid("size_bytes", wish.size, "less than 2^63 when rounded"))
+    }
+
+    /// Makes a volume. True if it is new.
+    pub fn create(&self, wish: &CreateWish) -> Result<(bool, VolumeView), Error> {
+        check_name(&wish.name).map_err(|allowed| Error::invalid("name", &wish.name, allowed))?;
+        if wish.size == 0 {
+            return Err(Error::invalid("size_bytes", 0, "more than 0"));
+        }
+        let _changing = self.changing();
+        let inventory = self.0.platform.read()?;
+        let region = self.region(&inventory)?;
+        if let Some(there) = self.named(&wish.name, &[Intent::Ready]) {
+            return self.same(wish, &there, &inventory).map(|view| (false, view));
+        }
+        if let Some(left) = self.named(&wish.name, &[Intent::Creating, Intent::Deleting]) {
+            self.0.platform.destroy(uuid_of(&left)?)?;
+            self.forget(&left.uuid)?;
+        }
+        let step = self.step(region, self.0.config.alignment)?;
+        let mut raw = self.raw_size(wish, step)?;
+        let rule = wish.size_rule.unwrap_or(self.0.config.size_rule);
+        for _ in 0..SIZE_TRIES {
+            check_limit(wish, raw, step)?;
+            choose::fits(region, raw).map_err(no_room)?;
+            let (record, made) = self.make(wish, raw)?;
+            let usable = made.usable.unwrap_or(0);
+            if rule == SizeRule::Usable && usable < wish.size {
+                self.0.platform.destroy(uuid_of(&record)?)?;
+                self.forget(&record.uuid)?;
+                raw = raw.checked_add(step.bytes()).ok_or_else(|| {
+                    Error::invalid("size_bytes", wish.size, "less than 2^63 when rounded")
+                })?;
+                continue;
+            }
+            self.change(|content| {
+                for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                    (one.intent, one.usable_bytes) = (Intent::Ready, usable);
+                }
+            })?;
+            return Ok((true, self.get(&wish.name)?));
+        }
+        let problem = format!("{raw} bytes of it are too few for {} usable ones", wish.size);
+        Err(Error::Unexpected { what: format!("region {}", region.key), problem })
+    }
+
+    fn make(&self, wish: &CreateWish, raw: u64) -> Result<(Record, Namespace), Error> {
+        let uuid = new_uuid()?;
+        let mut record = Record {
+            uuid: uuid.to_string(),
+            name: wish.name.clone(),
+            id: 0,
+            intent: Intent::Creating,
+            usage: wish.usage,
+            requested_bytes: wish.size,
+            charged_bytes: raw,
+            usable_bytes: 0,
+            erase_after: wish.erase_after,
+            made_unix_ms: wall_ms(),
+            scrubbed_bytes: 0,
+        };
+        self.change(|content| {
+            record.id = content.next_id;
+            content.next_id = content.next_id.saturating_add(1);
+            content.records.push(record.clone());
+        })?;
+        let order = Wish {
+            uuid,
+            alt_name: self.label(&wish.name, uuid),
+            mode: wish.usage.mode(),
+            map: self.map(wish.usage),
+            align: HUGE_PAGE,
+            size: raw,
+        };
+        match self.0.platform.create(&self.0.config.region, &order) {
+            Ok(made) => Ok((record, made)),
+            Err(error) => {
+                // Where something is left of it, the journal still says so, and it is removed
+                // later.
+                if !matches!(error, blockd_pmem::platform::PlatformError::NotTakenBack { .. }) {
+                    self.forget(&record.uuid)?;
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The volume's name, as far as a label has room.
+    fn label(&self, name: &str, uuid: Uuid) -> String {
+        let whole = format!("{}{name}", self.0.config.name_prefix);
+        if whole.len() <= MAX_NAME {
+            return whole;
+        }
+        let tail = uuid.to_string();
+        let (tail, mut room) = (&tail[..8], MAX_NAME - 9);
+        while !whole.is_char_boundary(room) {
+            room -= 1;
+        }
+        format!("{}-{tail}", &whole[..room])
+    }
+
+    /// One that is there already, if it is what is wished for.
+    fn same(
+        &self,
+        wish: &CreateWish,
+        there: &Record,
+        inventory: &Inventory,
+    ) -> Result<VolumeView, Error> {
+        let other = |field: &str, existing: String, asked: String| {
+            let (what, name, field) = ("volume", shown(&wish.name), field.to_owned());
+            Err(Error::Exists { what, name, field, existing, asked })
+        };
+        if there.usage != wish.usage {
+            return other("usage", there.usage.name().into(), wish.usage.name().into());
+        }
+        let view = self.view(there, Some(inventory));
+        let rule = wish.size_rule.unwrap_or(self.0.config.size_rule);
+        let has = if rule == SizeRule::Charged { view.charged } else { view.usable };
+        let is_within = wish.limit == 0 || view.charged <= wish.limit;
+        let is_it = there.requested_bytes == wish.size || (has >= wish.size && wish.limit != 0);
+        if is_it && is_within && has >= wish.size {
+            return Ok(view);
+        }
+        other("size in bytes", has.to_string(), wish.size.to_string())
+    }
+
+    fn named(&self, name: &str, intents: &[Intent]) -> Option<Record> {
+        self.records(intents).into_iter().find(|one| one.name == name)
+    }
+
+    /// Removes a volume; nothing if there is none of that name. With `erase_after` its space is
+    /// free when it has been overwritten, which goes on in the background.
+    pub fn delete(&self, name: &str) -> Result<Option<VolumeView>, Error> {
+        let _changing = self.changing();
+        let Some(record) = self.named(name, &[Intent::Ready, Intent::Creating]) else {
+            return Ok(None);
+        };
+        let inventory = self.0.platform.read_with_users()?;
+        self.region(&inventory)?;
+        let before = self.view(&record, Some(&inventory));
+        let uuid = uuid_of(&record)?;
+        let Some((_, namespace)) = inventory.namespace(uuid) else {
+            self.forget(&record.uuid)?;
+            return Ok(Some(before));
+        };
+        if !namespace.users.is_empty() {
+            let users: Vec<String> = namespace.users.iter().map(ToString::to_string).collect();
+            let problem = format!("is in use: {}", users.join(", "));
+            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        // Whoever is kept out from here on can't begin to use what is about to go.
+        let held = match namespace.device {
+            Some(_) => Some(self.0.platform.zeroing(namespace, 0)?),
+            None => None,
+        };
+        let scrubs = record.erase_after && record.intent == Intent::Ready && held.is_some();
+        let intent = if scrubs { Intent::Scrubbing } else { Intent::Deleting };
+        self.change(|content| {
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                (one.intent, one.scrubbed_bytes) = (intent, 0);
+            }
+        })?;
+        match held {
+            Some(zeroing) if scrubs => self.0.scrubber.take(record.uuid, zeroing),
+            held => {
+                drop(held);
+                self.0.platform.destroy(uuid)?;
+                self.forget(&record.uuid)?;
+            }
+        }
+        Ok(Some(before))
+    }
+
+    /// Removes what has been overwritten.
+    pub(super) fn scrubbed(&self, record: &Record) -> Result<(), Error> {
+        let _changing = self.changing();
+        self.change(|content| {
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                one.intent = Intent::Deleting;
+            }
+        })?;
+        self.0.platform.destroy(uuid_of(record)?)?;
+        self.forget(&record.uuid)
+    }
+
+    /// Makes a volume larger, where its kind can be: true if it is now.
+    pub fn resize(&self, name: &str, size: u64) -> Result<(bool, u64, VolumeView), Error> {
+        let _changing = self.changing();
+        let inventory = self.0.platform.read()?;
+        let region = self.region(&inventory)?;
+        let record = self.named(name, &[Intent::Ready]);
+        let record = record.ok_or_else(|| Error::not_found("volume", name))?;
+        let before = self.view(&record, Some(&inventory));
+        let has = match self.0.config.size_rule {
+            SizeRule::Usable => before.usable,
+            SizeRule::Charged => before.charged,
+        };
+        if size == has || size == record.requested_bytes {
+            return Ok((false, before.usable, before));
+        }
+        if size < has {
+            let problem = format!("has {has} bytes: namespaces do not shrink");
+            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        }
+        let wish = CreateWish {
+            name: name.to_owned(),
+            size,
+            limit: 0,
+            usage: record.usage,
+            erase_after: record.erase_after,
+            size_rule: None,
+        };
+        let step = self.step(region, self.0.config.alignment)?;
+        let raw = self.raw_size(&wish, step)?;
+        let grown = self.0.platform.grow(uuid_of(&record)?, raw)?;
+        let usable = grown.usable.unwrap_or(0);
+        self.change(|content| {
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                one.requested_bytes = size;
+                (one.charged_bytes, one.usable_bytes) = (grown.size, usable);
+            }
+        })?;
+        Ok((true, before.usable, self.get(name)?))
+    }
+
+    /// A volume; one that is being removed counts where there is no other of the name.
+    pub fn get(&self, name: &str) -> Result<VolumeView, Error> {
+        let all = [Intent::Ready, Intent::Creating, Intent::Scrubbing, Intent::Deleting];
+        let found = all.iter().find_map(|intent| self.named(name, &[*intent]));
+        let record = found.ok_or_else(|| Error::not_found("volume", name))?;
+        Ok(self.view(&record, self.0.platform.read().ok().as_ref()))
+    }
+
+    /// All volumes, with those that are being removed, in the order in which they were made.
+    #[must_use]
+    pub fn list(&self) -> Vec<VolumeView> {
+        let inventory = self.0.platform.read().ok();
+        let mut records = self.content().records.clone();
+        records.sort_by_key(|one| one.id);
+        records.iter().map(|one| self.view(one, inventory.as_ref())).collect()
+    }
+
+    fn view(&self, record: &Record, inventory: Option<&Inventory>) -> VolumeView {
+        let uuid = record.uuid.parse::<Uuid>().ok();
+        let namespace = inventory
+            .and_then(|inventory| uuid.and_then(|uuid| inventory.namespace(uuid)))
+            .map(|(_, namespace)| namespace);
+        let device = namespace.and_then(|one| one.device.clone());
+        let region = inventory.and_then(|all| all.region(&self.0.config.region));
+        let problem = match (inventory, region, namespace, &device) {
+            (None, ..) => Some("persistent memory can't be read".to_owned()),
+            (_, None, ..) => Some(format!("region {} is not there", self.0.config.region)),
+            (_, _, None, _) => Some(format!("its namespace {} is gone", record.uuid)),
+            (_, _, Some(_), None) => Some("its namespace is not enabled".to_owned()),
+            _ => None,
+        };
+        let usable = namespace.and_then(|one| one.usable).unwrap_or(record.usable_bytes);
+        let scrubbed = self.0.scrubber.done(&record.uuid).unwrap_or(record.scrubbed_bytes);
+        let state = match record.intent {
+            Intent::Creating => State::Creating,
+            Intent::Ready => State::Ready,
+            Intent::Scrubbing => State::Scrubbing,
+            Intent::Deleting => State::Deleting,
+        };
+        VolumeView {
+            name: record.name.clone(),
+            id: record.id,
+            state,
+            usage: record.usage,
+            usable,
+            charged: record.charged_bytes,
+            erase_after: record.erase_after,
+            made_unix_ms: record.made_unix_ms,
+            scrubbed,
+            problem: problem.filter(|_| state == State::Ready),
+            bad_bytes: namespace.map_or(0, |one| length_of(&one.bad_blocks)),
+            device: device.filter(|_| state == State::Ready),
+        }
+    }
+
+    /// The pool with its space.
+    #[must_use]
+    pub fn describe(&self) -> PoolView {
+        let read = self.0.platform.read();
+        let (inventory, failure) = match read {
+            Ok(inventory) => {
+                let failure = self.region(&inventory).err().map(|error| error.to_string());
+                (Some(inventory), failure)
+            }
+            Err(error) => (None, Some(error.text())),
+        };
+        let region = inventory.as_ref().and_then(|all| all.region(&self.0.config.region));
+        let records = self.content().records.clone();
+        let charged = |intent: &[Intent]| {
+            let of = records.iter().filter(|one| intent.contains(&one.intent));
+            of.map(|one| one.charged_bytes).sum::<u64>()
+        };
+        let all = [Intent::Ready, Intent::Creating, Intent::Scrubbing, Intent::Deleting];
+        let is_volume = |one: &&Record| matches!(one.intent, Intent::Ready | Intent::Creating);
+        let id = self.content().pool.parse::<Uuid>().map(|uuid| uuid.0).unwrap_or_default();
+        PoolView {
+            name: self.name().to_owned(),
+            id,
+            region: self.0.config.region.to_string(),
+            failure,
+            space: region.and_then(|region| self.space(region)),
+            durability: durability(region, self.0.config.power_safe),
+            charged: charged(&all),
+            scrubbing: charged(&[Intent::Scrubbing, Intent::Deleting]),
+            promised: records.iter().filter(is_volume).map(|one| one.usable_bytes).sum(),
+            volumes: records.iter().filter(is_volume).count(),
+        }
+    }
+
+    fn space(&self, region: &Region) -> Option<Space> {
+        let step = self.step(region, self.0.config.alignment).ok()?;
+        let (mode, map) = (Mode::Fsdax, self.0.config.page_map);
+        let sized = |raw: u64| match self.0.config.size_rule {
+            SizeRule::Usable => usable_of(mode, map, HUGE_PAGE, raw),
+            SizeRule::Charged => raw,
+        };
+        let largest = step.round_down(region.max_available_extent.min(region.available));
+        let smallest = raw_size_for(mode, map, HUGE_PAGE, 1, step)?;
+        let fits = choose::fits(region, largest.max(smallest)).is_ok();
+        Some(Space {
+            total: region.size,
+            available: region.available,
+            largest_piece: region.max_available_extent,
+            largest_volume: if fits { sized(largest) } else { 0 },
+            step: step.bytes(),
+            smallest_volume: sized(smallest),
+            numa_node: region.numa_node,
+            bad_bytes: length_of(&region.bad_blocks),
+        })
+    }
+}
+
+/// Nothing more than the limit is taken.
+fn check_limit(wish: &CreateWish, raw: u64, step: Step) -> Result<(), Error> {
+    if wish.limit == 0 || raw <= wish.limit {
+        return Ok(());
+    }
+    let size = wish.size;
+    let allowed = format!("at least {raw}, which {size} bytes take: sizes go in {step}");
+    Err(Error::invalid("limit_bytes", wish.limit, allowed))
+}
+
+fn length_of(ranges: &[std::ops::Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+fn no_room(refusal: choose::Refusal) -> Error {
+    let refused = choose::NoRoom { refusals: vec![refusal] };
+    blockd_pmem::platform::PlatformError::from(refused).into()
+}
+
+pub(super) fn uuid_of(record: &Record) -> Result<Uuid, Error> {
+    record.uuid.parse().map_err(|allowed| Error::Corrupt {
+        what: format!("volume {}", shown(&record.name)),
+        problem: format!("its uuid is {:?}: must be {allowed}", record.uuid),
+    })
+}
