@@ -5,6 +5,7 @@
 //! unit of a volume holds what it held in the last state known to be durable or in any since, and
 //! after the death of the process just what it held before or after the operation that was cut off.
 
+pub mod memory;
 pub mod record;
 pub mod script;
 
@@ -49,6 +50,8 @@ struct Run<'a> {
     until: Instant,
     counts: &'a mut Counts,
     random: fastrand::Rng,
+    /// Bytes of a volume that are never of two states.
+    unit: usize,
 }
 
 /// A crash: how it is called, and what is left of the host.
@@ -79,7 +82,7 @@ pub fn enumerate(
     counts.traces += 1;
     let boundaries = only.map_or(0..=recording.events.len(), |at| at..=at);
     let random = fastrand::Rng::with_seed(seed);
-    let mut run = Run { recording: &recording, depth, until, counts, random };
+    let mut run = Run { recording: &recording, depth, until, counts, random, unit: UNIT };
     for boundary in boundaries {
         run.counts.boundaries += 1;
         run.random = fastrand::Rng::with_seed(seed ^ boundary as u64);
@@ -238,13 +241,13 @@ impl Run<'_> {
         }
         for (name, data) in &held {
             let same: Vec<&Vec<u8>> = states.iter().filter_map(|state| state.get(name)).collect();
-            for (number, unit) in data.chunks(UNIT).enumerate() {
-                let at = number * UNIT;
+            for (number, unit) in data.chunks(self.unit).enumerate() {
+                let at = number * self.unit;
                 if !same.iter().any(|d| d.get(at..at + unit.len()) == Some(unit)) {
                     return Err(format!("unit {number} of {name} is of no state of {allowed:?}"));
                 }
             }
-            self.counts.checks += (data.len() / UNIT) as u64;
+            self.counts.checks += (data.len() / self.unit) as u64;
         }
         rig.check()?;
         rig.media.inspect()?;
