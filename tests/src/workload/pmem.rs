@@ -2,6 +2,9 @@
 //! cuts in the middle of writes.
 
 mod answered;
+mod bare;
+mod direct;
+mod kata;
 mod pooled;
 mod regions;
 
@@ -36,19 +39,41 @@ pub fn run(run: &Run) -> Result<String> {
     let folder = Folder::new("pmem")?;
     let first = sparse(&folder, "first", FIRST + LABELS)?;
     let second = sparse(&folder, "second", SECOND + LABELS)?;
-    fill(&second)?;
+    fill(&first)?;
     let vm = || -> Result<Vm> {
         Ok(machine(run)?
             .nodes(2)
             .drive(Drive::NvdimmNear(first.clone(), 0))
             .drive(Drive::NvdimmNear(second.clone(), 1)))
     };
-    let made = stage(run, vm()?, "make", None)?;
+    let made = stage(run, vm()?, "make")?;
     let (cuts, known, later) = cuts(run, &vm()?)?;
+    let foreign = untouched(&first)?;
+    let images = stage(run, kata::with_images(machine(run)?, &folder)?, "images")?;
+    let bare = machine(run)?.modules(&["nd_e820", "nd_pmem"]).words(bare::WORDS);
+    let bare = stage(run, bare, "bare")?;
     Ok(format!(
-        "{}; {cuts} power cuts: {known} answered blocks found, {later} others, 0 lost, 0 torn",
-        figures(&made)?
+        "{}; {cuts} power cuts: {known} answered blocks found, {later} others, 0 lost, 0 torn; \
+         {foreign} MiB of others untouched; {}; {}",
+        figures(&made)?,
+        figures(&images)?,
+        figures(&bare)?
     ))
+}
+
+/// What is left of others' in the region that pools may have half of (P10). Gives it in MiB.
+fn untouched(region: &Path) -> Result<u64> {
+    let file = File::open(region)?;
+    let mut piece = vec![0; usize::try_from(MIB)?];
+    // What is made first lies in front.
+    let mut at = FIRST / 2;
+    while at < FIRST {
+        file.read_exact_at(&mut piece, at)?;
+        let same = piece.chunks_exact(8).all(|word| word == FOREIGN.to_le_bytes());
+        ensure!(same, "the MiB at {at} of others was written");
+        at += MIB;
+    }
+    Ok(FIRST / 2 / MIB)
 }
 
 /// Cuts the power in the middle of writes, again and again; nobody flushes anything.
@@ -96,10 +121,9 @@ fn machine(run: &Run) -> Result<Vm> {
 }
 
 /// Boots for one stage, to its end.
-fn stage(run: &Run, vm: Vm, name: &str, more: Option<&str>) -> Result<String> {
+fn stage(run: &Run, vm: Vm, name: &str) -> Result<String> {
     let short = if run.short { " --short" } else { "" };
-    let more = more.unwrap_or_default();
-    let output = vm.run(&run.inside(&format!("pmem {name}{short}{more}")))?;
+    let output = vm.run(&run.inside(&format!("pmem {name}{short}")))?;
     println!("{}", output.text);
     Ok(output.text)
 }
@@ -108,7 +132,7 @@ fn stage(run: &Run, vm: Vm, name: &str, more: Option<&str>) -> Result<String> {
 fn fill(region: &Path) -> Result<()> {
     let file = File::options().write(true).open(region)?;
     let piece: Vec<u8> = FOREIGN.to_le_bytes().repeat(usize::try_from(MIB / 8)?);
-    for at in (0..SECOND).step_by(piece.len()) {
+    for at in (0..FIRST).step_by(piece.len()) {
         file.write_all_at(&piece, at)?;
     }
     Ok(())
@@ -124,6 +148,14 @@ pub fn inside(name: &str, before: Option<&str>, short: bool, seed: u64) -> Resul
             regions::labels()?;
             let pooled = pooled::make(short, seed)?;
             println!("{MARK}{pooled}");
+            Ok(())
+        }
+        "images" => {
+            println!("{MARK}{}", kata::inside()?);
+            Ok(())
+        }
+        "bare" => {
+            println!("{MARK}{}", bare::inside()?);
             Ok(())
         }
         "write" | "last" => pooled::go_on(before, name == "last", seed),

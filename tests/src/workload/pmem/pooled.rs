@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{WRITING, answered, regions};
+use super::{WRITING, answered, direct, regions};
 use crate::daemon::{Daemon, Settings};
 use crate::workload::device_of;
 use crate::workload::guest::{self, shell};
@@ -16,10 +16,14 @@ const VOLUME: u64 = 16 << 20;
 const FOUND: &str = "found ";
 
 /// A daemon with a pool on the character device.
-fn daemon(lines: &str) -> Result<Daemon> {
+///
+/// # Errors
+/// When there is no device, or not one, or it does not serve.
+pub(super) fn daemon(lines: &str, tables: &str) -> Result<Daemon> {
     let settings = Settings {
         pool: Some(device()?),
         pool_lines: format!("kind = \"pmem\"\n{lines}"),
+        tables: tables.to_owned(),
         ..Settings::default()
     };
     let mut daemon = Daemon::new("pmem", &settings)?;
@@ -41,13 +45,13 @@ fn device() -> Result<PathBuf> {
 /// # Errors
 /// When something is not as it has to be.
 pub(super) fn make(short: bool, seed: u64) -> Result<String> {
-    let first = regions::kernels("-R")?
-        .into_iter()
-        .max_by_key(|one| one["size"].as_u64())
-        .context("no region")?;
-    let name = first["dev"].as_str().context("a region without a name")?;
-    shell(&format!("ndctl create-namespace -r {name} -m devdax -a 2M -n blockd"))?;
-    let mut daemon = daemon("")?;
+    let [large, small] = regions::compare()?;
+    let create = format!("$BLOCKD_BIN --json pmem create --region {large} --percentage 50");
+    let said = shell(&create)?;
+    ensure!(said.contains("\"changed\":true"), "{said}");
+    let said = shell(&create)?;
+    ensure!(said.contains("\"changed\":false"), "made again: {said}");
+    let mut daemon = daemon("", &direct::table(&small))?;
     guest::add_device(&daemon, "cut", VOLUME)?;
     guest::add_device(&daemon, "files", 64 << 20)?;
     for volume in ["cut", "files"] {
@@ -58,8 +62,9 @@ pub(super) fn make(short: bool, seed: u64) -> Result<String> {
     }
     verify(short)?;
     let kills = kills(&mut daemon, if short { 2 } else { 10 }, seed)?;
+    let mapped = direct::make(&daemon)?;
     ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
-    Ok(format!("a pool on {}, {kills}", device()?.display()))
+    Ok(format!("a pool on {}, {kills}; {mapped}", device()?.display()))
 }
 
 /// Data written by others, with their own check.
@@ -103,8 +108,10 @@ fn kills(daemon: &mut Daemon, kills: u32, seed: u64) -> Result<String> {
 /// # Errors
 /// When something that was answered is not there.
 pub(super) fn go_on(before: Option<&str>, last: bool, seed: u64) -> Result<()> {
-    let mut daemon = daemon("")?;
+    let [_, small] = regions::compare()?;
+    let mut daemon = daemon("", &direct::table(&small))?;
     guest::add_device(&daemon, "cut", VOLUME)?;
+    direct::find(&daemon)?;
     let device = device_of("cut");
     if let Some(before) = before {
         let counts = answered::parse(before)?;

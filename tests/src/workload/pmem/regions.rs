@@ -31,3 +31,47 @@ pub(super) fn kernels(what: &str) -> Result<Vec<Value>> {
         one => vec![one],
     })
 }
+
+/// What our command line lists.
+///
+/// # Errors
+/// When it fails, or prints no regions.
+pub(super) fn ours() -> Result<Vec<Value>> {
+    let text = shell("$BLOCKD_BIN --json pmem list")?;
+    let value: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let regions = value["regions"].as_array().cloned();
+    regions.with_context(|| format!("no regions: {text}"))
+}
+
+/// Both lists agree: on size, what is free, and which processors are near. Gives the keys of the
+/// larger and of the smaller region.
+///
+/// # Errors
+/// When they do not.
+pub(super) fn compare() -> Result<[String; 2]> {
+    let mut ours = ours()?;
+    ours.sort_by_key(|one| std::cmp::Reverse(one["size_bytes"].as_u64()));
+    let theirs = kernels("-R -v")?;
+    ensure!(ours.len() == theirs.len(), "{} and {} regions", ours.len(), theirs.len());
+    for region in &ours {
+        let name = &region["name"];
+        let other = theirs.iter().find(|one| one["dev"] == *name);
+        let other = other.with_context(|| format!("{name} is only ours"))?;
+        for (mine, its) in [
+            ("size_bytes", "size"),
+            ("available_bytes", "available_size"),
+            ("largest_available_bytes", "max_available_extent"),
+            ("numa_node", "numa_node"),
+            ("persistence_domain", "persistence_domain"),
+            ("align_bytes", "align"),
+        ] {
+            ensure!(region[mine] == other[its], "{name}: {mine} in {region}, {its} in {other}");
+        }
+    }
+    let nodes: Vec<_> = ours.iter().map(|one| one["numa_node"].as_u64()).collect();
+    ensure!(nodes == [Some(0), Some(1)], "regions near {nodes:?}");
+    let key = |at: usize| ours[at]["region"].as_str().map(str::to_owned);
+    let keys = (key(0).context("no key")?, key(1).context("no key")?);
+    ensure!(keys.0 != keys.1, "two regions with one key: {keys:?}");
+    Ok([keys.0, keys.1])
+}
