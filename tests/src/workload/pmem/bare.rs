@@ -2,34 +2,25 @@
 //! labels and without a platform that says what becomes of it.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
-use super::pooled;
-use crate::workload::guest::shell;
+use super::{pooled, regions};
 
 /// Two pieces, one for each way of use.
 pub(super) const WORDS: &str = "memmap=256M!1G memmap=128M!1536M";
-
-fn blockd(words: &str) -> Result<Value> {
-    let text = shell(&format!("$BLOCKD_BIN --json pmem {words}"))?;
-    serde_json::from_str(&text).with_context(|| text.clone())
-}
 
 /// The guest's half.
 ///
 /// # Errors
 /// When something is not as it has to be.
 pub(super) fn inside() -> Result<String> {
-    let told = blockd("list")?;
-    let regions = told["regions"].as_array().with_context(|| format!("no regions: {told}"))?;
-    ensure!(regions.len() == 2, "{told}");
+    let regions = regions::ours()?;
+    ensure!(regions.len() == 2, "{regions:?}");
     let large = regions.iter().max_by_key(|one| one["size_bytes"].as_u64()).context("no region")?;
     ensure!(large["labelled"] == false && large["persistence_domain"] == "unknown", "{large}");
     let key = large["region"].as_str().context("a region without a key")?;
-    let before = blockd("list")?;
-    let said = blockd(&format!("adopt {key} --dry-run"))?;
-    ensure!(said["changed"] == false && blockd("list")? == before, "a dry run: {said}");
-    let said = blockd(&format!("adopt {key}"))?;
+    let said = regions::blockd(&format!("adopt {key} --dry-run"))?;
+    ensure!(said["changed"] == false && regions::ours()? == regions, "a dry run: {said}");
+    let said = regions::blockd(&format!("adopt {key}"))?;
     ensure!(said["changed"] == true && said["namespace"]["mode"] == "devdax", "{said}");
     let mut daemon = pooled::daemon("", "")?;
     let pool = daemon.cli(&["pool", "show", "default"])?;

@@ -46,11 +46,10 @@ fn device() -> Result<PathBuf> {
 /// When something is not as it has to be.
 pub(super) fn make(short: bool, seed: u64) -> Result<String> {
     let [large, small] = regions::compare()?;
-    let create = format!("$BLOCKD_BIN --json pmem create --region {large} --percentage 50");
-    let said = shell(&create)?;
-    ensure!(said.contains("\"changed\":true"), "{said}");
-    let said = shell(&create)?;
-    ensure!(said.contains("\"changed\":false"), "made again: {said}");
+    for is_new in [true, false] {
+        let said = regions::blockd(&format!("create --region {large} --percentage 50"))?;
+        ensure!(said["changed"] == is_new, "{said}");
+    }
     let mut daemon = daemon("", &direct::table(&small))?;
     guest::add_device(&daemon, "cut", VOLUME)?;
     guest::add_device(&daemon, "files", 64 << 20)?;

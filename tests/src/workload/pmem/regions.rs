@@ -32,15 +32,23 @@ pub(super) fn kernels(what: &str) -> Result<Vec<Value>> {
     })
 }
 
+/// What our command line answers.
+///
+/// # Errors
+/// When it fails, or prints no JSON.
+pub(super) fn blockd(words: &str) -> Result<Value> {
+    let text = shell(&format!("$BLOCKD_BIN --json pmem {words}"))?;
+    serde_json::from_str(&text).with_context(|| text.clone())
+}
+
 /// What our command line lists.
 ///
 /// # Errors
 /// When it fails, or prints no regions.
 pub(super) fn ours() -> Result<Vec<Value>> {
-    let text = shell("$BLOCKD_BIN --json pmem list")?;
-    let value: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let value = blockd("list")?;
     let regions = value["regions"].as_array().cloned();
-    regions.with_context(|| format!("no regions: {text}"))
+    regions.with_context(|| format!("no regions: {value}"))
 }
 
 /// Both lists agree: on size, what is free, and which processors are near. Gives the keys of the
