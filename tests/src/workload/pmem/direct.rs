@@ -1,5 +1,5 @@
-//! Volumes that are namespaces: mapped by applications, made, deleted, scrubbed, and there after the
-//! next boot.
+//! Volumes that are namespaces: mapped by applications, made, deleted, scrubbed, and there after
+//! the next boot.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
