@@ -5,6 +5,8 @@
 
 #[path = "csi/capacity.rs"]
 mod capacity;
+#[path = "csi/pmem.rs"]
+mod pmem;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::PermissionsExt;
