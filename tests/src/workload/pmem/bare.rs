@@ -23,12 +23,12 @@ pub(super) fn inside() -> Result<String> {
     let said = regions::blockd(&format!("adopt {key}"))?;
     ensure!(said["changed"] == true && said["namespace"]["mode"] == "devdax", "{said}");
     let mut daemon = pooled::daemon("", "")?;
-    let pool = daemon.cli(&["pool", "show", "default"])?;
+    let pool = &daemon.cli(&["pool", "show", "default"])?["pool"];
     // Nobody says that the memory lasts, so nobody promises it.
     ensure!(pool["durability"] == "restart-safe", "{pool}");
     ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
     let mut daemon = pooled::daemon("persistence = \"power-safe\"\n", "")?;
-    let pool = daemon.cli(&["pool", "show", "default"])?;
+    let pool = &daemon.cli(&["pool", "show", "default"])?["pool"];
     ensure!(pool["durability"] == "power-safe" && pool["write_cache"] == false, "{pool}");
     ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
     Ok("a region without labels adopted".to_owned())

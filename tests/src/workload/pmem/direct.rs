@@ -128,7 +128,7 @@ fn pieces(daemon: &Daemon) -> Result<()> {
         add(daemon, name, 32 * MIB, &["--no-erase"])?;
     }
     daemon.cli(&["del", "--pool", POOL, "p2"])?;
-    let pool = daemon.cli(&["pool", "show", POOL])?;
+    let pool = &daemon.cli(&["pool", "show", POOL])?["pool"];
     let largest = pool["largest_volume_bytes"].as_u64().context("no largest volume")?;
     let free = pool["free_bytes"].as_u64().context("no free bytes")?;
     ensure!(largest < free, "the largest of {free} bytes in pieces is {largest}");
@@ -148,7 +148,7 @@ fn erased(daemon: &Daemon) -> Result<()> {
     daemon.cli(&["del", "--pool", POOL, "secret"])?;
     tools::wait_until("the scrub", SCRUB, || {
         let pool = daemon.cli(&["pool", "show", POOL]).ok()?;
-        (pool["scrubbing_bytes"] == 0).then_some(())
+        (pool["pool"]["scrubbing_bytes"] == 0).then_some(())
     })?;
     let device = add(daemon, "next", 32 * MIB, &[])?;
     let bytes = fs::read(&device)?;
