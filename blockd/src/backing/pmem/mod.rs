@@ -29,6 +29,7 @@ pub use site::{SYSFS, Site};
 
 /// Lanes of a device: one for each thread that may serve a pool, and one for the pool's own.
 pub const LANE_COUNT: usize = 17;
+const _: () = assert!(LANE_COUNT as u64 * LANE_BYTES <= LANES.end - LANES.start);
 /// Bytes that are looked at before a device is taken for empty, at its front and at its end: marks
 /// of file systems, partitions and pools lie there.
 const MARKED_BYTES: u64 = 2 << 20;
@@ -355,10 +356,7 @@ impl Pmem {
     pub fn write(&self, lane: usize, at: u64, from: &[u8], unseen: bool) -> Result<(), IoError> {
         let at = self.place(at, from.len() as u64)?;
         let written = match self.lanes() {
-            Some(lanes) if !unseen => {
-                self.leave_lane();
-                lanes.write(lane, at, from)
-            }
+            Some(lanes) if !unseen => lanes.write(lane, at, from),
             _ => self.map.write(at, from),
         };
         written.map_err(|error| meaning(&error))
@@ -370,18 +368,11 @@ impl Pmem {
         let written = match self.lanes() {
             Some(lanes) if !unseen => zero_by(len, LOOK_BYTES as u64, |done, len| {
                 let len = usize::try_from(len).unwrap_or(0);
-                self.leave_lane();
                 lanes.write(lane, at + done, &ZEROES[..len])
             }),
             _ => self.map.zero(at, len),
         };
         written.map_err(|error| meaning(&error))
-    }
-
-    /// What this thread wrote last through its lane is to have left that, before the lane takes
-    /// something else: a line that is not cleared yet would be followed by the wrong data.
-    fn leave_lane(&self) {
-        self.map.fence();
     }
 
     fn lanes(&self) -> Option<&Lanes<Arc<Mapping>>> {
