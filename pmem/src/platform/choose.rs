@@ -100,6 +100,8 @@ pub fn fits(region: &Region, needed: u64) -> Result<(), Refusal> {
         Reason::Unsuited("is volatile memory")
     } else if region.read_only {
         Reason::Unsuited("is read-only")
+    } else if !region.enabled {
+        Reason::Unsuited("is not enabled")
     } else if !region.labelled {
         Reason::Unsuited("has no labels, so that there can be no namespaces besides the one it has")
     } else if needed > free {
@@ -161,6 +163,7 @@ mod tests {
             bad_blocks: Vec::new(),
             read_only: false,
             labelled: true,
+            enabled: true,
             namespaces: Vec::new(),
         }
     }

@@ -160,7 +160,7 @@ impl Platform {
             match self.read_once() {
                 // What goes while it is looked at is there for one look and not for the next.
                 Err(PlatformError::Read { source, .. })
-                    if source.kind() == ErrorKind::NotFound && tries < READ_TRIES =>
+                    if is_of_what_goes(&source) && tries < READ_TRIES =>
                 {
                     tries += 1;
                     std::thread::sleep(READ_PAUSE);
@@ -175,6 +175,11 @@ impl Platform {
         let folder = Folder::new(self.places.nd_devices());
         let Some(names) = folder.list_if_there()? else { return Ok(inventory) };
         inventory.has_bus = true;
+        for name in names.iter().filter(|name| is_numbered(name, "ndbus")) {
+            // The kernel answers when all that it is about to list is listed: regions are enabled
+            // before their namespaces are there.
+            folder.at(name).text_if_there("wait_probe")?;
+        }
         for name in names.iter().filter(|name| is_numbered(name, "region")) {
             inventory.regions.push(region::read(&self.places, name)?);
         }
@@ -196,6 +201,12 @@ impl Platform {
     fn device_path(&self, device: &Device) -> PathBuf {
         self.places.dev.join(&device.name)
     }
+}
+
+/// Whether a file was not there, or was opened and its device removed before it could be read.
+fn is_of_what_goes(error: &std::io::Error) -> bool {
+    let removed = rustix::io::Errno::NODEV.raw_os_error();
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(removed)
 }
 
 /// Whether a name is this word and a number.

@@ -51,6 +51,7 @@ pub fn plan(region: &Region, target: Target) -> Result<Share, PlatformError> {
         let problem = format!("{} ways are beyond what can be aligned", region.ways);
         PlatformError::Unsupported { what: format!("region {}", region.key), problem }
     })?;
+    check_enabled(region)?;
     let has: u64 = own(region).map(|one| one.size).sum();
     let (percent, wanted) = match target {
         Target::Percentage(percent) => (percent, None),
@@ -77,6 +78,29 @@ pub fn plan(region: &Region, target: Target) -> Result<Share, PlatformError> {
         });
     }
     Ok(found)
+}
+
+/// Refuses a region of which it can't be told what is ours: nothing is made beside that.
+///
+/// # Errors
+/// When the region, or one of its namespaces that are called ours, is not enabled, or is bare where
+/// it once was more.
+pub fn check_enabled(region: &Region) -> Result<(), PlatformError> {
+    let refused = |what: String, is: &str| {
+        let problem = format!("it is {is}, so that what pools have of it is not known");
+        Err(PlatformError::Unsupported { what, problem })
+    };
+    if !region.enabled {
+        return refused(format!("region {}", region.key), "not enabled");
+    }
+    for one in region.namespaces.iter().filter(|one| one.alt_name == OWN_NAME) {
+        match (one.device.is_some(), one.mode) {
+            (false, _) => return refused(one.to_string(), "not enabled"),
+            (true, Mode::Raw) => return refused(one.to_string(), "bare, and was of another mode"),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 impl Platform {

@@ -21,7 +21,7 @@ use super::overhead::usable_of;
 use super::region::Region;
 use super::step::{Rule, Step};
 use super::sysfs::Folder;
-use super::{Inventory, Platform};
+use super::{Inventory, Platform, is_of_what_goes};
 
 /// Longest name that a label has room for.
 pub const MAX_NAME: usize = 63;
@@ -33,6 +33,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long the node of a device may take to come after the device: that is milliseconds.
 const NODE_TRIES: u32 = 500;
+/// The same for one that is enabled again.
+const ENABLE_TRIES: u32 = 100;
 const NODE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A namespace to be made.
@@ -104,7 +106,8 @@ impl Platform {
         let inventory = self.read()?;
         let region = existing_region(&inventory, region)?;
         check_wish(&inventory, region, wish)?;
-        self.make(region, wish).or_else(|error| self.take_back(wish.uuid, error))
+        let made = self.make(region, wish);
+        made.or_else(|error| self.take_back(&region.key, wish.uuid, error))
     }
 
     fn make(&self, region: &Region, wish: &Wish) -> Result<Namespace, PlatformError> {
@@ -191,8 +194,13 @@ impl Platform {
     }
 
     /// Removes what has come of a namespace that could not be made.
-    fn take_back<T>(&self, uuid: Uuid, error: PlatformError) -> Result<T, PlatformError> {
-        match self.remove(uuid) {
+    fn take_back<T>(
+        &self,
+        region: &RegionKey,
+        uuid: Uuid,
+        error: PlatformError,
+    ) -> Result<T, PlatformError> {
+        match self.remove(region, uuid) {
             Ok(_) => Err(error),
             Err(after) => {
                 let (error, after) = (Box::new(error), Box::new(after));
@@ -201,19 +209,28 @@ impl Platform {
         }
     }
 
-    /// Removes a namespace, as far as it was made; false if there is none. What is in it stays on
-    /// the media, until something else is written there.
+    /// Removes a namespace of a region, as far as it was made; false if there is none. What is in
+    /// it stays on the media, until something else is written there.
     ///
     /// # Errors
-    /// When it is in use, or the kernel refuses.
-    pub fn destroy(&self, uuid: Uuid) -> Result<bool, PlatformError> {
+    /// When it is in use, the kernel refuses, or the region is in no state to tell whether there is
+    /// one.
+    pub fn destroy(&self, region: &RegionKey, uuid: Uuid) -> Result<bool, PlatformError> {
         let _lock = self.lock()?;
-        self.remove(uuid)
+        self.remove(region, uuid)
     }
 
-    fn remove(&self, uuid: Uuid) -> Result<bool, PlatformError> {
+    fn remove(&self, key: &RegionKey, uuid: Uuid) -> Result<bool, PlatformError> {
         let inventory = self.read_with_users()?;
-        let Some((region, namespace)) = inventory.namespace(uuid) else { return Ok(false) };
+        let Some((region, namespace)) = inventory.namespace(uuid) else {
+            return match existing_region(&inventory, key)?.hides() {
+                None => Ok(false),
+                Some(problem) => {
+                    let (what, problem) = (format!("region {key}"), problem.to_owned());
+                    Err(PlatformError::InUse { what, problem })
+                }
+            };
+        };
         if !region.labelled {
             let problem = "has no labels, so that its one namespace can't be removed".to_owned();
             return Err(PlatformError::Unsupported {
@@ -223,9 +240,12 @@ impl Platform {
         }
         self.disable(&inventory, region, namespace)?;
         let folder = self.region_folder(region).at(&namespace.name);
+        if folder.text_if_there("force_raw")?.is_some_and(|text| text == "1") {
+            // The kernel keeps its first namespace as a seed: whatever comes of it is not bare.
+            self.set(&folder, "force_raw", "0")?;
+        }
         self.put(&folder, "size", "0")?;
-        // Its folder may go as well.
-        let left = folder.number_if_there("size")?.unwrap_or(0);
+        let left = left_of(folder.number_if_there("size"))?;
         if left != 0 {
             return Err(not_done(&folder, "size", "0", &left.to_string()));
         }
@@ -308,7 +328,10 @@ impl Platform {
         let folder = self.region_folder(region).at(&namespace.name);
         let grown = self.set(&folder, "size", &size.to_string());
         let enabled = self.enable(region, &namespace.name);
-        let found = self.read()?;
+        let found = match namespace.uuid {
+            Some(uuid) => self.read_when_enabled(uuid)?,
+            None => self.read()?,
+        };
         let now = found.namespace(uuid).map(|(_, now)| now);
         let is_served = |now: &Namespace| now.mode == namespace.mode && now.device.is_some();
         match (grown, enabled, now) {
@@ -352,6 +375,82 @@ impl Platform {
                 Err(PlatformError::Write { path, value, source })
             }
         }
+    }
+
+    /// Reads what has come of a namespace that was enabled. What it was made into has its device a
+    /// moment later: the kernel registers that in a thread of its own.
+    fn read_when_enabled(&self, uuid: Uuid) -> Result<Inventory, PlatformError> {
+        for _ in 1..ENABLE_TRIES {
+            let inventory = self.read()?;
+            if inventory.namespace(uuid).is_none_or(|(_, one)| one.device.is_some()) {
+                return Ok(inventory);
+            }
+            thread::sleep(NODE_PAUSE);
+        }
+        self.read()
+    }
+
+    /// Gives a namespace its device again, if it has none: it was disabled, or left so by a crash.
+    ///
+    /// # Errors
+    /// When there is none of that uuid, or the kernel can't enable it. Nothing is lost by that.
+    pub fn ensure_enabled(&self, uuid: Uuid) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read_with_users()?;
+        let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
+        let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
+        if namespace.device.is_some() {
+            return Ok(namespace.clone());
+        }
+        if !region.labelled {
+            // Its uuid is that of what holds it, and would be gone with that.
+            let (what, problem) = (namespace.to_string(), "has no label".to_owned());
+            return Err(PlatformError::Unsupported { what, problem });
+        }
+        // A crash may have left it half disabled: what still holds it keeps the kernel from it.
+        self.disable(&inventory, region, namespace)?;
+        self.enable(region, &namespace.name)?;
+        let inventory = self.read_when_enabled(uuid)?;
+        let (_, now) = inventory.namespace(uuid).ok_or_else(gone)?;
+        let Some(device) = &now.device else {
+            let problem = "has no device: the kernel did not enable it".to_owned();
+            return Err(PlatformError::InUse { what: now.to_string(), problem });
+        };
+        self.await_node(&self.device_path(device))?;
+        Ok(now.clone())
+    }
+
+    /// Takes from a namespace what it was made into, so that its device is all of its bytes. After
+    /// a reboot the kernel makes it what it was, as long as the notes about that are in it.
+    ///
+    /// # Errors
+    /// When it is in use, or the kernel refuses. It may have no device then.
+    pub fn make_bare(&self, uuid: Uuid) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read_with_users()?;
+        let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
+        let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
+        if !region.labelled {
+            // Its uuid is that of what holds it, and would be gone with that.
+            let (what, problem) = (namespace.to_string(), "has no label".to_owned());
+            return Err(PlatformError::Unsupported { what, problem });
+        }
+        if namespace.mode == Mode::Raw && namespace.device.is_some() {
+            return Ok(namespace.clone());
+        }
+        self.disable(&inventory, region, namespace)?;
+        self.set(&self.region_folder(region).at(&namespace.name), "force_raw", "1")?;
+        self.enable(region, &namespace.name)?;
+        let inventory = self.read_when_enabled(uuid)?;
+        let (_, now) = inventory.namespace(uuid).ok_or_else(gone)?;
+        match &now.device {
+            Some(device) if now.mode == Mode::Raw => self.await_node(&self.device_path(device))?,
+            _ => {
+                let problem = "is not bare after it was made so".to_owned();
+                return Err(PlatformError::InUse { what: now.to_string(), problem });
+            }
+        }
+        Ok(now.clone())
     }
 
     /// Makes something else of the one namespace of a region without labels.
@@ -463,6 +562,15 @@ impl Platform {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(PlatformError::Read { path, source }),
         }
+    }
+}
+
+/// Bytes that a namespace still has, by its file. Its folder may go as well, also between opening
+/// and reading the file.
+pub(super) fn left_of(size: Result<Option<u64>, PlatformError>) -> Result<u64, PlatformError> {
+    match size {
+        Err(PlatformError::Read { source, .. }) if is_of_what_goes(&source) => Ok(0),
+        other => Ok(other?.unwrap_or(0)),
     }
 }
 

@@ -67,6 +67,9 @@ pub struct Region {
     pub dimms: Vec<Dimm>,
     /// Bytes that are known to be bad, from the region's start.
     pub bad_blocks: Vec<Range<u64>>,
+    /// Its driver is bound. Without it the kernel shows none of its namespaces, which are there
+    /// all the same.
+    pub enabled: bool,
     /// Nothing can be written.
     pub read_only: bool,
     /// Namespaces are kept in labels, so that there may be many, with names.
@@ -76,6 +79,17 @@ pub struct Region {
 }
 
 impl Region {
+    /// Why a namespace that is not seen in it may be there all the same, if so.
+    #[must_use]
+    pub fn hides(&self) -> Option<&'static str> {
+        if !self.enabled {
+            // By ndctl, as its modules are locked, or as its driver failed.
+            return Some("is not enabled");
+        }
+        // Modules whose labels can't be read count as those that have none.
+        (!self.labelled).then_some("has no labels now")
+    }
+
     pub(super) fn namespaces_of(region: &Self) -> impl Iterator<Item = &Namespace> {
         region.namespaces.iter()
     }
@@ -87,6 +101,7 @@ const LABELLED: u64 = 5;
 
 pub(super) fn read(places: &Places, name: &str) -> Result<Region, PlatformError> {
     let folder = Folder::new(places.nd_devices().join(name));
+    let was_enabled = folder.has_link("driver")?;
     let ways = folder.number("mappings")?;
     if ways > MAX_WAYS {
         return Err(folder.malformed("mappings", &ways.to_string(), "a number up to 256"));
@@ -105,9 +120,16 @@ pub(super) fn read(places: &Places, name: &str) -> Result<Region, PlatformError>
         LABELLED => true,
         other => return Err(folder.malformed("nstype", &other.to_string(), "4 or 5")),
     };
-    let available = folder.number("available_size")?;
+    // Where there are no labels the one namespace is as large as its region, and the kernel has no
+    // such file.
+    let available = match labelled {
+        true => folder.number("available_size")?,
+        false => folder.number_if_there("available_size")?.unwrap_or(0),
+    };
     let largest = folder.number_if_there("max_available_extent")?;
     let namespaces = namespace::read_all(places, &folder, &key)?;
+    // The link goes before the namespaces do: both looks together say that those were all.
+    let enabled = was_enabled && folder.has_link("driver")?;
     Ok(Region {
         name: name.to_owned(),
         kind,
@@ -122,6 +144,7 @@ pub(super) fn read(places: &Places, name: &str) -> Result<Region, PlatformError>
         bad_blocks: folder.bad_blocks()?,
         read_only: folder.number_if_there("read_only")?.unwrap_or(0) != 0,
         labelled,
+        enabled,
         namespaces,
         key,
     })

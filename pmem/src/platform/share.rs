@@ -73,6 +73,7 @@ mod tests {
             bad_blocks: Vec::new(),
             read_only: false,
             labelled: true,
+            enabled: true,
             namespaces: Vec::new(),
         }
     }

@@ -88,6 +88,16 @@ impl Folder {
         }
     }
 
+    /// Whether there is a link of that name.
+    pub(super) fn has_link(&self, name: &str) -> Result<bool, PlatformError> {
+        let path = self.0.join(name);
+        match fs::read_link(&path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(PlatformError::Read { path, source }),
+        }
+    }
+
     /// A whole number, decimal or with `0x`.
     pub(super) fn number(&self, name: &str) -> Result<u64, PlatformError> {
         let text = self.text(name)?;
@@ -119,10 +129,11 @@ impl Folder {
         text.parse().map_err(|expected| self.malformed(name, text, expected))
     }
 
-    /// Bytes that are known to be bad, of lines of a first sector and a count.
+    /// Bytes that are known to be bad, of lines of a first sector and a count. A region that is not
+    /// enabled has no list.
     pub(super) fn bad_blocks(&self) -> Result<Vec<std::ops::Range<u64>>, PlatformError> {
         let name = "badblocks";
-        let Some(text) = self.text_if_there(name)? else { return Ok(Vec::new()) };
+        let Some(text) = self.text_if_set(name)? else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for line in text.lines() {
             let parsed = line.split_once(' ').and_then(|(first, count)| {

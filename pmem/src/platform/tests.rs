@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use super::provision::Wish;
 use super::step::{HUGE_PAGE, Rule, Step};
-use super::testing::{FakeHost, FakeSpec};
+use super::testing::{FakeHost, FakeSpec, Shown};
 use super::*;
 use crate::media::Domain;
 
@@ -50,6 +50,26 @@ fn p17_regions_of_1_2_and_6_ways_are_read() {
         assert_eq!(Step::of(region, HUGE_PAGE, Rule::Coarse).unwrap().bytes(), ways * GIB);
         assert!(region.dimms.iter().all(|dimm| dimm.id.is_some()));
     }
+}
+
+/// The kernel gives ENODEV to who has a file open whose device has gone since.
+#[test]
+fn what_goes_while_it_is_read_is_looked_at_again_and_what_fails_is_not() {
+    let says = |errno: rustix::io::Errno| is_of_what_goes(&errno.into());
+    assert!(says(rustix::io::Errno::NOENT) && says(rustix::io::Errno::NODEV));
+    assert!(!says(rustix::io::Errno::IO) && !says(rustix::io::Errno::NXIO));
+}
+
+#[test]
+fn a_namespace_whose_files_went_has_nothing_left() {
+    let left = |size: Result<Option<u64>, rustix::io::Errno>| {
+        let path = "/sys/size".into();
+        provision::left_of(size.map_err(|errno| PlatformError::Read { path, source: errno.into() }))
+    };
+    assert_eq!(left(Ok(None)).unwrap(), 0);
+    assert_eq!(left(Err(rustix::io::Errno::NODEV)).unwrap(), 0);
+    assert_eq!(left(Ok(Some(MIB))).unwrap(), MIB);
+    assert!(left(Err(rustix::io::Errno::IO)).is_err());
 }
 
 #[test]
@@ -178,11 +198,36 @@ fn each_mode_is_made_read_and_removed() {
     assert_eq!((region.namespaces.len(), region.available), (5, 4 * GIB - 5 * 128 * MIB));
     host.reboot();
     for number in 0..5 {
-        assert!(platform.destroy(uuid(number)).unwrap());
-        assert!(!platform.destroy(uuid(number)).unwrap());
+        assert!(platform.destroy(&key(1), uuid(number)).unwrap());
+        assert!(!platform.destroy(&key(1), uuid(number)).unwrap());
     }
     let region = platform.read().unwrap().regions.remove(0);
     assert_eq!((region.namespaces.len(), region.available), (0, 4 * GIB));
+}
+
+#[test]
+fn a_region_that_is_not_enabled_is_read_and_hides_what_is_in_it() {
+    let host = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
+    let platform = host.platform();
+    platform.create(&key(1), &wish(1, 64 * MIB)).unwrap();
+    host.set_bad_blocks(1, 8, 8);
+    for (shown, problem) in
+        [(Shown::NotEnabled, "is not enabled"), (Shown::WithoutLabels, "has no labels now")]
+    {
+        host.show_region_as(1, shown);
+        let inventory = platform.read_with_users().unwrap();
+        let region = inventory.region(&key(1)).unwrap();
+        assert_eq!((region.hides(), region.namespaces.len()), (Some(problem), 0));
+        assert_eq!(inventory.region(&key(2)).unwrap().hides(), None);
+        let writes = host.writes();
+        let error = platform.destroy(&key(1), uuid(1)).unwrap_err();
+        assert_eq!(error.to_string(), format!("region 0x1 {problem}"));
+        assert!(platform.create(&key(1), &wish(2, 64 * MIB)).is_err());
+        assert_eq!(host.writes(), writes);
+    }
+    host.show_region_as(1, Shown::Whole);
+    assert!(platform.destroy(&key(1), uuid(1)).unwrap());
+    assert!(platform.destroy(&key(3), uuid(1)).is_err());
 }
 
 #[test]
@@ -195,7 +240,7 @@ fn names_may_be_there_twice_and_are_told() {
     }
     let inventory = platform.read().unwrap();
     assert_eq!(inventory.duplicate_names(), [(key(1), "same".to_owned(), 2)]);
-    platform.destroy(uuid(1)).unwrap();
+    platform.destroy(&key(1), uuid(1)).unwrap();
     assert!(platform.read().unwrap().duplicate_names().is_empty());
 }
 
@@ -232,7 +277,7 @@ fn p3_p52_pieces_are_seen_and_told_apart() {
     for number in 1..=4 {
         platform.create(&key(1), &wish(number, 128 * MIB)).unwrap();
     }
-    platform.destroy(uuid(2)).unwrap();
+    platform.destroy(&key(1), uuid(2)).unwrap();
     let region = platform.read().unwrap().regions.remove(0);
     assert_eq!((region.available, region.max_available_extent), (256 * MIB, 128 * MIB));
     let error = platform.create(&key(1), &wish(5, 256 * MIB)).unwrap_err();
@@ -257,7 +302,7 @@ fn what_an_old_file_system_left_is_cleared() {
         for at in places {
             fs::File::options().write(true).open(&path).unwrap().write_all_at(b"mark", at).unwrap();
         }
-        platform.destroy(uuid(1)).unwrap();
+        platform.destroy(&key(1), uuid(1)).unwrap();
         let made = platform.create(&key(1), &wish).unwrap();
         let file = fs::File::open(host.device(&made.device.unwrap().name)).unwrap();
         for at in places {
@@ -265,7 +310,7 @@ fn what_an_old_file_system_left_is_cleared() {
             file.read_exact_at(&mut found, at).unwrap();
             assert_eq!(found, [0; 4], "{mode} at {at}");
         }
-        platform.destroy(uuid(1)).unwrap();
+        platform.destroy(&key(1), uuid(1)).unwrap();
     }
 }
 
@@ -277,7 +322,7 @@ fn p51_what_is_in_use_is_not_removed() {
     platform.create(&key(1), &Wish { mode: Mode::Devdax, ..wish(2, 128 * MIB) }).unwrap();
     let writes = host.writes();
     host.mount("pmem0", Some("/mnt/data"));
-    let error = platform.destroy(uuid(1)).unwrap_err();
+    let error = platform.destroy(&key(1), uuid(1)).unwrap_err();
     assert!(
         error.to_string().ends_with("(namespace0.0) is in use: mounted at /mnt/data"),
         "{error}"
@@ -289,16 +334,18 @@ fn p51_what_is_in_use_is_not_removed() {
     for device in ["pmem0", "dax0.1"] {
         host.set_open(device, true);
         let number = if device == "pmem0" { 1 } else { 2 };
-        let error = platform.destroy(uuid(number)).unwrap_err();
+        let error = platform.destroy(&key(1), uuid(number)).unwrap_err();
         assert!(error.to_string().contains("open in process 77 (database)"), "{error}");
         host.set_open(device, false);
     }
     let maps = host.places().proc.join("77/maps");
     fs::write(&maps, "7f00-7f01 rw-s 00000000 00:06 9   /dev/dax0.1\n").unwrap();
-    assert!(platform.destroy(uuid(2)).is_err());
+    assert!(platform.destroy(&key(1), uuid(2)).is_err());
     fs::write(&maps, "").unwrap();
     assert_eq!((host.writes(), host.torn()), (writes, Vec::new()));
-    assert!(platform.destroy(uuid(1)).unwrap() && platform.destroy(uuid(2)).unwrap());
+    assert!(
+        platform.destroy(&key(1), uuid(1)).unwrap() && platform.destroy(&key(1), uuid(2)).unwrap()
+    );
 }
 
 /// The maker dies at each of its writes, and the host goes on or starts anew: what is left is found
@@ -323,7 +370,7 @@ fn making_survives_a_crash_at_every_step() {
                 if made.is_ok() {
                     break;
                 }
-                platform.destroy(uuid(2)).unwrap();
+                platform.destroy(&key(1), uuid(2)).unwrap();
                 let left = platform.read().unwrap();
                 assert_eq!(left.regions[0].available, GIB - 64 * MIB, "{mode} {steps} {reboots}");
                 assert!(left.namespace(uuid(1)).unwrap().1.device.is_some());
@@ -348,7 +395,7 @@ fn removing_survives_a_crash_at_every_step() {
                 platform.create(&key(1), &wish(1, 64 * MIB)).unwrap();
                 platform.create(&key(1), &Wish { mode, ..wish(2, 128 * MIB) }).unwrap();
                 host.stop_after(steps);
-                let removed = platform.destroy(uuid(2));
+                let removed = platform.destroy(&key(1), uuid(2));
                 if reboots {
                     host.reboot()
                 } else {
@@ -357,7 +404,7 @@ fn removing_survives_a_crash_at_every_step() {
                 if removed.is_ok() {
                     break;
                 }
-                platform.destroy(uuid(2)).unwrap();
+                platform.destroy(&key(1), uuid(2)).unwrap();
                 let left = platform.read().unwrap();
                 assert_eq!(left.regions[0].available, GIB - 64 * MIB, "{mode} {steps} {reboots}");
                 assert!(left.namespace(uuid(1)).unwrap().1.device.is_some());
@@ -454,7 +501,13 @@ fn the_namespace_of_a_region_without_labels_is_converted() {
     host.reboot();
     let inventory = host.platform().read().unwrap();
     assert_eq!(inventory.namespace(uuid(1)).unwrap().1.mode, Mode::Devdax);
-    assert!(host.platform().destroy(uuid(1)).unwrap_err().to_string().contains("has no labels"));
+    assert!(
+        host.platform()
+            .destroy(&key(1), uuid(1))
+            .unwrap_err()
+            .to_string()
+            .contains("has no labels")
+    );
 }
 
 #[test]

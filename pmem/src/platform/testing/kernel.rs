@@ -102,6 +102,10 @@ fn namespace(region: &mut FakeRegion, number: u64, name: &str, text: &str) -> An
     let (gaps, align) = (region.gaps(), region.spec.align.unwrap_or(1));
     let labelled = region.spec.labelled;
     let one = region.named(number).ok_or(libc::ENOENT)?;
+    if name == "force_raw" {
+        one.force_raw = text == "1";
+        return Ok(());
+    }
     if one.bound || is_claimed {
         return Err(libc::EBUSY);
     }

@@ -18,6 +18,17 @@ use super::{Kernel, Places, Platform};
 use crate::media::Domain;
 use region::FakeRegion;
 
+/// How a region shows itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shown {
+    /// With all that is in it.
+    Whole,
+    /// Its driver is not bound.
+    NotEnabled,
+    /// As if its modules had no labels.
+    WithoutLabels,
+}
+
 /// A region of a fake host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FakeSpec {
@@ -177,6 +188,11 @@ impl FakeHost {
         self.state().refusals.push((end.to_owned(), errno));
     }
 
+    /// Nothing is refused any more.
+    pub fn accept(&self) {
+        self.state().refusals.clear();
+    }
+
     /// The host starts anew: what is neither in labels nor on the media is gone, and everything is
     /// numbered the other way round.
     pub fn reboot(&self) {
@@ -195,6 +211,14 @@ impl FakeHost {
     /// A region is not there any more.
     pub fn remove_region(&self, cookie: u64) {
         self.state().regions.retain(|region| region.spec.cookie != cookie);
+        self.show();
+    }
+
+    /// A region shows itself so from now on. What is in it stays.
+    pub fn show_region_as(&self, cookie: u64, shown: Shown) {
+        for region in self.state().regions.iter_mut().filter(|one| one.spec.cookie == cookie) {
+            region.shown = shown;
+        }
         self.show();
     }
 

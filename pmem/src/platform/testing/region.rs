@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::FakeSpec;
+use super::{FakeSpec, Shown};
 use crate::platform::overhead::usable_of;
 use crate::platform::{Mode, PageMap};
 
@@ -28,6 +28,8 @@ pub(super) struct FakeNamespace {
     /// 0 of a seed.
     pub(super) size: u64,
     pub(super) bound: bool,
+    /// Whatever it was made into, it is enabled as it is.
+    pub(super) force_raw: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -64,13 +66,15 @@ pub(super) struct FakeRegion {
     pub(super) claims: Vec<FakeClaim>,
     pub(super) infos: BTreeMap<u64, Info>,
     pub(super) bad_blocks: Vec<(u64, u64)>,
+    pub(super) shown: Shown,
 }
 
 impl FakeRegion {
     pub(super) fn new(number: usize, spec: FakeSpec) -> Self {
         let (namespaces, claims) = (Vec::new(), Vec::new());
         let (infos, bad_blocks) = (BTreeMap::new(), Vec::new());
-        let mut region = Self { spec, number, namespaces, claims, infos, bad_blocks };
+        let mut region =
+            Self { spec, number, namespaces, claims, infos, bad_blocks, shown: Shown::Whole };
         if !region.spec.labelled {
             let size = region.spec.size;
             region.namespaces.push(FakeNamespace { size, ..FakeNamespace::default() });
@@ -87,6 +91,7 @@ impl FakeRegion {
         self.namespaces.sort_by_key(|one| std::cmp::Reverse(one.start));
         for (at, namespace) in (0..).zip(&mut self.namespaces) {
             (namespace.number, namespace.bound) = (at, false);
+            namespace.force_raw = false;
         }
         let numbers: Vec<u64> = self.namespaces.iter().map(|one| one.number).collect();
         for number in numbers {
@@ -160,7 +165,10 @@ impl FakeRegion {
         let Some(namespace) = self.named(number).map(|one| one.clone()) else {
             return Err(libc::ENODEV);
         };
-        let info = self.infos.get(&namespace.start).filter(|info| info.parent == namespace.uuid);
+        let info = self
+            .infos
+            .get(&namespace.start)
+            .filter(|info| info.parent == namespace.uuid && !namespace.force_raw);
         let Some(info) = info.cloned() else {
             self.named(number).ok_or(libc::ENODEV)?.bound = true;
             return Ok(());

@@ -7,8 +7,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::State;
+use rustix::fs::{FileType, Mode as FileMode, mknodat};
+
 use super::region::{FakeNamespace, FakeRegion};
+use super::{Shown, State};
 use crate::media::Domain;
 use crate::platform::{Mode, PageMap};
 
@@ -42,7 +44,8 @@ pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
     let mut module = 0;
     for region in &state.regions {
         show_region(&sys, region, &mut module)?;
-        for namespace in region.namespaces.iter().filter(|one| one.size > 0) {
+        let is_seen = |one: &&FakeNamespace| one.size > 0 && region.shown == Shown::Whole;
+        for namespace in region.namespaces.iter().filter(is_seen) {
             devices.extend(show_namespace(root, &sys, region, namespace)?);
         }
     }
@@ -64,7 +67,18 @@ fn replace(root: &Path, name: &str, by: &Path) -> io::Result<()> {
     let next = by.with_extension("next");
     symlink(by, &next)?;
     fs::rename(&next, &link)?;
-    before.map_or(Ok(()), fs::remove_dir_all)
+    // The last one stays, so that who is in the middle of a folder of it reads it to its end.
+    for entry in fs::read_dir(root)? {
+        let path = entry?.path();
+        let is_one = path
+            .file_name()
+            .and_then(|own| own.to_str())
+            .is_some_and(|own| own.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')));
+        if is_one && path != *by && Some(&path) != before.as_ref() {
+            fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
 }
 
 fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<()> {
@@ -81,11 +95,14 @@ fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<
         put(&devices.join(format!("nmem{module}")), "nfit/id", id)?;
         *module += 1;
     }
+    let is_labelled = spec.labelled && region.shown != Shown::WithoutLabels;
     put(&folder, "set_cookie", format!("{:#x}", spec.cookie))?;
     put(&folder, "devtype", if spec.volatile { "nd_volatile" } else { "nd_pmem" })?;
-    put(&folder, "nstype", if spec.labelled { 5 } else { 4 })?;
+    put(&folder, "nstype", if is_labelled { 5 } else { 4 })?;
     put(&folder, "size", spec.size)?;
-    put(&folder, "available_size", region.available())?;
+    if is_labelled {
+        put(&folder, "available_size", region.available())?;
+    }
     put(&folder, "max_available_extent", region.largest())?;
     if let Some(align) = spec.align {
         put(&folder, "align", format!("{align:#x}"))?;
@@ -98,7 +115,17 @@ fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<
     }
     put(&folder, "read_only", 0)?;
     let bad: Vec<String> = region.bad_blocks.iter().map(|(a, b)| format!("{a} {b}")).collect();
-    put(&folder, "badblocks", bad.join("\n"))?;
+    if region.shown == Shown::NotEnabled {
+        // A socket is answered with ENXIO when it is opened, as the list is then.
+        let (kind, mode) = (FileType::Socket, FileMode::from_raw_mode(0o600));
+        mknodat(rustix::fs::CWD, folder.join("badblocks"), kind, mode, 0)?;
+    } else {
+        put(&folder, "badblocks", bad.join("\n"))?;
+        symlink(sys.join("bus/nd/drivers/nd_region"), folder.join("driver"))?;
+    }
+    if region.shown != Shown::Whole {
+        return Ok(());
+    }
     let seed = region.namespace_seed();
     put(
         &folder,
@@ -113,6 +140,7 @@ fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<
     for namespace in &region.namespaces {
         let own = folder.join(format!("namespace{number}.{}", namespace.number));
         put(&own, "size", namespace.size)?;
+        put(&own, "force_raw", u8::from(namespace.force_raw))?;
         let holder = region.claimer(namespace.number);
         let holder = holder.map(|one| format!("{}{number}.{}", one.word(), one.number));
         put(&own, "holder", holder.unwrap_or_default())?;
@@ -189,7 +217,10 @@ fn show_namespace(
         symlink(&own, sys.join("class/block").join(&name))?;
         symlink(&own, sys.join("block").join(&name))?;
     }
-    let media = root.join(format!("media/{:x}-{:x}", region.spec.cookie, namespace.start));
+    // Blocks of a sector device lie anywhere, and old ones stay: it has bytes of its own.
+    let own = if mode == Mode::Sector { "-sectors" } else { "" };
+    let media = format!("media/{:x}-{:x}{own}", region.spec.cookie, namespace.start);
+    let media = root.join(media);
     let file = File::options().create(true).truncate(false).write(true).open(&media)?;
     file.set_len(bytes)?;
     let node: PathBuf = root.join("dev").join(&name);
