@@ -108,7 +108,8 @@ impl Device {
             return Self::of_process(spec);
         }
         let is_pmem = matches!(spec.kind, DeviceKind::Pmem(_));
-        let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem, false)?;
+        let path = pmem::namespace::find(&spec.path)?;
+        let (file, direct) = open_file(&path, spec.direct && !is_pmem, false)?;
         Self::of(spec, file, direct)
     }
 
@@ -118,7 +119,11 @@ impl Device {
         let is_pmem = match spec.kind {
             DeviceKind::File => false,
             // A character device is there or not.
-            DeviceKind::Pmem(_) => spec.size.is_some() && !spec.path.starts_with("/dev/dax"),
+            DeviceKind::Pmem(_) => {
+                let is_device =
+                    spec.path.starts_with("/dev/dax") || pmem::namespace::is_namespace(&spec.path);
+                spec.size.is_some() && !is_device
+            }
             DeviceKind::Disk | DeviceKind::Memory => return Self::open(spec),
         };
         if matches!(spec.kind, DeviceKind::Pmem(_)) && !is_pmem {
@@ -279,6 +284,11 @@ impl Device {
     /// Makes an empty device in persistent memory ours; others need nothing. For its owner.
     pub fn format(&self, uuid: [u8; 16]) -> std::io::Result<()> {
         self.pmem().map_or(Ok(()), |pmem| pmem.format(uuid))
+    }
+
+    /// The same where it has no mark of ours yet; one that has is left as it is.
+    pub fn format_if_new(&self, uuid: [u8; 16]) -> std::io::Result<()> {
+        self.pmem().map_or(Ok(()), |pmem| pmem.format_if_new(uuid))
     }
 
     /// Takes up what a former owner has left in persistent memory. For its owner, before it reads.

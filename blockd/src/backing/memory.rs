@@ -58,7 +58,8 @@ impl Memory {
     pub const fn needs_sync(&self) -> bool {
         match self {
             Self::File(_) => false,
-            Self::Pmem(pmem) => pmem.needs_sync(),
+            // A fence is all that there is to do, or nothing helps.
+            Self::Pmem(_) => false,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! `blockd add`: the common case in one command, a volume that clients can use.
 
-use blockd_api::v1::{CreateVolumeRequest, PmemUsage, SizeSemantics, Volume};
+use blockd_api::v1::{
+    CreateVolumeRequest, GetPoolRequest, PmemUsage, PoolKind, SizeSemantics, Volume,
+};
 use serde::Serialize;
 
 use super::attach::FrontEndArguments;
@@ -113,9 +115,20 @@ impl Add {
             ..Default::default()
         };
         let settings = self.settings.request(&self.name, &self.pool)?;
+        let given =
+            self.front_end.first().or_else(|| settings.as_ref().map(|_| "a limit or setting"));
+        if let Some(given) = given {
+            // Said before there is a volume that is not what was asked for.
+            let pool = client.get_pool(GetPoolRequest { name: self.pool.clone() }).await?;
+            let pool = shapes::pool(pool.pool)?;
+            if pool.kind() == PoolKind::PmemDirect {
+                let allowed = "nothing of the kind: its volumes are the kernel's own devices";
+                return Err(Error::invalid(format!("pool {}", pool.name), given, allowed));
+            }
+        }
         let answer = client.create_volume(request).await?;
         let (created, made) = (answer.changed, shapes::volume(answer.volume)?);
-        if is_namespace(&made) && settings.is_none() {
+        if is_namespace(&made) {
             return told(created, false, &made, context);
         }
         let configured = match settings {

@@ -1,6 +1,6 @@
 //! `blockd del`.
 
-use blockd_api::v1::{DeleteVolumeRequest, DetachVolumeRequest};
+use blockd_api::v1::{DeleteVolumeRequest, DetachVolumeRequest, VolumeState};
 use serde::Serialize;
 
 use super::client::Client;
@@ -46,18 +46,21 @@ impl Del {
         let request =
             DeleteVolumeRequest { name: name.clone(), pool: self.pool, force: self.force };
         let answer = client.delete_volume(request).await?;
+        let is_overwritten =
+            answer.volume.as_ref().filter(|one| one.state() == VolumeState::Scrubbing);
+        let overwritten = is_overwritten.map(|one| units::human(amount(one.charged_bytes)));
         let deleted = Deleted {
             changed: answer.changed,
             detached: detached || answer.detached,
             closed_connections: answer.closed_connections,
             freed_bytes: answer.volume.map_or(0, |volume| amount(volume.exclusive_bytes)),
         };
-        context.output.either(&deleted, || {
-            if deleted.changed {
+        context.output.either(&deleted, || match overwritten {
+            Some(bytes) => format!("{name}: deleted, {bytes} come free when overwritten\n"),
+            None if deleted.changed => {
                 format!("{name}: deleted, {} freed\n", units::human(deleted.freed_bytes))
-            } else {
-                format!("{name}: there was no such volume\n")
             }
+            None => format!("{name}: there was no such volume\n"),
         })
     }
 }

@@ -3,6 +3,7 @@
 use blockd_pmem::platform::step::Rule;
 use blockd_pmem::platform::{PageMap, RegionKey};
 
+use super::RegionShare;
 use super::file::Pool;
 use super::parse::{Source, check_name};
 use crate::direct::{DirectConfig, SizeRule};
@@ -25,6 +26,7 @@ impl Source<'_> {
         for (name, is_given) in [
             ("path", pool.path != usual.path),
             ("devices", pool.devices != usual.devices),
+            ("namespace", pool.namespace != usual.namespace),
             ("spare_devices", pool.spare_devices != usual.spare_devices),
             ("size", pool.size != usual.size),
             ("preallocate", pool.preallocate != usual.preallocate),
@@ -32,6 +34,7 @@ impl Source<'_> {
             ("atomicity", pool.atomicity != usual.atomicity),
             ("space", pool.space != usual.space),
             ("extend", pool.extend != usual.extend),
+            ("create_namespaces", pool.create_namespaces),
         ] {
             if is_given {
                 let allowed = "left out: the volumes of such a pool are namespaces of its region";
@@ -78,11 +81,41 @@ impl Source<'_> {
         })
     }
 
+    /// The region that a pool of extents has its namespaces in.
+    pub(super) fn share(&self, index: &str, pool: &Pool) -> Result<Option<RegionShare>, Error> {
+        if pool.region.is_empty() {
+            return Ok(None);
+        }
+        let key = |name| ["pool", index, name];
+        let region: Result<RegionKey, _> = pool.region.parse();
+        let region =
+            region.map_err(|allowed| self.refuse(&key("region"), &pool.region, allowed))?;
+        if [&pool.path, &pool.namespace].iter().any(|given| !given.is_empty())
+            || !pool.devices.is_empty()
+        {
+            let allowed = "left out beside path, devices or namespace";
+            return Err(self.refuse(&key("region"), &pool.region, allowed));
+        }
+        let percentage = u8::try_from(pool.percentage).ok().filter(|p| (1..=100).contains(p));
+        let percentage = percentage
+            .ok_or_else(|| self.refuse(&key("percentage"), pool.percentage, "from 1 to 100"))?;
+        let create = pool.create_namespaces;
+        Ok(Some(RegionShare { key: region, percentage, create, others: Vec::new() }))
+    }
+
     /// What is said of namespaces is for such pools alone.
     pub(super) fn not_direct(&self, index: &str, pool: &Pool) -> Result<(), Error> {
         let usual = Pool::default();
+        let of_region = pool.kind == "pmem" && !pool.region.is_empty();
+        if !of_region && pool.region != usual.region {
+            let allowed = "left out unless kind is pmem or pmem-direct";
+            return Err(self.refuse(&["pool", index, "region"], &pool.region, allowed));
+        }
+        if !of_region && pool.create_namespaces {
+            let allowed = "false unless kind is pmem and region is given";
+            return Err(self.refuse(&["pool", index, "create_namespaces"], true, allowed));
+        }
         for (name, value, usual) in [
-            ("region", &pool.region, &usual.region),
             ("name_prefix", &pool.name_prefix, &usual.name_prefix),
             ("alignment", &pool.alignment, &usual.alignment),
             ("size_semantics", &pool.size_semantics, &usual.size_semantics),
@@ -93,8 +126,9 @@ impl Source<'_> {
                 return Err(self.refuse(&["pool", index, name], value, allowed));
             }
         }
-        if pool.percentage != usual.percentage {
-            let allowed = "left out: `blockd pmem create --percentage` makes space for a pool";
+        if pool.percentage != usual.percentage && !pool.create_namespaces {
+            let allowed = "left out unless create_namespaces is true: `blockd pmem create \
+                           --percentage` makes space for a pool by hand";
             return Err(self.refuse(&["pool", index, "percentage"], pool.percentage, allowed));
         }
         Ok(())

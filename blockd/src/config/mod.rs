@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::space::Marks;
+use blockd_pmem::platform::RegionKey;
 
 use crate::direct::DirectConfig;
 use crate::error::Error;
@@ -21,7 +22,7 @@ mod parse;
 mod place;
 
 pub use command::{check, show};
-pub use parse::{MAX_UBLK_DEPTH, check_name, check_socket_path};
+pub use parse::{MAX_UBLK_DEPTH, check_name, check_socket_path, note_others};
 pub use place::{Places, default_socket};
 
 /// Bytes that the path of a Unix socket may have: `sun_path` less the closing zero.
@@ -111,6 +112,8 @@ pub struct PoolConfig {
     pub devices: Vec<DeviceConfig>,
     /// Devices that join it, one at a time, when it is low.
     pub spares: Vec<DeviceConfig>,
+    /// The region whose namespaces stand in place of the one device that is named, and of spares.
+    pub region: Option<RegionShare>,
     /// Bytes of an extent.
     pub extent_size: u32,
     /// How long to wait for the IO of a previous owner to end.
@@ -125,6 +128,19 @@ pub struct PoolConfig {
     pub extend_socket: Option<PathBuf>,
     /// What is done when it fills up.
     pub space: SpaceConfig,
+}
+
+/// What a pool has of a region of persistent memory (P5, P8 to P11).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionShare {
+    /// Which region.
+    pub key: RegionKey,
+    /// How much of it pools may have, from 1 to 100.
+    pub percentage: u8,
+    /// What is missing of that is made.
+    pub create: bool,
+    /// Devices that other pools name, which are theirs.
+    pub others: Vec<PathBuf>,
 }
 
 /// What is done when a pool fills up.

@@ -9,11 +9,12 @@ use std::time::Duration;
 use blockd_mapper::format::VolumeName;
 use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::space::{Mark, Marks};
+use blockd_pmem::platform::RegionKey;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Error;
 use crate::node::NodeId;
-use crate::pool::{MAX_WORKERS, PmemOptions};
+use crate::pool::{MAX_WORKERS, PmemOptions, path_of_namespace};
 use crate::units::{MAX_SIZE, exact, parse_size};
 
 use super::direct::DIRECT;
@@ -116,7 +117,9 @@ impl Source<'_> {
             }
         }
         self.names_differ(file)?;
+        self.regions_differ(file)?;
         self.pools_differ(&pools)?;
+        note_others(&mut pools);
         let mut names = pools.iter().map(|pool| &pool.name);
         let is_direct = direct_pools.iter().any(|pool| pool.name == file.default_pool);
         if !is_direct && !names.any(|name| *name == file.default_pool) {
@@ -317,7 +320,12 @@ impl Source<'_> {
             preallocate: pool.preallocate,
             direct: pool.direct,
         };
-        let paths = self.device_paths(index, pool, kind)?;
+        let region = self.share(index, pool)?;
+        let paths = match &region {
+            // Which namespaces those are is looked up whenever the pool is opened.
+            Some(share) => vec![PathBuf::from(format!("region:{}", share.key))],
+            None => self.device_paths(index, pool, kind)?,
+        };
         // Spares are there already, and stay as long as they are.
         let spare = |path| DeviceConfig {
             kind: DeviceKind::Auto,
@@ -333,6 +341,7 @@ impl Source<'_> {
             name: pool.name.clone(),
             spares: spares.into_iter().map(spare).collect(),
             devices: paths.into_iter().map(device).collect(),
+            region,
             extent_size: u32::try_from(extent_size).unwrap_or(u32::MAX),
             lock_wait: self.duration(&key("lock_wait"), &pool.lock_wait, 0, 3600)?,
             accept_loss: pool.accept_loss,
@@ -461,6 +470,9 @@ impl Source<'_> {
         kind: DeviceKind,
     ) -> Result<Vec<PathBuf>, Error> {
         let key = |name| ["pool", index, name];
+        if !pool.namespace.is_empty() {
+            return self.namespace(index, pool, kind);
+        }
         match (pool.path.as_str(), pool.devices.as_slice()) {
             ("", []) if kind == DeviceKind::Memory => Ok(vec![PathBuf::new()]),
             (path, _) if kind == DeviceKind::Memory => {
@@ -474,6 +486,22 @@ impl Source<'_> {
             }
             ("", paths) => paths.iter().map(|path| self.absolute(&key("devices"), path)).collect(),
             (path, _) => Err(self.refuse(&key("path"), path, "left out beside devices")),
+        }
+    }
+
+    /// A namespace stands in place of a path.
+    fn namespace(&self, index: &str, pool: &Pool, kind: DeviceKind) -> Result<Vec<PathBuf>, Error> {
+        let refuse =
+            |allowed| Err(self.refuse(&["pool", index, "namespace"], &pool.namespace, allowed));
+        if !matches!(kind, DeviceKind::Pmem(_)) {
+            return refuse("left out unless kind is pmem");
+        }
+        if !pool.path.is_empty() || !pool.devices.is_empty() {
+            return refuse("left out beside path or devices");
+        }
+        match pool.namespace.parse() {
+            Ok(uuid) => Ok(vec![path_of_namespace(uuid)]),
+            Err(allowed) => refuse(allowed),
         }
     }
 
@@ -512,6 +540,20 @@ impl Source<'_> {
         Ok(())
     }
 
+    /// What one pool of namespaces leaves where it was, another would hand to somebody.
+    fn regions_differ(&self, file: &File) -> Result<(), Error> {
+        let mut regions = std::collections::BTreeSet::new();
+        let direct = file.pools.iter().enumerate().filter(|(_, pool)| pool.kind == DIRECT);
+        for (index, pool) in direct {
+            if !regions.insert(pool.region.parse::<RegionKey>().ok()) {
+                let allowed = "another region: one pool of kind pmem-direct has it already";
+                let key = ["pool", &index.to_string(), "region"];
+                return Err(self.refuse(&key, &pool.region, allowed));
+            }
+        }
+        Ok(())
+    }
+
     fn pools_differ(&self, pools: &[PoolConfig]) -> Result<(), Error> {
         let mut paths = std::collections::BTreeSet::new();
         let mut sockets = std::collections::BTreeSet::new();
@@ -526,9 +568,13 @@ impl Source<'_> {
             let all = pool.devices.iter().chain(&pool.spares);
             for device in all.filter(|device| device.kind != DeviceKind::Memory) {
                 if !paths.insert(&device.path) {
-                    let allowed = "another path: each device belongs to one pool, once";
-                    let path = device.path.display();
-                    return Err(self.refuse(&["pool", &index, "path"], path, allowed));
+                    let name = if pool.region.is_some() { "region" } else { "path" };
+                    let allowed = format!("another {name}: each device belongs to one pool, once");
+                    let value = match &pool.region {
+                        Some(share) => share.key.to_string(),
+                        None => device.path.display().to_string(),
+                    };
+                    return Err(self.refuse(&["pool", &index, name], value, allowed));
                 }
             }
         }
@@ -637,6 +683,20 @@ impl Source<'_> {
                 let allowed = format!("a time from {low}s to {high}s, like 500ms, 10s or 2m");
                 self.refuse(key, text, allowed)
             })
+    }
+}
+
+/// A namespace that a pool names is no other pool's, whichever region it lies in.
+pub fn note_others(pools: &mut [PoolConfig]) {
+    let named: Vec<(usize, PathBuf)> = (0..)
+        .zip(pools.iter())
+        .flat_map(|(at, pool)| pool.devices.iter().map(move |one| (at, one.path.clone())))
+        .collect();
+    for (at, pool) in pools.iter_mut().enumerate() {
+        if let Some(share) = &mut pool.region {
+            let others = named.iter().filter(|(of, _)| *of != at);
+            share.others = others.map(|(_, path)| path.clone()).collect();
+        }
     }
 }
 

@@ -103,6 +103,75 @@ fn folders_move_with_their_keys() {
 }
 
 #[test]
+fn a_namespace_stands_in_place_of_a_path() {
+    let uuid = "8d9cbb33-7a5c-4b60-9c6f-3a2f1f8f9a10";
+    let text = format!("[[pool]]\nname = \"a\"\nkind = \"pmem\"\nnamespace = {uuid:?}");
+    let path = parse(&text).unwrap().pools[0].devices[0].path.clone();
+    assert_eq!(path.to_str(), Some(&*format!("namespace:{uuid}")));
+    assert!(crate::pool::is_there(&path));
+    let pool = |rest: &str| format!("[[pool]]\nname = \"a\"\nnamespace = \"x\"\n{rest}");
+    for (text, expected) in [
+        (pool(""), "/etc/b.toml:3: pool.namespace is x: must be left out unless"),
+        (pool("kind = \"pmem\""), "/etc/b.toml:3: pool.namespace is x: must be a uuid"),
+        (
+            pool("kind = \"pmem\"\npath = \"/a\""),
+            "/etc/b.toml:3: pool.namespace is x: must be left out beside path",
+        ),
+    ] {
+        let error = parse(&text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}\n{error}\n{expected}");
+    }
+}
+
+#[test]
+fn p9_a_region_stands_in_place_of_a_path_with_a_share_of_it() {
+    let uuid = "8d9cbb33-7a5c-4b60-9c6f-3a2f1f8f9a10";
+    let pool =
+        |rest: &str| format!("[[pool]]\nname = \"a\"\nkind = \"pmem\"\nregion = \"0x1f\"\n{rest}");
+    let other = format!("[[pool]]\nname = \"b\"\nkind = \"pmem\"\nnamespace = {uuid:?}\n");
+    let config = parse(&(pool("create_namespaces = true\npercentage = 50\n") + &other)).unwrap();
+    let share = config.pools[0].region.as_ref().unwrap();
+    assert_eq!(
+        (share.key.to_string().as_str(), share.percentage, share.create),
+        ("0x1f", 50, true)
+    );
+    assert_eq!(share.others, [Path::new(&format!("namespace:{uuid}"))]);
+    assert_eq!(config.pools[1].region, None);
+    let share = parse(&pool("")).unwrap().pools[0].region.clone().unwrap();
+    assert_eq!((share.percentage, share.create), (100, false));
+    let file = |rest: &str| format!("[[pool]]\nname = \"a\"\npath = \"/a\"\n{rest}");
+    for (text, expected) in [
+        (pool("path = \"/a\""), "/etc/b.toml:4: pool.region is 0x1f: must be left out beside path"),
+        (pool("").replace("0x1f", "1f"), "/etc/b.toml:4: pool.region is 1f: must be a set cookie"),
+        (
+            pool("create_namespaces = true\npercentage = 0"),
+            "/etc/b.toml:6: pool.percentage is 0: must be from 1 to 100",
+        ),
+        (
+            pool("create_namespaces = true\npercentage = 101"),
+            "/etc/b.toml:6: pool.percentage is 101: must be from 1 to 100",
+        ),
+        (pool("percentage = 50"), "/etc/b.toml:5: pool.percentage is 50: must be left out unless"),
+        (
+            pool("spare_devices = [\"/b\"]"),
+            "/etc/b.toml:5: pool.spare_devices is 1: must be left out for a pool in persistent",
+        ),
+        (
+            pool("") + &pool("").replace("\"a\"", "\"b\""),
+            "/etc/b.toml:8: pool.region is 0x1f: must be another region",
+        ),
+        (
+            file("create_namespaces = true"),
+            "/etc/b.toml:4: pool.create_namespaces is true: must be false unless kind is pmem",
+        ),
+        (file("region = \"0x1f\""), "/etc/b.toml:4: pool.region is 0x1f: must be left out unless"),
+    ] {
+        let error = parse(&text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}\n{error}\n{expected}");
+    }
+}
+
+#[test]
 fn each_wrong_value_is_refused_with_file_line_key_value_and_what_is_allowed() {
     let long = format!("\ncontrol_socket = \"/{}\"", "x".repeat(107));
     let pool = |rest: &str| format!("[[pool]]\nname = \"a\"\npath = \"/a\"\n{rest}");

@@ -270,12 +270,7 @@ impl Control {
         let durability = self.durability_of(&found).await?;
         let deleted = blocking(move || found.delete(&wanted)).await?;
         let Some(deleted) = deleted else { return Ok(None) };
-        let text = if deleted.erase_after {
-            let charged = human(deleted.charged);
-            format!("volume {} was deleted, {charged} are overwritten first", shown(volume))
-        } else {
-            format!("volume {} was deleted, {} came free", shown(volume), human(deleted.charged))
-        };
+        let text = deleted_text(&deleted);
         self.events().publish(EventKind::VolumeDeleted, &name, volume, text);
         Ok(Some(volume_message(&name, deleted, durability)))
     }
@@ -365,6 +360,16 @@ fn view(known: &Known) -> PoolView {
     }
 }
 
+/// What is told of a volume that was just deleted.
+fn deleted_text(view: &VolumeView) -> String {
+    let (volume, charged) = (shown(&view.name), human(view.charged));
+    if view.state == State::Scrubbing {
+        format!("volume {volume} was deleted, {charged} are overwritten before they are free")
+    } else {
+        format!("volume {volume} was deleted, {charged} came free")
+    }
+}
+
 const fn durability_message(durability: Durability) -> v1::Durability {
     match durability {
         Durability::PowerSafe => v1::Durability::PowerSafe,
@@ -429,7 +434,8 @@ fn volume_message(pool: &str, view: VolumeView, durability: Durability) -> v1::V
         block_size: if is_mapped { 512 } else { 4096 },
         mapped_bytes: to_wire(view.charged),
         valid_bytes: to_wire(view.usable),
-        exclusive_bytes: to_wire(view.charged),
+        // Of one that is overwritten, nothing is given back yet.
+        exclusive_bytes: to_wire(if view.state == State::Scrubbing { 0 } else { view.charged }),
         device_path: path,
         device_major,
         device_minor,
@@ -451,5 +457,36 @@ fn volume_message(pool: &str, view: VolumeView, durability: Durability) -> v1::V
         write_cache: is_mapped,
         settings: Some(v1::VolumeSettings::default()),
         ..v1::Volume::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_that_is_overwritten_is_not_told_to_be_free() {
+        let view = |state| VolumeView {
+            name: "a".to_owned(),
+            id: 1,
+            state,
+            usage: Usage::AppDirect,
+            usable: 14 << 20,
+            charged: 16 << 20,
+            erase_after: true,
+            made_unix_ms: 0,
+            scrubbed: 0,
+            device: None,
+            problem: None,
+            bad_bytes: 0,
+        };
+        for (state, text, freed) in [
+            (State::Scrubbing, "16 MiB are overwritten before they are free", 0),
+            (State::Deleting, "16 MiB came free", 16 << 20),
+        ] {
+            assert_eq!(deleted_text(&view(state)), format!("volume a was deleted, {text}"));
+            let message = volume_message("p", view(state), Durability::PowerSafe);
+            assert_eq!(message.exclusive_bytes, freed);
+        }
     }
 }

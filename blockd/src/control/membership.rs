@@ -17,7 +17,7 @@ use crate::config::{Config, DeviceKind, PoolConfig};
 use crate::error::Error;
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
-use crate::pool::{self, Access, Offline, PoolError};
+use crate::pool::{self, Access, Offline, PoolError, is_there};
 
 use super::pools::spec;
 use super::state_file::StateFile;
@@ -108,8 +108,12 @@ pub(super) struct LastOwner {
 /// Who had a pool last, by what is on its devices; nothing where there is no pool yet, or none that
 /// stays. Takes no lock.
 pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error> {
+    // Memory of this host is no other's, and is looked at when it is opened.
+    if config.region.is_some() {
+        return Ok(None);
+    }
     let devices = &config.devices;
-    if devices.iter().any(|one| one.kind == DeviceKind::Memory || !one.path.exists()) {
+    if devices.iter().any(|one| one.kind == DeviceKind::Memory || !is_there(&one.path)) {
         return Ok(None);
     }
     let mut devices = open(config, Access::Look)?;
@@ -121,7 +125,15 @@ pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error
 }
 
 fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
-    let paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
+    // A spare that has joined is one of its devices.
+    let mut paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
+    for spare in &config.spares {
+        let alone = PoolConfig { devices: vec![spare.clone()], ..config.clone() };
+        let holds = pool::exists(&spec(&alone, Path::new("")));
+        if holds.map_err(|error| refused(&config.name, error))? {
+            paths.push(spare.path.clone());
+        }
+    }
     Offline::open(&paths, access).map_err(|error| refused(&config.name, error))
 }
 
@@ -329,7 +341,7 @@ struct NodeHooks {
 fn pools(config: &Config) -> Result<Vec<PoolConfig>, Error> {
     let mut pools = config.pools.clone();
     let made: Vec<Remembered> = StateFile::new(&config.state_dir, "pools.json").read()?;
-    for one in made.into_iter().map(|one| config_of(one, &config.pools[0])) {
+    for one in made.into_iter().map(|one| config_of(one, &config.template)) {
         if pools.iter().all(|other| other.name != one.name) {
             pools.push(one);
         }

@@ -19,6 +19,7 @@ mod messages;
 mod nodes;
 mod policy;
 mod pools;
+mod regions;
 mod releases;
 mod server;
 mod service;
@@ -95,6 +96,7 @@ struct Inner {
     /// Pools whose volumes are namespaces.
     direct: direct::DirectPools,
     remembered: StateFile,
+    regions: Arc<regions::Book>,
     attachments: Attachments,
     events: Arc<EventHub>,
     nbd: RwLock<Vec<NbdAddress>>,
@@ -174,11 +176,13 @@ impl Control {
     pub fn new(options: ControlOptions, data_path: Arc<dyn DataPath>) -> Result<Self, Error> {
         let attachments = Attachments::read(&options.state_dir)?;
         let remembered = StateFile::new(&options.state_dir, "pools.json");
+        let regions = Arc::new(regions::Book::new(&options.state_dir));
         Ok(Self(Arc::new(Inner {
             data_path,
             pools: RwLock::default(),
             direct: direct::DirectPools::default(),
             remembered,
+            regions,
             attachments,
             events: Arc::default(),
             nbd: RwLock::default(),
@@ -227,7 +231,8 @@ impl Control {
     async fn try_open(&self, config: &PoolConfig) -> Result<PoolHandle, Unopened> {
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let node = self.0.options.node.map_or(0, NodeId::number);
-        let open = move || Ok(pools::open_or_create(&wanted, &runtime_dir, node));
+        let book = Arc::clone(&self.0.regions);
+        let open = move || Ok(regions::open(&wanted, &runtime_dir, node, &book));
         let opened = blocking(open).await??;
         self.0.data_path.add_pool(&opened.handle).await?;
         let (name, report) = (&config.name, &opened.report);
@@ -449,6 +454,7 @@ fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
             direct: one.direct,
         }],
         spares: Vec::new(),
+        region: None,
         extent_size: one.extent_size,
         extend_socket: None,
         ..template.clone()

@@ -6,7 +6,7 @@ use std::io::{Seek as _, SeekFrom};
 
 use crate::config::{DeviceConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
-use crate::pool::{Policy, PoolHandle};
+use crate::pool::{Policy, PoolHandle, is_there};
 use crate::units::exact;
 
 use super::Control;
@@ -76,7 +76,7 @@ pub(super) fn check_before_opening(pool: &PoolConfig) -> Result<(), Error> {
 
 fn size(device: &DeviceConfig) -> Option<u64> {
     match device.size {
-        SizeWish::Bytes(bytes) if !device.path.exists() => Some(bytes),
+        SizeWish::Bytes(bytes) if !is_there(&device.path) => Some(bytes),
         // The size of a block device is where its end is.
         // A character device doesn't tell.
         _ => File::open(&device.path).ok()?.seek(SeekFrom::End(0)).ok().filter(|&size| size > 0),

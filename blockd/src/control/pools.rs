@@ -10,7 +10,10 @@ use nix::sys::statvfs::statvfs;
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
 use crate::error::{Error, ErrorKind};
-use crate::pool::{self, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec};
+use crate::pool::{
+    self, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec, has_pmem_header,
+    is_there,
+};
 use crate::units::GIB;
 
 use super::errors::pool_error;
@@ -101,11 +104,10 @@ pub(super) fn open_or_create(
 fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
     let mut made: Vec<PathBuf> = Vec::new();
     for (device, wanted) in spec.devices.iter_mut().zip(&config.devices) {
-        let is_new = !device.path.exists();
+        let is_new = !is_there(&device.path);
         if is_new {
             made.push(device.path.clone());
-        } else if !matches!(device.kind, DeviceKind::Pmem(_)) {
-            // What is in persistent memory is looked at when it is mapped.
+        } else if is_looked_at(device) {
             refuse_foreign(&device.path)?;
         }
         device.size = size_to_make(&config.name, wanted, is_new)?;
@@ -120,6 +122,15 @@ fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
             Err(pool_error(&config.name, error))
         }
     }
+}
+
+/// Whether a device is looked at before it is opened, which makes a file as long as it is to be. A
+/// device of persistent memory can't be read, and is looked at when it is mapped; so is a file with
+/// the header of one.
+fn is_looked_at(device: &DeviceSpec) -> bool {
+    let is_file = || fs::metadata(&device.path).is_ok_and(|metadata| metadata.is_file());
+    let is_ours = || File::open(&device.path).is_ok_and(|file| has_pmem_header(&file));
+    !matches!(device.kind, DeviceKind::Pmem(_)) || (is_file() && !is_ours())
 }
 
 /// What is needed to open a pool, by a node that isn't known.
@@ -239,6 +250,7 @@ mod tests {
             name: "p".to_owned(),
             devices: vec![DeviceConfig { path, kind, size, preallocate: false, direct: true }],
             spares: Vec::new(),
+            region: None,
             extent_size: 256 << 10,
             lock_wait: Duration::from_millis(50),
             accept_loss: false,
@@ -253,12 +265,16 @@ mod tests {
     fn what_is_not_a_pool_is_not_written_over() {
         let folder = folder();
         let path = folder.path().join("disk");
-        for at in [0, 70_000, (8 << 20) - 1] {
+        let pmem = config::DeviceKind::Pmem(pool::PmemOptions::default());
+        let places = [0, 70_000, (8 << 20) - 1].into_iter();
+        let both = places.flat_map(|at| [(at, config::DeviceKind::Auto), (at, pmem)]);
+        for (at, kind) in both {
             let file = File::create(&path).unwrap();
             file.set_len(8 << 20).unwrap();
             file.write_all_at(b"x", at).unwrap();
-            let error = open_or_create(&pool(&path, SizeWish::Bytes(64 << 20)), folder.path(), 0);
-            let error = error.err().unwrap().error;
+            let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
+            wanted.devices[0].kind = kind;
+            let error = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
             assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
             assert!(error.to_string().contains("not a pool"), "{error}");
             assert_eq!(file.metadata().unwrap().len(), 8 << 20);

@@ -534,6 +534,8 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
             preallocate: asked.preallocate,
             direct: !asked.buffered,
         }],
+        spares: Vec::new(),
+        region: None,
         extent_size,
         extend_socket: None,
         space: control.0.space_of_new_pools.read().clone(),

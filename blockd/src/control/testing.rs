@@ -95,6 +95,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
             direct: false,
         }],
         spares: Vec::new(),
+        region: None,
         extent_size: 64 << 10,
         lock_wait: Duration::from_millis(50),
         accept_loss: false,

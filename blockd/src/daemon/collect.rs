@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::frontend::nbd::listener::ListenerStats;
 use crate::metrics::{Snapshot, node_name};
 use crate::node::NodeId;
-use crate::pool::{PoolHandle, VolumeId};
+use crate::pool::{PoolHandle, PoolSpace, VolumeId};
 use crate::stats::{MediaOp, Op, Stage, VolumeStats};
 
 use super::figures::Figures;
@@ -146,6 +146,21 @@ fn counters(snapshot: &mut Snapshot, pool: &PoolHandle) {
     set("blockd_pool_metadata_waiting_for_space", &stats.waiting_for_space);
 }
 
+/// What a pool of extents has of its region (P49), where that has a cookie to be named by.
+fn region(snapshot: &mut Snapshot, pool: &PoolHandle, space: &PoolSpace) {
+    let pmem = pool.devices().into_iter().find_map(|device| device.pmem);
+    let Some(site) = pmem.map(|pmem| pmem.site).filter(|site| site.region != 0) else { return };
+    let key = format!("{:#x}", site.region);
+    let mut set = |name, value| snapshot.set(name, &[pool.name(), &key], value);
+    if let Some(total) = site.region_size() {
+        set("pmem_amount_total", total);
+    }
+    set("pmem_amount_managed", space.pool.total);
+    set("pmem_amount_available", space.available());
+    // Extents need not be next to each other.
+    set("pmem_amount_max_volume_size", space.available());
+}
+
 async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>) {
     let Ok(space) = pool.space().await else { return };
     let held = space.pool.reserved / pool.extent_size().max(1);
@@ -168,6 +183,8 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
     if let Some(free) = space.backing_free {
         set("blockd_pool_backing_free_bytes", free);
     }
+    region(snapshot, pool, &space);
+    let mut set = |name, value| snapshot.set(name, &[pool.name()], value);
     let volumes = pool.mapper().summaries();
     let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
     set("blockd_pool_promised_bytes", promised);

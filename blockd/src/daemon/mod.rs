@@ -10,6 +10,7 @@ mod lock;
 mod logging;
 mod notify;
 mod serving;
+mod settle;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse};
+use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse, note_others};
 use crate::control::{
     self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
     ExtendServer, NbdAddress, NbdPlace,
@@ -220,6 +221,8 @@ impl Daemon {
         if config.ublk.enabled {
             control.set_ublk(devices(config, &workers, own_namespace)?);
         }
+        notify::tell(&[NotifyState::Status("waiting for persistent memory")]);
+        settle::settle(config).await;
         notify::tell(&[NotifyState::Status("opening pools")]);
         open_pools(config, &control).await?;
         if own_namespace {
@@ -421,6 +424,7 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
             pools.push(pool);
         }
     }
+    note_others(&mut pools);
     let opening: Vec<_> = pools
         .into_iter()
         .map(|pool| {

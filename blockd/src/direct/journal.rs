@@ -50,6 +50,9 @@ pub(super) struct Record {
     pub(super) made_unix_ms: i64,
     /// Of one that is overwritten: what is done for sure.
     pub(super) scrubbed_bytes: u64,
+    /// It may have been made larger, and from here on hold what somebody else had there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) dirty_from: Option<u64>,
 }
 
 /// What is in the file.
@@ -60,6 +63,9 @@ pub(super) struct Content {
     /// Where all of them are.
     pub(super) region: String,
     pub(super) next_id: u32,
+    /// Something was removed without being overwritten, so that space that is free may hold it.
+    #[serde(default)]
+    pub(super) has_remains: bool,
     pub(super) records: Vec<Record>,
 }
 
@@ -155,6 +161,7 @@ mod tests {
             pool: "00000000-0000-4000-8000-000000000001".to_owned(),
             region: "0x1".to_owned(),
             next_id: 2,
+            has_remains: false,
             records: vec![Record {
                 uuid: "00000000-0000-4000-8000-000000000002".to_owned(),
                 name: "a".to_owned(),
@@ -167,6 +174,7 @@ mod tests {
                 erase_after: true,
                 made_unix_ms: 5,
                 scrubbed_bytes: 0,
+                dirty_from: None,
             }],
         }
     }
@@ -180,6 +188,7 @@ mod tests {
   "pool": "00000000-0000-4000-8000-000000000001",
   "region": "0x1",
   "next_id": 2,
+  "has_remains": false,
   "records": [
     {
       "uuid": "00000000-0000-4000-8000-000000000002",
@@ -201,6 +210,11 @@ mod tests {
         let sum = format!("{:08x}", crc32c::crc32c(body.as_bytes()));
         let length = body.len().to_string();
         assert_eq!(text, expected.replacen("SUM", &sum, 1).replacen("LENGTH", &length, 1));
+        assert_eq!(decode(text.as_bytes()), Ok(content()));
+        // As it was before that was noted.
+        let body = body.replace("  \"has_remains\": false,\n", "");
+        let (sum, length) = (crc32c::crc32c(body.as_bytes()), body.len());
+        let text = format!("blockd-direct 1 {sum:08x} {length}\n{body}\n");
         assert_eq!(decode(text.as_bytes()), Ok(content()));
     }
 

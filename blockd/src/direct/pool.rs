@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::config::{DirectConfig, SizeRule};
 use super::describe::{PoolView, Space, State, VolumeView, durability};
 use super::journal::{Content, Intent, Journal, Record};
-use super::scrub::Scrubber;
+use super::scrub::{PIECE, Scrubber};
 use crate::clock::wall_ms;
 use crate::config::check_name;
 use crate::error::{Error, shown};
@@ -102,7 +102,8 @@ impl DirectPool {
             Some(content) => Content { region, ..content },
             None => {
                 let pool = new_uuid()?.to_string();
-                let content = Content { pool, region, next_id: 1, records: Vec::new() };
+                let content =
+                    Content { pool, region, next_id: 1, has_remains: false, records: Vec::new() };
                 journal.write(&content)?;
                 content
             }
@@ -123,6 +124,8 @@ impl DirectPool {
             scrubber: Scrubber::default(),
         }));
         pool.tidy_up()?;
+        pool.enable_all()?;
+        pool.clean_tails()?;
         Scrubber::start(&pool)?;
         Ok(pool)
     }
@@ -178,24 +181,65 @@ impl DirectPool {
         let _changing = self.changing();
         let left = self.records(&[Intent::Creating, Intent::Deleting]);
         let inventory = self.0.platform.read()?;
-        if inventory.region(&self.0.config.region).is_none() {
+        if self.region(&inventory).is_err() {
             return Ok(());
         }
         for record in left {
-            match self.0.platform.destroy(uuid_of(&record)?) {
+            match self.destroy(&record) {
                 Ok(was_there) => {
                     self.forget(&record.uuid)?;
                     let (pool, volume) = (self.name(), &record.name);
                     tracing::info!(pool, volume, was_there, "what was begun of it is removed");
                 }
                 Err(error) => {
-                    let (pool, volume, error) = (self.name(), &record.name, error.text());
+                    let (pool, volume) = (self.name(), &record.name);
                     tracing::warn!(
                         pool,
                         volume,
-                        error,
+                        %error,
                         "what was begun of it can't be removed yet"
                     );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Overwrites the ends of volumes whose growth was cut short. Who has one in use keeps it from
+    /// that: it is tried again at its next growth, and at the next start.
+    fn clean_tails(&self) -> Result<(), Error> {
+        let _changing = self.changing();
+        let dirty = self.records(&[Intent::Ready]).into_iter();
+        let dirty: Vec<Record> = dirty.filter(|one| one.dirty_from.is_some()).collect();
+        if dirty.is_empty() {
+            return Ok(());
+        }
+        let inventory = self.0.platform.read()?;
+        for record in dirty {
+            if let Err(error) = self.clean_tail(&record, &inventory) {
+                let (pool, volume) = (self.name(), &record.name);
+                tracing::warn!(pool, volume, %error, "its new end can't be overwritten yet");
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives volumes their devices again that have none, as after a crash while one was grown.
+    fn enable_all(&self) -> Result<(), Error> {
+        let _changing = self.changing();
+        let inventory = self.0.platform.read()?;
+        for record in self.records(&[Intent::Ready]) {
+            let uuid = uuid_of(&record)?;
+            let is_off = |one: &Namespace| one.device.is_none();
+            if !inventory.namespace(uuid).is_some_and(|(_, one)| is_off(one)) {
+                continue;
+            }
+            let (pool, volume) = (self.name(), &record.name);
+            match self.0.platform.ensure_enabled(uuid) {
+                Ok(_) => tracing::info!(pool, volume, "its namespace is enabled again"),
+                Err(error) => {
+                    let error = error.text();
+                    tracing::warn!(pool, volume, error, "its namespace can't be enabled");
                 }
             }
         }
@@ -211,12 +255,22 @@ impl DirectPool {
         }
     }
 
-    fn region<'a>(&self, inventory: &'a Inventory) -> Result<&'a Region, Error> {
-        let found = inventory.region(&self.0.config.region);
-        found.ok_or_else(|| {
-            let problem = format!("has failed: its region {} is not there", self.0.config.region);
+    pub(super) fn region<'a>(&self, inventory: &'a Inventory) -> Result<&'a Region, Error> {
+        self.seen(inventory).map_err(|problem| {
+            let problem = format!("has failed: its region {} {problem}", self.0.config.region);
             Error::in_use(format!("pool {}", self.name()), problem)
         })
+    }
+
+    /// The region, if what is not seen in it is not there: otherwise nothing is taken for gone.
+    fn seen<'a>(&self, inventory: &'a Inventory) -> Result<&'a Region, &'static str> {
+        let region = inventory.region(&self.0.config.region).ok_or("is not there")?;
+        region.hides().map_or(Ok(region), Err)
+    }
+
+    /// Removes the namespace of a record; false if there is none.
+    fn destroy(&self, record: &Record) -> Result<bool, Error> {
+        Ok(self.0.platform.destroy(&self.0.config.region, uuid_of(record)?)?)
     }
 
     /// In which steps sizes go. The map of a sector namespace has no pages.
@@ -258,7 +312,7 @@ impl DirectPool {
             return self.same(wish, &there, &inventory).map(|view| (false, view));
         }
         if let Some(left) = self.named(&wish.name, &[Intent::Creating, Intent::Deleting]) {
-            self.0.platform.destroy(uuid_of(&left)?)?;
+            self.destroy(&left)?;
             self.forget(&left.uuid)?;
         }
         let step = self.step(region, self.0.config.alignment)?;
@@ -270,22 +324,50 @@ impl DirectPool {
             let (record, made) = self.make(wish, raw)?;
             let usable = made.usable.unwrap_or(0);
             if rule == SizeRule::Usable && usable < wish.size {
-                self.0.platform.destroy(uuid_of(&record)?)?;
+                self.destroy(&record)?;
                 self.forget(&record.uuid)?;
                 raw = raw.checked_add(step.bytes()).ok_or_else(|| {
                     Error::invalid("size_bytes", wish.size, "less than 2^63 when rounded")
                 })?;
                 continue;
             }
-            self.change(|content| {
-                for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
-                    (one.intent, one.usable_bytes) = (Intent::Ready, usable);
-                }
-            })?;
+            self.hand_over(&record, &made)?;
             return Ok((true, self.get(&wish.name)?));
         }
         let problem = format!("{raw} bytes of it are too few for {} usable ones", wish.size);
         Err(Error::Unexpected { what: format!("region {}", region.key), problem })
+    }
+
+    /// Notes that it is somebody's, once nothing of another's is left in it.
+    fn hand_over(&self, record: &Record, made: &Namespace) -> Result<(), Error> {
+        if let Err(error) = self.clear_remains(made, 0) {
+            // Nobody has it yet. Where it can't be removed, it is brought to its end later.
+            self.destroy(record)?;
+            self.forget(&record.uuid)?;
+            return Err(error);
+        }
+        let usable = made.usable.unwrap_or(0);
+        self.change(|content| {
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                (one.intent, one.usable_bytes) = (Intent::Ready, usable);
+            }
+        })
+    }
+
+    /// Overwrites what somebody may have left where the namespace is now, from a byte of its device
+    /// on, if anybody left something in the pool.
+    fn clear_remains(&self, namespace: &Namespace, from: u64) -> Result<(), Error> {
+        if !self.content().has_remains {
+            return Ok(());
+        }
+        let failed = |source| Error::io(format!("overwriting {namespace}"), source);
+        let mut zeroing = self.0.platform.zeroing(namespace, from)?;
+        while !zeroing.go_on(PIECE).map_err(failed)? {
+            if self.0.scrubber.stops() {
+                return Err(Error::in_use(format!("pool {}", self.name()), "is being closed"));
+            }
+        }
+        Ok(())
     }
 
     fn make(&self, wish: &CreateWish, raw: u64) -> Result<(Record, Namespace), Error> {
@@ -302,6 +384,7 @@ impl DirectPool {
             erase_after: wish.erase_after,
             made_unix_ms: wall_ms(),
             scrubbed_bytes: 0,
+            dirty_from: None,
         };
         self.change(|content| {
             record.id = content.next_id;
@@ -373,18 +456,32 @@ impl DirectPool {
     }
 
     /// Removes a volume; nothing if there is none of that name. With `erase_after` its space is
-    /// free when it has been overwritten, which goes on in the background.
+    /// free when it has been overwritten, which goes on in the background: the state that is
+    /// answered says which it is.
     pub fn delete(&self, name: &str) -> Result<Option<VolumeView>, Error> {
         let _changing = self.changing();
         let Some(record) = self.named(name, &[Intent::Ready, Intent::Creating]) else {
             return Ok(None);
         };
-        let inventory = self.0.platform.read_with_users()?;
+        let mut inventory = self.0.platform.read_with_users()?;
         self.region(&inventory)?;
-        let before = self.view(&record, Some(&inventory));
+        let mut before = self.view(&record, Some(&inventory));
         let uuid = uuid_of(&record)?;
+        let scrubs = record.erase_after && record.intent == Intent::Ready;
+        let is_off = inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none());
+        if scrubs && is_off {
+            // Without a device it can't be overwritten, and whoever gets the space could read it.
+            self.0.platform.ensure_enabled(uuid).map_err(|error| {
+                let why = error.text();
+                let problem = format!("is not enabled, so that it can't be overwritten: {why}");
+                Error::in_use(format!("volume {}", shown(name)), problem)
+            })?;
+            inventory = self.0.platform.read_with_users()?;
+            self.region(&inventory)?;
+        }
         let Some((_, namespace)) = inventory.namespace(uuid) else {
             self.forget(&record.uuid)?;
+            before.state = State::Deleting;
             return Ok(Some(before));
         };
         if !namespace.users.is_empty() {
@@ -394,21 +491,24 @@ impl DirectPool {
         }
         // Whoever is kept out from here on can't begin to use what is about to go.
         let held = match namespace.device {
-            Some(_) => Some(self.0.platform.zeroing(namespace, 0)?),
-            None => None,
+            None if !scrubs => None,
+            _ => Some(self.0.platform.zeroing(namespace, 0)?),
         };
-        let scrubs = record.erase_after && record.intent == Intent::Ready && held.is_some();
+        let is_sector = namespace.mode == Mode::Sector;
         let intent = if scrubs { Intent::Scrubbing } else { Intent::Deleting };
+        before.state = if scrubs { State::Scrubbing } else { State::Deleting };
         self.change(|content| {
+            content.has_remains |= record.intent == Intent::Ready && !scrubs;
             for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
                 (one.intent, one.scrubbed_bytes) = (intent, 0);
             }
         })?;
         match held {
-            Some(zeroing) if scrubs => self.0.scrubber.take(record.uuid, zeroing),
+            // A sector namespace is made bare first, which needs it closed.
+            held if scrubs => self.0.scrubber.take(record.uuid, held.filter(|_| !is_sector)),
             held => {
                 drop(held);
-                self.0.platform.destroy(uuid)?;
+                self.destroy(&record)?;
                 self.forget(&record.uuid)?;
             }
         }
@@ -423,7 +523,7 @@ impl DirectPool {
                 one.intent = Intent::Deleting;
             }
         })?;
-        self.0.platform.destroy(uuid_of(record)?)?;
+        self.destroy(record)?;
         self.forget(&record.uuid)
     }
 
@@ -434,6 +534,7 @@ impl DirectPool {
         let region = self.region(&inventory)?;
         let record = self.named(name, &[Intent::Ready]);
         let record = record.ok_or_else(|| Error::not_found("volume", name))?;
+        self.clean_tail(&record, &inventory)?;
         let before = self.view(&record, Some(&inventory));
         let has = match self.0.config.size_rule {
             SizeRule::Usable => before.usable,
@@ -456,15 +557,37 @@ impl DirectPool {
         };
         let step = self.step(region, self.0.config.alignment)?;
         let raw = self.raw_size(&wish, step)?;
+        // Its device is larger before its new end is clean, and may be so when the daemon dies.
+        self.change(|content| {
+            let dirty_from = content.has_remains.then_some(before.usable);
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                one.dirty_from = dirty_from;
+            }
+        })?;
         let grown = self.0.platform.grow(uuid_of(&record)?, raw)?;
+        self.clear_remains(&grown, before.usable)?;
         let usable = grown.usable.unwrap_or(0);
         self.change(|content| {
             for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
-                one.requested_bytes = size;
+                (one.requested_bytes, one.dirty_from) = (size, None);
                 (one.charged_bytes, one.usable_bytes) = (grown.size, usable);
             }
         })?;
         Ok((true, before.usable, self.get(name)?))
+    }
+
+    /// Overwrites what a growth that was cut short has left at the end of a volume.
+    fn clean_tail(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
+        let Some(from) = record.dirty_from else { return Ok(()) };
+        let Some((_, namespace)) = inventory.namespace(uuid_of(record)?) else { return Ok(()) };
+        if namespace.usable.is_some_and(|usable| usable > from) {
+            self.clear_remains(namespace, from)?;
+        }
+        self.change(|content| {
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                one.dirty_from = None;
+            }
+        })
     }
 
     /// A volume; one that is being removed counts where there is no other of the name.
@@ -490,12 +613,11 @@ impl DirectPool {
             .and_then(|inventory| uuid.and_then(|uuid| inventory.namespace(uuid)))
             .map(|(_, namespace)| namespace);
         let device = namespace.and_then(|one| one.device.clone());
-        let region = inventory.and_then(|all| all.region(&self.0.config.region));
-        let problem = match (inventory, region, namespace, &device) {
+        let problem = match (inventory.map(|all| self.seen(all)), namespace, &device) {
             (None, ..) => Some("persistent memory can't be read".to_owned()),
-            (_, None, ..) => Some(format!("region {} is not there", self.0.config.region)),
-            (_, _, None, _) => Some(format!("its namespace {} is gone", record.uuid)),
-            (_, _, Some(_), None) => Some("its namespace is not enabled".to_owned()),
+            (Some(Err(why)), ..) => Some(format!("region {} {why}", self.0.config.region)),
+            (_, None, _) => Some(format!("its namespace {} is gone", record.uuid)),
+            (_, Some(_), None) => Some("its namespace is not enabled".to_owned()),
             _ => None,
         };
         let usable = namespace.and_then(|one| one.usable).unwrap_or(record.usable_bytes);

@@ -1,11 +1,12 @@
 //! Namespaces that are deleted are overwritten with zeroes before their space is free: one at a
 //! time, in the background, and on from where it was after a restart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use blockd_pmem::platform::Mode;
 use blockd_pmem::platform::clear::Zeroing;
 
 use super::DirectPool;
@@ -14,7 +15,7 @@ use super::pool::uuid_of;
 use crate::error::Error;
 
 /// Overwritten between two looks at whether the daemon stops: some 50 ms.
-const PIECE: u64 = 64 << 20;
+pub(super) const PIECE: u64 = 64 << 20;
 /// How far it is gets into the journal this often: that much is done twice after a crash.
 const NOTE: u64 = 1 << 30;
 /// After a failure it is tried again, and so is removing what could not be removed.
@@ -31,6 +32,8 @@ pub(super) struct Scrubber {
 #[derive(Debug, Default)]
 struct Shared {
     stops: bool,
+    /// One was taken since the last round began.
+    asked: bool,
     /// Opened already when they were deleted, so that nobody could come in between.
     held: BTreeMap<String, Zeroing>,
     done: BTreeMap<String, u64>,
@@ -60,8 +63,13 @@ impl Scrubber {
     }
 
     /// Overwrites a namespace that is noted as such.
-    pub(super) fn take(&self, uuid: String, zeroing: Zeroing) {
-        self.shared().held.insert(uuid, zeroing);
+    pub(super) fn take(&self, uuid: String, held: Option<Zeroing>) {
+        let mut shared = self.shared();
+        shared.asked = true;
+        if let Some(zeroing) = held {
+            shared.held.insert(uuid, zeroing);
+        }
+        drop(shared);
         self.wake.notify_all();
     }
 
@@ -70,7 +78,7 @@ impl Scrubber {
         self.shared().done.get(uuid).copied()
     }
 
-    fn stops(&self) -> bool {
+    pub(super) fn stops(&self) -> bool {
         self.shared().stops
     }
 }
@@ -78,30 +86,27 @@ impl Scrubber {
 fn run(pool: &DirectPool) {
     let scrubber = &pool.0.scrubber;
     loop {
-        let mut has_failed = false;
-        while let Some(record) = next(pool) {
-            match scrub(pool, &record) {
-                Ok(()) => {}
-                Err(error) => {
-                    let (pool, volume) = (pool.name(), &record.name);
-                    tracing::warn!(pool, volume, %error, "it is overwritten later");
-                    has_failed = true;
-                }
+        // One that can't be overwritten now does not keep the others from it.
+        let mut failed = BTreeSet::new();
+        while let Some(record) = next(pool, &failed) {
+            if let Err(error) = scrub(pool, &record) {
+                let (pool, volume) = (pool.name(), &record.name);
+                tracing::warn!(pool, volume, %error, "it is overwritten later");
+                failed.insert(record.uuid.clone());
             }
             scrubber.shared().done.remove(&record.uuid);
-            if has_failed || scrubber.stops() {
-                break;
+            if scrubber.stops() {
+                return;
             }
         }
-        let shared = scrubber.shared();
+        let wait = scrubber
+            .wake
+            .wait_timeout_while(scrubber.shared(), RETRY, |shared| !shared.stops && !shared.asked);
+        let (mut shared, timed_out) = wait.unwrap_or_else(PoisonError::into_inner);
         if shared.stops {
             return;
         }
-        let wait = scrubber.wake.wait_timeout(shared, RETRY);
-        let (shared, timed_out) = wait.unwrap_or_else(PoisonError::into_inner);
-        if shared.stops {
-            return;
-        }
+        shared.asked = false;
         drop(shared);
         let has_left = !pool.records(&[Intent::Creating, Intent::Deleting]).is_empty();
         if timed_out.timed_out()
@@ -113,29 +118,40 @@ fn run(pool: &DirectPool) {
     }
 }
 
-fn next(pool: &DirectPool) -> Option<Record> {
-    pool.records(&[Intent::Scrubbing]).into_iter().next()
+fn next(pool: &DirectPool, failed: &BTreeSet<String>) -> Option<Record> {
+    let mut records = pool.records(&[Intent::Scrubbing]).into_iter();
+    records.find(|one| !failed.contains(&one.uuid))
 }
 
 /// Overwrites one, and removes it. Where the daemon stops it stays as far as it is.
-fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
+pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
     let scrubber = &pool.0.scrubber;
     let held = scrubber.shared().held.remove(&record.uuid);
     let mut zeroing = match held {
         Some(zeroing) => zeroing,
         None => {
-            let inventory = pool.0.platform.read_with_users()?;
-            let Some((_, namespace)) = inventory.namespace(uuid_of(record)?) else {
-                if inventory.region(&pool.0.config.region).is_none() {
-                    let problem = "its region is not there";
-                    return Err(Error::in_use(format!("volume {}:", record.name), problem));
-                }
+            let uuid = uuid_of(record)?;
+            let mut inventory = pool.0.platform.read_with_users()?;
+            if inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none()) {
+                pool.0.platform.ensure_enabled(uuid)?;
+                inventory = pool.0.platform.read_with_users()?;
+            }
+            let Some((_, namespace)) = inventory.namespace(uuid) else {
+                pool.region(&inventory)?;
                 return pool.scrubbed(record);
             };
             if let Some(user) = namespace.users.first() {
                 return Err(Error::in_use(format!("volume {}", record.name), user.to_string()));
             }
-            pool.0.platform.zeroing(namespace, record.scrubbed_bytes)?
+            if namespace.mode == Mode::Sector {
+                // Each write goes to a block that is free, and what it replaces stays: only all of
+                // its bytes hold no old block. The notes about sectors go first, so that nothing
+                // has been done of one that still has them.
+                let bare = pool.0.platform.make_bare(uuid)?;
+                pool.0.platform.zeroing(&bare, 0)?
+            } else {
+                pool.0.platform.zeroing(namespace, record.scrubbed_bytes)?
+            }
         }
     };
     let mut noted = zeroing.done();

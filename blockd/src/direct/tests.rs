@@ -6,8 +6,8 @@ use std::sync::Arc;
 use blockd_pmem::media::{Domain, Durability};
 use blockd_pmem::platform::provision::Wish;
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule};
-use blockd_pmem::platform::testing::{FakeHost, FakeSpec};
-use blockd_pmem::platform::{Mode, PageMap, RegionKey, Uuid};
+use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
+use blockd_pmem::platform::{Kernel, Mode, PageMap, RegionKey, Uuid};
 
 use super::*;
 use crate::control::testing::{Folder, folder};
@@ -66,6 +66,12 @@ impl Rig {
     fn available(&self) -> u64 {
         let inventory = self.host.platform().read().unwrap();
         inventory.region(&RegionKey::Cookie(1)).unwrap().available
+    }
+
+    /// As an administrator or a crash leaves a namespace: it is there, and has no device.
+    fn disable(&self, holder: &str) {
+        let path = self.host.places().sys.join("bus/nd/drivers/nd_pmem/unbind");
+        self.host.write(&path, holder).unwrap();
     }
 
     fn device(&self, pool: &DirectPool, name: &str) -> File {
@@ -213,12 +219,213 @@ fn p45_what_is_deleted_is_overwritten_before_its_space_is_free() {
         pool.create(&wish).unwrap();
         let file = rig.device(&pool, "a");
         file.write_all_at(b"secret", 64 * MIB).unwrap();
-        pool.delete("a").unwrap();
+        let deleted = pool.delete("a").unwrap().unwrap();
+        let expected = if erases { State::Scrubbing } else { State::Deleting };
+        assert_eq!(deleted.state, expected);
         until(|| rig.available() == GIB);
         let mut found = [0; 6];
         file.read_exact_at(&mut found, 64 * MIB).unwrap();
         assert_eq!(&found == b"secret", !erases);
     }
+    pool.close();
+}
+
+#[test]
+fn what_is_disabled_is_enabled_to_be_overwritten_or_stays() {
+    let rig = Rig::new(GIB);
+    let pool = rig.open();
+    pool.create(&wish("a", 128 * MIB)).unwrap();
+    let file = rig.device(&pool, "a");
+    file.write_all_at(b"secret", 64 * MIB).unwrap();
+    rig.disable("pfn0.0");
+    rig.host.refuse("nd_pmem/bind", libc::ENOMEM);
+    let journal = std::fs::read(rig.dir().join("direct-direct.journal")).unwrap();
+    let error = pool.delete("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    let text = error.to_string();
+    let expected = "volume a is not enabled, so that it can't be overwritten: ";
+    assert!(text.starts_with(expected), "{text}");
+    assert_eq!(std::fs::read(rig.dir().join("direct-direct.journal")).unwrap(), journal);
+    assert_eq!(rig.available(), GIB - 144 * MIB);
+    rig.host.accept();
+    pool.delete("a").unwrap().unwrap();
+    until(|| rig.available() == GIB);
+    let mut found = [1; 6];
+    file.read_exact_at(&mut found, 64 * MIB).unwrap();
+    assert_eq!(found, [0; 6]);
+    pool.close();
+}
+
+/// The daemon dies at each write while a volume grows: after its start the volume has its device.
+#[test]
+fn growing_that_was_cut_short_leaves_no_volume_without_its_device() {
+    let memory = || DirectConfig { page_map: PageMap::Memory, ..config() };
+    let mut had_none = false;
+    for steps in 0..8 {
+        let rig = Rig::new(GIB);
+        let pool = rig.open_as(memory()).unwrap();
+        pool.create(&wish("a", 62 * MIB)).unwrap();
+        rig.host.stop_after(steps);
+        let grown = pool.resize("a", 100 * MIB);
+        pool.close();
+        rig.host.restart();
+        had_none |= grown.is_err() && pool.get("a").unwrap().device.is_none();
+        let pool = rig.open_as(memory()).unwrap();
+        let view = pool.get("a").unwrap();
+        assert!(view.device.is_some(), "step {steps}: {:?}", view.problem);
+        pool.close();
+    }
+    assert!(had_none);
+}
+
+/// Something was removed without being overwritten, and a volume grows over it. Wherever that is
+/// cut short, its new end is noted as not clean before it can be seen, and overwritten at the next
+/// start.
+#[test]
+fn p45_the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
+    let memory = || DirectConfig { page_map: PageMap::Memory, ..config() };
+    let dirty = |pool: &DirectPool| pool.records(&[journal::Intent::Ready])[0].dirty_from;
+    let remains = |pool: &DirectPool| {
+        pool.create(&CreateWish { erase_after: false, ..wish("old", 120 * MIB) }).unwrap();
+        pool.delete("old").unwrap();
+        pool.create(&wish("a", 62 * MIB)).unwrap();
+    };
+    for steps in 0..4 {
+        let rig = Rig::new(GIB);
+        let pool = rig.open_as(memory()).unwrap();
+        remains(&pool);
+        rig.host.stop_after(steps);
+        pool.resize("a", 100 * MIB).unwrap_err();
+        assert_eq!(dirty(&pool), Some(62 * MIB), "step {steps}");
+        pool.close();
+        rig.host.restart();
+        let pool = rig.open_as(memory()).unwrap();
+        assert_eq!(dirty(&pool), None, "step {steps}");
+        pool.close();
+    }
+    let rig = Rig::new(GIB);
+    let pool = rig.open_as(memory()).unwrap();
+    remains(&pool);
+    assert!(pool.resize("a", 100 * MIB).unwrap().0);
+    assert_eq!(dirty(&pool), None);
+    // As if the daemon had died before its new end was clean.
+    let secret = |pool: &DirectPool| {
+        rig.device(pool, "a").write_all_at(b"secret", 70 * MIB).unwrap();
+        let noted = pool.change(|content| content.records[0].dirty_from = Some(62 * MIB));
+        noted.unwrap();
+    };
+    let is_clean = |pool: &DirectPool| {
+        let mut found = [1; 6];
+        rig.device(pool, "a").read_exact_at(&mut found, 70 * MIB).unwrap();
+        assert_eq!((found, dirty(pool)), ([0; 6], None));
+    };
+    secret(&pool);
+    pool.close();
+    let pool = rig.open_as(memory()).unwrap();
+    is_clean(&pool);
+    // Asking again for what it has answers nothing before that either.
+    secret(&pool);
+    assert!(!pool.resize("a", 100 * MIB).unwrap().0);
+    is_clean(&pool);
+    pool.close();
+}
+
+/// A sector device keeps old blocks where no read of it comes: the bytes below are looked at. The
+/// daemon dies at each write of it, and the host goes on or starts anew.
+#[test]
+fn p45_old_blocks_of_a_file_io_volume_are_overwritten_after_a_crash_at_every_step() {
+    for reboots in [false, true] {
+        let mut steps = 1;
+        loop {
+            let rig = Rig::new(GIB);
+            let pool = rig.open();
+            let wish = CreateWish { usage: Usage::FileIo, ..wish("a", 64 * MIB) };
+            pool.create(&wish).unwrap();
+            let media = rig.host.root().join("media/1-0");
+            let file =
+                File::options().create(true).truncate(false).read(true).write(true).open(media);
+            let file = file.unwrap();
+            file.write_all_at(b"secret", 66 * MIB).unwrap();
+            let begin = rig.host.writes();
+            rig.host.stop_after(steps);
+            pool.delete("a").unwrap();
+            until(|| rig.host.writes() >= begin + steps || pool.list().is_empty());
+            let was_whole = rig.host.writes() < begin + steps;
+            pool.close();
+            if reboots {
+                rig.host.reboot()
+            } else {
+                rig.host.restart()
+            }
+            let pool = rig.open();
+            until(|| rig.available() == GIB && pool.list().is_empty());
+            let mut found = [1; 6];
+            file.read_exact_at(&mut found, 66 * MIB).unwrap();
+            assert_eq!(found, [0; 6], "step {steps}");
+            pool.close();
+            if was_whole {
+                break;
+            }
+            steps += 1;
+        }
+        assert!(steps >= 8, "{steps} steps");
+    }
+}
+
+#[test]
+fn one_that_can_not_be_overwritten_does_not_keep_others_from_it() {
+    let rig = Rig::new(GIB);
+    let pool = rig.open();
+    for name in ["a", "b", "c"] {
+        pool.create(&wish(name, 64 * MIB)).unwrap();
+    }
+    pool.close();
+    pool.change(|content| {
+        for record in content.records.iter_mut().take(2) {
+            record.intent = journal::Intent::Scrubbing;
+        }
+    })
+    .unwrap();
+    drop(pool);
+    rig.host.mount("pmem0", Some("/mnt/a"));
+    let pool = rig.open();
+    let names = || pool.list().into_iter().map(|one| one.name).collect::<Vec<_>>();
+    until(|| names() == ["a", "c"]);
+    pool.delete("c").unwrap();
+    until(|| names() == ["a"]);
+    assert_eq!(pool.get("a").unwrap().state, State::Scrubbing);
+    rig.host.mount("pmem0", None);
+    pool.close();
+    let pool = rig.open();
+    until(|| pool.list().is_empty());
+    pool.close();
+}
+
+#[test]
+fn what_was_left_without_overwriting_is_not_there_for_the_next() {
+    let rig = Rig::new(GIB);
+    let config = || DirectConfig { page_map: PageMap::Memory, ..config() };
+    let pool = rig.open_as(config()).unwrap();
+    let keep = CreateWish { erase_after: false, ..wish("a", 256 * MIB) };
+    pool.create(&keep).unwrap();
+    let file = rig.device(&pool, "a");
+    for at in [32, 200] {
+        file.write_all_at(b"secret", at * MIB).unwrap();
+    }
+    pool.delete("a").unwrap();
+    pool.close();
+    let pool = rig.open_as(config()).unwrap();
+    pool.create(&wish("b", 126 * MIB)).unwrap();
+    let media = File::options().write(true).read(true).open(rig.host.root().join("media/1-0"));
+    let read = |at: u64| {
+        let mut found = [1; 6];
+        media.as_ref().unwrap().read_exact_at(&mut found, at * MIB).map(|()| found).unwrap()
+    };
+    assert_eq!(read(32), [0; 6]);
+    // The fake's memory was cut to the smaller device.
+    media.as_ref().unwrap().write_all_at(b"secret", 200 * MIB).unwrap();
+    pool.resize("b", 254 * MIB).unwrap();
+    assert_eq!(read(200), [0; 6]);
     pool.close();
 }
 
@@ -363,6 +570,55 @@ fn a_region_that_vanishes_fails_the_pool_and_forgets_nothing() {
     assert_eq!(pool.list().len(), 1);
     assert!(pool.failure().is_some());
     pool.close();
+}
+
+#[test]
+fn a_region_that_is_not_enabled_or_lost_its_labels_forgets_nothing() {
+    let cases =
+        [(Shown::NotEnabled, "is not enabled"), (Shown::WithoutLabels, "has no labels now")];
+    for (shown, why) in cases {
+        let rig = Rig::new(GIB);
+        let pool = rig.open();
+        for name in ["a", "begun", "ended", "erased"] {
+            pool.create(&wish(name, 64 * MIB)).unwrap();
+        }
+        let file = rig.device(&pool, "erased");
+        file.write_all_at(b"secret", 32 * MIB).unwrap();
+        pool.close();
+        pool.change(|content| {
+            content.records[1].intent = journal::Intent::Creating;
+            content.records[2].intent = journal::Intent::Deleting;
+            content.records[3].intent = journal::Intent::Scrubbing;
+        })
+        .unwrap();
+        rig.host.show_region_as(1, shown);
+        let pool = rig.open();
+        let expected = format!("pool direct has failed: its region 0x1 {why}");
+        assert_eq!(pool.failure(), Some(expected.clone()));
+        let problem = pool.get("a").unwrap().problem;
+        assert_eq!(problem, Some(format!("region 0x1 {why}")));
+        let scrubbing = pool.records(&[journal::Intent::Scrubbing]).remove(0);
+        let errors = [
+            pool.delete("a").unwrap_err(),
+            pool.delete("begun").unwrap_err(),
+            pool.create(&wish("b", MIB)).unwrap_err(),
+            scrub::scrub(&pool, &scrubbing).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!((error.kind(), error.to_string()), (ErrorKind::InUse, expected.clone()));
+        }
+        pool.close();
+        assert_eq!(pool.list().len(), 4);
+        rig.host.show_region_as(1, Shown::Whole);
+        let pool = rig.open();
+        until(|| pool.list().len() == 1);
+        assert_eq!(pool.get("a").unwrap().state, State::Ready);
+        assert_eq!(rig.available(), GIB - 80 * MIB);
+        let mut found = [1; 6];
+        file.read_exact_at(&mut found, 32 * MIB).unwrap();
+        assert_eq!(found, [0; 6]);
+        pool.close();
+    }
 }
 
 #[test]

@@ -193,6 +193,12 @@ impl PoolHandle {
         &self.shared.name
     }
 
+    /// The processors near its memory (P5); none where nothing is nearer than the rest.
+    #[must_use]
+    pub fn nearby(&self) -> Vec<usize> {
+        self.shared.nearby()
+    }
+
     /// Its identity.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
@@ -561,6 +567,12 @@ impl PoolHandle {
 }
 
 impl Shared {
+    /// The processors near its memory, if it is in persistent memory and the kernel tells.
+    pub(super) fn nearby(&self) -> Vec<usize> {
+        let pmem = self.devices.iter().filter_map(|device| device.pmem());
+        pmem.flat_map(|one| one.nearby()).collect()
+    }
+
     pub(super) fn wake_workers(&self, mut slots: u64) {
         while slots != 0 {
             let slot = slots.trailing_zeros() as usize;

@@ -12,7 +12,7 @@ mod thread;
 pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
 pub use offline::{Access, Offline, kind_of};
-pub use open::{CreateReport, create, exists, open};
+pub use open::{CreateReport, create, exists, identity, open};
 pub use spec::{PoolSpec, ring_dir};
 
 /// Threads that can serve one pool. The delta ring has a slot for each, used or not, so that a
@@ -26,5 +26,10 @@ pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
 pub use blockd_mapper::units::VolumeId;
 
+pub use crate::backing::pmem::has_header as has_pmem_header;
+pub use crate::backing::pmem::namespace::{
+    is_there, of_path as namespace_of_path, path_of as path_of_namespace,
+};
+pub use crate::backing::pmem::nodes;
 pub use crate::backing::pmem::{HEADER_BYTES as PMEM_HEADER_BYTES, Medium, PmemInfo, PmemOptions};
 pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec, Durability};

@@ -18,6 +18,7 @@ use blockd_mapper::units::DeviceIndex;
 use super::handle::PoolHandle;
 use super::ring_file::RingFile;
 use super::{MAX_WORKERS, PoolError, PoolSpec, thread};
+use crate::backing::pmem::namespace::is_namespace;
 use crate::backing::pmem::{NoHeader, Pmem};
 use crate::backing::{
     Device, DeviceKind, DeviceSpec, Ended, FileSlot, Ring, RingOptions, io_error,
@@ -102,6 +103,22 @@ pub fn exists(spec: &PoolSpec) -> Result<bool, PoolError> {
     spec.devices.first().map_or(Ok(false), holds_pool)
 }
 
+/// Which pool the first device belongs to, by the newest superblock on it. Takes no lock.
+pub fn identity(spec: &PoolSpec) -> Result<Option<[u8; 16]>, PoolError> {
+    let Some(device) = spec.devices.first() else { return Ok(None) };
+    if !holds_pool(device)? {
+        return Ok(None);
+    }
+    let opened = Device::open(device).map_err(PoolError::io("open", &device.path))?;
+    match superblock(&opened) {
+        Some(found) => Ok(Some(found.pool_id)),
+        None => {
+            let (name, problem) = (device.path.display().to_string(), "has a pool that is damaged");
+            Err(MapperError::Device { name, problem: problem.to_owned() }.into())
+        }
+    }
+}
+
 /// Looks for the mark of a superblock, where any of its copies may be: what can be opened by one
 /// of them is a pool. What can't be read may be one too.
 fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
@@ -133,8 +150,10 @@ fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
 /// that has our mark and no superblock was not finished.
 fn holds_pmem_pool(spec: &DeviceSpec) -> std::io::Result<bool> {
     use std::io::ErrorKind;
+    // A namespace that is named has to be there: what is not seen may hold a pool.
+    let is_named = is_namespace(&spec.path);
     let device = match Device::open(spec) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::NotFound && !is_named => return Ok(false),
         other => other?,
     };
     match device.pmem().map(Pmem::find_header) {
@@ -239,7 +258,8 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
         other => other,
     };
     let Opened { pool, mut engine, report } = opened?;
-    if served.iter().filter_map(|one| one.device.pmem()).any(Pmem::is_to_be_erased) {
+    spares.iter().filter_map(|spare| spare.pmem()).for_each(Pmem::note_spare);
+    if devices.iter().filter_map(|device| device.pmem()).any(Pmem::is_to_be_erased) {
         tracing::info!(pool = spec.name, "free space is overwritten, as it may not have been");
         engine.scrub();
     }
@@ -334,7 +354,7 @@ fn open_spares(
 ) -> Result<Vec<Arc<Device>>, PoolError> {
     let mut spares = Vec::new();
     for spare in &spec.spares {
-        let opened = match Device::open(spare) {
+        let opened = match open_spare(spec, spare) {
             Ok(opened) => Arc::new(opened),
             Err(error) => {
                 let path = spare.path.display();
@@ -349,6 +369,18 @@ fn open_spares(
         }
     }
     Ok(spares)
+}
+
+/// A spare in persistent memory has to have our mark before anything of it is read; its owner makes
+/// it, where nothing is.
+fn open_spare(spec: &PoolSpec, spare: &DeviceSpec) -> Result<Device, PoolError> {
+    let device = Device::open(spare).map_err(PoolError::io("open", &spare.path))?;
+    if device.pmem().is_some() {
+        lock(&device, spec.lock_wait)?;
+        let formatted = device.format_if_new(random_id());
+        formatted.map_err(PoolError::io("format", &spare.path))?;
+    }
+    Ok(device)
 }
 
 /// What a device is for a pool that it joins.

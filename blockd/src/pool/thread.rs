@@ -149,8 +149,7 @@ impl PoolThread {
     /// Serves until the pool is closed.
     pub(super) fn run(mut self) {
         crate::hardening::protect_thread(&thread_name(&self.shared.name));
-        let pmem = self.shared.devices.iter().filter_map(|device| device.pmem());
-        crate::hardening::stay_on(&pmem.flat_map(|one| one.nearby()).collect::<Vec<_>>());
+        crate::hardening::stay_on(&self.shared.nearby());
         let _vital = crate::hardening::Vital;
         let doorbell = Arc::clone(&self.shared.doorbell);
         if let Err(error) = self.ring.listen(&doorbell) {

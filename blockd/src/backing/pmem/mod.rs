@@ -6,12 +6,13 @@
 //! or the new one once the lanes have been replayed.
 
 mod header;
+pub mod namespace;
 mod site;
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blockd_mapper::io::IoError;
@@ -73,6 +74,12 @@ pub struct PmemInfo {
     pub bad_bytes: u64,
 }
 
+/// The processors of each node of this host that has any.
+#[must_use]
+pub fn nodes() -> Vec<Vec<usize>> {
+    site::nodes(Path::new(SYSFS))
+}
+
 /// What is wrong with a device.
 fn refused(problem: impl std::fmt::Display) -> std::io::Error {
     std::io::Error::other(problem.to_string())
@@ -110,8 +117,9 @@ pub(super) fn check(file: &File) -> std::io::Result<()> {
 pub struct Pmem {
     map: Arc<Mapping>,
     info: PmemInfo,
-    needs_sync: bool,
     bad_bytes: AtomicU64,
+    /// Nothing of it is overwritten before the next open: it is no part of the pool yet.
+    is_spare: AtomicBool,
     /// What its owner has found or made there.
     started: OnceLock<Started>,
 }
@@ -135,6 +143,15 @@ impl Pmem {
             return Err(refused(format_args!("it has {bytes} bytes, and 4 MiB are too few")));
         }
         let (medium, durability) = (map.medium(), map.durability());
+        let on_tmpfs = fstatfs(&**file).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+        if medium == Medium::File && !on_tmpfs {
+            // Its pages are written back at any time and in any order: a lane that a loss of power
+            // leaves may hold the line of one write and the data of another.
+            return Err(refused(
+                "it lies in the page cache of a file system without DAX: kind = \"file\" serves \
+                 it, or mount the file system with -o dax",
+            ));
+        }
         let info = PmemInfo {
             medium,
             durability,
@@ -143,11 +160,8 @@ impl Pmem {
             site,
             bad_bytes: 0,
         };
-        // What lies on tmpfs is nowhere else, and no sync makes more of it.
-        let on_tmpfs = fstatfs(&**file).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
-        let needs_sync = medium == Medium::File && !on_tmpfs;
         let (map, bad_bytes, started) = (Arc::new(map), AtomicU64::new(0), OnceLock::new());
-        let pmem = Self { map, info, needs_sync, bad_bytes, started };
+        let pmem = Self { map, info, bad_bytes, is_spare: AtomicBool::new(false), started };
         pmem.note_bad();
         Ok(pmem)
     }
@@ -204,18 +218,17 @@ impl Pmem {
         self.header().map(|_| ())
     }
 
-    /// Whether a fence is not enough.
-    #[must_use]
-    pub const fn needs_sync(&self) -> bool {
-        self.needs_sync
-    }
-
     /// Makes an empty device ours. Its owner calls this. What has something on it, and no mark of
     /// ours, is left as it is.
     pub(super) fn format(&self, uuid: [u8; 16]) -> std::io::Result<()> {
         match self.header() {
             Ok(_) => {}
-            Err(NoHeader::Foreign) => self.refuse_used()?,
+            Err(NoHeader::Foreign) => {
+                if self.info.medium == Medium::DevDax {
+                    namespace::refuse_foreign(self.map.file())?;
+                }
+                self.refuse_used()?;
+            }
             Err(other) => return Err(refused(other)),
         }
         if self.info.medium != Medium::DevDax {
@@ -244,6 +257,15 @@ impl Pmem {
         let started = Started { lanes, header, erase_was_under_way: false };
         let _ = self.started.set(started);
         Ok(())
+    }
+
+    /// The same, where there is no mark of ours yet. A damaged one is an error.
+    pub(super) fn format_if_new(&self, uuid: [u8; 16]) -> std::io::Result<()> {
+        match self.header() {
+            Ok(_) => Ok(()),
+            Err(NoHeader::Foreign) => self.format(uuid),
+            Err(other) => Err(refused(other)),
+        }
     }
 
     /// Takes a device up: checks that it is ours, and finishes what was cut short. Its owner calls
@@ -295,9 +317,18 @@ impl Pmem {
         self.info.options.erase && was_under_way
     }
 
+    /// It may join the pool while that is open, and what it held before is overwritten at the next
+    /// open.
+    pub fn note_spare(&self) {
+        self.is_spare.store(true, Ordering::Relaxed);
+    }
+
     /// Notes that all that is free has been overwritten, by its owner and for good.
     pub fn erase_ended(&self) -> Result<(), MediaError> {
-        if self.info.options.erase { self.set_erase_under_way(false) } else { Ok(()) }
+        match self.info.options.erase && !self.is_spare.load(Ordering::Relaxed) {
+            true => self.set_erase_under_way(false),
+            false => Ok(()),
+        }
     }
 
     /// Notes whether freed extents may hold what was in them.

@@ -1,5 +1,6 @@
 //! Where a device lies, as the kernel describes it: region, processors nearby, bad blocks.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -70,6 +71,12 @@ impl Site {
         self.number("align")
     }
 
+    /// Bytes of its region, all of it.
+    #[must_use]
+    pub fn region_size(&self) -> Option<u64> {
+        number(&text(&self.region_folder.as_ref()?.join("size"))?)
+    }
+
     fn number(&self, name: &str) -> Option<u64> {
         number(&text(&self.folder.as_ref()?.join(name))?)
     }
@@ -101,6 +108,20 @@ impl Site {
         let path = sysfs.join(format!("devices/system/node/node{node}/cpulist"));
         text(&path).map(|list| cpu_list(&list)).unwrap_or_default()
     }
+}
+
+/// The processors of each node that has any, by the nodes' numbers; nothing where that isn't told.
+#[must_use]
+pub(super) fn nodes(sysfs: &Path) -> Vec<Vec<usize>> {
+    let Ok(folder) = fs::read_dir(sysfs.join("devices/system/node")) else { return Vec::new() };
+    let node = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        let number: u32 = name.to_str()?.strip_prefix("node")?.parse().ok()?;
+        let cpus = cpu_list(&text(&entry.path().join("cpulist"))?);
+        (!cpus.is_empty()).then_some((number, cpus))
+    };
+    let found: BTreeMap<_, _> = folder.filter_map(Result::ok).filter_map(node).collect();
+    found.into_values().collect()
 }
 
 /// A list like `0-3,8`, as the kernel writes it. What is no such list has no processors.
@@ -160,6 +181,7 @@ mod tests {
         for (path, text) in [
             (region.join("set_cookie"), "0x1f0c7a3b5d2e4f60\n"),
             (region.join("numa_node"), "1\n"),
+            (region.join("size"), "67108864\n"),
             (region.join("persistence_domain"), "memory_controller\n"),
             (region.join("resource"), "0x100000000\n"),
             (region.join("badblocks"), "0 8\n32768 1\n40960 16\n"),
@@ -180,7 +202,16 @@ mod tests {
         assert_eq!((site.region, site.numa_node), (0x1f0c_7a3b_5d2e_4f60, Some(1)));
         assert_eq!(site.persistence_domain, "memory_controller");
         assert_eq!((site.size(), site.align()), (Some(4 << 20), Some(2 << 20)));
+        assert_eq!(site.region_size(), Some(64 << 20));
         assert_eq!(site.cpus(&root.0), [2, 3, 6]);
+        // By their numbers, and without those that only have memory.
+        for (node, cpus) in [("node10", "7\n"), ("node2", "\n"), ("node0", "0-1\n")] {
+            let folder = root.0.join("devices/system/node").join(node);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("cpulist"), cpus).unwrap();
+        }
+        assert_eq!(nodes(&root.0), [vec![0, 1], vec![2, 3, 6], vec![7]]);
+        assert!(nodes(&device).is_empty());
         // A disk of another kind has a node as well, and no region.
         let disk = root.0.join("devices/sda");
         fs::create_dir_all(&disk).unwrap();

@@ -113,19 +113,20 @@ impl Create {
         Ok(chosen.map_err(blockd_pmem::platform::PlatformError::from)?.key.clone())
     }
 
-    /// A pool for each namespace. Devices are numbered anew at each boot, so that what they are is
-    /// said beside.
+    /// A pool for each namespace. Devices are numbered anew at each boot, so that they are not what
+    /// is named.
     fn lines(&self, key: &RegionKey, space: &PoolSpace) -> String {
         let mut text = String::new();
         for (at, one) in space.namespaces.iter().enumerate() {
             let Some(device) = &one.device else { continue };
             let name =
                 if at == 0 { self.pool.clone() } else { format!("{}-{}", self.pool, at + 1) };
-            let uuid = one.uuid.map(|uuid| uuid.to_string()).unwrap_or_default();
+            let place = match one.uuid {
+                Some(uuid) => format!("namespace = \"{uuid}\""),
+                None => format!("path = {:?}", device.path()),
+            };
             text.push_str(&format!(
-                "# region {key}, namespace {uuid}\n[[pool]]\nname = {name:?}\nkind = \"pmem\"\n\
-                 path = {:?}\n",
-                device.path()
+                "# region {key}\n[[pool]]\nname = {name:?}\nkind = \"pmem\"\n{place}\n"
             ));
         }
         text

@@ -113,6 +113,7 @@ fn tables(inventory: &Inventory, context: &Context) -> String {
         text.push('\n');
         text.push_str(&namespaces(inventory.namespaces().map(|(_, one)| one), context));
     }
+    text.push_str(&not_enabled(inventory));
     for (region, name, count) in inventory.duplicate_names() {
         let name = shown(&name);
         text.push_str(&format!("{count} namespaces of region {region} are called {name}\n"));
@@ -122,6 +123,16 @@ fn tables(inventory: &Inventory, context: &Context) -> String {
         text.push_str(&format!("{count} processes can't be looked at: more may be in use\n"));
     }
     text
+}
+
+/// What is there and can't be used as it is.
+pub(super) fn not_enabled(inventory: &Inventory) -> String {
+    let regions = inventory.regions.iter().filter(|region| !region.enabled);
+    let regions = regions.map(|region| format!("region {}", region.key));
+    let all = inventory.namespaces().map(|(_, namespace)| namespace);
+    let namespaces = all.filter(|one| one.device.is_none()).map(ToString::to_string);
+    let line = |what: String| format!("{what} is not enabled: `ndctl` enables it\n");
+    regions.chain(namespaces).map(line).collect()
 }
 
 fn namespaces<'a>(all: impl Iterator<Item = &'a Namespace>, context: &Context) -> String {
@@ -175,6 +186,9 @@ fn of_region(region: &Region, context: &Context) -> String {
     }
     if let Some(step) = step(region) {
         rows.push(("sizes", step.to_string()));
+    }
+    if !region.enabled {
+        rows.push(("enabled", "no".to_owned()));
     }
     if region.read_only {
         rows.push(("read-only", "yes".to_owned()));

@@ -27,6 +27,8 @@ pub(super) struct RegionShape {
     bad_bytes: u64,
     read_only: bool,
     labelled: bool,
+    /// Whether its driver has it: of one that isn't enabled nothing can be had.
+    enabled: bool,
     pub(super) namespaces: Vec<NamespaceShape>,
 }
 
@@ -99,6 +101,7 @@ impl RegionShape {
             bad_bytes: bad_bytes(&region.bad_blocks),
             read_only: region.read_only,
             labelled: region.labelled,
+            enabled: region.enabled,
             namespaces: region.namespaces.iter().map(namespace).collect(),
         }
     }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use blockd_pmem::platform::testing::{FakeHost, FakeSpec};
-use blockd_pmem::platform::{Mode, RegionKey};
+use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
+use blockd_pmem::platform::{Kernel, Mode, RegionKey};
 
 use super::adopt::Into;
 use super::*;
@@ -136,4 +136,21 @@ fn list_and_show_need_no_daemon_and_name_what_they_can_not_read() {
     std::fs::remove_file(fake.places().sys.join("bus/nd/devices/region0/size")).unwrap();
     let error = list.run(&host.platform(), &context()).unwrap_err().to_string();
     assert!(error.contains("region0/size"), "{error}");
+}
+
+#[test]
+fn what_is_not_enabled_is_told() {
+    let fake = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
+    let platform = fake.platform();
+    let told = || list::not_enabled(&platform.read().unwrap());
+    create(Some("0x1"), 50).run(&platform, &context()).unwrap();
+    assert_eq!(told(), "");
+    let inventory = platform.read().unwrap();
+    let (_, made) = inventory.namespaces().next().unwrap();
+    let unbind = fake.places().sys.join("bus/nd/drivers/dax_pmem/unbind");
+    fake.write(&unbind, made.holder.as_ref().unwrap()).unwrap();
+    fake.show_region_as(2, Shown::NotEnabled);
+    let lines = told();
+    assert!(lines.starts_with("region 0x2 is not enabled"), "{lines}");
+    assert!(lines.contains(&made.uuid.unwrap().to_string()) && lines.lines().count() == 2);
 }

@@ -1,5 +1,6 @@
 //! Worker threads: a ring each, serving the sessions they were given.
 
+mod placement;
 mod queues;
 mod thread;
 
@@ -18,8 +19,9 @@ use super::ublk::{QueueHost, QueueSpec};
 use crate::backing::Doorbell;
 use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Undelivered, mailbox};
-use crate::pool::{MAX_WORKERS, PoolHandle};
+use crate::pool::{self, MAX_WORKERS, PoolHandle};
 use crate::stats::{Counter, VolumeStats, WorkerStats};
+use placement::Placement;
 
 /// Messages that may wait for a worker.
 const MAX_MAIL: usize = 4096;
@@ -122,6 +124,7 @@ enum Mail {
     Drain(Duration, oneshot::Sender<()>),
     StartQueue(Box<QueueSpec>, oneshot::Sender<Result<(), FrontendError>>),
     FailWaiting(u32),
+    StayOn(Vec<usize>),
 }
 
 /// What a worker's thread and others share.
@@ -141,6 +144,7 @@ struct Shared {
 pub struct Workers {
     threads: Arc<[Shared]>,
     next: Arc<AtomicUsize>,
+    placement: Arc<Mutex<Placement>>,
 }
 
 impl std::fmt::Debug for Workers {
@@ -166,17 +170,39 @@ impl Workers {
         for worker in 0..options.count {
             threads.push(start_thread(worker, options)?);
         }
-        Ok(Self { threads: threads.into(), next: Arc::new(AtomicUsize::new(0)) })
+        let placement = Placement::new(pool::nodes(), threads.len());
+        Ok(Self {
+            threads: threads.into(),
+            next: Arc::new(AtomicUsize::new(0)),
+            placement: Arc::new(Mutex::new(placement)),
+        })
     }
 
-    /// Serves a pool's volumes from now on.
+    /// Serves a pool's volumes from now on. The first one whose memory is near to some processors
+    /// spreads the workers over nodes.
     pub async fn add_pool(&self, pool: &PoolHandle) -> Result<(), FrontendError> {
+        for (worker, cpus) in self.homes(pool) {
+            self.threads[worker].tell(Mail::StayOn(cpus)).await;
+        }
         for thread in self.threads.iter() {
             let (send, receive) = oneshot::channel();
             thread.tell(Mail::AddPool(pool.clone(), send)).await;
             receive.await.unwrap_or(Err(FrontendError::Gone))?;
         }
         Ok(())
+    }
+
+    /// Where workers are to stay from now on, if that changes with this pool.
+    fn homes(&self, pool: &PoolHandle) -> Vec<(usize, Vec<usize>)> {
+        let mut placement = self.placement.lock();
+        if !placement.note(pool.id(), &pool.nearby()) {
+            return Vec::new();
+        }
+        tracing::info!(
+            pool = pool.name(),
+            "workers stay on nodes, one after the other, from now on"
+        );
+        (0..self.threads.len()).map(|worker| (worker, placement.home(worker).to_vec())).collect()
     }
 
     /// Ends all connections to a volume: what is in flight is answered, what waits for space is
@@ -230,7 +256,8 @@ impl Workers {
 impl nbd::Sessions<Target> for Workers {
     fn connect(&self, stream: OwnedFd, session: nbd::Session<Target>) {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        let thread = &self.threads[next % self.threads.len()];
+        let worker = self.placement.lock().worker(&session.volume.pool.id(), next);
+        let thread = &self.threads[worker];
         if thread.mail.send(Mail::Connect(stream, Box::new(session))).is_err() {
             tracing::warn!("a worker has too much to do: a connection is dropped");
         }
@@ -244,7 +271,8 @@ impl QueueHost for Workers {
     }
 
     fn start_queue(&self, worker: usize, queue: QueueSpec) -> Result<(), FrontendError> {
-        let thread = &self.threads[worker % self.threads.len()];
+        let worker = self.placement.lock().worker(&queue.pool, worker);
+        let thread = &self.threads[worker];
         let (send, receive) = oneshot::channel();
         thread.tell_blocking(Mail::StartQueue(Box::new(queue), send));
         receive.blocking_recv().unwrap_or(Err(FrontendError::Gone))

@@ -304,6 +304,7 @@ impl WorkerThread {
                 }
                 Mail::StartQueue(spec, answer) => self.start_queue(*spec, answer),
                 Mail::FailWaiting(device) => self.queues.fail_waiting(device, &mut self.executor),
+                Mail::StayOn(cpus) => drop(crate::hardening::stay_on(&cpus)),
             }
         }
     }
