@@ -22,9 +22,6 @@ struct Arguments {
     /// Pairs of runs for each line
     #[arg(long, default_value_t = 21)]
     pairs: usize,
-    /// The daemon's program. Nothing is measured through it yet, and the output says so
-    #[arg(long)]
-    blockd: Option<PathBuf>,
     /// Where the figures go as JSON
     #[arg(long)]
     json: Option<PathBuf>,
@@ -42,9 +39,6 @@ fn main() -> Result<()> {
     facts::print_known();
     let lines = pmem::measure(effort)?;
     pmem::print(&lines);
-    if arguments.blockd.is_some() {
-        println!("\nthe whole path, through a daemon: not measured");
-    }
     println!("\n{:.0} s", watch.seconds());
     if let Some(path) = &arguments.json {
         let rows: Vec<Value> = lines.iter().map(pmem::Line::to_json).collect();

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use super::claims::Medium;
 use super::fio::{Jobs, Settings};
 use super::first_touch::Place;
 use super::measure::{Sample, run};
@@ -43,7 +44,7 @@ pub fn measure(jobs: &Jobs, place: &Place<'_>) -> Result<Vec<(Kind, Three)>> {
 
 fn once(jobs: &Jobs, place: &Place<'_>, kind: Kind, seed: u64) -> Result<Three> {
     let (folder, file) = (place.folder.to_owned(), place.file.clone());
-    let image = Image { folder, file, size: place.size, direct: true, memory: false };
+    let image = Image { folder, file, size: place.size, medium: Medium::Disk };
     let blockd = place.blockd.unwrap_or_else(|| Path::new(""));
     let mut server = Server::start(kind, &image, blockd)?;
     let settings = Settings { uri: &server.uri, seconds: 0.0, connections: 1, seed, bytes: 0 };

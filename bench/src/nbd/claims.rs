@@ -56,6 +56,9 @@ pub enum Medium {
     Memory,
     /// A file on a disk's file system, with O_DIRECT.
     Disk,
+    /// Memory that blockd takes for persistent, with blocks that are never torn; the others have
+    /// their own.
+    Pmem,
 }
 
 /// Servers that are started together, and what is run on them in turns.
@@ -101,7 +104,7 @@ const LARGE: [Workload; 2] = [
 const QEMU_DIRECT: &[Kind] = &[Kind::QemuDirect, Kind::QemuNative];
 
 /// Everything that runs on servers that stay up. What first-touch is measured by stands by itself.
-pub const STAGES: [Stage; 3] = [
+pub const STAGES: [Stage; 4] = [
     Stage {
         name: "tmpfs",
         medium: Medium::Tmpfs,
@@ -119,6 +122,12 @@ pub const STAGES: [Stage; 3] = [
     Stage {
         name: "memory",
         medium: Medium::Memory,
+        servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
+        workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1]],
+    },
+    Stage {
+        name: "pmem",
+        medium: Medium::Pmem,
         servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
         workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1]],
     },

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::claims::Medium;
 use super::fio::{Jobs, Settings};
 use super::measure::{Effort, Sample, run};
 use super::ours;
@@ -141,7 +142,7 @@ fn qcow2_once(jobs: &Jobs, place: &Place<'_>, kind: Kind, seed: u64) -> Result<S
 
 fn image(place: &Place<'_>) -> Image {
     let (folder, file) = (place.folder.to_owned(), place.file.clone());
-    Image { folder, file, size: place.size, direct: true, memory: false }
+    Image { folder, file, size: place.size, medium: Medium::Disk }
 }
 
 /// Makes the file look like a new one, without giving up any of its space: both ends are zeroes,

@@ -150,8 +150,7 @@ impl Bench {
             folder: folders.memory.join(name),
             file: place.join(format!("{name}.image")),
             size: self.size,
-            direct: disk,
-            memory: medium == Medium::Memory,
+            medium,
         };
         let server = Server::start(kind, &image, blockd)?.with_image_removed(&image);
         self.prepare(&server).with_context(|| server.words())?;

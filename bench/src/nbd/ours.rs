@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::claims::Medium;
 use super::server::{Image, Kind, Server, spawn};
 
 /// The volume.
@@ -71,14 +72,14 @@ fn control(image: &Image) -> PathBuf {
 fn configuration(image: &Image) -> String {
     let folder = image.folder.display();
     let size = pool_bytes(image.size);
-    let device = if image.memory {
-        "kind = \"memory\"\n".to_owned()
-    } else {
-        format!(
-            "kind = \"file\"\npath = \"{}\"\npreallocate = true\ndirect = {}\n",
-            image.file.display(),
-            image.direct
-        )
+    let file = image.file.display();
+    let device = match image.medium {
+        Medium::Memory => "kind = \"memory\"\n".to_owned(),
+        Medium::Pmem => format!("kind = \"pmem\"\npath = \"{file}\"\n"),
+        Medium::Tmpfs | Medium::Disk => {
+            let direct = image.medium == Medium::Disk;
+            format!("kind = \"file\"\npath = \"{file}\"\npreallocate = true\ndirect = {direct}\n")
+        }
     };
     format!(
         "runtime_dir = \"{folder}/run\"\nstate_dir = \"{folder}/state\"\n\n[log]\nlevel = \

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::claims::Medium;
 use super::ours;
 use super::process::Tree;
 use crate::clock::Clock;
@@ -84,10 +85,8 @@ pub struct Image {
     pub file: PathBuf,
     /// Bytes of the export.
     pub size: u64,
-    /// Whether blockd uses O_DIRECT; the other servers' names say so.
-    pub direct: bool,
-    /// Whether blockd's pool is memory.
-    pub memory: bool,
+    /// What blockd's pool lies on; what the other servers use, their names say.
+    pub medium: Medium,
 }
 
 /// A server that is running.
@@ -249,7 +248,7 @@ fn make(kind: Kind, image: &Image) -> Result<()> {
 /// The first bytes of an empty qcow2 image: all of it.
 pub(super) fn qcow2_header(kind: Kind, folder: &Path, size: u64) -> Result<Vec<u8>> {
     let (folder, file) = (folder.to_owned(), folder.join("empty.qcow2"));
-    let image = Image { folder, file, size, direct: true, memory: false };
+    let image = Image { folder, file, size, medium: Medium::Disk };
     make(kind, &image)?;
     let bytes = fs::read(&image.file)?;
     fs::remove_file(&image.file)?;
