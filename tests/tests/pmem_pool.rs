@@ -136,6 +136,35 @@ fn p45_bytes_of_a_deleted_volume_are_overwritten_also_after_a_kill() {
 }
 
 #[test]
+fn p2_space_that_is_free_in_pieces_is_one_volume() {
+    let (_folder, mut daemon) = daemon("pmem-pieces", "erase = false\n");
+    daemon.start().unwrap();
+    let thick = |name: &str, size: u64| {
+        let size = size.to_string();
+        daemon.cli(&["add", "--thick", "--size", &size, name])
+    };
+    // Nothing is left between them.
+    let mut count = 0;
+    while thick(&format!("v{count}"), 8 * MIB).is_ok() {
+        count += 1;
+    }
+    assert!(count > 8, "only {count} volumes");
+    for number in (0..count).step_by(2) {
+        daemon.cli(&["del", &format!("v{number}")]).unwrap();
+    }
+    let large = count / 2 * 8 * MIB;
+    thick("large", large).unwrap();
+    let mut connection = daemon.connect("large").unwrap();
+    for at in (0..large).step_by(usize::try_from(MIB).unwrap()) {
+        connection.write(at, &content(at / MIB, 1)).unwrap();
+    }
+    for at in (0..large).step_by(usize::try_from(MIB).unwrap()) {
+        assert_eq!(connection.read(at, BLOCK).unwrap(), content(at / MIB, 1));
+    }
+    assert!(daemon.stop().unwrap().success());
+}
+
+#[test]
 fn memory_that_is_gone_is_an_error_of_the_request_and_the_daemon_goes_on() {
     let (_folder, mut daemon) = daemon("pmem-gone", "");
     daemon.start().unwrap();
@@ -162,7 +191,7 @@ fn p11_what_is_not_ours_is_not_touched() {
     file.set_len(160 * MIB).unwrap();
     file.write_all_at(b"somebody's", MIB + 77).unwrap();
     let error = daemon.start().unwrap_err().to_string();
-    assert!(error.contains("holds something that is no pool"), "{error}");
+    assert!(error.contains("holds something that is not a pool"), "{error}");
     let mut found = [0; 10];
     File::open(&pool).unwrap().read_exact_at(&mut found, MIB + 77).unwrap();
     assert_eq!(&found, b"somebody's");

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use blockd_tests::clock::clock;
 use blockd_tests::daemon::{Daemon, Settings, Small};
-use blockd_tests::sim::runner::clock;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 

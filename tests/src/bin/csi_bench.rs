@@ -15,9 +15,9 @@ use blockd_csi::proto::volume_capability::access_mode::Mode;
 use blockd_csi::proto::{
     CreateVolumeRequest, ListVolumesRequest, NodeGetVolumeStatsRequest, Volume,
 };
+use blockd_tests::clock::clock;
 use blockd_tests::csi::rig::{Rig, Settings};
 use blockd_tests::csi::{Driver, block, range};
-use blockd_tests::sim::runner::clock;
 use blockd_tests::tools;
 use clap::Parser;
 use serde_json::{Value, json};

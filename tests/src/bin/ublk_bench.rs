@@ -79,7 +79,8 @@ const BEFORE: &str = "rmmod brd; insmod /modules/*brd.ko* rd_nr=7 rd_size=209715
 
 /// Two pieces of memory that the kernel takes for persistent, one a character device of it. They
 /// have no labels, so the one namespace of each is made over.
-const BEFORE_PMEM: &str = "ndctl create-namespace -f -e namespace0.0 -m devdax -a 2M || exit 1\n";
+const BEFORE_PMEM: &str =
+    "ndctl create-namespace -f -e namespace0.0 -m devdax -a 2M -n blockd || exit 1\n";
 const WORDS_PMEM: &str = "memmap=512M!1G memmap=512M!1536M";
 
 fn main() -> ExitCode {

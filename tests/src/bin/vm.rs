@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_tests::sim::runner::clock;
+use blockd_tests::clock::clock;
 use blockd_tests::tools;
 use blockd_tests::vm::{Drive, Kernel, Vm, Which};
 use blockd_tests::workload::{self, LIMIT, Run};

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use blockd_mapper::mutation::{self, Mutation, Situation, times_met};
-use blockd_tests::sim::marks::{Mark, Marks};
-use blockd_tests::sim::runner::{Limits, Total, catch_panics, history, run};
+use blockd_sim::sim::marks::{Mark, Marks};
+use blockd_sim::sim::runner::{Limits, Total, catch_panics, history, run};
 use clap::Parser;
 
 /// Seconds from which on a run has to have met everything.

@@ -4,9 +4,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use blockd_tests::crash::{enumerate, script::SCRIPTS};
-use blockd_tests::sim::enumerate::{Counts, Depth, trace_until};
-use blockd_tests::sim::runner::{clock, seed_of};
+use blockd_sim::crash::{enumerate, script::SCRIPTS};
+use blockd_sim::sim::enumerate::{Counts, Depth, trace_until};
+use blockd_sim::sim::runner::{clock, seed_of};
 use clap::Parser;
 
 const REPEAT: &str = "repeat: cargo run --release -p blockd-tests --bin crash --";

@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use blockd_mapper::mutation::{self, Mutation};
-use blockd_tests::crash::{enumerate, script::SCRIPTS};
-use blockd_tests::sim::enumerate::{Counts, Depth};
-use blockd_tests::sim::runner::clock;
+use blockd_sim::crash::{enumerate, script::SCRIPTS};
+use blockd_sim::sim::enumerate::{Counts, Depth};
+use blockd_sim::sim::runner::clock;
 
 /// Rules that one request at a time and orderly devices suffice to show.
 const CAUGHT: [Mutation; 12] = [

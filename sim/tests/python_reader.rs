@@ -12,7 +12,7 @@ use std::process::Command;
 
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::units::VolumeId;
-use blockd_tests::rig::{Media, Rig};
+use blockd_sim::rig::{Media, Rig};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

@@ -15,7 +15,7 @@ use blockd_mapper::open::OpenOptions;
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::{RingMemory, VecRingMemory};
 use blockd_mapper::units::VolumeId;
-use blockd_tests::rig::{Media, Request, Rig};
+use blockd_sim::rig::{Media, Request, Rig};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed, TestRunner};

@@ -7,10 +7,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use blockd_tests::crash::memory::{Way, in_memory};
-use blockd_tests::crash::script::{SCRIPTS, Script};
-use blockd_tests::sim::enumerate::Counts;
-use blockd_tests::sim::runner::clock;
+use blockd_sim::crash::memory::{Way, in_memory};
+use blockd_sim::crash::script::{SCRIPTS, Script};
+use blockd_sim::sim::enumerate::Counts;
+use blockd_sim::sim::runner::clock;
 
 /// Long traces take too long word by word.
 fn scripts() -> impl Iterator<Item = &'static Script> {

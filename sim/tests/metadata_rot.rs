@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::units::VolumeId;
-use blockd_tests::rig::{BLOCK, Media, Rig};
+use blockd_sim::rig::{BLOCK, Media, Rig};
 
 const MIB: usize = 1 << 20;
 const EXTENT: usize = 64 << 10;

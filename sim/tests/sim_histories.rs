@@ -1,8 +1,8 @@
 //! Short forms of what `sim` and `crash` run for longer: seeded histories of the real mapper, the
 //! same history twice, and every crash of short traces.
 
-use blockd_tests::sim::enumerate::{Counts, Depth, trace};
-use blockd_tests::sim::runner::{Limits, history, run, seed_of};
+use blockd_sim::sim::enumerate::{Counts, Depth, trace};
+use blockd_sim::sim::runner::{Limits, history, run, seed_of};
 
 #[test]
 fn histories_break_no_promise() {

@@ -12,7 +12,7 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::mutation::{self, Mutation};
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::units::VolumeId;
-use blockd_tests::rig::{BLOCK, Media, Rig};
+use blockd_sim::rig::{BLOCK, Media, Rig};
 
 const EXTENT: u64 = 64 << 10;
 const BLOCKS: usize = 16;

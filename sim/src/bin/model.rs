@@ -4,15 +4,15 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use blockd_tests::model::directed;
-use blockd_tests::model::exhaustive::{SPACES, enumerate};
-use blockd_tests::model::generate::{Counters, Tables, config_of, run};
-use blockd_tests::model::mutation::Mutation;
-use blockd_tests::model::runner::{Limits, Report, run_random};
-use blockd_tests::model::shrink::shrink;
-use blockd_tests::model::state::World;
-use blockd_tests::model::step::KINDS;
-use blockd_tests::model::table::{Line, try_mutation};
+use blockd_sim::model::directed;
+use blockd_sim::model::exhaustive::{SPACES, enumerate};
+use blockd_sim::model::generate::{Counters, Tables, config_of, run};
+use blockd_sim::model::mutation::Mutation;
+use blockd_sim::model::runner::{Limits, Report, run_random};
+use blockd_sim::model::shrink::shrink;
+use blockd_sim::model::state::World;
+use blockd_sim::model::step::KINDS;
+use blockd_sim::model::table::{Line, try_mutation};
 use clap::Parser;
 use serde_json::json;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use blockd_tests::model::directed::{ALL, Directed};
-use blockd_tests::model::exhaustive::{SPACES, Space, enumerate};
-use blockd_tests::model::mutation::Mutation;
-use blockd_tests::model::runner::{Limits, run_random};
-use blockd_tests::model::step::KINDS;
+use blockd_sim::model::directed::{ALL, Directed};
+use blockd_sim::model::exhaustive::{SPACES, Space, enumerate};
+use blockd_sim::model::mutation::Mutation;
+use blockd_sim::model::runner::{Limits, run_random};
+use blockd_sim::model::step::KINDS;
 
 fn limits(histories: u64, violations: u64) -> Limits {
     Limits { time: Duration::from_secs(20), histories, violations, threads: 1 }
