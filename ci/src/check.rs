@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::{manifests, requirements, rules, setup, tidy};
+use crate::{built, manifests, requirements, rules, setup, tidy};
 
 /// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
 /// of features, which would hide a mapper that builds only with `mutations` on, or only without.
@@ -27,8 +27,11 @@ pub(crate) fn run(root: &Path) -> bool {
         command::output(cargo.args(["metadata", "--locked", "--format-version", "1"]))?;
         Ok(Outcome::Passed)
     });
+    steps.run("features of what is shipped", || built::features(root));
     cargo_step(&mut steps, root, "fmt", &["fmt", "--all", "--check"]);
-    for (name, selection) in LINTED {
+    // What runs after this in CI compiles all of it with the linter.
+    let linted_later = command::in_ci() && command::linting(root).is_some();
+    for (name, selection) in LINTED.into_iter().skip(usize::from(linted_later)) {
         let mut arguments = vec!["clippy", "--quiet", "--all-targets"];
         arguments.extend(selection);
         arguments.extend(["--", "-D", "warnings"]);

@@ -5,32 +5,32 @@ use std::process::Stdio;
 
 use anyhow::Result;
 
-use crate::{command, setup};
+use crate::{built, command, setup};
 
-/// A binary of the tests package: `model`, `sim`, `crash`.
+/// A binary of the simulator's package: `model`, `sim`, `crash`.
 ///
 /// # Errors
 /// When it cannot be built or does not exit with 0.
-pub(crate) fn tests(root: &Path, binary: &str, arguments: &[String]) -> Result<()> {
-    release(root, "blockd-tests", binary, arguments)
+pub(crate) fn sim(root: &Path, binary: &str, arguments: &[String]) -> Result<()> {
+    release(root, "blockd-sim", binary, arguments)
 }
 
 /// A virtual machine for a workload or a script.
 ///
 /// # Errors
-/// As [`tests`], and when a tool is missing.
+/// As [`sim`], and when a tool is missing.
 pub(crate) fn vm(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&[&setup::MACHINES[..], &setup::WORKLOADS].concat())?;
-    release(root, "blockd-tests", "vm", arguments)
+    built::run(root, "vm", arguments)
 }
 
-/// The story of a pool that fills up. It builds the daemon alone.
+/// The story of a pool that fills up.
 ///
 /// # Errors
-/// As [`tests`], and when libclang is missing.
+/// As [`sim`], and when libclang is missing.
 pub(crate) fn demo_space(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&[setup::LIBCLANG])?;
-    release(root, "blockd-tests", "story", arguments)
+    built::run(root, "story", arguments)
 }
 
 /// Kill rounds, half of them in a virtual machine.
@@ -39,7 +39,7 @@ pub(crate) fn demo_space(root: &Path, arguments: &[String]) -> Result<()> {
 /// As [`vm`].
 pub(crate) fn kill(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::MACHINES)?;
-    release(root, "blockd-tests", "kill", arguments)
+    built::run(root, "kill", arguments)
 }
 
 /// The mapper's figures, then the pump with its defaults, as root on a loop device too: together
@@ -57,16 +57,14 @@ pub(crate) fn bench_mapper(root: &Path, arguments: &[String]) -> Result<()> {
     budgets.and(pump)
 }
 
-/// The NBD server beside others. The daemon is built alone: together with the tests it would have
-/// the mapper's mutations in it.
+/// The NBD server beside others. The daemon is built as it is shipped: together with the benches it
+/// could have features of theirs.
 ///
 /// # Errors
 /// When something cannot be built or does not exit with 0, or a tool is missing.
 pub(crate) fn bench_nbd(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::NBD_BENCH)?;
-    let mut build = command::cargo(root);
-    command::run(build.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
-    let daemon = command::target_dir(root).join("release").join("blockd");
+    let daemon = built::daemon(root)?;
     let jobs = root.join("bench").join("fio");
     let mut all = vec![
         "--blockd".to_owned(),
@@ -78,8 +76,8 @@ pub(crate) fn bench_nbd(root: &Path, arguments: &[String]) -> Result<()> {
     release(root, "blockd-bench", "nbd", &all)
 }
 
-/// ublk devices beside others, in a virtual machine. The daemon is built alone, for the same
-/// reason; rublk is installed below the build folder.
+/// ublk devices beside others, in a virtual machine. The daemon is built as it is shipped; rublk is
+/// installed below the build folder.
 ///
 /// # Errors
 /// As [`bench_nbd`].
@@ -88,12 +86,12 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::MACHINES)?;
     let rublk = rublk(root)?;
     let release = command::target_dir(root).join("release");
-    for package in [&["--package", "blockd"][..], &["--package", "blockd-bench", "--bin", "ublk"]] {
-        let mut build = command::cargo(root);
-        command::run(build.args(["build", "--quiet", "--release"]).args(package))?;
-    }
+    let daemon = built::daemon(root)?;
+    let mut build = command::cargo(root);
+    build.args(["build", "--quiet", "--release", "--package", "blockd-bench", "--bin", "ublk"]);
+    command::run(&mut build)?;
     let places = [
-        ("--blockd", release.join("blockd")),
+        ("--blockd", daemon),
         ("--runner", release.join("ublk")),
         ("--rublk", rublk),
         ("--jobs", root.join("bench").join("fio")),
@@ -103,7 +101,7 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
         all.extend([name.to_owned(), path.to_string_lossy().into_owned()]);
     }
     all.extend(arguments.iter().cloned());
-    self::release(root, "blockd-tests", "ublk_bench", &all)
+    built::run(root, "ublk_bench", &all)
 }
 
 /// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
@@ -113,17 +111,15 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
 /// As [`bench_nbd`].
 pub(crate) fn bench_pmem(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::NBD_BENCH)?;
-    let mut build = command::cargo(root);
-    command::run(build.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
-    let daemon = command::target_dir(root).join("release").join("blockd");
-    let mut all = vec!["--blockd".to_owned(), daemon.to_string_lossy().into_owned()];
-    all.extend(arguments.iter().cloned());
-    let engine = release(root, "blockd-bench", "pmem", &all);
+    let engine = release(root, "blockd-bench", "pmem", arguments);
+    let mut words = vec!["--only".to_owned(), "pmem/".to_owned()];
+    words.extend(arguments.iter().filter(|word| *word == "--quick").cloned());
+    let served = bench_nbd(root, &words);
     let mut words = vec!["--pmem".to_owned()];
     words.extend(arguments.iter().filter(|word| *word == "--quick").cloned());
-    // A figure that is missed must not hide those of the machine.
+    // A figure that is missed must not hide others.
     let machine = bench_ublk(root, &words);
-    engine.and(machine)
+    engine.and(served).and(machine)
 }
 
 /// The version of rublk that ours is measured beside.
@@ -150,9 +146,7 @@ fn rublk(root: &Path) -> Result<PathBuf> {
 /// As [`bench_nbd`], and when the disk is in use or its name is not confirmed.
 pub(crate) fn bench_device(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::DEVICE_BENCH)?;
-    let mut build = command::cargo(root);
-    command::run(build.args(["build", "--quiet", "--release", "--package", "blockd"]))?;
-    let daemon = command::target_dir(root).join("release").join("blockd");
+    let daemon = built::daemon(root)?;
     let jobs = root.join("bench").join("fio");
     let mut cargo = command::cargo(root);
     cargo.args(["run", "--quiet", "--release", "--package", "blockd-bench", "--bin", "device"]);
@@ -191,7 +185,7 @@ pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
 /// When something cannot be built or does not exit with 0, or a tool is missing.
 pub(crate) fn bench_csi(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&[setup::LIBCLANG, setup::FIO])?;
-    release(root, "blockd-tests", "csi_bench", arguments)
+    built::run(root, "csi_bench", arguments)
 }
 
 /// io-uring directly beside tokio-uring, which only this builds.

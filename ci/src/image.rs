@@ -10,8 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use crate::steps::{Outcome, Steps};
-use crate::test::csi;
-use crate::{command, setup};
+use crate::{built, command, setup};
 
 /// What the plugin starts.
 const TOOLS: [setup::Tool; 12] = [
@@ -49,7 +48,7 @@ const TRIED: [(&str, &[&str], &str); 9] = [
 pub(crate) fn run(root: &Path, built: bool) -> bool {
     let mut steps = Steps::new();
     if !built {
-        steps.run("daemon and plugin", || csi::build(root));
+        steps.run("daemon and plugin", || built::shipped(root));
     }
     let folder = command::target_dir(root).join("image");
     steps.run("gather", || gather(root, &folder));

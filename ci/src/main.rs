@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod built;
 mod check;
 mod clock;
 mod command;
@@ -212,9 +213,9 @@ fn run(action: &Action) -> Result<bool> {
         }
         Action::Test { what: Some(Tests::Pmem), .. } => Ok(test::pmem::run(root)),
         Action::Test { long, what: None } => Ok(test::run(root, *long)),
-        Action::Model(rest) => forward::tests(root, "model", &rest.arguments).map(|()| true),
-        Action::Sim(rest) => forward::tests(root, "sim", &rest.arguments).map(|()| true),
-        Action::Crash(rest) => forward::tests(root, "crash", &rest.arguments).map(|()| true),
+        Action::Model(rest) => forward::sim(root, "model", &rest.arguments).map(|()| true),
+        Action::Sim(rest) => forward::sim(root, "sim", &rest.arguments).map(|()| true),
+        Action::Crash(rest) => forward::sim(root, "crash", &rest.arguments).map(|()| true),
         Action::Bench { what, device } => bench(root, what.as_ref(), device).map(|()| true),
         Action::Pump(rest) => forward::pump(root, &rest.arguments).map(|()| true),
         Action::Vm(rest) => forward::vm(root, &rest.arguments).map(|()| true),

@@ -10,9 +10,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::test::csi;
+use crate::{built, command};
 
 /// What a package is made of.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +52,7 @@ const PLUGIN: Package = Package {
 pub(crate) fn run(root: &Path, built: bool) -> bool {
     let mut steps = Steps::new();
     if !built {
-        steps.run("daemon and plugin", || csi::build(root));
+        steps.run("daemon and plugin", || built::shipped(root));
     }
     steps.run("packages", || packages(root));
     steps.finish()

@@ -15,6 +15,9 @@ const DOCUMENT: &str = "docs/REQUIREMENTS.md";
 /// Where the conformance suite has its cases: they are named like tests.
 const CASES: &str = "tests/src/csi/cases/";
 
+/// What runs in virtual machines: its functions are named like tests.
+const WORKLOADS: &str = "tests/src/workload/";
+
 /// Stands in place of a test while one is being written.
 const PENDING: &str = "pending";
 
@@ -131,8 +134,20 @@ fn problem_with(name: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Str
         return Some(format!("there is no file {file}"));
     };
     let test = path.rsplit("::").next().unwrap_or(path);
-    let found = has_test(&source, test) || file.starts_with(CASES) && has_case(&source, test);
+    let found = has_test(&source, test)
+        || file.starts_with(CASES) && has_case(&source, test)
+        || file.starts_with(WORKLOADS) && has_function(&source, test);
     if found { None } else { Some(format!("{file} has no test {test}")) }
+}
+
+/// Whether the file has a function of this name. A workload runs all that it has: one that nothing
+/// calls does not pass the lints.
+fn has_function(source: &str, name: &str) -> bool {
+    source.lines().any(|line| {
+        let line = line.trim_start_matches("pub(super) ").trim_start_matches("pub ");
+        let rest = line.strip_prefix("fn ").and_then(|rest| rest.strip_prefix(name));
+        rest.is_some_and(|rest| rest.starts_with('('))
+    })
 }
 
 /// Whether the file's table of cases of the conformance suite names this one. What it names runs;
@@ -221,6 +236,17 @@ mod tests {
             |name: &str| problem_with(&format!("tests/src/csi/cases/x.rs::{name}"), &read);
         assert_eq!(problem("two"), None);
         assert!(problem("three").is_some_and(|problem| problem.contains("has no test three")));
+    }
+
+    #[test]
+    fn a_function_of_a_workload_counts() {
+        let source = "fn one() {}\npub(super) fn two(a: u8) {}\n    fn three() {}\n";
+        assert!(["one", "two"].iter().all(|name| has_function(source, name)));
+        assert!(["tw", "four", "three"].iter().all(|name| !has_function(source, name)));
+        let read = |_: &str| Some(source.to_owned());
+        let of = |file: &str| problem_with(&format!("{file}::one"), &read);
+        assert_eq!(of("tests/src/workload/x.rs"), None);
+        assert!(of("tests/src/x.rs").is_some());
     }
 
     #[test]

@@ -190,7 +190,22 @@ fn has_library(folder: &Path, name: &str) -> bool {
     })
 }
 
+/// Installs what is missing, and then what that has removed: a package can be newer than another of
+/// the same source that is here, and push it out.
 fn install(missing: &[Tool]) -> Result<()> {
+    let were_here: Vec<Tool> = all().into_iter().filter(|tool| is_here(*tool)).collect();
+    install_packages(missing)?;
+    let gone: Vec<Tool> = were_here.into_iter().filter(|tool| !is_here(*tool)).collect();
+    if !gone.is_empty() {
+        install_packages(&gone)?;
+    }
+    match missing.iter().find(|tool| !is_here(**tool)) {
+        None => Ok(()),
+        Some(tool) => bail!("{} was pushed out by {}", tool.package, packages(&gone).join(" ")),
+    }
+}
+
+fn install_packages(missing: &[Tool]) -> Result<()> {
     let packages = packages(missing);
     println!("setup: installing {}", packages.join(" "));
     command::run(apt_get().arg("update"))?;

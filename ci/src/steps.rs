@@ -1,5 +1,7 @@
 //! Runs named steps one after another, prints how long each took, and counts.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use crate::clock::Stopwatch;
@@ -34,7 +36,23 @@ impl Steps {
         println!("== {name}");
         let watch = Stopwatch::start();
         let result = step();
-        let seconds = watch.elapsed().as_secs_f64();
+        self.count(name, watch.elapsed(), result);
+    }
+
+    /// Counts a step that ran beside others, and shows what it printed.
+    pub(crate) fn ended(
+        &mut self,
+        name: &str,
+        took: Duration,
+        printed: &str,
+        result: Result<Outcome>,
+    ) {
+        println!("== {name}\n{}", printed.trim_end());
+        self.count(name, took, result);
+    }
+
+    fn count(&mut self, name: &str, took: Duration, result: Result<Outcome>) {
+        let seconds = took.as_secs_f64();
         match result {
             Ok(Outcome::Passed) => {
                 self.passed += 1;

@@ -3,6 +3,7 @@
 mod binaries;
 pub(crate) mod csi;
 pub(crate) mod pmem;
+mod programs;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::steps::{Outcome, Steps};
-use crate::{command, forward, setup};
+use crate::{built, command, setup};
 
 /// Said when miri is not there. It comes with a nightly toolchain only, which this project does not
 /// ask anyone to have.
@@ -26,48 +27,17 @@ const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// The same for the long forms, the slowest of which are 200 rounds in a virtual machine.
 const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// A run of one of the tests package's binaries: its name, the arguments of the short form, and
-/// those of the long one.
-type Forwarded = (&'static str, &'static [&'static str], &'static [&'static str]);
-
-const FORWARDED: [Forwarded; 18] = [
-    ("model", &["--seconds", "10"], &["--seconds", "60"]),
-    ("model", &["--mutate"], &["--mutate"]),
-    ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
-    ("sim", &["--mutate"], &["--mutate"]),
-    ("crash", &[], &[]),
-    ("kill", &["--rounds", "3"], &["--rounds", "200"]),
-    ("story", &["--short"], &[]),
-    ("csi_conformance", &[], &[]),
-    // The short forms share the two kernels among them, so that all take about eight minutes.
-    ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
-    ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
-    ("vm", &["kill", "--short", "--kernel", "7"], &["kill"]),
-    ("vm", &["power", "--short", "--kernel", "7"], &["power"]),
-    ("vm", &["logwrites", "--short", "--kernel", "6.12"], &["logwrites"]),
-    ("vm", &["stress", "--short", "--kernel", "6.12"], &["stress"]),
-    ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
-    ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),
-    ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi"]),
-    ("vm", &["health", "--short", "--kernel", "7"], &["health"]),
-];
-
 /// Runs everything; true when nothing failed.
 #[must_use]
 pub(crate) fn run(root: &Path, long: bool) -> bool {
     command::limit(if long { LONG_LIMIT } else { SHORT_LIMIT });
     let mut steps = Steps::new();
-    // Tests of the workspace start daemon and plugin, and each would build them.
-    steps.run("daemon and plugin", || csi::build(root));
+    // Tests of the workspace start daemon and plugin, and would have to build them.
+    steps.run("daemon, plugin, programs", || built::build(root));
     steps.run("unit, integration and documentation tests", || workspace(root));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
-    for (binary, short, extended) in FORWARDED {
-        let arguments = if long { extended } else { short };
-        let name = [&[binary], arguments].concat().join(" ");
-        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
-        steps.run(&name, || forward::tests(root, binary, &arguments).map(|()| Outcome::Passed));
-    }
+    programs::run(&mut steps, root, long);
     steps.finish()
 }
 
@@ -75,14 +45,24 @@ fn workspace(root: &Path) -> Result<Outcome> {
     // Tests of the workspace start the same tools as the steps below, and an image of a pool is
     // read by a reader in Python.
     setup::ensure(&setup::all())?;
-    let built = csi::environment(root);
+    let built = built::environment(root);
     let environment: Vec<_> = built.iter().map(|(name, path)| (*name, path.as_path())).collect();
     if tests_passed(&binaries::run(root, &environment)?) == 0 {
         bail!("no test ran");
     }
-    let mut cargo = command::cargo(root);
-    command::run(cargo.args(["test", "--workspace", "--doc"]))?;
+    command::run(tests_cargo(root).args(["--workspace", "--doc"]))?;
     Ok(Outcome::Passed)
+}
+
+/// `cargo test` as all tests are compiled: in CI with the linter, for which they are not compiled
+/// a second time.
+fn tests_cargo(root: &Path) -> Command {
+    let mut cargo = command::cargo(root);
+    cargo.arg("test");
+    if command::in_ci() {
+        cargo.envs(command::linting(root).into_iter().flatten());
+    }
+    cargo
 }
 
 /// The loom tests are those of the mapper whose path contains `loom_`, and its test files of such a

@@ -14,6 +14,10 @@ use crate::command;
 /// Programs that run at a time: as many as there are cores on the smallest machine this is for.
 const AT_A_TIME: usize = 2;
 
+/// Those that take longest begin first, or the last of them would run alone in the end.
+const LONG: [&str; 6] =
+    ["ublk", "csi_kill", "extend", "virtual_machine", "python_reader", "state_machine"];
+
 /// A program with tests.
 #[derive(Debug, PartialEq, Eq)]
 struct Binary {
@@ -27,14 +31,15 @@ struct Binary {
 /// # Errors
 /// When something does not build, or a test fails, after all have run.
 pub(super) fn run(root: &Path, environment: &[(&str, &Path)]) -> Result<String> {
-    let mut cargo = command::cargo(root);
-    cargo.args(["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
+    let mut cargo = super::tests_cargo(root);
+    cargo.args(["--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
     cargo.stderr(Stdio::inherit());
     let messages = command::built(&mut cargo)?;
-    let waiting: VecDeque<Binary> = messages.lines().filter_map(binary).collect();
+    let mut waiting: Vec<Binary> = messages.lines().filter_map(binary).collect();
     if waiting.is_empty() {
         bail!("cargo has built no tests");
     }
+    waiting.sort_by_key(Binary::turn);
     let outputs = command::target_dir(root).join("tmp");
     fs::create_dir_all(&outputs)?;
     let waiting = Mutex::new(waiting.into_iter().enumerate().collect::<VecDeque<_>>());
@@ -66,6 +71,14 @@ pub(super) fn run(root: &Path, environment: &[(&str, &Path)]) -> Result<String> 
 }
 
 impl Binary {
+    /// The sooner the longer it takes; the others stay as they came.
+    fn turn(&self) -> usize {
+        let file = self.program.file_name().unwrap_or_default().to_string_lossy();
+        // Cargo puts a hash behind the name.
+        let name = file.rsplit_once('-').map_or(&*file, |(name, _)| name);
+        LONG.iter().position(|long| *long == name).unwrap_or(LONG.len())
+    }
+
     fn run(&self, output: &Path, environment: &[(&str, &Path)]) -> Result<()> {
         let file = File::create(output).with_context(|| output.display().to_string())?;
         let mut command = Command::new(&self.program);
@@ -90,6 +103,15 @@ fn binary(line: &str) -> Option<Binary> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_ones_come_first() {
+        let binary =
+            |name: &str| Binary { program: format!("/t/{name}").into(), folder: "/w".into() };
+        let mut all = ["nbd-1a", "extend-2b", "extend_codec-3c", "ublk-4d"].map(binary);
+        all.sort_by_key(Binary::turn);
+        assert_eq!(all, ["ublk-4d", "extend-2b", "nbd-1a", "extend_codec-3c"].map(binary));
+    }
 
     #[test]
     fn programs_with_tests_are_found_in_what_cargo_says() {

@@ -6,11 +6,7 @@ use anyhow::{Result, bail};
 
 use super::tests_passed;
 use crate::steps::{Outcome, Steps};
-use crate::{command, forward, setup};
-
-/// Binaries that start as they are shipped. They are built together, and without anything else that
-/// would switch on what they ship without.
-const SHIPPED: [(&str, &str); 2] = [("BLOCKD_BIN", "blockd"), ("BLOCKD_CSI_BIN", "blockd-csi")];
+use crate::{built, command};
 
 /// Test files of the tests package that start the plugin.
 const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
@@ -20,9 +16,9 @@ const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
 #[must_use]
 pub(crate) fn run(root: &Path, arguments: &[String]) -> bool {
     let mut steps = Steps::new();
-    steps.run("daemon and plugin", || build(root));
+    steps.run("daemon, plugin, programs", || built::build(root));
     steps.run("csi_conformance", || {
-        forward::tests(root, "csi_conformance", arguments).map(|()| Outcome::Passed)
+        built::run(root, "csi_conformance", arguments).map(|()| Outcome::Passed)
     });
     if arguments.is_empty() {
         steps.run("the plugin's own tests", || {
@@ -33,23 +29,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> bool {
     steps.finish()
 }
 
-/// Daemon and plugin in release form.
-pub(crate) fn build(root: &Path) -> Result<Outcome> {
-    setup::ensure(&[setup::LIBCLANG])?;
-    let packages = SHIPPED.iter().flat_map(|(_, package)| ["--package", package]);
-    command::run(command::cargo(root).args(["build", "--release"]).args(packages))?;
-    Ok(Outcome::Passed)
-}
-
-/// Where tests find what [`build`] has built.
-pub(super) fn environment(root: &Path) -> [(&'static str, std::path::PathBuf); 2] {
-    let release = command::target_dir(root).join("release");
-    SHIPPED.map(|(variable, package)| (variable, release.join(package)))
-}
-
 fn together(root: &Path) -> Result<Outcome> {
     let mut cargo = command::cargo(root);
-    cargo.args(["test", "--package", "blockd-tests"]).envs(environment(root));
+    cargo.args(["test", "--package", "blockd-tests"]).envs(built::environment(root));
     for file in FILES {
         cargo.args(["--test", file]);
     }

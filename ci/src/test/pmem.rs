@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use super::csi;
-use crate::command;
 use crate::steps::Steps;
+use crate::{built, command};
 
 /// Runs all of it; true when nothing failed.
 #[must_use]
 pub(crate) fn run(root: &Path) -> bool {
     let mut steps = Steps::new();
-    steps.run("daemon and plugin", || csi::build(root));
+    steps.run("daemon, plugin, programs", || built::build(root));
     steps.run("mappings, lanes, regions", || {
         csi::counted(command::cargo(root).args(["test", "--package", "blockd-pmem"]))
     });
@@ -20,7 +20,7 @@ pub(crate) fn run(root: &Path) -> bool {
     });
     steps.run("pools served by a daemon", || {
         let mut cargo = command::cargo(root);
-        cargo.args(["test", "--package", "blockd-tests"]).envs(csi::environment(root));
+        cargo.args(["test", "--package", "blockd-tests"]).envs(built::environment(root));
         csi::counted(cargo.args(["--test", "pmem*"]))
     });
     steps.finish()

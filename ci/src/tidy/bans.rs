@@ -128,6 +128,7 @@ fn excepts_without_reason(lines: &[Line]) -> bool {
 fn is_test_file(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     path.starts_with("tests/")
+        || path.starts_with("sim/")
         || path.contains("/tests/")
         || name.ends_with("tests.rs")
         || name.starts_with("loom_")
