@@ -12,7 +12,8 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -24,8 +25,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::clock::clock;
 use crate::nbd::Connection;
-use crate::sim::runner::clock;
 use crate::tools;
 
 /// A start that takes longer has failed. Replaying a log and waiting for a dead owner's IO are part
@@ -77,6 +78,15 @@ impl Drop for Folder {
         }
     }
 }
+
+/// How long it may take to write its metrics down: milliseconds, but where nothing is fast.
+const METRICS_LIMIT: Duration = Duration::from_secs(30);
+
+/// Precedes the UUID of a namespace that stands in place of a pool's path.
+pub const NAMESPACE: &str = "namespace:";
+
+/// Precedes the key of a region in that place.
+pub const REGION: &str = "region:";
 
 /// What a daemon is to be configured with.
 #[derive(Clone, Debug)]
@@ -171,12 +181,35 @@ impl Daemon {
         let (runtime, folder) = (self.runtime.path(), self.folder.path());
         writeln!(text, "runtime_dir = {runtime:?}\nstate_dir = {:?}", folder.join("state"))?;
         writeln!(text, "{}", settings.tables)?;
-        writeln!(text, "[[pool]]\nname = \"default\"\npath = {:?}", self.pool)?;
+        writeln!(text, "[[pool]]\nname = \"default\"")?;
+        let place = self.pool.to_string_lossy();
+        if let Some(uuid) = place.strip_prefix(NAMESPACE) {
+            writeln!(text, "namespace = {uuid:?}")?;
+        } else if let Some(key) = place.strip_prefix(REGION) {
+            writeln!(text, "region = {key:?}")?;
+        } else {
+            writeln!(text, "path = {place:?}")?;
+        }
         if !is_device(&self.pool) {
             writeln!(text, "size = {}", settings.pool_size)?;
         }
         text.push_str(&settings.pool_lines);
         fs::write(self.config(), text).context("writing the configuration")
+    }
+
+    /// What it answers to Prometheus, at the address that it was told to serve it at.
+    ///
+    /// # Errors
+    /// When it was told none, or does not answer in time.
+    pub fn metrics(&self) -> Result<String> {
+        let log = self.log();
+        let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+        let mut stream = TcpStream::connect(address.context("the log has no address of metrics")?)?;
+        stream.set_read_timeout(Some(METRICS_LIMIT))?;
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).context("reading metrics")?;
+        Ok(answer)
     }
 
     /// The pool's file or device.
@@ -405,6 +438,9 @@ impl Drop for Daemon {
 
 fn is_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
+    if [NAMESPACE, REGION].iter().any(|begin| path.to_string_lossy().starts_with(begin)) {
+        return true;
+    }
     let is_one = |kind: fs::FileType| kind.is_block_device() || kind.is_char_device();
     fs::metadata(path).is_ok_and(|data| is_one(data.file_type()))
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::sim::runner::clock;
+use crate::clock::clock;
 use case::Case;
 
 pub use case::NotOffered;

@@ -32,8 +32,8 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Endpoint, Uri};
 
 use super::{Driver, Options};
+use crate::clock::clock;
 use crate::daemon::{self, Daemon, Folder};
-use crate::sim::runner::clock;
 use crate::tools;
 pub use relay::Relay;
 
@@ -57,6 +57,9 @@ pub struct Settings {
     pub words: Vec<String>,
     /// What the plugin logs.
     pub log: String,
+    /// Where the plugin's and the kubelet's folders lie, to outlive the machine; else in one that
+    /// goes with the test.
+    pub home: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -69,6 +72,7 @@ impl Default for Settings {
             driver_name: String::new(),
             words: Vec::new(),
             log: "info,blockd_csi=debug".to_owned(),
+            home: None,
         }
     }
 }
@@ -125,6 +129,8 @@ pub struct Plugin {
     program: PathBuf,
     child: Option<Child>,
     folder: Folder,
+    /// What a node keeps over a restart.
+    home: PathBuf,
     /// The socket: a path may have 107 bytes.
     runtime: Folder,
     blockd_socket: PathBuf,
@@ -144,10 +150,12 @@ impl Plugin {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let pid = std::process::id();
         let [_, high, middle, low] = (pid << 6 | number & 0x3f).to_be_bytes();
+        let folder = Folder::new(name)?;
         let plugin = Self {
             program: tools::blockd_csi()?,
             child: None,
-            folder: Folder::new(name)?,
+            home: settings.home.clone().unwrap_or_else(|| folder.path().to_path_buf()),
+            folder,
             runtime: Folder::below(Path::new("/dev/shm"), name)?,
             blockd_socket: blockd_socket.to_path_buf(),
             driver_name: settings.driver_name.clone(),
@@ -167,7 +175,7 @@ impl Plugin {
     /// The folder that stands for the kubelet's.
     #[must_use]
     pub fn kubelet_dir(&self) -> PathBuf {
-        self.folder.path().join("kubelet")
+        self.home.join("kubelet")
     }
 
     /// Its socket.
@@ -199,7 +207,7 @@ impl Plugin {
         command.arg("--blockd-socket").arg(&self.blockd_socket);
         command.arg("--config").arg(self.config());
         command.arg("--kubelet-dir").arg(self.kubelet_dir());
-        command.arg("--state-dir").arg(self.folder.path().join("state"));
+        command.arg("--state-dir").arg(self.state_dir());
         command.args(["--metrics-address", &self.metrics]).args(&self.words);
         if !self.driver_name.is_empty() {
             command.args(["--driver-name", &self.driver_name]);
@@ -289,7 +297,7 @@ impl Plugin {
     /// Where it keeps what it remembers.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
-        self.folder.path().join("state")
+        self.home.join("state")
     }
 
     /// The end of its log, for messages.

@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use super::content::SECTOR;
 use super::volume::Wrong;
+use crate::clock::clock;
 use crate::daemon::Daemon;
 use crate::nbd::Connection;
-use crate::sim::runner::clock;
 
 /// Bytes of each volume.
 const SIZE: u64 = 4 << 20;

@@ -19,8 +19,8 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::clock;
 use crate::daemon::{Daemon, Ended, Settings};
-use crate::sim::runner::clock;
 use crate::tools;
 use churn::Churn;
 use family::Family;
@@ -358,7 +358,7 @@ impl<'a> Rounds<'a> {
     /// A reader of the format that shares no code with the daemon checks the closed pool, and
     /// finds the same in it.
     fn read_offline(&mut self) -> Result<()> {
-        let reader = tools::workspace_root().join("tests/reader/blockd_reader.py");
+        let reader = tools::workspace_root().join("sim/reader/blockd_reader.py");
         let python = tools::find("python3")?;
         let pool = self.daemon.pool();
         let read = |words: &[&str]| {

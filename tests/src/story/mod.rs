@@ -7,8 +7,6 @@ pub mod told;
 pub mod writer;
 
 use std::fs;
-use std::io::{Read, Write as _};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,9 +14,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::clock::clock;
 use crate::daemon::{Daemon, Settings};
 use crate::nbd::Connection;
-use crate::sim::runner::clock;
 use plot::{Note, Sample};
 use told::{Listener, State, Voice};
 use writer::{Compared, Writer};
@@ -331,7 +329,7 @@ impl Story {
                 failures.push(format!("the pool was never {}", state.name()));
             }
         }
-        let metrics = metrics(&self.daemon.log())?;
+        let metrics = self.daemon.metrics()?;
         let slowed = metric(&metrics, "blockd_throttled_writes_total");
         let slowed_seconds = metric(&metrics, "blockd_throttle_seconds_total");
         if slowed <= 0.0 {
@@ -391,17 +389,6 @@ fn longest_delay(samples: &[Sample], crossings: &[(f64, State)], state: State) -
     };
     let seen = samples.iter().filter(|one| at_the_time(one.at) == state);
     seen.map(|one| one.delay).fold(0.0, f64::max)
-}
-
-/// What the daemon answers to Prometheus.
-fn metrics(log: &str) -> Result<String> {
-    let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next());
-    let mut stream = TcpStream::connect(address.context("the log has no address of metrics")?)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).context("reading metrics")?;
-    Ok(answer)
 }
 
 /// The sum of a metric over its labels.

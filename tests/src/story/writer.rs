@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use crate::clock::clock;
 use crate::daemon::Daemon;
 use crate::nbd::Connection;
-use crate::sim::runner::clock;
 
 /// Bytes of a write: an extent, so that each of them needs a new one.
 pub const PIECE: usize = 256 << 10;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use super::console;
-use crate::sim::runner::clock;
+use crate::clock::clock;
 
 /// Printed by the guest's first process when the script has ended.
 const ENDED: &str = "@@ended ";

@@ -3,7 +3,7 @@
 
 mod deaths;
 pub(super) mod life;
-mod node;
+pub(super) mod node;
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::{INSIDE, MARK, Run, figures, guest, sparse};
+use crate::clock::clock;
 use crate::csi::rig::{Rig, Settings};
 use crate::csi::{self, Options};
 use crate::daemon::{self, Folder};
-use crate::sim::runner::clock;
 use crate::tools;
 use crate::vm::Drive;
 

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::load::{self, Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
+use crate::clock::clock;
 use crate::daemon::{Daemon, Folder};
-use crate::sim::runner::clock;
 use crate::vm::Drive;
 
 /// File systems: name, how it is made, how it is checked.

@@ -58,8 +58,9 @@ pub fn add(daemon: &Daemon, name: &str, id: u32, bytes: u64) -> Result<Arc<Mutex
 /// # Errors
 /// As [`add`].
 pub fn add_device(daemon: &Daemon, name: &str, bytes: u64) -> Result<()> {
-    daemon.cli(&["add", "--ublk", "--size", &bytes.to_string(), name])?;
-    let size = Device::open(&device_of(name))?.size;
+    let said = daemon.cli(&["add", "--ublk", "--size", &bytes.to_string(), name])?;
+    let open = Device::open(&device_of(name));
+    let size = open.with_context(|| format!("{said}\n{}", daemon.last_words()))?.size;
     ensure!(size == bytes, "the device of {name} has {size} bytes, not {bytes}");
     Ok(())
 }

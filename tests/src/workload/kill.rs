@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::files::Files;
 use super::load::{self, Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
+use crate::clock::clock;
 use crate::daemon::{Daemon, Folder};
 use crate::kill::family::{Family, Met};
 use crate::kill::volume::Volume;
-use crate::sim::runner::clock;
 use crate::vm::Drive;
 
 /// Sectors of the disk.

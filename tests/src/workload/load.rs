@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail};
 
 use super::device::{Buffer, Device};
 use super::ledger::Ledger;
+use crate::clock::clock;
 use crate::kill::content::SECTOR;
 use crate::kill::volume::{Unanswered, Volume};
 use crate::nbd::{Kind, Request};
-use crate::sim::runner::clock;
 
 /// Bytes compared at a time.
 const PIECE: u64 = 1 << 20;

@@ -119,7 +119,7 @@ fn open(pool: &Path, judge: &Judge, made: bool) -> Result<bool> {
     }
     drop(connection);
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
-    let reader = tools::workspace_root().join("tests/reader/blockd_reader.py");
+    let reader = tools::workspace_root().join("sim/reader/blockd_reader.py");
     let mut check = Command::new(tools::find("python3")?);
     tools::output(check.arg(reader).arg(pool).arg("check")).context("checking the closed pool")?;
     Ok(true)
@@ -148,7 +148,7 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
     let path = device_of("oracle");
     let load = load_on(&path, &volume, &ledger, &counts, seed)?;
     let device = Device::open(&path)?;
-    let start = crate::sim::runner::clock();
+    let start = crate::clock::clock();
     let mut cookie = MARKS;
     while start.elapsed() < Duration::from_millis(millis) && !load.failed() {
         cookie += 1;

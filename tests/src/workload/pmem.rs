@@ -3,10 +3,14 @@
 
 mod answered;
 mod bare;
+mod dax_file;
 mod direct;
 mod kata;
+mod plugin;
+mod poison;
 mod pooled;
 mod regions;
+mod share;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,6 +28,8 @@ const MIB: u64 = 1 << 20;
 const FIRST: u64 = 512 * MIB;
 const SECOND: u64 = 256 * MIB;
 const LABELS: u64 = 2 * MIB;
+/// Bytes of the disk with the daemon's state.
+const DISK: u64 = 64 * MIB;
 /// What others have in a region, in words.
 const FOREIGN: u64 = 0x6272_6f6b_656e_2e21;
 /// A stage that takes longer is stuck.
@@ -40,23 +46,32 @@ pub fn run(run: &Run) -> Result<String> {
     let first = sparse(&folder, "first", FIRST + LABELS)?;
     let second = sparse(&folder, "second", SECOND + LABELS)?;
     fill(&first)?;
+    // What the daemon knows of its namespaces is on a disk, as it would be anywhere.
+    let disk = sparse(&folder, "disk", DISK)?;
     let vm = || -> Result<Vm> {
         Ok(machine(run)?
             .nodes(2)
+            .drive(Drive::File(disk.clone()))
             .drive(Drive::NvdimmNear(first.clone(), 0))
             .drive(Drive::NvdimmNear(second.clone(), 1)))
     };
     let made = stage(run, vm()?, "make")?;
     let (cuts, known, later) = cuts(run, &vm()?)?;
     let foreign = untouched(&first)?;
-    let images = stage(run, kata::with_images(machine(run)?, &folder)?, "images")?;
+    let (plugin, image) = plugin::host(run, &folder)?;
+    let images = kata::with_images(machine(run)?, &folder, &image)?;
+    let images = stage(run, images, "images")?;
+    let third = sparse(&folder, "third", SECOND + LABELS)?;
+    let share = machine(run)?.drive(Drive::NvdimmNear(third, 0));
+    let share = stage(run, share, "share")?;
     let bare = machine(run)?.modules(&["nd_e820", "nd_pmem"]).words(bare::WORDS);
     let bare = stage(run, bare, "bare")?;
     Ok(format!(
         "{}; {cuts} power cuts: {known} answered blocks found, {later} others, 0 lost, 0 torn; \
-         {foreign} MiB of others untouched; {}; {}",
+         {foreign} MiB of others untouched; {plugin}; {}; {}; {}",
         figures(&made)?,
         figures(&images)?,
+        figures(&share)?,
         figures(&bare)?
     ))
 }
@@ -145,13 +160,20 @@ fn fill(region: &Path) -> Result<()> {
 pub fn inside(name: &str, before: Option<&str>, short: bool, seed: u64) -> Result<()> {
     match name {
         "make" => {
-            regions::labels()?;
+            regions::labels(2)?;
             let pooled = pooled::make(short, seed)?;
             println!("{MARK}{pooled}");
             Ok(())
         }
+        "plugin" => plugin::inside(short),
+        "plugin-again" => plugin::again(short),
         "images" => {
             println!("{MARK}{}", kata::inside()?);
+            Ok(())
+        }
+        "share" => {
+            regions::labels(1)?;
+            println!("{MARK}{}", share::inside()?);
             Ok(())
         }
         "bare" => {

@@ -13,8 +13,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{MARK, Run, device_of, figures, guest, sparse};
+use crate::clock::clock;
 use crate::daemon::{Daemon, Folder, Settings};
-use crate::sim::runner::clock;
 use crate::tools;
 use crate::vm::Drive;
 use fill::Fill;

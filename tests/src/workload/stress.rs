@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::load::{Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
+use crate::clock::clock;
 use crate::daemon::{Daemon, Folder};
 use crate::kill::volume::Wrong;
-use crate::sim::runner::clock;
 use crate::tools;
 use crate::vm::Drive;
 

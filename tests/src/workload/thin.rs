@@ -12,9 +12,9 @@ use blockd_mapper::units::VolumeId;
 
 use super::{Run, sparse};
 use crate::daemon::Folder;
-use crate::rig::{Media, Rig};
 use crate::tools;
 use crate::vm::Drive;
+use blockd_sim::rig::{Media, Rig};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

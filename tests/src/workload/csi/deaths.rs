@@ -13,9 +13,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::life::{self, Shape, Volume};
 use super::node::insist;
+use crate::clock::clock;
 use crate::csi::rig::Rig;
 use crate::csi::{Answer, Driver};
-use crate::sim::runner::clock;
 
 const MIB: i64 = 1 << 20;
 

@@ -1,5 +1,6 @@
 //! The life of a volume as the container orchestrator calls for it, and what is left after it.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -45,9 +46,11 @@ pub(in crate::workload) struct Volume {
     pub(in crate::workload) shape: Shape,
     pub(in crate::workload) mode: Mode,
     pub(in crate::workload) size: i64,
+    /// Of its storage class.
+    pub(in crate::workload) parameters: HashMap<String, String>,
     /// Known once it is made.
     pub(in crate::workload) id: String,
-    pub(in crate::workload) context: std::collections::HashMap<String, String>,
+    pub(in crate::workload) context: HashMap<String, String>,
     pub(in crate::workload) staging: PathBuf,
     pods: PathBuf,
 }
@@ -72,8 +75,9 @@ impl Volume {
             shape,
             mode: Mode::SingleNodeMultiWriter,
             size,
+            parameters: HashMap::new(),
             id,
-            context: std::collections::HashMap::new(),
+            context: HashMap::new(),
             staging,
             pods,
         })
@@ -92,6 +96,7 @@ impl Volume {
             name: self.name.clone(),
             capacity_range: range(self.size, 0),
             volume_capabilities: self.capability().into_iter().collect(),
+            parameters: self.parameters.clone(),
             ..Default::default()
         })?;
         let volume = answer.volume.unwrap_or_default();

@@ -17,9 +17,9 @@ use blockd_csi::proto::{
 use tonic::Code;
 
 use super::life::{self, Shape, Volume};
+use crate::clock::clock;
 use crate::csi::rig::{Plugin, Rig, Settings};
 use crate::csi::{Answer, Driver, range, refused};
-use crate::sim::runner::clock;
 use crate::workload::files::Files;
 use crate::workload::guest;
 
@@ -428,10 +428,10 @@ impl Node<'_> {
 }
 
 /// What takes longer is stuck.
-pub(super) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+pub(in crate::workload) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Calls again while the answer says that this might help.
-pub(super) fn insist<T>(what: &str, mut call: impl FnMut() -> Answer<T>) -> Result<T> {
+pub(in crate::workload) fn insist<T>(what: &str, mut call: impl FnMut() -> Answer<T>) -> Result<T> {
     let start = clock();
     loop {
         let status = match call() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::ward::{Side, Table, Trouble, Ward, settings};
-use crate::sim::runner::clock;
+use crate::clock::clock;
 use crate::workload::csi::life::{Shape, Volume};
 use crate::workload::device::{Buffer, Device};
 use crate::workload::guest;

@@ -15,10 +15,10 @@ use blockd_csi::proto::{
 use serde_json::Value;
 use tonic::Code;
 
+use crate::clock::clock;
 use crate::csi::Driver;
 use crate::csi::rig::{Rig, Settings};
 use crate::daemon;
-use crate::sim::runner::clock;
 use crate::workload::csi::life::{Shape, Volume};
 
 /// Longer than this nothing takes to be seen, or to be gone, on a machine that is an emulated one.

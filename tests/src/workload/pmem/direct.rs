@@ -36,11 +36,14 @@ pub(super) fn table(region: &str) -> String {
 
 /// A volume as the daemon tells of it.
 fn volume(daemon: &Daemon, name: &str) -> Result<Value> {
-    daemon.cli(&["show", "--pool", POOL, name])
+    Ok(daemon.cli(&["show", "--pool", POOL, name])?["volume"].clone())
 }
 
 /// Makes one. Gives its device.
-fn add(daemon: &Daemon, name: &str, bytes: u64, words: &[&str]) -> Result<PathBuf> {
+///
+/// # Errors
+/// When it is refused, or is no device of the kernel's.
+pub(super) fn add(daemon: &Daemon, name: &str, bytes: u64, words: &[&str]) -> Result<PathBuf> {
     let size = bytes.to_string();
     daemon.cli(&[&["add", "--pool", POOL, "--size", &size, name], words].concat())?;
     let told = volume(daemon, name)?;
@@ -48,6 +51,18 @@ fn add(daemon: &Daemon, name: &str, bytes: u64, words: &[&str]) -> Result<PathBu
     ensure!(path.starts_with("/dev/pmem"), "{told}");
     ensure!(told["size_bytes"].as_u64() >= Some(bytes), "less than asked for: {told}");
     Ok(PathBuf::from(path))
+}
+
+/// The kernel's name of the namespace behind a device.
+fn namespace(device: &Path) -> Result<String> {
+    for region in super::regions::ours()? {
+        for one in region["namespaces"].as_array().into_iter().flatten() {
+            if one["device"].as_str() == device.to_str() {
+                return Ok(one["name"].as_str().context("no name")?.to_owned());
+            }
+        }
+    }
+    anyhow::bail!("no namespace has {}", device.display())
 }
 
 /// What it says when it refuses.
@@ -69,7 +84,7 @@ pub(super) fn make(daemon: &Daemon) -> Result<String> {
     let faults = map(Path::new(FOLDER))?;
     let said = refused(daemon, &["del", "--pool", POOL, "kept"])?;
     ensure!(said.contains("mount") || said.contains("use"), "a mounted volume: {said}");
-    ensure!(volume(daemon, "kept")?["state"] == "ready", "a volume that was not deleted");
+    ensure!(volume(daemon, "kept")?["pmem"]["state"] == "ready", "a volume that was not deleted");
     pieces(daemon)?;
     erased(daemon)?;
     shell(&format!("umount {FOLDER}"))?;
@@ -77,7 +92,10 @@ pub(super) fn make(daemon: &Daemon) -> Result<String> {
 }
 
 /// Stores to a file of a file system with DAX. Gives the page faults that it took.
-fn map(folder: &Path) -> Result<i64> {
+///
+/// # Errors
+/// When there is no DAX, or pages are small.
+pub(super) fn map(folder: &Path) -> Result<i64> {
     let path = folder.join("file");
     let file = File::create_new(&path)?;
     shell(&format!("fallocate -l {WRITTEN} {}", path.display()))?;
@@ -112,13 +130,22 @@ pub(super) fn find(daemon: &Daemon) -> Result<()> {
     let told = volume(daemon, "kept")?;
     let device = told["device_path"].as_str().with_context(|| format!("no device: {told}"))?;
     shell(&format!("mkdir -p {FOLDER}; mount -t ext4 -o dax {device} {FOLDER}"))?;
-    let file = File::open(Path::new(FOLDER).join("file"))?;
+    compare(Path::new(FOLDER))?;
+    shell(&format!("umount {FOLDER}")).map(|_| ())
+}
+
+/// What [`map`] has stored is there.
+///
+/// # Errors
+/// When it is not.
+pub(super) fn compare(folder: &Path) -> Result<()> {
+    let file = File::open(folder.join("file"))?;
     let mut page = vec![0; 4096];
     for at in (0..WRITTEN).step_by(4096) {
         file.read_exact_at(&mut page, at)?;
         ensure!(page == content(at), "what was stored at {at} is not there");
     }
-    shell(&format!("umount {FOLDER}")).map(|_| ())
+    Ok(())
 }
 
 /// Free space in pieces is told apart from too little of it (P3).
@@ -141,15 +168,25 @@ fn pieces(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// What a volume held is gone before its space is free (P45), and counted until then.
+/// What a volume held is gone before its space is free (P45), and counted until then: also where it
+/// was a namespace of sectors, or had no device when it was deleted.
 fn erased(daemon: &Daemon) -> Result<()> {
-    let device = add(daemon, "secret", 32 * MIB, &[])?;
-    shell(&format!("dd if=/dev/urandom of={} bs=1M count=16 oflag=direct", device.display()))?;
-    daemon.cli(&["del", "--pool", POOL, "secret"])?;
-    tools::wait_until("the scrub", SCRUB, || {
-        let pool = daemon.cli(&["pool", "show", POOL]).ok()?;
-        (pool["pool"]["scrubbing_bytes"] == 0).then_some(())
-    })?;
+    for (name, words, is_off) in [
+        ("sectors", &["--usage", "file-io"][..], false),
+        ("off", &[], true),
+        ("secret", &[], false),
+    ] {
+        let device = add(daemon, name, 32 * MIB, words)?;
+        shell(&format!("dd if=/dev/urandom of={} bs=1M count=16 oflag=direct", device.display()))?;
+        if is_off {
+            shell(&format!("ndctl disable-namespace {}", namespace(&device)?))?;
+        }
+        daemon.cli(&["del", "--pool", POOL, name])?;
+        tools::wait_until("the scrub", SCRUB, || {
+            let pool = daemon.cli(&["pool", "show", POOL]).ok()?;
+            (pool["pool"]["scrubbing_bytes"] == 0).then_some(())
+        })?;
+    }
     let device = add(daemon, "next", 32 * MIB, &[])?;
     let bytes = fs::read(&device)?;
     let left = bytes.iter().position(|&byte| byte != 0);

@@ -16,16 +16,20 @@ use crate::workload::guest::shell;
 /// Bytes of an image: a multiple of 128 MiB, for its machine.
 const IMAGE: &str = "128Mi";
 /// What the file in it holds.
-const TEXT: &str = "a file from outside\n";
+pub(super) const TEXT: &str = "a file from outside\n";
 
-/// Adds one image of each kind to a machine. The host's half.
+/// Adds one image of each kind to a machine, and one that the plugin has made. The host's half.
 ///
 /// # Errors
 /// When they can't be made.
-pub(super) fn with_images(vm: Vm, folder: &Folder) -> Result<Vm> {
+pub(super) fn with_images(vm: Vm, folder: &Folder, staged: &Path) -> Result<Vm> {
     let plain = image(folder, "plain", &[])?;
     let parted = image(folder, "parted", &["--partition"])?;
-    Ok(vm.drive(Drive::Nvdimm(plain)).drive(Drive::Nvdimm(parted)))
+    // It is as large as its volume happened to be, and so comes behind all that is aligned.
+    let (size, path) = (fs::metadata(staged)?.len(), staged.display());
+    let memory = format!("memory-backend-file,id=staged,share=on,mem-path={path},size={size}");
+    let vm = vm.drive(Drive::Nvdimm(plain)).drive(Drive::Nvdimm(parted));
+    Ok(vm.arguments(&["-object", &memory, "-device", "nvdimm,memdev=staged"]))
 }
 
 /// An image with a file system in it.
@@ -51,13 +55,13 @@ fn image(folder: &Folder, name: &str, more: &[&str]) -> Result<PathBuf> {
 pub(super) fn inside() -> Result<String> {
     let devices = shell("ls -d /dev/pmem*")?;
     let names: Vec<&str> = devices.split_whitespace().collect();
-    // The table of the first is in front of what the machine sees; that of the second within it.
+    // The tables of two are in front of what the machine sees; that of the third within it.
     let part = names.iter().find(|name| name.ends_with("p1")).context("no partition")?;
     let parted = part.trim_end_matches("p1");
-    let plain = names.iter().find(|name| **name != *part && **name != parted);
-    let plain = plain.with_context(|| format!("only {names:?}"))?;
-    ensure!(names.len() == 3, "{names:?}");
-    for (number, device) in [plain, part].into_iter().enumerate() {
+    let mut all: Vec<&str> = names.iter().copied().filter(|name| *name != parted).collect();
+    all.sort_unstable();
+    ensure!(names.len() == 4 && all.len() == 3, "{names:?}");
+    for (number, device) in all.into_iter().enumerate() {
         let folder = format!("/mnt/{number}");
         shell(&format!("mkdir -p {folder}; mount -t ext4 -o dax {device} {folder}"))?;
         let folder = Path::new(&folder);
@@ -70,5 +74,5 @@ pub(super) fn inside() -> Result<String> {
         mapping.write(4096, TEXT.as_bytes())?;
         mapping.fence();
     }
-    Ok("2 images seen as devices, both with DAX".to_owned())
+    Ok("3 images seen as devices, all with DAX, one of them the plugin's".to_owned())
 }

@@ -5,13 +5,16 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{WRITING, answered, direct, regions};
-use crate::daemon::{Daemon, Settings};
+use super::{MIB, WRITING, answered, dax_file, direct, poison, regions};
+use crate::daemon::{Daemon, NAMESPACE, Settings};
 use crate::workload::device_of;
 use crate::workload::guest::{self, shell};
 
 /// Bytes of the volume that power is cut under.
 const VOLUME: u64 = 16 << 20;
+/// The disk, and where it is mounted, with what the daemon knows of its namespaces.
+const DISK: &str = "/dev/vda";
+const STATE: &str = "/mnt/state";
 /// Precedes what was found after a cut.
 const FOUND: &str = "found ";
 
@@ -20,13 +23,29 @@ const FOUND: &str = "found ";
 /// # Errors
 /// When there is no device, or not one, or it does not serve.
 pub(super) fn daemon(lines: &str, tables: &str) -> Result<Daemon> {
+    daemon_on(place()?, lines, tables)
+}
+
+/// The same at a place that is named.
+///
+/// # Errors
+/// When it does not serve.
+pub(super) fn daemon_on(place: PathBuf, lines: &str, tables: &str) -> Result<Daemon> {
     let settings = Settings {
-        pool: Some(device()?),
+        pool: Some(place),
         pool_lines: format!("kind = \"pmem\"\n{lines}"),
-        tables: tables.to_owned(),
+        lines: "default_pool = \"default\"\n".to_owned(),
+        tables: format!("[metrics]\naddress = \"127.0.0.1:0\"\n{tables}"),
         ..Settings::default()
     };
     let mut daemon = Daemon::new("pmem", &settings)?;
+    if Path::new(DISK).exists() {
+        let (at, state) = (STATE, daemon.folder().join("state"));
+        shell(&format!(
+            "blkid {DISK} || mkfs.ext4 -q {DISK}; mkdir -p {at}; mount {DISK} {at} || mountpoint {at}"
+        ))?;
+        std::os::unix::fs::symlink(at, state)?;
+    }
     daemon.start()?;
     Ok(daemon)
 }
@@ -38,6 +57,20 @@ fn device() -> Result<PathBuf> {
     let one = all.next().context("no /dev/dax*")?;
     ensure!(all.next().is_none(), "more than one of {text}");
     Ok(PathBuf::from(one))
+}
+
+/// What a pool on it is configured with: its namespace, where that has a label.
+fn place() -> Result<PathBuf> {
+    let device = device()?;
+    for region in regions::ours()?.iter().filter(|region| region["labelled"] == true) {
+        for one in region["namespaces"].as_array().into_iter().flatten() {
+            if one["device"].as_str() == device.to_str() {
+                let uuid = one["uuid"].as_str().with_context(|| format!("no uuid: {one}"))?;
+                return Ok(PathBuf::from(format!("{NAMESPACE}{uuid}")));
+            }
+        }
+    }
+    Ok(device)
 }
 
 /// Makes the pool, and does with it what clients do.
@@ -59,11 +92,55 @@ pub(super) fn make(short: bool, seed: u64) -> Result<String> {
         let cache = shell(&format!("cat /sys/block/{node}/queue/write_cache"))?;
         ensure!(cache.trim() == "write through", "{volume} has a cache: {cache}");
     }
+    nearby(&daemon)?;
+    amounts(&daemon, &large)?;
     verify(short)?;
-    let kills = kills(&mut daemon, if short { 2 } else { 10 }, seed)?;
+    let kills = kills(&mut daemon, if short { 2 } else { 10 }, seed)
+        .with_context(|| format!("the daemon's last words:\n{}", daemon.last_words()))?;
+    let bad = poison::check(&daemon, &device()?, "files")
+        .with_context(|| format!("the daemon's last words:\n{}", daemon.last_words()))?;
     let mapped = direct::make(&daemon)?;
+    let below = dax_file::check(&daemon)?;
     ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
-    Ok(format!("a pool on {}, {kills}; {mapped}", device()?.display()))
+    Ok(format!("a pool on {}, {kills}; {bad}; {mapped}; {below}", device()?.display()))
+}
+
+/// Workers stay on the two nodes in turn, and the pool's thread near its memory (P5).
+fn nearby(daemon: &Daemon) -> Result<()> {
+    let node = |number| shell(&format!("cat /sys/devices/system/node/node{number}/cpulist"));
+    let nodes = [node(0)?.trim().to_owned(), node(1)?.trim().to_owned()];
+    let pid = daemon.pid().context("no daemon")?;
+    let text = shell(&format!(
+        "for task in /proc/{pid}/task/*; do \
+         echo $(cat $task/comm) $(grep Cpus_allowed_list $task/status); done"
+    ))?;
+    let allowed = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.and_then(|line| line.split_whitespace().last()).map(str::to_owned)
+    };
+    for (thread, expected) in
+        [("worker-0", &nodes[0]), ("worker-1", &nodes[1]), ("pool-default", &nodes[0])]
+    {
+        let found = allowed(thread);
+        ensure!(found.as_ref() == Some(expected), "{thread} of {nodes:?} is on {found:?}:\n{text}");
+    }
+    Ok(())
+}
+
+/// What the pool has of its region is told under the names that it has elsewhere (P49).
+fn amounts(daemon: &Daemon, region: &str) -> Result<()> {
+    let metrics = daemon.metrics()?;
+    let amount = |name: &str| -> Result<u64> {
+        let begin = format!("pmem_amount_{name}{{pool=\"default\",region=\"{region}\"}} ");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&begin));
+        let value = line.with_context(|| format!("no {begin}in\n{metrics}"))?;
+        Ok(value.parse()?)
+    };
+    let (total, managed) = (amount("total")?, amount("managed")?);
+    let (available, largest) = (amount("available")?, amount("max_volume_size")?);
+    let whole = total == super::FIRST && managed < total / 2 && managed > total / 2 - 16 * MIB;
+    ensure!(whole && available == largest && largest < managed, "{metrics}");
+    Ok(())
 }
 
 /// Data written by others, with their own check.

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::fill::{Failure, Fill};
 use super::{KINDS, MIB, POOL, VOLUME, daemon_on};
+use crate::clock::clock;
 use crate::daemon::{Daemon, Folder};
-use crate::sim::runner::clock;
 use crate::tools;
 use crate::vm::Drive;
 use crate::workload::{MARK, Run, device_of, figures, guest, sparse};

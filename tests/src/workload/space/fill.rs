@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::sim::runner::clock;
+use crate::clock::clock;
 use crate::story::writer::{PIECE, content};
 use crate::workload::guest;
 
