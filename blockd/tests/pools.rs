@@ -35,7 +35,7 @@ fn file_spec(path: &Path, size: u64) -> PoolSpec {
     let path = path.to_owned();
     let device = DeviceSpec { path, kind, size: Some(size), preallocate: false, direct: true };
     let mut spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
-    spec.lock_wait = Duration::from_millis(200);
+    spec.lock_wait = Duration::from_secs(3);
     spec
 }
 

@@ -46,7 +46,8 @@ fn a_second_daemon_on_a_pool_is_refused_and_takes_over() {
     first.connect("data").unwrap().write(0, &[7; 4096]).unwrap();
     let settings = Settings {
         pool: Some(first.pool().to_path_buf()),
-        pool_lines: "lock_wait = \"300ms\"\n".to_owned(),
+        // The kernel lets go of a killed process's files some time after it is gone.
+        pool_lines: "lock_wait = \"4s\"\n".to_owned(),
         ..Settings::default()
     };
     let mut second = Daemon::new("second", &settings).unwrap();

@@ -1,4 +1,4 @@
-//! The programs that cargo builds of tests, run two at a time: most of what they do is to wait.
+//! The programs that cargo builds of tests, run three at a time: most of what they do is to wait.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -11,8 +11,9 @@ use serde_json::Value;
 
 use crate::command;
 
-/// Programs that run at a time: as many as there are cores on the smallest machine this is for.
-const AT_A_TIME: usize = 2;
+/// Programs that run at a time: one more than there are cores on the smallest machine this is for,
+/// which two do not fill.
+const AT_A_TIME: usize = 3;
 
 /// Those that take longest begin first, or the last of them would run alone in the end.
 const LONG: [&str; 6] =
