@@ -8,9 +8,12 @@ use blockd::frontend::nbd::{ExportInfo, Negotiated, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
-    VolumeId, create, exists, open,
+    VolumeId, create, exists, identity, open,
 };
+use blockd_mapper::format::Place;
+use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::inspect::Media;
+use blockd_mapper::io::Page;
 use blockd_mapper::units::DeviceIndex;
 
 /// A directory of its own, gone afterwards.
@@ -120,6 +123,36 @@ fn a_ring_outside_memory_is_refused() {
     spec.ring_dir = scratch.0.clone();
     let error = open(&spec).unwrap_err();
     assert!(error.to_string().contains("ring directory is"), "{error}");
+}
+
+/// A client can write what looks like a superblock, newer than all, wherever its data may lie.
+#[test]
+fn what_a_client_writes_does_not_say_which_pool_it_is() {
+    use std::os::unix::fs::FileExt;
+    let scratch = Scratch::new("pool-planted");
+    let (size, path) = (64 << 20, scratch.0.join("pool"));
+    let spec = file_spec(&path, size);
+    let id = create(&spec).unwrap().pool_id;
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let mut page = Page([0; 4096]);
+    file.read_exact_at(&mut page.0, 0).unwrap();
+    let place = Place::Device { device: DeviceIndex(0), offset: 0 };
+    let mut planted = Superblock::decode(&page.0, place).unwrap();
+    let extent = u64::from(planted.extent_size);
+    (planted.pool_id, planted.generation) = ([0xee; 16], planted.generation + 1000);
+    planted.encode(&mut page);
+    for extents in [2, 4, 8] {
+        file.write_all_at(&page.0, size - extents * extent).unwrap();
+        file.write_all_at(&page.0, size - extents * extent + 4096).unwrap();
+    }
+    assert_eq!(identity(&spec).unwrap(), Some(id));
+    // Without its front the pool's own end is asked.
+    let front = vec![0; 8192];
+    file.write_all_at(&front, 0).unwrap();
+    assert_eq!(identity(&spec).unwrap(), Some(id));
+    let (pool, _) = open(&spec).unwrap();
+    assert_eq!(pool.id(), id);
+    wait(pool.close()).unwrap();
 }
 
 /// A loop device over a file, gone afterwards.

@@ -136,6 +136,8 @@ pub fn kind_of(path: &Path) -> std::io::Result<DeviceKind> {
 /// Opens a device, of whatever kind it is.
 fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
     let failed = |error| PoolError::io("open", path)(error);
+    let found = pmem::namespace::find(path).map_err(failed)?;
+    let path: &Path = &found;
     let kind = kind_of(path).map_err(failed)?;
     let is_pmem = matches!(kind, DeviceKind::Pmem(_));
     let is_file = std::fs::metadata(path).map_err(failed)?.is_file();

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::geometry::EXTENT_SIZE_RANGE;
+use blockd_mapper::inspect::{Media, newest_copy};
 use blockd_mapper::io::{IoBuffer, IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
 use blockd_mapper::pool::Tuning;
@@ -23,14 +23,12 @@ use crate::backing::pmem::{NoHeader, Pmem};
 use crate::backing::{
     Device, DeviceKind, DeviceSpec, Ended, FileSlot, Ring, RingOptions, io_error,
 };
-use crate::clock::Clock;
+use crate::clock::{self, BOOT_ID, Clock};
 
 /// Operations of a pool's thread that can be out at once: the engine has fewer.
 const OPERATIONS: u32 = 256;
 /// How often a lock that somebody else has is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// The kernel's name for this boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A pool was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,7 +118,7 @@ pub fn identity(spec: &PoolSpec) -> Result<Option<[u8; 16]>, PoolError> {
 }
 
 /// Looks for the mark of a superblock, where any of its copies may be: what can be opened by one
-/// of them is a pool. What can't be read may be one too.
+/// of them is a pool. What can't be read may be one too, unless another place says so anyway.
 fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
     use std::io::{ErrorKind, Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
@@ -135,15 +133,17 @@ fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
         other => other.map_err(failed)?,
     };
     let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
-    let mut page = vec![0; 4096];
+    let (mut page, mut unread) = (vec![0; 4096], None);
     for offset in superblock_offsets(size) {
         match file.read_exact_at(&mut page, offset) {
             Ok(()) if Superblock::has_magic(&page) => return Ok(true),
-            Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(failed(error)),
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => {
+                unread.get_or_insert(error);
+            }
             _ => {}
         }
     }
-    Ok(false)
+    unread.map_or(Ok(false), |error| Err(failed(error)))
 }
 
 /// The same of a device in persistent memory, which may be one that can't be read but mapped. One
@@ -162,14 +162,17 @@ fn holds_pmem_pool(spec: &DeviceSpec) -> std::io::Result<bool> {
         // There is one, and opening it says what is wrong.
         Some(Err(_)) => return Ok(true),
     }
-    let mut page = vec![0; 4096];
+    let (mut page, mut unread) = (vec![0; 4096], None);
     for offset in superblock_offsets(device.size()) {
-        device.read(offset, &mut page)?;
-        if Superblock::has_magic(&page) {
-            return Ok(true);
+        match device.read(offset, &mut page) {
+            Ok(()) if Superblock::has_magic(&page) => return Ok(true),
+            Ok(()) => {}
+            Err(error) => {
+                unread.get_or_insert(error);
+            }
         }
     }
-    Ok(false)
+    unread.map_or(Ok(false), Err)
 }
 
 /// Where superblocks may be: at the front, and where the end is for each size of extent.
@@ -221,14 +224,9 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
     let served = serve(&mut ring, &all)?;
     let memory = if volatile { None } else { Some(ring_memory(spec, &served)?) };
     let ring_file = memory.as_ref().map(|(_, path)| path.clone());
-    let present = |device: &Arc<Device>| PresentDevice {
-        name: device.info().path.display().to_string(),
-        size: device.info().size,
-        block_size: device.info().block_size,
-    };
     let defaults = Tuning::default();
     let options = OpenOptions {
-        devices: devices.iter().map(present).collect(),
+        devices: devices.iter().map(|device| present(device)).collect(),
         mode: OpenMode::ReadWrite,
         ring: memory.map(|(memory, _)| memory),
         boot_id: boot_id()?,
@@ -309,16 +307,28 @@ fn ring_memory(
     Ok((file, path))
 }
 
+/// A device by itself, and a page that is aligned as it wants it.
+struct Alone<'a>(&'a Device, IoBuffer);
+
+impl Media for Alone<'_> {
+    fn read(&mut self, _: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let page = self.1.as_bytes_mut().get_mut(..bytes.len()).ok_or(IoError::Media)?;
+        self.0.read(offset, page).map_err(|error| io_error(&error))?;
+        bytes.copy_from_slice(page);
+        Ok(())
+    }
+}
+
 /// The newest superblock of a device that can be read.
 fn superblock(device: &Device) -> Option<Superblock> {
-    let mut buffer = IoBuffer::new(1)?;
-    let read = |offset| {
-        device.read(offset, buffer.as_bytes_mut()).ok()?;
-        let place = Place::Device { device: DeviceIndex(0), offset };
-        Superblock::decode(buffer.as_bytes(), place).ok()
-    };
-    let copies = superblock_offsets(device.info().size).into_iter().filter_map(read);
-    copies.max_by_key(|superblock| superblock.generation)
+    newest_copy(&mut Alone(device, IoBuffer::new(1)?), DeviceIndex(0), &present(device))
+}
+
+/// A device as the mapper is told of it.
+fn present(device: &Device) -> PresentDevice {
+    let info = device.info();
+    let name = info.path.display().to_string();
+    PresentDevice { name, size: info.size, block_size: info.block_size }
 }
 
 /// A pool that another node has not closed may be in use there, where no lock of ours is seen. Who
@@ -410,7 +420,7 @@ fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolEr
 }
 
 fn boot_id() -> Result<[u8; 16], PoolError> {
-    let text = std::fs::read_to_string(BOOT_ID).map_err(PoolError::io("read", BOOT_ID))?;
+    let text = clock::boot_id().map_err(PoolError::io("read", BOOT_ID))?;
     let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&hex, 16);
     id.map(u128::to_be_bytes)

@@ -23,7 +23,7 @@ pub mod walk;
 
 pub use fault::Fault;
 pub use log::{LogEnd, LogEntry, read_log};
-pub use reader::{CopyState, Media, Reader, SuperCopy};
+pub use reader::{CopyState, Media, Reader, SuperCopy, newest_copy};
 pub use rebuild::MediaMut;
 pub use restore::DumpError;
 pub use state::{State, VolumeView};
