@@ -53,6 +53,9 @@ pub(super) struct Record {
     /// It may have been made larger, and from here on hold what somebody else had there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dirty_from: Option<u64>,
+    /// The boot in which that began.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) dirty_boot: String,
 }
 
 /// What is in the file.
@@ -175,6 +178,7 @@ mod tests {
                 made_unix_ms: 5,
                 scrubbed_bytes: 0,
                 dirty_from: None,
+                dirty_boot: String::new(),
             }],
         }
     }

@@ -10,6 +10,7 @@
 
 mod config;
 mod describe;
+mod growth;
 mod journal;
 mod pool;
 mod scrub;

@@ -125,7 +125,6 @@ impl DirectPool {
         }));
         pool.tidy_up()?;
         pool.enable_all()?;
-        pool.clean_tails()?;
         Scrubber::start(&pool)?;
         Ok(pool)
     }
@@ -151,7 +150,7 @@ impl DirectPool {
         self.0.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn changing(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         self.0.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -200,25 +199,6 @@ impl DirectPool {
                         "what was begun of it can't be removed yet"
                     );
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// Overwrites the ends of volumes whose growth was cut short. Who has one in use keeps it from
-    /// that: it is tried again at its next growth, and at the next start.
-    fn clean_tails(&self) -> Result<(), Error> {
-        let _changing = self.changing();
-        let dirty = self.records(&[Intent::Ready]).into_iter();
-        let dirty: Vec<Record> = dirty.filter(|one| one.dirty_from.is_some()).collect();
-        if dirty.is_empty() {
-            return Ok(());
-        }
-        let inventory = self.0.platform.read()?;
-        for record in dirty {
-            if let Err(error) = self.clean_tail(&record, &inventory) {
-                let (pool, volume) = (self.name(), &record.name);
-                tracing::warn!(pool, volume, %error, "its new end can't be overwritten yet");
             }
         }
         Ok(())
@@ -274,7 +254,7 @@ impl DirectPool {
     }
 
     /// In which steps sizes go. The map of a sector namespace has no pages.
-    fn step(&self, region: &Region, rule: Rule) -> Result<Step, Error> {
+    pub(super) fn step(&self, region: &Region, rule: Rule) -> Result<Step, Error> {
         Step::of(region, HUGE_PAGE, rule).ok_or_else(|| {
             let problem = format!("has {} ways: that is beyond all sizes", region.ways);
             Error::in_use(format!("region {}", region.key), problem)
@@ -286,7 +266,7 @@ impl DirectPool {
     }
 
     /// Bytes to take for a volume of that size.
-    fn raw_size(&self, wish: &CreateWish, step: Step) -> Result<u64, Error> {
+    pub(super) fn raw_size(&self, wish: &CreateWish, step: Step) -> Result<u64, Error> {
         let (mode, map) = (wish.usage.mode(), self.map(wish.usage));
         let size = match wish.size_rule.unwrap_or(self.0.config.size_rule) {
             SizeRule::Usable => raw_size_for(mode, map, HUGE_PAGE, wish.size, step),
@@ -356,7 +336,7 @@ impl DirectPool {
 
     /// Overwrites what somebody may have left where the namespace is now, from a byte of its device
     /// on, if anybody left something in the pool.
-    fn clear_remains(&self, namespace: &Namespace, from: u64) -> Result<(), Error> {
+    pub(super) fn clear_remains(&self, namespace: &Namespace, from: u64) -> Result<(), Error> {
         if !self.content().has_remains {
             return Ok(());
         }
@@ -385,6 +365,7 @@ impl DirectPool {
             made_unix_ms: wall_ms(),
             scrubbed_bytes: 0,
             dirty_from: None,
+            dirty_boot: String::new(),
         };
         self.change(|content| {
             record.id = content.next_id;
@@ -451,7 +432,7 @@ impl DirectPool {
         other("size in bytes", has.to_string(), wish.size.to_string())
     }
 
-    fn named(&self, name: &str, intents: &[Intent]) -> Option<Record> {
+    pub(super) fn named(&self, name: &str, intents: &[Intent]) -> Option<Record> {
         self.records(intents).into_iter().find(|one| one.name == name)
     }
 
@@ -480,7 +461,11 @@ impl DirectPool {
             self.region(&inventory)?;
         }
         let Some((_, namespace)) = inventory.namespace(uuid) else {
-            self.forget(&record.uuid)?;
+            // Somebody removed it, and nothing of it was overwritten.
+            self.change(|content| {
+                content.has_remains |= record.intent == Intent::Ready;
+                content.records.retain(|one| one.uuid != record.uuid);
+            })?;
             before.state = State::Deleting;
             return Ok(Some(before));
         };
@@ -527,69 +512,6 @@ impl DirectPool {
         self.forget(&record.uuid)
     }
 
-    /// Makes a volume larger, where its kind can be: true if it is now.
-    pub fn resize(&self, name: &str, size: u64) -> Result<(bool, u64, VolumeView), Error> {
-        let _changing = self.changing();
-        let inventory = self.0.platform.read()?;
-        let region = self.region(&inventory)?;
-        let record = self.named(name, &[Intent::Ready]);
-        let record = record.ok_or_else(|| Error::not_found("volume", name))?;
-        self.clean_tail(&record, &inventory)?;
-        let before = self.view(&record, Some(&inventory));
-        let has = match self.0.config.size_rule {
-            SizeRule::Usable => before.usable,
-            SizeRule::Charged => before.charged,
-        };
-        if size == has || size == record.requested_bytes {
-            return Ok((false, before.usable, before));
-        }
-        if size < has {
-            let problem = format!("has {has} bytes: namespaces do not shrink");
-            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
-        }
-        let wish = CreateWish {
-            name: name.to_owned(),
-            size,
-            limit: 0,
-            usage: record.usage,
-            erase_after: record.erase_after,
-            size_rule: None,
-        };
-        let step = self.step(region, self.0.config.alignment)?;
-        let raw = self.raw_size(&wish, step)?;
-        // Its device is larger before its new end is clean, and may be so when the daemon dies.
-        self.change(|content| {
-            let dirty_from = content.has_remains.then_some(before.usable);
-            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
-                one.dirty_from = dirty_from;
-            }
-        })?;
-        let grown = self.0.platform.grow(uuid_of(&record)?, raw)?;
-        self.clear_remains(&grown, before.usable)?;
-        let usable = grown.usable.unwrap_or(0);
-        self.change(|content| {
-            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
-                (one.requested_bytes, one.dirty_from) = (size, None);
-                (one.charged_bytes, one.usable_bytes) = (grown.size, usable);
-            }
-        })?;
-        Ok((true, before.usable, self.get(name)?))
-    }
-
-    /// Overwrites what a growth that was cut short has left at the end of a volume.
-    fn clean_tail(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
-        let Some(from) = record.dirty_from else { return Ok(()) };
-        let Some((_, namespace)) = inventory.namespace(uuid_of(record)?) else { return Ok(()) };
-        if namespace.usable.is_some_and(|usable| usable > from) {
-            self.clear_remains(namespace, from)?;
-        }
-        self.change(|content| {
-            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
-                one.dirty_from = None;
-            }
-        })
-    }
-
     /// A volume; one that is being removed counts where there is no other of the name.
     pub fn get(&self, name: &str) -> Result<VolumeView, Error> {
         let all = [Intent::Ready, Intent::Creating, Intent::Scrubbing, Intent::Deleting];
@@ -607,7 +529,7 @@ impl DirectPool {
         records.iter().map(|one| self.view(one, inventory.as_ref())).collect()
     }
 
-    fn view(&self, record: &Record, inventory: Option<&Inventory>) -> VolumeView {
+    pub(super) fn view(&self, record: &Record, inventory: Option<&Inventory>) -> VolumeView {
         let uuid = record.uuid.parse::<Uuid>().ok();
         let namespace = inventory
             .and_then(|inventory| uuid.and_then(|uuid| inventory.namespace(uuid)))
@@ -621,6 +543,8 @@ impl DirectPool {
             _ => None,
         };
         let usable = namespace.and_then(|one| one.usable).unwrap_or(record.usable_bytes);
+        // What may hold another's data is not told of, so that nobody begins to use it.
+        let usable = record.dirty_from.map_or(usable, |from| usable.min(from));
         let scrubbed = self.0.scrubber.done(&record.uuid).unwrap_or(record.scrubbed_bytes);
         let state = match record.intent {
             Intent::Creating => State::Creating,

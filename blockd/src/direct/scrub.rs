@@ -85,6 +85,10 @@ impl Scrubber {
 
 fn run(pool: &DirectPool) {
     let scrubber = &pool.0.scrubber;
+    // In the background: nothing else has to wait for it.
+    if let Err(error) = pool.clean_tails() {
+        tracing::warn!(pool = pool.name(), %error, "ends of volumes are not overwritten");
+    }
     loop {
         // One that can't be overwritten now does not keep the others from it.
         let mut failed = BTreeSet::new();
@@ -138,6 +142,8 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
             }
             let Some((_, namespace)) = inventory.namespace(uuid) else {
                 pool.region(&inventory)?;
+                // Somebody removed it, and nothing of it was overwritten since.
+                pool.change(|content| content.has_remains = true)?;
                 return pool.scrubbed(record);
             };
             if let Some(user) = namespace.users.first() {

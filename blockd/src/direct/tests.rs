@@ -10,6 +10,7 @@ use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
 use blockd_pmem::platform::{Kernel, Mode, PageMap, RegionKey, Uuid};
 
 use super::*;
+use crate::clock::boot_id;
 use crate::control::testing::{Folder, folder};
 use crate::error::{Error, ErrorKind};
 
@@ -61,6 +62,17 @@ impl Rig {
 
     fn open_as(&self, config: DirectConfig) -> Result<DirectPool, Error> {
         DirectPool::open(config, self.host.platform(), self.dir())
+    }
+
+    /// Waits for what goes on in the background.
+    fn wait_for(&self, is_done: impl Fn() -> bool) {
+        for _ in 0..1000 {
+            if is_done() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("it takes too long");
     }
 
     fn available(&self) -> u64 {
@@ -300,7 +312,7 @@ fn p45_the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
         pool.close();
         rig.host.restart();
         let pool = rig.open_as(memory()).unwrap();
-        assert_eq!(dirty(&pool), None, "step {steps}");
+        rig.wait_for(|| dirty(&pool).is_none());
         pool.close();
     }
     let rig = Rig::new(GIB);
@@ -309,24 +321,84 @@ fn p45_the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
     assert!(pool.resize("a", 100 * MIB).unwrap().0);
     assert_eq!(dirty(&pool), None);
     // As if the daemon had died before its new end was clean.
-    let secret = |pool: &DirectPool| {
+    let secret = |pool: &DirectPool, boot: &str| {
         rig.device(pool, "a").write_all_at(b"secret", 70 * MIB).unwrap();
-        let noted = pool.change(|content| content.records[0].dirty_from = Some(62 * MIB));
+        let noted = pool.change(|content| {
+            let one = &mut content.records[0];
+            (one.dirty_from, one.dirty_boot) = (Some(62 * MIB), boot.to_owned());
+        });
         noted.unwrap();
+        // What may hold it is not told of.
+        assert_eq!(pool.get("a").unwrap().usable, 62 * MIB);
     };
     let is_clean = |pool: &DirectPool| {
         let mut found = [1; 6];
         rig.device(pool, "a").read_exact_at(&mut found, 70 * MIB).unwrap();
-        assert_eq!((found, dirty(pool)), ([0; 6], None));
+        assert_eq!(dirty(pool), None);
+        found == [0; 6]
     };
-    secret(&pool);
+    let this = boot_id().unwrap();
+    secret(&pool, &this);
     pool.close();
     let pool = rig.open_as(memory()).unwrap();
-    is_clean(&pool);
-    // Asking again for what it has answers nothing before that either.
-    secret(&pool);
-    assert!(!pool.resize("a", 100 * MIB).unwrap().0);
-    is_clean(&pool);
+    rig.wait_for(|| dirty(&pool).is_none());
+    assert!(is_clean(&pool));
+    // Somebody may have used it since the host was started, and the kernel does not say.
+    secret(&pool, "another");
+    pool.close();
+    let pool = rig.open_as(memory()).unwrap();
+    rig.wait_for(|| dirty(&pool).is_none());
+    assert!(!is_clean(&pool));
+    // The kernel says that nobody has, or that somebody has. Later that is asked as well.
+    for (writes, is_left) in [("0", false), ("7", true)] {
+        let name = pool.get("a").unwrap().device.unwrap().name;
+        let folder = rig.host.places().sys.join("class/block").join(name);
+        std::fs::create_dir_all(folder.join("queue")).unwrap();
+        std::fs::write(folder.join("queue/iostats"), "1\n").unwrap();
+        let stat = format!("9 0 72 0 {writes} 0 0 0 0 0 0 0 0 0 0 0 0\n");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        secret(&pool, &this);
+        assert!(!pool.resize("a", 100 * MIB).unwrap().0);
+        assert_eq!(is_clean(&pool), !is_left, "{writes} writes");
+    }
+    pool.close();
+}
+
+/// The daemon stops between a volume's growth and its note of that: it can be asked for again.
+#[test]
+fn a_growth_that_nobody_noted_can_be_asked_for_again() {
+    let memory = || DirectConfig { page_map: PageMap::Memory, ..config() };
+    let rig = Rig::new(GIB);
+    let pool = rig.open_as(memory()).unwrap();
+    pool.create(&wish("a", 62 * MIB)).unwrap();
+    let uuid = pool.records(&[journal::Intent::Ready])[0].uuid.parse().unwrap();
+    let before = pool.get("a").unwrap();
+    let (_, _, after) = pool.resize("a", 100 * MIB).unwrap();
+    let noted = pool.change(|content| {
+        let one = &mut content.records[0];
+        (one.requested_bytes, one.charged_bytes) = (62 * MIB, before.charged);
+        one.usable_bytes = before.usable;
+    });
+    noted.unwrap();
+    assert!(pool.resize("a", 100 * MIB).unwrap().0);
+    let again = pool.get("a").unwrap();
+    assert_eq!((again.usable, again.charged), (after.usable, after.charged));
+    assert_eq!(pool.describe().charged, after.charged);
+    assert!(rig.host.platform().read().unwrap().namespace(uuid).is_some());
+    pool.close();
+}
+
+/// Somebody removes a namespace with other tools: what was in it was not overwritten.
+#[test]
+fn p45_what_others_removed_counts_as_not_overwritten() {
+    let rig = Rig::new(GIB);
+    let pool = rig.open();
+    pool.create(&CreateWish { erase_after: true, ..wish("a", 62 * MIB) }).unwrap();
+    let uuid = pool.records(&[journal::Intent::Ready])[0].uuid.parse().unwrap();
+    assert!(!pool.content().has_remains);
+    assert!(rig.host.platform().destroy(&RegionKey::Cookie(1), uuid).unwrap());
+    pool.delete("a").unwrap();
+    assert!(pool.content().has_remains);
     pool.close();
 }
 
