@@ -44,6 +44,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
@@ -395,8 +396,13 @@ impl Control {
             let same = |one: &DeviceConfig| one.path == device.path;
             !in_memory && known.config.name != config.name && known.config.devices.iter().any(same)
         });
+        let taken = match taken {
+            Some(other) => Some(other.config.name),
+            None if !in_memory => self.owner(&config).await?,
+            None => None,
+        };
         if let Some(other) = taken {
-            let problem = format!("belongs to pool {}", shown(&other.config.name));
+            let problem = format!("belongs to pool {}", shown(&other));
             return Err(Error::in_use(device.path.display().to_string(), problem));
         }
         let handle = self.try_open(&config).await.map_err(|failed| *failed.error)?;
@@ -408,6 +414,18 @@ impl Control {
             self.remember(config).await?;
         }
         Ok(true)
+    }
+
+    /// Which other pool the namespace is left to that a new one is to be made of.
+    async fn owner(&self, config: &PoolConfig) -> Result<Option<String>, Error> {
+        let device = config.devices[0].clone();
+        if !matches!(device.kind, DeviceKind::Pmem(_)) {
+            return Ok(None);
+        }
+        let known = self.known_pools().into_iter().map(|known| known.config);
+        let others: Vec<_> = known.filter(|other| other.name != config.name).collect();
+        let platform = Platform::default();
+        blocking(move || regions::owner(&device.path, &others, &platform)).await
     }
 
     async fn remember(&self, config: PoolConfig) -> Result<(), Error> {

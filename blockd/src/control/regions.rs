@@ -7,7 +7,8 @@
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
-use blockd_pmem::platform::pooled::{self, Target};
+use blockd_mapper::geometry::MAX_DEVICES;
+use blockd_pmem::platform::pooled::{self, OWN_NAME, Target};
 use blockd_pmem::platform::{Mode, Namespace, Platform, Region, Uuid, new_uuid};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,16 @@ struct Entry {
     id: String,
     /// The namespace that is being made for it: until that is over nobody has had it.
     making: Option<String>,
+    /// The region that it is made in.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    making_in: String,
+}
+
+impl Entry {
+    /// The namespace that is not finished.
+    fn unfinished(&self) -> Option<Uuid> {
+        self.making.as_ref()?.parse().ok()
+    }
 }
 
 /// What is remembered of pools with a share of a region.
@@ -75,20 +86,37 @@ pub(super) fn open(
     let platform = Platform::default();
     // Nothing is made by looking, so that no folder is needed.
     let id_of = |alone: &PoolConfig| pool::identity(&spec(alone, Path::new("")));
-    remove_half_made(config, share, &platform, book, id_of)?;
-    make(config, share, &platform, book)?;
-    let entry = book.of(&config.name)?;
-    let present = present(config, share, &platform, &entry.id, id_of)?;
+    make_missing(config, share, &platform, book, id_of)?;
+    let present = present(config, share, &platform, &book.of(&config.name)?, id_of)?;
     let opened = open_or_create(&present, runtime_dir, node)?;
     let id = hex(opened.handle.id());
-    if let Err(error) = book.note(Entry { id, making: None, ..entry }) {
+    let noted = book.of(&config.name).and_then(|entry| book.note(Entry { id, ..entry }));
+    if let Err(error) = noted {
         tracing::warn!(pool = config.name, %error, "which pool it is can't be remembered");
     }
     Ok(opened)
 }
 
+/// Makes what a pool is to have of a region and has not, and removes what was half made.
+fn make_missing(
+    config: &PoolConfig,
+    share: &RegionShare,
+    platform: &Platform,
+    book: &Book,
+    id_of: impl Fn(&PoolConfig) -> Result<Option<PoolId>, PoolError> + Copy,
+) -> Result<(), Error> {
+    remove_half_made(config, share, platform, book, id_of)?;
+    let entry = book.of(&config.name)?;
+    if !entry.id.is_empty() {
+        // Where it was, if it is not there, is not to be written over by another namespace.
+        present(config, share, platform, &entry, id_of)?;
+    }
+    make(config, share, platform, book)
+}
+
 /// Removes what was being made when the daemon ended: nobody has had it. If it holds a pool all the
-/// same, what is remembered may be an older copy, and nothing is removed.
+/// same, or it can't be told whether it does, what is remembered may be an older copy, and nothing
+/// is removed.
 fn remove_half_made(
     config: &PoolConfig,
     share: &RegionShare,
@@ -96,25 +124,40 @@ fn remove_half_made(
     book: &Book,
     id_of: impl Fn(&PoolConfig) -> Result<Option<PoolId>, PoolError>,
 ) -> Result<(), Error> {
-    let (pool, region) = (&config.name, &share.key);
-    let mut entry = book.of(pool)?;
-    let Some(text) = entry.making.take() else { return Ok(()) };
-    let uuid: Uuid = text.parse().map_err(|allowed| Error::invalid("making", &text, allowed))?;
-    let inventory = platform.read()?;
-    let can_hold = |one: &Namespace| one.mode == Mode::Devdax && one.device.is_some();
-    if inventory.namespace(uuid).is_some_and(|(_, one)| can_hold(one)) {
-        let device = DeviceConfig { path: path_of_namespace(uuid), ..config.devices[0].clone() };
-        let alone = PoolConfig { devices: vec![device], ..config.clone() };
-        if id_of(&alone).map_err(|error| pool_error(pool, error))?.is_some() {
-            let problem = "was being made, and holds a pool: it is not removed. Correct its pool's \
-                           entry in regions.json of the state directory";
-            return Err(Error::in_use(format!("namespace {uuid}"), problem));
+    let pool = &config.name;
+    let entry = book.of(pool)?;
+    let Some(text) = &entry.making else { return Ok(()) };
+    let uuid: Uuid = text.parse().map_err(|allowed| Error::invalid("making", text, allowed))?;
+    let region = entry.making_in.parse().unwrap_or_else(|_| share.key.clone());
+    let refused = |problem: &str| {
+        let problem = format!(
+            "was being made, and {problem}: it is not removed. Correct its pool's entry in \
+             regions.json of the state directory"
+        );
+        Err(Error::in_use(format!("namespace {uuid}"), problem))
+    };
+    if platform.read()?.namespace(uuid).is_some() {
+        // What is not enabled tells nothing, and one that is half made can be enabled too.
+        platform.ensure_enabled(uuid)?;
+    }
+    match platform.read()?.namespace(uuid).map(|(_, one)| one) {
+        None => {}
+        Some(one) if one.alt_name != OWN_NAME => return refused("is called otherwise"),
+        // It never became what can hold a pool.
+        Some(one) if one.mode == Mode::Raw => {}
+        Some(_) => {
+            let path = path_of_namespace(uuid);
+            let device = DeviceConfig { path, ..config.devices[0].clone() };
+            let alone = PoolConfig { devices: vec![device], ..config.clone() };
+            if id_of(&alone).map_err(|error| pool_error(pool, error))?.is_some() {
+                return refused("holds a pool");
+            }
         }
     }
-    if platform.destroy(region, uuid)? {
+    if platform.destroy(&region, uuid)? {
         tracing::info!(pool, %region, %uuid, "a namespace that was half made was removed");
     }
-    book.note(entry)
+    book.note(Entry { making: None, making_in: String::new(), ..entry })
 }
 
 /// Makes what is missing of a region, if that is allowed. What is there already counts, and none of
@@ -162,9 +205,15 @@ fn more(
     if planned.to_make == 0 {
         return Ok(());
     }
+    if pooled::own(found).count() >= MAX_DEVICES {
+        let has = planned.own;
+        tracing::warn!(pool, %region, has, "a pool has {MAX_DEVICES} devices at most: no more is made");
+        return Ok(());
+    }
     let uuid = new_uuid()?;
     let entry = book.of(pool)?;
-    book.note(Entry { making: Some(uuid.to_string()), ..entry.clone() })?;
+    let (making, making_in) = (Some(uuid.to_string()), region.to_string());
+    book.note(Entry { making, making_in, ..entry.clone() })?;
     let space = platform.ensure_pool_space(region, target, uuid)?;
     book.note(entry)?;
     if let Some(uuid) = space.made {
@@ -184,23 +233,36 @@ fn present(
     config: &PoolConfig,
     share: &RegionShare,
     platform: &Platform,
-    known: &str,
+    entry: &Entry,
     id_of: impl Fn(&PoolConfig) -> Result<Option<PoolId>, PoolError>,
 ) -> Result<PoolConfig, Error> {
     let inventory = platform.read()?;
     let region = named(inventory.region(&share.key), share)?;
     // What is not seen may be where the pool is: the others are not taken for an empty region.
     pooled::check_enabled(region)?;
-    let mut devices = Vec::new();
-    for device in own(pooled::own(region), share, &config.devices[0]) {
+    let finished = pooled::own(region).filter(|one| one.uuid != entry.unfinished());
+    let (mut devices, mut unread) = (Vec::new(), Vec::new());
+    for device in own(finished, share, &config.devices[0]) {
         let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
-        let id = id_of(&alone).map_err(|error| pool_error(&config.name, error))?;
-        devices.push((device, id.map(hex)));
+        match id_of(&alone) {
+            Ok(id) => devices.push((device, id.map(hex))),
+            Err(error) => unread.push((device, error)),
+        }
+    }
+    let is_known = |id: &Option<String>| id.as_ref().is_some_and(|id| *id == entry.id);
+    if devices.iter().any(|(_, id)| is_known(id)) {
+        // The pool says what it misses; what it doesn't need keeps nobody from it.
+        for (device, error) in &unread {
+            let (pool, path) = (&config.name, device.path.display());
+            tracing::warn!(pool, %path, %error, "it can't be read, and is left out");
+        }
+    } else if let Some((_, error)) = unread.into_iter().next() {
+        return Err(pool_error(&config.name, error));
     }
     if devices.is_empty() {
         return Err(nothing(config, share));
     }
-    let wanted = pool_of(config, share, known, &devices)?;
+    let wanted = pool_of(config, share, &entry.id, &devices)?;
     // Another pool's are left to it, and those of this one come first.
     devices.retain(|(_, id)| id.is_none() || *id == wanted);
     devices.sort_by_key(|(_, id)| id.is_none());
@@ -263,6 +325,32 @@ fn own<'a>(
     paths.map(|path| DeviceConfig { path, ..device.clone() }).collect()
 }
 
+/// The pool that a device in persistent memory is left to: it names its namespace, or has those of
+/// its region.
+pub(super) fn owner(
+    path: &Path,
+    pools: &[PoolConfig],
+    platform: &Platform,
+) -> Result<Option<String>, Error> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let inventory = platform.read()?;
+    let is_it = |one: &Namespace| {
+        let by_uuid = one.uuid.map(path_of_namespace);
+        let device = one.device.as_ref().map(|device| PathBuf::from(device.path()));
+        by_uuid.as_ref() == Some(&path) || device.as_ref() == Some(&path)
+    };
+    let found = inventory.namespaces().find(|(_, one)| is_it(one));
+    let Some((region, namespace)) = found else { return Ok(None) };
+    let named = namespace.uuid.map(path_of_namespace);
+    let is_of = |pool: &&PoolConfig| {
+        let has_region = pool.region.as_ref().is_some_and(|share| share.key == region.key);
+        let devices = pool.devices.iter().chain(&pool.spares);
+        let is_named = devices.map(|one| Some(&one.path)).any(|path| path == named.as_ref());
+        is_named || (has_region && namespace.alt_name == OWN_NAME)
+    };
+    Ok(pools.iter().find(is_of).map(|pool| pool.name.clone()))
+}
+
 /// What is said of a pool whose region has nothing for it.
 fn nothing(config: &PoolConfig, share: &RegionShare) -> Error {
     let region = &share.key;
@@ -301,32 +389,48 @@ mod tests {
         book: Book,
         /// What is found on devices.
         pools: Vec<(PathBuf, PoolId)>,
+        unreadable: Vec<PathBuf>,
         _folder: Folder,
     }
 
     impl Rig {
         fn new() -> Self {
             let (folder, host) = (folder(), FakeHost::new(&[FakeSpec::new(1, GIB)]));
-            Self { host, book: Book::new(folder.path()), pools: Vec::new(), _folder: folder }
+            let (book, pools) = (Book::new(folder.path()), Vec::new());
+            Self { host, book, pools, unreadable: Vec::new(), _folder: folder }
+        }
+
+        fn id_of(&self, one: &PoolConfig) -> Result<Option<PoolId>, PoolError> {
+            let path = &one.devices[0].path;
+            if self.unreadable.contains(path) {
+                let source = std::io::ErrorKind::Other.into();
+                return Err(PoolError::Io {
+                    what: "look for a pool on",
+                    path: path.clone(),
+                    source,
+                });
+            }
+            Ok(self.pools.iter().find(|(at, _)| at == path).map(|(_, id)| *id))
+        }
+
+        /// Remembers something of the pool.
+        fn note(&self, change: impl FnOnce(&mut Entry)) {
+            let mut entry = self.book.of("p").unwrap();
+            change(&mut entry);
+            self.book.note(entry).unwrap();
         }
 
         fn make(&self, share: &RegionShare) -> Result<(), String> {
             let (config, platform) = (pool(share), self.host.platform());
-            let id_of = |one: &PoolConfig| {
-                let path = &one.devices[0].path;
-                Ok(self.pools.iter().find(|(at, _)| at == path).map(|(_, id)| *id))
-            };
-            let removed = remove_half_made(&config, share, &platform, &self.book, id_of);
-            let made = removed.and_then(|()| make(&config, share, &platform, &self.book));
+            let id_of = |one: &PoolConfig| self.id_of(one);
+            let made = make_missing(&config, share, &platform, &self.book, id_of);
             made.map_err(|error| error.to_string())
         }
 
         fn present(&self, share: &RegionShare, known: &str) -> Result<[Vec<PathBuf>; 2], String> {
-            let id_of = |one: &PoolConfig| {
-                let path = &one.devices[0].path;
-                Ok(self.pools.iter().find(|(at, _)| at == path).map(|(_, id)| *id))
-            };
-            let found = present(&pool(share), share, &self.host.platform(), known, id_of);
+            let id_of = |one: &PoolConfig| self.id_of(one);
+            let entry = Entry { id: known.to_owned(), ..self.book.of("p").unwrap() };
+            let found = present(&pool(share), share, &self.host.platform(), &entry, id_of);
             let paths = |list: Vec<DeviceConfig>| list.into_iter().map(|one| one.path).collect();
             found
                 .map(|found| [paths(found.devices), paths(found.spares)])
@@ -422,6 +526,29 @@ mod tests {
     }
 
     #[test]
+    fn p11_a_device_of_a_pool_is_known_by_whatever_name() {
+        let rig = Rig::new();
+        rig.make(&share(25)).unwrap();
+        let [found, _] = rig.found(&share(25));
+        let inventory = rig.host.platform().read().unwrap();
+        let device = inventory.namespaces().next().unwrap().1.device.clone().unwrap();
+        let (of_region, mut named, mut other) =
+            (pool(&share(25)), memory_pool("named"), memory_pool("other"));
+        named.devices[0].path.clone_from(&found[0]);
+        other.region = Some(RegionShare { key: RegionKey::Cookie(2), ..share(25) });
+        let owner = |path: &Path, pool: &PoolConfig| {
+            let all = [other.clone(), pool.clone()];
+            super::owner(path, &all, &rig.host.platform()).unwrap()
+        };
+        for path in [found[0].as_path(), Path::new(&device.path())] {
+            assert_eq!(owner(path, &of_region).as_deref(), Some("p"));
+            assert_eq!(owner(path, &named).as_deref(), Some("named"));
+            assert_eq!(owner(path, &other), None);
+        }
+        assert_eq!(owner(Path::new("/dev/null"), &of_region), None);
+    }
+
+    #[test]
     fn no_pool_is_made_beside_one_that_is_not_seen() {
         let rig = Rig::new();
         rig.make(&share(25)).unwrap();
@@ -450,13 +577,54 @@ mod tests {
         let [found, _] = rig.found(&share(25));
         rig.pools.push((found[0].clone(), ID));
         let making = found[0].to_str().unwrap().trim_start_matches("namespace:").to_owned();
-        rig.book
-            .note(Entry { pool: "p".to_owned(), making: Some(making), ..Entry::default() })
-            .unwrap();
+        rig.note(|entry| entry.making = Some(making));
         let writes = rig.host.writes();
         let refused = rig.make(&share(25)).unwrap_err();
         assert!(refused.contains("holds a pool"), "{refused}");
         assert_eq!(rig.host.writes(), writes);
+        // Without a device it can't be looked at, so that it is enabled before.
+        rig.disable(&found[0]);
+        let refused = rig.make(&share(25)).unwrap_err();
+        assert!(refused.contains("holds a pool"), "{refused}");
+        assert_eq!(rig.host.platform().read().unwrap().namespaces().count(), 1);
+        // Nor is it opened beside the pool's others, as if it were finished.
+        rig.note(|entry| entry.id = hex(ID));
+        assert!(rig.present(&share(25), "").unwrap_err().contains("other pools'"));
+    }
+
+    #[test]
+    fn nothing_is_made_where_a_known_pool_may_have_been() {
+        let rig = Rig::new();
+        rig.note(|entry| entry.id = hex(ID));
+        let writes = rig.host.writes();
+        let refused = rig.make(&share(50)).unwrap_err();
+        assert!(refused.contains("of pool p in region 0x1"), "{refused}");
+        assert_eq!(rig.host.writes(), writes);
+    }
+
+    #[test]
+    fn what_can_t_be_read_is_left_out_where_the_pool_is_known() {
+        let mut rig = Rig::new();
+        rig.make(&share(25)).unwrap();
+        rig.make(&share(50)).unwrap();
+        let [first, spare] = rig.found(&share(50));
+        rig.pools.push((first[0].clone(), ID));
+        rig.unreadable.clone_from(&spare);
+        let unknown = rig.present(&share(50), "").unwrap_err();
+        assert!(unknown.contains("look for a pool"), "{unknown}");
+        assert_eq!(rig.present(&share(50), &hex(ID)).unwrap(), [first.clone(), Vec::new()]);
+        rig.unreadable = first;
+        let gone = rig.present(&share(50), &hex(ID)).unwrap_err();
+        assert!(gone.contains("look for a pool"), "{gone}");
+    }
+
+    #[test]
+    fn a_pool_gets_no_more_namespaces_than_it_can_have() {
+        let rig = Rig::new();
+        for percentage in (5..=95).step_by(5) {
+            rig.make(&share(percentage)).unwrap();
+        }
+        assert_eq!(rig.host.platform().read().unwrap().namespaces().count(), MAX_DEVICES);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Waits for persistent memory. While a host boots its regions and namespaces come one by one, and
 //! large ones late: the kernel has something to write down for each of their pages.
 
+use std::path::Path;
 use std::time::Duration;
 
 use blockd_pmem::platform::{Inventory, Platform, RegionKey, pooled};
@@ -14,6 +15,9 @@ use crate::pool::namespace_of_path;
 const LIMIT: Duration = Duration::from_secs(15);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// What paths of character devices in persistent memory begin with.
+const CHARACTER: &str = "/dev/dax";
 
 /// Comes back when all that pools are configured with is there and enabled, or the time is over.
 pub(super) async fn settle(config: &Config) {
@@ -58,7 +62,14 @@ fn missing(config: &Config, inventory: &Inventory) -> Vec<String> {
     let namespaces = devices.filter_map(|device| namespace_of_path(&device.path));
     let is_there = |uuid| inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_some());
     let namespaces = namespaces.filter(|uuid| !is_there(*uuid));
-    regions.chain(namespaces.map(|uuid| format!("namespace {uuid}"))).collect()
+    let devices = config.pools.iter().flat_map(|pool| &pool.devices);
+    let paths = devices.map(|device| &device.path).filter(|path| is_character(path));
+    let paths = paths.filter(|path| !path.exists()).map(|path| path.display().to_string());
+    regions.chain(namespaces.map(|uuid| format!("namespace {uuid}"))).chain(paths).collect()
+}
+
+fn is_character(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| path.starts_with(CHARACTER))
 }
 
 #[cfg(test)]
@@ -89,10 +100,12 @@ mod tests {
         ]
         .map(|(lines, missing)| (config(&lines), missing));
         let other = config("path = \"/dev/sda\"");
+        let by_path = config("kind = \"pmem\"\npath = \"/dev/dax99.0\"");
         let told = |config: &Config| missing(config, &host.platform().read().unwrap());
         for (config, _) in &all {
             assert_eq!(told(config), [""; 0]);
         }
+        assert_eq!(told(&by_path), ["/dev/dax99.0"]);
         let inventory = host.platform().read().unwrap();
         let holder = inventory.namespace(uuid).unwrap().1.holder.clone().unwrap();
         host.write(&host.places().sys.join("bus/nd/drivers/dax_pmem/unbind"), &holder).unwrap();

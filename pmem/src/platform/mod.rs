@@ -175,13 +175,17 @@ impl Platform {
         let folder = Folder::new(self.places.nd_devices());
         let Some(names) = folder.list_if_there()? else { return Ok(inventory) };
         inventory.has_bus = true;
+        // Regions are enabled before their namespaces are there. What is enabled is looked at
+        // first, since the kernel then answers when all that it is about to list is listed.
+        let mut enabled = Vec::new();
+        for name in names.iter().filter(|name| is_numbered(name, "region")) {
+            enabled.push((name, folder.at(name).has_link("driver")?));
+        }
         for name in names.iter().filter(|name| is_numbered(name, "ndbus")) {
-            // The kernel answers when all that it is about to list is listed: regions are enabled
-            // before their namespaces are there.
             folder.at(name).text_if_there("wait_probe")?;
         }
-        for name in names.iter().filter(|name| is_numbered(name, "region")) {
-            inventory.regions.push(region::read(&self.places, name)?);
+        for (name, was_enabled) in enabled {
+            inventory.regions.push(region::read(&self.places, name, was_enabled)?);
         }
         inventory.regions.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.name.cmp(&b.name)));
         region::check_keys(&inventory.regions)?;

@@ -115,6 +115,8 @@ impl Platform {
         target: Target,
         uuid: Uuid,
     ) -> Result<PoolSpace, PlatformError> {
+        // What others make meanwhile would not be counted.
+        let lock = self.lock()?;
         let inventory = self.read()?;
         let share = plan(region_of(&inventory, key)?, target)?;
         let mut made = None;
@@ -127,7 +129,7 @@ impl Platform {
                 align: HUGE_PAGE,
                 size: share.to_make,
             };
-            self.create(key, &wish)?;
+            self.create_under(&lock, key, &wish)?;
             made = Some(uuid);
         }
         let inventory = self.read()?;

@@ -57,7 +57,7 @@ pub struct Wish {
 
 /// Held while something is made or removed.
 #[derive(Debug)]
-struct Lock {
+pub(super) struct Lock {
     _file: File,
 }
 
@@ -78,7 +78,7 @@ const fn claim_of(mode: Mode) -> Option<Claim> {
 }
 
 impl Platform {
-    fn lock(&self) -> Result<Lock, PlatformError> {
+    pub(super) fn lock(&self) -> Result<Lock, PlatformError> {
         let path = self.places.run.join("blockd-pmem.lock");
         let failed = |source| PlatformError::Device { what: "locking", path: path.clone(), source };
         let file = File::options().create(true).truncate(false).write(true).open(&path);
@@ -102,7 +102,17 @@ impl Platform {
     /// When there is no room, or the kernel refuses. Nothing of it is left then, unless the error
     /// is [`PlatformError::NotTakenBack`].
     pub fn create(&self, region: &RegionKey, wish: &Wish) -> Result<Namespace, PlatformError> {
-        let _lock = self.lock()?;
+        let lock = self.lock()?;
+        self.create_under(&lock, region, wish)
+    }
+
+    /// The same for who holds the lock already.
+    pub(super) fn create_under(
+        &self,
+        _lock: &Lock,
+        region: &RegionKey,
+        wish: &Wish,
+    ) -> Result<Namespace, PlatformError> {
         let inventory = self.read()?;
         let region = existing_region(&inventory, region)?;
         check_wish(&inventory, region, wish)?;

@@ -99,9 +99,13 @@ impl Region {
 const LABEL_LESS: u64 = 4;
 const LABELLED: u64 = 5;
 
-pub(super) fn read(places: &Places, name: &str) -> Result<Region, PlatformError> {
+/// Reads one, which was enabled before, or not.
+pub(super) fn read(
+    places: &Places,
+    name: &str,
+    was_enabled: bool,
+) -> Result<Region, PlatformError> {
     let folder = Folder::new(places.nd_devices().join(name));
-    let was_enabled = folder.has_link("driver")?;
     let ways = folder.number("mappings")?;
     if ways > MAX_WAYS {
         return Err(folder.malformed("mappings", &ways.to_string(), "a number up to 256"));
@@ -128,7 +132,7 @@ pub(super) fn read(places: &Places, name: &str) -> Result<Region, PlatformError>
     };
     let largest = folder.number_if_there("max_available_extent")?;
     let namespaces = namespace::read_all(places, &folder, &key)?;
-    // The link goes before the namespaces do: both looks together say that those were all.
+    // The link goes before the namespaces do: looks before and after say that those were all.
     let enabled = was_enabled && folder.has_link("driver")?;
     Ok(Region {
         name: name.to_owned(),

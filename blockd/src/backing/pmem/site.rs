@@ -47,7 +47,8 @@ impl Site {
 
     fn at(here: &Path) -> Self {
         let ancestors = || here.ancestors().take(MAX_DEPTH);
-        let region = ancestors().find(|folder| folder.join("set_cookie").exists());
+        // Not by the cookie, which regions have none of that no label describes.
+        let region = ancestors().find(|folder| is_region(folder));
         let node = ancestors().find_map(|folder| text(&folder.join("numa_node")));
         let of_region = |name| region.and_then(|region| text(&region.join(name)));
         Self {
@@ -140,6 +141,13 @@ fn cpu_list(list: &str) -> Vec<usize> {
     cpus
 }
 
+/// Whether a folder is called as regions are: by the word and a number.
+fn is_region(folder: &Path) -> bool {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let digits = name.strip_prefix("region").unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 fn run(line: &str) -> Option<Range<u64>> {
     let (start, count) = line.trim().split_once(' ')?;
     let start = start.parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)?;
@@ -230,6 +238,17 @@ mod tests {
         };
         assert_eq!(bad(4 << 20), [(0, 512)]);
         assert_eq!(bad(8 << 20), [(0, 512), (4 << 20, (4 << 20) + 8192)]);
+    }
+
+    #[test]
+    fn a_region_without_a_cookie_has_bad_blocks_as_well() {
+        let (root, device) = tree("bare");
+        let region = root.0.join("devices/ndbus0/region3");
+        fs::remove_file(region.join("set_cookie")).unwrap();
+        let site = Site::at(&device);
+        assert_eq!((site.region, site.numa_node), (0, Some(1)));
+        assert_eq!(site.persistence_domain, "memory_controller");
+        assert_eq!((site.region_size(), site.bad(4 << 20).len()), (Some(64 << 20), 1));
     }
 
     #[test]
