@@ -88,6 +88,12 @@ const NBD_SERVER: Tool = Tool { program: "nbd-server", package: "nbd-server" };
 /// Counts system calls of a server.
 const PERF: Tool = Tool { program: "perf", package: "linux-perf" };
 
+/// What programs for another kind of processor are linked with, and run by.
+pub(crate) const AARCH64: [Tool; 2] = [
+    Tool { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
+    Tool { program: "qemu-aarch64", package: "qemu-user" },
+];
+
 /// What `cargo ci bench nbd` starts; plain tests do without. QEMU's tools come first: newer ones
 /// have both servers in one package.
 pub(crate) const NBD_BENCH: [Tool; 8] =

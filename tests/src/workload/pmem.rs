@@ -173,7 +173,7 @@ pub fn inside(name: &str, before: Option<&str>, short: bool, seed: u64) -> Resul
         }
         "share" => {
             regions::labels(1)?;
-            println!("{MARK}{}", share::inside()?);
+            println!("{MARK}{}", share::inside(short, seed)?);
             Ok(())
         }
         "bare" => {

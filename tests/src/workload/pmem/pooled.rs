@@ -31,14 +31,7 @@ pub(super) fn daemon(lines: &str, tables: &str) -> Result<Daemon> {
 /// # Errors
 /// When it does not serve.
 pub(super) fn daemon_on(place: PathBuf, lines: &str, tables: &str) -> Result<Daemon> {
-    let settings = Settings {
-        pool: Some(place),
-        pool_lines: format!("kind = \"pmem\"\n{lines}"),
-        lines: "default_pool = \"default\"\n".to_owned(),
-        tables: format!("[metrics]\naddress = \"127.0.0.1:0\"\n{tables}"),
-        ..Settings::default()
-    };
-    let mut daemon = Daemon::new("pmem", &settings)?;
+    let mut daemon = Daemon::new("pmem", &settings(place, lines, tables))?;
     if Path::new(DISK).exists() {
         let (at, state) = (STATE, daemon.folder().join("state"));
         shell(&format!(
@@ -48,6 +41,17 @@ pub(super) fn daemon_on(place: PathBuf, lines: &str, tables: &str) -> Result<Dae
     }
     daemon.start()?;
     Ok(daemon)
+}
+
+/// How a daemon is configured whose pool is in persistent memory.
+pub(super) fn settings(place: PathBuf, lines: &str, tables: &str) -> Settings {
+    Settings {
+        pool: Some(place),
+        pool_lines: format!("kind = \"pmem\"\n{lines}"),
+        lines: "default_pool = \"default\"\n".to_owned(),
+        tables: format!("[metrics]\naddress = \"127.0.0.1:0\"\n{tables}"),
+        ..Settings::default()
+    }
 }
 
 /// The one character device of persistent memory that there is.

@@ -1,10 +1,10 @@
 //! A pool that has a share of a region: the daemon makes its namespaces, and a share that is raised
 //! adds to the pool that is there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use super::{MIB, SECOND, pooled, regions};
@@ -21,60 +21,118 @@ const PART: u64 = 80;
 /// A device joins a pool as soon as it is low, which is looked at a few times a second.
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
+/// The daemon is killed no later than this after it was started.
+const LATEST_KILL_MS: u64 = 2500;
+
+/// What a daemon is configured with that may have half a region, or all of it.
+const HALF: &str = "create_namespaces = true\npercentage = 50\n";
+const ALL: &str = "create_namespaces = true\npercentage = 100\n";
+
 /// The guest's half.
 ///
 /// # Errors
 /// When something is not as it has to be.
-pub(super) fn inside() -> Result<String> {
+pub(super) fn inside(short: bool, seed: u64) -> Result<String> {
     let list = regions::ours()?;
     let key = list.first().and_then(|one| one["region"].as_str()).context("no region")?.to_owned();
-    let refused = start(&key, "").err().context("a pool without a namespace")?;
+    let place = PathBuf::from(format!("{REGION}{key}"));
+    let mut daemon = Daemon::new("pmem", &pooled::settings(place.clone(), "", ""))?;
+    let daemon = &mut daemon;
+    let refused = start(daemon, &place, "").err().context("a pool without a namespace")?;
     ensure!(format!("{refused:#}").contains("pmem create --region"), "{refused:#}");
     ensure!(namespaces()?.is_empty(), "a namespace nobody has asked for");
-    // The first start makes it, and the second finds it.
+    ensure!(daemon.pid().is_none(), "a daemon without its default pool");
+    let deaths = if short { 3 } else { 20 };
+    let mut rng = fastrand::Rng::with_seed(seed);
+    killed(daemon, &place, HALF, deaths, &mut rng).context("while the first is made")?;
+    // The next start makes what is missing, and the second finds it.
     for _ in 0..2 {
-        let daemon = start(&key, "create_namespaces = true\npercentage = 50\n")?;
+        start(daemon, &place, HALF)?;
         let found = namespaces()?;
         ensure!(found.len() == 1 && taken(&found) <= SECOND / 2, "{found:?}");
-        guest::add_device(&daemon, VOLUME, VOLUME_BYTES)?;
+        guest::add_device(daemon, VOLUME, VOLUME_BYTES)?;
         stop(daemon)?;
     }
-    let daemon = start(&key, "create_namespaces = true\npercentage = 50\n")?;
-    guest::add_device(&daemon, VOLUME, VOLUME_BYTES)?;
+    start(daemon, &place, HALF)?;
+    guest::add_device(daemon, VOLUME, VOLUME_BYTES)?;
     shell(&format!("dd if=/dev/urandom of=/tmp/parts bs=1M count={}", PART * 2))?;
     write(0)?;
     stop(daemon)?;
-    let daemon = start(&key, "create_namespaces = true\npercentage = 100\n")?;
+    killed(daemon, &place, ALL, deaths, &mut rng).context("while the second is made")?;
+    start(daemon, &place, ALL)?;
     let found = namespaces()?;
     ensure!(found.len() == 2 && taken(&found) > SECOND / 2, "{found:?}");
-    guest::add_device(&daemon, VOLUME, VOLUME_BYTES)?;
+    guest::add_device(daemon, VOLUME, VOLUME_BYTES)?;
     compare(PART)?;
-    write(PART)?;
-    joined(&daemon)?;
+    let kills = joining(daemon, deaths, &mut rng).context("while the second joins")?;
+    joined(daemon)?;
     compare(PART * 2)?;
     stop(daemon)?;
     // Both belong to it from now on, whatever is allowed.
-    let daemon = start(&key, "")?;
-    guest::add_device(&daemon, VOLUME, VOLUME_BYTES)?;
-    joined(&daemon)?;
+    start(daemon, &place, "")?;
+    guest::add_device(daemon, VOLUME, VOLUME_BYTES)?;
+    joined(daemon)?;
     compare(PART * 2)?;
     stop(daemon)?;
-    Ok(format!("a share of 50 and then 100 % of a region, {} MiB found", PART * 2))
+    Ok(format!(
+        "a share of 50 and then 100 % of a region, {} kills while they were made and {kills} while \
+         the second joined, {} MiB found",
+        deaths * 2,
+        PART * 2
+    ))
 }
 
-fn start(key: &str, lines: &str) -> Result<Daemon> {
-    let daemon = pooled::daemon_on(PathBuf::from(format!("{REGION}{key}")), lines, "")?;
+fn configure(daemon: &Daemon, place: &Path, lines: &str) -> Result<()> {
+    daemon.configure(&pooled::settings(place.to_owned(), lines, ""))
+}
+
+fn start(daemon: &mut Daemon, place: &Path, lines: &str) -> Result<()> {
+    configure(daemon, place, lines)?;
+    daemon.start()?;
     let pool = &daemon.cli(&["pool", "show", "default"])?["pool"];
     let failure = pool["failure"].as_str().filter(|text| !text.is_empty());
     if let Some(failure) = failure {
         bail!("{failure}");
     }
-    Ok(daemon)
+    Ok(())
 }
 
-fn stop(mut daemon: Daemon) -> Result<()> {
+fn stop(daemon: &mut Daemon) -> Result<()> {
     ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
     Ok(())
+}
+
+/// Starts the daemon and kills it, again and again, wherever that finds it.
+fn killed(
+    daemon: &mut Daemon,
+    place: &Path,
+    lines: &str,
+    deaths: u32,
+    rng: &mut fastrand::Rng,
+) -> Result<()> {
+    configure(daemon, place, lines)?;
+    for _ in 0..deaths {
+        daemon.spawn()?;
+        std::thread::sleep(Duration::from_millis(rng.u64(0..LATEST_KILL_MS)));
+        daemon.kill()?;
+    }
+    Ok(())
+}
+
+/// Writes what has no room in the first, and kills the daemon while the second joins; how often.
+fn joining(daemon: &mut Daemon, deaths: u32, rng: &mut fastrand::Rng) -> Result<u32> {
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| write(PART));
+        let mut kills = 0;
+        while kills < deaths && !writing.is_finished() {
+            std::thread::sleep(Duration::from_millis(rng.u64(0..LATEST_KILL_MS / 4)));
+            daemon.kill()?;
+            daemon.start()?;
+            kills += 1;
+        }
+        writing.join().map_err(|_| anyhow!("a thread panicked"))??;
+        Ok(kills)
+    })
 }
 
 fn namespaces() -> Result<Vec<Value>> {
