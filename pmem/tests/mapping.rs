@@ -98,6 +98,10 @@ fn memory_that_is_gone_is_an_error_and_the_rest_goes_on() {
         let failed = map.read(at, &mut bytes).unwrap_err();
         let MediaError::Failed { at: found } = failed else { panic!("{failed}") };
         assert!((8192 - 64..=8192).contains(&found), "read at {at}: {found}");
+        let whole = usize::try_from(found - at).expect("bytes in front of the end");
+        let mut there = vec![0; whole];
+        file.read_exact_at(&mut there, at).unwrap();
+        assert_eq!(bytes[..whole], there, "read at {at}");
         let failed = map.write(at, &[6; 8192]).unwrap_err();
         let MediaError::Failed { at: found } = failed else { panic!("{failed}") };
         assert!((8192 - 64..=8192).contains(&found), "write at {at}: {found}");
@@ -114,6 +118,7 @@ fn memory_that_is_gone_is_an_error_and_the_rest_goes_on() {
             scope.spawn(|| {
                 for _ in 0..200 {
                     assert!(map.read(8192, &mut [0; 64]).is_err());
+                    assert!(map.read(5000, &mut [0; 4096]).is_err());
                     map.read(0, &mut [0; 64]).unwrap();
                 }
             });

@@ -9,6 +9,7 @@
 //! more: decision 0014 has the figures.
 
 use std::arch::global_asm;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Bytes of a cache line: what is written past the cache as a whole, and written back as a whole.
 pub(super) const LINE: usize = 64;
@@ -138,6 +139,19 @@ global_asm!(
     ".globl blockd_pmem_end",
     ".hidden blockd_pmem_end",
     "blockd_pmem_end:",
+    // rdi: to, rsi: from, rdx: bytes. By the processor's own routine, which has what is left in rcx,
+    // and goes on behind it where memory is bad.
+    ".balign 16",
+    ".globl blockd_pmem_move",
+    ".hidden blockd_pmem_move",
+    "blockd_pmem_move:",
+    "mov rcx, rdx",
+    "rep movsb",
+    ".globl blockd_pmem_moved",
+    ".hidden blockd_pmem_moved",
+    "blockd_pmem_moved:",
+    "mov rax, rcx",
+    "ret",
     ".popsection",
 );
 
@@ -145,7 +159,9 @@ unsafe extern "C" {
     fn blockd_pmem_begin();
     fn blockd_pmem_end();
     fn blockd_pmem_exit();
+    fn blockd_pmem_moved();
     fn blockd_pmem_copy(to: *mut u8, from: *const u8, len: usize) -> usize;
+    fn blockd_pmem_move(to: *mut u8, from: *const u8, len: usize) -> usize;
     fn blockd_pmem_stream(to: *mut u8, from: *const u8, len: usize) -> usize;
     // The second argument keeps the length where the others have it.
     fn blockd_pmem_zero(to: *mut u8, unused: usize, len: usize) -> usize;
@@ -154,10 +170,39 @@ unsafe extern "C" {
     fn blockd_pmem_clflush(at: *mut u8, unused: usize, len: usize) -> usize;
 }
 
-/// Where a fault is one of ours, and where it goes on then.
-pub(super) fn bounds() -> (std::ops::Range<usize>, usize) {
+/// Where it goes on after a fault at an instruction, if that is one of ours.
+pub(super) fn exit_of(at: usize) -> Option<usize> {
     let address = |symbol: unsafe extern "C" fn()| symbol as usize;
-    (address(blockd_pmem_begin)..address(blockd_pmem_end), address(blockd_pmem_exit))
+    let moved = address(blockd_pmem_moved);
+    if (address(blockd_pmem_begin)..address(blockd_pmem_end)).contains(&at) {
+        Some(address(blockd_pmem_exit))
+    } else if (blockd_pmem_move as *const () as usize..moved).contains(&at) {
+        Some(moved)
+    } else {
+        None
+    }
+}
+
+/// From here on the processor's own routine is faster, where it is fast with short moves too.
+const MOVE_BYTES: usize = 2048;
+/// Not asked yet, and the answers.
+const UNKNOWN: u8 = 0;
+const SLOW: u8 = 1;
+const FAST: u8 = 2;
+static MOVES: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// Whether the processor says that it moves bytes fast, short ones as well. Only of such ones is it
+/// known that bad memory in the middle of a move can be gone on from: the kernel has an exception
+/// for older ones.
+fn moves_fast() -> bool {
+    match MOVES.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let is_fast = std::arch::x86_64::__cpuid_count(7, 0).edx & (1 << 4) != 0;
+            MOVES.store(if is_fast { FAST } else { SLOW }, Ordering::Relaxed);
+            is_fast
+        }
+        known => known == FAST,
+    }
 }
 
 /// How a line gets from the caches to the memory.
@@ -191,7 +236,11 @@ impl WriteBack {
 /// Both ranges are this process's for as long as the call takes: mapped, though touching them may
 /// raise SIGBUS, and not the same. Others may write them meanwhile: bytes have no invalid values.
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> usize {
-    // SAFETY: as the caller promises; the routine keeps to the two ranges.
+    if len >= MOVE_BYTES && moves_fast() {
+        // SAFETY: as the caller promises; the routine keeps to the two ranges.
+        return unsafe { blockd_pmem_move(to, from, len) };
+    }
+    // SAFETY: the same.
     unsafe { blockd_pmem_copy(to, from, len) }
 }
 

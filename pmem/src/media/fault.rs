@@ -116,16 +116,14 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 /// Lets a routine of ours go on where it ends early, if it was one.
 fn goes_on(context: *mut libc::ucontext_t) -> bool {
     let Some(place) = instruction(context) else { return false };
-    let (ours, exit) = super::engine::bounds();
     // SAFETY: `instruction` gives a place in the context, which the kernel has put on the stack
     // for this handler alone.
     let at = unsafe { place.read() };
-    let is_ours = usize::try_from(at).is_ok_and(|at| ours.contains(&at));
-    if is_ours {
-        // SAFETY: the same; what is written is where our routines end early.
-        unsafe { place.write(i64::try_from(exit).unwrap_or(at)) };
-    }
-    is_ours
+    let exit = usize::try_from(at).ok().and_then(super::engine::exit_of);
+    let Some(exit) = exit.and_then(|exit| i64::try_from(exit).ok()) else { return false };
+    // SAFETY: the same; what is written is where our routines end early.
+    unsafe { place.write(exit) };
+    true
 }
 
 /// To the handler before ours if there was one, and it is a fault; else the process ends, as it
