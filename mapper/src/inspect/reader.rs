@@ -288,8 +288,8 @@ pub(crate) fn too_new(
     copies.too_new()
 }
 
-/// The newest superblock on a device by itself, whatever the others say. Its front is believed; where
-/// that can't be read its end is, and nothing before that, which may be a client's data.
+/// The newest superblock on a device by itself, whatever the others say. Its front is believed;
+/// where that can't be read its end is, and nothing before that, which may be a client's data.
 pub fn newest_copy(
     media: &mut dyn Media,
     device: DeviceIndex,

@@ -139,8 +139,8 @@ global_asm!(
     ".globl blockd_pmem_end",
     ".hidden blockd_pmem_end",
     "blockd_pmem_end:",
-    // rdi: to, rsi: from, rdx: bytes. By the processor's own routine, which has what is left in rcx,
-    // and goes on behind it where memory is bad.
+    // rdi: to, rsi: from, rdx: bytes. By the processor's own routine, which has what is left in
+    // rcx, and goes on behind it where memory is bad.
     ".balign 16",
     ".globl blockd_pmem_move",
     ".hidden blockd_pmem_move",

@@ -105,8 +105,8 @@ impl Platform {
         Ok(Zeroing { file, length, at: at.min(length) })
     }
 
-    /// Whether nobody has written to the block device of a namespace since the kernel made it, as the
-    /// kernel counts. False where it does not count.
+    /// Whether nobody has written to the block device of a namespace since the kernel made it, as
+    /// the kernel counts. False where it does not count.
     ///
     /// # Errors
     /// When a file can't be read.
