@@ -1,4 +1,4 @@
-//! The only place that asks the operating system for the time, and which boot it runs in.
+//! The only place that asks the operating system for the time.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,17 +25,6 @@ impl Clock {
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
-}
-
-/// The kernel's name for this boot: where it says another, the host was started in between.
-pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// Which boot this is.
-///
-/// # Errors
-/// The kernel's file can't be read.
-pub fn boot_id() -> std::io::Result<String> {
-    std::fs::read_to_string(BOOT_ID).map(|text| text.trim().to_owned())
 }
 
 /// Seconds since 1970, by the host's clock.

@@ -1,30 +1,41 @@
-//! Volumes grow, and their new ends are clean before anybody is told of them.
+//! Volumes grow. Where others may have left something, their new ends are overwritten first.
 //!
-//! A volume has its device again before its new end can be overwritten, and a crash may come in
-//! between. Later somebody may have written there already, who is not to lose that: an end is
-//! overwritten only if nobody can have used it, and is left as it is otherwise.
+//! That is done while the namespace is bare: nothing takes it for the volume then, neither a mount
+//! that waits for it nor a user, so that nobody can have written what would be lost, or read what
+//! is another's. Its label has the new size already. A host that starts anew meanwhile makes it
+//! what it was, larger: from then on somebody may have used its end, which is left as it is.
 
-use blockd_pmem::platform::{Inventory, Namespace};
+use blockd_pmem::platform::{Inventory, Mode, Namespace};
 
-use super::DirectPool;
 use super::config::SizeRule;
 use super::describe::VolumeView;
 use super::journal::{Intent, Record};
 use super::pool::{CreateWish, uuid_of};
-use crate::clock::boot_id;
+use super::scrub::PIECE;
+use super::{DirectPool, Usage};
 use crate::error::{Error, shown};
+
+/// Whether the namespace of a volume was made bare for its growth.
+pub(super) fn is_bare(record: &Record, namespace: &Namespace) -> bool {
+    record.intent == Intent::Ready
+        && record.usage == Usage::AppDirect
+        && namespace.mode == Mode::Raw
+        && namespace.device.is_some()
+}
 
 impl DirectPool {
     /// Makes a volume larger, where its kind can be: true if it is now.
     pub fn resize(&self, name: &str, size: u64) -> Result<(bool, u64, VolumeView), Error> {
         let _changing = self.changing();
-        let inventory = self.0.platform.read()?;
-        let region = self.region(&inventory)?;
         let existing = || {
             let record = self.named(name, &[Intent::Ready]);
             record.ok_or_else(|| Error::not_found("volume", name))
         };
-        self.clean_tail(&existing()?, &inventory, false)?;
+        let inventory = self.0.platform.read()?;
+        self.region(&inventory)?;
+        self.finish_growth(&existing()?, &inventory)?;
+        let inventory = self.0.platform.read()?;
+        let region = self.region(&inventory)?;
         self.note_growth(&existing()?, &inventory)?;
         let record = existing()?;
         let before = self.view(&record, Some(&inventory));
@@ -45,7 +56,7 @@ impl DirectPool {
         };
         let step = self.step(region, self.0.config.alignment)?;
         let raw = self.raw_size(&wish, step)?;
-        if size > record.requested_bytes && raw == record.charged_bytes {
+        if size > record.requested_bytes && size <= has && raw == record.charged_bytes {
             // A growth to just that was cut short after the volume had it.
             self.edit(&record, |one| one.requested_bytes = size)?;
             return Ok((true, before.usable, self.get(name)?));
@@ -54,106 +65,108 @@ impl DirectPool {
             let problem = format!("has {has} bytes: namespaces do not shrink");
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        let usable = self.grow(&record, &before, raw)?;
-        self.edit(&record, |one| (one.requested_bytes, one.usable_bytes) = (size, usable))?;
+        self.grow(&record, raw)?;
+        self.edit(&record, |one| one.requested_bytes = size)?;
         Ok((true, before.usable, self.get(name)?))
     }
 
-    /// Gives its namespace so many bytes, and bytes that are usable of it.
-    fn grow(&self, record: &Record, before: &VolumeView, raw: u64) -> Result<u64, Error> {
-        let boot = boot_id().map_err(|source| Error::io("reading the boot's id", source))?;
-        // Its device is larger before its new end is clean, and may be so when the daemon dies.
-        if self.content().has_remains {
-            let dirty = (Some(before.usable), boot);
-            self.edit(record, |one| (one.dirty_from, one.dirty_boot) = dirty.clone())?;
+    /// Gives its namespace so many bytes.
+    fn grow(&self, record: &Record, raw: u64) -> Result<(), Error> {
+        let uuid = uuid_of(record)?;
+        if !self.content().has_remains {
+            let grown = self.0.platform.grow(uuid, raw)?;
+            return self.note_size(record, &grown);
         }
-        let grown = self.0.platform.grow(uuid_of(record)?, raw)?;
-        let cleared = match self.clear_remains(&grown, before.usable) {
-            // The next start goes on with it.
-            Err(error) if self.0.scrubber.stops() => return Err(error),
-            other => other,
-        };
-        self.clean(record, &grown)?;
-        cleared.map_err(|error| {
-            let what = format!("volume {}", shown(&record.name));
-            let problem = format!("is larger, and its new end may hold what others left: {error}");
-            Error::in_use(what, problem)
-        })?;
-        Ok(grown.usable.unwrap_or(0))
-    }
-
-    /// Overwrites the ends of volumes whose growth was cut short.
-    pub(super) fn clean_tails(&self) -> Result<(), Error> {
-        let _changing = self.changing();
-        let dirty = self.records(&[Intent::Ready]).into_iter();
-        let dirty: Vec<Record> = dirty.filter(|one| one.dirty_from.is_some()).collect();
-        if dirty.is_empty() {
-            return Ok(());
+        self.edit(record, |one| one.dirty_from = Some(one.charged_bytes))?;
+        let grown = self.0.platform.grow_bare(uuid, raw);
+        if let Err(error) = grown {
+            // As it was, where there was no room; what else came of it is looked at.
+            let inventory = self.0.platform.read()?;
+            let record = self.named(&record.name, &[Intent::Ready]);
+            if let Some(record) = record {
+                self.finish_growth(&record, &inventory)?;
+            }
+            return Err(error.into());
         }
         let inventory = self.0.platform.read()?;
-        for record in dirty {
-            if let Err(error) = self.clean_tail(&record, &inventory, true) {
+        match self.named(&record.name, &[Intent::Ready]) {
+            Some(record) => self.finish_growth(&record, &inventory),
+            None => Ok(()),
+        }
+    }
+
+    /// Finishes growths that were cut short.
+    pub(super) fn finish_growths(&self) -> Result<(), Error> {
+        let _changing = self.changing();
+        let inventory = self.0.platform.read()?;
+        for record in self.records(&[Intent::Ready]) {
+            if let Err(error) = self.finish_growth(&record, &inventory) {
                 let (pool, volume) = (self.name(), &record.name);
-                tracing::warn!(pool, volume, %error, "its new end is not overwritten yet");
+                tracing::warn!(pool, volume, %error, "its growth is not finished yet");
             }
         }
         Ok(())
     }
 
-    /// Overwrites what a growth that was cut short has left at the end of a volume, unless somebody
-    /// may have used that end since.
-    fn clean_tail(
-        &self,
-        record: &Record,
-        inventory: &Inventory,
-        is_start: bool,
-    ) -> Result<(), Error> {
-        let Some(from) = record.dirty_from else { return Ok(()) };
-        let Some((_, namespace)) = inventory.namespace(uuid_of(record)?) else { return Ok(()) };
+    /// Overwrites the new end of a volume that is bare, and gives it back. One that is not bare has
+    /// been used, maybe, and is left as it is.
+    fn finish_growth(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
+        let uuid = uuid_of(record)?;
         // Without a device nothing can be told, nor done.
-        let Some(usable) = namespace.usable.filter(|_| namespace.device.is_some()) else {
-            return Ok(());
-        };
-        if usable > from {
-            // Of the daemon's own death in between nobody has had time to make use.
-            let is_fresh = is_start && boot_id().is_ok_and(|boot| boot == record.dirty_boot);
-            let cleared = match is_fresh || self.0.platform.is_unwritten(namespace)? {
-                true => self.clear_remains(namespace, from),
-                false => Err(Error::in_use("its device", "may have been written to")),
-            };
-            match cleared {
-                Ok(()) => {}
-                Err(error) if self.0.scrubber.stops() => return Err(error),
-                Err(error) => {
-                    let (pool, volume) = (self.name(), &record.name);
-                    tracing::error!(
-                        pool, volume, from, %error,
-                        "the end of a volume is left as it is, and may hold what others left"
-                    );
-                }
+        let namespace = inventory.namespace(uuid).map(|(_, namespace)| namespace);
+        let Some(namespace) = namespace.filter(|one| one.device.is_some()) else { return Ok(()) };
+        if is_bare(record, namespace) {
+            if let Some(from) = record.dirty_from {
+                self.overwrite(namespace, from)?;
+                // From here on it is clean, whatever happens.
+                self.edit(record, |one| one.dirty_from = None)?;
             }
+            let restored = self.0.platform.restore(uuid)?;
+            return self.note_size(record, &restored);
         }
-        self.clean(record, namespace)
+        let Some(from) = record.dirty_from else { return Ok(()) };
+        if namespace.size > from {
+            let (pool, volume) = (self.name(), &record.name);
+            tracing::error!(
+                pool,
+                volume,
+                from,
+                "the host was started anew while the volume grew: its new end may have been used, \
+                 is left as it is, and may hold what others left"
+            );
+        }
+        self.note_size(record, namespace)?;
+        self.edit(record, |one| one.dirty_from = None)
     }
 
-    /// Notes that nothing is to be overwritten any more, and how large the volume is.
-    fn clean(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
-        self.edit(record, |one| {
-            (one.dirty_from, one.dirty_boot) = (None, String::new());
-            one.charged_bytes = namespace.size;
-            one.usable_bytes = namespace.usable.unwrap_or(one.usable_bytes);
-        })
+    /// Overwrites a namespace from a byte of its device on.
+    pub(super) fn overwrite(&self, namespace: &Namespace, from: u64) -> Result<(), Error> {
+        let failed = |source| Error::io(format!("overwriting {namespace}"), source);
+        let mut zeroing = self.0.platform.zeroing(namespace, from)?;
+        while !zeroing.go_on(PIECE).map_err(failed)? {
+            if self.0.scrubber.stops() {
+                return Err(Error::in_use(format!("pool {}", self.name()), "is being closed"));
+            }
+        }
+        Ok(())
     }
 
     /// Notes how large a volume is that grew when nobody came to note it.
     fn note_growth(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
         let namespace = inventory.namespace(uuid_of(record)?).map(|(_, namespace)| namespace);
         match namespace {
-            Some(one) if one.size > record.charged_bytes && record.dirty_from.is_none() => {
-                self.clean(record, one)
+            Some(one) if one.size > record.charged_bytes && !is_bare(record, one) => {
+                self.note_size(record, one)
             }
             _ => Ok(()),
         }
+    }
+
+    fn note_size(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
+        self.edit(record, |one| {
+            one.charged_bytes = namespace.size;
+            one.usable_bytes = namespace.usable.unwrap_or(one.usable_bytes);
+        })
     }
 
     fn edit(&self, record: &Record, edit: impl Fn(&mut Record)) -> Result<(), Error> {

@@ -50,12 +50,10 @@ pub(super) struct Record {
     pub(super) made_unix_ms: i64,
     /// Of one that is overwritten: what is done for sure.
     pub(super) scrubbed_bytes: u64,
-    /// It may have been made larger, and from here on hold what somebody else had there.
+    /// It may have been made larger, and from this byte of its namespace on hold what somebody else
+    /// had there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dirty_from: Option<u64>,
-    /// The boot in which that began.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(super) dirty_boot: String,
 }
 
 /// What is in the file.
@@ -178,7 +176,6 @@ mod tests {
                 made_unix_ms: 5,
                 scrubbed_bytes: 0,
                 dirty_from: None,
-                dirty_boot: String::new(),
             }],
         }
     }

@@ -13,14 +13,18 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{DirectConfig, SizeRule};
 use super::describe::{PoolView, Space, State, VolumeView, durability};
+use super::growth::is_bare;
 use super::journal::{Content, Intent, Journal, Record};
-use super::scrub::{PIECE, Scrubber};
+use super::scrub::Scrubber;
 use crate::clock::wall_ms;
 use crate::config::check_name;
 use crate::error::{Error, shown};
 
 /// How often a namespace is made larger when the kernel leaves less of it usable than expected.
 const SIZE_TRIES: u32 = 4;
+
+/// Said of a volume that has no device while its new end is overwritten.
+const GROWS: &str = "it grows, and its new end is overwritten first";
 
 /// What a volume is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -320,7 +324,7 @@ impl DirectPool {
 
     /// Notes that it is somebody's, once nothing of another's is left in it.
     fn hand_over(&self, record: &Record, made: &Namespace) -> Result<(), Error> {
-        if let Err(error) = self.clear_remains(made, 0) {
+        if let Err(error) = self.clear_remains(made) {
             // Nobody has it yet. Where it can't be removed, it is brought to its end later.
             self.destroy(record)?;
             self.forget(&record.uuid)?;
@@ -334,20 +338,13 @@ impl DirectPool {
         })
     }
 
-    /// Overwrites what somebody may have left where the namespace is now, from a byte of its device
-    /// on, if anybody left something in the pool.
-    pub(super) fn clear_remains(&self, namespace: &Namespace, from: u64) -> Result<(), Error> {
+    /// Overwrites what somebody may have left where the namespace is now, if anybody left something
+    /// in the pool.
+    fn clear_remains(&self, namespace: &Namespace) -> Result<(), Error> {
         if !self.content().has_remains {
             return Ok(());
         }
-        let failed = |source| Error::io(format!("overwriting {namespace}"), source);
-        let mut zeroing = self.0.platform.zeroing(namespace, from)?;
-        while !zeroing.go_on(PIECE).map_err(failed)? {
-            if self.0.scrubber.stops() {
-                return Err(Error::in_use(format!("pool {}", self.name()), "is being closed"));
-            }
-        }
-        Ok(())
+        self.overwrite(namespace, 0)
     }
 
     fn make(&self, wish: &CreateWish, raw: u64) -> Result<(Record, Namespace), Error> {
@@ -365,7 +362,6 @@ impl DirectPool {
             made_unix_ms: wall_ms(),
             scrubbed_bytes: 0,
             dirty_from: None,
-            dirty_boot: String::new(),
         };
         self.change(|content| {
             record.id = content.next_id;
@@ -539,12 +535,16 @@ impl DirectPool {
             (None, ..) => Some("persistent memory can't be read".to_owned()),
             (Some(Err(why)), ..) => Some(format!("region {} {why}", self.0.config.region)),
             (_, None, _) => Some(format!("its namespace {} is gone", record.uuid)),
+            (_, Some(one), _) if is_bare(record, one) => Some(GROWS.to_owned()),
             (_, Some(_), None) => Some("its namespace is not enabled".to_owned()),
             _ => None,
         };
-        let usable = namespace.and_then(|one| one.usable).unwrap_or(record.usable_bytes);
-        // What may hold another's data is not told of, so that nobody begins to use it.
-        let usable = record.dirty_from.map_or(usable, |from| usable.min(from));
+        // While it is bare its new end may hold another's data, and it is nobody's to use.
+        let grows = namespace.is_some_and(|one| is_bare(record, one));
+        let (device, usable) = match namespace.and_then(|one| one.usable) {
+            Some(usable) if !grows => (device, usable),
+            _ => (device.filter(|_| !grows), record.usable_bytes),
+        };
         let scrubbed = self.0.scrubber.done(&record.uuid).unwrap_or(record.scrubbed_bytes);
         let state = match record.intent {
             Intent::Creating => State::Creating,

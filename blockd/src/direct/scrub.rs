@@ -86,8 +86,8 @@ impl Scrubber {
 fn run(pool: &DirectPool) {
     let scrubber = &pool.0.scrubber;
     // In the background: nothing else has to wait for it.
-    if let Err(error) = pool.clean_tails() {
-        tracing::warn!(pool = pool.name(), %error, "ends of volumes are not overwritten");
+    if let Err(error) = pool.finish_growths() {
+        tracing::warn!(pool = pool.name(), %error, "growths that were cut short are not finished");
     }
     loop {
         // One that can't be overwritten now does not keep the others from it.

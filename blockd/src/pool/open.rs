@@ -23,12 +23,14 @@ use crate::backing::pmem::{NoHeader, Pmem};
 use crate::backing::{
     Device, DeviceKind, DeviceSpec, Ended, FileSlot, Ring, RingOptions, io_error,
 };
-use crate::clock::{self, BOOT_ID, Clock};
+use crate::clock::Clock;
 
 /// Operations of a pool's thread that can be out at once: the engine has fewer.
 const OPERATIONS: u32 = 256;
 /// How often a lock that somebody else has is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// The kernel's name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A pool was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -420,7 +422,7 @@ fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolEr
 }
 
 fn boot_id() -> Result<[u8; 16], PoolError> {
-    let text = clock::boot_id().map_err(PoolError::io("read", BOOT_ID))?;
+    let text = std::fs::read_to_string(BOOT_ID).map_err(PoolError::io("read", BOOT_ID))?;
     let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&hex, 16);
     id.map(u128::to_be_bytes)

@@ -11,7 +11,6 @@ use rustix::io::Errno;
 use super::Platform;
 use super::error::PlatformError;
 use super::namespace::{DeviceClass, Namespace};
-use super::sysfs::Folder;
 use crate::media::{Mapping, MappingOptions, Media, MediaError};
 
 /// Where file systems, partition tables, RAIDs and pools have what they are known by: at the front
@@ -20,11 +19,6 @@ pub const MARKED_BYTES: u64 = 8 << 20;
 
 /// Zeroes for files that can't be zeroed otherwise.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
-
-/// Where a block device's counters have the writes and discards that it has ended, by the kernel's
-/// documentation of `/sys/block/<device>/stat`.
-const WRITES_AT: usize = 4;
-const DISCARDS_AT: usize = 11;
 
 /// A block device that is being overwritten. Nobody else can mount it meanwhile.
 #[derive(Debug)]
@@ -103,24 +97,6 @@ impl Platform {
             self.kernel.open_exclusive(&path).map_err(|error| failed("opening", error))?;
         let length = file.seek(SeekFrom::End(0)).map_err(|error| failed("measuring", error))?;
         Ok(Zeroing { file, length, at: at.min(length) })
-    }
-
-    /// Whether nobody has written to the block device of a namespace since the kernel made it, as
-    /// the kernel counts. False where it does not count.
-    ///
-    /// # Errors
-    /// When a file can't be read.
-    pub fn is_unwritten(&self, namespace: &Namespace) -> Result<bool, PlatformError> {
-        let device = namespace.device.as_ref().filter(|one| one.class == DeviceClass::Block);
-        let Some(device) = device else { return Ok(false) };
-        let folder = Folder::new(self.places.sys.join("class/block").join(&device.name));
-        if folder.at("queue").number_if_there("iostats")? != Some(1) {
-            return Ok(false);
-        }
-        let stat = folder.text_if_there("stat")?.unwrap_or_default();
-        let counts: Vec<&str> = stat.split_whitespace().collect();
-        let discards = counts.get(DISCARDS_AT).unwrap_or(&"0");
-        Ok(counts.get(WRITES_AT) == Some(&"0") && *discards == "0")
     }
 
     /// Whether a namespace with a block device has nothing where file systems and the like have

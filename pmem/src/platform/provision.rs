@@ -371,6 +371,70 @@ impl Platform {
         }
     }
 
+    /// The same for one whose new bytes are to be seen by nobody yet: it is bare then, until it is
+    /// restored.
+    ///
+    /// # Errors
+    /// As of [`Self::grow`]. It may be bare, or have no device.
+    pub fn grow_bare(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read_with_users()?;
+        let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
+        let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
+        check_growth(region, namespace, size)?;
+        self.disable(&inventory, region, namespace)?;
+        let folder = self.region_folder(region).at(&namespace.name);
+        self.set(&folder, "force_raw", "1")?;
+        if let Err(error) = self.set(&folder, "size", &size.to_string()) {
+            self.set(&folder, "force_raw", "0")?;
+            self.enable(region, &namespace.name)?;
+            let no_space = error.os_error() == Some(libc::ENOSPC);
+            return Err(if no_space { beyond(region, size - namespace.size) } else { error });
+        }
+        self.enable(region, &namespace.name)?;
+        let found = self.read_when_enabled(uuid)?;
+        let (_, now) = found.namespace(uuid).ok_or_else(gone)?;
+        match &now.device {
+            Some(device) if now.mode == Mode::Raw && now.size == size => {
+                self.await_node(&self.device_path(device))?;
+                Ok(now.clone())
+            }
+            _ => {
+                let problem = format!("is not bare after growing to {size}");
+                Err(PlatformError::InUse { what: now.to_string(), problem })
+            }
+        }
+    }
+
+    /// Makes a namespace that was made bare what it was before.
+    ///
+    /// # Errors
+    /// When it is in use, the kernel refuses, or it was nothing else. It may have no device then.
+    pub fn restore(&self, uuid: Uuid) -> Result<Namespace, PlatformError> {
+        let _lock = self.lock()?;
+        let inventory = self.read_with_users()?;
+        let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
+        let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
+        if namespace.mode != Mode::Raw {
+            return Ok(namespace.clone());
+        }
+        self.disable(&inventory, region, namespace)?;
+        self.set(&self.region_folder(region).at(&namespace.name), "force_raw", "0")?;
+        self.enable(region, &namespace.name)?;
+        let found = self.read_when_enabled(uuid)?;
+        let (_, now) = found.namespace(uuid).ok_or_else(gone)?;
+        match &now.device {
+            Some(device) if now.mode != Mode::Raw => {
+                self.await_node(&self.device_path(device))?;
+                Ok(now.clone())
+            }
+            _ => {
+                let problem = "has not become what it was before it was bare".to_owned();
+                Err(PlatformError::InUse { what: now.to_string(), problem })
+            }
+        }
+    }
+
     /// Lets the kernel find what the namespace was made into. Its answer is an error then, since
     /// the namespace itself has no driver in the end; what came of it is looked at by the caller.
     fn enable(&self, region: &Region, name: &str) -> Result<(), PlatformError> {
