@@ -205,7 +205,7 @@ fn more(
     if planned.to_make == 0 {
         return Ok(());
     }
-    if pooled::own(found).count() >= MAX_DEVICES {
+    if own(pooled::own(found), share, &config.devices[0]).len() >= MAX_DEVICES {
         let has = planned.own;
         tracing::warn!(pool, %region, has, "a pool has {MAX_DEVICES} devices at most: no more is made");
         return Ok(());
@@ -341,12 +341,19 @@ pub(super) fn owner(
     };
     let found = inventory.namespaces().find(|(_, one)| is_it(one));
     let Some((region, namespace)) = found else { return Ok(None) };
-    let named = namespace.uuid.map(path_of_namespace);
+    let names = [
+        namespace.uuid.map(path_of_namespace),
+        namespace.device.as_ref().map(|device| device.path().into()),
+    ];
+    let is_named = |path: &PathBuf| names.iter().flatten().any(|name| name == path);
     let is_of = |pool: &&PoolConfig| {
-        let has_region = pool.region.as_ref().is_some_and(|share| share.key == region.key);
-        let devices = pool.devices.iter().chain(&pool.spares);
-        let is_named = devices.map(|one| Some(&one.path)).any(|path| path == named.as_ref());
-        is_named || (has_region && namespace.alt_name == OWN_NAME)
+        let is_left = |share: &RegionShare| {
+            share.key == region.key
+                && namespace.alt_name == OWN_NAME
+                && !share.others.iter().any(is_named)
+        };
+        let mut devices = pool.devices.iter().chain(&pool.spares).map(|one| &one.path);
+        devices.any(is_named) || pool.region.as_ref().is_some_and(is_left)
     };
     Ok(pools.iter().find(is_of).map(|pool| pool.name.clone()))
 }
@@ -540,7 +547,12 @@ mod tests {
             let all = [other.clone(), pool.clone()];
             super::owner(path, &all, &rig.host.platform()).unwrap()
         };
+        let mut by_path = named.clone();
+        by_path.devices[0].path = device.path().into();
+        let to_others = pool(&RegionShare { others: vec![found[0].clone()], ..share(25) });
         for path in [found[0].as_path(), Path::new(&device.path())] {
+            assert_eq!(owner(path, &by_path).as_deref(), Some("named"));
+            assert_eq!(owner(path, &to_others), None);
             assert_eq!(owner(path, &of_region).as_deref(), Some("p"));
             assert_eq!(owner(path, &named).as_deref(), Some("named"));
             assert_eq!(owner(path, &other), None);

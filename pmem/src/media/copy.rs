@@ -237,11 +237,20 @@ impl WriteBack {
 /// raise SIGBUS, and not the same. Others may write them meanwhile: bytes have no invalid values.
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> usize {
     if len >= MOVE_BYTES && moves_fast() {
-        // SAFETY: as the caller promises; the routine keeps to the two ranges.
-        return unsafe { blockd_pmem_move(to, from, len) };
+        // SAFETY: as the caller promises.
+        return unsafe { moved(to, from, len) };
     }
     // SAFETY: the same.
     unsafe { blockd_pmem_copy(to, from, len) }
+}
+
+/// Copies by the processor's own routine; gives the bytes that are left where memory was found bad.
+///
+/// # Safety
+/// As [`copy`].
+pub(super) unsafe fn moved(to: *mut u8, from: *const u8, len: usize) -> usize {
+    // SAFETY: as the caller promises; the routine keeps to the two ranges.
+    unsafe { blockd_pmem_move(to, from, len) }
 }
 
 /// Stores whole lines past the cache; gives the bytes that are left where memory was found bad.

@@ -402,6 +402,27 @@ mod tests {
         assert_eq!(signal, Some(libc::SIGBUS), "{output:?}");
     }
 
+    /// Every processor of this kind has the routine, also where another one is faster.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn moves_end_where_memory_does() {
+        let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+        let file = nix::sys::memfd::memfd_create(c"blockd-test", flags).unwrap();
+        let file = Arc::new(File::from(file));
+        file.set_len(8192).unwrap();
+        let map = Mapping::from_file(Arc::clone(&file), &MappingOptions::default()).unwrap();
+        map.write(0, &[7; 8192]).unwrap();
+        file.set_len(4096).unwrap();
+        for at in [0, 1000, 4095] {
+            let (mut to, from) = (vec![0; 8192 - at], map.base.wrapping_add(at));
+            // SAFETY: what is moved is mapped, and the rest of it gone, which is the point.
+            let left = unsafe { engine::moved(to.as_mut_ptr(), from, to.len()) };
+            assert_eq!(left, 4096);
+            assert!(to[..4096 - at].iter().all(|byte| *byte == 7), "from {at}");
+            assert!(to[4096 - at..].iter().all(|byte| *byte == 0), "from {at}");
+        }
+    }
+
     /// Sends this process what a kernel sends that finds memory bad before anybody touches it.
     fn tell_of(address: *mut u8) {
         let mut words = [0_u64; 16];
