@@ -3,6 +3,7 @@
 //! dies, and a loss of power.
 
 mod ends;
+mod growth;
 mod image;
 mod lives;
 mod node;

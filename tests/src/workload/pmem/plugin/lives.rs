@@ -11,6 +11,7 @@ use blockd_csi::proto::CreateSnapshotRequest;
 use blockd_csi::proto::volume_capability::access_mode::Mode;
 use tonic::Code;
 
+use super::growth::over_remains;
 use super::node::{CLASS, GROWING, MIB, Node};
 use super::{drop_caches, has_dax, mounted};
 use crate::clock::clock;
@@ -25,7 +26,7 @@ const ROUNDS: u32 = 4;
 /// What is done, whether the short form has it, and how.
 type Step = (&'static str, bool, fn(&mut Node) -> Result<()>);
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     ("what can't be is refused", true, |node| refusals(node)),
     ("ext4 is mapped", true, |node| mapped(node, "ext4", 64)),
     ("xfs is mapped", false, |node| mapped(node, "xfs", 600)),
@@ -33,6 +34,7 @@ const STEPS: [Step; 9] = [
     ("a raw device, and what it held", false, |node| erased(node)),
     ("sectors are not mapped", false, |node| sectors(node)),
     ("a namespace grows while nobody has it", false, |node| grows(node)),
+    ("one grows over what others left", true, |node| over_remains(node)),
     ("many come and go side by side", false, |node| beside(node)),
     ("the suite's rows", false, |node| suite(node)),
 ];
