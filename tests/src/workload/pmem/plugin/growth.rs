@@ -88,8 +88,11 @@ fn killed(daemon: &mut Daemon, after: Duration) -> Result<bool> {
 /// Writes a text over and over, to the end of so many MiB.
 fn fill(device: &Path, text: &str, mib: u64) -> Result<()> {
     let device = device.display();
-    shell(&format!("yes {text:?} | dd of={device} bs=1M count={mib} iflag=fullblock oflag=direct"))
-        .map(|_| ())
+    shell(&format!("yes {text:?} | dd of={PATTERN} bs=1M count={PIECE} iflag=fullblock"))?;
+    for at in 0..mib / PIECE {
+        shell(&format!("dd if={PATTERN} of={device} bs={PIECE}M count=1 seek={at} oflag=direct"))?;
+    }
+    Ok(())
 }
 
 /// The volume has what was written to it, and nothing else. Gives its bytes.
