@@ -70,29 +70,30 @@ impl DirectPool {
         Ok((true, before.usable, self.get(name)?))
     }
 
-    /// Gives its namespace so many bytes.
+    /// Gives its namespace so many bytes. Where that fails it has its device all the same.
     fn grow(&self, record: &Record, raw: u64) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
-        if !self.content().has_remains {
-            let grown = self.0.platform.grow(uuid, raw)?;
-            return self.note_size(record, &grown);
-        }
-        self.edit(record, |one| one.dirty_from = Some(one.charged_bytes))?;
-        let grown = self.0.platform.grow_bare(uuid, raw);
-        if let Err(error) = grown {
-            // As it was, where there was no room; what else came of it is looked at.
-            let inventory = self.0.platform.read()?;
-            let record = self.named(&record.name, &[Intent::Ready]);
-            if let Some(record) = record {
-                self.finish_growth(&record, &inventory)?;
-            }
-            return Err(error.into());
+        let has_remains = self.content().has_remains;
+        let grown = if has_remains {
+            self.edit(record, |one| one.dirty_from = Some(one.charged_bytes))?;
+            self.0.platform.grow_bare(uuid, raw)
+        } else {
+            self.0.platform.grow(uuid, raw)
+        };
+        if grown.is_err()
+            && let Err(error) = self.0.platform.ensure_enabled(uuid)
+        {
+            let (pool, volume, error) = (self.name(), &record.name, error.text());
+            tracing::warn!(pool, volume, error, "its namespace can't be enabled");
         }
         let inventory = self.0.platform.read()?;
-        match self.named(&record.name, &[Intent::Ready]) {
+        let finished = match self.named(&record.name, &[Intent::Ready]) {
             Some(record) => self.finish_growth(&record, &inventory),
             None => Ok(()),
-        }
+        };
+        let grown = grown?;
+        finished?;
+        if has_remains { Ok(()) } else { self.note_size(record, &grown) }
     }
 
     /// Finishes growths that were cut short.
