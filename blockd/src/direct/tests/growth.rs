@@ -27,7 +27,7 @@ fn p45_the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
             assert!(view.device.is_none() && problem.contains("grows"), "step {steps}: {problem}");
         }
         let pool = rig.open_as(memory()).unwrap();
-        rig.wait_for(|| !is_bare() && dirty(&pool).is_none());
+        rig.wait_for(|| dirty(&pool).is_none() && pool.get("a").unwrap().device.is_some());
         let view = pool.get("a").unwrap();
         assert!(view.device.is_some(), "step {steps}: {:?}", view.problem);
         if view.usable > 62 * MIB {
