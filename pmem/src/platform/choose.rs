@@ -23,6 +23,13 @@ pub enum Reason {
     NotEnough,
     /// Enough is free in all, and no piece is large enough.
     NotContiguous,
+    /// It is to grow, and the kernel would do that in front of it: more is free there than behind.
+    InFront {
+        /// Bytes that are free right in front of it.
+        front: u64,
+        /// Bytes that are free right behind it.
+        behind: u64,
+    },
     /// It can't be used for this, however much is free.
     Unsuited(&'static str),
 }
@@ -51,6 +58,11 @@ impl fmt::Display for Refusal {
                 f,
                 "region {region}: {needed} bytes needed in one piece, {free} free and the largest \
                  piece {largest}"
+            ),
+            Reason::InFront { front, behind } => write!(
+                f,
+                "region {region}: {needed} bytes needed right behind it, {behind} free there, and \
+                 the kernel would take those in front of it first, of which {front} are free"
             ),
             Reason::Unsuited(why) => write!(f, "region {region} {why}"),
         }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::Platform;
 use super::error::PlatformError;
-use super::namespace::{DeviceClass, Namespace};
+use super::namespace::{Device, DeviceClass, Namespace};
 use crate::media::{Mapping, MappingOptions, Media, MediaError};
 
 /// Where file systems, partition tables, RAIDs and pools have what they are known by: at the front
@@ -95,8 +95,40 @@ impl Platform {
         };
         let mut file =
             self.kernel.open_exclusive(&path).map_err(|error| failed("opening", error))?;
+        self.check_is_still(namespace, device, &file)?;
         let length = file.seek(SeekFrom::End(0)).map_err(|error| failed("measuring", error))?;
         Ok(Zeroing { file, length, at: at.min(length) })
+    }
+
+    /// The device that was opened is that of the namespace: names and numbers are given anew.
+    fn check_is_still(
+        &self,
+        namespace: &Namespace,
+        device: &Device,
+        file: &File,
+    ) -> Result<(), PlatformError> {
+        let path = self.device_path(device);
+        let data = file.metadata();
+        let data =
+            data.map_err(|source| PlatformError::Device { what: "looking at", path, source })?;
+        let numbers = (rustix::fs::major(data.rdev()), rustix::fs::minor(data.rdev()));
+        let is_node = !data.file_type().is_block_device() || numbers == device.numbers;
+        let inventory = self.read()?;
+        let is_it = |one: &Namespace| {
+            one.uuid == namespace.uuid
+                && one.name == namespace.name
+                && one.region == namespace.region
+        };
+        let has_it = |one: &Namespace| {
+            one.device
+                .as_ref()
+                .is_some_and(|own| (&own.name, own.numbers) == (&device.name, device.numbers))
+        };
+        if is_node && inventory.namespaces().any(|(_, one)| is_it(one) && has_it(one)) {
+            return Ok(());
+        }
+        let problem = format!("has another device than {} now", device.name);
+        Err(PlatformError::InUse { what: namespace.to_string(), problem })
     }
 
     /// Whether a namespace with a block device has nothing where file systems and the like have

@@ -11,6 +11,7 @@
 pub mod choose;
 pub mod clear;
 mod error;
+mod growth;
 mod kernel;
 mod key;
 mod namespace;

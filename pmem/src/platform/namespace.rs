@@ -94,6 +94,8 @@ pub struct Namespace {
     pub mode: Mode,
     /// Where the pages are noted, of those that have pages.
     pub map: Option<PageMap>,
+    /// Its first byte, from its region's start; nothing where the kernel tells nobody but root.
+    pub start: Option<u64>,
     /// Bytes that it takes of its region.
     pub size: u64,
     /// Bytes that its device has; unknown while it has none.
@@ -161,6 +163,7 @@ fn read(
         alt_name: folder.text_if_there("alt_name")?.unwrap_or_default(),
         mode,
         map: None,
+        start: start(region, &folder)?,
         size,
         usable: None,
         align: None,
@@ -180,6 +183,12 @@ fn read(
         block(&mut namespace, carrier)?;
     }
     Ok(Some(namespace))
+}
+
+/// Where it begins in its region, by the addresses of both.
+fn start(region: &Folder, folder: &Folder) -> Result<Option<u64>, PlatformError> {
+    let (base, own) = (region.address()?, folder.address()?);
+    Ok(base.zip(own).and_then(|(base, own)| own.checked_sub(base)))
 }
 
 fn uuid(folder: &Folder) -> Result<Option<Uuid>, PlatformError> {

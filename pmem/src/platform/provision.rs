@@ -1,4 +1,4 @@
-//! Making, removing and growing namespaces, by writing to sysfs alone.
+//! Making and removing namespaces, by writing to sysfs alone.
 //!
 //! Each value that is written is read back. The kernel keeps seeds: a namespace, and one of each
 //! kind that can be made of it, which are as good as nothing until they are given values. What
@@ -192,7 +192,7 @@ impl Platform {
         Ok(made.clone())
     }
 
-    fn await_node(&self, path: &std::path::Path) -> Result<(), PlatformError> {
+    pub(super) fn await_node(&self, path: &std::path::Path) -> Result<(), PlatformError> {
         for _ in 0..NODE_TRIES {
             if path.exists() {
                 return Ok(());
@@ -269,7 +269,7 @@ impl Platform {
     }
 
     /// Takes its device away: nobody uses it, and nobody can begin to meanwhile.
-    fn disable(
+    pub(super) fn disable(
         &self,
         inventory: &Inventory,
         region: &Region,
@@ -321,123 +321,9 @@ impl Platform {
         }
     }
 
-    /// Makes a namespace larger. Only one whose pages are noted in ordinary memory can be: with
-    /// notes on the namespace the kernel fails to enable it afterwards.
-    ///
-    /// # Errors
-    /// When that is not possible, it is in use, or there is no room right behind it. It is as it
-    /// was then, unless the error is [`PlatformError::NotTakenBack`].
-    pub fn grow(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
-        let _lock = self.lock()?;
-        let inventory = self.read_with_users()?;
-        let (region, namespace) = inventory
-            .namespace(uuid)
-            .ok_or_else(|| PlatformError::NotFound { what: "namespace", name: uuid.to_string() })?;
-        check_growth(region, namespace, size)?;
-        self.disable(&inventory, region, namespace)?;
-        let folder = self.region_folder(region).at(&namespace.name);
-        let grown = self.set(&folder, "size", &size.to_string());
-        let enabled = self.enable(region, &namespace.name);
-        let found = match namespace.uuid {
-            Some(uuid) => self.read_when_enabled(uuid)?,
-            None => self.read()?,
-        };
-        let now = found.namespace(uuid).map(|(_, now)| now);
-        let is_served = |now: &Namespace| now.mode == namespace.mode && now.device.is_some();
-        match (grown, enabled, now) {
-            (Ok(()), Ok(()), Some(now)) if is_served(now) && now.usable > namespace.usable => {
-                Ok(now.clone())
-            }
-            (Err(error), Ok(()), Some(now)) if is_served(now) && now.size == namespace.size => {
-                let no_space = error.os_error() == Some(libc::ENOSPC);
-                Err(if no_space { beyond(region, size - namespace.size) } else { error })
-            }
-            (grown, enabled, now) => {
-                let what = format!("{namespace} of {} bytes", namespace.size);
-                let found = now.map_or_else(
-                    || "it is gone".to_owned(),
-                    |now| format!("it has {} bytes and {:?} usable", now.size, now.usable),
-                );
-                let problem = format!("not well after growing to {size}: {found}");
-                let error = PlatformError::Unsupported { what, problem };
-                match grown.and(enabled) {
-                    Ok(()) => Err(error),
-                    Err(first) => {
-                        let (error, after) = (Box::new(first), Box::new(error));
-                        Err(PlatformError::NotTakenBack { error, after })
-                    }
-                }
-            }
-        }
-    }
-
-    /// The same for one whose new bytes are to be seen by nobody yet: it is bare then, until it is
-    /// restored.
-    ///
-    /// # Errors
-    /// As of [`Self::grow`]. It may be bare, or have no device.
-    pub fn grow_bare(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
-        let _lock = self.lock()?;
-        let inventory = self.read_with_users()?;
-        let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
-        let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
-        check_growth(region, namespace, size)?;
-        self.disable(&inventory, region, namespace)?;
-        let folder = self.region_folder(region).at(&namespace.name);
-        self.set(&folder, "force_raw", "1")?;
-        if let Err(error) = self.set(&folder, "size", &size.to_string()) {
-            self.set(&folder, "force_raw", "0")?;
-            self.enable(region, &namespace.name)?;
-            let no_space = error.os_error() == Some(libc::ENOSPC);
-            return Err(if no_space { beyond(region, size - namespace.size) } else { error });
-        }
-        self.enable(region, &namespace.name)?;
-        let found = self.read_when_enabled(uuid)?;
-        let (_, now) = found.namespace(uuid).ok_or_else(gone)?;
-        match &now.device {
-            Some(device) if now.mode == Mode::Raw && now.size == size => {
-                self.await_node(&self.device_path(device))?;
-                Ok(now.clone())
-            }
-            _ => {
-                let problem = format!("is not bare after growing to {size}");
-                Err(PlatformError::InUse { what: now.to_string(), problem })
-            }
-        }
-    }
-
-    /// Makes a namespace that was made bare what it was before.
-    ///
-    /// # Errors
-    /// When it is in use, the kernel refuses, or it was nothing else. It may have no device then.
-    pub fn restore(&self, uuid: Uuid) -> Result<Namespace, PlatformError> {
-        let _lock = self.lock()?;
-        let inventory = self.read_with_users()?;
-        let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
-        let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
-        if namespace.mode != Mode::Raw {
-            return Ok(namespace.clone());
-        }
-        self.disable(&inventory, region, namespace)?;
-        self.set(&self.region_folder(region).at(&namespace.name), "force_raw", "0")?;
-        self.enable(region, &namespace.name)?;
-        let found = self.read_when_enabled(uuid)?;
-        let (_, now) = found.namespace(uuid).ok_or_else(gone)?;
-        match &now.device {
-            Some(device) if now.mode != Mode::Raw => {
-                self.await_node(&self.device_path(device))?;
-                Ok(now.clone())
-            }
-            _ => {
-                let problem = "has not become what it was before it was bare".to_owned();
-                Err(PlatformError::InUse { what: now.to_string(), problem })
-            }
-        }
-    }
-
     /// Lets the kernel find what the namespace was made into. Its answer is an error then, since
     /// the namespace itself has no driver in the end; what came of it is looked at by the caller.
-    fn enable(&self, region: &Region, name: &str) -> Result<(), PlatformError> {
+    pub(super) fn enable(&self, region: &Region, name: &str) -> Result<(), PlatformError> {
         let path = self.places.sys.join("bus/nd/drivers/nd_pmem/bind");
         match self.kernel.write(&path, name) {
             Ok(()) => Ok(()),
@@ -453,7 +339,7 @@ impl Platform {
 
     /// Reads what has come of a namespace that was enabled. What it was made into has its device a
     /// moment later: the kernel registers that in a thread of its own.
-    fn read_when_enabled(&self, uuid: Uuid) -> Result<Inventory, PlatformError> {
+    pub(super) fn read_when_enabled(&self, uuid: Uuid) -> Result<Inventory, PlatformError> {
         for _ in 1..ENABLE_TRIES {
             let inventory = self.read()?;
             if inventory.namespace(uuid).is_none_or(|(_, one)| one.device.is_some()) {
@@ -573,18 +459,28 @@ impl Platform {
         }
     }
 
-    fn region_folder(&self, region: &Region) -> Folder {
+    pub(super) fn region_folder(&self, region: &Region) -> Folder {
         Folder::new(self.places.nd_devices().join(&region.name))
     }
 
-    fn put(&self, folder: &Folder, name: &str, value: &str) -> Result<(), PlatformError> {
+    pub(super) fn put(
+        &self,
+        folder: &Folder,
+        name: &str,
+        value: &str,
+    ) -> Result<(), PlatformError> {
         let path = folder.path().join(name);
         let written = self.kernel.write(&path, value);
         written.map_err(|source| PlatformError::Write { path, value: value.to_owned(), source })
     }
 
     /// Writes a value and reads it back.
-    fn set(&self, folder: &Folder, name: &str, value: &str) -> Result<(), PlatformError> {
+    pub(super) fn set(
+        &self,
+        folder: &Folder,
+        name: &str,
+        value: &str,
+    ) -> Result<(), PlatformError> {
         self.put(folder, name, value)?;
         let found = folder.text(name)?;
         // Of a list the kernel marks the one that is meant.
@@ -665,17 +561,6 @@ fn in_use(namespace: &Namespace, by: &str) -> PlatformError {
     PlatformError::InUse { what: namespace.to_string(), problem: format!("is in use: {by}") }
 }
 
-fn beyond(region: &Region, needed: u64) -> PlatformError {
-    let refusal = choose::Refusal {
-        region: region.key.clone(),
-        needed,
-        free: region.available,
-        largest: region.max_available_extent,
-        reason: choose::Reason::NotContiguous,
-    };
-    NoRoom { refusals: vec![refusal] }.into()
-}
-
 fn check_wish(inventory: &Inventory, region: &Region, wish: &Wish) -> Result<(), PlatformError> {
     let invalid = |field, value: String, allowed: String| {
         Err(PlatformError::Invalid { field, value, allowed })
@@ -701,35 +586,4 @@ fn check_wish(inventory: &Inventory, region: &Region, wish: &Wish) -> Result<(),
     }
     let fits = choose::fits(region, wish.size);
     fits.map_err(|refusal| NoRoom { refusals: vec![refusal] }.into())
-}
-
-fn check_growth(region: &Region, namespace: &Namespace, size: u64) -> Result<(), PlatformError> {
-    let refused = |problem: &str| {
-        let (what, problem) = (namespace.to_string(), problem.to_owned());
-        Err(PlatformError::Unsupported { what, problem })
-    };
-    match (namespace.mode, namespace.map) {
-        _ if !region.labelled => return refused("it has its region as a whole"),
-        (Mode::Fsdax, Some(PageMap::Memory)) => {}
-        (Mode::Fsdax | Mode::Devdax, Some(PageMap::Device)) => {
-            return refused(
-                "can't grow: its pages are noted on itself, and the kernel could not enable it \
-                 with more of them",
-            );
-        }
-        (Mode::Sector, _) => {
-            return refused(
-                "can't grow: a sector namespace keeps the blocks that it was made with",
-            );
-        }
-        _ => return refused("can't grow: only fsdax namespaces with their map in memory can"),
-    }
-    let step = namespace.align.and_then(|align| Step::of(region, align, Rule::Formula));
-    let Some(step) = step else { return refused("its alignment is not known") };
-    if size <= namespace.size || step.round_down(size) != size {
-        let allowed = format!("more than {} and in {step}", namespace.size);
-        return Err(PlatformError::Invalid { field: "size", value: size.to_string(), allowed });
-    }
-    choose::fits(region, size - namespace.size)
-        .map_err(|refusal| NoRoom { refusals: vec![refusal] }.into())
 }

@@ -112,6 +112,18 @@ impl Folder {
         self.text_if_set(name)?.map(|text| self.as_number(name, &text)).transpose()
     }
 
+    /// The address in memory of a region or namespace; nothing for whom it is a secret.
+    pub(super) fn address(&self) -> Result<Option<u64>, PlatformError> {
+        match self.number_if_set("resource") {
+            Err(PlatformError::Read { source, .. })
+                if source.kind() == ErrorKind::PermissionDenied =>
+            {
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
     fn as_number(&self, name: &str, text: &str) -> Result<u64, PlatformError> {
         let number = match text.strip_prefix("0x") {
             Some(digits) => u64::from_str_radix(digits, 16).ok(),

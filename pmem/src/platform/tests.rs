@@ -9,6 +9,8 @@ use super::testing::{FakeHost, FakeSpec, Shown};
 use super::*;
 use crate::media::Domain;
 
+mod growth;
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -475,6 +477,9 @@ fn growing_is_for_maps_in_memory_only() {
         let error = platform.grow(uuid(number), size).unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
     }
+    assert_eq!(host.writes(), writes);
+    platform.destroy(&key(1), uuid(2)).unwrap();
+    let writes = host.writes();
     host.mount("pmem0", Some("/mnt"));
     assert!(platform.grow(uuid(1), 384 * MIB).unwrap_err().to_string().contains("mounted at"));
     assert_eq!(host.writes(), writes);

@@ -19,7 +19,7 @@ use super::sysfs::Folder;
 /// One that uses a device.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum User {
-    /// A file system is mounted from it.
+    /// A file system is mounted from it, or its node is shown somewhere else.
     Mount {
         /// Where.
         point: String,
@@ -182,11 +182,18 @@ fn mounts(
     seen.insert(own);
     for line in table.lines() {
         let mut words = line.split(' ');
-        let (Some(numbers), Some(point)) = (words.nth(2), words.nth(1)) else { continue };
-        let source = words.skip_while(|word| *word != "-").nth(2).unwrap_or_default();
+        let first = (words.nth(2), words.next(), words.next());
+        let (Some(numbers), Some(root), Some(point)) = first else { continue };
+        let mut words = words.skip_while(|word| *word != "-").skip(1);
+        let kind = words.next().unwrap_or_default();
+        let source = words.next().unwrap_or_default();
+        // A node by itself is shown elsewhere, as to what wants a raw volume: that may open it at
+        // any time.
+        let node = (kind == "devtmpfs").then(|| format!("/dev{root}"));
         for one in wanted.iter_mut() {
             let by_number = one.numbers.iter().any(|own| format!("{}:{}", own.0, own.1) == numbers);
-            if by_number || one.is_path(source) {
+            let is_node = node.as_deref().is_some_and(|node| one.is_path(node));
+            if by_number || is_node || one.is_path(source) {
                 one.found.insert(User::Mount { point: point.to_owned() });
             }
         }

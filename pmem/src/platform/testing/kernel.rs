@@ -129,10 +129,13 @@ fn namespace(region: &mut FakeRegion, number: u64, name: &str, text: &str) -> An
                 let gap = gaps.iter().find(|gap| gap.1 >= size).ok_or(libc::ENOSPC)?;
                 one.start = gap.0;
             } else if size > one.size {
-                let end = one.start + one.size;
-                let behind = gaps.iter().find(|gap| gap.0 == end).map_or(0, |gap| gap.1);
-                if behind < size - one.size {
-                    return Err(libc::ENOSPC);
+                // The first that is large enough, be it in front.
+                let (more, end) = (size - one.size, one.start + one.size);
+                let is_near = |gap: &&(u64, u64)| gap.0 == end || gap.0 + gap.1 == one.start;
+                let mut fitting = gaps.iter().filter(is_near).filter(|gap| gap.1 >= more);
+                let gap = fitting.next().ok_or(libc::ENOSPC)?;
+                if gap.0 != end {
+                    one.start -= more;
                 }
             }
             one.size = size;

@@ -94,10 +94,14 @@ struct State {
     writes: usize,
     /// Writes that are still carried out; none after that.
     writes_left: Option<usize>,
-    /// Ends of paths, and what a write there is answered.
-    refusals: Vec<(String, i32)>,
+    /// A file, and where a copy of it goes when nothing is carried out any more.
+    keeps: Option<(PathBuf, PathBuf)>,
+    /// Ends of paths, what a write there is answered, and whether it is carried out all the same.
+    refusals: Vec<(String, i32, bool)>,
     /// Names of devices, and where they are mounted.
     mounts: BTreeMap<String, String>,
+    /// The same of nodes that are shown elsewhere.
+    shown_at: Vec<(String, String)>,
     /// Names of devices that a process has open.
     open: Vec<String>,
     /// Devices that were taken away while they were in use.
@@ -135,8 +139,10 @@ impl FakeHost {
             regions: specs.iter().enumerate().map(region).collect(),
             writes: 0,
             writes_left: None,
+            keeps: None,
             refusals: Vec::new(),
             mounts: BTreeMap::new(),
+            shown_at: Vec::new(),
             open: Vec::new(),
             torn: Vec::new(),
         };
@@ -178,6 +184,12 @@ impl FakeHost {
         self.state().writes_left = Some(writes);
     }
 
+    /// What a file holds when the writer is stopped is copied: the writer would not write it any
+    /// more either.
+    pub fn keep_when_stopped(&self, from: &Path, to: &Path) {
+        self.state().keeps = Some((from.to_owned(), to.to_owned()));
+    }
+
     /// Writes are carried out again: the writer was started anew.
     pub fn restart(&self) {
         self.state().writes_left = None;
@@ -185,7 +197,22 @@ impl FakeHost {
 
     /// Writes to paths that end so are answered with an error from now on.
     pub fn refuse(&self, end: &str, errno: i32) {
-        self.state().refusals.push((end.to_owned(), errno));
+        self.state().refusals.push((end.to_owned(), errno, false));
+    }
+
+    /// The same, but what was written has its effect.
+    pub fn refuse_after(&self, end: &str, errno: i32) {
+        self.state().refusals.push((end.to_owned(), errno, true));
+    }
+
+    /// The device's node is shown there as well, as to what wants it by itself; by nothing, it
+    /// isn't any more.
+    pub fn show_at(&self, device: &str, point: Option<&str>) {
+        let mut state = self.state();
+        state.shown_at.retain(|(name, _)| name != device);
+        state.shown_at.extend(point.map(|point| (device.to_owned(), point.to_owned())));
+        drop(state);
+        self.show();
     }
 
     /// Nothing is refused any more.
@@ -199,6 +226,7 @@ impl FakeHost {
         let mut state = self.state();
         state.writes_left = None;
         state.mounts.clear();
+        state.shown_at.clear();
         state.open.clear();
         state.regions.reverse();
         for (at, region) in state.regions.iter_mut().enumerate() {
@@ -280,20 +308,25 @@ impl Kernel for FakeHost {
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let mut state = self.state();
         state.writes += 1;
-        if let Some(left) = &mut state.writes_left {
-            if *left == 0 {
-                return Err(io::Error::other("the writer is dead"));
+        if state.writes_left == Some(0) {
+            if let Some((from, to)) = state.keeps.take() {
+                fs::copy(from, to)?;
             }
-            *left -= 1;
+            return Err(io::Error::other("the writer is dead"));
         }
-        let refused = state.refusals.iter().find(|(end, _)| path.ends_with(end)).map(|one| one.1);
-        if let Some(errno) = refused {
+        state.writes_left = state.writes_left.map(|left| left - 1);
+        let refused = state.refusals.iter().find(|(end, ..)| path.ends_with(end));
+        let refused = refused.map(|(_, errno, is_done)| (*errno, *is_done));
+        if let Some((errno, false)) = refused {
             return Err(io::Error::from_raw_os_error(errno));
         }
         let inner = path.strip_prefix(&self.root).unwrap_or(path);
         let result = kernel::write(&mut state, inner, text.trim_end_matches('\n'));
         drop(state);
         self.show();
+        if let Some((errno, _)) = refused {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         result.map_err(io::Error::from_raw_os_error)
     }
 

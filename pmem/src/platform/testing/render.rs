@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,6 +21,9 @@ fn put(folder: &Path, name: &str, text: impl std::fmt::Display) -> io::Result<()
     }
     fs::write(path, format!("{text}\n"))
 }
+
+/// Where in memory each region begins.
+const BASE: u64 = 4 << 30;
 
 static VERSION: AtomicU64 = AtomicU64::new(0);
 
@@ -61,22 +64,23 @@ pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
     Ok(())
 }
 
+/// Former versions that stay, so that who is in the middle of a folder of one reads it to its end.
+const KEPT: usize = 8;
+
 fn replace(root: &Path, name: &str, by: &Path) -> io::Result<()> {
     let link = root.join(name);
-    let before = fs::read_link(&link).ok();
     let next = by.with_extension("next");
     symlink(by, &next)?;
     fs::rename(&next, &link)?;
-    // The last one stays, so that who is in the middle of a folder of it reads it to its end.
+    let mut versions = Vec::new();
     for entry in fs::read_dir(root)? {
-        let path = entry?.path();
-        let is_one = path
-            .file_name()
-            .and_then(|own| own.to_str())
-            .is_some_and(|own| own.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')));
-        if is_one && path != *by && Some(&path) != before.as_ref() {
-            fs::remove_dir_all(path)?;
-        }
+        let own = entry?.file_name().to_string_lossy().into_owned();
+        let digits = own.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
+        versions.extend(digits.and_then(|digits| digits.parse::<u64>().ok()));
+    }
+    versions.sort_unstable();
+    for version in versions.iter().rev().skip(KEPT) {
+        fs::remove_dir_all(root.join(format!("{name}-{version}")))?;
     }
     Ok(())
 }
@@ -96,6 +100,7 @@ fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<
         *module += 1;
     }
     let is_labelled = spec.labelled && region.shown != Shown::WithoutLabels;
+    put(&folder, "resource", format!("{:#x}", BASE))?;
     put(&folder, "set_cookie", format!("{:#x}", spec.cookie))?;
     put(&folder, "devtype", if spec.volatile { "nd_volatile" } else { "nd_pmem" })?;
     put(&folder, "nstype", if is_labelled { 5 } else { 4 })?;
@@ -138,19 +143,33 @@ fn show_region(sys: &Path, region: &FakeRegion, module: &mut u32) -> io::Result<
     }
     show_claims(sys, region, &folder)?;
     for namespace in &region.namespaces {
-        let own = folder.join(format!("namespace{number}.{}", namespace.number));
-        put(&own, "size", namespace.size)?;
-        put(&own, "force_raw", u8::from(namespace.force_raw))?;
-        let holder = region.claimer(namespace.number);
-        let holder = holder.map(|one| format!("{}{number}.{}", one.word(), one.number));
-        put(&own, "holder", holder.unwrap_or_default())?;
-        if spec.labelled {
-            put(&own, "uuid", &namespace.uuid)?;
-            put(&own, "alt_name", &namespace.alt_name)?;
-        }
-        if namespace.bound {
-            symlink(sys.join("bus/nd/drivers/nd_pmem"), own.join("driver"))?;
-        }
+        show_attributes(sys, region, namespace, &folder)?;
+    }
+    Ok(())
+}
+
+fn show_attributes(
+    sys: &Path,
+    region: &FakeRegion,
+    namespace: &FakeNamespace,
+    folder: &Path,
+) -> io::Result<()> {
+    let (spec, number) = (&region.spec, region.number);
+    let own = folder.join(format!("namespace{number}.{}", namespace.number));
+    put(&own, "size", namespace.size)?;
+    if namespace.size > 0 {
+        put(&own, "resource", format!("{:#x}", BASE + namespace.start))?;
+    }
+    put(&own, "force_raw", u8::from(namespace.force_raw))?;
+    let holder = region.claimer(namespace.number);
+    let holder = holder.map(|one| format!("{}{number}.{}", one.word(), one.number));
+    put(&own, "holder", holder.unwrap_or_default())?;
+    if spec.labelled {
+        put(&own, "uuid", &namespace.uuid)?;
+        put(&own, "alt_name", &namespace.alt_name)?;
+    }
+    if namespace.bound {
+        symlink(sys.join("bus/nd/drivers/nd_pmem"), own.join("driver"))?;
     }
     Ok(())
 }
@@ -221,8 +240,7 @@ fn show_namespace(
     let own = if mode == Mode::Sector { "-sectors" } else { "" };
     let media = format!("media/{:x}-{:x}{own}", region.spec.cookie, namespace.start);
     let media = root.join(media);
-    let file = File::options().create(true).truncate(false).write(true).open(&media)?;
-    file.set_len(bytes)?;
+    set_length(&media, bytes)?;
     let node: PathBuf = root.join("dev").join(&name);
     let same = fs::canonicalize(&node).is_ok_and(|path| path == media);
     if !same {
@@ -230,6 +248,43 @@ fn show_namespace(
         symlink(&media, &node)?;
     }
     Ok(Some(name))
+}
+
+/// Makes a device's file as long as the device. What is behind its end stays on the media, and is
+/// there again when a device reaches so far.
+fn set_length(media: &Path, bytes: u64) -> io::Result<()> {
+    let options = || File::options().create(true).truncate(false).read(true).write(true).clone();
+    let file = options().open(media)?;
+    let length = file.metadata()?.len();
+    let behind = options().open(media.with_extension("behind"))?;
+    if length > bytes {
+        copy(&file, &behind, bytes, length)?;
+    }
+    file.set_len(bytes)?;
+    if length < bytes {
+        copy(&behind, &file, length, bytes.min(behind.metadata()?.len()))?;
+    }
+    Ok(())
+}
+
+/// Copies what is not zero there, and zeroes over what was not.
+fn copy(from: &File, to: &File, at: u64, end: u64) -> io::Result<()> {
+    const PIECE: u64 = 64 << 10;
+    let (mut page, mut there) = (vec![0; 64 << 10], vec![0; 64 << 10]);
+    let mut at = at;
+    while at < end {
+        let part = usize::try_from(PIECE.min(end - at)).unwrap_or(0);
+        from.read_exact_at(&mut page[..part], at)?;
+        there.fill(0);
+        let has = to.metadata()?.len().saturating_sub(at);
+        let has = usize::try_from(has).unwrap_or(part).min(part);
+        to.read_exact_at(&mut there[..has], at)?;
+        if page[..part] != there[..part] {
+            to.write_all_at(&page[..part], at)?;
+        }
+        at += part as u64;
+    }
+    Ok(())
 }
 
 fn processes(proc: &Path, state: &State) -> io::Result<()> {
@@ -242,7 +297,11 @@ fn processes(proc: &Path, state: &State) -> io::Result<()> {
         let line = |(device, point): (&String, &String)| {
             format!("30 1 0:99 / {point} rw - ext4 /dev/{device} rw,dax=always")
         };
-        let table: Vec<String> = state.mounts.iter().map(line).collect();
+        let shown = |(device, point): &(String, String)| {
+            format!("31 1 0:6 /{device} {point} rw - devtmpfs udev rw")
+        };
+        let shown = state.shown_at.iter().map(shown);
+        let table: Vec<String> = state.mounts.iter().map(line).chain(shown).collect();
         put(&folder, "mountinfo", table.join("\n"))?;
     }
     for (at, device) in state.open.iter().enumerate() {

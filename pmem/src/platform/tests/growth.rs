@@ -1,0 +1,162 @@
+//! Growing: at its end, whatever is free in front.
+
+use std::fs::File;
+
+use super::super::choose::Reason;
+use super::*;
+
+const OWN: &[u8] = b"its own";
+
+/// Namespaces of so many MiB, one after the other, in a region of 1 GiB. Those without a number are
+/// removed again.
+fn host(parts: &[(Option<u8>, u64)]) -> (std::sync::Arc<FakeHost>, Platform) {
+    let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
+    let platform = host.platform();
+    for (at, (number, mib)) in (100..).zip(parts) {
+        let map = PageMap::Memory;
+        let wish = Wish { map, ..wish(number.unwrap_or(at), mib * MIB) };
+        platform.create(&key(1), &wish).unwrap();
+    }
+    for at in (100..).zip(parts).filter(|(_, part)| part.0.is_none()).map(|(at, _)| at) {
+        assert!(platform.destroy(&key(1), uuid(at)).unwrap());
+    }
+    (host, platform)
+}
+
+fn namespace(platform: &Platform, number: u8) -> Namespace {
+    platform.read().unwrap().namespace(uuid(number)).unwrap().1.clone()
+}
+
+fn device(host: &FakeHost, platform: &Platform, number: u8) -> File {
+    let device = namespace(platform, number).device.unwrap();
+    File::options().read(true).write(true).open(host.device(&device.name)).unwrap()
+}
+
+/// Where it begins and ends, in MiB, with what was written at its front.
+fn place(host: &FakeHost, platform: &Platform, number: u8) -> (u64, u64) {
+    let one = namespace(platform, number);
+    let mut found = [0; OWN.len()];
+    device(host, platform, number).read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(found, OWN);
+    let start = one.start.unwrap();
+    (start / MIB, (start + one.size) / MIB)
+}
+
+/// The kernel would take what is in front of it, and it would begin somewhere else.
+#[test]
+fn it_grows_at_its_end_whatever_is_free_in_front() {
+    for (in_front, more) in [(0, 48), (32, 48), (48, 48), (64, 48), (256, 16), (400, 480)] {
+        let mut parts = vec![(Some(1), 64)];
+        if in_front > 0 {
+            parts.insert(0, (None, in_front));
+        }
+        let (host, platform) = host(&parts);
+        device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
+        let size = (64 + more) * MIB;
+        let grown = platform.grow(uuid(1), size).unwrap();
+        assert_eq!((grown.size, grown.mode), (size, Mode::Fsdax));
+        let now = place(&host, &platform, 1);
+        assert_eq!(now, (in_front, in_front + 64 + more), "{in_front} in front");
+    }
+}
+
+/// More is free in front than behind: there is no way to have the kernel take what is behind.
+#[test]
+fn it_does_not_grow_where_the_kernel_would_take_what_is_in_front() {
+    let parts = [(None, 128), (Some(1), 64), (None, 64), (Some(2), 16)];
+    let (host, platform) = host(&parts);
+    device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
+    let writes = host.writes();
+    let asked = [
+        platform.grow(uuid(1), 112 * MIB).unwrap_err(),
+        platform.grow_bare(uuid(1), 112 * MIB).unwrap_err(),
+    ];
+    for error in asked {
+        let PlatformError::NoRoom(refused) = &error else { panic!("{error}") };
+        let (front, behind) = (128 * MIB, 64 * MIB);
+        assert_eq!(refused.refusals[0].reason, Reason::InFront { front, behind });
+        assert!(refused.is_space() && error.to_string().contains("in front of it"), "{error}");
+    }
+    // Too much for what is behind it, and for all there is.
+    for size in [160 * MIB, 2 * GIB] {
+        assert!(matches!(platform.grow(uuid(1), size), Err(PlatformError::NoRoom(_))));
+    }
+    assert_eq!((host.writes(), host.torn()), (writes, Vec::new()));
+    assert_eq!(place(&host, &platform, 1), (128, 192));
+    // Once that is taken it can.
+    platform.create(&key(1), &Wish { map: PageMap::Memory, ..wish(3, 96 * MIB) }).unwrap();
+    platform.grow(uuid(1), 112 * MIB).unwrap();
+    assert_eq!(place(&host, &platform, 1), (128, 240));
+}
+
+/// The kernel gives it the size, and fails to write that down.
+#[test]
+fn a_size_that_was_not_written_down_is_not_kept() {
+    let (host, platform) = host(&[(None, 64), (Some(1), 64)]);
+    device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
+    for is_bare in [false, true] {
+        let grow = |size| match is_bare {
+            true => platform.grow_bare(uuid(1), size),
+            false => platform.grow(uuid(1), size),
+        };
+        host.refuse_after("size", libc::EIO);
+        let error = grow(112 * MIB).unwrap_err();
+        assert_eq!(error.os_error(), Some(libc::EIO), "{error}");
+        host.accept();
+        let now = namespace(&platform, 1);
+        assert_eq!((now.size, now.mode, now.device.is_some()), (64 * MIB, Mode::Fsdax, true));
+        assert_eq!(place(&host, &platform, 1), (64, 128));
+    }
+}
+
+/// It died between two sizes: it has more than it was to have, and begins where it did.
+#[test]
+fn wherever_the_writer_dies_it_begins_where_it_did() {
+    let mut steps = 0;
+    loop {
+        let (host, platform) = host(&[(None, 64), (Some(1), 64)]);
+        device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
+        host.stop_after(steps);
+        let grown = platform.grow(uuid(1), 112 * MIB);
+        host.restart();
+        platform.ensure_enabled(uuid(1)).unwrap();
+        let (start, end) = place(&host, &platform, 1);
+        assert!(start == 64 && [128, 176, 208].contains(&end), "step {steps}: {start} to {end}");
+        if grown.is_ok() {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(steps > 4, "{steps}");
+}
+
+/// Who was given its node by itself may open it at any time.
+#[test]
+fn what_is_shown_elsewhere_is_in_use() {
+    let (host, platform) = host(&[(Some(1), 64)]);
+    let name = namespace(&platform, 1).device.unwrap().name;
+    host.show_at(&name, Some("/pods/volume"));
+    let inventory = platform.read_with_users().unwrap();
+    let users = &inventory.namespace(uuid(1)).unwrap().1.users;
+    assert_eq!(users[..], [User::Mount { point: "/pods/volume".to_owned() }]);
+    let error = platform.grow(uuid(1), 112 * MIB).unwrap_err();
+    assert!(error.to_string().contains("/pods/volume"), "{error}");
+    platform.destroy(&key(1), uuid(1)).unwrap_err();
+    host.show_at(&name, None);
+    platform.grow(uuid(1), 112 * MIB).unwrap();
+}
+
+/// It was removed since it was seen, and another has its name and numbers.
+#[test]
+fn a_device_that_is_anothers_by_now_is_not_overwritten() {
+    let (host, platform) = host(&[(Some(1), 64)]);
+    let seen = namespace(&platform, 1);
+    platform.zeroing(&seen, 0).unwrap();
+    platform.destroy(&key(1), uuid(1)).unwrap();
+    host.reboot();
+    platform.create(&key(1), &Wish { map: PageMap::Memory, ..wish(2, 64 * MIB) }).unwrap();
+    let now = namespace(&platform, 2);
+    assert_eq!((&now.name, &now.device), (&seen.name, &seen.device));
+    let error = platform.zeroing(&seen, 0).unwrap_err();
+    assert!(error.to_string().contains("another device"), "{error}");
+}
