@@ -5,8 +5,13 @@
 //! is another's. Its label has the new size already. A host that starts anew meanwhile makes it
 //! what it was, larger: from then on somebody may have used its end, which is left as it is.
 
-use blockd_pmem::platform::{Inventory, Mode, Namespace};
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
 
+use blockd_pmem::platform::clear::Zeroing;
+use blockd_pmem::platform::{Inventory, Mode, Namespace, PlatformError};
+
+use super::busy::Held;
 use super::config::SizeRule;
 use super::describe::VolumeView;
 use super::journal::{Intent, Record};
@@ -14,6 +19,17 @@ use super::pool::{CreateWish, uuid_of};
 use super::scrub::PIECE;
 use super::{DirectPool, Usage};
 use crate::error::{Error, shown};
+
+/// Said of a volume that has no device while its new end is overwritten.
+pub(super) const GROWS: &str = "it grows, and its new end is overwritten first";
+
+/// A growth to be finished.
+struct Begun<'a> {
+    record: Record,
+    /// Of what may be another's.
+    zeroing: Option<Zeroing>,
+    held: Held<'a>,
+}
 
 /// Whether the namespace of a volume was made bare for its growth.
 pub(super) fn is_bare(record: &Record, namespace: &Namespace) -> bool {
@@ -26,18 +42,22 @@ pub(super) fn is_bare(record: &Record, namespace: &Namespace) -> bool {
 impl DirectPool {
     /// Makes a volume larger, where its kind can be: true if it is now.
     pub fn resize(&self, name: &str, size: u64) -> Result<(bool, u64, VolumeView), Error> {
-        let _changing = self.changing();
-        let existing = || {
-            let record = self.named(name, &[Intent::Ready]);
-            record.ok_or_else(|| Error::not_found("volume", name))
-        };
-        let inventory = self.0.platform.read()?;
-        self.region(&inventory)?;
-        self.finish_growth(&existing()?, &inventory)?;
-        let inventory = self.0.platform.read()?;
+        // What was begun before comes to its end first.
+        self.finish_growth(&self.ready(name)?.uuid)?;
+        let changing = self.changing();
+        let record = self.ready(name)?;
+        if record.dirty_from.is_some() || self.0.busy.is_held(&record.uuid) {
+            return Err(Error::in_use(format!("volume {}", shown(name)), GROWS.to_owned()));
+        }
+        let uuid = uuid_of(&record)?;
+        let mut inventory = self.0.platform.read()?;
+        if inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none()) {
+            self.0.platform.ensure_enabled(uuid)?;
+            inventory = self.0.platform.read()?;
+        }
         let region = self.region(&inventory)?;
-        self.note_growth(&existing()?, &inventory)?;
-        let record = existing()?;
+        self.note_growth(&record, &inventory)?;
+        let record = self.ready(name)?;
         let before = self.view(&record, Some(&inventory));
         let has = match self.0.config.size_rule {
             SizeRule::Usable => before.usable,
@@ -58,73 +78,143 @@ impl DirectPool {
         let raw = self.raw_size(&wish, step)?;
         if size > record.requested_bytes && size <= has && raw == record.charged_bytes {
             // A growth to just that was cut short after the volume had it.
+            let was = record.usable_bytes;
             self.edit(&record, |one| one.requested_bytes = size)?;
-            return Ok((true, before.usable, self.get(name)?));
+            return Ok((true, was, self.get(name)?));
         }
         if size < has {
-            let problem = format!("has {has} bytes: namespaces do not shrink");
+            let problem =
+                format!("has {has} bytes, and size_bytes is {size}: namespaces do not shrink");
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        self.grow(&record, raw)?;
+        self.grow(&record, raw, changing)?;
         self.edit(&record, |one| one.requested_bytes = size)?;
         Ok((true, before.usable, self.get(name)?))
     }
 
-    /// Gives its namespace so many bytes. Where that fails it has its device all the same.
-    fn grow(&self, record: &Record, raw: u64) -> Result<(), Error> {
+    fn ready(&self, name: &str) -> Result<Record, Error> {
+        let record = self.named(name, &[Intent::Ready]);
+        record.ok_or_else(|| Error::not_found("volume", name))
+    }
+
+    /// Gives its namespace so many bytes. Where that fails it has its device all the same, if it is
+    /// as it was.
+    fn grow(&self, record: &Record, raw: u64, changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
-        let has_remains = self.content().has_remains;
-        let grown = if has_remains {
-            self.edit(record, |one| one.dirty_from = Some(one.charged_bytes))?;
-            self.0.platform.grow_bare(uuid, raw)
-        } else {
-            self.0.platform.grow(uuid, raw)
-        };
-        if grown.is_err()
-            && let Err(error) = self.0.platform.ensure_enabled(uuid)
+        if !self.content().has_remains {
+            let grown = self.grown(record, self.0.platform.grow(uuid, raw))?;
+            return self.note_size(record, &grown);
+        }
+        let inventory = self.0.platform.read_with_users()?;
+        let namespace = inventory.namespace(uuid).map(|(_, namespace)| namespace);
+        if let Some(user) = namespace.and_then(|namespace| namespace.users.first()) {
+            let problem = format!("is in use: {user}");
+            return Err(Error::in_use(format!("volume {}", shown(&record.name)), problem));
+        }
+        let start = namespace.and_then(|namespace| namespace.start);
+        self.edit(record, |one| {
+            (one.dirty_from, one.dirty_start) = (Some(one.charged_bytes), start);
+        })?;
+        let grown = self.grown(record, self.0.platform.grow_bare(uuid, raw));
+        drop(changing);
+        let finished = self.finish_growth(&record.uuid);
+        grown.and(finished)
+    }
+
+    fn grown(
+        &self,
+        record: &Record,
+        grown: Result<Namespace, PlatformError>,
+    ) -> Result<Namespace, Error> {
+        let is_as_it_was =
+            |error: &PlatformError| !matches!(error, PlatformError::NotTakenBack { .. });
+        if grown.as_ref().is_err_and(is_as_it_was)
+            && let Err(error) = self.0.platform.ensure_enabled(uuid_of(record)?)
         {
             let (pool, volume, error) = (self.name(), &record.name, error.text());
             tracing::warn!(pool, volume, error, "its namespace can't be enabled");
+            self.0.has_unfinished.store(true, Ordering::Relaxed);
         }
-        let inventory = self.0.platform.read()?;
-        let finished = match self.named(&record.name, &[Intent::Ready]) {
-            Some(record) => self.finish_growth(&record, &inventory),
-            None => Ok(()),
-        };
-        let grown = grown?;
-        finished?;
-        if has_remains { Ok(()) } else { self.note_size(record, &grown) }
+        Ok(grown?)
     }
 
-    /// Finishes growths that were cut short.
-    pub(super) fn finish_growths(&self) -> Result<(), Error> {
-        let _changing = self.changing();
+    /// Finishes growths that were cut short; whether all of them are.
+    pub(super) fn finish_growths(&self) -> Result<bool, Error> {
         let inventory = self.0.platform.read()?;
-        for record in self.records(&[Intent::Ready]) {
-            if let Err(error) = self.finish_growth(&record, &inventory) {
+        let has_begun = |record: &Record| {
+            let namespace = uuid_of(record).ok().and_then(|uuid| inventory.namespace(uuid));
+            record.dirty_from.is_some() || namespace.is_some_and(|(_, one)| is_bare(record, one))
+        };
+        let mut are_all = true;
+        for record in self.records(&[Intent::Ready]).into_iter().filter(has_begun) {
+            if let Err(error) = self.finish_growth(&record.uuid) {
                 let (pool, volume) = (self.name(), &record.name);
                 tracing::warn!(pool, volume, %error, "its growth is not finished yet");
+                are_all = false;
             }
         }
-        Ok(())
+        Ok(are_all)
     }
 
     /// Overwrites the new end of a volume that is bare, and gives it back. One that is not bare has
     /// been used, maybe, and is left as it is.
-    fn finish_growth(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
-        let uuid = uuid_of(record)?;
-        // Without a device nothing can be told, nor done.
-        let namespace = inventory.namespace(uuid).map(|(_, namespace)| namespace);
-        let Some(namespace) = namespace.filter(|one| one.device.is_some()) else { return Ok(()) };
-        if is_bare(record, namespace) {
-            if let Some(from) = record.dirty_from {
-                self.overwrite(namespace, from)?;
-                // From here on it is clean, whatever happens.
-                self.edit(record, |one| one.dirty_from = None)?;
-            }
-            let restored = self.0.platform.restore(uuid)?;
-            return self.note_size(record, &restored);
+    fn finish_growth(&self, uuid: &str) -> Result<(), Error> {
+        self.0.busy.wait(uuid);
+        let finished = self.begun(uuid).and_then(|begun| match begun {
+            Some(begun) => self.finish(begun),
+            None => Ok(()),
+        });
+        if finished.is_err() {
+            self.0.has_unfinished.store(true, Ordering::Relaxed);
         }
+        finished
+    }
+
+    /// What there is to finish of a volume.
+    fn begun(&self, uuid: &str) -> Result<Option<Begun<'_>>, Error> {
+        let _changing = self.changing();
+        let mut records = self.records(&[Intent::Ready]).into_iter();
+        let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
+        let id = uuid_of(&record)?;
+        let inventory = self.0.platform.read()?;
+        let Some((_, namespace)) = inventory.namespace(id) else { return Ok(None) };
+        let mut namespace = namespace.clone();
+        if namespace.device.is_none() {
+            if record.dirty_from.is_none() {
+                return Ok(None);
+            }
+            namespace = self.0.platform.ensure_enabled(id)?;
+        }
+        if !is_bare(&record, &namespace) {
+            return self.note_used(&record, &namespace).map(|()| None);
+        }
+        let what = || format!("volume {}", shown(&record.name));
+        if record.dirty_start.is_some() && record.dirty_start != namespace.start {
+            let (was, is) = (record.dirty_start, namespace.start);
+            let problem =
+                format!("its namespace began at {was:?} of its region, and now at {is:?}");
+            return Err(Error::Unexpected { what: what(), problem });
+        }
+        let Some(held) = self.0.busy.hold(uuid) else {
+            return Err(Error::in_use(what(), GROWS.to_owned()));
+        };
+        let zeroing = record.dirty_from.map(|from| self.0.platform.zeroing(&namespace, from));
+        Ok(Some(Begun { zeroing: zeroing.transpose()?, record, held }))
+    }
+
+    fn finish(&self, begun: Begun<'_>) -> Result<(), Error> {
+        let Begun { record, zeroing, held } = begun;
+        if let Some(zeroing) = zeroing {
+            self.overwrite(&record, zeroing, &held)?;
+            // From here on it is clean, whatever happens.
+            self.edit(&record, |one| (one.dirty_from, one.dirty_start) = (None, None))?;
+        }
+        let restored = self.0.platform.restore(uuid_of(&record)?)?;
+        self.note_size(&record, &restored)
+    }
+
+    /// Somebody may have used it since it was to grow.
+    fn note_used(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
         let Some(from) = record.dirty_from else { return Ok(()) };
         if namespace.size > from {
             let (pool, volume) = (self.name(), &record.name);
@@ -137,17 +227,26 @@ impl DirectPool {
             );
         }
         self.note_size(record, namespace)?;
-        self.edit(record, |one| one.dirty_from = None)
+        self.edit(record, |one| (one.dirty_from, one.dirty_start) = (None, None))
     }
 
-    /// Overwrites a namespace from a byte of its device on.
-    pub(super) fn overwrite(&self, namespace: &Namespace, from: u64) -> Result<(), Error> {
-        let failed = |source| Error::io(format!("overwriting {namespace}"), source);
-        let mut zeroing = self.0.platform.zeroing(namespace, from)?;
+    /// Overwrites what is left to be, unless it is given up.
+    pub(super) fn overwrite(
+        &self,
+        record: &Record,
+        mut zeroing: Zeroing,
+        held: &Held<'_>,
+    ) -> Result<(), Error> {
+        let failed = |source| Error::io(format!("overwriting volume {}", record.name), source);
         while !zeroing.go_on(PIECE).map_err(failed)? {
-            if self.0.scrubber.stops() {
-                return Err(Error::in_use(format!("pool {}", self.name()), "is being closed"));
-            }
+            let what = if self.0.scrubber.stops() {
+                format!("pool {}", self.name())
+            } else if held.gives_up() {
+                format!("volume {}", shown(&record.name))
+            } else {
+                continue;
+            };
+            return Err(Error::in_use(what, "is being closed or deleted".to_owned()));
         }
         Ok(())
     }
@@ -156,7 +255,11 @@ impl DirectPool {
     fn note_growth(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
         let namespace = inventory.namespace(uuid_of(record)?).map(|(_, namespace)| namespace);
         match namespace {
-            Some(one) if one.size > record.charged_bytes && !is_bare(record, one) => {
+            Some(one)
+                if one.size > record.charged_bytes
+                    && one.device.is_some()
+                    && !is_bare(record, one) =>
+            {
                 self.note_size(record, one)
             }
             _ => Ok(()),

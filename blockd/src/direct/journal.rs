@@ -54,6 +54,9 @@ pub(super) struct Record {
     /// had there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dirty_from: Option<u64>,
+    /// Where in its region it began then: elsewhere, that byte is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) dirty_start: Option<u64>,
 }
 
 /// What is in the file.
@@ -176,6 +179,7 @@ mod tests {
                 made_unix_ms: 5,
                 scrubbed_bytes: 0,
                 dirty_from: None,
+                dirty_start: None,
             }],
         }
     }

@@ -8,6 +8,7 @@
 //!
 //! All of it blocks.
 
+mod busy;
 mod config;
 mod describe;
 mod growth;

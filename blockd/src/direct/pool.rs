@@ -1,6 +1,7 @@
 //! A pool of namespaces: volumes made, found again and removed.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockd_pmem::platform::choose;
@@ -11,9 +12,10 @@ use blockd_pmem::platform::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::busy::Busy;
 use super::config::{DirectConfig, SizeRule};
 use super::describe::{PoolView, Space, State, VolumeView, durability};
-use super::growth::is_bare;
+use super::growth::{GROWS, is_bare};
 use super::journal::{Content, Intent, Journal, Record};
 use super::scrub::Scrubber;
 use crate::clock::wall_ms;
@@ -22,9 +24,6 @@ use crate::error::{Error, shown};
 
 /// How often a namespace is made larger when the kernel leaves less of it usable than expected.
 const SIZE_TRIES: u32 = 4;
-
-/// Said of a volume that has no device while its new end is overwritten.
-const GROWS: &str = "it grows, and its new end is overwritten first";
 
 /// What a volume is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -84,7 +83,10 @@ pub(super) struct Inner {
     content: Mutex<Content>,
     /// One volume is made or removed at a time.
     changing: Mutex<()>,
+    pub(super) busy: Busy,
     pub(super) scrubber: Scrubber,
+    /// A volume has no device, or its growth is not finished, for something that may pass.
+    pub(super) has_unfinished: AtomicBool,
 }
 
 impl DirectPool {
@@ -125,10 +127,13 @@ impl DirectPool {
             journal,
             content: Mutex::new(content),
             changing: Mutex::new(()),
+            busy: Busy::default(),
             scrubber: Scrubber::default(),
+            has_unfinished: AtomicBool::new(false),
         }));
         pool.tidy_up()?;
-        pool.enable_all()?;
+        let are_all = pool.enable_all()?;
+        pool.0.has_unfinished.store(!are_all, Ordering::Relaxed);
         Scrubber::start(&pool)?;
         Ok(pool)
     }
@@ -156,6 +161,18 @@ impl DirectPool {
 
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         self.0.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, once nobody is at a volume of that name: it is waited for, or has to give up.
+    fn changing_idle(&self, name: &str, wait: fn(&Busy, &str)) -> MutexGuard<'_, ()> {
+        loop {
+            let changing = self.changing();
+            let records = self.records(&[Intent::Ready, Intent::Creating]).into_iter();
+            let mut at_it = records.filter(|one| self.0.busy.is_held(&one.uuid));
+            let Some(record) = at_it.find(|one| one.name == name) else { return changing };
+            drop(changing);
+            wait(&self.0.busy, &record.uuid);
+        }
     }
 
     /// Changes the journal: durably, or not at all.
@@ -187,7 +204,7 @@ impl DirectPool {
         if self.region(&inventory).is_err() {
             return Ok(());
         }
-        for record in left {
+        for record in left.into_iter().filter(|one| !self.0.busy.is_held(&one.uuid)) {
             match self.destroy(&record) {
                 Ok(was_there) => {
                     self.forget(&record.uuid)?;
@@ -209,8 +226,10 @@ impl DirectPool {
     }
 
     /// Gives volumes their devices again that have none, as after a crash while one was grown.
-    fn enable_all(&self) -> Result<(), Error> {
+    /// Whether all have one.
+    fn enable_all(&self) -> Result<bool, Error> {
         let _changing = self.changing();
+        let mut are_all = true;
         let inventory = self.0.platform.read()?;
         for record in self.records(&[Intent::Ready]) {
             let uuid = uuid_of(&record)?;
@@ -224,8 +243,25 @@ impl DirectPool {
                 Err(error) => {
                     let error = error.text();
                     tracing::warn!(pool, volume, error, "its namespace can't be enabled");
+                    are_all = false;
                 }
             }
+        }
+        Ok(are_all)
+    }
+
+    /// Tries again what failed for something that may have passed.
+    pub(super) fn go_on(&self) -> Result<(), Error> {
+        if !self.records(&[Intent::Creating, Intent::Deleting]).is_empty() {
+            self.tidy_up()?;
+        }
+        if self.0.has_unfinished.swap(false, Ordering::Relaxed) {
+            let are_all =
+                self.enable_all().and_then(|enabled| Ok(self.finish_growths()? && enabled));
+            if !matches!(are_all, Ok(true)) {
+                self.0.has_unfinished.store(true, Ordering::Relaxed);
+            }
+            are_all?;
         }
         Ok(())
     }
@@ -289,7 +325,7 @@ impl DirectPool {
         if wish.size == 0 {
             return Err(Error::invalid("size_bytes", 0, "more than 0"));
         }
-        let _changing = self.changing();
+        let changing = self.changing_idle(&wish.name, Busy::wait);
         let inventory = self.0.platform.read()?;
         let region = self.region(&inventory)?;
         if let Some(there) = self.named(&wish.name, &[Intent::Ready]) {
@@ -315,7 +351,7 @@ impl DirectPool {
                 })?;
                 continue;
             }
-            self.hand_over(&record, &made)?;
+            self.hand_over(&record, &made, changing)?;
             return Ok((true, self.get(&wish.name)?));
         }
         let problem = format!("{raw} bytes of it are too few for {} usable ones", wish.size);
@@ -323,12 +359,26 @@ impl DirectPool {
     }
 
     /// Notes that it is somebody's, once nothing of another's is left in it.
-    fn hand_over(&self, record: &Record, made: &Namespace) -> Result<(), Error> {
-        if let Err(error) = self.clear_remains(made) {
-            // Nobody has it yet. Where it can't be removed, it is brought to its end later.
-            self.destroy(record)?;
-            self.forget(&record.uuid)?;
-            return Err(error);
+    fn hand_over(
+        &self,
+        record: &Record,
+        made: &Namespace,
+        changing: MutexGuard<'_, ()>,
+    ) -> Result<(), Error> {
+        let held = self.0.busy.hold(&record.uuid);
+        if self.content().has_remains
+            && let Some(held) = &held
+        {
+            // Somebody may have left something where it is now.
+            drop(changing);
+            let zeroing = self.0.platform.zeroing(made, 0).map_err(Error::from);
+            if let Err(error) = zeroing.and_then(|zeroing| self.overwrite(record, zeroing, held)) {
+                // Nobody has it yet. Where it can't be removed, it is brought to its end later.
+                let _changing = self.changing();
+                self.destroy(record)?;
+                self.forget(&record.uuid)?;
+                return Err(error);
+            }
         }
         let usable = made.usable.unwrap_or(0);
         self.change(|content| {
@@ -336,15 +386,6 @@ impl DirectPool {
                 (one.intent, one.usable_bytes) = (Intent::Ready, usable);
             }
         })
-    }
-
-    /// Overwrites what somebody may have left where the namespace is now, if anybody left something
-    /// in the pool.
-    fn clear_remains(&self, namespace: &Namespace) -> Result<(), Error> {
-        if !self.content().has_remains {
-            return Ok(());
-        }
-        self.overwrite(namespace, 0)
     }
 
     fn make(&self, wish: &CreateWish, raw: u64) -> Result<(Record, Namespace), Error> {
@@ -362,6 +403,7 @@ impl DirectPool {
             made_unix_ms: wall_ms(),
             scrubbed_bytes: 0,
             dirty_from: None,
+            dirty_start: None,
         };
         self.change(|content| {
             record.id = content.next_id;
@@ -436,7 +478,7 @@ impl DirectPool {
     /// free when it has been overwritten, which goes on in the background: the state that is
     /// answered says which it is.
     pub fn delete(&self, name: &str) -> Result<Option<VolumeView>, Error> {
-        let _changing = self.changing();
+        let _changing = self.changing_idle(name, Busy::give_up);
         let Some(record) = self.named(name, &[Intent::Ready, Intent::Creating]) else {
             return Ok(None);
         };
@@ -531,16 +573,17 @@ impl DirectPool {
             .and_then(|inventory| uuid.and_then(|uuid| inventory.namespace(uuid)))
             .map(|(_, namespace)| namespace);
         let device = namespace.and_then(|one| one.device.clone());
+        // Its new end may hold another's data then, and it is nobody's to use.
+        let grows = |one: &Namespace| record.dirty_from.is_some() || is_bare(record, one);
         let problem = match (inventory.map(|all| self.seen(all)), namespace, &device) {
             (None, ..) => Some("persistent memory can't be read".to_owned()),
             (Some(Err(why)), ..) => Some(format!("region {} {why}", self.0.config.region)),
             (_, None, _) => Some(format!("its namespace {} is gone", record.uuid)),
-            (_, Some(one), _) if is_bare(record, one) => Some(GROWS.to_owned()),
+            (_, Some(one), _) if grows(one) => Some(GROWS.to_owned()),
             (_, Some(_), None) => Some("its namespace is not enabled".to_owned()),
             _ => None,
         };
-        // While it is bare its new end may hold another's data, and it is nobody's to use.
-        let grows = namespace.is_some_and(|one| is_bare(record, one));
+        let grows = namespace.is_some_and(grows);
         let (device, usable) = match namespace.and_then(|one| one.usable) {
             Some(usable) if !grows => (device, usable),
             _ => (device.filter(|_| !grows), record.usable_bytes),

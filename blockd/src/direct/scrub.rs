@@ -2,6 +2,7 @@
 //! time, in the background, and on from where it was after a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use blockd_pmem::platform::clear::Zeroing;
 use super::DirectPool;
 use super::journal::{Intent, Record};
 use super::pool::uuid_of;
+use crate::clock::Clock;
 use crate::error::Error;
 
 /// Overwritten between two looks at whether the daemon stops: some 50 ms.
@@ -85,11 +87,18 @@ impl Scrubber {
 
 fn run(pool: &DirectPool) {
     let scrubber = &pool.0.scrubber;
-    // In the background: nothing else has to wait for it.
-    if let Err(error) = pool.finish_growths() {
-        tracing::warn!(pool = pool.name(), %error, "growths that were cut short are not finished");
+    // In the background: no call has to wait for it.
+    if !matches!(pool.finish_growths(), Ok(true)) {
+        pool.0.has_unfinished.store(true, Ordering::Relaxed);
     }
+    let mut looked = Clock::start();
     loop {
+        if looked.elapsed() >= RETRY {
+            if let Err(error) = pool.go_on() {
+                tracing::warn!(pool = pool.name(), %error, "what was begun is ended later");
+            }
+            looked = Clock::start();
+        }
         // One that can't be overwritten now does not keep the others from it.
         let mut failed = BTreeSet::new();
         while let Some(record) = next(pool, &failed) {
@@ -103,22 +112,16 @@ fn run(pool: &DirectPool) {
                 return;
             }
         }
+        let time = RETRY.saturating_sub(looked.elapsed());
         let wait = scrubber
             .wake
-            .wait_timeout_while(scrubber.shared(), RETRY, |shared| !shared.stops && !shared.asked);
-        let (mut shared, timed_out) = wait.unwrap_or_else(PoisonError::into_inner);
+            .wait_timeout_while(scrubber.shared(), time, |shared| !shared.stops && !shared.asked);
+        let (mut shared, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if shared.stops {
             return;
         }
         shared.asked = false;
         drop(shared);
-        let has_left = !pool.records(&[Intent::Creating, Intent::Deleting]).is_empty();
-        if timed_out.timed_out()
-            && has_left
-            && let Err(error) = pool.tidy_up()
-        {
-            tracing::warn!(pool = pool.name(), %error, "what was begun is removed later");
-        }
     }
 }
 

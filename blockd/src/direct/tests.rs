@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_pmem::media::{Domain, Durability};
@@ -19,6 +19,8 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// Behind the end of a volume of 62 MiB, and before that of one of 100.
 const SECRET: u64 = 90 * MIB;
+/// The first and the last bytes of what a volume of 62 MiB has.
+const OWN: [u64; 2] = [0, 62 * MIB - 7];
 
 fn config() -> DirectConfig {
     DirectConfig {
@@ -64,6 +66,10 @@ impl Rig {
         self.folder.path()
     }
 
+    fn journal(&self) -> PathBuf {
+        self.dir().join("direct-direct.journal")
+    }
+
     fn open(&self) -> DirectPool {
         self.open_as(config()).unwrap()
     }
@@ -91,7 +97,19 @@ impl Rig {
         let media = self.host.root().join("media/1-0");
         let media = File::options().read(true).write(true).open(media).unwrap();
         media.write_all_at(b"secret", SECRET).unwrap();
+        for at in OWN {
+            media.write_all_at(b"its own", at).unwrap();
+        }
         media
+    }
+
+    /// What was written to the volume is all there.
+    fn has_its_own(&self, media: &File) {
+        for at in OWN {
+            let mut found = [0; 7];
+            media.read_exact_at(&mut found, at).unwrap();
+            assert_eq!(&found, b"its own", "at {at}");
+        }
     }
 
     fn secret(&self, media: &File) -> [u8; 6] {
