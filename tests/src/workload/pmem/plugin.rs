@@ -46,7 +46,7 @@ pub(super) fn host(run: &Run, folder: &Folder) -> Result<(String, PathBuf)> {
     let image = sparse(folder, "csi-image", OUT)?;
     let vm = machine(run)?
         .modules(&["loop"])
-        .programs(&["losetup", "blockdev", "resize2fs", "xfs_growfs", "xfs_repair"])
+        .programs(&["losetup", "blockdev", "resize2fs", "dumpe2fs", "xfs_growfs", "xfs_repair"])
         .program(&tools::blockd_csi()?)
         .drive(Drive::File(sparse(folder, "csi-state", STATE)?))
         .drive(Drive::File(sparse(folder, "csi-disk", DISK)?))

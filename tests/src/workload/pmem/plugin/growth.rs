@@ -17,6 +17,8 @@ use crate::workload::guest::shell;
 const LEFT: u64 = 128;
 const SMALL: u64 = 32;
 const LARGE: u64 = 80;
+/// MiB of what is in front of it, and then free: more than it grows by.
+const FRONT: u64 = 64;
 /// MiB of what is written over and over.
 const PIECE: u64 = 16;
 /// It is in the machine's memory.
@@ -34,8 +36,16 @@ pub(super) fn over_remains(node: &mut Node) -> Result<()> {
         let left = add(daemon, "left", LEFT, &["--no-erase"])?;
         fill(&left, "a secret", LEFT)?;
         daemon.cli(&["del", "--pool", GROWING, "left"])?;
+        // What is free in front of it is of no use to it, although the kernel would take that.
+        let is_behind = round % 2 == 0;
+        if is_behind {
+            add(daemon, "first", FRONT, &["--no-erase"])?;
+        }
         let volume = add(daemon, "over", SMALL, &["--no-erase"])?;
         fill(&volume, "its own", SMALL)?;
+        if is_behind {
+            daemon.cli(&["del", "--pool", GROWING, "first"])?;
+        }
         // The last one is left in peace.
         if round < rounds {
             cut += u32::from(!killed(daemon, Duration::from_millis(round * step))?);
