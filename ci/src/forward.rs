@@ -112,7 +112,7 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
 pub(crate) fn bench_pmem(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::NBD_BENCH)?;
     let engine = release(root, "blockd-bench", "pmem", arguments);
-    let mut words = vec!["--only".to_owned(), "pmem/".to_owned()];
+    let mut words = vec!["--only".to_owned(), "pmem".to_owned()];
     words.extend(arguments.iter().filter(|word| *word == "--quick").cloned());
     let served = bench_nbd(root, &words);
     let mut words = vec!["--pmem".to_owned()];

@@ -138,8 +138,8 @@ fn main() -> Result<()> {
 }
 
 /// What stands in place of ramdisks.
-const PMEM: &str = "two regions of persistent memory, one as a character device, one as a block \
-                    device";
+const PMEM: &str = "three regions of persistent memory, two as character devices, one as a \
+                    block device";
 
 /// A pool in persistent memory beside what only passes requests on to it.
 fn in_memory(bench: &Bench, watch: clock::Clock) -> Result<()> {
@@ -268,8 +268,13 @@ impl Rig {
         let kernel_loop = Loop::start(Disk::Pmem)?;
         let path = Disk::Pmem.path();
         let raw = Device { name: "raw, /dev/pmem1".to_owned(), path, server: None };
-        let devices = Devices { pairs, others: vec![kernel_loop.device(), raw] };
-        let (daemons, rublks) = (vec![daemon], vec![rublk]);
+        let pool = Pool { disk: Disk::DaxTorn, ..pool };
+        let folder = bench.jobs.scratch.join("daemon-torn");
+        let other = Daemon::start(program, &folder, Mode::Copy, &[pool])?;
+        let (mut torn, _) = other.add("mapped", "data", mapped::BYTES)?;
+        torn.name.push_str(", atomicity none");
+        let devices = Devices { pairs, others: vec![torn, kernel_loop.device(), raw] };
+        let (daemons, rublks) = (vec![daemon, other], vec![rublk]);
         Ok(Self {
             devices,
             _daemons: daemons,

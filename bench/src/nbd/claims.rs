@@ -59,6 +59,8 @@ pub enum Medium {
     /// Memory that blockd takes for persistent, with blocks that are never torn; the others have
     /// their own.
     Pmem,
+    /// The same with blocks that may be torn, as those of the others.
+    PmemTorn,
 }
 
 /// Servers that are started together, and what is run on them in turns.
@@ -104,7 +106,7 @@ const LARGE: [Workload; 2] = [
 const QEMU_DIRECT: &[Kind] = &[Kind::QemuDirect, Kind::QemuNative];
 
 /// Everything that runs on servers that stay up. What first-touch is measured by stands by itself.
-pub const STAGES: [Stage; 4] = [
+pub const STAGES: [Stage; 5] = [
     Stage {
         name: "tmpfs",
         medium: Medium::Tmpfs,
@@ -130,6 +132,13 @@ pub const STAGES: [Stage; 4] = [
         medium: Medium::Pmem,
         servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
         workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1]],
+    },
+    // What of that is the price of blocks that are never torn.
+    Stage {
+        name: "pmem-torn",
+        medium: Medium::PmemTorn,
+        servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
+        workloads: &[SMALL[1], LARGE[1]],
     },
     Stage {
         name: "disk",

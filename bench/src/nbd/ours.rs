@@ -76,6 +76,9 @@ fn configuration(image: &Image) -> String {
     let device = match image.medium {
         Medium::Memory => "kind = \"memory\"\n".to_owned(),
         Medium::Pmem => format!("kind = \"pmem\"\npath = \"{file}\"\n"),
+        Medium::PmemTorn => {
+            format!("kind = \"pmem\"\npath = \"{file}\"\natomicity = \"none\"\n")
+        }
         Medium::Tmpfs | Medium::Disk => {
             let direct = image.medium == Medium::Disk;
             format!("kind = \"file\"\npath = \"{file}\"\npreallocate = true\ndirect = {direct}\n")

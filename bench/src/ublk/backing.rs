@@ -28,6 +28,8 @@ pub enum Disk {
     MetaLarge,
     /// Persistent memory as a character device: our pool.
     Dax,
+    /// The same, of which blocks may be torn: our pool for comparison.
+    DaxTorn,
     /// Persistent memory as a block device, used as it is.
     Pmem,
 }
@@ -49,6 +51,7 @@ impl Disk {
             Self::MetaLarge => 6,
             Self::Dax => return PathBuf::from("/dev/dax0.0"),
             Self::Pmem => return PathBuf::from("/dev/pmem1"),
+            Self::DaxTorn => return PathBuf::from("/dev/dax2.0"),
         };
         PathBuf::from(format!("/dev/ram{number}"))
     }
@@ -71,7 +74,7 @@ impl Disk {
     /// Makes what was there unreadable: both ends become zeroes.
     pub fn forget(self) -> Result<()> {
         const ENDS: usize = 4 << 20;
-        if self == Self::Dax {
+        if matches!(self, Self::Dax | Self::DaxTorn) {
             // The machine's memory is new with each boot.
             return Ok(());
         }

@@ -146,7 +146,11 @@ fn configuration(folder: &Path, mode: Mode, pools: &[Pool]) -> Result<String> {
          \"warn\"\n\n[ublk]\nqueues = 1\ndepth = 128\nzero_copy = \"{zero_copy}\"\n"
     );
     for pool in pools {
-        let kind = if pool.disk == Disk::Dax { "pmem" } else { "disk" };
+        let kind = match pool.disk {
+            Disk::Dax => "pmem",
+            Disk::DaxTorn => "pmem\"\natomicity = \"none",
+            _ => "disk",
+        };
         write!(
             text,
             "\n[[pool]]\nname = \"{}\"\nkind = \"{kind}\"\npath = \"{}\"\nextent_size = \"{}K\"\n",

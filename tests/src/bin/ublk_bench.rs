@@ -77,11 +77,11 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 const BEFORE: &str = "rmmod brd; insmod /modules/*brd.ko* rd_nr=7 rd_size=2097152 || exit 1\n\
                       mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n";
 
-/// Two pieces of memory that the kernel takes for persistent, one a character device of it. They
+/// Three pieces of memory that the kernel takes for persistent, two of them character devices. They
 /// have no labels, so the one namespace of each is made over.
-const BEFORE_PMEM: &str =
-    "ndctl create-namespace -f -e namespace0.0 -m devdax -a 2M -n blockd || exit 1\n";
-const WORDS_PMEM: &str = "memmap=512M!1G memmap=512M!1536M";
+const BEFORE_PMEM: &str = "for at in 0 2; do ndctl create-namespace -f -e namespace$at.0 \
+                           -m devdax -a 2M -n blockd || exit 1; done\n";
+const WORDS_PMEM: &str = "memmap=512M!1G memmap=512M!1536M memmap=512M!2G";
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
