@@ -5,7 +5,6 @@
 //! elsewhere in it then. It takes nothing that is too small, so that a namespace is made larger by
 //! more than there is in front of it, and then smaller: it is cut at its end.
 
-use std::io;
 use std::thread;
 use std::time::Duration;
 
@@ -24,55 +23,14 @@ const LOOKED_AT_TRIES: u32 = 20;
 const LOOKED_AT_PAUSE: Duration = Duration::from_millis(250);
 
 impl Platform {
-    /// Makes a namespace larger. Only one whose pages are noted in ordinary memory can be: with
+    /// Makes a namespace larger, and bare: its new bytes, which may be another's, are to be seen by
+    /// nobody until it is restored. Only one whose pages are noted in ordinary memory can be: with
     /// notes on the namespace the kernel fails to enable it afterwards.
     ///
     /// # Errors
     /// When that is not possible, it is in use, or there is no room right behind it. It is as it
-    /// was then, unless the error is [`PlatformError::NotTakenBack`].
-    pub fn grow(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
-        let _lock = self.lock()?;
-        let inventory = self.read_with_users()?;
-        let (region, namespace) = found(&inventory, uuid)?;
-        let sizes = sizes(region, namespace, size)?;
-        self.disable(&inventory, region, namespace)?;
-        let grown = self.resize(region, namespace, &sizes);
-        if let Err(PlatformError::NotTakenBack { .. }) = &grown {
-            // Nobody is given what nobody knows the size of.
-            return grown.map(|()| namespace.clone());
-        }
-        let enabled = self.enable(region, &namespace.name);
-        let inventory = self.read_when_enabled(uuid)?;
-        let now = inventory.namespace(uuid).map(|(_, now)| now);
-        let is_served = |now: &Namespace| now.mode == namespace.mode && now.device.is_some();
-        match (grown, enabled, now) {
-            (Ok(()), Ok(()), Some(now)) if is_served(now) && now.usable > namespace.usable => {
-                Ok(now.clone())
-            }
-            (Err(error), Ok(()), Some(now)) if is_served(now) && now.size == namespace.size => {
-                Err(error)
-            }
-            (grown, enabled, now) => {
-                let what = format!("{namespace} of {} bytes", namespace.size);
-                let found = now.map_or_else(
-                    || "it is gone".to_owned(),
-                    |now| format!("it has {} bytes and {:?} usable", now.size, now.usable),
-                );
-                let problem = format!("not well after growing to {size}: {found}");
-                let error = PlatformError::Unsupported { what, problem };
-                match grown.and(enabled) {
-                    Ok(()) => Err(error),
-                    Err(first) => Err(not_taken_back(first, error)),
-                }
-            }
-        }
-    }
-
-    /// The same for one whose new bytes are to be seen by nobody yet: it is bare then, until it is
-    /// restored.
-    ///
-    /// # Errors
-    /// As of [`Self::grow`]. It may be bare, or have no device.
+    /// was then, unless the error is [`PlatformError::NotTakenBack`]: it may be bare then, or have
+    /// no device, and some of what it has may be another's.
     pub fn grow_bare(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
         let _lock = self.lock()?;
         let inventory = self.read_with_users()?;
@@ -80,21 +38,38 @@ impl Platform {
         let sizes = sizes(region, namespace, size)?;
         self.disable(&inventory, region, namespace)?;
         let folder = self.region_folder(region).at(&namespace.name);
-        self.set(&folder, "force_raw", "1")?;
-        match self.resize(region, namespace, &sizes) {
+        let grown = self.set(&folder, "force_raw", "1");
+        match grown.and_then(|()| self.resize(&folder, namespace, &sizes)) {
             Ok(()) => {}
-            // It stays bare: some of what it has now may be another's.
             Err(error @ PlatformError::NotTakenBack { .. }) => return Err(error),
             Err(error) => {
                 let restored = self.set(&folder, "force_raw", "0");
                 let restored = restored.and_then(|()| self.enable(region, &namespace.name));
+                let is_room = error.os_error() == Some(libc::ENOSPC);
+                let error = match is_room {
+                    true => refused(region, size - namespace.size, Reason::NotContiguous),
+                    false => error,
+                };
                 return Err(match restored {
                     Ok(()) => error,
                     Err(after) => not_taken_back(error, after),
                 });
             }
         }
-        self.enable(region, &namespace.name)?;
+        self.enabled_bare(region, (uuid, &namespace.name), size).map_err(|error| {
+            let problem = format!("has {size} bytes, and is bare or has no device");
+            let after = PlatformError::InUse { what: namespace.to_string(), problem };
+            not_taken_back(error, after)
+        })
+    }
+
+    fn enabled_bare(
+        &self,
+        region: &Region,
+        (uuid, name): (Uuid, &str),
+        size: u64,
+    ) -> Result<Namespace, PlatformError> {
+        self.enable(region, name)?;
         let inventory = self.read_when_enabled(uuid)?;
         let (_, now) = found(&inventory, uuid)?;
         match &now.device {
@@ -109,23 +84,26 @@ impl Platform {
         }
     }
 
-    /// Makes a namespace that was made bare what it was before. Who looks at it for a moment is
-    /// waited for.
+    /// Makes a namespace that was made bare what it was before, with so many bytes at most. Who
+    /// looks at it for a moment is waited for.
     ///
     /// # Errors
     /// When it is in use, the kernel refuses, or it was nothing else. It may have no device then.
-    pub fn restore(&self, uuid: Uuid) -> Result<Namespace, PlatformError> {
+    pub fn restore(&self, uuid: Uuid, at_most: u64) -> Result<Namespace, PlatformError> {
         for _ in 1..LOOKED_AT_TRIES {
-            match self.restore_now(uuid) {
-                Err(PlatformError::InUse { .. }) => thread::sleep(LOOKED_AT_PAUSE),
+            let lock = self.lock()?;
+            match self.restore_now(uuid, at_most) {
+                Err(PlatformError::InUse { .. }) => {}
                 other => return other,
             }
+            drop(lock);
+            thread::sleep(LOOKED_AT_PAUSE);
         }
-        self.restore_now(uuid)
+        let _lock = self.lock()?;
+        self.restore_now(uuid, at_most)
     }
 
-    fn restore_now(&self, uuid: Uuid) -> Result<Namespace, PlatformError> {
-        let _lock = self.lock()?;
+    fn restore_now(&self, uuid: Uuid, at_most: u64) -> Result<Namespace, PlatformError> {
         let inventory = self.read_with_users()?;
         let (region, namespace) = found(&inventory, uuid)?;
         if namespace.mode != Mode::Raw {
@@ -134,7 +112,7 @@ impl Platform {
         self.disable(&inventory, region, namespace)?;
         let folder = self.region_folder(region).at(&namespace.name);
         // The kernel writes the label once more: that it has this size is durable then.
-        self.set(&folder, "size", &namespace.size.to_string())?;
+        self.set(&folder, "size", &namespace.size.min(at_most).to_string())?;
         self.set(&folder, "force_raw", "0")?;
         self.enable(region, &namespace.name)?;
         let inventory = self.read_when_enabled(uuid)?;
@@ -151,41 +129,49 @@ impl Platform {
         }
     }
 
-    /// Gives a namespace that is disabled these sizes, one after the other. What fails may have had
-    /// its effect all the same, as the kernel writes labels last, and is taken back.
+    /// Gives a namespace that is disabled these sizes, one after the other. What fails is taken
+    /// back, and where that is not sure the error is one of [`PlatformError::NotTakenBack`].
     fn resize(
         &self,
-        region: &Region,
+        folder: &Folder,
         namespace: &Namespace,
         sizes: &[u64],
     ) -> Result<(), PlatformError> {
-        let folder = self.region_folder(region).at(&namespace.name);
         let begins = folder.address()?;
-        let mut result = Ok(());
         for size in sizes {
-            result = self.set(&folder, "size", &size.to_string());
-            if folder.address()? != begins {
-                // What is cut off now would be its own.
-                return Err(moved(&folder, namespace, begins)?);
-            }
-            if result.is_err() {
-                break;
+            let written = self.set(folder, "size", &size.to_string());
+            // Where it begins elsewhere, what would be cut off now is its own.
+            let here = match folder.address() {
+                Ok(address) if address == begins => Ok(()),
+                Ok(address) => Err(moved(namespace, begins, address)),
+                Err(error) => Err(error),
+            };
+            match (written, here) {
+                (Ok(()), Ok(())) => {}
+                (Err(error), Ok(())) => {
+                    return Err(match self.take_size_back(folder, namespace.size) {
+                        Ok(()) => error,
+                        Err(after) => not_taken_back(error, after),
+                    });
+                }
+                (written, Err(after)) => {
+                    let problem = format!("was to have {size} bytes");
+                    let grows = PlatformError::InUse { what: namespace.to_string(), problem };
+                    return Err(not_taken_back(written.err().unwrap_or(grows), after));
+                }
             }
         }
-        let Err(error) = result else { return Ok(()) };
-        if folder.number("size")? != namespace.size {
-            // Again without its label, maybe. That has this size already.
-            let again = self.put(&folder, "size", &namespace.size.to_string());
-            let left = folder.number("size")?;
-            if left != namespace.size {
-                let problem = format!("has {left} bytes, not {}", namespace.size);
-                let after = PlatformError::InUse { what: namespace.to_string(), problem };
-                return Err(not_taken_back(error, again.err().unwrap_or(after)));
-            }
+        Ok(())
+    }
+
+    /// A write that failed may have had its effect all the same: the kernel writes labels last, and
+    /// writes them again when it is given the size that there is.
+    fn take_size_back(&self, folder: &Folder, size: u64) -> Result<(), PlatformError> {
+        if folder.number("size")? == size {
+            return Ok(());
         }
-        let needed = sizes.last().map_or(0, |size| size.saturating_sub(namespace.size));
-        let is_room = error.os_error() == Some(libc::ENOSPC);
-        Err(if is_room { refused(region, needed, Reason::NotContiguous) } else { error })
+        let back = || self.set(folder, "size", &size.to_string());
+        back().or_else(|_| back())
     }
 }
 
@@ -199,19 +185,12 @@ fn not_taken_back(error: PlatformError, after: PlatformError) -> PlatformError {
 }
 
 /// It begins elsewhere: somebody made room in front of it in the last milliseconds.
-fn moved(
-    folder: &Folder,
-    namespace: &Namespace,
-    began: Option<u64>,
-) -> Result<PlatformError, PlatformError> {
-    let (now, size) = (folder.address()?, folder.number("size")?);
-    let error = PlatformError::Unsupported {
-        what: namespace.to_string(),
-        problem: format!("began at address {began:?} and now begins at {now:?}, of {size} bytes"),
-    };
-    let source = io::Error::other("its bytes are all there, further behind in it");
-    let after = PlatformError::Device { what: "moving", path: folder.path().to_owned(), source };
-    Ok(not_taken_back(error, after))
+fn moved(namespace: &Namespace, began: Option<u64>, now: Option<u64>) -> PlatformError {
+    let problem = format!(
+        "began at address {began:?} and now begins at {now:?}: its bytes are all there, further \
+         behind in it"
+    );
+    PlatformError::Unsupported { what: namespace.to_string(), problem }
 }
 
 fn refused(region: &Region, needed: u64, reason: Reason) -> PlatformError {

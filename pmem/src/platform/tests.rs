@@ -452,7 +452,7 @@ fn growing_is_for_maps_in_memory_only() {
     let made = platform.create(&key(1), &in_memory).unwrap();
     let device = host.device(&made.device.unwrap().name);
     fs::File::options().write(true).open(&device).unwrap().write_all_at(b"kept", 9 * MIB).unwrap();
-    let grown = platform.grow(uuid(1), 256 * MIB).unwrap();
+    let grown = growth::grow(&platform, 1, 256 * MIB).unwrap();
     assert_eq!((grown.size, grown.usable), (256 * MIB, Some(254 * MIB)));
     let mut found = [0; 4];
     let device = host.device(&grown.device.unwrap().name);
@@ -461,7 +461,7 @@ fn growing_is_for_maps_in_memory_only() {
 
     // Something is behind it now: the kernel refuses, and it is as it was.
     platform.create(&key(1), &wish(2, 128 * MIB)).unwrap();
-    let error = platform.grow(uuid(1), 384 * MIB).unwrap_err();
+    let error = growth::grow(&platform, 1, 384 * MIB).unwrap_err();
     assert!(matches!(&error, PlatformError::NoRoom(no) if no.is_fragmented()), "{}", error.text());
     let inventory = platform.read().unwrap();
     let now = inventory.namespace(uuid(1)).unwrap().1;
@@ -474,14 +474,14 @@ fn growing_is_for_maps_in_memory_only() {
         (1, 257 * MIB, "multiples of"),
         (3, 256 * MIB, "does not exist"),
     ] {
-        let error = platform.grow(uuid(number), size).unwrap_err();
+        let error = growth::grow(&platform, number, size).unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
     }
     assert_eq!(host.writes(), writes);
     platform.destroy(&key(1), uuid(2)).unwrap();
     let writes = host.writes();
     host.mount("pmem0", Some("/mnt"));
-    assert!(platform.grow(uuid(1), 384 * MIB).unwrap_err().to_string().contains("mounted at"));
+    assert!(growth::grow(&platform, 1, 384 * MIB).unwrap_err().to_string().contains("mounted at"));
     assert_eq!(host.writes(), writes);
 }
 

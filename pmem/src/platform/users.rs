@@ -141,7 +141,7 @@ fn processes(places: &Places, wanted: &mut [Wanted]) -> Result<usize, PlatformEr
         let Ok(pid) = name.parse::<u32>() else { continue };
         let folder = places.proc.join(&name);
         let looked = [
-            mounts(&folder, &mut seen_mounts, wanted),
+            mounts(&places.proc, &folder, &mut seen_mounts, wanted),
             open_files(&folder, pid, wanted),
             mapped_files(&folder, pid, wanted),
         ];
@@ -166,6 +166,7 @@ fn has_ended(error: &io::Error) -> bool {
 
 /// Mount tables are as many as there are namespaces of mounts.
 fn mounts(
+    proc: &Path,
     folder: &Path,
     seen: &mut BTreeSet<std::path::PathBuf>,
     wanted: &mut [Wanted],
@@ -180,6 +181,10 @@ fn mounts(
         other => other?,
     };
     seen.insert(own);
+    // Among users of its own anybody can show nodes to himself, without the right to open them.
+    // What a node is shown for here stands in a table of the host's, too.
+    let users = |folder: &Path| fs::read_link(folder.join("ns/user")).unwrap_or_default();
+    let may_open = users(folder) == users(&proc.join("self"));
     for line in table.lines() {
         let mut words = line.split(' ');
         let first = (words.nth(2), words.next(), words.next());
@@ -188,8 +193,9 @@ fn mounts(
         let kind = words.next().unwrap_or_default();
         let source = words.next().unwrap_or_default();
         // A node by itself is shown elsewhere, as to what wants a raw volume: that may open it at
-        // any time.
-        let node = (kind == "devtmpfs").then(|| format!("/dev{root}"));
+        // any time. One that was removed since is still there for it.
+        let root = root.strip_suffix("//deleted").unwrap_or(root);
+        let node = (may_open && kind == "devtmpfs").then(|| format!("/dev{root}"));
         for one in wanted.iter_mut() {
             let by_number = one.numbers.iter().any(|own| format!("{}:{}", own.0, own.1) == numbers);
             let is_node = node.as_deref().is_some_and(|node| one.is_path(node));

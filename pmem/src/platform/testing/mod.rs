@@ -200,7 +200,7 @@ impl FakeHost {
         self.state().refusals.push((end.to_owned(), errno, false));
     }
 
-    /// The same, but what was written has its effect.
+    /// The same for the next such write alone, which has its effect.
     pub fn refuse_after(&self, end: &str, errno: i32) {
         self.state().refusals.push((end.to_owned(), errno, true));
     }
@@ -315,8 +315,11 @@ impl Kernel for FakeHost {
             return Err(io::Error::other("the writer is dead"));
         }
         state.writes_left = state.writes_left.map(|left| left - 1);
-        let refused = state.refusals.iter().find(|(end, ..)| path.ends_with(end));
-        let refused = refused.map(|(_, errno, is_done)| (*errno, *is_done));
+        let place = state.refusals.iter().position(|(end, ..)| path.ends_with(end));
+        let refused = place.map(|place| (state.refusals[place].1, state.refusals[place].2));
+        if let (Some(place), Some((_, true))) = (place, refused) {
+            state.refusals.remove(place);
+        }
         if let Some((errno, false)) = refused {
             return Err(io::Error::from_raw_os_error(errno));
         }
