@@ -220,9 +220,13 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
 /// RESOURCE_EXHAUSTED with what is free and what was asked for; ALREADY_EXISTS when there is
 /// something else of that name. Nothing is left then that was not there before.
 pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Error> {
-    let promises = plugin.promises.lock().await;
-    // What a namespace needs beside its size only the daemon knows.
+    // What a namespace needs beside its size only the daemon knows, and others need not wait until
+    // that has been overwritten.
     let is_direct = wish.class.kind == Kind::PmemDirect;
+    let mut promises = None;
+    if !is_direct {
+        promises = Some(plugin.promises.lock().await);
+    }
     if !is_direct && plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
         check_room(plugin, wish.class, wish.pool, wish.size).await?;
     }
@@ -447,10 +451,12 @@ pub async fn grow(
     volume: &v1::Volume,
     size: Bytes,
 ) -> Result<v1::Volume, Error> {
-    let promises = plugin.promises.lock().await;
     let present = Bytes::new(volume.size_bytes).unwrap_or_default();
-    // Whether there is room behind a namespace only the daemon sees.
+    // Whether there is room behind a namespace only the daemon sees, and others need not wait until
+    // that has been overwritten.
+    let mut promises = None;
     if class.kind != Kind::PmemDirect {
+        promises = Some(plugin.promises.lock().await);
         check_room(plugin, class, &volume.pool, size.saturating_sub(present)).await?;
     }
     let asked = v1::ResizeVolumeRequest {

@@ -241,7 +241,6 @@ impl Control {
                 v1::SizeSemantics::Charged => Some(SizeRule::Charged),
             },
         };
-        let _guard = self.lock(&asked.pool, &asked.name).await;
         let name = pool.name().to_owned();
         let durability = self.durability_of(&pool).await?;
         let (changed, made) = blocking(move || pool.create(&wish)).await?;
@@ -265,7 +264,6 @@ impl Control {
         volume: &str,
     ) -> Result<Option<v1::Volume>, Error> {
         let found = self.direct(pool)?;
-        let _guard = self.lock(pool, volume).await;
         let (name, wanted) = (found.name().to_owned(), volume.to_owned());
         let durability = self.durability_of(&found).await?;
         let deleted = blocking(move || found.delete(&wanted)).await?;
@@ -283,7 +281,6 @@ impl Control {
         size: u64,
     ) -> Result<(bool, u64, v1::Volume), Error> {
         let found = self.direct(pool)?;
-        let _guard = self.lock(pool, volume).await;
         let (name, wanted) = (found.name().to_owned(), volume.to_owned());
         let durability = self.durability_of(&found).await?;
         let resized = blocking(move || found.resize(&wanted, size)).await?;

@@ -46,7 +46,7 @@ impl DirectPool {
         self.finish_growth(&self.ready(name)?.uuid)?;
         let changing = self.changing();
         let record = self.ready(name)?;
-        if record.dirty_from.is_some() || self.0.busy.is_held(&record.uuid) {
+        if record.grows() || self.0.busy.is_held(&record.uuid) {
             return Err(Error::in_use(format!("volume {}", shown(name)), GROWS.to_owned()));
         }
         let uuid = uuid_of(&record)?;
@@ -76,8 +76,8 @@ impl DirectPool {
         };
         let step = self.step(region, self.0.config.alignment)?;
         let raw = self.raw_size(&wish, step)?;
-        if size > record.requested_bytes && size <= has && raw == record.charged_bytes {
-            // A growth to just that was cut short after the volume had it.
+        if size > record.requested_bytes && size <= has {
+            // A growth was cut short after the volume had it.
             let was = record.usable_bytes;
             self.edit(&record, |one| one.requested_bytes = size)?;
             return Ok((true, was, self.get(name)?));
@@ -97,14 +97,10 @@ impl DirectPool {
         record.ok_or_else(|| Error::not_found("volume", name))
     }
 
-    /// Gives its namespace so many bytes. Where that fails it has its device all the same, if it is
-    /// as it was.
+    /// Gives its namespace so many bytes. Where that fails it is as it was, or is brought to its end
+    /// in the background.
     fn grow(&self, record: &Record, raw: u64, changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
-        if !self.content().has_remains {
-            let grown = self.grown(record, self.0.platform.grow(uuid, raw))?;
-            return self.note_size(record, &grown);
-        }
         let inventory = self.0.platform.read_with_users()?;
         let namespace = inventory.namespace(uuid).map(|(_, namespace)| namespace);
         if let Some(user) = namespace.and_then(|namespace| namespace.users.first()) {
@@ -112,30 +108,24 @@ impl DirectPool {
             return Err(Error::in_use(format!("volume {}", shown(&record.name)), problem));
         }
         let start = namespace.and_then(|namespace| namespace.start);
+        let has_remains = self.content().has_remains;
         self.edit(record, |one| {
-            (one.dirty_from, one.dirty_start) = (Some(one.charged_bytes), start);
+            (one.grows_to, one.grows_at) = (Some(raw), start);
+            one.dirty_from = has_remains.then_some(one.charged_bytes);
         })?;
-        let grown = self.grown(record, self.0.platform.grow_bare(uuid, raw));
-        drop(changing);
-        let finished = self.finish_growth(&record.uuid);
-        grown.and(finished)
-    }
-
-    fn grown(
-        &self,
-        record: &Record,
-        grown: Result<Namespace, PlatformError>,
-    ) -> Result<Namespace, Error> {
+        let grown = self.0.platform.grow_bare(uuid, raw);
         let is_as_it_was =
             |error: &PlatformError| !matches!(error, PlatformError::NotTakenBack { .. });
         if grown.as_ref().is_err_and(is_as_it_was)
-            && let Err(error) = self.0.platform.ensure_enabled(uuid_of(record)?)
+            && let Err(error) = self.0.platform.ensure_enabled(uuid)
         {
             let (pool, volume, error) = (self.name(), &record.name, error.text());
             tracing::warn!(pool, volume, error, "its namespace can't be enabled");
-            self.0.has_unfinished.store(true, Ordering::Relaxed);
         }
-        Ok(grown?)
+        drop(changing);
+        let finished = self.finish_growth(&record.uuid);
+        grown?;
+        finished
     }
 
     /// Finishes growths that were cut short; whether all of them are.
@@ -143,11 +133,14 @@ impl DirectPool {
         let inventory = self.0.platform.read()?;
         let has_begun = |record: &Record| {
             let namespace = uuid_of(record).ok().and_then(|uuid| inventory.namespace(uuid));
-            record.dirty_from.is_some() || namespace.is_some_and(|(_, one)| is_bare(record, one))
+            record.grows() || namespace.is_some_and(|(_, one)| is_bare(record, one))
         };
         let mut are_all = true;
         for record in self.records(&[Intent::Ready]).into_iter().filter(has_begun) {
-            if let Err(error) = self.finish_growth(&record.uuid) {
+            if self.0.busy.is_held(&record.uuid) {
+                // Whoever is at it says so where it can't.
+                are_all = false;
+            } else if let Err(error) = self.finish_growth(&record.uuid) {
                 let (pool, volume) = (self.name(), &record.name);
                 tracing::warn!(pool, volume, %error, "its growth is not finished yet");
                 are_all = false;
@@ -177,10 +170,12 @@ impl DirectPool {
         let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
         let id = uuid_of(&record)?;
         let inventory = self.0.platform.read()?;
+        // What is not seen may come.
+        self.region(&inventory)?;
         let Some((_, namespace)) = inventory.namespace(id) else { return Ok(None) };
         let mut namespace = namespace.clone();
         if namespace.device.is_none() {
-            if record.dirty_from.is_none() {
+            if !record.grows() {
                 return Ok(None);
             }
             namespace = self.0.platform.ensure_enabled(id)?;
@@ -189,8 +184,8 @@ impl DirectPool {
             return self.note_used(&record, &namespace).map(|()| None);
         }
         let what = || format!("volume {}", shown(&record.name));
-        if record.dirty_start.is_some() && record.dirty_start != namespace.start {
-            let (was, is) = (record.dirty_start, namespace.start);
+        if record.grows_at.is_some() && record.grows_at != namespace.start {
+            let (was, is) = (record.grows_at, namespace.start);
             let problem =
                 format!("its namespace began at {was:?} of its region, and now at {is:?}");
             return Err(Error::Unexpected { what: what(), problem });
@@ -207,16 +202,19 @@ impl DirectPool {
         if let Some(zeroing) = zeroing {
             self.overwrite(&record, zeroing, &held)?;
             // From here on it is clean, whatever happens.
-            self.edit(&record, |one| (one.dirty_from, one.dirty_start) = (None, None))?;
+            self.edit(&record, |one| one.dirty_from = None)?;
         }
-        let restored = self.0.platform.restore(uuid_of(&record)?)?;
-        self.note_size(&record, &restored)
+        let at_most = record.grows_to.unwrap_or(u64::MAX);
+        let restored = self.0.platform.restore(uuid_of(&record)?, at_most)?;
+        self.note_grown(&record, &restored)
     }
 
     /// Somebody may have used it since it was to grow.
     fn note_used(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
-        let Some(from) = record.dirty_from else { return Ok(()) };
-        if namespace.size > from {
+        if !record.grows() {
+            return Ok(());
+        }
+        if let Some(from) = record.dirty_from.filter(|from| namespace.size > *from) {
             let (pool, volume) = (self.name(), &record.name);
             tracing::error!(
                 pool,
@@ -226,8 +224,7 @@ impl DirectPool {
                  is left as it is, and may hold what others left"
             );
         }
-        self.note_size(record, namespace)?;
-        self.edit(record, |one| (one.dirty_from, one.dirty_start) = (None, None))
+        self.note_grown(record, namespace)
     }
 
     /// Overwrites what is left to be, unless it is given up.
@@ -260,16 +257,18 @@ impl DirectPool {
                     && one.device.is_some()
                     && !is_bare(record, one) =>
             {
-                self.note_size(record, one)
+                self.note_grown(record, one)
             }
             _ => Ok(()),
         }
     }
 
-    fn note_size(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
+    /// Notes how large it is now, and that nothing is left to be done.
+    fn note_grown(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
         self.edit(record, |one| {
             one.charged_bytes = namespace.size;
             one.usable_bytes = namespace.usable.unwrap_or(one.usable_bytes);
+            (one.grows_to, one.grows_at, one.dirty_from) = (None, None, None);
         })
     }
 

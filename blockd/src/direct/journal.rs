@@ -50,13 +50,23 @@ pub(super) struct Record {
     pub(super) made_unix_ms: i64,
     /// Of one that is overwritten: what is done for sure.
     pub(super) scrubbed_bytes: u64,
-    /// It may have been made larger, and from this byte of its namespace on hold what somebody else
-    /// had there.
+    /// What its namespace is to have, of one that is being made larger: for a moment it may have
+    /// more. It is nobody's to use meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) grows_to: Option<u64>,
+    /// Where in its region it began then: elsewhere, all of its bytes are other ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) grows_at: Option<u64>,
+    /// From this byte of its namespace on it may hold what somebody else had there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dirty_from: Option<u64>,
-    /// Where in its region it began then: elsewhere, that byte is another one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) dirty_start: Option<u64>,
+}
+
+impl Record {
+    /// Whether it is being made larger, or was when somebody died.
+    pub(super) fn grows(&self) -> bool {
+        self.grows_to.is_some() || self.dirty_from.is_some()
+    }
 }
 
 /// What is in the file.
@@ -178,8 +188,9 @@ mod tests {
                 erase_after: true,
                 made_unix_ms: 5,
                 scrubbed_bytes: 0,
+                grows_to: None,
+                grows_at: None,
                 dirty_from: None,
-                dirty_start: None,
             }],
         }
     }

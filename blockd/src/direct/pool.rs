@@ -231,6 +231,10 @@ impl DirectPool {
         let _changing = self.changing();
         let mut are_all = true;
         let inventory = self.0.platform.read()?;
+        if self.region(&inventory).is_err() {
+            // What is not seen may come.
+            return Ok(false);
+        }
         for record in self.records(&[Intent::Ready]) {
             let uuid = uuid_of(&record)?;
             let is_off = |one: &Namespace| one.device.is_none();
@@ -365,12 +369,13 @@ impl DirectPool {
         made: &Namespace,
         changing: MutexGuard<'_, ()>,
     ) -> Result<(), Error> {
+        let mut changing = Some(changing);
         let held = self.0.busy.hold(&record.uuid);
         if self.content().has_remains
             && let Some(held) = &held
         {
             // Somebody may have left something where it is now.
-            drop(changing);
+            drop(changing.take());
             let zeroing = self.0.platform.zeroing(made, 0).map_err(Error::from);
             if let Err(error) = zeroing.and_then(|zeroing| self.overwrite(record, zeroing, held)) {
                 // Nobody has it yet. Where it can't be removed, it is brought to its end later.
@@ -381,6 +386,7 @@ impl DirectPool {
             }
         }
         let usable = made.usable.unwrap_or(0);
+        let _changing = changing.unwrap_or_else(|| self.changing());
         self.change(|content| {
             for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
                 (one.intent, one.usable_bytes) = (Intent::Ready, usable);
@@ -402,8 +408,9 @@ impl DirectPool {
             erase_after: wish.erase_after,
             made_unix_ms: wall_ms(),
             scrubbed_bytes: 0,
+            grows_to: None,
+            grows_at: None,
             dirty_from: None,
-            dirty_start: None,
         };
         self.change(|content| {
             record.id = content.next_id;
@@ -574,7 +581,7 @@ impl DirectPool {
             .map(|(_, namespace)| namespace);
         let device = namespace.and_then(|one| one.device.clone());
         // Its new end may hold another's data then, and it is nobody's to use.
-        let grows = |one: &Namespace| record.dirty_from.is_some() || is_bare(record, one);
+        let grows = |one: &Namespace| record.grows() || is_bare(record, one);
         let problem = match (inventory.map(|all| self.seen(all)), namespace, &device) {
             (None, ..) => Some("persistent memory can't be read".to_owned()),
             (Some(Err(why)), ..) => Some(format!("region {} {why}", self.0.config.region)),
