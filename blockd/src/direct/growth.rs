@@ -97,8 +97,8 @@ impl DirectPool {
         record.ok_or_else(|| Error::not_found("volume", name))
     }
 
-    /// Gives its namespace so many bytes. Where that fails it is as it was, or is brought to its end
-    /// in the background.
+    /// Gives its namespace so many bytes. Where that fails it is as it was, or is brought to its
+    /// end in the background.
     fn grow(&self, record: &Record, raw: u64, changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
         let inventory = self.0.platform.read_with_users()?;
