@@ -115,7 +115,7 @@ impl Platform {
         let is_node = !data.file_type().is_block_device() || numbers == device.numbers;
         let inventory = self.read()?;
         let is_it = |one: &Namespace| {
-            one.uuid == namespace.uuid
+            (one.uuid, one.mode, one.size) == (namespace.uuid, namespace.mode, namespace.size)
                 && one.name == namespace.name
                 && one.region == namespace.region
         };

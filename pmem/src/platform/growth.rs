@@ -85,22 +85,35 @@ impl Platform {
     }
 
     /// Makes a namespace that was made bare what it was before, with so many bytes at most. Who
-    /// looks at it for a moment is waited for.
+    /// looks at it for a moment is waited for. Where it can't be enabled with them, as there is no
+    /// memory for notes about more pages, it has what it had before it grew, if that is told.
     ///
     /// # Errors
     /// When it is in use, the kernel refuses, or it was nothing else. It may have no device then.
-    pub fn restore(&self, uuid: Uuid, at_most: u64) -> Result<Namespace, PlatformError> {
-        for _ in 1..LOOKED_AT_TRIES {
+    pub fn restore(
+        &self,
+        uuid: Uuid,
+        at_most: u64,
+        before: Option<u64>,
+    ) -> Result<Namespace, PlatformError> {
+        let mut tries = 1;
+        loop {
             let lock = self.lock()?;
             match self.restore_now(uuid, at_most) {
-                Err(PlatformError::InUse { .. }) => {}
+                Err(PlatformError::InUse { .. }) if tries < LOOKED_AT_TRIES => tries += 1,
+                Err(error) => {
+                    let before = before.filter(|before| *before < at_most);
+                    let Some(before) = before else { return Err(error) };
+                    return Err(match self.back_to(uuid, before) {
+                        Ok(()) => error,
+                        Err(after) => not_taken_back(error, after),
+                    });
+                }
                 other => return other,
             }
             drop(lock);
             thread::sleep(LOOKED_AT_PAUSE);
         }
-        let _lock = self.lock()?;
-        self.restore_now(uuid, at_most)
     }
 
     fn restore_now(&self, uuid: Uuid, at_most: u64) -> Result<Namespace, PlatformError> {
@@ -112,9 +125,31 @@ impl Platform {
         self.disable(&inventory, region, namespace)?;
         let folder = self.region_folder(region).at(&namespace.name);
         // The kernel writes the label once more: that it has this size is durable then.
-        self.set(&folder, "size", &namespace.size.min(at_most).to_string())?;
+        self.set_surely(&folder, namespace.size.min(at_most))?;
         self.set(&folder, "force_raw", "0")?;
-        self.enable(region, &namespace.name)?;
+        self.enabled_again(uuid, region, &namespace.name)
+    }
+
+    /// Cuts one that has no device to what it had.
+    fn back_to(&self, uuid: Uuid, size: u64) -> Result<(), PlatformError> {
+        let inventory = self.read_with_users()?;
+        let (region, namespace) = found(&inventory, uuid)?;
+        if namespace.device.is_some() || namespace.size <= size {
+            return Ok(());
+        }
+        self.disable(&inventory, region, namespace)?;
+        let folder = self.region_folder(region).at(&namespace.name);
+        self.set_surely(&folder, size)?;
+        self.enabled_again(uuid, region, &namespace.name).map(|_| ())
+    }
+
+    fn enabled_again(
+        &self,
+        uuid: Uuid,
+        region: &Region,
+        name: &str,
+    ) -> Result<Namespace, PlatformError> {
+        self.enable(region, name)?;
         let inventory = self.read_when_enabled(uuid)?;
         let (_, now) = found(&inventory, uuid)?;
         match &now.device {
@@ -170,8 +205,13 @@ impl Platform {
         if folder.number("size")? == size {
             return Ok(());
         }
-        let back = || self.set(folder, "size", &size.to_string());
-        back().or_else(|_| back())
+        self.set_surely(folder, size)
+    }
+
+    /// Twice, if need be: what the kernel has and its label has not, others may be given.
+    fn set_surely(&self, folder: &Folder, size: u64) -> Result<(), PlatformError> {
+        let set = || self.set(folder, "size", &size.to_string());
+        set().or_else(|_| set())
     }
 }
 

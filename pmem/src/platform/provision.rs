@@ -233,8 +233,9 @@ impl Platform {
     fn remove(&self, key: &RegionKey, uuid: Uuid) -> Result<bool, PlatformError> {
         let inventory = self.read_with_users()?;
         let Some((region, namespace)) = inventory.namespace(uuid) else {
-            return match existing_region(&inventory, key)?.hides() {
-                None => Ok(false),
+            let region = existing_region(&inventory, key)?;
+            return match region.hides() {
+                None => self.forget_label(region, uuid).map(|()| false),
                 Some(problem) => {
                     let (what, problem) = (format!("region {key}"), problem.to_owned());
                     Err(PlatformError::InUse { what, problem })
@@ -254,7 +255,8 @@ impl Platform {
             // The kernel keeps its first namespace as a seed: whatever comes of it is not bare.
             self.set(&folder, "force_raw", "0")?;
         }
-        self.put(&folder, "size", "0")?;
+        // The kernel removes the label last: again where that failed.
+        self.put(&folder, "size", "0").or_else(|_| self.put(&folder, "size", "0"))?;
         let left = left_of(folder.number_if_there("size"))?;
         if left != 0 {
             return Err(not_done(&folder, "size", "0", &left.to_string()));
@@ -266,6 +268,21 @@ impl Platform {
                 problem: format!("still has {} bytes after it was removed", left.size),
             }),
         }
+    }
+
+    /// Removes what the kernel keeps of a namespace without bytes: it has its uuid as long as its
+    /// label could not be removed, which would be there again after a boot.
+    fn forget_label(&self, region: &Region, uuid: Uuid) -> Result<(), PlatformError> {
+        let folder = self.region_folder(region);
+        let is_namespace = |name: &String| name.starts_with("namespace") && name.contains('.');
+        for name in folder.list()?.into_iter().filter(is_namespace) {
+            let own = folder.at(&name);
+            let has_it = own.text_if_there("uuid")?.is_some_and(|text| text == uuid.to_string());
+            if has_it && own.number_if_there("size")? == Some(0) {
+                self.put(&own, "size", "0")?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes its device away: nobody uses it, and nobody can begin to meanwhile.

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Places;
 use super::error::PlatformError;
@@ -168,11 +168,13 @@ fn has_ended(error: &io::Error) -> bool {
 fn mounts(
     proc: &Path,
     folder: &Path,
-    seen: &mut BTreeSet<std::path::PathBuf>,
+    seen: &mut BTreeSet<(PathBuf, Option<PathBuf>)>,
     wanted: &mut [Wanted],
 ) -> io::Result<()> {
-    let own = fs::read_link(folder.join("ns/mnt")).unwrap_or_default();
-    if !own.as_os_str().is_empty() && seen.contains(&own) {
+    let table = fs::read_link(folder.join("ns/mnt")).unwrap_or_default();
+    let users = |folder: &Path| fs::read_link(folder.join("ns/user")).ok();
+    let own = (table, users(folder));
+    if !own.0.as_os_str().is_empty() && seen.contains(&own) {
         return Ok(());
     }
     let table = match fs::read_to_string(folder.join("mountinfo")) {
@@ -180,11 +182,13 @@ fn mounts(
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(()),
         other => other?,
     };
-    seen.insert(own);
     // Among users of its own anybody can show nodes to himself, without the right to open them.
     // What a node is shown for here stands in a table of the host's, too.
-    let users = |folder: &Path| fs::read_link(folder.join("ns/user")).unwrap_or_default();
-    let may_open = users(folder) == users(&proc.join("self"));
+    let may_open = match (&own.1, users(&proc.join("self"))) {
+        (Some(theirs), Some(ours)) => *theirs == ours,
+        _ => true,
+    };
+    seen.insert(own);
     for line in table.lines() {
         let mut words = line.split(' ');
         let first = (words.nth(2), words.next(), words.next());

@@ -280,6 +280,13 @@ impl FakeHost {
         self.show();
     }
 
+    /// In ordinary memory there is room for the pages of so large a namespace, and no larger one.
+    pub fn set_most(&self, bytes: Option<u64>) {
+        for region in &mut self.state().regions {
+            region.most = bytes;
+        }
+    }
+
     /// Devices that were taken away while somebody used them.
     #[must_use]
     pub fn torn(&self) -> Vec<String> {

@@ -67,14 +67,24 @@ pub(super) struct FakeRegion {
     pub(super) infos: BTreeMap<u64, Info>,
     pub(super) bad_blocks: Vec<(u64, u64)>,
     pub(super) shown: Shown,
+    /// The largest namespace whose pages there is memory for.
+    pub(super) most: Option<u64>,
 }
 
 impl FakeRegion {
     pub(super) fn new(number: usize, spec: FakeSpec) -> Self {
         let (namespaces, claims) = (Vec::new(), Vec::new());
         let (infos, bad_blocks) = (BTreeMap::new(), Vec::new());
-        let mut region =
-            Self { spec, number, namespaces, claims, infos, bad_blocks, shown: Shown::Whole };
+        let mut region = Self {
+            spec,
+            number,
+            namespaces,
+            claims,
+            infos,
+            bad_blocks,
+            shown: Shown::Whole,
+            most: None,
+        };
         if !region.spec.labelled {
             let size = region.spec.size;
             region.namespaces.push(FakeNamespace { size, ..FakeNamespace::default() });
@@ -174,6 +184,10 @@ impl FakeRegion {
             return Ok(());
         };
         if info.mode != Mode::Sector && info.map == PageMap::Device && info.size != namespace.size {
+            return Err(libc::ENOMEM);
+        }
+        let has_no_room = self.most.is_some_and(|most| namespace.size > most);
+        if info.mode != Mode::Sector && info.map == PageMap::Memory && has_no_room {
             return Err(libc::ENOMEM);
         }
         let of = |one: &&FakeClaim| one.mode == info.mode;

@@ -45,7 +45,7 @@ fn place(host: &FakeHost, platform: &Platform, number: u8) -> (u64, u64) {
 /// As it is grown where nobody left anything.
 pub(super) fn grow(platform: &Platform, number: u8, size: u64) -> Result<Namespace, PlatformError> {
     platform.grow_bare(uuid(number), size)?;
-    platform.restore(uuid(number), size)
+    platform.restore(uuid(number), size, None)
 }
 
 /// The kernel would take what is in front of it, and it would begin somewhere else.
@@ -98,7 +98,7 @@ fn it_does_not_grow_where_the_kernel_would_take_what_is_in_front() {
 /// The kernel gives it a size, and fails to write that down: the first of two, or the second.
 #[test]
 fn a_size_that_was_not_written_down_is_not_kept() {
-    for failures in 1..=4 {
+    for failures in 1..=5 {
         let (host, platform) = host(&[(None, 64), (Some(1), 64)]);
         device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
         for _ in 0..failures {
@@ -115,9 +115,9 @@ fn a_size_that_was_not_written_down_is_not_kept() {
             assert!(matches!(error, PlatformError::NotTakenBack { .. }), "{error}");
             assert_eq!((now.mode, now.device), (Mode::Raw, None));
             platform.ensure_enabled(uuid(1)).unwrap();
-            let restored = platform.restore(uuid(1), 112 * MIB);
-            assert_eq!(restored.is_err(), failures == 4);
-            platform.restore(uuid(1), 112 * MIB).unwrap();
+            let restored = platform.restore(uuid(1), 112 * MIB, None);
+            assert_eq!(restored.is_err(), failures == 5);
+            platform.restore(uuid(1), 112 * MIB, None).unwrap();
         }
         assert_eq!(place(&host, &platform, 1), (64, 128), "{failures} failures");
     }
@@ -136,7 +136,7 @@ fn wherever_the_writer_dies_it_begins_where_it_did() {
         host.restart();
         had_more |= namespace(&platform, 1).size > 112 * MIB;
         platform.ensure_enabled(uuid(1)).unwrap();
-        platform.restore(uuid(1), 112 * MIB).unwrap();
+        platform.restore(uuid(1), 112 * MIB, None).unwrap();
         let (start, end) = place(&host, &platform, 1);
         assert!(start == 64 && [128, 176].contains(&end), "step {steps}: {start} to {end}");
         if grown.is_ok() {
@@ -145,6 +145,23 @@ fn wherever_the_writer_dies_it_begins_where_it_did() {
         steps += 1;
     }
     assert!(steps > 6 && had_more, "{steps} steps");
+}
+
+/// There is no memory for notes about more pages: it has what it had.
+#[test]
+fn one_that_can_t_be_enabled_larger_is_as_it_was() {
+    for in_front in [16, 64] {
+        let (host, platform) = host(&[(None, in_front), (Some(1), 64)]);
+        device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
+        host.set_most(Some(64 * MIB));
+        platform.grow_bare(uuid(1), 112 * MIB).unwrap();
+        platform.restore(uuid(1), 112 * MIB, Some(64 * MIB)).unwrap_err();
+        assert_eq!(namespace(&platform, 1).mode, Mode::Fsdax);
+        assert_eq!(place(&host, &platform, 1), (in_front, in_front + 64));
+        host.set_most(None);
+        grow(&platform, 1, 112 * MIB).unwrap();
+        assert_eq!(place(&host, &platform, 1), (in_front, in_front + 112));
+    }
 }
 
 /// Who was given its node by itself may open it at any time.
@@ -180,4 +197,17 @@ fn a_device_that_is_anothers_by_now_is_not_overwritten() {
     assert_eq!((&now.name, &now.device), (&seen.name, &seen.device));
     let error = platform.zeroing(&seen, 0).unwrap_err();
     assert!(error.to_string().contains("another device"), "{error}");
+}
+
+/// The kernel keeps a uuid as long as it could not remove the label of it.
+#[test]
+fn what_is_left_of_one_without_bytes_is_removed_with_it() {
+    let (host, platform) = host(&[]);
+    host.stop_after(2);
+    platform.create(&key(1), &wish(1, 64 * MIB)).unwrap_err();
+    host.restart();
+    let seed = host.places().sys.join("bus/nd/devices/region0/namespace0.0/uuid");
+    assert_eq!(fs::read_to_string(&seed).unwrap().trim(), uuid(1).to_string());
+    assert!(!platform.destroy(&key(1), uuid(1)).unwrap());
+    assert_eq!(fs::read_to_string(&seed).unwrap().trim(), "");
 }
