@@ -183,9 +183,11 @@ impl Control {
 
     /// Names of the devices of all volumes that are namespaces.
     pub async fn names_of_direct_devices(&self) -> Result<Vec<String>, Error> {
-        let volumes = self.list_direct("").await?;
-        let name = |one: &v1::Volume| one.device_path.strip_prefix("/dev/").map(ToOwned::to_owned);
-        Ok(volumes.iter().filter_map(name).collect())
+        let all: Vec<_> = self.0.direct.0.read().values().cloned().collect();
+        let pools: Vec<_> = all.iter().filter_map(|known| known.state.clone().ok()).collect();
+        let names =
+            move || pools.iter().map(DirectPool::device_names).collect::<Result<Vec<_>, _>>();
+        Ok(blocking(names).await?.concat())
     }
 
     /// Why a pool of namespaces does not serve, if one does not.

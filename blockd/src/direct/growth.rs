@@ -80,7 +80,7 @@ impl DirectPool {
             // A growth was cut short after the volume had it.
             let was = record.usable_bytes;
             self.edit(&record, |one| one.requested_bytes = size)?;
-            return Ok((true, was, self.get(name)?));
+            return Ok((true, was, self.view_of(&record)?));
         }
         if size < has {
             let problem =
@@ -89,7 +89,7 @@ impl DirectPool {
         }
         self.grow(&record, raw, changing)?;
         self.edit(&record, |one| one.requested_bytes = size)?;
-        Ok((true, before.usable, self.get(name)?))
+        Ok((true, before.usable, self.view_of(&record)?))
     }
 
     fn ready(&self, name: &str) -> Result<Record, Error> {
@@ -158,6 +158,8 @@ impl DirectPool {
             None => Ok(()),
         });
         if finished.is_err() {
+            // It may be as it was before.
+            drop(self.begun(uuid));
             self.0.has_unfinished.store(true, Ordering::Relaxed);
         }
         finished
@@ -166,6 +168,10 @@ impl DirectPool {
     /// What there is to finish of a volume.
     fn begun(&self, uuid: &str) -> Result<Option<Begun<'_>>, Error> {
         let _changing = self.changing();
+        // Before anything is looked at, which may be done by then.
+        let Some(held) = self.0.busy.hold(uuid) else {
+            return Err(Error::in_use(format!("volume {uuid}"), GROWS.to_owned()));
+        };
         let mut records = self.records(&[Intent::Ready]).into_iter();
         let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
         let id = uuid_of(&record)?;
@@ -183,16 +189,13 @@ impl DirectPool {
         if !is_bare(&record, &namespace) {
             return self.note_used(&record, &namespace).map(|()| None);
         }
-        let what = || format!("volume {}", shown(&record.name));
         if record.grows_at.is_some() && record.grows_at != namespace.start {
             let (was, is) = (record.grows_at, namespace.start);
             let problem =
                 format!("its namespace began at {was:?} of its region, and now at {is:?}");
-            return Err(Error::Unexpected { what: what(), problem });
+            let what = format!("volume {}", shown(&record.name));
+            return Err(Error::Unexpected { what, problem });
         }
-        let Some(held) = self.0.busy.hold(uuid) else {
-            return Err(Error::in_use(what(), GROWS.to_owned()));
-        };
         let zeroing = record.dirty_from.map(|from| self.0.platform.zeroing(&namespace, from));
         Ok(Some(Begun { zeroing: zeroing.transpose()?, record, held }))
     }
@@ -205,7 +208,8 @@ impl DirectPool {
             self.edit(&record, |one| one.dirty_from = None)?;
         }
         let at_most = record.grows_to.unwrap_or(u64::MAX);
-        let restored = self.0.platform.restore(uuid_of(&record)?, at_most)?;
+        let before = Some(record.charged_bytes);
+        let restored = self.0.platform.restore(uuid_of(&record)?, at_most, before)?;
         self.note_grown(&record, &restored)
     }
 

@@ -8,7 +8,8 @@ use blockd_pmem::platform::choose;
 use blockd_pmem::platform::provision::{MAX_NAME, Wish};
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule, Step};
 use blockd_pmem::platform::{
-    Inventory, Mode, Namespace, PageMap, Platform, Region, Uuid, new_uuid, raw_size_for, usable_of,
+    Inventory, Mode, Namespace, PageMap, Platform, PlatformError, Region, Uuid, new_uuid,
+    raw_size_for, usable_of,
 };
 use serde::{Deserialize, Serialize};
 
@@ -356,7 +357,7 @@ impl DirectPool {
                 continue;
             }
             self.hand_over(&record, &made, changing)?;
-            return Ok((true, self.get(&wish.name)?));
+            return Ok((true, self.view_of(&record)?));
         }
         let problem = format!("{raw} bytes of it are too few for {} usable ones", wish.size);
         Err(Error::Unexpected { what: format!("region {}", region.key), problem })
@@ -497,7 +498,7 @@ impl DirectPool {
         let is_off = inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none());
         if scrubs && is_off {
             // Without a device it can't be overwritten, and whoever gets the space could read it.
-            self.0.platform.ensure_enabled(uuid).map_err(|error| {
+            self.enable_to_clear(&record).map_err(|error| {
                 let why = error.text();
                 let problem = format!("is not enabled, so that it can't be overwritten: {why}");
                 Error::in_use(format!("volume {}", shown(name)), problem)
@@ -545,6 +546,20 @@ impl DirectPool {
         Ok(Some(before))
     }
 
+    /// Gives a namespace a device that it can be overwritten by. Bare, it needs no memory for its
+    /// pages.
+    pub(super) fn enable_to_clear(&self, record: &Record) -> Result<(), PlatformError> {
+        let uuid = uuid_of(record).map_err(|error| PlatformError::Unsupported {
+            what: format!("volume {}", record.name),
+            problem: error.to_string(),
+        })?;
+        let enabled = self.0.platform.ensure_enabled(uuid);
+        if record.usage == Usage::FileIo {
+            return enabled.map(|_| ());
+        }
+        enabled.or_else(|error| self.0.platform.make_bare(uuid).map_err(|_| error)).map(|_| ())
+    }
+
     /// Removes what has been overwritten.
     pub(super) fn scrubbed(&self, record: &Record) -> Result<(), Error> {
         let _changing = self.changing();
@@ -563,6 +578,23 @@ impl DirectPool {
         let found = all.iter().find_map(|intent| self.named(name, &[*intent]));
         let record = found.ok_or_else(|| Error::not_found("volume", name))?;
         Ok(self.view(&record, self.0.platform.read().ok().as_ref()))
+    }
+
+    /// This volume, whatever else has its name by now.
+    pub(super) fn view_of(&self, record: &Record) -> Result<VolumeView, Error> {
+        let found = self.content().records.iter().find(|one| one.uuid == record.uuid).cloned();
+        let found = found.ok_or_else(|| Error::not_found("volume", &record.name))?;
+        Ok(self.view(&found, self.0.platform.read().ok().as_ref()))
+    }
+
+    /// Names of the devices of all volumes, also of those that nobody is to use now.
+    pub fn device_names(&self) -> Result<Vec<String>, Error> {
+        let inventory = self.0.platform.read()?;
+        let records = self.content().records.clone();
+        let uuids = records.iter().filter_map(|one| uuid_of(one).ok());
+        let namespaces = uuids.filter_map(|uuid| inventory.namespace(uuid));
+        let device = |one: &Namespace| one.device.as_ref().map(|device| device.name.clone());
+        Ok(namespaces.filter_map(|(_, one)| device(one)).collect())
     }
 
     /// All volumes, with those that are being removed, in the order in which they were made.

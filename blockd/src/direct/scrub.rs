@@ -39,6 +39,8 @@ struct Shared {
     /// Opened already when they were deleted, so that nobody could come in between.
     held: BTreeMap<String, Zeroing>,
     done: BTreeMap<String, u64>,
+    /// Since the last look at what failed.
+    looked: Option<Clock>,
 }
 
 impl Scrubber {
@@ -91,14 +93,8 @@ fn run(pool: &DirectPool) {
     if !matches!(pool.finish_growths(), Ok(true)) {
         pool.0.has_unfinished.store(true, Ordering::Relaxed);
     }
-    let mut looked = Clock::start();
     loop {
-        if looked.elapsed() >= RETRY {
-            if let Err(error) = pool.go_on() {
-                tracing::warn!(pool = pool.name(), %error, "what was begun is ended later");
-            }
-            looked = Clock::start();
-        }
+        look(pool);
         // One that can't be overwritten now does not keep the others from it.
         let mut failed = BTreeSet::new();
         while let Some(record) = next(pool, &failed) {
@@ -111,17 +107,32 @@ fn run(pool: &DirectPool) {
             if scrubber.stops() {
                 return;
             }
+            look(pool);
         }
-        let time = RETRY.saturating_sub(looked.elapsed());
-        let wait = scrubber
-            .wake
-            .wait_timeout_while(scrubber.shared(), time, |shared| !shared.stops && !shared.asked);
+        let mut shared = scrubber.shared();
+        let time = RETRY.saturating_sub(shared.looked.get_or_insert_with(Clock::start).elapsed());
+        let wait =
+            scrubber.wake.wait_timeout_while(shared, time, |shared| !shared.stops && !shared.asked);
         let (mut shared, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if shared.stops {
             return;
         }
         shared.asked = false;
         drop(shared);
+    }
+}
+
+/// Twice a minute: what failed for something that may have passed. Also while much is overwritten.
+fn look(pool: &DirectPool) {
+    let mut shared = pool.0.scrubber.shared();
+    let looked = shared.looked.get_or_insert_with(Clock::start);
+    if looked.elapsed() < RETRY {
+        return;
+    }
+    *looked = Clock::start();
+    drop(shared);
+    if let Err(error) = pool.go_on() {
+        tracing::warn!(pool = pool.name(), %error, "what was begun is ended later");
     }
 }
 
@@ -140,7 +151,7 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
             let uuid = uuid_of(record)?;
             let mut inventory = pool.0.platform.read_with_users()?;
             if inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none()) {
-                pool.0.platform.ensure_enabled(uuid)?;
+                pool.enable_to_clear(record)?;
                 inventory = pool.0.platform.read_with_users()?;
             }
             let Some((_, namespace)) = inventory.namespace(uuid) else {
@@ -178,6 +189,7 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
         if zeroing.done() - noted >= NOTE {
             noted = zeroing.done();
             note(pool, record, noted)?;
+            look(pool);
         }
     }
     drop(zeroing);

@@ -191,6 +191,34 @@ fn what_begins_elsewhere_is_not_overwritten() {
     pool.close();
 }
 
+/// There is no memory for notes about more pages. It has what it had; and one that has none at all
+/// since then can be deleted.
+#[test]
+fn a_volume_that_can_t_be_enabled_larger_is_as_it_was() {
+    let rig = Rig::new(GIB);
+    let pool = rig.open_as(memory()).unwrap();
+    let media = rig.over_remains(&pool);
+    rig.host.set_most(Some(64 * MIB));
+    pool.resize("a", 100 * MIB).unwrap_err();
+    let view = pool.get("a").unwrap();
+    assert_eq!((view.usable, view.charged, view.device.is_some()), (62 * MIB, 64 * MIB, true));
+    rig.has_its_own(&media);
+    rig.host.set_most(None);
+    assert!(pool.resize("a", 100 * MIB).unwrap().0);
+    rig.has_its_own(&media);
+    pool.close();
+    rig.host.set_most(Some(64 * MIB));
+    rig.host.reboot();
+    let pool = rig.open_as(memory()).unwrap();
+    assert_eq!(pool.get("a").unwrap().device, None);
+    pool.delete("a").unwrap();
+    rig.wait_for(|| pool.get("a").is_err());
+    let mut found = [1; 7];
+    media.read_exact_at(&mut found, OWN[0]).unwrap();
+    assert_eq!((found, rig.available()), ([0; 7], GIB));
+    pool.close();
+}
+
 /// Space is free in front of it and behind.
 #[test]
 fn a_volume_grows_at_its_end() {
