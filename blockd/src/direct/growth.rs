@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use blockd_pmem::platform::clear::Zeroing;
 use blockd_pmem::platform::{Inventory, Mode, Namespace, PlatformError};
 
-use super::busy::Held;
+use super::busy::{Busy, Held};
 use super::config::SizeRule;
 use super::describe::VolumeView;
 use super::journal::{Intent, Record};
@@ -44,9 +44,9 @@ impl DirectPool {
     pub fn resize(&self, name: &str, size: u64) -> Result<(bool, u64, VolumeView), Error> {
         // What was begun before comes to its end first.
         self.finish_growth(&self.ready(name)?.uuid)?;
-        let changing = self.changing();
+        let changing = self.changing_idle(name, Busy::wait);
         let record = self.ready(name)?;
-        if record.grows() || self.0.busy.is_held(&record.uuid) {
+        if record.grows() {
             return Err(Error::in_use(format!("volume {}", shown(name)), GROWS.to_owned()));
         }
         let uuid = uuid_of(&record)?;
@@ -152,7 +152,6 @@ impl DirectPool {
     /// Overwrites the new end of a volume that is bare, and gives it back. One that is not bare has
     /// been used, maybe, and is left as it is.
     fn finish_growth(&self, uuid: &str) -> Result<(), Error> {
-        self.0.busy.wait(uuid);
         let finished = self.begun(uuid).and_then(|begun| match begun {
             Some(begun) => self.finish(begun),
             None => Ok(()),
@@ -167,11 +166,8 @@ impl DirectPool {
 
     /// What there is to finish of a volume.
     fn begun(&self, uuid: &str) -> Result<Option<Begun<'_>>, Error> {
-        let _changing = self.changing();
-        // Before anything is looked at, which may be done by then.
-        let Some(held) = self.0.busy.hold(uuid) else {
-            return Err(Error::in_use(format!("volume {uuid}"), GROWS.to_owned()));
-        };
+        // Before anything is looked at: somebody else may be at it, and has done it by then.
+        let (_changing, held) = self.changing_with(uuid);
         let mut records = self.records(&[Intent::Ready]).into_iter();
         let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
         let id = uuid_of(&record)?;

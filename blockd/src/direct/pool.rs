@@ -13,7 +13,7 @@ use blockd_pmem::platform::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::busy::Busy;
+use super::busy::{Busy, Held};
 use super::config::{DirectConfig, SizeRule};
 use super::describe::{PoolView, Space, State, VolumeView, durability};
 use super::growth::{GROWS, is_bare};
@@ -165,7 +165,7 @@ impl DirectPool {
     }
 
     /// The same, once nobody is at a volume of that name: it is waited for, or has to give up.
-    fn changing_idle(&self, name: &str, wait: fn(&Busy, &str)) -> MutexGuard<'_, ()> {
+    pub(super) fn changing_idle(&self, name: &str, wait: fn(&Busy, &str)) -> MutexGuard<'_, ()> {
         loop {
             let changing = self.changing();
             let records = self.records(&[Intent::Ready, Intent::Creating]).into_iter();
@@ -173,6 +173,18 @@ impl DirectPool {
             let Some(record) = at_it.find(|one| one.name == name) else { return changing };
             drop(changing);
             wait(&self.0.busy, &record.uuid);
+        }
+    }
+
+    /// The same, and the volume, once nobody else is at it.
+    pub(super) fn changing_with(&self, uuid: &str) -> (MutexGuard<'_, ()>, Held<'_>) {
+        loop {
+            let changing = self.changing();
+            if let Some(held) = self.0.busy.hold(uuid) {
+                return (changing, held);
+            }
+            drop(changing);
+            self.0.busy.wait(uuid);
         }
     }
 
