@@ -237,6 +237,33 @@ fn a_volume_grows_at_its_end() {
     pool.close();
 }
 
+/// What finishes growths in the background takes up those of calls as well: either is right.
+#[test]
+fn a_growth_that_somebody_else_finishes_is_done() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let rig = Rig::new(GIB);
+    let pool = rig.open_as(memory()).unwrap();
+    let media = rig.over_remains(&pool);
+    let is_over = AtomicBool::new(false);
+    let all: Vec<_> = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    pool.finish_growths().unwrap();
+                }
+            });
+        }
+        let grow = |size| pool.resize("a", size * MIB).map(|grown| grown.0);
+        let all = [100, 150, 200, 250, 300].map(grow).into();
+        is_over.store(true, Ordering::Relaxed);
+        all
+    });
+    assert!(all.iter().all(|one| matches!(one, Ok(true))), "{all:?}");
+    assert_eq!(rig.secret(&media), [0; 6]);
+    rig.has_its_own(&media);
+    pool.close();
+}
+
 /// One that is overwritten keeps nobody else, and gives up for who deletes it.
 #[test]
 fn what_is_overwritten_keeps_nothing_else_waiting() {
