@@ -46,10 +46,12 @@ impl Busy {
 
     /// Has whoever holds it give up, and waits for that as [`Self::wait`] does.
     pub(super) fn give_up(&self, uuid: &str) {
-        if let Some(gives_up) = self.all().get_mut(uuid) {
+        let mut all = self.all();
+        // Also whoever takes it next, before this one comes to see that it was given up.
+        while let Some(gives_up) = all.get_mut(uuid) {
             *gives_up = true;
+            all = self.changed.wait(all).unwrap_or_else(PoisonError::into_inner);
         }
-        self.wait(uuid);
     }
 }
 
