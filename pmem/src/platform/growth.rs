@@ -105,7 +105,8 @@ impl Platform {
                     let before = before.filter(|before| *before < at_most);
                     let Some(before) = before else { return Err(error) };
                     return Err(match self.back_to(uuid, before) {
-                        Ok(()) => error,
+                        Ok(false) => error,
+                        Ok(true) => cut(uuid, at_most, &error),
                         Err(after) => not_taken_back(error, after),
                     });
                 }
@@ -130,17 +131,17 @@ impl Platform {
         self.enabled_again(uuid, region, &namespace.name)
     }
 
-    /// Cuts one that has no device to what it had.
-    fn back_to(&self, uuid: Uuid, size: u64) -> Result<(), PlatformError> {
+    /// Cuts one that has no device to what it had; false if it has one, or no more than that.
+    fn back_to(&self, uuid: Uuid, size: u64) -> Result<bool, PlatformError> {
         let inventory = self.read_with_users()?;
         let (region, namespace) = found(&inventory, uuid)?;
         if namespace.device.is_some() || namespace.size <= size {
-            return Ok(());
+            return Ok(false);
         }
         self.disable(&inventory, region, namespace)?;
         let folder = self.region_folder(region).at(&namespace.name);
         self.set_surely(&folder, size)?;
-        self.enabled_again(uuid, region, &namespace.name).map(|_| ())
+        self.enabled_again(uuid, region, &namespace.name).map(|_| true)
     }
 
     fn enabled_again(
@@ -222,6 +223,16 @@ fn found(inventory: &Inventory, uuid: Uuid) -> Result<(&Region, &Namespace), Pla
 
 fn not_taken_back(error: PlatformError, after: PlatformError) -> PlatformError {
     PlatformError::NotTakenBack { error: Box::new(error), after: Box::new(after) }
+}
+
+/// It has what it had: more than that it can't be enabled with.
+fn cut(uuid: Uuid, size: u64, error: &PlatformError) -> PlatformError {
+    let problem = format!(
+        "can't be enabled with {size} bytes, as there is no memory for notes about so many pages, \
+         maybe, and has what it had ({})",
+        error.text()
+    );
+    PlatformError::Unsupported { what: format!("namespace {uuid}"), problem }
 }
 
 /// It begins elsewhere: somebody made room in front of it in the last milliseconds.
