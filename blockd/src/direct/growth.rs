@@ -101,6 +101,10 @@ impl DirectPool {
     /// end in the background.
     fn grow(&self, record: &Record, raw: u64, changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
+        // Until it is finished: who comes in between would answer for another's call.
+        let Some(held) = self.0.busy.hold(&record.uuid) else {
+            return Err(Error::in_use(format!("volume {}", shown(&record.name)), GROWS.to_owned()));
+        };
         let inventory = self.0.platform.read_with_users()?;
         let namespace = inventory.namespace(uuid).map(|(_, namespace)| namespace);
         if let Some(user) = namespace.and_then(|namespace| namespace.users.first()) {
@@ -122,8 +126,7 @@ impl DirectPool {
             let (pool, volume, error) = (self.name(), &record.name, error.text());
             tracing::warn!(pool, volume, error, "its namespace can't be enabled");
         }
-        drop(changing);
-        let finished = self.finish_growth(&record.uuid);
+        let finished = self.finish_held(&record.uuid, changing, held);
         grown?;
         finished
     }
@@ -152,22 +155,34 @@ impl DirectPool {
     /// Overwrites the new end of a volume that is bare, and gives it back. One that is not bare has
     /// been used, maybe, and is left as it is.
     fn finish_growth(&self, uuid: &str) -> Result<(), Error> {
-        let finished = self.begun(uuid).and_then(|begun| match begun {
+        // Before anything is looked at: somebody else may be at it, and has done it by then.
+        let (changing, held) = self.changing_with(uuid);
+        self.finish_held(uuid, changing, held)
+    }
+
+    fn finish_held(
+        &self,
+        uuid: &str,
+        changing: MutexGuard<'_, ()>,
+        held: Held<'_>,
+    ) -> Result<(), Error> {
+        let begun = self.begun(uuid, held);
+        drop(changing);
+        let finished = begun.and_then(|begun| match begun {
             Some(begun) => self.finish(begun),
             None => Ok(()),
         });
         if finished.is_err() {
             // It may be as it was before.
-            drop(self.begun(uuid));
+            let (_changing, held) = self.changing_with(uuid);
+            drop(self.begun(uuid, held));
             self.0.has_unfinished.store(true, Ordering::Relaxed);
         }
         finished
     }
 
-    /// What there is to finish of a volume.
-    fn begun(&self, uuid: &str) -> Result<Option<Begun<'_>>, Error> {
-        // Before anything is looked at: somebody else may be at it, and has done it by then.
-        let (_changing, held) = self.changing_with(uuid);
+    /// What there is to finish of a volume, for who holds it and the pool's lock.
+    fn begun<'a>(&self, uuid: &str, held: Held<'a>) -> Result<Option<Begun<'a>>, Error> {
         let mut records = self.records(&[Intent::Ready]).into_iter();
         let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
         let id = uuid_of(&record)?;

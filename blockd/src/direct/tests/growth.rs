@@ -1,6 +1,7 @@
 //! Growth over what others left.
 
 use super::*;
+use crate::direct::busy::Busy;
 
 /// Something was removed without being overwritten, and a volume grows over it. Wherever the daemon
 /// dies meanwhile, nobody gets to see what it was: the next one finishes that, and until then the
@@ -262,6 +263,73 @@ fn a_growth_that_somebody_else_finishes_is_done() {
     assert_eq!(rig.secret(&media), [0; 6]);
     rig.has_its_own(&media);
     pool.close();
+}
+
+/// The same where it can't be enabled larger: nobody is told that it has grown.
+#[test]
+fn a_growth_that_somebody_else_takes_back_has_failed() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let rig = Rig::new(GIB);
+    let pool = rig.open_as(memory()).unwrap();
+    let media = rig.over_remains(&pool);
+    rig.host.set_most(Some(64 * MIB));
+    let is_over = AtomicBool::new(false);
+    let all: Vec<_> = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = pool.finish_growths();
+                }
+            });
+        }
+        let all = (0..8).map(|_| pool.resize("a", 100 * MIB).map(|grown| grown.0)).collect();
+        is_over.store(true, Ordering::Relaxed);
+        all
+    });
+    let is_told = |one: &Result<bool, Error>| {
+        one.as_ref().is_err_and(|error| error.to_string().contains("memory for notes"))
+    };
+    assert!(all.iter().all(is_told), "{all:?}");
+    rig.host.set_most(None);
+    assert!(pool.resize("a", 100 * MIB).unwrap().0);
+    rig.has_its_own(&media);
+    pool.close();
+}
+
+/// Who asks for the same meanwhile waits, and has it as well.
+#[test]
+fn who_asks_for_a_growth_that_goes_on_has_it_too() {
+    let rig = Rig::new(GIB);
+    let pool = rig.open_as(memory()).unwrap();
+    let media = rig.over_remains(&pool);
+    for size in [100, 150, 200, 250].map(|mib| mib * MIB) {
+        std::thread::scope(|scope| {
+            let asking: Vec<_> = (0..3).map(|_| scope.spawn(|| pool.resize("a", size))).collect();
+            for one in asking {
+                let (_, _, view) = one.join().unwrap().unwrap();
+                assert!(view.usable >= size && view.device.is_some(), "{view:?}");
+            }
+        });
+    }
+    rig.has_its_own(&media);
+    pool.close();
+}
+
+/// It was given up, and somebody else has it already: they are to give it up too.
+#[test]
+fn whoever_holds_what_is_deleted_gives_it_up() {
+    let rig = Rig::new(GIB);
+    for _ in 0..50 {
+        let busy = Busy::default();
+        std::thread::scope(|scope| {
+            let first = busy.hold("a").unwrap();
+            let deleting = scope.spawn(|| busy.give_up("a"));
+            rig.wait_for(|| first.gives_up());
+            drop(first);
+            let second = busy.hold("a").unwrap();
+            rig.wait_for(|| second.gives_up() || deleting.is_finished());
+        });
+    }
 }
 
 /// One that is overwritten keeps nobody else, and gives up for who deletes it.
