@@ -8,8 +8,7 @@ use blockd_pmem::platform::choose;
 use blockd_pmem::platform::provision::{MAX_NAME, Wish};
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule, Step};
 use blockd_pmem::platform::{
-    Inventory, Mode, Namespace, PageMap, Platform, PlatformError, Region, Uuid, new_uuid,
-    raw_size_for, usable_of,
+    Inventory, Mode, Namespace, PageMap, Platform, Region, Uuid, new_uuid, raw_size_for, usable_of,
 };
 use serde::{Deserialize, Serialize};
 
@@ -511,8 +510,7 @@ impl DirectPool {
         if scrubs && is_off {
             // Without a device it can't be overwritten, and whoever gets the space could read it.
             self.enable_to_clear(&record).map_err(|error| {
-                let why = error.text();
-                let problem = format!("is not enabled, so that it can't be overwritten: {why}");
+                let problem = format!("is not enabled, so that it can't be overwritten: {error}");
                 Error::in_use(format!("volume {}", shown(name)), problem)
             })?;
             inventory = self.0.platform.read_with_users()?;
@@ -559,17 +557,31 @@ impl DirectPool {
     }
 
     /// Gives a namespace a device that it can be overwritten by. Bare, it needs no memory for its
-    /// pages.
-    pub(super) fn enable_to_clear(&self, record: &Record) -> Result<(), PlatformError> {
-        let uuid = uuid_of(record).map_err(|error| PlatformError::Unsupported {
-            what: format!("volume {}", record.name),
-            problem: error.to_string(),
-        })?;
-        let enabled = self.0.platform.ensure_enabled(uuid);
-        if record.usage == Usage::FileIo {
-            return enabled.map(|_| ());
+    /// pages; true if that is what it became.
+    pub(super) fn enable_to_clear(&self, record: &Record) -> Result<bool, Error> {
+        let uuid = uuid_of(record)?;
+        let error = match self.0.platform.ensure_enabled(uuid) {
+            Ok(_) => return Ok(false),
+            Err(error) if record.usage == Usage::FileIo => return Err(error.into()),
+            Err(error) => error,
+        };
+        if record.scrubbed_bytes > 0 {
+            // Those were others: bare, it begins with what the kernel keeps about it.
+            self.note_scrubbed(record, 0)?;
         }
-        enabled.or_else(|error| self.0.platform.make_bare(uuid).map_err(|_| error)).map(|_| ())
+        // If it is not deleted then, it is restored.
+        self.0.has_unfinished.store(true, Ordering::Relaxed);
+        self.0.platform.make_bare(uuid).map_err(|_| error)?;
+        Ok(true)
+    }
+
+    /// Notes how much of what is deleted has been overwritten.
+    pub(super) fn note_scrubbed(&self, record: &Record, done: u64) -> Result<(), Error> {
+        self.change(|content| {
+            for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
+                one.scrubbed_bytes = done;
+            }
+        })
     }
 
     /// Removes what has been overwritten.

@@ -150,8 +150,11 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
         None => {
             let uuid = uuid_of(record)?;
             let mut inventory = pool.0.platform.read_with_users()?;
+            let mut done = record.scrubbed_bytes;
             if inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none()) {
-                pool.enable_to_clear(record)?;
+                if pool.enable_to_clear(record)? {
+                    done = 0;
+                }
                 inventory = pool.0.platform.read_with_users()?;
             }
             let Some((_, namespace)) = inventory.namespace(uuid) else {
@@ -170,14 +173,14 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
                 let bare = pool.0.platform.make_bare(uuid)?;
                 pool.0.platform.zeroing(&bare, 0)?
             } else {
-                pool.0.platform.zeroing(namespace, record.scrubbed_bytes)?
+                pool.0.platform.zeroing(namespace, done)?
             }
         }
     };
     let mut noted = zeroing.done();
     loop {
         if scrubber.stops() {
-            return note(pool, record, zeroing.done());
+            return pool.note_scrubbed(record, zeroing.done());
         }
         let is_done = zeroing
             .go_on(PIECE)
@@ -188,18 +191,10 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
         }
         if zeroing.done() - noted >= NOTE {
             noted = zeroing.done();
-            note(pool, record, noted)?;
+            pool.note_scrubbed(record, noted)?;
             look(pool);
         }
     }
     drop(zeroing);
     pool.scrubbed(record)
-}
-
-fn note(pool: &DirectPool, record: &Record, done: u64) -> Result<(), Error> {
-    pool.change(|content| {
-        for one in content.records.iter_mut().filter(|one| one.uuid == record.uuid) {
-            one.scrubbed_bytes = done;
-        }
-    })
 }
