@@ -181,13 +181,19 @@ impl Control {
         Ok(answer)
     }
 
-    /// Names of the devices of all volumes that are namespaces.
+    /// Names of the devices of all volumes that are namespaces. Those of a pool that can't be read
+    /// now keep no other from being served.
     pub async fn names_of_direct_devices(&self) -> Result<Vec<String>, Error> {
         let all: Vec<_> = self.0.direct.0.read().values().cloned().collect();
         let pools: Vec<_> = all.iter().filter_map(|known| known.state.clone().ok()).collect();
-        let names =
-            move || pools.iter().map(DirectPool::device_names).collect::<Result<Vec<_>, _>>();
-        Ok(blocking(names).await?.concat())
+        let names_of = |pool: &DirectPool| {
+            pool.device_names().unwrap_or_else(|error| {
+                let pool = pool.name();
+                tracing::warn!(pool, %error, "its devices are not known: mounts of them may stay");
+                Vec::new()
+            })
+        };
+        blocking(move || Ok(pools.iter().flat_map(names_of).collect())).await
     }
 
     /// Why a pool of namespaces does not serve, if one does not.
