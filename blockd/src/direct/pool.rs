@@ -513,7 +513,7 @@ impl DirectPool {
                 let problem = format!("is not enabled, so that it can't be overwritten: {error}");
                 Error::in_use(format!("volume {}", shown(name)), problem)
             })?;
-            inventory = self.0.platform.read_with_users()?;
+            inventory = self.0.platform.read_once_looked_at(uuid)?;
             self.region(&inventory)?;
         }
         let Some((_, namespace)) = inventory.namespace(uuid) else {
@@ -642,7 +642,10 @@ impl DirectPool {
             (None, ..) => Some("persistent memory can't be read".to_owned()),
             (Some(Err(why)), ..) => Some(format!("region {} {why}", self.0.config.region)),
             (_, None, _) => Some(format!("its namespace {} is gone", record.uuid)),
-            (_, Some(one), _) if grows(one) => Some(GROWS.to_owned()),
+            (_, Some(_), _) if record.grows() => Some(GROWS.to_owned()),
+            (_, Some(one), _) if is_bare(record, one) => {
+                Some("its namespace is bare: growing or deleting it was cut short".to_owned())
+            }
             (_, Some(_), None) => Some("its namespace is not enabled".to_owned()),
             _ => None,
         };

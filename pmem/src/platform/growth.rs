@@ -15,6 +15,7 @@ use super::namespace::{Mode, Namespace, PageMap};
 use super::region::Region;
 use super::step::{Rule, Step};
 use super::sysfs::Folder;
+use super::users::User;
 use super::{Inventory, Platform};
 
 /// How long somebody who looks at each new device may have it open: udev, whose programs take
@@ -113,6 +114,25 @@ impl Platform {
                 other => return other,
             }
             drop(lock);
+            thread::sleep(LOOKED_AT_PAUSE);
+        }
+    }
+
+    /// Everything there is, once nobody looks at a device that has just come; what has it open for
+    /// longer is told as its user.
+    ///
+    /// # Errors
+    /// As [`Self::read_with_users`].
+    pub fn read_once_looked_at(&self, uuid: Uuid) -> Result<Inventory, PlatformError> {
+        let mut tries = 1;
+        loop {
+            let inventory = self.read_with_users()?;
+            let users = inventory.namespace(uuid).map_or(&[][..], |(_, one)| &one.users);
+            let is_looked_at = users.iter().any(|user| matches!(user, User::Process { .. }));
+            if !is_looked_at || tries == LOOKED_AT_TRIES {
+                return Ok(inventory);
+            }
+            tries += 1;
             thread::sleep(LOOKED_AT_PAUSE);
         }
     }
