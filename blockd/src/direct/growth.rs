@@ -219,7 +219,8 @@ impl DirectPool {
             self.edit(&record, |one| one.dirty_from = None)?;
         }
         let at_most = record.grows_to.unwrap_or(u64::MAX);
-        let before = Some(record.charged_bytes);
+        // One that does not grow has nothing that it could be cut back to.
+        let before = record.grows().then_some(record.charged_bytes);
         let restored = self.0.platform.restore(uuid_of(&record)?, at_most, before)?;
         self.note_grown(&record, &restored)
     }

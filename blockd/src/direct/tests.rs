@@ -13,6 +13,7 @@ use super::*;
 use crate::control::testing::{Folder, folder};
 use crate::error::{Error, ErrorKind};
 
+mod bare;
 mod growth;
 
 const MIB: u64 = 1 << 20;
@@ -546,60 +547,6 @@ fn p50_deleting_goes_on_after_a_crash_at_every_step() {
             pool.close();
         }
     }
-}
-
-/// What was noted counts bytes of what it was before: bare, it begins at others.
-#[test]
-fn a_scrub_of_what_is_bare_since_then_begins_anew() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open_as(memory()).unwrap();
-    let wish = CreateWish { erase_after: false, ..wish("a", 126 * MIB) };
-    pool.create(&wish).unwrap();
-    pool.close();
-    pool.change(|content| {
-        content.records[0].intent = journal::Intent::Scrubbing;
-        content.records[0].scrubbed_bytes = 64 * MIB;
-    })
-    .unwrap();
-    rig.host.set_most(Some(16 * MIB));
-    rig.host.reboot();
-    let media = rig.host.root().join("media/1-0");
-    let media = File::options().read(true).write(true).open(media).unwrap();
-    media.write_all_at(b"secret", 65 * MIB).unwrap();
-    media.write_all_at(b"secret", 32 * MIB).unwrap();
-    let pool = rig.open_as(memory()).unwrap();
-    until(|| pool.list().is_empty());
-    for at in [32 * MIB, 65 * MIB] {
-        let mut found = [1; 6];
-        media.read_exact_at(&mut found, at).unwrap();
-        assert_eq!(found, [0; 6], "at {at}");
-    }
-    pool.close();
-}
-
-/// It was made bare to be deleted, and then it was not: it is given back once that is possible.
-#[test]
-fn what_is_not_deleted_after_all_is_given_back() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open_as(memory()).unwrap();
-    pool.create(&wish("a", 62 * MIB)).unwrap();
-    rig.device(&pool, "a").write_all_at(b"its own", 0).unwrap();
-    rig.host.set_most(Some(16 * MIB));
-    rig.disable("pfn0.0");
-    let (dir, away) = (rig.dir().to_owned(), rig.dir().with_extension("away"));
-    std::fs::rename(&dir, &away).unwrap();
-    pool.delete("a").unwrap_err();
-    std::fs::rename(&away, &dir).unwrap();
-    let inventory = rig.host.platform().read().unwrap();
-    let (_, left) = inventory.namespaces().next().unwrap();
-    assert_eq!((left.mode, left.device.is_some()), (Mode::Raw, true));
-    assert_eq!(pool.get("a").unwrap().device, None);
-    rig.host.set_most(None);
-    pool.go_on().unwrap();
-    let mut found = [0; 7];
-    rig.device(&pool, "a").read_exact_at(&mut found, 0).unwrap();
-    assert_eq!(&found, b"its own");
-    pool.close();
 }
 
 #[test]
