@@ -1,9 +1,10 @@
-//! `cargo ci requirements`: each line of `docs/REQUIREMENTS.md` that claims to be met names tests,
-//! and those tests exist.
+//! `cargo ci requirements`: each row of `docs/REQUIREMENTS.md` that claims to be met, in whole or
+//! in part, names tests, and those tests exist.
 //!
-//! Two kinds of table are understood, told apart by the heading of their last column: `shown by`
-//! lists tests, or cases of the conformance suite, as `` `path/to/file.rs::name` `` (modules
-//! between the two are for the reader), and `why not yet` gives a reason.
+//! The heading of a table's last column says what its rows claim: `shown by` lists the tests of a
+//! row that is met, or cases of the conformance suite, as `` `path/to/file.rs::name` `` (modules
+//! between the two are for the reader); `what is missing` follows `shown by` where a row is met in
+//! part; `why not ours` gives the reason for a row that other software has to meet.
 
 use std::path::Path;
 
@@ -34,16 +35,24 @@ pub(crate) fn run(root: &Path, allow_pending: bool) -> Result<()> {
     if !report.problems.is_empty() {
         bail!("{}", report.problems.join("\n"));
     }
-    println!("requirements: {} met, {} not yet", report.met, report.not_yet);
+    let Report { met, in_part, not_ours, .. } = report;
+    println!("requirements: {met} met, {in_part} in part, {not_ours} not ours");
     Ok(())
 }
 
-/// What the check found.
+/// Rows of each table, and the rows that don't hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     met: usize,
-    not_yet: usize,
+    in_part: usize,
+    not_ours: usize,
     problems: Vec<String>,
+}
+
+impl Report {
+    fn rows(&self) -> usize {
+        self.met + self.in_part + self.not_ours
+    }
 }
 
 /// Which table a line belongs to.
@@ -51,7 +60,27 @@ struct Report {
 enum Table {
     Other,
     Met,
-    NotYet,
+    InPart,
+    NotOurs,
+}
+
+impl Table {
+    /// The table whose last column has this heading.
+    fn of(heading: &str) -> Option<Self> {
+        match heading {
+            "shown by" => Some(Self::Met),
+            "what is missing" => Some(Self::InPart),
+            "why not ours" => Some(Self::NotOurs),
+            _ => None,
+        }
+    }
+
+    const fn columns(self) -> usize {
+        match self {
+            Self::InPart => 4,
+            Self::Other | Self::Met | Self::NotOurs => 3,
+        }
+    }
 }
 
 fn check(text: &str, allow_pending: bool, read: &dyn Fn(&str) -> Option<String>) -> Report {
@@ -65,41 +94,54 @@ fn check(text: &str, allow_pending: bool, read: &dyn Fn(&str) -> Option<String>)
         };
         let last = cells.last().copied().unwrap_or_default();
         let separator = last.starts_with("--") || last.starts_with(":-");
-        match (table, last) {
-            (_, "shown by") => table = Table::Met,
-            (_, "why not yet") => table = Table::NotYet,
-            (Table::Other, _) => {}
-            _ if separator => {}
-            _ => {
-                let mut complain = |what: String| {
-                    report.problems.push(format!("{DOCUMENT}:{}: {what}", index + 1))
-                };
-                let [row, meaning, evidence] = cells[..] else {
-                    complain("a line of this table has three cells".to_owned());
-                    continue;
-                };
-                if meaning.is_empty() || evidence.is_empty() {
-                    complain(format!("{row}: an empty cell"));
-                }
-                if seen.contains(&row) {
-                    complain(format!("{row} stands here twice"));
-                }
-                seen.push(row);
-                if table == Table::Met {
-                    for problem in missing(evidence, allow_pending, read) {
-                        complain(format!("{row}: {problem}"));
-                    }
-                    report.met += 1;
-                } else {
-                    report.not_yet += 1;
-                }
+        if let Some(begun) = Table::of(last) {
+            table = begun;
+        } else if table != Table::Other && !separator {
+            let problems = check_row(table, &cells, &mut seen, allow_pending, read);
+            let place = |problem| format!("{DOCUMENT}:{}: {problem}", index + 1);
+            report.problems.extend(problems.into_iter().map(place));
+            match table {
+                Table::Met => report.met += 1,
+                Table::InPart => report.in_part += 1,
+                Table::NotOurs => report.not_ours += 1,
+                Table::Other => {}
             }
         }
     }
-    if report.met + report.not_yet == 0 {
+    if report.rows() == 0 {
         report.problems.push(format!("{DOCUMENT}: there is no table"));
     }
     report
+}
+
+/// Problems of one row: its cells, the name it shares with an earlier row, and its tests.
+fn check_row<'a>(
+    table: Table,
+    cells: &[&'a str],
+    seen: &mut Vec<&'a str>,
+    allow_pending: bool,
+    read: &dyn Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    let columns = table.columns();
+    let [row, _, evidence, ..] = *cells else {
+        return vec![format!("a row of this table has {columns} cells")];
+    };
+    let mut problems = Vec::new();
+    if cells.len() != columns {
+        problems.push(format!("{row}: a row of this table has {columns} cells"));
+    }
+    if cells.iter().any(|cell| cell.is_empty()) {
+        problems.push(format!("{row}: an empty cell"));
+    }
+    if seen.contains(&row) {
+        problems.push(format!("{row} stands here twice"));
+    }
+    seen.push(row);
+    if table != Table::NotOurs {
+        let missing = missing(evidence, allow_pending, read);
+        problems.extend(missing.into_iter().map(|problem| format!("{row}: {problem}")));
+    }
+    problems
 }
 
 /// The cells of a line of a table; `None` for any other line.
@@ -207,7 +249,7 @@ mod tests {
     fn a_line_with_an_existing_test_is_met() {
         for test in ["it_holds", "it_waits"] {
             let report = check(&met(&format!("`a/src/x.rs::tests::{test}`")), false, &read);
-            assert_eq!(report, Report { met: 1, not_yet: 0, problems: Vec::new() });
+            assert_eq!(report, Report { met: 1, ..Report::default() });
         }
     }
 
@@ -265,10 +307,28 @@ mod tests {
     #[test]
     fn a_row_stands_in_one_place() {
         let text = format!(
-            "{}\n| row | meaning | why not yet |\n|---|---|---|\n| T1 | same | no daemon |\n",
+            "{}\n| row | meaning | why not ours |\n|---|---|---|\n| T1 | same | no daemon |\n",
             met("`a/src/x.rs::it_holds`")
         );
         assert!(problems(&text).contains("T1 stands here twice"));
+    }
+
+    #[test]
+    fn a_row_met_in_part_names_its_tests_and_what_is_missing() {
+        let part = |evidence: &str, missing: &str| {
+            let heading = "| row | meaning | shown by | what is missing |\n|---|---|---|---|\n";
+            format!("{heading}| T1 | small volumes | {evidence} | {missing} |\n")
+        };
+        let report = check(&part("`a/src/x.rs::it_holds`", "large ones"), false, &read);
+        assert_eq!(report, Report { in_part: 1, ..Report::default() });
+        assert!(problems(&part("`a/src/x.rs::gone`", "large ones")).contains("has no test gone"));
+        assert!(problems(&part("`a/src/x.rs::it_holds`", "")).contains("an empty cell"));
+    }
+
+    #[test]
+    fn a_row_has_as_many_cells_as_its_table() {
+        let text = met("`a/src/x.rs::it_holds` | large ones");
+        assert!(problems(&text).contains("T1: a row of this table has 3 cells"));
     }
 
     #[test]
