@@ -114,7 +114,7 @@ pub(crate) const DEMO: [Tool; 4] = [
 ];
 
 /// What tests of the daemon start: clients of others, and tools to look at file systems.
-pub(crate) const CLIENTS: [Tool; 9] = [
+pub(crate) const CLIENTS: [Tool; 10] = [
     QEMU_IMG,
     Tool { program: "qemu-io", package: "qemu-utils" },
     Tool { program: "nbdinfo", package: "libnbd-bin" },
@@ -124,6 +124,7 @@ pub(crate) const CLIENTS: [Tool; 9] = [
     Tool { program: "nbd-client", package: "nbd-client" },
     Tool { program: "fstrim", package: "util-linux" },
     Tool { program: "openssl", package: "openssl" },
+    Tool { program: "strace", package: "strace" },
     Tool { program: "xfs_repair", package: "xfsprogs" },
 ];
 

@@ -12,12 +12,13 @@ use blockd_pmem::media::Durability;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-use super::ioctl;
 use super::mapped::Mapped;
 use super::memory::Memory;
 use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
+use super::{guard, ioctl};
 
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +100,8 @@ pub struct Device {
     /// Bytes at present: what `info` says when it was opened.
     size: AtomicU64,
     memory: Option<Memory>,
+    /// Keeps other programs off a block device, for its owner.
+    guard: Mutex<Option<File>>,
 }
 
 impl Device {
@@ -129,6 +132,7 @@ impl Device {
         if matches!(spec.kind, DeviceKind::Pmem(_)) && !is_pmem {
             return Self::open(spec);
         }
+        let is_new = !spec.path.exists();
         let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem, true)?;
         if let Some(size) = spec.size {
             if file.metadata()?.len() < size {
@@ -138,6 +142,10 @@ impl Device {
                 let len = i64::try_from(size).map_err(std::io::Error::other)?;
                 fallocate(&file, FallocateFlags::empty(), 0, len)?;
             }
+        }
+        if is_new {
+            // A flush of the file makes its content durable, and not the entry that finds it.
+            sync_folder(&spec.path)?;
         }
         Self::of(spec, file, direct)
     }
@@ -167,7 +175,7 @@ impl Device {
             .transpose()?;
         let (path, kind, mapped) = (spec.path.clone(), spec.kind, memory.is_some());
         let info = DeviceInfo { path, kind, size, block_size, direct, mapped, sparse, pmem: None };
-        Ok(Self { file, size: AtomicU64::new(info.size), info, memory })
+        Ok(Self::from_parts(file, info, memory))
     }
 
     /// A device in persistent memory. Its header is not looked at yet.
@@ -186,7 +194,11 @@ impl Device {
             pmem: Some(memory.info().clone()),
         };
         let memory = Some(Memory::Pmem(Box::new(memory)));
-        Ok(Self { file, size: AtomicU64::new(info.size), info, memory })
+        Ok(Self::from_parts(file, info, memory))
+    }
+
+    fn from_parts(file: Arc<File>, info: DeviceInfo, memory: Option<Memory>) -> Self {
+        Self { file, size: AtomicU64::new(info.size), info, memory, guard: Mutex::new(None) }
     }
 
     fn of_process(spec: &DeviceSpec) -> std::io::Result<Self> {
@@ -199,7 +211,7 @@ impl Device {
         let (path, kind, mapped) = (spec.path.clone(), DeviceKind::Memory, true);
         let (block_size, direct, sparse) = (512, false, true);
         let info = DeviceInfo { path, kind, size, block_size, direct, mapped, sparse, pmem: None };
-        Ok(Self { file, size: AtomicU64::new(info.size), info, memory })
+        Ok(Self::from_parts(file, info, memory))
     }
 
     /// Bytes that it has at present.
@@ -331,9 +343,35 @@ impl Device {
         }
     }
 
+    /// Keeps other programs off a block device until it is unlocked; files need nothing. For the
+    /// owner of the lock. A repetition changes nothing.
+    ///
+    /// # Errors
+    /// `EBUSY` while another program, a mount or another device has it.
+    pub fn claim(&self) -> std::io::Result<()> {
+        let mut held = self.guard.lock();
+        if self.info.kind == DeviceKind::Disk && held.is_none() {
+            *held = Some(guard::claim(&self.file)?);
+        }
+        Ok(())
+    }
+
+    /// The living process that has the owner lock, where it is seen from here.
+    #[must_use]
+    pub fn owner(&self) -> Option<u32> {
+        guard::lock_owner(&self.file)
+    }
+
+    /// What has a claim on this block device, where the kernel says.
+    #[must_use]
+    pub fn holder(&self) -> Option<String> {
+        guard::holder(&self.file)
+    }
+
     /// Gives ownership up. For an owner whose IO has all ended: else the lock is to stay until the
     /// last file description is closed.
     pub fn unlock(&self) {
+        *self.guard.lock() = None;
         if let Err(error) = self.file.unlock() {
             let path = self.info.path.display();
             tracing::warn!(%path, %error, "the owner lock stays a moment longer");
@@ -372,6 +410,28 @@ impl Device {
         let fs = fstatvfs(self.file.as_fd()).ok()?;
         fs.blocks_available().checked_mul(fs.fragment_size())
     }
+}
+
+/// Keeps other programs off a block device as long as the returned file is open; `None` for a file.
+///
+/// # Errors
+/// `ResourceBusy`, with what has it, while another program has a claim.
+pub fn claim_disk(file: &File) -> std::io::Result<Option<File>> {
+    if !file.metadata()?.file_type().is_block_device() {
+        return Ok(None);
+    }
+    guard::claim(file).map(Some).map_err(|error| match guard::holder(file) {
+        Some(by) if error.raw_os_error() == Some(libc::EBUSY) => {
+            std::io::Error::new(std::io::ErrorKind::ResourceBusy, by)
+        }
+        _ => error,
+    })
+}
+
+/// Makes a file's entry in its folder durable.
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
 /// Opens a file for reading and writing, past the page cache if wanted and possible; says which.

@@ -3,6 +3,7 @@
 mod arena;
 mod device;
 mod doorbell;
+mod guard;
 #[expect(unsafe_code, reason = "ioctls of block devices")]
 mod ioctl;
 #[expect(unsafe_code, reason = "copies to and from a mapping that others may write")]
@@ -17,7 +18,7 @@ mod receive;
 mod ring;
 
 pub use blockd_pmem::media::Durability;
-pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, io_error};
+pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, io_error};
 pub use doorbell::Doorbell;
 pub use mapped::Mapped;
 pub use memory::Memory;

@@ -280,7 +280,7 @@ impl Default for Pool {
             preallocate: false,
             direct: true,
             extent_size: Amount::text("256K"),
-            lock_wait: "30s".to_owned(),
+            lock_wait: "5m".to_owned(),
             commit_interval: "1s".to_owned(),
             ring_records: 1 << 13,
             accept_loss: false,

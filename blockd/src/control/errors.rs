@@ -15,13 +15,23 @@ pub fn pool_error(pool: &str, error: PoolError) -> Error {
             Error::in_use(path.display().to_string(), problem)
         }
         PoolError::Io { what, path, source } => Error::file(what, &path, source),
-        PoolError::Locked { waited, .. } => Error::in_use(
-            format!("pool {pool}"),
-            format!(
-                "is locked by another process, which did not end within {:.1} s: stop it, or wait \
-                 for its IO",
-                waited.as_secs_f32()
-            ),
+        PoolError::Locked { waited, owner, .. } => {
+            let by = match owner {
+                Some(pid) => format!("process {pid}, which"),
+                None => "another process, or by IO of one that has ended, which".to_owned(),
+            };
+            let seconds = waited.as_secs_f32();
+            Error::in_use(
+                format!("pool {pool}"),
+                format!(
+                    "is locked by {by} did not end within {seconds:.1} s: stop that process, or \
+                     wait longer (pool.lock_wait)"
+                ),
+            )
+        }
+        PoolError::Claimed { path, by } => Error::in_use(
+            path.display().to_string(),
+            format!("is in use: {by}; unmount it or stop that program, or name another device"),
         ),
         PoolError::Foreign { node, wanted: None, .. } => Error::in_use(
             format!("pool {pool}"),

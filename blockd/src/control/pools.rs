@@ -11,8 +11,8 @@ use nix::sys::statvfs::statvfs;
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
 use crate::error::{Error, ErrorKind};
 use crate::pool::{
-    self, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec, has_pmem_header,
-    is_there,
+    self, Created, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec,
+    has_pmem_header, is_there,
 };
 use crate::units::GIB;
 
@@ -93,15 +93,18 @@ pub(super) fn open_or_create(
     policy::check_before_opening(config)?;
     let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
-    let created = !in_memory && !pool::exists(&spec).map_err(failed)?;
-    if created {
-        create(config, &mut spec)?;
-    }
-    let (handle, report) = pool::open(&spec).map_err(failed)?;
-    Ok(Opened { handle, report, created: created || in_memory })
+    let is_new = !in_memory && !pool::exists(&spec).map_err(failed)?;
+    let made = if is_new { create(config, &mut spec)? } else { None };
+    let opened = match made {
+        Some(made) => pool::open_created(&spec, made),
+        None => pool::open(&spec),
+    };
+    let (handle, report) = opened.map_err(failed)?;
+    Ok(Opened { handle, report, created: is_new || in_memory })
 }
 
-fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
+/// Makes a pool; `None` if there is one, on another device than the first.
+fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<Option<Created>, Error> {
     let mut made: Vec<PathBuf> = Vec::new();
     for (device, wanted) in spec.devices.iter_mut().zip(&config.devices) {
         let is_new = !is_there(&device.path);
@@ -113,8 +116,9 @@ fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<(), Error> {
         device.size = size_to_make(&config.name, wanted, is_new)?;
     }
     match pool::create(spec) {
+        Ok(created) => Ok(Some(created)),
         // Another device than the first holds it: opening says what is missing.
-        Ok(_) | Err(PoolError::Exists { .. }) => Ok(()),
+        Err(PoolError::Exists { .. }) => Ok(None),
         Err(error) => {
             for path in made {
                 let _ = fs::remove_file(path);

@@ -224,7 +224,7 @@ impl Daemon {
         notify::tell(&[NotifyState::Status("waiting for persistent memory")]);
         settle::settle(config).await;
         notify::tell(&[NotifyState::Status("opening pools")]);
-        open_pools(config, &control).await?;
+        notify::extending(open_pools(config, &control)).await?;
         if own_namespace {
             for point in mounts::detach_own_of(&control.names_of_direct_devices().await?) {
                 tracing::info!(point, "a file system on a namespace of ours was mounted here too");

@@ -13,6 +13,27 @@ pub(super) fn tell(states: &[NotifyState<'_>]) {
     }
 }
 
+/// What the service manager grants with each extension, beyond the pause to the next one.
+const EXTENSION: Duration = Duration::from_secs(60);
+/// How often it is asked to.
+const EXTENSION_PAUSE: Duration = Duration::from_secs(20);
+
+/// Asks the service manager not to end the daemon while this lasts: pools wait for IO of a daemon
+/// that died, each with its own limit.
+pub(super) async fn extending<T>(work: impl Future<Output = T>) -> T {
+    let extend = async {
+        let micros = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
+        loop {
+            tell(&[NotifyState::ExtendTimeoutUsec(micros)]);
+            tokio::time::sleep(EXTENSION_PAUSE).await;
+        }
+    };
+    tokio::select! {
+        result = work => result,
+        () = extend => unreachable!("it never ends"),
+    }
+}
+
 /// Tells a watchdog that asks for it that the daemon lives: tasks run, and pool threads answer.
 pub(super) async fn watchdog(control: Control) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };

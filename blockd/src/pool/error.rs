@@ -24,8 +24,12 @@ pub enum PoolError {
     },
     /// Another process owns the pool, or its IO has not ended yet.
     #[error(
-        "{} is in use by another process (waited {} s for it to end)",
+        "{} is in use by {} (waited {:.1} s)",
         path.display(),
+        match owner {
+            Some(pid) => format!("process {pid}"),
+            None => "another process, or by IO of one that has ended".to_owned(),
+        },
         waited.as_secs_f32()
     )]
     Locked {
@@ -33,6 +37,17 @@ pub enum PoolError {
         path: PathBuf,
         /// How long it was waited for.
         waited: Duration,
+        /// The process that has it, where it lives and is seen from here.
+        owner: Option<u32>,
+    },
+    /// A block device has a file system that is mounted, is part of another device, or is open
+    /// exclusively.
+    #[error("{} is in use: {by}", path.display())]
+    Claimed {
+        /// The device.
+        path: PathBuf,
+        /// By what.
+        by: String,
     },
     /// Another node had the pool last.
     #[error(

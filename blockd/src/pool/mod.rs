@@ -12,7 +12,7 @@ mod thread;
 pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
 pub use offline::{Access, Offline, kind_of};
-pub use open::{CreateReport, create, exists, identity, open};
+pub use open::{Created, create, exists, identity, open, open_created};
 pub use spec::{PoolSpec, ring_dir};
 
 /// Threads that can serve one pool. The delta ring has a slot for each, used or not, so that a

@@ -18,7 +18,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::PoolError;
 use crate::backing::pmem::{self, PmemOptions};
-use crate::backing::{Device, DeviceKind, DeviceSpec, io_error};
+use crate::backing::{Device, DeviceKind, DeviceSpec, claim_disk, io_error};
 use crate::clock::Clock;
 
 /// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
@@ -58,6 +58,8 @@ struct Opened {
     base: u64,
     /// Mapped, where it is persistent memory that can't be read, or is to be written.
     mapped: Option<Device>,
+    /// Keeps other programs off a block device that is to be written; never used, only held.
+    guard: Option<File>,
 }
 
 impl Opened {
@@ -92,8 +94,12 @@ impl Offline {
         }
         let (mut files, mut present) = (Vec::new(), Vec::new());
         for path in paths {
-            let opened = open(path, access)?;
+            let mut opened = open(path, access)?;
             lock(&opened.file, path, access)?;
+            if access == Access::Write {
+                let guard = claim_disk(&opened.file);
+                opened.guard = guard.map_err(PoolError::io("claim", path))?;
+            }
             if let (Some(device), Access::Write) = (&opened.mapped, access) {
                 // What was cut short is finished before anything is changed.
                 device.start().map_err(PoolError::io("take up", path))?;
@@ -145,13 +151,13 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
         let (file, from) = open_file(path, access).map_err(failed)?;
         check_kind(&file, path)?;
         let base = if is_pmem { pmem::HEADER_BYTES } else { 0 };
-        return Ok(Opened { file: Arc::new(file), from, base, mapped: None });
+        return Ok(Opened { file: Arc::new(file), from, base, mapped: None, guard: None });
     }
     let path = path.to_owned();
     let spec = DeviceSpec { path, kind, size: None, preallocate: false, direct: false };
     let device = Device::open(&spec).map_err(failed)?;
     let (file, from) = (Arc::clone(device.file()), Source::Cache);
-    Ok(Opened { file, from, base: 0, mapped: Some(device) })
+    Ok(Opened { file, from, base: 0, mapped: Some(device), guard: None })
 }
 
 /// Opens a file or disk. Who looks on while a daemon serves is to see what that one would find
@@ -248,7 +254,7 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), PoolError> {
             Err(TryLockError::Error(error)) => return Err(PoolError::io("lock", path)(error)),
             Err(TryLockError::WouldBlock) if clock.elapsed() >= LOCK_WAIT => {
                 let (path, waited) = (path.to_owned(), clock.elapsed());
-                return Err(PoolError::Locked { path, waited });
+                return Err(PoolError::Locked { path, waited, owner: None });
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
         }

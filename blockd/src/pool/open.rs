@@ -32,11 +32,28 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A pool was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CreateReport {
+/// How long a claim of another program on a block device is waited for. A process that died gives
+/// its claim back moments after its lock.
+const CLAIM_WAIT: Duration = Duration::from_secs(2);
+/// How long a process that lives is waited for. It may be about to end; the IO of a dead one may
+/// take as long as [`PoolSpec::lock_wait`].
+const LIVING_WAIT: Duration = Duration::from_secs(30);
+/// How often the log says that a lock is waited for.
+const LOCK_REPORT: Duration = Duration::from_secs(5);
+
+/// A pool that was made. Its devices stay locked and claimed until it is opened, or dropped.
+#[derive(Debug)]
+pub struct Created {
     /// Its identity.
     pub pool_id: [u8; 16],
+    devices: Vec<Arc<Device>>,
+}
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        // No IO is under way: the pool is made when all of it has ended.
+        self.devices.iter().for_each(|device| device.unlock());
+    }
 }
 
 /// A device and its place in a ring.
@@ -48,15 +65,27 @@ pub(super) struct Served {
 
 /// Makes a pool on its devices. Files that are not there are made; a pool that is there already is
 /// never written over.
-pub fn create(spec: &PoolSpec) -> Result<CreateReport, PoolError> {
+pub fn create(spec: &PoolSpec) -> Result<Created, PoolError> {
     refuse_pools(spec)?;
     let devices = open_devices(spec, true)?;
-    for device in &devices {
-        lock(device, spec.lock_wait)?;
+    let created = lock_and_make(spec, &devices);
+    match created {
+        Ok(pool_id) => Ok(Created { pool_id, devices }),
+        Err((error, is_idle)) => {
+            if is_idle {
+                devices.iter().for_each(|device| device.unlock());
+            }
+            Err(error)
+        }
     }
+}
+
+/// Returns the new pool's identity, or the error and whether no IO is left under way.
+fn lock_and_make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (PoolError, bool)> {
+    let ready = devices.iter().try_for_each(|device| lock(device, spec.lock_wait));
     // Another process may have made one while the lock was waited for.
-    refuse_pools(spec)?;
-    make(spec, &devices)
+    ready.and_then(|()| refuse_pools(spec)).map_err(|error| (error, true))?;
+    make(spec, devices)
 }
 
 fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
@@ -68,7 +97,16 @@ fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
     Ok(())
 }
 
-fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolError> {
+fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (PoolError, bool)> {
+    let mut ring = new_ring().map_err(|error| (error, true))?;
+    make_on(&mut ring, spec, devices).map_err(|error| (error, ring.in_flight() == 0))
+}
+
+fn make_on(
+    ring: &mut Ring,
+    spec: &PoolSpec,
+    devices: &[Arc<Device>],
+) -> Result<[u8; 16], PoolError> {
     for device in devices {
         device.format(random_id()).map_err(PoolError::io("format", &device.info().path))?;
     }
@@ -82,9 +120,8 @@ fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolEr
         node: spec.node,
     };
     let mut creating = Creating::new(&options)?;
-    let mut ring = new_ring()?;
-    let served = serve(&mut ring, devices)?;
-    let mut driver = Driver { ring: &mut ring, served: &served, lock_wait: spec.lock_wait };
+    let served = serve(ring, devices)?;
+    let mut driver = Driver { ring, served: &served, lock_wait: spec.lock_wait };
     loop {
         while let Some(command) = creating.poll() {
             driver.begin(command)?.into_iter().for_each(|(c, r)| creating.complete(c, r));
@@ -95,7 +132,7 @@ fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<CreateReport, PoolEr
         driver.wait()?.into_iter().for_each(|(c, r)| creating.complete(c, r));
     }
     creating.finish()?;
-    Ok(CreateReport { pool_id })
+    Ok(pool_id)
 }
 
 /// Whether there is a pool on the first device. Nothing is written.
@@ -192,10 +229,25 @@ fn superblock_offsets(size: u64) -> Vec<u64> {
 
 /// Opens a pool and starts its thread. A pool in memory is made first.
 pub fn open(spec: &PoolSpec) -> Result<(PoolHandle, OpenReport), PoolError> {
+    open_with(spec, None)
+}
+
+/// Opens a pool that was just made, on the devices that are locked since.
+pub fn open_created(
+    spec: &PoolSpec,
+    created: Created,
+) -> Result<(PoolHandle, OpenReport), PoolError> {
+    open_with(spec, Some(created))
+}
+
+fn open_with(
+    spec: &PoolSpec,
+    created: Option<Created>,
+) -> Result<(PoolHandle, OpenReport), PoolError> {
     let spec = spec.clone();
     let (send, receive) = crossbeam_channel::bounded(1);
     let name = thread::thread_name(&spec.name);
-    let run = move || match prepare(&spec) {
+    let run = move || match prepare(&spec, created) {
         Ok((thread, handle, report)) => {
             let _ = send.send(Ok((handle, report)));
             drop(send);
@@ -212,19 +264,53 @@ pub fn open(spec: &PoolSpec) -> Result<(PoolHandle, OpenReport), PoolError> {
     receive.recv().unwrap_or(Err(PoolError::Gone))
 }
 
-fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenReport), PoolError> {
-    let mut devices = open_devices(spec, false)?;
+fn prepare(
+    spec: &PoolSpec,
+    created: Option<Created>,
+) -> Result<(thread::PoolThread, PoolHandle, OpenReport), PoolError> {
+    let mut devices = match created {
+        Some(mut created) => std::mem::take(&mut created.devices),
+        None => open_devices(spec, false)?,
+    };
     let spares = open_spares(spec, &mut devices)?;
-    let volatile = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
-    if volatile {
-        make(spec, &devices)?;
-    }
     let clock = Clock::start();
     let mut ring = new_ring()?;
     // The spares come last: what joins the pool later has the next number, and all rings know it.
     let all: Vec<_> = devices.iter().chain(&spares).cloned().collect();
     let served = serve(&mut ring, &all)?;
-    let memory = if volatile { None } else { Some(ring_memory(spec, &served)?) };
+    let opened = open_on(spec, &mut ring, &served, devices.len());
+    if opened.is_err() && ring.in_flight() == 0 {
+        // The ring keeps the files for a while: without this, the next attempt would wait for us.
+        all.iter().for_each(|device| device.unlock());
+    }
+    let (Opened { pool, mut engine, report }, ring_file) = opened?;
+    spares.iter().filter_map(|spare| spare.pmem()).for_each(Pmem::note_spare);
+    if devices.iter().filter_map(|device| device.pmem()).any(Pmem::is_to_be_erased) {
+        tracing::info!(pool = spec.name, "free space is overwritten, as it may not have been");
+        engine.scrub();
+    }
+    // Closing takes the ring away; where nothing may be written, what it holds is still needed.
+    let ring_file = ring_file.filter(|_| !pool.is_read_only());
+    let (thread, handle) =
+        thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
+    Ok((thread, handle, report))
+}
+
+/// Opens the pool that lies on the first `members` devices; the others are spares. Returns the
+/// delta ring's file as well, where there is one.
+fn open_on(
+    spec: &PoolSpec,
+    ring: &mut Ring,
+    served: &[Served],
+    members: usize,
+) -> Result<(Opened, Option<PathBuf>), PoolError> {
+    let all: Vec<_> = served.iter().map(|one| Arc::clone(&one.device)).collect();
+    let devices = all.get(..members).unwrap_or(&all);
+    let volatile = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
+    if volatile {
+        make(spec, devices).map_err(|(error, _)| error)?;
+    }
+    let memory = if volatile { None } else { Some(ring_memory(spec, served)?) };
     let ring_file = memory.as_ref().map(|(_, path)| path.clone());
     let defaults = Tuning::default();
     let options = OpenOptions {
@@ -248,7 +334,7 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
             ..defaults
         },
     };
-    let mut driver = Driver { ring: &mut ring, served: &served, lock_wait: spec.lock_wait };
+    let mut driver = Driver { ring, served, lock_wait: spec.lock_wait };
     let opened = match opened(&mut driver, options.clone()) {
         Err(PoolError::Mapper(MapperError::Unsupported { features })) => {
             let pool = &spec.name;
@@ -257,17 +343,7 @@ fn prepare(spec: &PoolSpec) -> Result<(thread::PoolThread, PoolHandle, OpenRepor
         }
         other => other,
     };
-    let Opened { pool, mut engine, report } = opened?;
-    spares.iter().filter_map(|spare| spare.pmem()).for_each(Pmem::note_spare);
-    if devices.iter().filter_map(|device| device.pmem()).any(Pmem::is_to_be_erased) {
-        tracing::info!(pool = spec.name, "free space is overwritten, as it may not have been");
-        engine.scrub();
-    }
-    // Closing takes the ring away; where nothing may be written, what it holds is still needed.
-    let ring_file = ring_file.filter(|_| !pool.is_read_only());
-    let (thread, handle) =
-        thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
-    Ok((thread, handle, report))
+    Ok((opened?, ring_file))
 }
 
 fn opened(driver: &mut Driver<'_>, options: OpenOptions) -> Result<Opened, PoolError> {
@@ -486,23 +562,49 @@ impl Driver<'_> {
     }
 }
 
-/// Waits for the owner lock: while a former owner lives, or IO of a dead one is on its way.
+/// Waits for the owner lock: while a former owner lives, or IO of a dead one is on its way. Then
+/// claims the device, where it is a block device.
 fn lock(device: &Device, limit: Duration) -> Result<(), PoolError> {
+    let path = &device.info().path;
+    let (clock, mut reported) = (Clock::start(), Duration::ZERO);
+    while !device.try_lock().map_err(PoolError::io("lock", path))? {
+        let waited = clock.elapsed();
+        let owner = device.owner();
+        let limit = if owner.is_some() { limit.min(LIVING_WAIT) } else { limit };
+        if waited >= limit {
+            return Err(PoolError::Locked { path: path.clone(), waited, owner });
+        }
+        if waited >= reported + LOCK_REPORT {
+            reported = waited;
+            let (path, seconds, limit) = (path.display(), waited.as_secs(), limit.as_secs());
+            tracing::info!(%path, seconds, limit, owner, "waiting for the owner lock");
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    let waited = clock.elapsed();
+    if waited > Duration::from_millis(1) {
+        let ms = waited.as_millis();
+        tracing::info!(path = %path.display(), ms, "waited for the owner lock");
+    }
+    claim(device).inspect_err(|_| device.unlock())
+}
+
+/// Claims a block device, for the owner of its lock.
+fn claim(device: &Device) -> Result<(), PoolError> {
     let path = &device.info().path;
     let clock = Clock::start();
     loop {
-        if device.try_lock().map_err(PoolError::io("lock", path))? {
-            let waited = clock.elapsed();
-            if waited > Duration::from_millis(1) {
-                let ms = waited.as_millis();
-                tracing::info!(path = %path.display(), ms, "waited for a former owner's IO");
+        match device.claim() {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                if clock.elapsed() >= CLAIM_WAIT {
+                    let by = device.holder();
+                    let by = by.unwrap_or_else(|| "another program has opened it".to_owned());
+                    return Err(PoolError::Claimed { path: path.clone(), by });
+                }
+                std::thread::sleep(LOCK_PAUSE);
             }
-            return Ok(());
+            other => return other.map_err(PoolError::io("claim", path)),
         }
-        if clock.elapsed() >= limit {
-            return Err(PoolError::Locked { path: path.clone(), waited: clock.elapsed() });
-        }
-        std::thread::sleep(LOCK_PAUSE);
     }
 }
 

@@ -63,7 +63,7 @@ impl PoolSpec {
             extent_size: DEFAULT_EXTENT_SIZE,
             ring_dir,
             accept_loss: false,
-            lock_wait: Duration::from_secs(30),
+            lock_wait: Duration::from_secs(300),
             commit_interval: Duration::from_secs(1),
             marks: Some(Marks::default()),
             quantum: 64 * u64::from(DEFAULT_EXTENT_SIZE),

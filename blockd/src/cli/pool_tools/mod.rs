@@ -53,6 +53,9 @@ fn failed(error: PoolError) -> Error {
                 "is in use by a daemon or another tool: stop that first, or `pool check --online`";
             Error::in_use(what, problem)
         }
+        PoolError::Claimed { path, by } => {
+            Error::in_use(path.display().to_string(), format!("is in use: {by}; stop that first"))
+        }
         PoolError::Io { what, path, source } => Error::file(what, &path, source),
         PoolError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),
         PoolError::Mapper(error) => error.into(),

@@ -1,0 +1,256 @@
+//! Devices of pools on a real kernel: claimed against other programs, locked against other owners,
+//! and durable where they are new. The daemon and its command line are the release's own.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod cli_support;
+
+use std::fs::File;
+use std::io::BufRead as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use cli_support::{Daemon, LIMIT};
+
+const POOL: u64 = 256 << 20;
+/// Exit code of what is in use.
+const IN_USE: i32 = 7;
+
+/// A loop device over a sparse file, gone with its owner.
+struct Loop {
+    device: PathBuf,
+    file: PathBuf,
+}
+
+impl Loop {
+    fn new(name: &str) -> Self {
+        assert!(nix::unistd::geteuid().is_root(), "not run: loop devices need root");
+        let name = format!("blockd-devices-{name}-{}", std::process::id());
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        File::create(&file).unwrap().set_len(POOL).unwrap();
+        let said = ok("losetup", &["--find", "--show", "--direct-io=on", file.to_str().unwrap()]);
+        Self { device: said.trim().into(), file }
+    }
+
+    fn path(&self) -> &str {
+        self.device.to_str().unwrap()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = output("losetup", &["--detach", self.path()]);
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+/// A file system that is mounted as long as its owner lives.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(device: &str, folder: &Path) -> Self {
+        ok("mount", &[device, folder.to_str().unwrap()]);
+        Self(folder.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = output("umount", &["--lazy", self.0.to_str().unwrap()]);
+    }
+}
+
+fn output(program: &str, arguments: &[&str]) -> Output {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(program);
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin")).args(arguments);
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat()
+}
+
+fn ok(program: &str, arguments: &[&str]) -> String {
+    let output = output(program, arguments);
+    assert!(output.status.success(), "{program} {arguments:?}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A daemon with its default pool in a file and one more on this device.
+fn daemon(disk: &Loop, lines: &str) -> Daemon {
+    Daemon::start_with("256M", &table(disk, lines))
+}
+
+fn table(disk: &Loop, lines: &str) -> String {
+    format!("[[pool]]\nname = \"disk\"\npath = {:?}\n{lines}", disk.path())
+}
+
+/// Tries what an operator may do by mistake with a disk. Each is refused.
+fn is_claimed(disk: &Loop) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).to_str().unwrap();
+    let mistakes: [(&str, &[&str]); 4] = [
+        ("mkfs.ext4", &["-q", "-F", disk.path()]),
+        ("mount", &["-t", "ext4", disk.path(), folder]),
+        ("wipefs", &["--all", disk.path()]),
+        ("mkswap", &[disk.path()]),
+    ];
+    for (program, arguments) in mistakes {
+        let output = output(program, arguments);
+        let said = said(&output).to_lowercase();
+        assert!(!output.status.success(), "{program} was not refused: {said}");
+        assert!(said.contains("busy") || said.contains("in use"), "{program}: {said}");
+    }
+}
+
+#[test]
+fn other_programs_cannot_have_a_disk_that_is_served() {
+    let disk = Loop::new("claimed");
+    let mut daemon = daemon(&disk, "");
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "disk", "data"]);
+    is_claimed(&disk);
+    // The claim of a process that was killed does not keep its successor out.
+    daemon.kill();
+    daemon.start_again();
+    is_claimed(&disk);
+    // What only reads takes no claim and needs none.
+    daemon.ok(&["pool", "check", "--online", disk.path()]);
+    daemon.ok(&["show", "--pool", "disk", "data"]);
+    assert!(daemon.terminate().success());
+    ok("mkfs.ext4", &["-q", "-F", disk.path()]);
+}
+
+#[test]
+fn a_disk_that_others_use_is_refused_with_what_has_it() {
+    let disk = Loop::new("mounted");
+    let daemon = Daemon::start("256M");
+    let folder = daemon.dir.join("mounted");
+    std::fs::create_dir(&folder).unwrap();
+    ok("mkfs.ext4", &["-q", "-F", disk.path()]);
+    let _mounted = Mounted::new(disk.path(), &folder);
+    // Without the marks of the file system it looks unused.
+    let zeroes = format!("of={}", disk.path());
+    ok("dd", &["if=/dev/zero", &zeroes, "bs=1M", "count=2", "conv=notrunc", "oflag=direct"]);
+    let tail = format!("seek={}", (POOL >> 20) - 2);
+    let more = ["if=/dev/zero", &zeroes, "bs=1M", "count=2", &tail, "conv=notrunc", "oflag=direct"];
+    ok("dd", &more);
+    let (code, error) = daemon.failure(&["pool", "create", "other", "--path", disk.path()]);
+    assert_eq!(code, IN_USE, "{error}");
+    assert!(error.contains(disk.path()) && error.contains("mounted on"), "{error}");
+}
+
+#[test]
+fn tools_that_write_take_the_claim_too() {
+    let disk = Loop::new("tools");
+    let mut daemon = daemon(&disk, "");
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "disk", "data"]);
+    daemon.kill();
+    let other = File::options().read(true).custom_flags(nix::libc::O_EXCL).open(&disk.device);
+    let other = other.unwrap();
+    let rings = daemon.ring_dir();
+    let replay = ["journal", "replay", "--ring-dir", rings.to_str().unwrap(), disk.path()];
+    let (code, error) = daemon.failure(&replay);
+    assert_eq!(code, IN_USE, "{error}");
+    assert!(error.contains(disk.path()) && error.contains("another program"), "{error}");
+    // Reading is no danger to anything.
+    daemon.ok(&["pool", "check", disk.path()]);
+    drop(other);
+    daemon.ok(&replay);
+}
+
+#[test]
+fn a_new_pool_does_not_wait_for_its_own_lock() {
+    for round in 0..5 {
+        let disk = Loop::new(&format!("first-{round}"));
+        let daemon = daemon(&disk, "lock_wait = \"20s\"\n");
+        let log = daemon.log();
+        assert!(!log.contains("owner lock"), "{log}");
+    }
+}
+
+#[test]
+fn a_pool_that_could_not_be_opened_is_unlocked_at_once() {
+    let disk = Loop::new("refused");
+    let mut daemon = daemon(&disk, "");
+    daemon.kill();
+    // Without its ring the pool is refused.
+    for entry in std::fs::read_dir(daemon.ring_dir()).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("ring-") {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    let config = std::fs::read_to_string(daemon.config()).unwrap();
+    let lost = config.replace("name = \"default\"", "name = \"default\"\naccept_loss = true");
+    std::fs::write(daemon.config(), lost).unwrap();
+    daemon.start_not_ready();
+    assert!(daemon.log().contains("disk"), "{}", daemon.log());
+    let file = File::open(&disk.device).unwrap();
+    file.try_lock().unwrap_or_else(|error| panic!("{error}: {}", daemon.log()));
+}
+
+#[test]
+fn a_lock_that_is_waited_for_is_reported_to_the_log_and_the_service_manager() {
+    let disk = Loop::new("waited");
+    let mut daemon = daemon(&disk, "lock_wait = \"1m\"\n");
+    assert!(daemon.terminate().success());
+    let owner = File::open(&disk.device).unwrap();
+    owner.try_lock().unwrap();
+    let socket = daemon.dir.join("notify");
+    let messages = UnixDatagram::bind(&socket).unwrap();
+    messages.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut serve = Command::new(env!("CARGO_BIN_EXE_blockd"));
+    serve.arg("serve").arg("--config").arg(daemon.config()).env("NOTIFY_SOCKET", &socket);
+    let mut serve = serve.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut message, mut extended) = ([0; 512], false);
+    while !extended {
+        let length = messages.recv(&mut message).unwrap();
+        extended = String::from_utf8_lossy(&message[..length]).contains("EXTEND_TIMEOUT_USEC=");
+    }
+    let mut log = std::io::BufReader::new(serve.stderr.take().unwrap()).lines();
+    let clock = Clock::start();
+    let waiting = log.find_map(|line| line.ok().filter(|line| line.contains("waiting for")));
+    let waiting = waiting.unwrap();
+    assert!(waiting.contains(disk.path()), "{waiting}");
+    // The log names the process that has it: this one.
+    assert!(waiting.contains(&std::process::id().to_string()), "{waiting}");
+    assert!(clock.elapsed() < Duration::from_secs(40));
+    drop(owner);
+    log.find(|line| line.as_ref().is_ok_and(|line| line.contains("waited for the owner lock")))
+        .unwrap()
+        .unwrap();
+    cli_support::signal(&serve, "KILL");
+    serve.wait().unwrap();
+}
+
+#[test]
+fn the_entry_of_a_new_pool_file_is_durable() {
+    let mut daemon = Daemon::start("256M");
+    assert!(daemon.terminate().success());
+    let trace = daemon.dir.join("trace");
+    let folder = daemon.dir.join("pools");
+    std::fs::create_dir(&folder).unwrap();
+    let config = std::fs::read_to_string(daemon.config()).unwrap();
+    let pool = folder.join("new.pool");
+    let table = format!("{config}[[pool]]\nname = \"new\"\npath = {pool:?}\nsize = \"64M\"\n");
+    std::fs::write(daemon.config(), table).unwrap();
+    let mut serve = Command::new("strace");
+    serve.args(["--follow-forks", "--trace=fsync", "--decode-fds=path", "--output"]).arg(&trace);
+    serve.arg(env!("CARGO_BIN_EXE_blockd")).arg("serve").arg("--config").arg(daemon.config());
+    let mut serve = serve.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let clock = Clock::start();
+    let ready = || daemon.run(&["list", "--pool", "new"]).status.success();
+    while !ready() {
+        assert!(clock.elapsed() < LIMIT, "the daemon does not serve");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // strace passes no signal on; it ends with the daemon.
+    ok("pkill", &["-TERM", "-P", &serve.id().to_string()]);
+    serve.wait().unwrap();
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    let synced = format!("<{}>", folder.display());
+    assert!(trace.lines().any(|line| line.contains("fsync(") && line.contains(&synced)), "{trace}");
+}
