@@ -3,8 +3,9 @@
 
 mod cli_support;
 
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use blockd::nbd_client::Client;
 use blockd_mapper::format::Place;
@@ -186,7 +187,7 @@ fn the_log_is_shown_and_emptied() {
     let ring = ring.to_str().unwrap();
     let shown = daemon.ok(&["journal", "dump", path]);
     assert!(shown.contains(" create volume 1 size 3145728 ") && shown.contains(" map volume 1 "));
-    let would = daemon.json(&["journal", "replay", "--dry-run", path]);
+    let would = daemon.json(&["journal", "replay", "--dry-run", "--ring-dir", ring, path]);
     assert_eq!(would["changed"], false);
     let other = daemon.ring_dir().join("other");
     std::fs::create_dir(&other).unwrap();
@@ -199,6 +200,68 @@ fn the_log_is_shown_and_emptied() {
     let shown = daemon.ok(&["journal", "dump", path]);
     assert_eq!(shown, "0 block(s), 0 change(s), 0 to be replayed\n");
     assert_eq!(daemon.json(&["pool", "check", path])["clean"], true);
+}
+
+/// The files of a pool that a replay may change: its own, and its delta ring's.
+fn pool_and_ring(daemon: &Daemon, pool: &Path) -> (Vec<u8>, Vec<u8>) {
+    let entries = std::fs::read_dir(daemon.ring_dir()).unwrap().map(|entry| entry.unwrap().path());
+    let is_ring = |path: &PathBuf| path.file_name().unwrap().as_bytes().starts_with(b"ring-");
+    let rings: Vec<_> = entries.filter(is_ring).collect();
+    assert_eq!(rings.len(), 1, "{rings:?}");
+    (std::fs::read(pool).unwrap(), std::fs::read(&rings[0]).unwrap())
+}
+
+#[test]
+fn a_dry_run_of_journal_replay_prints_the_counts_of_the_real_run_and_writes_nothing() {
+    // No commit comes by itself while the test runs.
+    let mut daemon = Daemon::start_with("1G", "commit_interval = \"60s\"");
+    let uri = daemon.ok(&["add", "--size", "1G", "data"]);
+    let mut client = Client::connect(&uri.trim_end().parse().unwrap(), &Default::default());
+    let client = client.as_mut().unwrap();
+    client.write(0, &pattern(1 << 20, 1), false).unwrap();
+    client.flush().unwrap();
+    let unflushed = pattern(5 << 20, 2);
+    for (piece, offset) in unflushed.chunks(1 << 18).zip((8 << 20..).step_by(1 << 18)) {
+        client.write(offset, piece, false).unwrap();
+    }
+    daemon.kill();
+    let pool = daemon.dir.join("default.pool");
+    let (path, ring) = (pool.to_str().unwrap(), daemon.ring_dir());
+    let replay = ["journal", "replay", "--ring-dir", ring.to_str().unwrap(), path];
+    let dry = [&replay[..], &["--dry-run"]].concat();
+    let before = pool_and_ring(&daemon, &pool);
+    let would = daemon.json(&dry);
+    let said = daemon.ok(&dry);
+    // Not assert_eq: a failure would print the pool.
+    assert!(pool_and_ring(&daemon, &pool) == before, "a dry run has written");
+    let counts = |run: &Value| {
+        let each = ["log_blocks", "log_changes", "ring_changes"];
+        each.map(|key| run[key].as_u64().unwrap())
+    };
+    let [blocks, changes, from_ring] = counts(&would);
+    assert!(would["changed"] == false && blocks > 0 && from_ring >= 20, "{would}");
+    assert_eq!(
+        said,
+        format!(
+            "{changes} change(s) would be replayed from {blocks} block(s) of the log, {from_ring} \
+             from the delta ring\n"
+        )
+    );
+    // Where the ring is missing, both refuse in the same words.
+    let other = ring.join("other");
+    std::fs::create_dir(&other).unwrap();
+    let elsewhere = ["journal", "replay", "--ring-dir", other.to_str().unwrap(), path];
+    let refused = daemon.failure(&[&elsewhere[..], &["--dry-run"]].concat());
+    assert!(std::fs::read_dir(&other).unwrap().next().is_none(), "a dry run made a ring");
+    assert!(refused.0 == 7 && refused.1.contains("loses answered writes"), "{refused:?}");
+    assert_eq!(daemon.failure(&elsewhere), refused);
+    let done = daemon.json(&replay);
+    assert_eq!((counts(&done), &done["changed"]), (counts(&would), &true.into()));
+    assert_eq!(counts(&daemon.json(&dry)), [0; 3], "a clean pool has nothing to replay");
+    daemon.start_again();
+    daemon.ok(&["export", "data", "copy"]);
+    let copy = std::fs::read(daemon.dir.join("copy")).unwrap();
+    assert!(copy[8 << 20..][..unflushed.len()] == unflushed, "an answered write is gone");
 }
 
 #[test]

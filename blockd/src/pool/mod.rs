@@ -4,6 +4,7 @@ mod error;
 mod handle;
 mod offline;
 mod open;
+mod rehearse;
 #[expect(unsafe_code, reason = "memory shared with the process before this one")]
 mod ring_file;
 mod spec;
@@ -13,6 +14,7 @@ pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
 pub use offline::{Access, Offline, kind_of};
 pub use open::{Created, create, exists, identity, open, open_created};
+pub use rehearse::rehearse;
 pub use spec::{PoolSpec, ring_dir};
 
 /// Threads that can serve one pool. The delta ring has a slot for each, used or not, so that a

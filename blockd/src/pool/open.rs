@@ -1,6 +1,6 @@
 //! Making and opening pools: the mapper's steps, with IO.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -376,13 +376,18 @@ fn ring_memory(
     }
     // Without a superblock the mapper says what is wrong; the ring is not asked for.
     let id = newest.map_or([0; 16], |superblock| superblock.pool_id);
-    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let path: PathBuf = spec.ring_dir.join(format!("ring-{hex}"));
+    let path = ring_path(&spec.ring_dir, &id);
     let file = RingFile::open(&path, MAX_WORKERS, spec.ring_records)?;
     if !file.is_locked() {
         tracing::warn!(path = %path.display(), "delta ring can't be locked in memory");
     }
     Ok((file, path))
+}
+
+/// The file of a pool's delta ring.
+pub(super) fn ring_path(ring_dir: &Path, pool_id: &[u8; 16]) -> PathBuf {
+    let hex: String = pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    ring_dir.join(format!("ring-{hex}"))
 }
 
 /// A device by itself, and a page that is aligned as it wants it.
@@ -497,7 +502,7 @@ fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolEr
     Ok(served)
 }
 
-fn boot_id() -> Result<[u8; 16], PoolError> {
+pub(super) fn boot_id() -> Result<[u8; 16], PoolError> {
     let text = std::fs::read_to_string(BOOT_ID).map_err(PoolError::io("read", BOOT_ID))?;
     let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&hex, 16);

@@ -1,6 +1,7 @@
 //! The delta ring's memory: a file on tmpfs, which outlives this process and not the host.
 
 use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -13,6 +14,16 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::PoolError;
+
+/// What a ring file held when it was read.
+#[derive(Debug)]
+pub(super) struct RingCopy(Box<[AtomicU64]>);
+
+impl RingMemory for RingCopy {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
 
 /// A mapped ring file.
 #[derive(Debug)]
@@ -60,6 +71,31 @@ impl RingFile {
             .map_err(PoolError::io("map delta ring", path))?;
         let locked = map.lock().is_ok();
         Ok(Arc::new(Self { map, words: size / size_of::<u64>(), locked, _file: file }))
+    }
+
+    /// A copy of what the file holds, in the dimensions that [`open`](Self::open) would map. Zeroes
+    /// where there is no file: `open` would make one, which holds no ring either.
+    pub(super) fn copy(
+        path: &Path,
+        workers: usize,
+        records: u64,
+    ) -> Result<Arc<RingCopy>, PoolError> {
+        let mut bytes = Vec::new();
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
+        match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(PoolError::io("open delta ring", path)(error)),
+            Ok(mut file) => {
+                check_owner(&file, path)?;
+                file.read_to_end(&mut bytes).map_err(PoolError::io("read delta ring", path))?;
+            }
+        }
+        let needed = words_needed(workers + 1, records) * size_of::<u64>();
+        bytes.resize(bytes.len().max(needed), 0);
+        let (words, _) = bytes.as_chunks();
+        #[expect(clippy::host_endian_bytes, reason = "the words of shared memory, as mapped")]
+        let word = |word: &[u8; 8]| AtomicU64::new(u64::from_ne_bytes(*word));
+        Ok(Arc::new(RingCopy(words.iter().map(word).collect())))
     }
 
     /// Whether its pages are locked in memory.

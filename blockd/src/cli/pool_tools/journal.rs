@@ -12,7 +12,7 @@ use super::{Devices, failed, reader};
 use crate::cli::Context;
 use crate::config::Places;
 use crate::error::Error;
-use crate::pool::{self, Access, DeviceSpec, PoolSpec};
+use crate::pool::{self, Access, DeviceSpec, OpenReport, PoolSpec};
 
 /// Show or empty the log of a pool that no daemon serves
 #[derive(Debug, clap::Subcommand)]
@@ -44,7 +44,7 @@ pub(crate) struct Replay {
     #[command(flatten)]
     devices: Devices,
 
-    /// Only say what there is to be done
+    /// Print what a replay would do, and write nothing: log and delta ring are replayed in memory
     #[arg(long)]
     dry_run: bool,
 
@@ -172,27 +172,14 @@ fn words(change: &Change) -> String {
 
 impl Replay {
     fn run(&self, context: &Context) -> Result<(), Error> {
-        if self.dry_run {
-            let mut devices = self.devices.open(Access::Read)?;
-            let mut reader = reader(&mut devices)?;
-            let end = read_log(&mut reader, |_| {});
-            if let Some(fault) = end.broken {
-                let problem = fault.to_string();
-                return Err(Error::Corrupt { what: "log".to_owned(), problem });
-            }
-            let (log_blocks, log_changes) = (end.blocks, end.pending);
-            let replayed = Replayed { changed: false, log_blocks, log_changes, ring_changes: 0 };
-            return context.output.either(&replayed, || {
-                format!("{log_changes} change(s) in {log_blocks} block(s) would be replayed\n")
-            });
-        }
-        let (superblock, mut device_specs) = (self.superblock()?, Vec::new());
+        let superblock = self.superblock()?;
         if superblock.clean {
             let replayed =
                 Replayed { changed: false, log_blocks: 0, log_changes: 0, ring_changes: 0 };
             let text = || "closed in order: there is nothing to replay\n".to_owned();
             return context.output.either(&replayed, text);
         }
+        let mut device_specs = Vec::new();
         for path in &self.devices.paths {
             device_specs.push(device_spec(path)?);
         }
@@ -202,19 +189,23 @@ impl Replay {
         spec.accept_loss = self.accept_loss;
         // Who replays by hand answers for it that its owner is gone, and does not become the owner.
         spec.node = superblock.node;
-        let (handle, report) = pool::open(&spec).map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|source| Error::io("starting", source))?;
-        runtime.block_on(handle.close()).map_err(failed)?;
+        let report = if self.dry_run {
+            let mut devices = self.devices.open(Access::Read)?;
+            pool::rehearse(&spec, &superblock.pool_id, &mut devices).map_err(failed)?
+        } else {
+            replay(&spec)?
+        };
         let replayed = Replayed {
-            changed: true,
+            changed: !self.dry_run,
             log_blocks: report.log_blocks,
             log_changes: report.log_changes,
             ring_changes: report.ring_changes,
         };
+        let would = if self.dry_run { "would be " } else { "" };
         context.output.either(&replayed, || {
             format!(
-                "{} change(s) replayed from {} block(s) of the log, {} from the delta ring\n",
+                "{} change(s) {would}replayed from {} block(s) of the log, {} from the delta \
+                 ring\n",
                 replayed.log_changes, replayed.log_blocks, replayed.ring_changes
             )
         })
@@ -234,6 +225,15 @@ impl Replay {
         let dir = self.ring_dir.clone();
         dir.unwrap_or_else(|| pool::ring_dir(&Places::of_process().runtime_dir))
     }
+}
+
+/// Opens the pool, which replays log and ring, and closes it.
+fn replay(spec: &PoolSpec) -> Result<OpenReport, Error> {
+    let (handle, report) = pool::open(spec).map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| Error::io("starting", source))?;
+    runtime.block_on(handle.close()).map_err(failed)?;
+    Ok(report)
 }
 
 fn device_spec(path: &std::path::Path) -> Result<DeviceSpec, Error> {
