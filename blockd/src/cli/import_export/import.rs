@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use blockd_api::v1::{
     AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, FrontEnd, GetPoolRequest,
     GetVolumeRequest, Volume,
 };
-use nix::unistd::{Whence, lseek};
 use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
 use crate::cli::args::duration;
 use crate::cli::client::Client;
 use crate::cli::shapes::{self, VolumeShape};
-use crate::cli::transfer::format::{Format, WantedFormat};
+use crate::cli::transfer::format::{ImageFormat, WantedFormat};
+use crate::cli::transfer::image::{self, Gated};
 use crate::cli::transfer::import::{self, Imported, Source};
 use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
@@ -32,6 +32,11 @@ use crate::units;
 /// The volume is made as large as the image, rounded up to whole blocks, attached, and written over
 /// NBD. Holes and zeroes of the image take no space. When the daemon goes away meanwhile, the
 /// import waits for it and goes on. An import that fails deletes the volume again if it made it.
+///
+/// An untrusted image may name files of this host, so its header is read first. An image that names
+/// a backing file, an external data file, other extents or a parent, or that is encrypted, is
+/// refused with that name. qemu-img then runs with an explicit driver on the file that was checked,
+/// without network, and with no other file in reach where the kernel has Landlock.
 ///
 /// With --apply the file is a backup (`blockd export --since`, `--format backup`). It is read to
 /// its end and judged before anything is written, unless it comes from a pipe. It goes onto what
@@ -53,6 +58,11 @@ pub(crate) struct Import {
     /// What the image is
     #[arg(long, value_enum, default_value_t = WantedFormat::Auto)]
     pub format: WantedFormat,
+
+    /// Also read the local files that the image names: backing files, an external data file,
+    /// extents. Only for images that you trust
+    #[arg(long, conflicts_with = "apply")]
+    pub follow_backing: bool,
 
     /// The pool that the volume takes space from [default: the daemon's default pool]
     #[arg(long, default_value = "", hide_default_value = true)]
@@ -85,8 +95,14 @@ struct Answer {
     changed: bool,
     created: bool,
     uri: String,
+    /// As --format has it.
+    format: &'static str,
+    /// It was found by looking at the image, and not given.
+    format_detected: bool,
+    /// Files that were read beside the image, by --follow-backing.
+    other_files: Vec<String>,
     source_bytes: u64,
-    /// Null for qcow2: qemu-img does not tell.
+    /// Null unless it is raw: qemu-img does not tell.
     written_bytes: Option<u64>,
     /// Zeroes after the image's end, to a whole block.
     padded_bytes: u64,
@@ -98,7 +114,9 @@ struct Answer {
 struct Image {
     source: Source,
     path: PathBuf,
-    format: Format,
+    format: ImageFormat,
+    /// What qemu-img reads, and None for raw bytes.
+    gated: Option<Gated>,
     /// None for a stream.
     size_bytes: Option<u64>,
 }
@@ -122,7 +140,9 @@ impl Import {
         let clock = Clock::start();
         let place = self.place(&mut client, size_bytes).await?;
         let progress = Progress::shown("importing", size_bytes, !context.output.is_json());
-        let source_bytes = image.size_bytes;
+        let (source_bytes, format) = (image.size_bytes, image.format);
+        let others = image.gated.iter().flat_map(|gated| &gated.others);
+        let other_files = others.map(|path| path.display().to_string()).collect();
         let copied = self.copy(&place, image, progress).await;
         let (done, written_bytes) = match copied {
             Ok(done) => done,
@@ -136,6 +156,9 @@ impl Import {
             changed: true,
             created: place.created,
             uri: shapes::place(&volume).to_owned(),
+            format: format.name(),
+            format_detected: self.format == WantedFormat::Auto && self.file.as_os_str() != "-",
+            other_files,
             source_bytes,
             written_bytes,
             padded_bytes: if rounded { rest_bytes } else { 0 },
@@ -148,31 +171,36 @@ impl Import {
     fn open(&self) -> Result<Image, Error> {
         let path = self.file.clone();
         if path.as_os_str() == "-" {
-            if self.format == WantedFormat::Qcow2 {
-                return Err(Error::invalid("format", "qcow2", "raw for standard input"));
+            if !matches!(self.format, WantedFormat::Auto | WantedFormat::Raw) {
+                let given = format!("{:?}", self.format).to_lowercase();
+                return Err(Error::invalid("format", given, "raw for standard input"));
             }
             if self.size.is_none() {
                 return Err(Error::invalid("size", "", "given for standard input"));
             }
             let source = Source::Stream(Box::new(std::io::stdin()));
-            return Ok(Image { source, path, format: Format::Raw, size_bytes: None });
+            let format = ImageFormat::Raw;
+            return Ok(Image { source, path, format, gated: None, size_bytes: None });
         }
         let failed = |source| Error::file("open", &path, source);
-        let mut file = File::open(&path).map_err(failed)?;
+        let file = File::open(&path).map_err(failed)?;
         let kind = file.metadata().map_err(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(Error::invalid("FILE", path.display(), "a file, a block device or \"-\""));
         }
-        let format = self.format.of(&mut file, &path)?;
-        let size_bytes = match format {
-            Format::Raw => size_of(&file, &path)?,
-            Format::Qcow2 => qemu::virtual_size(&path)?,
-            // Only told by --apply.
-            Format::Backup => 0,
+        let format = self.format.of(&file, &path)?;
+        let (gated, size_bytes) = if format == ImageFormat::Raw {
+            let size = image::size_of(&file);
+            (None, size.map_err(|source| Error::file("find the end of", &path, source))?)
+        } else {
+            let gated = image::gate(&file, &path, format, self.follow_backing)?;
+            let size =
+                qemu::virtual_size(&qemu::Image { file: &file, path: &path, gated: &gated })?;
+            (Some(gated), size)
         };
         let name = path.display().to_string();
         let source = Source::File { file, size_bytes, name };
-        Ok(Image { source, path, format, size_bytes: Some(size_bytes) })
+        Ok(Image { source, path, format, gated, size_bytes: Some(size_bytes) })
     }
 
     /// The smallest block that a volume of the pool can have.
@@ -267,8 +295,8 @@ impl Import {
         let stop = Arc::new(Stop::default());
         let size_bytes = amount(place.volume.size_bytes);
         let (empty, patience) = (place.created, self.reconnect);
-        let work: Work = match image.format {
-            Format::Raw | Format::Backup => {
+        let work: Work = match (image.gated, image.source) {
+            (None, source) | (Some(_), source @ (Source::Stream(_) | Source::Increment(_))) => {
                 let target = Target::new(address(&place.volume)?, size_bytes);
                 let block_bytes = usize::try_from(place.volume.block_size).unwrap_or(512).max(512);
                 let stop = Arc::clone(&stop);
@@ -282,17 +310,18 @@ impl Import {
                         stop: &stop,
                         progress: &progress,
                     };
-                    let done = import.run(image.source);
+                    let done = import.run(source);
                     progress.clear();
                     done.map(|done| (done, Some(done.written_bytes)))
                 })
             }
-            Format::Qcow2 => {
+            (Some(gated), Source::File { file, .. }) => {
                 let target = qemu_export(&place.volume, patience)?;
                 let stop = Arc::clone(&stop);
                 Box::new(move || {
                     let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
-                    let done = qemu::import(&image.path, &target, empty, &run);
+                    let image = qemu::Image { file: &file, path: &image.path, gated: &gated };
+                    let done = qemu::import(&image, &target, empty, &run);
                     progress.clear();
                     done.map(|()| (Imported::default(), None))
                 })
@@ -307,13 +336,6 @@ const MIN_BLOCK_BYTES: u64 = 512;
 
 /// What moves the bytes.
 type Work = Box<dyn FnOnce() -> Result<(Imported, Option<u64>), Error> + Send>;
-
-/// Of a file or a block device: the latter's metadata say nothing.
-fn size_of(file: &File, path: &Path) -> Result<u64, Error> {
-    let end = lseek(file, 0, Whence::SeekEnd)
-        .map_err(|errno| Error::file("find the end of", path, errno.into()))?;
-    Ok(u64::try_from(end).unwrap_or(0))
-}
 
 /// A volume that was made for this import goes again; another one is said to be incomplete.
 async fn give_up(client: &mut Client, place: &Place, error: &Error) -> Error {
@@ -340,10 +362,12 @@ fn human(answer: &Answer, volume: &Volume, context: &Context) -> String {
     };
     let written =
         answer.written_bytes.map_or(String::new(), |bytes| format!(", {} written", size(bytes)));
+    let detected = if answer.format_detected { ", detected" } else { "" };
     format!(
-        "{}: {} imported{written}, {} mapped{padded}\n{}\n",
+        "{}: {} imported (format {}{detected}){written}, {} mapped{padded}\n{}\n",
         volume.name,
         size(answer.source_bytes),
+        answer.format,
         size(amount(volume.mapped_bytes)),
         answer.uri
     )

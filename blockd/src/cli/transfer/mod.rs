@@ -3,8 +3,11 @@
 //! anew.
 
 pub(super) mod awaited;
+#[expect(unsafe_code, reason = "calls of Landlock")]
+mod confine;
 pub(super) mod export;
 pub(super) mod format;
+pub(super) mod image;
 pub(super) mod import;
 pub(super) mod increment;
 pub(super) mod nbd;

@@ -1,12 +1,15 @@
-//! qcow2, through qemu-img.
+//! Images of other programs, through qemu-img.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde::Deserialize;
 
+use super::image::Gated;
 use super::progress::Progress;
 use super::{STOP_WAIT, Stop, interrupted};
 use crate::error::Error;
@@ -42,13 +45,59 @@ impl Export {
     }
 }
 
+/// An image that was let through, open.
+pub(crate) struct Image<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) path: &'a Path,
+    pub(crate) gated: &'a Gated,
+}
+
+impl Image<'_> {
+    /// The image as standard input of a qemu-img.
+    fn stdin(&self) -> Result<Stdio, Error> {
+        let file = self.file.try_clone();
+        file.map(Stdio::from).map_err(|source| Error::file("open", self.path, source))
+    }
+
+    /// Starts qemu-img from a thread of its own, which is confined to the image and its parts.
+    fn spawn(&self, command: &mut Command) -> Result<Child, Error> {
+        let mut files = vec![OwnedFd::from(
+            self.file.try_clone().map_err(|source| Error::file("open", self.path, source))?,
+        )];
+        let others = &self.gated.others;
+        // Beside others, qemu finds the image by its path.
+        for path in others.first().map(|_| self.path).into_iter().chain(others.iter().map(|p| &**p))
+        {
+            files.extend(File::open(path).ok().map(OwnedFd::from));
+        }
+        let program = program_folder();
+        std::thread::scope(|scope| {
+            let spawned = scope.spawn(|| {
+                let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
+                super::confine::this_thread(program.as_deref(), &files);
+                command.spawn()
+            });
+            super::joined(spawned).map_err(not_started)
+        })
+    }
+}
+
+/// The folder of qemu-img, by the search path.
+fn program_folder() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&path).map(|folder| folder.join("qemu-img"));
+    let found = found.filter_map(|program| program.canonicalize().ok()).next()?;
+    found.parent().map(Path::to_owned)
+}
+
 /// The size of the disk in an image.
-pub(crate) fn virtual_size(image: &Path) -> Result<u64, Error> {
+pub(crate) fn virtual_size(image: &Image<'_>) -> Result<u64, Error> {
     let mut command = Command::new("qemu-img");
-    command.args(["info", "-f", "qcow2", "--output=json", "--"]).arg(image);
-    let output = command.stdin(Stdio::null()).output().map_err(not_started)?;
+    command.args(["info", "--output=json", "--"]).arg(image.gated.argument_of_top());
+    command.stdin(image.stdin()?).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = image.spawn(&mut command)?.wait_with_output().map_err(not_started)?;
     if !output.status.success() {
-        return Err(said(image, &output.stderr));
+        return Err(said(image.path, &output.stderr));
     }
     let info: Result<Info, _> = serde_json::from_slice(&output.stdout);
     info.map(|info| info.virtual_size).map_err(|error| Error::Unexpected {
@@ -59,17 +108,20 @@ pub(crate) fn virtual_size(image: &Path) -> Result<u64, Error> {
 
 /// An image into a volume; `empty` when the volume holds nothing yet.
 pub(crate) fn import(
-    image: &Path,
+    image: &Image<'_>,
     target: &Export,
     empty: bool,
     run: &Run<'_>,
 ) -> Result<(), Error> {
-    let mut arguments = words(&["convert", "-n", "-f", "qcow2", "--target-image-opts"]);
+    let mut arguments = words(&["convert", "-n", "--target-image-opts"]);
     if empty {
         arguments.push("--target-is-zero".into());
     }
-    arguments.extend(["--".into(), image.as_os_str().to_owned(), target.options().into()]);
-    run.go(arguments, image)
+    arguments.extend(["--".into(), image.gated.argument().into(), target.options().into()]);
+    let mut command = run.command(arguments);
+    command.stdin(image.stdin()?);
+    run.follow_to_end(image.spawn(&mut command)?, image.path)?;
+    image.gated.check_unchanged(image.file, image.path)
 }
 
 /// A volume into a new image.
@@ -94,14 +146,22 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn go(&self, mut arguments: Vec<OsString>, image: &Path) -> Result<(), Error> {
+    fn go(&self, arguments: Vec<OsString>, image: &Path) -> Result<(), Error> {
+        let child = self.command(arguments).spawn().map_err(not_started)?;
+        self.follow_to_end(child, image)
+    }
+
+    fn command(&self, mut arguments: Vec<OsString>) -> Command {
         if self.progress.is_shown() {
             arguments.insert(1, "-p".into());
         }
         let mut command = Command::new("qemu-img");
         command.args(arguments).stdin(Stdio::null());
-        let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut child = spawned.map_err(not_started)?;
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn follow_to_end(&self, mut child: Child, image: &Path) -> Result<(), Error> {
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         std::thread::scope(|scope| {
             let shown = scope.spawn(|| self.follow(stdout));
@@ -164,7 +224,8 @@ fn not_started(source: io::Error) -> Error {
     if source.kind() == io::ErrorKind::NotFound {
         return Error::NotFound {
             what: "program",
-            name: "qemu-img (qcow2 needs it: install the package qemu-utils)".to_owned(),
+            name: "qemu-img (all formats but raw need it: install the package qemu-utils)"
+                .to_owned(),
         };
     }
     Error::io("starting qemu-img", source)
