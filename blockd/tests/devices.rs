@@ -254,3 +254,92 @@ fn the_entry_of_a_new_pool_file_is_durable() {
     let synced = format!("<{}>", folder.display());
     assert!(trace.lines().any(|line| line.contains("fsync(") && line.contains(&synced)), "{trace}");
 }
+
+/// Waits until a condition holds; `what` describes it.
+fn wait_until(what: &str, daemon: &Daemon, mut holds: impl FnMut() -> bool) {
+    let clock = Clock::start();
+    while !holds() {
+        assert!(clock.elapsed() < LIMIT, "{what}: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_superblock_that_another_program_overwrote_stops_its_pool_and_no_other() {
+    let disk = Loop::new("overwritten");
+    let mut daemon = daemon(&disk, "[health]\ninterval = \"1s\"\n");
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "disk", "data"]);
+    daemon.ok(&["pool", "check", "--online", disk.path()]);
+    let target = format!("of={}", disk.path());
+    ok("dd", &["if=/dev/zero", &target, "bs=4096", "count=1", "conv=notrunc,fsync"]);
+    let (code, error) = daemon.failure(&["pool", "check", "--online", disk.path()]);
+    assert_eq!(code, 10, "{error}");
+    wait_until("health does not name the superblock", &daemon, || {
+        let health = said(&daemon.run(&["health"]));
+        health.contains("overwritten by another program") && health.contains(disk.path())
+    });
+    assert_ne!(daemon.failure(&["add", "--nbd", "--size", "16M", "--pool", "disk", "more"]).0, 0);
+    let health = daemon.ok(&["--json", "health"]);
+    assert!(health.contains("\"overwritten\""), "{health}");
+    // The other pool goes on.
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "default", "other"]);
+    // Nothing that was answered is lost: the copies at the end of the disk are sound.
+    daemon.kill();
+    daemon.start_again();
+    daemon.ok(&["show", "--pool", "disk", "data"]);
+}
+
+/// Takes a disk away and adds it again under the same name, as a storage server does that restarts.
+fn restart(disk: &Loop, daemon: &Daemon) {
+    let file = disk.file.to_str().unwrap();
+    let is_attached = || output("losetup", &[disk.path()]).status.success();
+    ok("losetup", &["--detach", disk.path()]);
+    // Rings of the killed daemon may hold the device for a while.
+    wait_until("the loop device is still attached", daemon, || !is_attached());
+    wait_until("the loop device can't be attached", daemon, || {
+        output("losetup", &["--direct-io=on", disk.path(), file]).status.success()
+    });
+}
+
+#[test]
+fn a_ring_is_not_replayed_over_a_disk_that_was_restarted() {
+    let disk = Loop::new("restarted");
+    let mut daemon = daemon(&disk, "accept_loss = false\n");
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "disk", "data"]);
+    // The same disk: its ring is replayed.
+    daemon.kill();
+    daemon.start_again();
+    daemon.kill();
+    restart(&disk, &daemon);
+    daemon.start_not_ready();
+    wait_until("the restart was not noticed", &daemon, || {
+        let health = said(&daemon.run(&["--json", "health"]));
+        health.contains("disk sequence number") && health.contains("ring-lost")
+    });
+    daemon.kill();
+    let rings = daemon.ring_dir();
+    let replay = ["journal", "replay", "--ring-dir", rings.to_str().unwrap(), disk.path()];
+    for replay in [replay.to_vec(), [&replay[..], &["--dry-run"]].concat()] {
+        let (code, error) = daemon.failure(&replay);
+        assert_eq!(code, IN_USE, "{error}");
+        assert!(error.contains("disk sequence number"), "{error}");
+    }
+    // Where the loss is accepted the pool opens, without its ring.
+    let config = std::fs::read_to_string(daemon.config()).unwrap();
+    let lost = config.replace("accept_loss = false", "accept_loss = true");
+    std::fs::write(daemon.config(), lost).unwrap();
+    daemon.start_again();
+    daemon.ok(&["show", "--pool", "disk", "data"]);
+    // From then on the ring counts again.
+    daemon.kill();
+    std::fs::write(daemon.config(), config).unwrap();
+    daemon.start_again();
+    assert!(daemon.terminate().success());
+    let left = std::fs::read_dir(daemon.ring_dir()).unwrap().flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    let is_left = |name: &std::ffi::OsString| {
+        let name = name.to_string_lossy();
+        name.starts_with("ring-") || name.starts_with("disks-")
+    };
+    assert!(!left.iter().any(is_left), "{left:?}");
+}

@@ -8,7 +8,7 @@ use blockd::frontend::nbd::{ExportInfo, Negotiated, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
-    VolumeId, create, exists, identity, open,
+    VolumeId, create, exists, identity, open, open_created,
 };
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
@@ -301,12 +301,31 @@ fn of_two_that_make_a_pool_one_does() {
     let mut spec = file_spec(&scratch.0.join("pool"), 64 << 20);
     spec.lock_wait = Duration::from_secs(20);
     let made = std::thread::scope(|scope| {
-        let makers: Vec<_> = (0..4).map(|_| scope.spawn(|| create(&spec))).collect();
+        let make = || create(&spec).map(|made| made.pool_id);
+        let makers: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
         makers.into_iter().map(|maker| maker.join().unwrap()).collect::<Vec<_>>()
     });
     assert_eq!(made.iter().filter(|result| result.is_ok()).count(), 1, "{made:?}");
     let exists = |result: &&Result<_, _>| matches!(result, Err(PoolError::Exists { .. }));
     assert_eq!(made.iter().filter(exists).count(), 3, "{made:?}");
+}
+
+#[test]
+fn a_pool_that_was_just_made_is_opened_without_a_wait() {
+    let scratch = Scratch::new("pool-held");
+    for round in 0..20 {
+        let mut spec = file_spec(&scratch.0.join(format!("pool-{round}")), 64 << 20);
+        spec.lock_wait = Duration::ZERO;
+        let (pool, _) = open_created(&spec, create(&spec).unwrap()).unwrap();
+        wait(pool.close()).unwrap();
+        // Given up in between, it is free at once as well.
+        let spec =
+            PoolSpec { lock_wait: Duration::ZERO, ..file_spec(&scratch.0.join("x"), 64 << 20) };
+        drop(create(&spec).unwrap());
+        let (pool, _) = open(&spec).unwrap();
+        wait(pool.close()).unwrap();
+        std::fs::remove_file(scratch.0.join("x")).unwrap();
+    }
 }
 
 #[test]

@@ -407,6 +407,12 @@ impl Pool {
         self.stop(error);
     }
 
+    /// Stops the pool for good on behalf of its caller, who found its devices changed by another
+    /// program. The ring stays valid: no flush has failed, and all that was answered is in it.
+    pub fn halt(&self, error: MapperError) {
+        self.stop(error);
+    }
+
     /// Stops the pool without a word about the ring: it has been closed.
     pub(crate) fn stop(&self, error: MapperError) {
         self.failure.lock().get_or_insert(error);

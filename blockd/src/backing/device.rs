@@ -132,7 +132,6 @@ impl Device {
         if matches!(spec.kind, DeviceKind::Pmem(_)) && !is_pmem {
             return Self::open(spec);
         }
-        let is_new = !spec.path.exists();
         let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem, true)?;
         if let Some(size) = spec.size {
             if file.metadata()?.len() < size {
@@ -143,10 +142,9 @@ impl Device {
                 fallocate(&file, FallocateFlags::empty(), 0, len)?;
             }
         }
-        if is_new {
-            // A flush of the file makes its content durable, and not the entry that finds it.
-            sync_folder(&spec.path)?;
-        }
+        // A flush of the file makes its content durable, and not the entry that finds it. That of
+        // a file that was there may not be durable either: its maker may have been killed first.
+        sync_folder(&spec.path)?;
         Self::of(spec, file, direct)
     }
 
@@ -368,6 +366,13 @@ impl Device {
         guard::holder(&self.file)
     }
 
+    /// The kernel's sequence number of a disk: another one after the disk was removed and added
+    /// again.
+    #[must_use]
+    pub fn disk_sequence(&self) -> Option<u64> {
+        disk_sequence(&self.file)
+    }
+
     /// Gives ownership up. For an owner whose IO has all ended: else the lock is to stay until the
     /// last file description is closed.
     pub fn unlock(&self) {
@@ -410,6 +415,12 @@ impl Device {
         let fs = fstatvfs(self.file.as_fd()).ok()?;
         fs.blocks_available().checked_mul(fs.fragment_size())
     }
+}
+
+/// The kernel's sequence number of a disk. `None` for a file, and before Linux 5.15.
+#[must_use]
+pub fn disk_sequence(file: &File) -> Option<u64> {
+    ioctl::disk_sequence(file).ok()
 }
 
 /// Keeps other programs off a block device as long as the returned file is open; `None` for a file.

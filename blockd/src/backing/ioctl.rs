@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
+nix::ioctl_read!(blkgetdiskseq, 0x12, 128, u64);
 nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
 nix::ioctl_write_ptr_bad!(blkdiscard, nix::request_code_none!(0x12, 119), [u64; 2]);
 
@@ -13,6 +14,15 @@ pub(super) fn device_size(file: &File) -> std::io::Result<u64> {
     // SAFETY: the kernel writes a u64 there, or refuses what is no block device.
     unsafe { blkgetsize64(file.as_raw_fd(), &raw mut size) }?;
     Ok(size)
+}
+
+/// What the kernel counts disks by, since Linux 5.15: the number of the disk that a device is or
+/// is part of.
+pub(super) fn disk_sequence(file: &File) -> std::io::Result<u64> {
+    let mut sequence = 0;
+    // SAFETY: the kernel writes a u64 there, or refuses what is no block device.
+    unsafe { blkgetdiskseq(file.as_raw_fd(), &raw mut sequence) }?;
+    Ok(sequence)
 }
 
 /// Logical block of a block device in bytes.

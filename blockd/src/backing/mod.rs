@@ -18,7 +18,7 @@ mod receive;
 mod ring;
 
 pub use blockd_pmem::media::Durability;
-pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, io_error};
+pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error};
 pub use doorbell::Doorbell;
 pub use mapped::Mapped;
 pub use memory::Memory;

@@ -71,6 +71,9 @@ pub(super) fn reason(error: &MapperError) -> &'static str {
         MapperError::Device { problem, .. } if problem.starts_with("belongs to") => "wrong-pool",
         MapperError::Device { problem, .. } if problem.ends_with("is missing") => "device-missing",
         MapperError::Device { problem, .. } if problem.starts_with("has shrunk") => "device-shrunk",
+        MapperError::Device { problem, .. } if problem.starts_with("was overwritten") => {
+            "overwritten"
+        }
         MapperError::Device { .. } => "wrong-device",
         MapperError::Unsupported { .. } => "unknown-feature",
         MapperError::Format(_) => "damaged",

@@ -97,6 +97,8 @@ pub(super) struct Shared {
     pub(super) name: String,
     pub(super) extent_size: u64,
     pub(super) epoch: u64,
+    /// Identity of this open, in each superblock that it writes.
+    pub(super) open_id: u64,
     pub(super) pool: Arc<Pool>,
     pub(super) devices: Vec<Arc<Device>>,
     pub(super) doorbell: Arc<Doorbell>,
@@ -217,6 +219,18 @@ impl PoolHandle {
         self.shared.epoch
     }
 
+    /// Identity of this open, in each superblock that it writes.
+    pub(super) fn open_id(&self) -> u64 {
+        self.shared.open_id
+    }
+
+    /// Stops the pool for good, as another program has written to its devices. The delta ring stays
+    /// valid: no device has dropped anything.
+    pub(super) fn halt(&self, error: MapperError) {
+        self.shared.pool.halt(error);
+        self.shared.doorbell.ring();
+    }
+
     /// The mapper's side of it.
     #[must_use]
     pub fn mapper(&self) -> &Arc<Pool> {
@@ -273,7 +287,7 @@ impl PoolHandle {
     }
 
     /// Those of its open devices that belong to it: the others are spares, which come last.
-    fn joined(&self) -> impl Iterator<Item = &Arc<Device>> {
+    pub(super) fn joined(&self) -> impl Iterator<Item = &Arc<Device>> {
         let known =
             |at: usize| u8::try_from(at).ok().and_then(|at| self.shared.pool.position_of(at));
         let devices = self.shared.devices.iter().enumerate();

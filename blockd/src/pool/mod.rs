@@ -8,7 +8,9 @@ mod rehearse;
 #[expect(unsafe_code, reason = "memory shared with the process before this one")]
 mod ring_file;
 mod spec;
+mod storage;
 mod thread;
+mod watch;
 
 pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};

@@ -18,7 +18,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::PoolError;
 use crate::backing::pmem::{self, PmemOptions};
-use crate::backing::{Device, DeviceKind, DeviceSpec, claim_disk, io_error};
+use crate::backing::{Device, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error};
 use crate::clock::Clock;
 
 /// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
@@ -120,6 +120,12 @@ impl Offline {
     #[must_use]
     pub fn present(&self) -> &[PresentDevice] {
         &self.present
+    }
+
+    /// The kernel's sequence number of a disk, as of [`Device::disk_sequence`].
+    #[must_use]
+    pub fn disk_sequence(&self, device: DeviceIndex) -> Option<u64> {
+        disk_sequence(&self.opened(device).ok()?.file)
     }
 
     fn opened(&self, device: DeviceIndex) -> Result<&Opened, IoError> {

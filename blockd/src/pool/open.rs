@@ -17,7 +17,7 @@ use blockd_mapper::units::DeviceIndex;
 
 use super::handle::PoolHandle;
 use super::ring_file::RingFile;
-use super::{MAX_WORKERS, PoolError, PoolSpec, thread};
+use super::{MAX_WORKERS, PoolError, PoolSpec, storage, thread};
 use crate::backing::pmem::namespace::is_namespace;
 use crate::backing::pmem::{NoHeader, Pmem};
 use crate::backing::{
@@ -310,15 +310,17 @@ fn open_on(
     if volatile {
         make(spec, devices).map_err(|(error, _)| error)?;
     }
-    let memory = if volatile { None } else { Some(ring_memory(spec, served)?) };
-    let ring_file = memory.as_ref().map(|(_, path)| path.clone());
+    let open_id = fastrand::u64(1..);
+    let own_ring = if volatile { None } else { Some(own_ring(spec, served, open_id)?) };
+    let ring_file = own_ring.as_ref().map(|ring| ring.path.clone());
+    let ring_problem = own_ring.as_ref().and_then(|ring| ring.problem.clone());
     let defaults = Tuning::default();
     let options = OpenOptions {
         devices: devices.iter().map(|device| present(device)).collect(),
         mode: OpenMode::ReadWrite,
-        ring: memory.map(|(memory, _)| memory),
+        ring: own_ring.map(|ring| ring.memory),
         boot_id: boot_id()?,
-        open_id: fastrand::u64(1..),
+        open_id,
         accept_loss: spec.accept_loss || volatile,
         node: spec.node,
         tuning: Tuning {
@@ -343,7 +345,9 @@ fn open_on(
         }
         other => other,
     };
-    Ok((opened?, ring_file))
+    let mut opened = opened?;
+    opened.report.ring_problem = ring_problem.or(opened.report.ring_problem);
+    Ok((opened, ring_file))
 }
 
 fn opened(driver: &mut Driver<'_>, options: OpenOptions) -> Result<Opened, PoolError> {
@@ -359,12 +363,17 @@ fn opened(driver: &mut Driver<'_>, options: OpenOptions) -> Result<Opened, PoolE
     }
 }
 
+/// The delta ring of a pool whose devices are owned.
+struct OwnRing {
+    memory: Arc<dyn RingMemory>,
+    path: PathBuf,
+    /// Why the ring that was there is not used, where that is known before it is opened.
+    problem: Option<String>,
+}
+
 /// The ring's file may be grown to the dimensions of this start, so it is opened only by the owner:
 /// the lock comes first.
-fn ring_memory(
-    spec: &PoolSpec,
-    served: &[Served],
-) -> Result<(Arc<dyn RingMemory>, PathBuf), PoolError> {
+fn own_ring(spec: &PoolSpec, served: &[Served], open_id: u64) -> Result<OwnRing, PoolError> {
     for one in served {
         lock(&one.device, spec.lock_wait)?;
         one.device.start().map_err(PoolError::io("take up", &one.device.info().path))?;
@@ -375,13 +384,49 @@ fn ring_memory(
         refuse_foreign(spec, superblock)?;
     }
     // Without a superblock the mapper says what is wrong; the ring is not asked for.
-    let id = newest.map_or([0; 16], |superblock| superblock.pool_id);
+    let id = newest.as_ref().map_or([0; 16], |superblock| superblock.pool_id);
     let path = ring_path(&spec.ring_dir, &id);
+    let problem = match &newest {
+        Some(superblock) => check_storage(spec, served, superblock, &path, open_id)?,
+        None => None,
+    };
     let file = RingFile::open(&path, MAX_WORKERS, spec.ring_records)?;
     if !file.is_locked() {
         tracing::warn!(path = %path.display(), "delta ring can't be locked in memory");
     }
-    Ok((file, path))
+    Ok(OwnRing { memory: file, path, problem })
+}
+
+/// Refuses a ring that would be replayed over disks that were restarted since it was written, or
+/// removes it where the loss is accepted; then remembers the disks for this open. Returns the
+/// reason why the ring was removed.
+fn check_storage(
+    spec: &PoolSpec,
+    served: &[Served],
+    newest: &Superblock,
+    ring: &Path,
+    open_id: u64,
+) -> Result<Option<String>, PoolError> {
+    let sequences = served.iter().filter_map(|one| {
+        let index = superblock(&one.device)?.this_device;
+        one.device.disk_sequence().map(|sequence| (index.0, sequence))
+    });
+    let sequences: Vec<_> = sequences.collect();
+    let problem = storage::check(spec, ring, newest, &boot_id()?, &sequences)?;
+    if newest.unknown_ro_compat() != 0 {
+        // Such a pool is only read, and its ring stays as it is.
+        return Ok(problem);
+    }
+    if problem.is_some() {
+        match std::fs::remove_file(ring) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(PoolError::io("remove delta ring", ring)(error));
+            }
+            _ => {}
+        }
+    }
+    storage::remember(ring, &[newest.open_id, open_id], &sequences)?;
+    Ok(problem)
 }
 
 /// The file of a pool's delta ring.

@@ -1,16 +1,19 @@
 //! Opens a pool as the daemon does, without a write: to its devices, or to its delta ring.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use blockd_mapper::inspect::Media;
+use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::inspect::{Media, newest_copy};
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opening};
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::RingMemory;
+use blockd_mapper::units::DeviceIndex;
 
 use super::open::{boot_id, ring_path};
 use super::ring_file::RingFile;
-use super::{MAX_WORKERS, Offline, PoolError, PoolSpec};
+use super::{MAX_WORKERS, Offline, PoolError, PoolSpec, storage};
 
 /// Replays log and delta ring into memory. The report, and the error where there is one, are those
 /// of [`open`](super::open()) with the same spec, whose devices are `devices`. `pool_id` is the
@@ -21,11 +24,15 @@ pub fn rehearse(
     devices: &mut Offline,
 ) -> Result<OpenReport, PoolError> {
     let path = ring_path(&spec.ring_dir, pool_id);
-    let ring: Arc<dyn RingMemory> = RingFile::copy(&path, MAX_WORKERS, spec.ring_records)?;
+    let problem = check_storage(spec, &path, devices)?;
+    let ring: Option<Arc<dyn RingMemory>> = match problem {
+        Some(_) => None,
+        None => Some(RingFile::copy(&path, MAX_WORKERS, spec.ring_records)?),
+    };
     let mut opening = Opening::new(OpenOptions {
         devices: devices.present().to_vec(),
         mode: OpenMode::ReadOnly,
-        ring: Some(ring),
+        ring,
         boot_id: boot_id()?,
         open_id: fastrand::u64(1..),
         accept_loss: spec.accept_loss,
@@ -36,7 +43,28 @@ pub fn rehearse(
         let result = read(devices, &mut command);
         opening.complete(command, result);
     }
-    Ok(opening.finish()?.report)
+    let mut report = opening.finish()?.report;
+    report.ring_problem = problem.or(report.ring_problem);
+    Ok(report)
+}
+
+/// Why the ring is not to be replayed, where one of the disks was restarted.
+fn check_storage(
+    spec: &PoolSpec,
+    ring: &Path,
+    devices: &mut Offline,
+) -> Result<Option<String>, PoolError> {
+    let (mut newest, mut sequences): (Option<Superblock>, _) = (None, Vec::new());
+    for (index, present) in (0..).zip(devices.present().to_vec()) {
+        let device = DeviceIndex(index);
+        let Some(found) = newest_copy(devices, device, &present) else { continue };
+        let sequence = devices.disk_sequence(device);
+        sequences.extend(sequence.map(|sequence| (found.this_device.0, sequence)));
+        if newest.as_ref().is_none_or(|newest| newest.generation < found.generation) {
+            newest = Some(found);
+        }
+    }
+    newest.map_or(Ok(None), |newest| storage::check(spec, ring, &newest, &boot_id()?, &sequences))
 }
 
 /// Does a read. The tool's shared lock is the fence; a flush is a write, and is not asked for.

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
 use super::open::{Begun, Served, at_once};
-use super::{PoolError, PoolSpec};
+use super::{PoolError, PoolSpec, storage};
 use crate::backing::{Doorbell, Ended, Ring, io_error};
 use crate::clock::Clock;
 use crate::mailbox::{Inbox, mailbox};
@@ -104,6 +104,7 @@ impl PoolThread {
             name: spec.name.clone(),
             extent_size: pool.geometry().extent_size(),
             epoch: engine.epoch().0,
+            open_id: engine.open_id(),
             pool,
             devices: served.iter().map(|one| Arc::clone(&one.device)).collect(),
             doorbell,
@@ -164,6 +165,7 @@ impl PoolThread {
         if let (true, Some(path)) = (self.closed, &self.ring_file) {
             // The owner lock is still held. A file that stays does no harm but take memory.
             let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(storage::file_of(path));
         }
         // One that is only read is closed while workers may still read.
         if self.closed && self.under_way == 0 && !self.shared.pool.is_read_only() {

@@ -186,6 +186,12 @@ impl Engine {
         }
     }
 
+    /// Identity of this open, in each superblock that it writes.
+    #[must_use]
+    pub const fn open_id(&self) -> u64 {
+        self.superblock.open_id
+    }
+
     /// The open that this is, counted over the pool's life.
     #[must_use]
     pub const fn epoch(&self) -> Epoch {

@@ -229,6 +229,7 @@ impl Control {
                 look
             });
             let devices: Vec<DeviceLook> = devices.collect();
+            pool.check_superblocks();
             let (met, met_ns) = meet(&pool, &devices, clock.ns(), met, met_ns);
             (devices, pool.free_below(), met, met_ns)
         });
