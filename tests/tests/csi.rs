@@ -7,6 +7,8 @@
 mod capacity;
 #[path = "csi/pmem.rs"]
 mod pmem;
+#[path = "csi/reported.rs"]
+mod reported;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::PermissionsExt;

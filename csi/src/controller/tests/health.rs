@@ -123,6 +123,30 @@ async fn h22_what_the_node_sees_is_not_told_by_the_controller() {
 }
 
 #[tokio::test]
+async fn a_volume_has_the_same_condition_attached_and_detached() {
+    let rig = Rig::simple();
+    let service = rig.controller();
+    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let slow = cause(HealthCode::DeviceSlow, Severity::Warning, "device sdb: slow");
+    for causes in [&[][..], &[slow]] {
+        rig.fake.set_causes("default", "csi.a", causes);
+        let expected =
+            if causes.is_empty() { said(false, "healthy") } else { said(true, "device sdb: slow") };
+        for attached in [false, true, false] {
+            rig.fake.change("default", "csi.a", |volume| {
+                volume.attached = attached;
+                volume.connections = u32::from(attached);
+                volume.device_path = if attached { "/dev/ublkb0" } else { "" }.to_owned();
+            });
+            assert_eq!(all(&service).await, [(id.clone(), expected.clone())], "{attached}");
+            let status = get(&service, &id).await.unwrap().status.unwrap();
+            assert_eq!(status.volume_condition, expected, "{attached}");
+            assert!(status.published_node_ids.is_empty(), "{status:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn h4_volumes_of_a_pool_that_failed_are_abnormal_and_not_gone() {
     let configuration =
         "[[class]]\nname = 'a'\ndefault = true\n[[class]]\nname = 'b'\npool = 'b'\n";
