@@ -6,7 +6,7 @@ use crate::directory::Directory;
 use crate::format::record::Change;
 use crate::leaf::Leaf;
 use crate::mapping::Mapping;
-use crate::mutation::{Mutation, Situation, active, met};
+use crate::mutation::{Mutation, Situation, active, met, must_hold};
 use crate::pool::{LeafDrop, Pool};
 use crate::ring::Dropped;
 use crate::stripe::stripe_index;
@@ -263,9 +263,16 @@ impl Site<'_> {
         let (old, new) = (self.pool.arena.meta(shared), self.pool.arena.meta(own));
         new.references.store(1, Ordering::Release);
         new.mapped.store(old.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
-        new.last_lsn.store(old.last_lsn.load(Ordering::Relaxed), Ordering::Relaxed);
+        if !active(Mutation::LsnNotCarried) {
+            new.last_lsn.store(old.last_lsn.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
         new.clean.store(false, Ordering::Relaxed);
         self.directory.store(slot, Some(own));
+        // R7: a FUA write that looks the new leaf up before the change's own LSN is on it.
+        must_hold(
+            new.last_lsn.load(Ordering::Relaxed) >= old.last_lsn.load(Ordering::Relaxed),
+            "a leaf that stops being shared keeps its last LSN",
+        );
         // Lookups of this volume may still be on the shared leaf: whoever is left alone with it
         // must not change it before they have ended.
         self.drop_leaf(shared, slot);

@@ -33,16 +33,20 @@ macro_rules! mutations {
 
 mutations! {
     LogBeforeData "R1" "the log is written without flushing the data first";
+    CommitFlushesFirst "R1" "a commit flushes the pool's first device only";
     CaptureLate "R2" "changes are captured after the data flush instead of before";
     CaptureOneSlot "R2" "a commit takes the changes of one worker only";
     AnswerBeforeLog "R3" "a flush is answered before its log blocks are durable";
     ShortFlushDuringCommit "R3" "the short flush is taken while a commit is on its way";
     ReuseAtOnce "R4" "a dropped extent is free at once";
     ReuseAtCapture "R4" "a dropped extent is free once its drop is captured";
+    ReleaseUndurable "R4" "extents of a deleted or rolled-back volume are free before that is durable";
+    DrainOneEpoch "R4" "a dropped extent is drained after one advance of the epoch";
     ReuseUndrained "R4" "a dropped extent is free while older IO may still use it";
     ClearBitsRead "R5a" "clear bits are read from the media";
     BitsAtSubmission "R5b" "bits are set when the write is sent";
     NoCancel "R5c" "a discard does not cancel the bits of writes in flight";
+    NoCancelWithoutLeaf "R5c" "a discard where no leaf exists does not cancel writes in flight";
     StaleCompletion "R5d" "a copy-on-write publishes what it saw when it was planned";
     UnmapUnderWrite "R5e" "a discard unmaps an extent that slow writes are aimed at";
     ReplayOld "R6" "replay applies records the checkpoint already holds";
@@ -50,6 +54,7 @@ mutations! {
     NoChain "R6" "replay does not check that log blocks chain, nor their epoch";
     FuaWithoutCommit "R7" "FUA sets the data's flag and never commits the map";
     FuaJoinsCommit "R7" "FUA is satisfied by a commit already past its capture";
+    LsnNotCarried "R7" "a leaf that stops being shared forgets its last LSN";
     FlushErrorIgnored "R8" "a failed flush is taken for a good one";
     RingAfterFailure "R8" "the ring is replayed after a failed flush";
     NoRecord "R9" "writes are answered without a record in the ring";
@@ -65,6 +70,7 @@ mutations! {
     ReplayedIsDurable "R13" "replayed records are taken for durable";
     NoStamp "R14" "any ring is accepted, whatever its open id";
     NextNotWritten "R14" "the ring is not told the next open id before the superblock";
+    NoRestamp "R14" "a ring that is accepted by its next open id is not restamped";
     EpochLate "R15" "log blocks of a new epoch are written before its superblock";
     GroupInPieces "R6" "a group of snapshots has a record for each of them";
     SnapshotUndrained "R16" "a snapshot does not wait for writes in flight";
@@ -73,6 +79,7 @@ mutations! {
     StructureEarly "R16" "structure changes are answered before they are durable";
     FuzzyCheckpoint "R17a" "pages are written as they are by then, and the shape changes meanwhile";
     CheckpointUnflushed "R17b" "the superblock does not wait for the pages to be durable";
+    CheckpointFlushesFirst "R17b" "a checkpoint flushes the pool's first device only";
     TruncateEarly "R17b" "the log is truncated before the superblock is durable";
     DurableEarly "R17b" "a checkpoint counts as durable before its superblock is";
     PagesInPlace "R17c" "pages that the present superblock refers to are written over";
@@ -145,6 +152,16 @@ pub use met::{met, times_met};
 /// Counts a situation: not without the feature.
 #[cfg(not(feature = "mutations"))]
 pub const fn met(_situation: Situation) {}
+
+/// Panics if a rule does not hold that no request can see the absence of.
+#[cfg(feature = "mutations")]
+pub fn must_hold(holds: bool, rule: &'static str) {
+    assert!(holds, "{rule}");
+}
+
+/// Checks nothing without the feature.
+#[cfg(not(feature = "mutations"))]
+pub const fn must_hold(_holds: bool, _rule: &'static str) {}
 
 #[cfg(feature = "mutations")]
 mod active {

@@ -6,7 +6,8 @@ use blockd_sim::sim::runner::{Limits, history, run, seed_of};
 
 #[test]
 fn histories_break_no_promise() {
-    let limits = Limits { seconds: 10.0, histories: 60, threads: 2, stop_at_first: true };
+    let limits =
+        Limits { seconds: 10.0, histories: 60, threads: 2, stop_at_first: true, by_chance: false };
     let total = run(11, None, limits);
     assert!(total.checks > 0, "the oracle compared nothing");
     assert!(total.marks.crashes() > 0);

@@ -454,6 +454,9 @@ impl Engine {
             return true;
         }
         for device in 0..self.superblock.devices.as_slice().len() {
+            if active(Mutation::CheckpointFlushesFirst) && device > 0 {
+                continue;
+            }
             self.checkpoint.sums[device] = self.pool.written_on(device);
             let handle = self.pool.handles[device].load(Ordering::Relaxed);
             let purpose = Purpose::CheckpointFlush { device };

@@ -127,6 +127,9 @@ impl Engine {
         for device in 0..self.superblock.devices.as_slice().len() {
             let written = self.pool.written_on(device);
             self.commit.sums[device] = written;
+            if active(Mutation::CommitFlushesFirst) && device > 0 {
+                continue;
+            }
             if written > self.pool.flushed.0[device].load(Ordering::SeqCst) {
                 let handle = self.pool.handles[device].load(Ordering::Relaxed);
                 self.io.push(DeviceIndex(handle), IoOp::Flush, Purpose::CommitFlush { device });

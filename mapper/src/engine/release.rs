@@ -302,5 +302,7 @@ impl Releases {
 }
 
 fn drained(pool: &Pool, tag: u64) -> bool {
-    active(Mutation::ReuseUndrained) || pool.epochs.drained(tag)
+    active(Mutation::ReuseUndrained)
+        || pool.epochs.drained(tag)
+        || (active(Mutation::DrainOneEpoch) && pool.epochs.current() > tag)
 }

@@ -142,7 +142,12 @@ impl Engine {
         let Identity { id, lineage, .. } = volume.identity;
         let extents = volume.mapped.load(Ordering::Relaxed);
         let of = Releasing { volume: id, extents, left: extents };
-        self.releases.drop_at(lsn, Item::Directory { directory, lineage, of });
+        let item = Item::Directory { directory, lineage, of };
+        if active(Mutation::ReleaseUndurable) {
+            self.releases.drain(self.pool.epochs.current(), item);
+        } else {
+            self.releases.drop_at(lsn, item);
+        }
     }
 
     fn take_back_reserve(&self, volume: &Volume) {

@@ -672,7 +672,7 @@ fn adopt(
 ) -> Result<DeltaRing, RingUse> {
     let ring = find_ring(memory, superblock, boot_id, slots)?;
     let id = superblock.open_id;
-    if ring.current() != id && ring.next() == id {
+    if ring.current() != id && ring.next() == id && !active(Mutation::NoRestamp) {
         // Restamped before a new next is written: two kills in a row must not lose the ring.
         ring.set_current(id);
     }

@@ -138,7 +138,9 @@ impl Worker {
             let whole = at.is_multiple_of(geometry.leaf_span()) && to_end == span_end.min(size);
             if directory.load(slot).is_none() && emptied == Emptied::Unmap {
                 // Nothing is mapped; writes in flight on it are still to be cancelled.
-                self.cancel_slot(attachment, at, to_end);
+                if !active(Mutation::NoCancelWithoutLeaf) {
+                    self.cancel_slot(attachment, at, to_end);
+                }
                 covered += to_end - at;
                 continue;
             }

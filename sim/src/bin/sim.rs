@@ -32,9 +32,18 @@ struct Arguments {
     /// With --mutate: seconds for each rule at the most.
     #[arg(long, default_value_t = 60.0)]
     limit: f64,
-    /// With --mutate or --replay: only this rule, by name.
+    /// With --mutate: each rule has to be noticed from this many fixed seeds, --seed and those after it.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// With --mutate: and from this many seeds that are drawn now, and printed.
+    #[arg(long, default_value_t = 0)]
+    fresh: u64,
+    /// Histories as they come: no scripts, and with --mutate no profiles bent towards the rule.
     #[arg(long)]
-    only: Option<String>,
+    by_chance: bool,
+    /// With --mutate or --replay: only this rule, by name. May be given more than once.
+    #[arg(long)]
+    only: Vec<String>,
     /// Repeats one history and prints its events.
     #[arg(long)]
     replay: Option<u64>,
@@ -63,6 +72,7 @@ fn limits(arguments: &Arguments) -> Limits {
         histories: arguments.histories,
         threads: arguments.workers,
         stop_at_first: false,
+        by_chance: arguments.by_chance,
     }
 }
 
@@ -144,7 +154,7 @@ fn json(total: &Total, ok: bool) -> String {
 }
 
 fn replay(arguments: &Arguments, seed: u64) -> bool {
-    let bias = arguments.only.as_deref().and_then(named);
+    let bias = arguments.only.first().and_then(|name| named(name));
     if arguments.mutate {
         mutation::set(bias);
     }
@@ -160,41 +170,74 @@ fn replay(arguments: &Arguments, seed: u64) -> bool {
     history.violation.is_none()
 }
 
-/// Takes each rule out and looks how long it takes until that is noticed.
+/// Takes each rule out and measures how long it takes until that is noticed, from every seed.
 fn mutate(arguments: &Arguments) -> bool {
+    if let Some(unknown) = arguments.only.iter().find(|name| named(name).is_none()) {
+        println!("--only {unknown}: no such rule");
+        return false;
+    }
+    let fixed = (0..arguments.seeds).map(|number| arguments.seed.wrapping_add(number));
+    let fresh: Vec<u64> = (0..arguments.fresh).map(|_| fastrand::u64(..)).collect();
+    if !fresh.is_empty() {
+        println!("fresh seeds: {fresh:?}");
+    }
+    let seeds: Vec<u64> = fixed.chain(fresh).collect();
     println!("rule  histories  seconds  found         removed");
     let mut all_caught = true;
     for mutation in Mutation::ALL {
-        if arguments.only.as_deref().is_some_and(|name| named(name) != Some(*mutation)) {
-            continue;
+        let wanted = arguments.only.iter().any(|name| named(name) == Some(*mutation));
+        if wanted || arguments.only.is_empty() {
+            all_caught &= caught_from_all(arguments, *mutation, &seeds);
         }
-        all_caught &= caught(arguments, *mutation);
     }
     all_caught
 }
 
-fn caught(arguments: &Arguments, rule: Mutation) -> bool {
+/// One line for a rule: from the seed that took longest, or the first that did not notice it.
+fn caught_from_all(arguments: &Arguments, rule: Mutation, seeds: &[u64]) -> bool {
+    let mut worst: Option<Caught> = None;
+    for seed in seeds {
+        let caught = caught(arguments, rule, *seed);
+        let ends = !caught.noticed;
+        if ends || worst.as_ref().is_none_or(|worst| worst.seconds < caught.seconds) {
+            worst = Some(caught);
+        }
+        if ends {
+            break;
+        }
+    }
+    let Some(worst) = worst else { return false };
+    let (id, what) = (rule.id(), rule.what());
+    println!(
+        "{id:<5} {:>9} {:>8.1}  {:<12}  {rule:?}: {what}{}",
+        worst.histories, worst.seconds, worst.found, worst.note
+    );
+    worst.noticed
+}
+
+/// What came of one rule that was taken out.
+struct Caught {
+    histories: u64,
+    seconds: f64,
+    found: String,
+    note: String,
+    noticed: bool,
+}
+
+fn caught(arguments: &Arguments, rule: Mutation, seed: u64) -> Caught {
+    let bias = (!arguments.by_chance).then_some(rule);
     mutation::set(Some(rule));
     let limits = Limits { stop_at_first: true, seconds: arguments.limit, ..limits(arguments) };
-    let total = run(arguments.seed, Some(rule), limits);
+    let total = run(seed, bias, limits);
     mutation::set(None);
-    let (id, what) = (rule.id(), rule.what());
-    let Some((seed, violation)) = total.violations.values().next() else {
-        println!(
-            "{id:<5} {:>9} {:>8.1}  NOT CAUGHT    {rule:?}: {what}",
-            total.histories, total.seconds
-        );
-        return false;
+    let (histories, seconds) = (total.histories, total.seconds);
+    let Some((found, violation)) = total.violations.values().next() else {
+        let (found, note) = ("NOT CAUGHT".to_owned(), format!(" (seed {seed})"));
+        return Caught { histories, seconds, found, note, noticed: false };
     };
     // The same history with the rule in place has to be clean, or the find says nothing.
-    let control = history(*seed, Some(rule), false);
-    let clean = control.violation.is_none();
-    let note = if clean { "" } else { " (NOT CLEAN WITH THE RULE)" };
-    println!(
-        "{id:<5} {:>9} {:>8.1}  {:<12}  {rule:?}: {what}{note}",
-        total.histories,
-        total.seconds,
-        format!("{:?}", violation.breach)
-    );
-    clean
+    let clean = history(*found, bias, false).violation.is_none();
+    let note =
+        if clean { String::new() } else { format!(" (seed {seed}: NOT CLEAN WITH THE RULE)") };
+    Caught { histories, seconds, found: format!("{:?}", violation.breach), note, noticed: clean }
 }

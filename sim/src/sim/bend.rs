@@ -19,6 +19,12 @@ impl Profile {
             self.flush_error = 0.0;
         }
         match mutation {
+            Mutation::CommitFlushesFirst => self.bend_to_devices(random),
+            Mutation::CheckpointFlushesFirst => {
+                self.bend_to_devices(random);
+                self.bend_to_checkpoints(random);
+            }
+            Mutation::ReleaseUndurable => self.bend_to_releases(random),
             Mutation::LogBeforeData
             | Mutation::CaptureLate
             | Mutation::CaptureOneSlot
@@ -30,6 +36,7 @@ impl Profile {
             Mutation::ReuseAtOnce
             | Mutation::ReuseAtCapture
             | Mutation::ReuseUndrained
+            | Mutation::DrainOneEpoch
             | Mutation::DecrementAtOnce
             | Mutation::RingEmptiedAtReplay
             | Mutation::ReplayedIsDurable => self.bend_to_reuse(random),
@@ -40,8 +47,8 @@ impl Profile {
             Mutation::NoChain | Mutation::EpochLate | Mutation::ReplayOld => {
                 self.bend_to_recovery(random);
             }
-            Mutation::NoStamp | Mutation::NextNotWritten => {
-                self.wrong_ring = 0.4;
+            Mutation::NoStamp | Mutation::NextNotWritten | Mutation::NoRestamp => {
+                self.wrong_ring = if mutation == Mutation::NoRestamp { 0.0 } else { 0.4 };
                 self.power = 0.1;
                 self.bend_to_recovery(random);
             }
@@ -64,7 +71,7 @@ impl Profile {
             | Mutation::GroupInPieces
             | Mutation::DiffTrustsShared
             | Mutation::AccountByLeaf => self.bend_to_groups(),
-            Mutation::NoCancel => self.bend_to_overlaps(),
+            Mutation::NoCancel | Mutation::NoCancelWithoutLeaf => self.bend_to_overlaps(),
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             _ => {}
         }
@@ -122,6 +129,26 @@ impl Profile {
         self.crash = 0.03;
         self.depth = self.depth.max(4);
         self.control = 0.05;
+    }
+
+    /// Volumes of a nearly full pool are deleted and rolled back.
+    fn bend_to_releases(&mut self, random: &mut fastrand::Rng) {
+        self.bend_to_reuse(random);
+        self.power = 0.8;
+        self.control = 0.1;
+        self.controls = [30, 30, 0, 20, 5, 20, 1, 1, 0, 0, 0];
+    }
+
+    /// Several devices that are nearly full.
+    fn bend_to_devices(&mut self, random: &mut fastrand::Rng) {
+        self.bend_to_power(random);
+        self.wal_extents = 1;
+        self.reserve_extents = 2;
+        self.devices = vec![24, random.u64(24..32)];
+        self.volume_extents = 16;
+        self.max_volumes = 4;
+        self.quantum = 1;
+        self.mix = [10, 30, 20, 5, 10];
     }
 
     fn bend_to_recovery(&mut self, random: &mut fastrand::Rng) {

@@ -250,6 +250,15 @@ impl Core {
         }
     }
 
+    /// Takes back what is held back: its owner dies before it is sent.
+    pub fn forget_held(&mut self) {
+        if let Some((&first, _)) = self.held.first_key_value() {
+            for disk in &mut self.disks {
+                disk.forget_since(first);
+            }
+        }
+    }
+
     /// Whether an operation may be answered now.
     fn may(&self, device: usize, at: usize) -> bool {
         let disk = &self.disks[device];

@@ -7,8 +7,8 @@ use super::core::Class;
 use super::disk::Keep;
 use super::oracle::Violation;
 use super::profile::Profile;
-use super::world::World;
 use super::world::script::BLOCK;
+use super::world::{Crash, World};
 
 /// One of the scripts.
 #[derive(Debug)]
@@ -30,7 +30,12 @@ pub fn of(seed: u64, aim: Option<Mutation>) -> Option<&'static Script> {
         let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
         return any.then(|| &ALL[number]);
     };
-    ALL.iter().find(|script| script.shows.contains(&rule)).filter(|_| seed.is_multiple_of(2))
+    if !seed.is_multiple_of(2) {
+        return None;
+    }
+    let of_the_rule: Vec<_> = ALL.iter().filter(|script| script.shows.contains(&rule)).collect();
+    let number = usize::try_from(seed / 2).unwrap_or(0);
+    (!of_the_rule.is_empty()).then(|| of_the_rule[number % of_the_rule.len()])
 }
 
 impl Script {
@@ -56,7 +61,38 @@ pub const ALL: &[Script] = &[
         bend: small,
         steps: reuse_before_durable,
     },
-    Script { shows: &[Mutation::ReuseUndrained], bend: small, steps: reuse_under_read },
+    Script {
+        shows: &[Mutation::ReuseUndrained, Mutation::DrainOneEpoch],
+        bend: small,
+        steps: reuse_under_read,
+    },
+    Script {
+        shows: &[Mutation::ReleaseUndurable],
+        bend: small,
+        steps: reuse_before_delete_is_durable,
+    },
+    Script {
+        shows: &[Mutation::ReleaseUndurable],
+        bend: small,
+        steps: reuse_before_rollback_is_durable,
+    },
+    Script {
+        shows: &[Mutation::CommitFlushesFirst],
+        bend: two_devices,
+        steps: commit_of_data_on_the_second_device,
+    },
+    Script {
+        shows: &[Mutation::CheckpointFlushesFirst],
+        bend: two_devices,
+        steps: checkpoint_of_data_on_the_second_device,
+    },
+    Script {
+        shows: &[Mutation::NoCancelWithoutLeaf],
+        bend: as_it_is,
+        steps: discard_without_leaf_under_first_write,
+    },
+    Script { shows: &[Mutation::LsnNotCarried], bend: as_it_is, steps: unshare_after_write },
+    Script { shows: &[Mutation::NoRestamp], bend: as_it_is, steps: killed_in_two_recoveries },
     Script { shows: &[Mutation::CaptureLate], bend: small, steps: written_behind_the_flush },
     Script { shows: &[Mutation::RingAfterFailure], bend: small, steps: dropped_by_the_device },
     Script { shows: &[Mutation::NoChain], bend: long_commits, steps: stale_successor },
@@ -87,6 +123,11 @@ fn as_it_is(_: &mut Profile) {}
 /// Few extents, so that a freed one is used again at once.
 fn small(profile: &mut Profile) {
     profile.devices = vec![64];
+}
+
+/// Two devices, of which a few writes fill the first.
+fn two_devices(profile: &mut Profile) {
+    profile.devices = vec![24, 40];
 }
 
 /// Commits of several blocks.
@@ -134,6 +175,105 @@ fn reuse_under_read(world: &mut World) -> Result<(), Violation> {
     world.discard(first, 0)?;
     world.flush(first)?;
     world.release(Class::Read)
+}
+
+/// R4: another volume writes over the extents of a deleted one, and power loss brings that back.
+fn reuse_before_delete_is_durable(world: &mut World) -> Result<(), Violation> {
+    let (first, _) = full(world)?;
+    world.hold(&[Class::Log]);
+    world.delete(first)?;
+    world.lose_power_keeping_caches();
+    world.open()
+}
+
+/// R4: the same with the extents that a volume had before it was rolled back.
+fn reuse_before_rollback_is_durable(world: &mut World) -> Result<(), Violation> {
+    let (first, second) = (world.volume(4)?, world.volume(200)?);
+    world.write(first, 0, 0)?;
+    let Some(snapshot) = world.copy(first, true)? else { return Ok(()) };
+    world.write(first, 0, 1)?;
+    world.write(first, 1, 0)?;
+    world.flush(first)?;
+    world.fill(second)?;
+    world.hold(&[Class::Log]);
+    world.roll_back_to(first, snapshot)?;
+    world.lose_power_keeping_caches();
+    world.open()
+}
+
+/// Writes to a volume until one lies on the second device. Returns its extent.
+fn reach_second_device(world: &mut World, volume: u32) -> Result<usize, Violation> {
+    world.flush(volume)?;
+    let mut extent = 0;
+    while extent < 40 && world.core.disks[1].cached_writes() == 0 {
+        world.write(volume, extent, 0)?;
+        extent += 1;
+    }
+    Ok(extent - 1)
+}
+
+/// R1: flushed data lies on the second device, whose cache is lost.
+fn commit_of_data_on_the_second_device(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(40)?;
+    reach_second_device(world, volume)?;
+    world.flush(volume)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// R17b: a checkpoint maps an extent of the second device that another volume had before. The
+/// superblock reaches the first device, and the second loses its cache.
+fn checkpoint_of_data_on_the_second_device(world: &mut World) -> Result<(), Violation> {
+    let (first, second) = (world.volume(40)?, world.volume(200)?);
+    let extent = reach_second_device(world, first)?;
+    world.flush(first)?;
+    world.fill(second)?;
+    world.discard(first, extent)?;
+    world.flush(first)?;
+    world.hold(&[Class::Super]);
+    world.checkpoint()?;
+    world.crash(&Crash::Power(vec![Keep::Everything, Keep::Nothing]));
+    world.open()
+}
+
+/// R5c: a volume without a leaf is discarded while its first write is in flight. A client may not
+/// see which came first (decision 0001), but the discard's space has to come back.
+fn discard_without_leaf_under_first_write(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.hold(&[Class::Write]);
+    world.write(volume, 0, 0)?;
+    world.hold(&[]);
+    world.discard(volume, 0)?;
+    world.release(Class::Write)?;
+    world.expect_unmapped(volume)
+}
+
+/// R7: a leaf with a change that is not durable is shared, and a write gives each side its own.
+fn unshare_after_write(world: &mut World) -> Result<(), Violation> {
+    let (volume, clone) = family(world)?;
+    world.write(volume, 2, 0)?;
+    world.write(clone, 2, 0)?;
+    world.flush(volume)
+}
+
+/// R14: the process dies in two recoveries. In the first its superblock is durable already, in the
+/// second it is not sent yet.
+fn killed_in_two_recoveries(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.kill_process();
+    world.hold(&[Class::Super]);
+    world.open_until_held()?;
+    // The first pair of copies; the second pair is held back in turn.
+    world.core.release(Class::Super);
+    world.open_until_held()?;
+    world.core.execute_held();
+    world.kill_process();
+    world.hold(&[Class::Super]);
+    world.open_until_held()?;
+    world.core.forget_held();
+    world.kill_process();
+    world.open()
 }
 
 /// R2: a write completes behind the data flush, and its record is captured all the same. Its

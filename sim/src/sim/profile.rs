@@ -90,8 +90,12 @@ impl Profile {
         let one = |random: &mut fastrand::Rng, all: &[f64]| all[random.usize(..all.len())];
         let weight = |random: &mut fastrand::Rng| [0, 1, 2, 5, 10, 30][random.usize(..6)];
         let extent_size = [64, 64, 64, 64, 128, 256][random.usize(..6)] << 10;
-        let count = [1, 1, 1, 2, 3][random.usize(..5)];
-        let devices = (0..count).map(|_| random.u64(24..96)).collect();
+        let count = [1, 1, 2, 2, 3][random.usize(..5)];
+        let mut devices: Vec<u64> = (0..count).map(|_| random.u64(24..96)).collect();
+        if count > 1 {
+            // Beside log and reserve the first has little room, so that data lies on all of them.
+            devices[0] = random.u64(24..32);
+        }
         let mut mix: [u32; 5] = std::array::from_fn(|_| weight(random));
         mix[1] = mix[1].max(5);
         mix[0] = mix[0].max(1);

@@ -126,6 +126,8 @@ pub struct Limits {
     pub threads: usize,
     /// Stop at the first violation.
     pub stop_at_first: bool,
+    /// No scripts.
+    pub by_chance: bool,
 }
 
 /// What came of many histories.
@@ -167,7 +169,9 @@ pub fn run(seed: u64, bias: Option<Mutation>, limits: Limits) -> Total {
                     if number >= limits.histories {
                         break;
                     }
-                    let history = history(seed_of(seed, number), bias, false);
+                    // No odd seed is a script's.
+                    let own_seed = seed_of(seed, number) | u64::from(limits.by_chance);
+                    let history = history(own_seed, bias, false);
                     own.take(number, history);
                     if limits.stop_at_first && !own.violations.is_empty() {
                         stop.store(true, Ordering::Relaxed);

@@ -18,13 +18,22 @@ impl World {
     /// A crash of the profile's kind.
     pub(super) fn random_crash(&mut self) {
         let power = self.core.profile.power;
-        let crash = if self.core.chance(power) {
-            let keep = (0..self.core.disks.len()).map(|_| self.random_keep()).collect();
-            Crash::Power(keep)
-        } else {
-            Crash::Kill
-        };
+        let crash =
+            if self.core.chance(power) { Crash::Power(self.random_keeps()) } else { Crash::Kill };
         self.crash(&crash);
+    }
+
+    /// What survives on each device. Caches are lost one by one: in half of the cases all of one
+    /// device's is kept and all of the others' lost, or the reverse. Draws that are alike on every
+    /// device seldom show a flush that went to one of them only.
+    fn random_keeps(&mut self) -> Vec<Keep> {
+        let count = self.core.disks.len();
+        if count < 2 || self.core.random.bool() {
+            return (0..count).map(|_| self.random_keep()).collect();
+        }
+        let (odd, keeps) = (self.core.random.usize(..count), self.core.random.bool());
+        let keep = |kept| if kept { Keep::Everything } else { Keep::Nothing };
+        (0..count).map(|device| keep((device == odd) == keeps)).collect()
     }
 
     fn random_keep(&mut self) -> Keep {

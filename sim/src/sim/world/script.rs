@@ -19,6 +19,10 @@ use super::{Crash, Phase, World};
 /// Events of one [`World::settle`] at the most.
 const MAX_EVENTS: u32 = 1_000_000;
 
+/// Polls of the engine, one after the other, before something else has its turn: while a write waits
+/// for space and a structure change for its commit, the engine is always due.
+const POLLS_IN_A_ROW: u32 = 64;
+
 /// Units written at a time: one sub-block.
 pub const BLOCK: usize = 8;
 
@@ -121,18 +125,25 @@ impl World {
 
     /// Lets everything happen that can, without any time passing that a timer would notice.
     pub fn settle(&mut self) -> Result<(), Violation> {
-        let mut quiet = 0;
+        let (mut quiet, mut polls) = (0, 0);
         for _ in 0..MAX_EVENTS {
             let Phase::Up(up) = &self.phase else { return Ok(()) };
             let failed = up.pool.failure().is_some();
-            if up.engine_due {
+            if up.engine_due && polls < POLLS_IN_A_ROW {
+                polls += 1;
                 self.poll_engine()?;
-            } else if up.has_retries() {
+                continue;
+            }
+            polls = 0;
+            if up.has_retries() {
                 self.carry_out(super::serve::Event::Retry)?;
             } else if up.has_committed() {
                 self.carry_out(super::serve::Event::Committed)?;
             } else if self.core.has_flights() {
                 self.carry_out(super::serve::Event::Device)?;
+            } else if up.engine_due {
+                // It waits for what is held back, and asks to be polled again and again.
+                return Ok(());
             } else if quiet < 4 && !failed {
                 quiet += 1;
                 self.poll_engine()?;
@@ -191,6 +202,19 @@ impl World {
         match &self.phase {
             Phase::Up(up) => up.live(),
             _ => 0,
+        }
+    }
+
+    /// Fails if a volume maps anything.
+    pub fn expect_unmapped(&self, volume: u32) -> Result<(), Violation> {
+        let Phase::Up(up) = &self.phase else { return Ok(()) };
+        let summaries = up.pool.summaries();
+        match summaries.iter().find(|one| one.id == VolumeId(volume)) {
+            Some(one) if one.mapped > 0 => {
+                let text = format!("volume {volume} maps {} bytes after a discard", one.mapped);
+                Err(Violation::new(Breach::Invariant, text))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -261,6 +285,13 @@ impl World {
     pub fn delete(&mut self, volume: u32) -> Result<(), Violation> {
         let control = Control::Delete { volume: VolumeId(volume) };
         self.submit(control, Some(Intent::Delete { volume }), Mark::Delete)?;
+        self.settle()
+    }
+
+    /// A volume becomes what a snapshot holds, as far as it goes.
+    pub fn roll_back_to(&mut self, volume: u32, snapshot: u32) -> Result<(), Violation> {
+        let control = Control::Rollback { volume: VolumeId(volume), snapshot: VolumeId(snapshot) };
+        self.submit(control, Some(Intent::Rollback { volume, snapshot }), Mark::Rollback)?;
         self.settle()
     }
 
