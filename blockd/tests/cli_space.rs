@@ -207,3 +207,24 @@ fn a_snapshot_is_taken_of_a_volume_whose_writes_wait_for_space() {
         }
     }
 }
+
+#[test]
+fn a_pool_that_is_low_grows_by_four_quanta_up_to_its_limit() {
+    // One percent of the pool is less. The reserve that the import holds counts as used.
+    let space = "low = \"100M\"\nvery_low = \"1M\"\nquantum = \"4M\"\ngrow_limit = \"152M\"";
+    let daemon = Daemon::start_with("128M", &format!("[pool.space]\n{space}"));
+    std::fs::write(daemon.dir.join("image"), pattern(80 << 20, 5)).unwrap();
+    daemon.ok(&["import", "image", "data"]);
+    let clock = Clock::start();
+    let mut sizes = vec![128 * MIB];
+    while sizes.last() != Some(&(152 * MIB)) {
+        let size = number(&daemon.json(&["pool", "show"])["pool"]["size_bytes"]);
+        if sizes.last() != Some(&size) {
+            sizes.push(size);
+        }
+        assert!(clock.elapsed() < LIMIT, "{sizes:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // By 16 MiB once, and then by what the limit leaves.
+    assert!(sizes.iter().all(|size| [128, 144, 152].contains(&(size / MIB))), "{sizes:?}");
+}

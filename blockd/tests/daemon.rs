@@ -244,6 +244,16 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     let held = shown["pool"]["reserved_bytes"].as_f64().unwrap() / 65536.0;
     assert_eq!(value(&metrics, &name("free")), Some(held), "{metrics}");
     assert_eq!(value(&metrics, "blockd_reserve_free_extents"), Some(held));
+    for (metric, key) in
+        [("reserve_free_extents", "free"), ("reserve_refills_total", "allocations")]
+    {
+        let line = format!("blockd_{metric}{{pool=\"default\",node=\"{NODE}\"}} ");
+        let found = metrics.lines().find_map(|found| found.strip_prefix(&line)?.parse().ok());
+        assert_eq!(found, value(&metrics, &name(key)), "{line}\n{metrics}");
+    }
+    let per_volume = "blockd_volume_refills_total{pool=\"default\",volume=\"v\"} ";
+    let of_the_volume = metrics.lines().find_map(|found| found.strip_prefix(per_volume));
+    assert!(of_the_volume.is_some_and(|count| count != "0"), "{metrics}");
     let refills = value(&metrics, &name("allocations")).unwrap();
     assert!(refills >= 1.0 && value(&metrics, "blockd_reserve_refills_total") == Some(refills));
     let cause = r#"{pool="default",volume="v",code="quota-full",severity="failure"} 1"#;

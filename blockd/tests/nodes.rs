@@ -63,6 +63,21 @@ fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
 }
 
 #[test]
+fn a_pool_has_the_objects_of_its_node_once_from_its_first_opening_on() {
+    let mut daemon = Daemon::start_with("128M", &node(FIRST));
+    for _ in 0..3 {
+        let shown = daemon.json(&["pool", "show"])["pool"].clone();
+        let objects = shown["node_objects"].as_array().unwrap();
+        let names: Vec<&Value> = objects.iter().map(|one| &one["name"]).collect();
+        let expected = ["free", "journal"].map(|kind| format!("node-{FIRST}-{kind}"));
+        assert_eq!(json!(names), json!(expected));
+        assert_eq!(daemon.json(&["list"])["volumes"], json!([]));
+        assert!(daemon.terminate().success());
+        daemon.start_again();
+    }
+}
+
+#[test]
 fn status_says_since_when_writes_wait_for_a_full_pool() {
     let daemon = Daemon::start_with("16M", &node(FIRST));
     fs::write(daemon.dir.join("image"), pattern(32 << 20, 5)).unwrap();
@@ -316,9 +331,28 @@ fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
     assert!(two.is_left());
     let done = two.done("forget", &[FIRST, "--force"]);
     assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "default"]));
+    let replayed = ["log_changes", "ring_changes"].map(|key| done["pools"][0][key].as_u64());
+    assert!(replayed.into_iter().flatten().sum::<u64>() > 0, "{done}");
     assert!(!two.is_left());
     let (code, _) = two.refused("forget", &[FIRST, "--force"]);
     assert_eq!(code, 4, "nothing names it any more");
+
+    // The objects of the forgotten host are gone, and what it held is free again: the other host has
+    // objects of its own, an empty reserve, and what was answered.
+    let config = fs::read_to_string(two.config()).unwrap();
+    let own = two.first.config();
+    fs::rename(&own, two.first.dir.join("old.toml")).unwrap();
+    fs::write(own, config).unwrap();
+    two.first.start_again();
+    let shown = two.first.json(&["pool", "show"])["pool"].clone();
+    assert!(!shown.to_string().contains(FIRST), "{shown}");
+    let objects = shown["node_objects"].as_array().unwrap();
+    assert_eq!(objects[0]["name"], format!("node-{SECOND}-free"));
+    assert_eq!(objects[0]["total_bytes"], 0);
+    assert_eq!(objects[1]["name"], format!("node-{SECOND}-journal"));
+    two.first.ok(&["export", "data", "copy"]);
+    let read = |name: &str| fs::read(two.first.dir.join(name)).unwrap();
+    assert!(read("image") == read("copy"));
 }
 
 #[test]

@@ -243,7 +243,7 @@ impl Finder {
             return false;
         }
         let least = match self.space.grow_step {
-            0 => (4 * self.space.quantum).max(present / 100),
+            0 => default_refill(self.space.quantum, present),
             step => step,
         };
         let wanted = present.saturating_add(least).min(self.space.grow_limit);
@@ -316,6 +316,12 @@ impl Finder {
     }
 }
 
+/// Bytes by which a pool grows at least, unless `grow_step` says: four quanta or 1 % of its size.
+/// `grow_limit` caps the result.
+fn default_refill(quantum: u64, present: u64) -> u64 {
+    quantum.saturating_mul(4).max(present / 100)
+}
+
 fn told(pool: &str, change: &SpaceChange) -> String {
     let (pool, free, total) = (shown(pool), human(change.free), human(change.total));
     let rate = human(change.rate);
@@ -351,6 +357,13 @@ mod tests {
             space: SpaceConfig::default(),
         };
         Keeper::new(finder)
+    }
+
+    #[test]
+    fn default_refill_is_four_quanta_or_one_percent() {
+        assert_eq!(default_refill(16 << 20, 1 << 30), 64 << 20);
+        assert_eq!(default_refill(16 << 20, 100 << 30), 1 << 30);
+        assert_eq!(default_refill(u64::MAX, 1 << 30), u64::MAX);
     }
 
     #[tokio::test]
