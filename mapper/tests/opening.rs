@@ -197,8 +197,8 @@ fn a_killed_process_loses_nothing_that_was_answered() {
     rig.check();
 }
 
-/// The place of the one extent that a first write takes after a crash. Below 20 extents of a volume
-/// there is a hole of 6 free ones. Returns the place, the lowest of the hole, and what ends the rest.
+/// Crashes with a hole of 6 free extents among those of a volume, and makes a first write. Returns
+/// the place of that write, the lowest place of the hole, and the volume's highest place.
 fn first_place_after_a_crash(quantum: u64) -> (u64, u64, u64) {
     let memory = Arc::new(VecRingMemory::new(3, 256));
     let mut media = Media::new(&[16 * MIB]);

@@ -32,7 +32,7 @@ struct Arguments {
     /// With --mutate: seconds for each rule at the most.
     #[arg(long, default_value_t = 60.0)]
     limit: f64,
-    /// With --mutate: each rule has to be noticed from this many fixed seeds, --seed and those after it.
+    /// With --mutate: each rule has to be noticed from this many fixed seeds, from --seed on.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
     /// With --mutate: and from this many seeds that are drawn now, and printed.

@@ -19,8 +19,8 @@ use super::{Crash, Phase, World};
 /// Events of one [`World::settle`] at the most.
 const MAX_EVENTS: u32 = 1_000_000;
 
-/// Polls of the engine, one after the other, before something else has its turn: while a write waits
-/// for space and a structure change for its commit, the engine is always due.
+/// Polls of the engine before another event has its turn: while a write waits for space and a
+/// structure change for its commit, the engine is always due.
 const POLLS_IN_A_ROW: u32 = 64;
 
 /// Units written at a time: one sub-block.
