@@ -337,7 +337,7 @@ fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
     let (code, _) = two.refused("forget", &[FIRST, "--force"]);
     assert_eq!(code, 4, "nothing names it any more");
 
-    // The objects of the forgotten host are gone, and what it held is free again: the other host has
+    // The objects of the forgotten host are gone and what it held is free: the other host has
     // objects of its own, an empty reserve, and what was answered.
     let config = fs::read_to_string(two.config()).unwrap();
     let own = two.first.config();
