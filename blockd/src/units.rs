@@ -98,6 +98,26 @@ pub const fn to_wire_gb(bytes: u64) -> u64 {
     bytes.div_ceil(GIB)
 }
 
+/// Date and time in UTC of milliseconds since 1970. The proleptic Gregorian calendar, counted from
+/// 1 March of year 0, so that the leap day is a year's last.
+#[must_use]
+pub fn utc(unix_ms: i64) -> String {
+    const DAYS_TO_1970: i64 = 719_468;
+    const DAYS_IN_400_YEARS: i64 = 146_097;
+    let seconds = unix_ms.div_euclid(1000);
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let days = days + DAYS_TO_1970;
+    let day = days.rem_euclid(DAYS_IN_400_YEARS);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + days.div_euclid(DAYS_IN_400_YEARS) * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};

@@ -102,6 +102,8 @@ fn pools_that_were_copied_and_went_on_apart_are_told_apart() {
         assert!(daemon.terminate().success());
     }
     fs::copy(one.dir.join("default.pool"), other.dir.join("default.pool")).unwrap();
+    // As on another host: here the pool of this name was another one.
+    fs::remove_file(other.dir.join("served.json")).unwrap();
     for (daemon, seed) in [(&mut one, 1), (&mut other, 2)] {
         daemon.start_again();
         daemon.ok(&["attach", "data"]);

@@ -33,7 +33,7 @@ impl Place {
         let text = format!(
             "runtime_dir = \"{at}/run\"\nstate_dir = \"{at}/state\"\n{more}\n\
              [workers]\ncount = 1\nbuffer_size = \"4M\"\n\
-             [[pool]]\nname = \"default\"\npath = \"{at}/pool\"\nsize = \"64M\"\n\
+             [[pool]]\nname = \"default\"\npath = \"{at}/pool\"\nsize = \"64M\"\nvolatile = true\n\
              extent_size = \"64K\"\nlock_wait = \"5s\"\n"
         );
         fs::write(place.path("c.toml"), text).unwrap();

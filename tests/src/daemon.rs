@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -132,6 +133,12 @@ impl std::fmt::Display for Ended {
 
 impl std::error::Error for Ended {}
 
+/// Whether a file would lie in memory, as temporary ones do on some hosts.
+fn in_memory(pool: &Path) -> bool {
+    let kind = pool.parent().map(statfs).and_then(Result::ok).map(|fs| fs.filesystem_type());
+    kind == Some(TMPFS_MAGIC) && !pool.starts_with("/dev/dax") && !is_device(pool)
+}
+
 /// A daemon that runs, or did, or will.
 #[derive(Debug)]
 pub struct Daemon {
@@ -192,6 +199,9 @@ impl Daemon {
         }
         if !is_device(&self.pool) {
             writeln!(text, "size = {}", settings.pool_size)?;
+        }
+        if in_memory(&self.pool) {
+            writeln!(text, "volatile = true")?;
         }
         text.push_str(&settings.pool_lines);
         fs::write(self.config(), text).context("writing the configuration")

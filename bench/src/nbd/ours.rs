@@ -81,7 +81,10 @@ fn configuration(image: &Image) -> String {
         }
         Medium::Tmpfs | Medium::Disk => {
             let direct = image.medium == Medium::Disk;
-            format!("kind = \"file\"\npath = \"{file}\"\npreallocate = true\ndirect = {direct}\n")
+            format!(
+                "kind = \"file\"\npath = \"{file}\"\npreallocate = true\ndirect = {direct}\n\
+                 volatile = true\n"
+            )
         }
     };
     format!(

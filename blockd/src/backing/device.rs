@@ -212,6 +212,19 @@ impl Device {
         Ok(Self::from_parts(file, info, memory))
     }
 
+    /// Whether this path leads to it, under whatever name.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let (Ok(own), Ok(other)) = (self.file.metadata(), std::fs::metadata(path)) else {
+            return false;
+        };
+        match own.file_type().is_block_device() {
+            true => other.file_type().is_block_device() && own.rdev() == other.rdev(),
+            false => (own.dev(), own.ino()) == (other.dev(), other.ino()),
+        }
+    }
+
     /// Bytes that it has at present.
     #[must_use]
     pub fn size(&self) -> u64 {

@@ -45,6 +45,7 @@ calls! {
     list_pools: ListPoolsRequest -> ListPoolsResponse;
     get_pool: GetPoolRequest -> GetPoolResponse;
     create_pool: CreatePoolRequest -> CreatePoolResponse;
+    open_pool: OpenPoolRequest -> OpenPoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
     get_volume: GetVolumeRequest -> GetVolumeResponse;

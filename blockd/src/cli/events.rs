@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::Context;
 use super::output::terminal::Tone;
 use crate::error::Error;
+use crate::units;
 
 /// Print what happens, as it happens
 ///
@@ -84,28 +85,9 @@ fn line(event: &Event, context: &Context) -> String {
         EventKind::Ready => Tone::Good,
         _ => Tone::Plain,
     };
-    let time = paint.text(Tone::Dim, &time_of_day(event.time_unix_ms));
+    let time = paint.text(Tone::Dim, &units::utc(event.time_unix_ms));
     text.push_str(&format!("{time}  {}\n", paint.text(tone, &event.text)));
     text
-}
-
-/// Date and time in UTC. The proleptic Gregorian calendar, counted from 1 March of year 0, so that
-/// the leap day is a year's last.
-fn time_of_day(unix_ms: i64) -> String {
-    const DAYS_TO_1970: i64 = 719_468;
-    const DAYS_IN_400_YEARS: i64 = 146_097;
-    let seconds = unix_ms.div_euclid(1000);
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let days = days + DAYS_TO_1970;
-    let day = days.rem_euclid(DAYS_IN_400_YEARS);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year + days.div_euclid(DAYS_IN_400_YEARS) * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
 
 fn kind_name(kind: EventKind) -> &'static str {
@@ -147,11 +129,11 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        assert_eq!(time_of_day(0), "1970-01-01 00:00:00Z");
-        assert_eq!(time_of_day(951_782_400_000), "2000-02-29 00:00:00Z");
-        assert_eq!(time_of_day(1_700_000_000_999), "2023-11-14 22:13:20Z");
-        assert_eq!(time_of_day(4_107_542_399_000), "2100-02-28 23:59:59Z");
-        assert_eq!(time_of_day(4_107_542_400_000), "2100-03-01 00:00:00Z");
+        assert_eq!(units::utc(0), "1970-01-01 00:00:00Z");
+        assert_eq!(units::utc(951_782_400_000), "2000-02-29 00:00:00Z");
+        assert_eq!(units::utc(1_700_000_000_999), "2023-11-14 22:13:20Z");
+        assert_eq!(units::utc(4_107_542_399_000), "2100-02-28 23:59:59Z");
+        assert_eq!(units::utc(4_107_542_400_000), "2100-03-01 00:00:00Z");
     }
 
     #[test]

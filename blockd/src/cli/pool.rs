@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use blockd_api::v1::{
     self, CreatePoolRequest, DeviceKind, ExtentKind, GetPoolRequest, ListPoolsRequest,
-    PoolExtentsRequest, PoolExtentsResponse, PoolState,
+    OpenPoolRequest, PoolExtentsRequest, PoolExtentsResponse, PoolState,
 };
 use serde::Serialize;
 
@@ -27,6 +27,7 @@ pub(crate) enum Pool {
     Show(Show),
     Map(Map),
     Create(Create),
+    Open(Open),
     Grow(Grow),
     Check(pool_tools::Check),
     Dump(pool_tools::Dump),
@@ -113,6 +114,14 @@ pub(crate) struct Create {
     #[arg(long)]
     pub buffered: bool,
 
+    /// Allow a file in memory (tmpfs), which is gone with the host's next boot and made anew then
+    #[arg(long, conflicts_with = "memory")]
+    pub volatile: bool,
+
+    /// Start anew where the pool was served before and is missing: its volumes are given up
+    #[arg(long)]
+    pub replace_missing: bool,
+
     /// The platform keeps persistent memory when power fails, though the kernel does not know that
     #[arg(long)]
     pub power_safe: bool,
@@ -124,6 +133,19 @@ pub(crate) struct Create {
     /// Leave what is freed in persistent memory as it is, instead of overwriting it
     #[arg(long)]
     pub no_erase: bool,
+}
+
+/// Open a pool that could not be opened before
+///
+/// A pool that was served before is never made anew when its file or disk is missing. Once that is
+/// there again, this opens the pool and serves the volumes of it that were attached, at the same
+/// places. A pool that is open is left as it is.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd pool open default")]
+pub(crate) struct Open {
+    /// The pool [default: the daemon's default pool]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub pool: String,
 }
 
 /// What a pool is made on.
@@ -149,7 +171,7 @@ struct Shown {
     pool: PoolShape,
 }
 
-/// What `pool create --json` prints.
+/// What `pool create --json` and `pool open --json` print.
 #[derive(Debug, Serialize)]
 struct Created {
     changed: bool,
@@ -180,6 +202,7 @@ impl Pool {
             Self::Show(show) => show.run(context).await,
             Self::Map(map) => map.run(context).await,
             Self::Create(create) => create.run(context).await,
+            Self::Open(open) => open.run(context).await,
             Self::Grow(grow) => grow.run(context).await,
             Self::Check(check) => check.run(context),
             Self::Dump(dump) => dump.run(context),
@@ -401,6 +424,8 @@ impl Create {
             size_bytes,
             extent_size: extent_size(self.extent_size.as_deref())?,
             buffered: self.buffered,
+            volatile: self.volatile,
+            replace_missing: self.replace_missing,
             ..Default::default()
         };
         let answer = context.client().await?.create_pool(request).await?;
@@ -413,6 +438,19 @@ impl Create {
             } else {
                 format!("{}: was there already, {size}\n", pool.name)
             }
+        })
+    }
+}
+
+impl Open {
+    async fn run(self, context: &Context) -> Result<(), Error> {
+        let request = OpenPoolRequest { name: self.pool };
+        let answer = context.client().await?.open_pool(request).await?;
+        let pool = shapes::pool(answer.pool)?;
+        let opened = Created { changed: answer.changed, pool: PoolShape::from(&pool) };
+        context.output.either(&opened, || match opened.changed {
+            true => format!("{}: open\n", pool.name),
+            false => format!("{}: unchanged, it was open\n", pool.name),
         })
     }
 }

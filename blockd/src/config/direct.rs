@@ -30,6 +30,7 @@ impl Source<'_> {
             ("spare_devices", pool.spare_devices != usual.spare_devices),
             ("size", pool.size != usual.size),
             ("preallocate", pool.preallocate != usual.preallocate),
+            ("volatile", pool.volatile != usual.volatile),
             ("extent_size", pool.extent_size != usual.extent_size),
             ("atomicity", pool.atomicity != usual.atomicity),
             ("space", pool.space != usual.space),

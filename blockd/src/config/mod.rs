@@ -114,6 +114,8 @@ pub struct PoolConfig {
     pub spares: Vec<DeviceConfig>,
     /// The region whose namespaces stand in place of the one device that is named, and of spares.
     pub region: Option<RegionShare>,
+    /// A file in memory is meant: one that is gone after a boot is made anew.
+    pub volatile: bool,
     /// Bytes of an extent.
     pub extent_size: u32,
     /// How long to wait for the IO of a previous owner to end.

@@ -342,6 +342,7 @@ impl Source<'_> {
             spares: spares.into_iter().map(spare).collect(),
             devices: paths.into_iter().map(device).collect(),
             region,
+            volatile: pool.volatile,
             extent_size: u32::try_from(extent_size).unwrap_or(u32::MAX),
             lock_wait: self.duration(&key("lock_wait"), &pool.lock_wait, 0, 3600)?,
             accept_loss: pool.accept_loss,

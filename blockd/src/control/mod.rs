@@ -21,6 +21,7 @@ mod policy;
 mod pools;
 mod regions;
 mod releases;
+mod served;
 mod server;
 mod service;
 mod settings;
@@ -97,6 +98,7 @@ struct Inner {
     /// Pools whose volumes are namespaces.
     direct: direct::DirectPools,
     remembered: StateFile,
+    served: Arc<served::ServedPools>,
     regions: Arc<regions::Book>,
     attachments: Attachments,
     events: Arc<EventHub>,
@@ -136,6 +138,11 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// Whether it was served before, and is not there now.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.state.is_err() && self.reason == served::MISSING
+    }
+
     /// Why it does not serve, if so.
     pub(crate) fn failure(&self) -> Option<String> {
         match &self.state {
@@ -154,6 +161,9 @@ struct Remembered {
     extent_size: u32,
     preallocate: bool,
     direct: bool,
+    /// Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    volatile: bool,
     /// Of one in persistent memory. Older versions wrote no such field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pmem: Option<RememberedPmem>,
@@ -178,11 +188,13 @@ impl Control {
         let attachments = Attachments::read(&options.state_dir)?;
         let remembered = StateFile::new(&options.state_dir, "pools.json");
         let regions = Arc::new(regions::Book::new(&options.state_dir));
+        let served = Arc::new(served::ServedPools::new(&options.state_dir));
         Ok(Self(Arc::new(Inner {
             data_path,
             pools: RwLock::default(),
             direct: direct::DirectPools::default(),
             remembered,
+            served,
             regions,
             attachments,
             events: Arc::default(),
@@ -212,7 +224,7 @@ impl Control {
     /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
     /// with the reason.
     pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
-        let result = self.try_open(config).await;
+        let result = self.try_open(config, false).await;
         let (state, reason) = match &result {
             Ok(handle) => (Ok(handle.clone()), ""),
             Err(Unopened { error, reason }) => {
@@ -229,12 +241,25 @@ impl Control {
         result.map(|_| ()).map_err(|failed| *failed.error)
     }
 
-    async fn try_open(&self, config: &PoolConfig) -> Result<PoolHandle, Unopened> {
+    async fn try_open(
+        &self,
+        config: &PoolConfig,
+        replace_missing: bool,
+    ) -> Result<PoolHandle, Unopened> {
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let node = self.0.options.node.map_or(0, NodeId::number);
-        let book = Arc::clone(&self.0.regions);
-        let open = move || Ok(regions::open(&wanted, &runtime_dir, node, &book));
+        self.refuse_aliases(config)?;
+        let (book, served) = (Arc::clone(&self.0.regions), Arc::clone(&self.0.served));
+        let open = move || {
+            let served = (!replace_missing).then_some(&*served);
+            Ok(regions::open(&wanted, &runtime_dir, node, &book, served))
+        };
         let opened = blocking(open).await??;
+        // Before anything is written to it: a pool that is not remembered could be made anew.
+        if let Err(error) = self.note_served(config, &opened.handle).await {
+            let _ = opened.handle.close().await;
+            return Err(error.into());
+        }
         self.0.data_path.add_pool(&opened.handle).await?;
         let (name, report) = (&config.name, &opened.report);
         if opened.created {
@@ -265,7 +290,10 @@ impl Control {
         let pools: Vec<_> = self.0.pools.read().values().rev().cloned().collect();
         let mut result = Ok(());
         for known in pools {
-            let Ok(handle) = known.state else { continue };
+            let Ok(handle) = &known.state else { continue };
+            if let Err(error) = self.note_served(&known.config, handle).await {
+                tracing::warn!(pool = known.config.name, %error, "last seen at its start");
+            }
             if let Err(error) = handle.close().await {
                 let error = pool_error(&known.config.name, error);
                 tracing::error!(pool = known.config.name, %error, "the pool was not closed");
@@ -301,7 +329,11 @@ impl Control {
             return Some("starting or stopping".to_owned());
         }
         let failed = self.0.pools.read().iter().find_map(|(name, known)| {
-            known.failure().map(|failure| format!("pool {name} has failed: {failure}"))
+            let failure = known.failure()?;
+            Some(match known.is_missing() {
+                true => failure,
+                false => format!("pool {name} has failed: {failure}"),
+            })
         });
         failed.or_else(|| self.failed_direct())
     }
@@ -382,7 +414,12 @@ impl Control {
     }
 
     /// Makes a pool at run time, and remembers it. True if it is new.
-    async fn create_pool(&self, config: PoolConfig, in_memory: bool) -> Result<bool, Error> {
+    async fn create_pool(
+        &self,
+        config: PoolConfig,
+        in_memory: bool,
+        replace_missing: bool,
+    ) -> Result<bool, Error> {
         let _guard = self.0.making_pools.lock().await;
         let existing = self.0.pools.read().get(&config.name).cloned();
         if let Some(existing) = existing {
@@ -405,7 +442,8 @@ impl Control {
             let problem = format!("belongs to pool {}", shown(&other));
             return Err(Error::in_use(device.path.display().to_string(), problem));
         }
-        let handle = self.try_open(&config).await.map_err(|failed| *failed.error)?;
+        let opened = self.try_open(&config, replace_missing).await;
+        let handle = opened.map_err(|failed| *failed.error)?;
         self.keep_space(&handle, &config);
         let name = config.name.clone();
         let known = Known { config: config.clone(), state: Ok(handle), reason: "" };
@@ -413,7 +451,68 @@ impl Control {
         if !in_memory {
             self.remember(config).await?;
         }
+        if replace_missing {
+            self.forget_attachments_of_missing_volumes().await?;
+        }
         Ok(true)
+    }
+
+    /// Opens a pool that could not be opened before, and serves what was attached of it. False if
+    /// it is open.
+    pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
+        let _guard = self.0.making_pools.lock().await;
+        let known = self.known(name)?;
+        if known.state.is_ok() {
+            return match known.failure() {
+                Some(failure) => Err(errors::failed_pool(&known.config.name, &failure)),
+                None => Ok(false),
+            };
+        }
+        self.open_pool(&known.config).await?;
+        self.forget_attachments_of_missing_volumes().await?;
+        self.recover(&known.config.name, "").await?;
+        Ok(true)
+    }
+
+    /// Tries again to open the pools that could not be opened. What is still in the way is told as
+    /// at the start.
+    pub async fn reopen_pools(&self) {
+        for known in self.known_pools().into_iter().filter(|known| known.state.is_err()) {
+            let name = &known.config.name;
+            match self.reopen_pool(name).await {
+                Ok(_) => tracing::info!(pool = name, "the pool is open now"),
+                Err(error) => tracing::warn!(pool = name, %error, "the pool is still not open"),
+            }
+        }
+    }
+
+    /// Whether a pool is missing that was served before.
+    #[must_use]
+    pub fn has_missing_pools(&self) -> bool {
+        self.0.pools.read().values().any(Known::is_missing)
+    }
+
+    async fn note_served(&self, config: &PoolConfig, handle: &PoolHandle) -> Result<(), Error> {
+        let (served, handle) = (Arc::clone(&self.0.served), handle.clone());
+        let volatile = config.volatile;
+        blocking(move || served.note(&handle, volatile, wall_seconds())).await
+    }
+
+    /// Refuses a path that leads to a device of another pool that is open, under whatever name.
+    fn refuse_aliases(&self, config: &PoolConfig) -> Result<(), Error> {
+        for known in self.known_pools() {
+            let Ok(handle) = &known.state else { continue };
+            if known.config.name == config.name || handle.failure().is_some() {
+                continue;
+            }
+            for device in &config.devices {
+                if handle.open_devices().iter().any(|open| open.is_at(&device.path)) {
+                    let problem = format!("belongs to pool {}", shown(&known.config.name));
+                    return Err(Error::in_use(device.path.display().to_string(), problem));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Which other pool the namespace is left to that a new one is to be made of.
@@ -444,6 +543,7 @@ impl Control {
                 extent_size: config.extent_size,
                 preallocate: device.preallocate,
                 direct: device.direct,
+                volatile: config.volatile,
                 pmem: match device.kind {
                     DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
                         Some(RememberedPmem { power_safe, whole_blocks, erase })
@@ -473,6 +573,7 @@ fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
         }],
         spares: Vec::new(),
         region: None,
+        volatile: one.volatile,
         extent_size: one.extent_size,
         extend_socket: None,
         ..template.clone()

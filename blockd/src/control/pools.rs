@@ -258,6 +258,7 @@ mod tests {
             devices: vec![DeviceConfig { path, kind, size, preallocate: false, direct: true }],
             spares: Vec::new(),
             region: None,
+            volatile: false,
             extent_size: 256 << 10,
             lock_wait: Duration::from_millis(50),
             accept_loss: false,

@@ -19,6 +19,7 @@ use crate::pool::{self, PoolError, path_of_namespace};
 
 use super::errors::pool_error;
 use super::pools::{Opened, Unopened, open_or_create, spec};
+use super::served::{ServedPools, check_paths};
 use super::state_file::StateFile;
 
 /// The identity of a pool, as its superblocks have it.
@@ -75,14 +76,22 @@ impl Book {
     }
 }
 
-/// Opens a pool by its paths, or by the region that it has a share of. Blocks.
+/// Opens a pool by its paths, or by the region that it has a share of. One that was served before
+/// has to be there, unless it is given up: then nothing is said of what was served. Blocks.
 pub(super) fn open(
     config: &PoolConfig,
     runtime_dir: &Path,
     node: u32,
     book: &Book,
+    served: Option<&ServedPools>,
 ) -> Result<Opened, Unopened> {
-    let Some(share) = &config.region else { return open_or_create(config, runtime_dir, node) };
+    let Some(share) = &config.region else {
+        check_paths(config)?;
+        if let Some(served) = served {
+            served.require(config, &spec(config, runtime_dir))?;
+        }
+        return open_or_create(config, runtime_dir, node);
+    };
     let platform = Platform::default();
     // Nothing is made by looking, so that no folder is needed.
     let id_of = |alone: &PoolConfig| pool::identity(&spec(alone, Path::new("")));

@@ -96,9 +96,19 @@ impl Calls for Control {
             let config = wanted_pool(&control, &asked)?;
             let in_memory = asked.kind() == v1::DeviceKind::Memory;
             let name = config.name.clone();
-            let changed = control.create_pool(config, in_memory).await?;
+            let changed = control.create_pool(config, in_memory, asked.replace_missing).await?;
             let pool = control.describe_pool(&control.known(&name)?).await?;
             Ok(v1::CreatePoolResponse { changed, pool: Some(pool) })
+        })
+        .await
+    }
+
+    async fn open_pool(&self, asked: Request<v1::OpenPoolRequest>) -> Answer<v1::OpenPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let changed = control.reopen_pool(&asked.name).await?;
+            let pool = control.describe_pool(&control.known(&asked.name)?).await?;
+            Ok(v1::OpenPoolResponse { changed, pool: Some(pool) })
         })
         .await
     }
@@ -536,6 +546,7 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
         }],
         spares: Vec::new(),
         region: None,
+        volatile: asked.volatile,
         extent_size,
         extend_socket: None,
         space: control.0.space_of_new_pools.read().clone(),

@@ -96,6 +96,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         }],
         spares: Vec::new(),
         region: None,
+        volatile: false,
         extent_size: 64 << 10,
         lock_wait: Duration::from_millis(50),
         accept_loss: false,

@@ -343,6 +343,7 @@ async fn pools_are_made_at_run_time_and_remembered() {
         name: "fast".to_owned(),
         path: path.display().to_string(),
         size_bytes: 64 * MIB,
+        volatile: true,
         ..Default::default()
     };
     let made = rig.client.create_pool(asked.clone()).await.unwrap().into_inner();

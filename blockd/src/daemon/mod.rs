@@ -275,6 +275,7 @@ impl Daemon {
                 }
             }
         }
+        self.control.reopen_pools().await;
         let is_wanted = |one: &ExtendServer| {
             let pool = config.pools.iter().find(|pool| pool.name == one.pool());
             pool.and_then(|pool| pool.extend_socket.as_deref()) == Some(one.path())
@@ -449,7 +450,8 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
         }
     }
     match first_error {
-        Some(error) if opened == 0 => Err(error),
+        // A missing pool can come back; the daemon has to be there for that.
+        Some(error) if opened == 0 && !control.has_missing_pools() => Err(error),
         _ => Ok(()),
     }
 }

@@ -74,6 +74,12 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_ublk_recoveries", Counter, &[], "Block devices served again after a start"),
     metric("blockd_ublk_hangs", Counter, &[], "Commands to the ublk driver that did not come back"),
     metric("blockd_pool_up", Gauge, POOL, "1 when the pool serves, 0 when it has failed"),
+    metric(
+        "blockd_pool_missing",
+        Gauge,
+        POOL,
+        "1 when the pool was served before and is not there",
+    ),
     metric("blockd_pool_size_bytes", Gauge, POOL, "Bytes of all devices of the pool"),
     metric("blockd_pool_free_bytes", Gauge, POOL, "Bytes that can still be written at first"),
     metric("blockd_pool_mapped_bytes", Gauge, POOL, "Bytes of extents that volumes refer to"),

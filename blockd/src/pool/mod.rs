@@ -15,7 +15,7 @@ mod watch;
 pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
 pub use offline::{Access, Offline, kind_of};
-pub use open::{Created, create, exists, identity, open, open_created};
+pub use open::{Created, boot_id, create, exists, identity, open, open_created};
 pub use rehearse::rehearse;
 pub use spec::{PoolSpec, ring_dir};
 

@@ -150,6 +150,11 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
     let failed = |error| PoolError::io("open", path)(error);
     let found = pmem::namespace::find(path).map_err(failed)?;
     let path: &Path = &found;
+    // A FIFO would keep whoever opens it waiting.
+    let found = std::fs::metadata(path).map_err(failed)?.file_type();
+    if !(found.is_file() || found.is_block_device() || found.is_char_device()) {
+        return Err(not_a_device(path));
+    }
     let kind = kind_of(path).map_err(failed)?;
     let is_pmem = matches!(kind, DeviceKind::Pmem(_));
     let is_file = std::fs::metadata(path).map_err(failed)?.is_file();
@@ -239,11 +244,15 @@ fn check_kind(file: &File, path: &Path) -> Result<(), PoolError> {
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }
-    Err(PoolError::Invalid {
+    Err(not_a_device(path))
+}
+
+fn not_a_device(path: &Path) -> PoolError {
+    PoolError::Invalid {
         field: "PATH",
         value: path.display().to_string(),
         allowed: "a file or a block device".to_owned(),
-    })
+    }
 }
 
 /// Waits for the lock: the kernel ends the IO of a process that is gone a little after it.

@@ -547,7 +547,8 @@ fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolEr
     Ok(served)
 }
 
-pub(super) fn boot_id() -> Result<[u8; 16], PoolError> {
+/// The kernel's name for this boot of the host.
+pub fn boot_id() -> Result<[u8; 16], PoolError> {
     let text = std::fs::read_to_string(BOOT_ID).map_err(PoolError::io("read", BOOT_ID))?;
     let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&hex, 16);

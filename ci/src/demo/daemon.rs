@@ -71,7 +71,7 @@ impl Daemon {
         let config = folder.path.join("blockd.toml");
         let written = format!(
             "runtime_dir = {:?}\nstate_dir = {:?}\n\n[[pool]]\nname = \"demo\"\npath = {:?}\n\
-             size = \"{pool_size}\"\n",
+             size = \"{pool_size}\"\nvolatile = true\n",
             text(&folder.runtime)?,
             text(&state)?,
             text(&state.join("demo.pool"))?,

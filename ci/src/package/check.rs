@@ -119,7 +119,7 @@ fn serve(root: &Root, pool: &Path) -> Result<()> {
     fs::create_dir_all(&state)?;
     let text = format!(
         "runtime_dir = {run:?}\nstate_dir = {state:?}\n[ublk]\nenabled = \"off\"\n[[pool]]\nname = \
-         \"default\"\npath = {pool:?}\nsize = \"256M\"\n"
+         \"default\"\npath = {pool:?}\nsize = \"256M\"\nvolatile = true\n"
     );
     fs::write(&config, text)?;
     let log = fs::File::create(root.path("log"))?;

@@ -643,6 +643,7 @@ macro_rules! control {
 control! {
     never {
         create_pool: CreatePoolRequest -> CreatePoolResponse;
+        open_pool: OpenPoolRequest -> OpenPoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         space: SpaceRequest -> SpaceResponse;

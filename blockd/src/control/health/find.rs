@@ -10,6 +10,8 @@ use crate::pool::{SpaceNow, SpaceState};
 use crate::stats::MediaOp;
 use crate::units::human;
 
+use super::super::served::MISSING;
+
 /// Little is left for metadata when it is less than so much of what it takes, in percent.
 const METADATA_LOW_PERCENT: u64 = 10;
 
@@ -26,11 +28,18 @@ pub(super) struct SpaceSeen {
 
 /// A pool that serves nothing.
 pub(super) fn failed(pool: &str, failure: &str, reason: &'static str, was_open: bool) -> Finding {
-    let what = match was_open {
-        true => "has failed, until the daemon is restarted",
-        false => "could not be opened; put that right, and restart the daemon",
+    let text = match was_open {
+        true => {
+            format!("pool {} has failed, until the daemon is restarted: {failure}", shown(pool))
+        }
+        // The error names the pool, and says what to do.
+        false if reason == MISSING => failure.to_owned(),
+        false => format!(
+            "pool {name} could not be opened; put that right, then `blockd pool open {name}`: \
+             {failure}",
+            name = shown(pool)
+        ),
     };
-    let text = format!("pool {} {what}: {failure}", shown(pool));
     Finding::new(Code::PoolFailed, Severity::Failure, &text).because(reason)
 }
 
@@ -253,7 +262,7 @@ mod tests {
         let found = failed("p", "device \"x\": belongs to pool 12", "wrong-pool", false);
         assert_eq!((found.code, found.reason), (Code::PoolFailed, "wrong-pool"));
         assert!(found.message.contains("belongs to pool 12"), "{}", found.message);
-        assert!(found.message.contains("restart the daemon"), "{}", found.message);
+        assert!(found.message.contains("`blockd pool open p`"), "{}", found.message);
         let found = failed("p", "flush on device 0 failed: media error", "io", true);
         assert!(found.message.contains("until the daemon is restarted"), "{}", found.message);
     }

@@ -65,7 +65,7 @@ fn file_pool(name: &str, path: &std::path::Path) -> PoolConfig {
     };
     // The file of who had it last is closed by the kernel in its own time, on a busy host late.
     let lock_wait = Duration::from_secs(30);
-    PoolConfig { devices: vec![device], lock_wait, ..memory_pool(name) }
+    PoolConfig { devices: vec![device], lock_wait, volatile: true, ..memory_pool(name) }
 }
 
 #[tokio::test]

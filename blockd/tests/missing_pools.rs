@@ -1,0 +1,272 @@
+//! Pools that are not where they were, and paths on which no pool may be made: the daemon and its
+//! command line refuse, say what to do, and lose nothing.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod cli_support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd::clock::Clock;
+use cli_support::{Daemon, LIMIT, pattern};
+use nix::sys::stat::Mode;
+
+/// Exit code of what is in use, or in another state than it has to be.
+const IN_USE: i32 = 7;
+/// Exit code of a value that is not allowed.
+const INVALID: i32 = 3;
+/// What is refused at once must not wait for anything.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+const BYTES: usize = 1 << 20;
+
+/// Metrics on a port that the kernel chooses.
+const METRICS: &str = "[metrics]\naddress = \"127.0.0.1:0\"\n";
+
+/// A daemon with a second pool in a folder of its own, and a volume with data in it.
+struct Case {
+    daemon: Daemon,
+    pool: PathBuf,
+}
+
+impl Case {
+    fn new() -> Self {
+        let mut daemon = Daemon::start("256M");
+        let folder = daemon.dir.join("disk");
+        fs::create_dir(&folder).unwrap();
+        let pool = folder.join("w.pool");
+        assert!(daemon.terminate().success());
+        let config = fs::read_to_string(daemon.config()).unwrap();
+        let table = format!("[[pool]]\nname = \"w\"\npath = {pool:?}\nsize = \"64M\"\n{METRICS}");
+        fs::write(daemon.config(), format!("{config}{table}")).unwrap();
+        daemon.start_again();
+        let case = Self { daemon, pool };
+        let image = case.daemon.dir.join("image");
+        fs::write(&image, pattern(BYTES, 1)).unwrap();
+        case.daemon.ok(&["import", "--pool", "w", image.to_str().unwrap(), "data"]);
+        case.daemon.ok(&["attach", "--nbd", "--pool", "w", "data"]);
+        case
+    }
+
+    fn moved(&self) -> PathBuf {
+        self.pool.with_extension("elsewhere")
+    }
+
+    /// Stops the daemon, has `change` happen, and starts it again.
+    fn restart(&mut self, change: impl FnOnce(&Self)) {
+        assert!(self.daemon.terminate().success());
+        change(self);
+        self.daemon.start_not_ready();
+    }
+
+    /// The pool is served, with its volume, the volume's bytes, and its attachment.
+    fn is_whole(&self) {
+        let copy = self.daemon.dir.join("copy");
+        self.daemon.ok(&["export", "--force", "--pool", "w", "data", copy.to_str().unwrap()]);
+        assert!(fs::read(&copy).unwrap() == pattern(BYTES, 1), "the volume has other bytes");
+        let shown = self.daemon.json(&["show", "--pool", "w", "data"]);
+        assert_eq!(shown["volume"]["attached"], true, "{shown}");
+        assert_eq!(self.daemon.json(&["version"])["daemon"]["ready"], true);
+    }
+
+    /// The pool is missing, everything says so, and the other pool is served.
+    fn is_missing(&self, why: &str) {
+        let daemon = &self.daemon;
+        let (code, error) = daemon.failure(&["pool", "open", "w"]);
+        assert_eq!(code, IN_USE, "{error}");
+        let path = self.pool.to_str().unwrap();
+        for part in ["pool w is missing", path, why, "last seen at 20", "--replace-missing"] {
+            assert!(error.contains(part), "{part:?} is not in: {error}");
+        }
+        let health = daemon.run(&["health"]);
+        let said = String::from_utf8(health.stdout).unwrap();
+        assert!(said.contains("pool w is missing"), "{said}");
+        let metrics = get(daemon, "/metrics");
+        assert!(metrics.contains("blockd_pool_missing{pool=\"w\"} 1\n"), "{metrics}");
+        assert!(metrics.contains("blockd_pool_missing{pool=\"default\"} 0\n"), "{metrics}");
+        let ready = get(daemon, "/readyz");
+        assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("missing"), "{ready}");
+        // Its volumes are not gone, and no answer says that they are.
+        let (_, error) = daemon.failure(&["del", "--pool", "w", "--force", "data"]);
+        assert!(error.starts_with("pool w is not served: pool w is missing: "), "{error}");
+        daemon.ok(&["add", "--nbd", "--size", "8M", "other"]);
+        daemon.ok(&["del", "--force", "other"]);
+    }
+}
+
+/// What the metrics server answers.
+fn get(daemon: &Daemon, path: &str) -> String {
+    use std::io::{Read as _, Write as _};
+    let log = daemon.log();
+    let address = log.rsplit("http://").next().unwrap().split('/').next().unwrap();
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_missing_pool_is_not_made_anew_and_comes_back_whole() {
+    let mut case = Case::new();
+    case.restart(|case| fs::rename(&case.pool, case.moved()).unwrap());
+    case.is_missing("does not exist");
+    assert!(!case.pool.exists(), "a new pool was made");
+    // It stays missing through another start.
+    case.restart(|_| ());
+    case.is_missing("does not exist");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    assert!(case.daemon.json(&["pool", "open", "w"])["changed"] == true);
+    assert!(case.daemon.json(&["pool", "open", "w"])["changed"] == false);
+    case.is_whole();
+}
+
+#[test]
+fn a_missing_pool_is_picked_up_when_the_configuration_is_read_again() {
+    let mut case = Case::new();
+    case.restart(|case| fs::rename(&case.pool, case.moved()).unwrap());
+    fs::rename(case.moved(), &case.pool).unwrap();
+    case.daemon.hang_up();
+    let clock = Clock::start();
+    while case.daemon.json(&["version"])["daemon"]["ready"] != true {
+        assert!(clock.elapsed() < LIMIT, "{}", case.daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    case.is_whole();
+}
+
+#[test]
+fn another_pool_in_the_place_of_a_missing_one_is_refused() {
+    let mut case = Case::new();
+    case.restart(|case| {
+        fs::rename(&case.pool, case.moved()).unwrap();
+        fs::copy(case.daemon.dir.join("default.pool"), &case.pool).unwrap();
+    });
+    case.is_missing("holds another pool");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    case.daemon.ok(&["pool", "open", "w"]);
+    case.is_whole();
+}
+
+#[test]
+fn an_empty_file_in_the_place_of_a_missing_pool_stays_empty() {
+    let mut case = Case::new();
+    case.restart(|case| {
+        fs::rename(&case.pool, case.moved()).unwrap();
+        fs::File::create(&case.pool).unwrap().set_len(64 << 20).unwrap();
+    });
+    case.is_missing("holds no pool");
+    assert!(fs::read(&case.pool).unwrap().iter().all(|byte| *byte == 0), "something was written");
+}
+
+#[test]
+fn only_an_explicit_word_starts_a_missing_pool_anew() {
+    let mut case = Case::new();
+    case.restart(|case| fs::rename(&case.pool, case.moved()).unwrap());
+    let path = case.pool.to_str().unwrap().to_owned();
+    let create = ["pool", "create", "w", "--path", &path, "--size", "64M"];
+    let (code, error) = case.daemon.failure(&create);
+    assert!(code == IN_USE && error.contains("missing"), "{error}");
+    assert!(!case.pool.exists());
+    case.daemon.ok(&[&create[..], &["--replace-missing"]].concat());
+    assert_eq!(case.daemon.json(&["list", "--pool", "w"])["volumes"].as_array().unwrap().len(), 0);
+    // The new one is remembered in its place.
+    case.restart(|_| ());
+    assert_eq!(case.daemon.json(&["version"])["daemon"]["ready"], true);
+}
+
+#[test]
+fn a_pool_with_volumes_survives_the_loss_of_the_state_directory() {
+    let mut case = Case::new();
+    case.restart(|case| fs::remove_file(case.daemon.dir.join("served.json")).unwrap());
+    case.is_whole();
+}
+
+#[test]
+fn no_pool_file_is_made_below_dev_or_in_memory() {
+    let daemon = Daemon::start("256M");
+    let absent = format!("/dev/blockd-absent-{}", std::process::id());
+    let memory = format!("/dev/shm/blockd-memory-{}", std::process::id());
+    let create = |path: &str, more: &[&str]| {
+        let words = ["pool", "create", "typo", "--path", path, "--size", "256M"];
+        daemon.run(&[&words[..], more].concat())
+    };
+    for (path, more, allowed) in [
+        (&absent, &[][..], "below /dev"),
+        (&absent, &["--volatile"], "below /dev"),
+        (&memory, &[], "--volatile"),
+    ] {
+        let output = create(path, more);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(INVALID), "{said}");
+        assert!(said.contains(path.as_str()) && said.contains(allowed), "{said}");
+        assert!(!Path::new(path).exists(), "{path} was made");
+    }
+    assert!(create(&memory, &["--volatile"]).status.success());
+    fs::remove_file(memory).unwrap();
+}
+
+#[test]
+fn what_is_no_file_and_no_disk_is_refused_at_once() {
+    let daemon = Daemon::start("256M");
+    let fifo = daemon.dir.join("fifo");
+    nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let clock = Clock::start();
+    for path in [fifo.to_str().unwrap(), "/dev/null", daemon.dir.to_str().unwrap()] {
+        for kind in [&[][..], &["--kind", "disk"], &["--kind", "file"]] {
+            let words = ["pool", "create", "odd", "--path", path, "--size", "64M"];
+            let (code, error) = daemon.failure(&[&words[..], kind].concat());
+            assert!(code == INVALID && error.contains(path), "{error}");
+        }
+        let (_, error) = daemon.failure(&["pool", "check", path]);
+        assert!(error.contains(path), "{error}");
+    }
+    assert!(clock.elapsed() < AT_ONCE, "{:?}", clock.elapsed());
+    // Other calls are not held up by it either.
+    let good = daemon.dir.join("good.pool");
+    daemon.ok(&["pool", "create", "good", "--path", good.to_str().unwrap(), "--size", "64M"]);
+}
+
+#[test]
+fn another_name_of_an_open_pool_is_refused_at_once() {
+    let daemon = Daemon::start("256M");
+    let pool = daemon.dir.join("default.pool");
+    let (hard, soft) = (daemon.dir.join("hard"), daemon.dir.join("soft"));
+    fs::hard_link(&pool, &hard).unwrap();
+    std::os::unix::fs::symlink(&pool, &soft).unwrap();
+    let clock = Clock::start();
+    for path in [&hard, &soft, &pool] {
+        let path = path.to_str().unwrap();
+        let words = ["pool", "create", "alias", "--path", path, "--size", "256M"];
+        let (code, error) = daemon.failure(&words);
+        assert!(code == IN_USE && error.contains("belongs to pool default"), "{error}");
+    }
+    assert!(clock.elapsed() < AT_ONCE, "{:?}", clock.elapsed());
+}
+
+#[test]
+fn a_volatile_pool_is_made_anew_after_a_boot_and_missing_before() {
+    let mut daemon = Daemon::start("256M");
+    let memory = format!("/dev/shm/blockd-volatile-{}", std::process::id());
+    let words = ["pool", "create", "fast", "--path", &memory, "--size", "64M", "--volatile"];
+    daemon.ok(&words);
+    assert!(daemon.terminate().success());
+    fs::remove_file(&memory).unwrap();
+    daemon.start_not_ready();
+    let (_, error) = daemon.failure(&["pool", "open", "fast"]);
+    assert!(error.contains("missing"), "{error}");
+    assert!(daemon.terminate().success());
+    // As if it had been seen in another boot.
+    let served = daemon.dir.join("served.json");
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let boot: String = id.chars().filter(char::is_ascii_hexdigit).collect();
+    let text = fs::read_to_string(&served).unwrap();
+    assert!(text.contains(&boot), "{text}");
+    fs::write(&served, text.replace(&boot, &"0".repeat(32))).unwrap();
+    daemon.start_again();
+    assert!(daemon.log().contains("made anew"), "{}", daemon.log());
+    daemon.terminate();
+    fs::remove_file(&memory).unwrap();
+}
