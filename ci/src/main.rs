@@ -74,7 +74,7 @@ enum Action {
     /// The mapper on a real file through io_uring; arguments go to its binary
     Pump(Forwarded),
     /// A virtual machine with the daemon in it runs a workload (fs, kill, power, logwrites, stress,
-    /// demo, thin, space, csi, health, pmem) or a script; arguments go to its binary
+    /// demo, thin, space, csi, health, pmem, safety) or a script; arguments go to its binary
     Vm(Forwarded),
     /// A file system in a thin volume, the daemon killed meanwhile, every file compared
     Demo {
@@ -105,6 +105,8 @@ enum Tests {
     /// Persistent memory: its package, pools and volumes in memory of this machine, and what the
     /// plugin makes of them
     Pmem,
+    /// Mistakes of an operator, odd devices and odd images: a line for each
+    Safety,
     /// The CSI plugin: the conformance suite and its own tests; with arguments, those go to the
     /// suite, and it alone runs
     Csi(Forwarded),
@@ -211,6 +213,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Test { what: Some(Tests::Csi(rest)), .. } => {
             Ok(test::csi::run(root, &rest.arguments))
         }
+        Action::Test { what: Some(Tests::Safety), .. } => Ok(test::safety::run(root)),
         Action::Test { what: Some(Tests::Pmem), .. } => Ok(test::pmem::run(root)),
         Action::Test { long, what: None } => Ok(test::run(root, *long)),
         Action::Model(rest) => forward::sim(root, "model", &rest.arguments).map(|()| true),

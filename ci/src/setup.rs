@@ -45,7 +45,7 @@ pub(crate) const MACHINES: [Tool; 10] = [
 ];
 
 /// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
-pub(crate) const WORKLOADS: [Tool; 24] = [
+pub(crate) const WORKLOADS: [Tool; 25] = [
     FIO,
     PYTHON,
     Tool { program: "xfs_repair", package: "xfsprogs" },
@@ -61,6 +61,7 @@ pub(crate) const WORKLOADS: [Tool; 24] = [
     Tool { program: "fstrim", package: "util-linux" },
     Tool { program: "blkid", package: "util-linux" },
     Tool { program: "mkswap", package: "util-linux" },
+    Tool { program: "wipefs", package: "util-linux" },
     LOSETUP,
     Tool { program: "xfs_growfs", package: "xfsprogs" },
     Tool { program: "xfs_io", package: "xfsprogs" },

@@ -4,6 +4,7 @@ mod binaries;
 pub(crate) mod csi;
 pub(crate) mod pmem;
 mod programs;
+pub(crate) mod safety;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -46,6 +46,8 @@ enum Workload {
     Health(Form),
     /// Persistent memory: regions, pools and volumes in it, and a loss of power
     Pmem(Form),
+    /// Disks that others want, pools that are missing, and a disk that two hosts open
+    Safety(Form),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(Form),
     /// The half of a workload that runs in the guest
@@ -102,6 +104,11 @@ enum Inside {
         #[arg(long)]
         mib: u64,
     },
+    Safety {
+        #[arg(long)]
+        short: bool,
+    },
+    SafetyHost,
     Space,
     SpaceBeside,
     Health {
@@ -194,6 +201,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Demo(form) => each("demo", form, workload::demo::run),
         Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Csi(form) => each("csi", form, workload::csi::run),
+        Workload::Safety(form) => each("safety", form, workload::safety::run),
         Workload::Pmem(form) => each("pmem", form, workload::pmem::run),
         Workload::Health(form) => each("health", form, workload::health::run),
         Workload::Inside { seed, what } => match what {
@@ -206,6 +214,8 @@ fn run(arguments: &Arguments) -> Result<()> {
                 workload::stress::inside(*rounds, *devices, *seed)
             }
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
+            Inside::Safety { short } => workload::safety::inside(*short),
+            Inside::SafetyHost => workload::safety::host(),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
             Inside::Health { short } => workload::health::inside(*short),

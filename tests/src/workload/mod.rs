@@ -18,6 +18,7 @@ pub mod logwrites;
 pub mod pmem;
 pub mod power;
 pub mod replay;
+pub mod safety;
 pub mod space;
 pub mod stress;
 pub mod thin;
