@@ -32,6 +32,8 @@ use crate::error::Error;
 const BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 
+/// Answered while the plugin lives, whatever its daemon does: the liveness of its container.
+const HEALTHZ: &str = "/healthz";
 /// Connections at once. There are a few scrapers, and they are quick.
 const CONNECTIONS: usize = 16;
 
@@ -169,10 +171,14 @@ impl Metrics {
                 }
             };
             let (metrics, refresh) = (self.clone(), refresh.clone());
-            let service = service_fn(move |request| {
-                let (metrics, refreshed) = (metrics.clone(), refresh());
+            let service = service_fn(move |request: Request<_>| {
+                // Whether the plugin lives must not wait for its daemon.
+                let refreshed = (request.uri().path() != HEALTHZ).then(&refresh);
+                let metrics = metrics.clone();
                 async move {
-                    refreshed.await;
+                    if let Some(refreshed) = refreshed {
+                        refreshed.await;
+                    }
                     Ok::<_, Infallible>(metrics.answer(&request))
                 }
             });
@@ -192,12 +198,13 @@ impl Metrics {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
         let (status, text) = match request.uri().path() {
             "/metrics" if is_get => (StatusCode::OK, self.render()),
-            "/metrics" => (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned()),
-            _ => (StatusCode::NOT_FOUND, "/metrics\n".to_owned()),
+            HEALTHZ if is_get => (StatusCode::OK, "alive\n".to_owned()),
+            "/metrics" | HEALTHZ => (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned()),
+            _ => (StatusCode::NOT_FOUND, format!("/metrics, {HEALTHZ}\n")),
         };
         let mut response = Response::new(Full::new(Bytes::from(text)));
         *response.status_mut() = status;
-        if status == StatusCode::OK {
+        if status == StatusCode::OK && request.uri().path() != HEALTHZ {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
         }
         response

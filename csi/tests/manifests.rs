@@ -297,6 +297,82 @@ fn p32_nodes_that_compete_for_a_claim_wait_before() {
     }
 }
 
+/// What a liveness probe asks must not depend on the daemon, which another plugin would not mend.
+#[test]
+fn liveness_is_the_plugins_own_and_readiness_the_daemons() {
+    let plugin = container("blockd-csi");
+    let port = |probe: &str| plugin[probe]["httpGet"]["port"].as_str().unwrap().to_owned();
+    assert_eq!(
+        (port("livenessProbe"), port("readinessProbe")),
+        ("metrics".into(), "healthz".into())
+    );
+    assert_eq!(plugin["livenessProbe"]["httpGet"]["path"], "/healthz");
+    let own = words(&plugin).into_iter().find_map(|word| {
+        let address = word.strip_prefix("--metrics-address=")?.to_owned();
+        address.rsplit_once(':').and_then(|(_, port)| port.parse::<u64>().ok())
+    });
+    let ports = plugin["ports"].as_array().unwrap();
+    let metrics = ports.iter().find(|port| port["name"] == "metrics").unwrap();
+    assert_eq!(metrics["containerPort"].as_u64(), own);
+    // The sidecar has to have its answer before the kubelet gives up.
+    let words = words(&container("liveness-probe"));
+    let timeout = words.iter().find_map(|word| word.strip_prefix("--probe-timeout=")).unwrap();
+    let timeout: u64 = timeout.strip_suffix('s').unwrap().parse().unwrap();
+    assert!(timeout < plugin["readinessProbe"]["timeoutSeconds"].as_u64().unwrap(), "{timeout} s");
+}
+
+/// The first versions whose features are on by default and whose objects are those of the manifests.
+const MINIMUM: [(&str, [u32; 3]); 7] = [
+    ("csi-node-driver-registrar", [2, 17, 0]),
+    ("livenessprobe", [2, 16, 0]),
+    ("csi-provisioner", [6, 3, 0]),
+    ("csi-resizer", [2, 2, 1]),
+    ("csi-snapshotter", [8, 6, 0]),
+    ("csi-external-health-monitor-controller", [0, 18, 0]),
+    ("csi-snapshot-metadata", [1, 0, 0]),
+];
+
+fn version(text: &str) -> [u32; 3] {
+    let parts: Vec<u32> = text.split('.').map(|part| part.parse().unwrap()).collect();
+    parts.try_into().unwrap_or_else(|_| panic!("{text} is no version"))
+}
+
+#[test]
+fn sidecars_have_the_versions_of_the_documentation_and_none_is_too_old() {
+    let read = |path: &str| {
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+    };
+    let manifests = read("deploy/kubernetes/daemonset.yaml");
+    let (values, document) = (read("deploy/chart/blockd/values.yaml"), read("docs/KUBERNETES.md"));
+    for (name, minimum) in MINIMUM {
+        let image = format!("/{name}:v");
+        let used = |text: &str| -> Vec<[u32; 3]> {
+            let tags = text.split(&image).skip(1).filter_map(|rest| rest.lines().next());
+            tags.map(version).collect()
+        };
+        let chart = used(&values);
+        assert_eq!(chart.len(), 1, "{name} in the values of the chart");
+        for found in chart.iter().chain(&used(&manifests)) {
+            assert!(*found >= minimum && found == &chart[0], "{name}: {found:?}");
+        }
+        let text = |version: [u32; 3]| version.map(|part| part.to_string()).join(".");
+        let row = format!("| `{name}` | {} | {} |", text(chart[0]), text(minimum));
+        assert!(document.contains(&row), "docs/KUBERNETES.md lacks: {row}");
+    }
+}
+
+/// Since version 6.3 it protects the snapshot that a volume is made from by a finalizer.
+#[test]
+fn the_provisioner_may_protect_snapshots() {
+    for path in ["deploy/kubernetes/rbac.yaml", "deploy/chart/blockd/templates/rbac.yaml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+        let text = fs::read_to_string(&path).unwrap();
+        let role = text.split("resources: [volumesnapshots]").nth(1).unwrap();
+        let verbs = role.lines().nth(1).unwrap();
+        assert_eq!(verbs.trim(), "verbs: [get, list, watch, update]", "{}", path.display());
+    }
+}
+
 /// The help of both programs is a document, by which manifests are checked for flags that exist.
 #[test]
 fn the_help_is_in_the_documentation() {

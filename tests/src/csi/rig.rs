@@ -308,6 +308,12 @@ impl Plugin {
         format!("its log ends:\n{}", lines[lines.len().saturating_sub(20)..].join("\n"))
     }
 
+    /// Its process, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Where it serves its metrics.
     #[must_use]
     pub fn metrics_address(&self) -> &str {
@@ -319,9 +325,21 @@ impl Plugin {
     /// # Errors
     /// When it does not serve them.
     pub fn metrics(&self) -> Result<String> {
+        self.get("/metrics")
+    }
+
+    /// Whether it lives, as the kubelet asks.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn alive(&self) -> Result<()> {
+        self.get("/healthz").map(|_| ())
+    }
+
+    fn get(&self, path: &str) -> Result<String> {
         let mut stream = TcpStream::connect(&self.metrics)?;
         stream.set_read_timeout(Some(CALL_LIMIT))?;
-        write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("no answer of HTTP")?;

@@ -4,6 +4,9 @@ use blockd_csi::proto::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 
 use super::*;
 
+/// How often the kubelet asks in some minutes.
+const PROBES: u32 = 10;
+
 /// The exact size that was asked for: no size of the pool's extents, and no whole GiB.
 #[test]
 fn plugin_command_line_and_metrics_report_the_size_that_was_asked_for() {
@@ -30,6 +33,35 @@ fn plugin_command_line_and_metrics_report_the_size_that_was_asked_for() {
     let row = format!("blockd_volume_size_bytes{{pool=\"{pool}\",volume=\"{name}\"}} {BYTES}");
     let metrics = rig.daemon.metrics().unwrap();
     assert!(metrics.lines().any(|line| line == row), "{row} is not in {metrics}");
+}
+
+/// The kubelet would start a plugin anew that is not alive, and its sidecars with it.
+#[test]
+fn a_plugin_whose_daemon_is_away_is_alive_and_not_ready() {
+    let mut rig = Rig::start("alive", &Settings::default()).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let pid = rig.plugin.pid();
+    rig.plugin.alive().unwrap();
+    for way in ["stopped", "dead"] {
+        match way {
+            "stopped" => rig.daemon.signal(Signal::SIGSTOP).unwrap(),
+            _ => rig.daemon.kill().unwrap(),
+        }
+        for _ in 0..PROBES {
+            let asked = std::time::Instant::now();
+            rig.plugin.alive().unwrap_or_else(|error| panic!("{way}: {error:#}"));
+            // The kubelet waits for 10 s.
+            assert!(asked.elapsed() < Duration::from_secs(10), "{way}: {:?}", asked.elapsed());
+        }
+        if way == "dead" {
+            assert_eq!(driver.probe(ProbeRequest {}).unwrap().ready, Some(false));
+        } else {
+            rig.daemon.signal(Signal::SIGCONT).unwrap();
+        }
+    }
+    rig.daemon.start().unwrap();
+    ready(&driver);
+    assert!(pid.is_some() && rig.plugin.pid() == pid);
 }
 
 /// Two nodes, each with a daemon and a plugin of its own.
