@@ -25,7 +25,7 @@ const BUSY: [Program; 5] = [
 ];
 
 /// They take less than one. Short forms share the two kernels among them; the longest come first.
-const WAITING: [Program; 14] = [
+const WAITING: [Program; 15] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
@@ -35,6 +35,7 @@ const WAITING: [Program; 14] = [
     ("vm", &["stress", "--short", "--kernel", "6.12"], &["stress"]),
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
     ("vm", &["health", "--short", "--kernel", "7"], &["health"]),
+    ("vm", &["safety", "--short", "--kernel", "6.12"], &["safety"]),
     ("csi_conformance", &[], &[]),
     ("kill", &["--rounds", "3"], &["--rounds", "200"]),
     ("story", &["--short"], &[]),
