@@ -104,6 +104,17 @@ const ITEMS: &[Item] = &[
         )],
     },
     Item {
+        mistake: "health speaks of writes that wait no more",
+        groups: &[file(
+            "blockd-tests",
+            "space_health",
+            &[
+                "a_write_that_was_refused_after_its_timeout_is_no_longer_reported_as_waiting",
+                "a_write_that_ended_with_its_attachment_is_no_longer_reported_as_waiting",
+            ],
+        )],
+    },
+    Item {
         mistake: "a manifest names old sidecars, or the plugin is restarted for its daemon",
         groups: &[
             file(

@@ -522,7 +522,9 @@ impl Pages {
         if let Ok(handle) = &present.known.state {
             found.extend(find::quota(volume, handle.extent_size()));
         }
-        let writes = sum.blocked.max(u64::from(volume.out_of_space));
+        // The same figure as `blockd_blocked_writes`: the mapper's mark of a volume that ran out of
+        // space stays when the write that waited has ended otherwise.
+        let writes = sum.blocked;
         if writes > 0 {
             let what = format!("volume {}", shown(name));
             found.push(find::blocked(&what, writes, sum.blocked_ns / 1_000_000_000));
