@@ -19,7 +19,7 @@ use crate::pool::{self, PoolError, path_of_namespace};
 
 use super::errors::pool_error;
 use super::pools::{Opened, Unopened, open_or_create, spec};
-use super::served::{ServedPools, check_paths};
+use super::served::{ServedPools, check_kinds, check_places};
 use super::state_file::StateFile;
 
 /// The identity of a pool, as its superblocks have it.
@@ -86,10 +86,12 @@ pub(super) fn open(
     served: Option<&ServedPools>,
 ) -> Result<Opened, Unopened> {
     let Some(share) = &config.region else {
-        check_paths(config)?;
+        check_kinds(config)?;
+        // A file system that is not mounted is the reason, and not where its folder lies then.
         if let Some(served) = served {
             served.require(config, &spec(config, runtime_dir))?;
         }
+        check_places(config)?;
         return open_or_create(config, runtime_dir, node);
     };
     let platform = Platform::default();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{PoolConfig, SizeWish};
+use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
 use crate::error::Error;
 use crate::pool::{DeviceKind, PoolError, PoolHandle, PoolSpec, boot_id, identity};
 
@@ -123,31 +123,37 @@ impl ServedPool {
     }
 }
 
-/// Refuses paths on which no pool may be made, before anything is opened: opening a FIFO waits for
+/// Devices that have a path; others are in the process's memory, or found by another name.
+fn with_paths(config: &PoolConfig) -> impl Iterator<Item = (&DeviceConfig, bool)> {
+    let with_paths = config
+        .devices
+        .iter()
+        .filter(|device| device.path.is_absolute() && device.kind != config::DeviceKind::Memory);
+    with_paths.map(|device| (device, matches!(device.kind, config::DeviceKind::Pmem(_))))
+}
+
+/// Refuses what is neither a file nor a disk, before anything is opened: opening a FIFO waits for
 /// ever, and opening a character device may have effects of its own.
-pub(super) fn check_paths(config: &PoolConfig) -> Result<(), Error> {
+pub(super) fn check_kinds(config: &PoolConfig) -> Result<(), Error> {
     use std::os::unix::fs::FileTypeExt;
-    for device in &config.devices {
-        let is_named = !device.path.is_absolute();
-        let in_memory = device.kind == crate::config::DeviceKind::Memory;
-        if in_memory || is_named {
-            continue;
+    for (device, is_pmem) in with_paths(config) {
+        let Ok(metadata) = std::fs::metadata(&device.path) else { continue };
+        let kind = metadata.file_type();
+        let fits = kind.is_file() || kind.is_block_device();
+        if !(fits || is_pmem && kind.is_char_device()) {
+            let path = device.path.display();
+            return Err(Error::invalid("path", path, "a regular file or a block device"));
         }
-        let is_pmem = matches!(device.kind, crate::config::DeviceKind::Pmem(_));
-        let path = device.path.display().to_string();
-        let refuse = |allowed: &str| Err(Error::invalid("path", &path, allowed));
-        match std::fs::metadata(&device.path) {
-            Ok(metadata) => {
-                let kind = metadata.file_type();
-                let fits = kind.is_file() || kind.is_block_device();
-                if !(fits || is_pmem && kind.is_char_device()) {
-                    return refuse("a regular file or a block device");
-                }
-            }
-            Err(_) if !matches!(device.size, SizeWish::Existing) => {
-                check_new(&device.path, config.volatile || is_pmem)?;
-            }
-            Err(_) => {}
+    }
+    Ok(())
+}
+
+/// Refuses places where no new file may be made.
+pub(super) fn check_places(config: &PoolConfig) -> Result<(), Error> {
+    for (device, is_pmem) in with_paths(config) {
+        let is_made = !matches!(device.size, SizeWish::Existing);
+        if is_made && std::fs::metadata(&device.path).is_err() {
+            check_new(&device.path, config.volatile || is_pmem)?;
         }
     }
     Ok(())

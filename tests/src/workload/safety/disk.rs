@@ -49,6 +49,8 @@ pub fn run(run: &Run) -> Result<String> {
 /// # Errors
 /// When a mistake is not refused, or data is lost.
 pub fn inside(short: bool) -> Result<()> {
+    // As systemd has it: the daemon's own namespace sees what is mounted later.
+    guest::shell("mount --make-rshared /")?;
     fs::create_dir_all("/mnt/other")?;
     let refused = claimed(Path::new("/dev/vda"))?;
     let rounds = if short { 1 } else { 5 };
@@ -124,7 +126,16 @@ fn replugged(disk: &Path) -> Result<()> {
     guest::shell(&format!("echo 1 >{slot}/remove; echo 1 >/sys/bus/pci/rescan"))?;
     crate::tools::wait_until("the disk", guest::PATIENCE, || disk.exists().then_some(()))?;
     let error = refused_start(&mut daemon)?;
-    ensure!(error.contains("--accept-loss"), "{error}");
+    ensure!(error.contains("disk sequence number"), "{error}");
+    // What is lost is what no flush was answered for, and only by an explicit word.
+    let settings = Settings {
+        pool: Some(disk.to_path_buf()),
+        pool_lines: "accept_loss = true\n".to_owned(),
+        ..Settings::default()
+    };
+    daemon.configure(&settings)?;
+    daemon.start()?;
+    ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
     Ok(())
 }
 
