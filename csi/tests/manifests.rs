@@ -321,7 +321,7 @@ fn liveness_is_the_plugins_own_and_readiness_the_daemons() {
     assert!(timeout < plugin["readinessProbe"]["timeoutSeconds"].as_u64().unwrap(), "{timeout} s");
 }
 
-/// The first versions whose features are on by default and whose objects are those of the manifests.
+/// The first versions whose features are on by default, and whose objects the manifests have.
 const MINIMUM: [(&str, [u32; 3]); 7] = [
     ("csi-node-driver-registrar", [2, 17, 0]),
     ("livenessprobe", [2, 16, 0]),

@@ -12,7 +12,7 @@ use super::objects;
 /// What is used of the sidecars, as their own documents name it.
 const SIDECARS: [(&str, &[&str]); 7] = [
     ("csi-node-driver-registrar", &["csi-address", "kubelet-registration-path"]),
-    ("livenessprobe", &["csi-address", "health-port"]),
+    ("livenessprobe", &["csi-address", "health-port", "probe-timeout"]),
     (
         "csi-provisioner",
         &[
