@@ -95,6 +95,12 @@ pub enum MapperError {
         /// Its logical block in bytes.
         block_size: u32,
     },
+    /// Another open has claimed the pool on its media: this one writes to it no more.
+    #[error("pool was claimed by another open (node {node:08x}): this one has stopped writing")]
+    ClaimLost {
+        /// The other open's node; 0 where it is not known.
+        node: u32,
+    },
     /// Writing to a snapshot or to a pool opened read-only.
     #[error("read-only")]
     ReadOnly,

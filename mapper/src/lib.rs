@@ -19,6 +19,7 @@ pub mod allocator;
 pub mod arena;
 #[cfg(not(loom))]
 mod change;
+pub mod claim;
 #[cfg(not(loom))]
 pub mod create;
 #[cfg(not(loom))]

@@ -57,6 +57,8 @@ pub struct Tuning {
     pub commit_blocks: usize,
     /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
     pub marks: Option<Marks>,
+    /// The caller renews a claim page on the first device. The superblock says so from then on.
+    pub claimed: bool,
 }
 
 impl Default for Tuning {
@@ -74,6 +76,7 @@ impl Default for Tuning {
             whole_blocks: false,
             commit_blocks: 64,
             marks: None,
+            claimed: false,
         }
     }
 }
@@ -411,6 +414,12 @@ impl Pool {
     /// program. The ring stays valid: no flush has failed, and all that was answered is in it.
     pub fn halt(&self, error: MapperError) {
         self.stop(error);
+    }
+
+    /// Stops the pool, whose claim was lost to another open: the caller submits no more writes.
+    /// What the ring holds may still be needed, if that open gives up before it writes.
+    pub fn lose_claim(&self, node: u32) {
+        self.stop(MapperError::ClaimLost { node });
     }
 
     /// Stops the pool without a word about the ring: it has been closed.

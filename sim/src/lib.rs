@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "mutations")]
+pub mod claim;
+#[cfg(feature = "mutations")]
 pub mod crash;
 #[cfg(feature = "mutations")]
 pub mod model;

@@ -77,6 +77,7 @@ const RULES: &[Rule] = &[
         "diff",
         &["directory", "error", "leaf", "mapping", "mutation", "pool", "sync", "units", "volume"],
     ),
+    ("mapper/src", "claim", &["format"]),
     ("mapper/src", "create", &["error", "format", "geometry", "io", "units"]),
     (
         "mapper/src",

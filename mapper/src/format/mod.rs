@@ -6,6 +6,7 @@
 
 pub mod catalogue;
 pub mod checksum;
+pub mod claim;
 pub mod devices;
 pub mod error;
 pub mod index_page;

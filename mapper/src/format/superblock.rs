@@ -23,8 +23,11 @@ pub const KNOWN_INCOMPAT: u64 = 0;
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Volume records may hold settings. Who doesn't know them leaves limits and reservations out.
 pub const VOLUME_SETTINGS: u64 = 1;
+/// The first device has a claim page, which its opens for writing renew where several hosts may
+/// reach the storage.
+pub const CLAIM_PAGE: u64 = 2;
 /// Features that may be ignored.
-pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS;
+pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS | CLAIM_PAGE;
 
 const MAGIC: [u8; 8] = *b"BLOCKDsb";
 const CRC_AT: usize = 8;

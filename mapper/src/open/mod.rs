@@ -13,7 +13,7 @@ use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
 use crate::format::record::MAX_SINGLE_UNITS;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{CLAIM_PAGE, Superblock};
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::mutation::{Mutation, active};
@@ -588,7 +588,9 @@ impl Opening {
         }
         let present = engine.superblock.clone();
         engine.superblock.epoch = Epoch(present.epoch.0 + 1);
+        let claimed = if self.options.tuning.claimed { CLAIM_PAGE } else { 0 };
         let next = Superblock {
+            compat: present.compat | claimed,
             epoch: Epoch(present.epoch.0 + 1),
             clean: false,
             open_id: self.options.open_id,

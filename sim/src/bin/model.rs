@@ -4,6 +4,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use blockd_mapper::claim::ClaimMutation;
+use blockd_sim::claim::{Search, search};
 use blockd_sim::model::directed;
 use blockd_sim::model::exhaustive::{SPACES, enumerate};
 use blockd_sim::model::generate::{Counters, Tables, config_of, run};
@@ -15,6 +17,11 @@ use blockd_sim::model::step::KINDS;
 use blockd_sim::model::table::{Line, try_mutation};
 use clap::Parser;
 use serde_json::json;
+
+/// Histories of hosts that open one pool, with all rules of its claim page: about a second.
+const CLAIM_HISTORIES: u64 = 50_000;
+/// The same without one of them; the first that fails ends the search.
+const CLAIM_MUTATION_HISTORIES: u64 = 200_000;
 
 /// Protocol model of the mapper's commit rules.
 #[derive(Debug, Parser)]
@@ -73,11 +80,17 @@ fn random(args: &Args, mutation: Mutation) -> bool {
     let report =
         run_random(seed, mutation, Limits { time, histories, violations, threads: args.threads });
     let missing: Vec<&str> = missing_kinds(&report);
+    let claims = search(seed, CLAIM_HISTORIES, None);
+    let claims_good = claims.first.is_none() && claims.met.is_complete();
     let good = report.violations == 0 && missing.is_empty() && report.counters.checks > 0;
     if args.json {
-        println!("{}", report_json(seed, &report, &missing));
+        println!("{}", report_json(seed, &report, &missing, &claims));
     } else {
         print_report(seed, &report, &missing);
+        println!("{} histories of the claim page: {:?}", claims.histories, claims.met);
+        if !claims_good {
+            println!("FAILED: claim page: {:?}", claims.first);
+        }
     }
     if let Some((failed, _)) = report.first {
         let without = args.without.as_ref().map_or_else(String::new, |m| format!(" --without {m}"));
@@ -85,7 +98,7 @@ fn random(args: &Args, mutation: Mutation) -> bool {
             "replay: cargo run --release -p blockd-tests --bin model -- --replay {failed}{without}"
         );
     }
-    good
+    good && claims_good
 }
 
 fn missing_kinds(report: &Report) -> Vec<&'static str> {
@@ -97,7 +110,7 @@ fn per_second(report: &Report) -> u128 {
     u128::from(report.histories) * 1000 / report.elapsed.as_millis().max(1)
 }
 
-fn report_json(seed: u64, report: &Report, missing: &[&str]) -> serde_json::Value {
+fn report_json(seed: u64, report: &Report, missing: &[&str], claims: &Search) -> serde_json::Value {
     let kinds: serde_json::Map<String, serde_json::Value> =
         KINDS.iter().zip(report.counters.kinds).map(|(k, n)| ((*k).into(), n.into())).collect();
     json!({
@@ -109,6 +122,8 @@ fn report_json(seed: u64, report: &Report, missing: &[&str]) -> serde_json::Valu
         "first_violation_seed": report.first.map(|(s, _)| s),
         "events": kinds,
         "events_missing": missing,
+        "claim_histories": claims.histories,
+        "claim_violation_seed": claims.first.map(|(seed, _)| seed),
     })
 }
 
@@ -155,15 +170,27 @@ fn mutate(args: &Args) -> bool {
         world.fault.is_none() && !world.exhausted && world.checks > 0
     });
     let caught = lines.iter().filter(|l| l.caught()).count();
+    let claims: Vec<(ClaimMutation, Search)> = ClaimMutation::ALL
+        .iter()
+        .map(|&rule| (rule, search(seed, CLAIM_MUTATION_HISTORIES, Some(rule))))
+        .collect();
+    let claims_caught = claims.iter().filter(|(_, found)| found.first.is_some()).count();
     if args.json {
-        println!("{}", table_json(seed, &lines, clean));
+        println!("{}", table_json(seed, &lines, clean, &claims));
     } else {
+        for (rule, found) in &claims {
+            let how = found
+                .first
+                .map_or_else(|| "NOT CAUGHT".to_owned(), |(_, fault)| format!("{fault:?}"));
+            println!("claim {how:17} first at history {:>7}  {rule:?}", found.histories);
+        }
+        println!("{claims_caught} of {} mutations of the claim page caught", claims.len());
         println!(
             "{caught} of {} mutations caught; scripts clean with all rules: {clean}",
             lines.len()
         );
     }
-    clean && caught == lines.len()
+    clean && caught == lines.len() && claims_caught == claims.len()
 }
 
 fn print_line(line: &Line) {
@@ -180,7 +207,12 @@ fn print_line(line: &Line) {
     );
 }
 
-fn table_json(seed: u64, lines: &[Line], clean: bool) -> serde_json::Value {
+fn table_json(
+    seed: u64,
+    lines: &[Line],
+    clean: bool,
+    claims: &[(ClaimMutation, Search)],
+) -> serde_json::Value {
     let rows: Vec<_> = lines
         .iter()
         .map(|l| {
@@ -197,7 +229,17 @@ fn table_json(seed: u64, lines: &[Line], clean: bool) -> serde_json::Value {
             })
         })
         .collect();
-    json!({ "seed": seed, "scripts_clean": clean, "mutations": rows })
+    let claims: Vec<_> = claims
+        .iter()
+        .map(|(rule, found)| {
+            json!({
+                "name": format!("{rule:?}"),
+                "caught": found.first.is_some(),
+                "histories": found.histories,
+            })
+        })
+        .collect();
+    json!({ "seed": seed, "scripts_clean": clean, "mutations": rows, "claim_mutations": claims })
 }
 
 fn exhaustive(args: &Args, mutation: Mutation) -> bool {

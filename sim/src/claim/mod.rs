@@ -1,0 +1,451 @@
+//! Histories of several hosts that open one pool: the rules of its claim page, over storage that is
+//! slow up to its bound and hosts that stall, die and come back.
+//!
+//! The claimants are those of the daemon. Time is simulated. Two things must never be seen: a write
+//! that lands after another open has begun to own the pool, and, where no host stalls and storage
+//! is quick, an owner that loses the pool.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use blockd_mapper::claim::{Action, ClaimMutation, ClaimTiming, Claimant, Standing};
+use blockd_mapper::format::claim::{Claim, ClaimPage, ClaimState};
+
+const MS: u64 = 1_000_000;
+/// Simulated time of a history: several takeovers fit into it.
+const LENGTH: u64 = 40_000 * MS;
+/// W of every opener.
+const WAIT: u64 = ClaimTiming::LEAST_WAIT_NS;
+/// Events of a history at the most, so that a mutation that never sleeps ends.
+const MAX_EVENTS: u32 = 20_000;
+
+/// What went wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A write of one open landed after another had begun to own the pool.
+    ForeignWrite,
+    /// A punctual owner lost the pool.
+    PunctualLost,
+}
+
+/// What histories have met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Met {
+    /// Opens that became owners.
+    pub owners: u64,
+    /// Opens that were refused.
+    pub refused: u64,
+    /// Owners that lost the pool.
+    pub lost: u64,
+    /// Writes of owners that landed.
+    pub writes: u64,
+    /// Writes that the gate held back.
+    pub held_back: u64,
+    /// Claims that were not submitted because they were late.
+    pub late: u64,
+    /// Opens that needed no wait.
+    pub at_home: u64,
+}
+
+impl Met {
+    /// Adds what another history has met.
+    pub const fn add(&mut self, other: &Self) {
+        self.owners += other.owners;
+        self.refused += other.refused;
+        self.lost += other.lost;
+        self.writes += other.writes;
+        self.held_back += other.held_back;
+        self.late += other.late;
+        self.at_home += other.at_home;
+    }
+
+    /// Whether everything was met that the rules are about.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        let opens = self.owners > 0 && self.refused > 0 && self.lost > 0 && self.at_home > 0;
+        opens && self.writes > 0 && self.held_back > 0 && self.late > 0
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Event {
+    Start(usize),
+    /// A host does what its claimant wants next.
+    Step(usize, u64),
+    /// It submits the write that it was given.
+    Submit(usize, u64),
+    /// A read takes what the page holds.
+    Sample(usize, u64, u64),
+    ReadDone(usize, u64, u64),
+    /// A claim lands, by its place in the list.
+    Land(usize),
+    WriteDone(usize, u64),
+    /// A host tries to write to the pool.
+    Data(usize, u64),
+    DataLand(u64),
+    Crash(usize),
+    Release(usize),
+}
+
+struct Host {
+    claimant: Option<Claimant>,
+    /// Number of the open; rises over all hosts.
+    open: u64,
+    stalled_until: u64,
+    /// When the last IO that this host has submitted lands: the owner lock of the device is held
+    /// until then, also after a crash.
+    io_ends: u64,
+    to_write: Option<Claim>,
+    sampled: Option<ClaimPage>,
+    was_owner: bool,
+    is_closing: bool,
+    began: u64,
+}
+
+struct World {
+    random: fastrand::Rng,
+    /// No host stalls or dies, and storage answers within some milliseconds.
+    is_quick: bool,
+    /// B, the bound on IO; nothing is slower.
+    bound: u64,
+    now: u64,
+    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    sequence: u64,
+    page: ClaimPage,
+    landing: Vec<Claim>,
+    hosts: Vec<Host>,
+    next_open: u64,
+    /// The open that has owned the pool last.
+    owner: u64,
+    without: Option<ClaimMutation>,
+    met: Met,
+    fault: Option<Fault>,
+}
+
+/// Runs the history of a seed.
+#[must_use]
+pub fn run(seed: u64, without: Option<ClaimMutation>) -> (Met, Option<Fault>) {
+    let mut world = World::new(seed, without);
+    let mut events = 0;
+    while let Some(Reverse((at, _, event))) = world.queue.pop() {
+        events += 1;
+        if at > LENGTH || world.fault.is_some() || events > MAX_EVENTS {
+            break;
+        }
+        world.now = at;
+        world.handle(event);
+    }
+    (world.met, world.fault)
+}
+
+/// Runs histories from a seed on until one fails; gives how many were run.
+#[must_use]
+pub fn search(seed: u64, histories: u64, without: Option<ClaimMutation>) -> Search {
+    let mut found = Search { histories: 0, met: Met::default(), first: None };
+    for number in 0..histories {
+        let history = seed.wrapping_add(number);
+        let (met, fault) = run(history, without);
+        found.histories += 1;
+        found.met.add(&met);
+        if let Some(fault) = fault {
+            found.first = Some((history, fault));
+            break;
+        }
+    }
+    found
+}
+
+/// What a search has found.
+#[derive(Clone, Copy, Debug)]
+pub struct Search {
+    /// Histories that were run.
+    pub histories: u64,
+    /// What they met.
+    pub met: Met,
+    /// The first seed that failed, and how.
+    pub first: Option<(u64, Fault)>,
+}
+
+impl World {
+    fn new(seed: u64, without: Option<ClaimMutation>) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let is_quick = random.u8(..4) == 0;
+        let timing = ClaimTiming::new(WAIT);
+        let count = random.usize(2..=3);
+        let page = match random.u8(..4) {
+            0 => ClaimPage::Absent,
+            1 => ClaimPage::Claim(claim(1000, 9, ClaimState::Free)),
+            2 => ClaimPage::Claim(claim(1000, 9, ClaimState::Held)),
+            _ => ClaimPage::Claim(claim(1000, 1, ClaimState::Held)),
+        };
+        let host = || Host {
+            claimant: None,
+            open: 0,
+            stalled_until: 0,
+            io_ends: 0,
+            to_write: None,
+            sampled: None,
+            was_owner: false,
+            is_closing: false,
+            began: 0,
+        };
+        let mut world = Self {
+            is_quick,
+            bound: timing.wait_ns - timing.valid_ns - 1,
+            now: 0,
+            queue: BinaryHeap::new(),
+            sequence: 0,
+            page,
+            landing: Vec::new(),
+            hosts: (0..count).map(|_| host()).collect(),
+            next_open: 1,
+            owner: 0,
+            without,
+            met: Met::default(),
+            fault: None,
+            random,
+        };
+        for host in 0..count {
+            let at = match world.random.u8(..3) {
+                0 => 0,
+                1 => world.random.u64(..200 * MS),
+                _ => world.random.u64(..8000 * MS),
+            };
+            world.at(at, Event::Start(host));
+        }
+        world
+    }
+
+    fn at(&mut self, at: u64, event: Event) {
+        self.sequence += 1;
+        self.queue.push(Reverse((at, self.sequence, event)));
+    }
+
+    /// How long an IO takes: the extremes show more than what is between them.
+    fn delay(&mut self) -> u64 {
+        if self.is_quick {
+            return self.random.u64(..10 * MS);
+        }
+        match self.random.u8(..6) {
+            0 => 0,
+            1 | 2 => self.random.u64(..5 * MS),
+            3 => self.bound,
+            4 => self.bound - self.random.u64(..50 * MS),
+            _ => self.random.u64(..self.bound),
+        }
+    }
+
+    /// How long a host does nothing before its next step.
+    fn pause(&mut self) -> u64 {
+        match self.random.u8(..40) {
+            _ if self.is_quick => self.random.u64(..2 * MS),
+            0 => self.random.u64(..8000 * MS),
+            1 => self.random.u64(..2500 * MS),
+            _ => self.random.u64(..2 * MS),
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Start(host) => self.start(host),
+            Event::Step(host, open) if self.is_awake(host, open, event) => self.step(host),
+            Event::Submit(host, open) if self.is_awake(host, open, event) => self.submit(host),
+            Event::Sample(host, open, begun) if self.hosts[host].open == open => {
+                self.hosts[host].sampled = Some(self.page);
+                // A read may be answered late: that only makes it older.
+                let at = self.now + self.delay();
+                self.at(at, Event::ReadDone(host, open, begun));
+            }
+            Event::ReadDone(host, open, begun) if self.is_awake(host, open, event) => {
+                self.read_done(host, begun);
+            }
+            Event::Land(at) => self.page = ClaimPage::Claim(self.landing[at]),
+            Event::WriteDone(host, open) if self.is_awake(host, open, event) => {
+                let now = self.now;
+                self.claimant(host).wrote(now);
+                self.note_standing(host);
+                self.step_later(host);
+            }
+            Event::Data(host, open) if self.is_awake(host, open, event) => self.data(host, open),
+            Event::DataLand(open) => {
+                self.met.writes += 1;
+                if self.owner != open {
+                    self.fault = Some(Fault::ForeignWrite);
+                }
+            }
+            Event::Crash(host) => self.crash(host),
+            Event::Release(host) => self.hosts[host].is_closing = true,
+            _ => {}
+        }
+    }
+
+    /// Whether the event is of the open that runs; one that meets a stall comes again after it.
+    fn is_awake(&mut self, host: usize, open: u64, event: Event) -> bool {
+        let one = &self.hosts[host];
+        if one.open != open || one.claimant.is_none() {
+            return false;
+        }
+        let until = one.stalled_until;
+        if until > self.now {
+            self.at(until, event);
+            return false;
+        }
+        true
+    }
+
+    fn claimant(&mut self, host: usize) -> &mut Claimant {
+        self.hosts[host].claimant.as_mut().expect("only of hosts that run")
+    }
+
+    fn start(&mut self, host: usize) {
+        let (open, now) = (self.next_open, self.now);
+        self.next_open += 1;
+        let own = claim(open, host as u64 + 1, ClaimState::Pending);
+        let claimant = Claimant::new(own, ClaimTiming::new(WAIT)).without(self.without);
+        let one = &mut self.hosts[host];
+        one.claimant = Some(claimant);
+        one.open = open;
+        one.to_write = None;
+        one.was_owner = false;
+        one.is_closing = false;
+        one.began = now;
+        self.step_later(host);
+        if !self.is_quick && self.random.u8(..2) == 0 {
+            let at = now + self.random.u64(..12_000 * MS);
+            let end = if self.random.bool() { Event::Crash(host) } else { Event::Release(host) };
+            self.at(at, end);
+        }
+    }
+
+    fn step_later(&mut self, host: usize) {
+        let (open, at) = (self.hosts[host].open, self.now + self.pause());
+        self.at(at, Event::Step(host, open));
+    }
+
+    fn step(&mut self, host: usize) {
+        let (now, open) = (self.now, self.hosts[host].open);
+        // A pool is closed when its IO has ended.
+        if self.hosts[host].is_closing && self.hosts[host].io_ends <= now {
+            self.claimant(host).release();
+        }
+        match self.claimant(host).poll(now) {
+            Action::Read => {
+                let at = now + self.delay();
+                self.at(at, Event::Sample(host, open, now));
+            }
+            Action::Write(claim) => {
+                self.hosts[host].to_write = Some(claim);
+                let at = now + self.pause();
+                self.at(at, Event::Submit(host, open));
+            }
+            Action::Wait(until) => {
+                let at = until.max(now) + self.pause();
+                self.at(at, Event::Step(host, open));
+            }
+            Action::End => self.ended(host),
+        }
+    }
+
+    fn submit(&mut self, host: usize) {
+        let (now, open) = (self.now, self.hosts[host].open);
+        let Some(claim) = self.hosts[host].to_write.take() else { return };
+        if now >= self.claimant(host).submit_by() {
+            self.met.late += 1;
+            self.claimant(host).late();
+            self.step_later(host);
+            return;
+        }
+        self.landing.push(claim);
+        let (lands, number) = (now + self.delay(), self.landing.len() - 1);
+        self.at(lands, Event::Land(number));
+        self.hosts[host].io_ends = self.hosts[host].io_ends.max(lands);
+        let done = lands + self.delay();
+        self.at(done, Event::WriteDone(host, open));
+    }
+
+    fn read_done(&mut self, host: usize, begun: u64) {
+        let now = self.now;
+        if let Some(page) = self.hosts[host].sampled.take() {
+            self.claimant(host).read(begun, now, page);
+        }
+        self.note_standing(host);
+        self.step_later(host);
+    }
+
+    fn note_standing(&mut self, host: usize) {
+        let standing = self.claimant(host).standing();
+        if standing == Standing::Owner && !self.hosts[host].was_owner {
+            self.hosts[host].was_owner = true;
+            self.owner = self.hosts[host].open;
+            self.met.owners += 1;
+            self.met.at_home += u64::from(self.now - self.hosts[host].began < WAIT);
+            let (open, at) = (self.hosts[host].open, self.now);
+            self.at(at, Event::Data(host, open));
+        }
+        if let Standing::Lost(_) = standing {
+            self.met.lost += 1;
+            if self.is_quick {
+                self.fault = Some(Fault::PunctualLost);
+            }
+        }
+    }
+
+    /// Writes whenever it may, most often just before it may not.
+    fn data(&mut self, host: usize, open: u64) {
+        let now = self.now;
+        let until = self.claimant(host).writes_until();
+        if self.hosts[host].is_closing {
+            return;
+        }
+        if now < until {
+            let lands = now + self.delay();
+            self.at(lands, Event::DataLand(open));
+            self.hosts[host].io_ends = self.hosts[host].io_ends.max(lands);
+        } else {
+            self.met.held_back += 1;
+        }
+        let pause = match self.random.u8(..3) {
+            0 if until > now && until - now < 2000 * MS => until - now - 1,
+            _ => self.random.u64(..400 * MS),
+        };
+        self.at(now + pause.max(MS), Event::Data(host, open));
+        if !self.is_quick && self.random.u8(..30) == 0 {
+            self.hosts[host].stalled_until = now + self.random.u64(..9000 * MS);
+        }
+    }
+
+    fn ended(&mut self, host: usize) {
+        let standing = self.claimant(host).standing();
+        self.met.refused += u64::from(matches!(standing, Standing::Refused(_)));
+        self.restart(host);
+    }
+
+    fn crash(&mut self, host: usize) {
+        if self.hosts[host].claimant.is_some() {
+            self.restart(host);
+        }
+    }
+
+    /// The host opens the pool again, once IO of its last open has ended.
+    fn restart(&mut self, host: usize) {
+        let one = &mut self.hosts[host];
+        one.claimant = None;
+        one.stalled_until = 0;
+        let pause = if self.random.bool() { 0 } else { self.random.u64(..5000 * MS) };
+        let at = self.hosts[host].io_ends.max(self.now) + pause;
+        self.at(at, Event::Start(host));
+    }
+}
+
+fn claim(open_id: u64, host: u64, state: ClaimState) -> Claim {
+    Claim {
+        pool_id: [1; 16],
+        state,
+        open_id,
+        counter: 0,
+        node: 0,
+        boot_id: [0; 16],
+        lock_space: host,
+        device: 1,
+    }
+}

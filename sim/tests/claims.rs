@@ -1,0 +1,24 @@
+//! The rules of the claim page: no history breaks them, and each one is needed.
+
+use blockd_mapper::claim::ClaimMutation;
+use blockd_sim::claim::search;
+
+/// With all rules.
+const HISTORIES: u64 = 10_000;
+/// Without one; the first that fails ends the search.
+const MUTATED: u64 = 60_000;
+
+#[test]
+fn no_write_lands_after_another_open_owns_the_pool() {
+    let found = search(1, HISTORIES, None);
+    assert_eq!(found.first, None);
+    assert!(found.met.is_complete(), "{:?}", found.met);
+}
+
+#[test]
+fn each_rule_of_the_claim_is_needed() {
+    for &rule in ClaimMutation::ALL {
+        let found = search(1, MUTATED, Some(rule));
+        assert!(found.first.is_some(), "without {rule:?} nothing was noticed");
+    }
+}
