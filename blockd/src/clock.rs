@@ -27,6 +27,16 @@ impl Clock {
     }
 }
 
+/// Nanoseconds since the host's boot. Goes on while the host is suspended, as other hosts do. No
+/// system call: the kernel's shared page has it.
+#[must_use]
+pub fn boot_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    // Neither is ever negative.
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(rest.unwrap_or(0))
+}
+
 /// Seconds since 1970, by the host's clock.
 #[must_use]
 pub fn wall_seconds() -> u64 {

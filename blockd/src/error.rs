@@ -518,6 +518,7 @@ impl From<MapperError> for Error {
             MapperError::Io { .. } | MapperError::Failed(_) => {
                 Self::io("pool", io::Error::other(text))
             }
+            MapperError::ClaimLost { .. } => Self::in_use("pool", error.to_string()),
             MapperError::Closed => Self::in_use("pool", "is closed"),
             _ => Self::Unexpected { what: "pool".to_owned(), problem: text },
         }

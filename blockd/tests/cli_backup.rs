@@ -115,7 +115,10 @@ fn pools_that_were_copied_and_went_on_apart_are_told_apart() {
         daemon.ok(&["snapshot", "data", "--tag", "tue"]);
         daemon.ok(&["export", "data@mon", "mon.blkd", "--format", "backup"]);
         daemon.ok(&["export", "data@tue", "tue.blkd", "--since", "data@mon"]);
+        // Of pools with one id a host has one open at a time.
+        assert!(daemon.terminate().success());
     }
+    one.start_again();
     let third = Daemon::start("1G");
     let file = |daemon: &Daemon, day: &str| {
         daemon.dir.join(format!("{day}.blkd")).to_str().unwrap().to_owned()

@@ -242,3 +242,32 @@ fn bytes(golden: &str, len: usize) -> Vec<u8> {
     }
     bytes
 }
+
+#[test]
+fn the_claim_page_has_the_bytes_of_the_document() {
+    use blockd_mapper::format::claim::{Claim, ClaimPage, ClaimState};
+    let claim = Claim {
+        pool_id: POOL,
+        state: ClaimState::Held,
+        open_id: 0x4142_4344_4546_4748,
+        counter: 0x51,
+        node: 0x0a0b,
+        boot_id: [0xb0; 16],
+        lock_space: 0x61,
+        device: 0x0701,
+    };
+    let mut page = Page::zeroed();
+    claim.encode(&mut page);
+    assert_eq!(&page.0[..8], b"BLOCKDow");
+    assert_eq!(page.0[12..16], [1, 0, 2, 0]);
+    assert_eq!(page.0[16..32], POOL);
+    assert_eq!(page.0[32..40], [0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x41]);
+    assert_eq!(page.0[40..48], [0x51, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page.0[48..56], [0x0b, 0x0a, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page.0[56..72], [0xb0; 16]);
+    assert_eq!(page.0[72..88], [0x61, 0, 0, 0, 0, 0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0]);
+    assert!(page.0[88..].iter().all(|byte| *byte == 0));
+    assert_eq!(ClaimPage::decode(&page.0), ClaimPage::Claim(claim));
+    page.0[41] ^= 1;
+    assert!(matches!(ClaimPage::decode(&page.0), ClaimPage::Unreadable(_)));
+}

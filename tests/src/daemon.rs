@@ -28,6 +28,7 @@ use serde_json::Value;
 
 use crate::clock::clock;
 use crate::nbd::Connection;
+use crate::other_host::OtherHost;
 use crate::tools;
 
 /// A start that takes longer has failed. Replaying a log and waiting for a dead owner's IO are part
@@ -150,6 +151,7 @@ pub struct Daemon {
     runtime: Folder,
     pool: PathBuf,
     starts: u32,
+    host: Option<OtherHost>,
 }
 
 impl Daemon {
@@ -165,7 +167,7 @@ impl Daemon {
             None => folder.path().join("pool"),
         };
         let program = tools::blockd()?;
-        let daemon = Self { program, child: None, folder, runtime, pool, starts: 0 };
+        let daemon = Self { program, child: None, folder, runtime, pool, starts: 0, host: None };
         daemon.configure(settings)?;
         Ok(daemon)
     }
@@ -298,12 +300,26 @@ impl Daemon {
     pub fn spawn(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "the daemon runs already");
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        let mut command = Command::new(&self.program);
+        let mut command = self.program_command();
         command.arg("serve").arg("--config").arg(self.config());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(command.spawn().context("starting the daemon")?);
         self.starts += 1;
         Ok(())
+    }
+
+    /// From the next start on it runs as if on this host.
+    pub fn move_to(&mut self, host: OtherHost) {
+        self.host = Some(host);
+    }
+
+    /// The program, to be run on its host.
+    #[must_use]
+    pub fn program_command(&self) -> Command {
+        match &self.host {
+            Some(host) => host.command(&self.program),
+            None => Command::new(&self.program),
+        }
     }
 
     /// Waits until both of its sockets answer.

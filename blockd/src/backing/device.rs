@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use blockd_mapper::io::{IoBuffer, IoError};
 use blockd_pmem::media::Durability;
@@ -15,6 +15,7 @@ use nix::sys::statvfs::fstatvfs;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
+use super::Gate;
 use super::mapped::Mapped;
 use super::memory::Memory;
 use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
@@ -102,6 +103,8 @@ pub struct Device {
     memory: Option<Memory>,
     /// Keeps other programs off a block device, for its owner.
     guard: Mutex<Option<File>>,
+    /// Where other hosts may reach it, and a pool has it open for writing.
+    gate: OnceLock<Arc<Gate>>,
 }
 
 impl Device {
@@ -196,7 +199,14 @@ impl Device {
     }
 
     fn from_parts(file: Arc<File>, info: DeviceInfo, memory: Option<Memory>) -> Self {
-        Self { file, size: AtomicU64::new(info.size), info, memory, guard: Mutex::new(None) }
+        Self {
+            file,
+            size: AtomicU64::new(info.size),
+            info,
+            memory,
+            guard: Mutex::new(None),
+            gate: OnceLock::new(),
+        }
     }
 
     fn of_process(spec: &DeviceSpec) -> std::io::Result<Self> {
@@ -343,6 +353,24 @@ impl Device {
         let bytes = &mut bytes[..length.min(FRONT_PAGES * 4096)];
         self.read(0, bytes)?;
         Ok(bytes.iter().all(|&byte| byte == 0))
+    }
+
+    /// Writes are submitted from now on only while this gate is open. To be called before rings
+    /// know the device.
+    pub fn set_gate(&self, gate: &Arc<Gate>) {
+        let _ = self.gate.set(Arc::clone(gate));
+    }
+
+    /// Its gate, where it has one.
+    #[must_use]
+    pub fn gate(&self) -> Option<&Arc<Gate>> {
+        self.gate.get()
+    }
+
+    /// Whether a write may be submitted now.
+    #[must_use]
+    pub fn may_write(&self) -> bool {
+        self.gate.get().is_none_or(|gate| gate.is_open())
     }
 
     /// Tries once to become the owner.

@@ -3,6 +3,7 @@
 mod arena;
 mod device;
 mod doorbell;
+mod gate;
 mod guard;
 #[expect(unsafe_code, reason = "ioctls of block devices")]
 mod ioctl;
@@ -20,6 +21,7 @@ mod ring;
 pub use blockd_pmem::media::Durability;
 pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error};
 pub use doorbell::Doorbell;
+pub use gate::Gate;
 pub use mapped::Mapped;
 pub use memory::Memory;
 pub use message::Message;

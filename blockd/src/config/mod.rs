@@ -120,6 +120,8 @@ pub struct PoolConfig {
     pub extent_size: u32,
     /// How long to wait for the IO of a previous owner to end.
     pub lock_wait: Duration,
+    /// How long other hosts are watched and waited for, where several may reach the storage.
+    pub claim_wait: Duration,
     /// Open it even if that loses answered writes that were not flushed.
     pub accept_loss: bool,
     /// How long a mapping may wait for its commit.

@@ -40,6 +40,23 @@ pub fn pool_error(pool: &str, error: PoolError) -> Error {
                  host is dead, `blockd node declare-dead` first"
             ),
         ),
+        PoolError::OpenHere { path, waited } => Error::in_use(
+            format!("pool {pool}"),
+            format!(
+                "{} has the id of a pool that is open on this host (waited {:.1} s): stop the \
+                 daemon that has these devices by another path, or the pool that this one is a \
+                 copy of",
+                path.display(),
+                waited.as_secs_f32()
+            ),
+        ),
+        PoolError::OpenElsewhere { node, .. } => Error::in_use(
+            format!("pool {pool}"),
+            format!(
+                "is open, or being opened, on another host (node {node:08x}-...): it renews its \
+                 claim on the pool; stop the daemon there first"
+            ),
+        ),
         PoolError::Foreign { .. } => Error::in_use(format!("pool {pool}:"), text),
         PoolError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),
         PoolError::Exists { path } => {

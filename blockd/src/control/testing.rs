@@ -99,6 +99,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         volatile: false,
         extent_size: 64 << 10,
         lock_wait: Duration::from_millis(50),
+        claim_wait: Duration::from_secs(2),
         accept_loss: false,
         commit_interval: Duration::from_secs(1),
         ring_records: 1 << 10,

@@ -40,6 +40,19 @@ pub enum PoolError {
         /// The process that has it, where it lives and is seen from here.
         owner: Option<u32>,
     },
+    /// A pool with the same id is open on this host, by another path or another process.
+    #[error(
+        "{} has the id of a pool that is open on this host, after {:.1} s: the same devices by \
+         another path, or a copy",
+        path.display(),
+        waited.as_secs_f32()
+    )]
+    OpenHere {
+        /// The first device.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// A block device has a file system that is mounted, is part of another device, or is open
     /// exclusively.
     #[error("{} is in use: {by}", path.display())]
@@ -65,6 +78,14 @@ pub enum PoolError {
         node: u32,
         /// The number of the node that was to have had it.
         wanted: Option<u32>,
+    },
+    /// Another host has the pool open, or opens it at this moment.
+    #[error("{} is open, or being opened, on another host (node {node:08x})", path.display())]
+    OpenElsewhere {
+        /// The device.
+        path: PathBuf,
+        /// The number of the node; 0 where it is not known.
+        node: u32,
     },
     /// Something is outside what is allowed.
     #[error("{field} is {value}: must be {allowed}")]

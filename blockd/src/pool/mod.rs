@@ -1,9 +1,12 @@
 //! An open pool: its thread, and the handle that others have of it.
 
+mod claim;
 mod error;
 mod handle;
+mod host_lock;
 mod offline;
 mod open;
+mod ownership;
 mod rehearse;
 #[expect(unsafe_code, reason = "memory shared with the process before this one")]
 mod ring_file;

@@ -10,20 +10,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::geometry::MAX_DEVICES;
-use blockd_mapper::inspect::{Media, MediaMut};
+use blockd_mapper::inspect::{Media, MediaMut, newest_copy};
 use blockd_mapper::io::{IoBuffer, IoError};
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::DeviceIndex;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::PoolError;
+use super::claim::{self, Held, Opener};
+use super::host_lock::{self, HostLock};
+use super::open::boot_id;
 use crate::backing::pmem::{self, PmemOptions};
-use crate::backing::{Device, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error};
+use crate::backing::{Device, DeviceKind, DeviceSpec, Gate, claim_disk, disk_sequence, io_error};
 use crate::clock::Clock;
 
 /// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
 /// has ended has IO under way for some milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// How long other hosts are watched and waited for: the daemon's default.
+const CLAIM_WAIT: Duration = Duration::from_secs(2);
 /// How often it is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -48,6 +53,9 @@ pub struct Offline {
     present: Vec<PresentDevice>,
     /// Memory of the alignment that reads past the page cache want.
     aligned: IoBuffer,
+    /// Of one that writes: the host's lock, and the claim where other hosts may reach the pool.
+    lock: Option<HostLock>,
+    claim: Option<(Arc<Gate>, Held)>,
 }
 
 #[derive(Debug)]
@@ -113,7 +121,47 @@ impl Offline {
         let none = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let aligned = IoBuffer::new(DIRECT_PAGES);
         let aligned = aligned.ok_or_else(none).map_err(PoolError::io("read", "the pool"))?;
-        Ok(Self { files, present, aligned })
+        let mut offline = Self { files, present, aligned, lock: None, claim: None };
+        if access == Access::Write {
+            offline.take()?;
+        }
+        Ok(offline)
+    }
+
+    /// Takes the pool as a daemon does, so that no other host and no other path writes to it.
+    fn take(&mut self) -> Result<(), PoolError> {
+        let mut found = None;
+        for index in 0..self.files.len() {
+            let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
+            let present = self.present[index].clone();
+            let copy = newest_copy(self, device, &present);
+            if let Some(copy) = copy.filter(|copy| copy.this_device == DeviceIndex(0)) {
+                found = Some((index, copy.pool_id));
+                break;
+            }
+        }
+        // Where no pool is yet, one may be made: on the first device that is named.
+        let first = &self.files[found.map_or(0, |(index, _)| index)];
+        let path = PathBuf::from(&self.present[found.map_or(0, |(index, _)| index)].name);
+        if let Some((_, pool_id)) = found {
+            self.lock = host_lock::take(&pool_id, &path, LOCK_WAIT)?;
+        }
+        let is_media = |one: &Opened| one.mapped.is_none() && claim::is_shared(&one.file);
+        if !self.files.iter().any(is_media) {
+            return Ok(());
+        }
+        let opener = Opener {
+            pool_id: found.map_or([0; 16], |(_, pool_id)| pool_id),
+            open_id: fastrand::u64(1..),
+            node: 0,
+            boot_id: boot_id()?,
+            lock_space: self.lock.as_ref().map_or(0, HostLock::space),
+            wait: CLAIM_WAIT,
+        };
+        let gate = Arc::default();
+        let claim = claim::take(&first.file, &path, &opener, &gate)?;
+        self.claim = Some((gate, claim));
+        Ok(())
     }
 
     /// What they are.
@@ -188,6 +236,15 @@ fn open_file(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
     }
 }
 
+impl Drop for Offline {
+    fn drop(&mut self) {
+        // What was written has ended.
+        if let Some((_, claim)) = self.claim.take() {
+            claim.release();
+        }
+    }
+}
+
 impl Media for Offline {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let one = self.files.get(usize::from(device.0)).ok_or(IoError::Gone)?;
@@ -222,6 +279,9 @@ fn forget(file: &File, offset: u64, len: usize) {
 
 impl MediaMut for Offline {
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        if self.claim.as_ref().is_some_and(|(gate, _)| !gate.is_open()) {
+            return Err(IoError::Gone);
+        }
         let one = self.opened(device)?;
         match one.mapped.as_ref().and_then(Device::memory) {
             Some(memory) => memory.write(0, offset, bytes, true),

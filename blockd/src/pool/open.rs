@@ -16,12 +16,13 @@ use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
 
 use super::handle::PoolHandle;
+use super::ownership::{Ownership, add_gate};
 use super::ring_file::RingFile;
 use super::{MAX_WORKERS, PoolError, PoolSpec, storage, thread};
 use crate::backing::pmem::namespace::is_namespace;
 use crate::backing::pmem::{NoHeader, Pmem};
 use crate::backing::{
-    Device, DeviceKind, DeviceSpec, Ended, FileSlot, Ring, RingOptions, io_error,
+    Device, DeviceKind, DeviceSpec, Ended, FileSlot, Gate, Ring, RingOptions, io_error,
 };
 use crate::clock::Clock;
 
@@ -37,7 +38,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const CLAIM_WAIT: Duration = Duration::from_secs(2);
 /// How long a process that lives is waited for. It may be about to end; the IO of a dead one may
 /// take as long as [`PoolSpec::lock_wait`].
-const LIVING_WAIT: Duration = Duration::from_secs(30);
+pub(super) const LIVING_WAIT: Duration = Duration::from_secs(30);
 /// How often the log says that a lock is waited for.
 const LOCK_REPORT: Duration = Duration::from_secs(5);
 
@@ -82,10 +83,21 @@ pub fn create(spec: &PoolSpec) -> Result<Created, PoolError> {
 
 /// Returns the new pool's identity, or the error and whether no IO is left under way.
 fn lock_and_make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (PoolError, bool)> {
-    let ready = devices.iter().try_for_each(|device| lock(device, spec.lock_wait));
+    let idle = |error| (error, true);
+    devices.iter().try_for_each(|device| lock(device, spec.lock_wait)).map_err(idle)?;
     // Another process may have made one while the lock was waited for.
-    ready.and_then(|()| refuse_pools(spec)).map_err(|error| (error, true))?;
-    make(spec, devices)
+    refuse_pools(spec).map_err(idle)?;
+    let (pool_id, gate) = (random_id(), add_gate(devices));
+    let none = || (MapperError::Internal("a pool has no device").into(), true);
+    let first = devices.first().ok_or_else(none)?;
+    let open_id = fastrand::u64(1..);
+    let mut ownership =
+        Ownership::take(spec, first, pool_id, open_id, gate.as_ref()).map_err(idle)?;
+    // Another host may have made one while it was watched.
+    refuse_pools(spec).map_err(idle)?;
+    make(spec, devices, pool_id)?;
+    ownership.release();
+    Ok(pool_id)
 }
 
 fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
@@ -97,20 +109,24 @@ fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
     Ok(())
 }
 
-fn make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (PoolError, bool)> {
+fn make(
+    spec: &PoolSpec,
+    devices: &[Arc<Device>],
+    pool_id: [u8; 16],
+) -> Result<(), (PoolError, bool)> {
     let mut ring = new_ring().map_err(|error| (error, true))?;
-    make_on(&mut ring, spec, devices).map_err(|error| (error, ring.in_flight() == 0))
+    make_on(&mut ring, spec, devices, pool_id).map_err(|error| (error, ring.in_flight() == 0))
 }
 
 fn make_on(
     ring: &mut Ring,
     spec: &PoolSpec,
     devices: &[Arc<Device>],
-) -> Result<[u8; 16], PoolError> {
+    pool_id: [u8; 16],
+) -> Result<(), PoolError> {
     for device in devices {
         device.format(random_id()).map_err(PoolError::io("format", &device.info().path))?;
     }
-    let pool_id = random_id();
     let options = CreateOptions {
         pool_id,
         extent_size: spec.extent_size,
@@ -132,7 +148,7 @@ fn make_on(
         driver.wait()?.into_iter().for_each(|(c, r)| creating.complete(c, r));
     }
     creating.finish()?;
-    Ok(pool_id)
+    Ok(())
 }
 
 /// Whether there is a pool on the first device. Nothing is written.
@@ -277,13 +293,14 @@ fn prepare(
     let mut ring = new_ring()?;
     // The spares come last: what joins the pool later has the next number, and all rings know it.
     let all: Vec<_> = devices.iter().chain(&spares).cloned().collect();
+    let gate = add_gate(&all);
     let served = serve(&mut ring, &all)?;
-    let opened = open_on(spec, &mut ring, &served, devices.len());
+    let opened = open_on(spec, &mut ring, &served, devices.len(), gate.as_ref());
     if opened.is_err() && ring.in_flight() == 0 {
         // The ring keeps the files for a while: without this, the next attempt would wait for us.
         all.iter().for_each(|device| device.unlock());
     }
-    let (Opened { pool, mut engine, report }, ring_file) = opened?;
+    let (Opened { pool, mut engine, report }, ring_file, ownership) = opened?;
     spares.iter().filter_map(|spare| spare.pmem()).for_each(Pmem::note_spare);
     if devices.iter().filter_map(|device| device.pmem()).any(Pmem::is_to_be_erased) {
         tracing::info!(pool = spec.name, "free space is overwritten, as it may not have been");
@@ -292,26 +309,33 @@ fn prepare(
     // Closing takes the ring away; where nothing may be written, what it holds is still needed.
     let ring_file = ring_file.filter(|_| !pool.is_read_only());
     let (thread, handle) =
-        thread::PoolThread::new(spec, pool, engine, ring, served, ring_file, clock)?;
+        thread::PoolThread::new(spec, pool, engine, ring, served, (ring_file, ownership), clock)?;
     Ok((thread, handle, report))
 }
 
 /// Opens the pool that lies on the first `members` devices; the others are spares. Returns the
-/// delta ring's file as well, where there is one.
+/// delta ring's file as well, where there is one, and what keeps others from the pool.
 fn open_on(
     spec: &PoolSpec,
     ring: &mut Ring,
     served: &[Served],
     members: usize,
-) -> Result<(Opened, Option<PathBuf>), PoolError> {
+    gate: Option<&Arc<Gate>>,
+) -> Result<(Opened, Option<PathBuf>, Ownership), PoolError> {
     let all: Vec<_> = served.iter().map(|one| Arc::clone(&one.device)).collect();
     let devices = all.get(..members).unwrap_or(&all);
     let volatile = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
     if volatile {
-        make(spec, devices).map_err(|(error, _)| error)?;
+        make(spec, devices, random_id()).map_err(|(error, _)| error)?;
     }
     let open_id = fastrand::u64(1..);
-    let own_ring = if volatile { None } else { Some(own_ring(spec, served, open_id)?) };
+    let (own_ring, ownership) = match volatile {
+        true => (None, Ownership::default()),
+        false => {
+            let (ring, ownership) = own_ring(spec, served, open_id, gate)?;
+            (Some(ring), ownership)
+        }
+    };
     let ring_file = own_ring.as_ref().map(|ring| ring.path.clone());
     let ring_problem = own_ring.as_ref().and_then(|ring| ring.problem.clone());
     let defaults = Tuning::default();
@@ -333,6 +357,7 @@ fn open_on(
             passdown: all.iter().any(|device| device.takes_discards()),
             synchronous: all.iter().all(|device| device.pmem().is_some()),
             whole_blocks: all.iter().any(|device| has_whole_blocks(device)),
+            claimed: gate.is_some(),
             ..defaults
         },
     };
@@ -347,7 +372,7 @@ fn open_on(
     };
     let mut opened = opened?;
     opened.report.ring_problem = ring_problem.or(opened.report.ring_problem);
-    Ok((opened, ring_file))
+    Ok((opened, ring_file, ownership))
 }
 
 fn opened(driver: &mut Driver<'_>, options: OpenOptions) -> Result<Opened, PoolError> {
@@ -372,21 +397,39 @@ struct OwnRing {
 }
 
 /// The ring's file may be grown to the dimensions of this start, so it is opened only by the owner:
-/// the lock comes first.
-fn own_ring(spec: &PoolSpec, served: &[Served], open_id: u64) -> Result<OwnRing, PoolError> {
+/// the locks and the claim come first.
+fn own_ring(
+    spec: &PoolSpec,
+    served: &[Served],
+    open_id: u64,
+    gate: Option<&Arc<Gate>>,
+) -> Result<(OwnRing, Ownership), PoolError> {
     for one in served {
         lock(&one.device, spec.lock_wait)?;
         one.device.start().map_err(PoolError::io("take up", &one.device.info().path))?;
     }
-    let newest = served.iter().filter_map(|one| superblock(&one.device));
-    let newest = newest.max_by_key(|superblock| superblock.generation);
-    if let Some(superblock) = &newest {
-        refuse_foreign(spec, superblock)?;
+    let newest = || -> Result<Option<Superblock>, PoolError> {
+        let copies = served.iter().filter_map(|one| superblock(&one.device));
+        let newest = copies.max_by_key(|superblock| superblock.generation);
+        newest.iter().try_for_each(|superblock| refuse_foreign(spec, superblock))?;
+        Ok(newest)
+    };
+    let mut found = newest()?;
+    let mut ownership = Ownership::default();
+    let first = served.iter().find_map(|one| {
+        let copy = superblock(&one.device).filter(|copy| copy.this_device == DeviceIndex(0))?;
+        Some((&one.device, copy.pool_id))
+    });
+    // Without its first device the mapper refuses the pool, and the gate stays closed.
+    if let Some((first, pool_id)) = first {
+        ownership = Ownership::take(spec, first, pool_id, open_id, gate)?;
+        // Another host may have had the pool open meanwhile.
+        found = newest()?;
     }
     // Without a superblock the mapper says what is wrong; the ring is not asked for.
-    let id = newest.as_ref().map_or([0; 16], |superblock| superblock.pool_id);
+    let id = found.as_ref().map_or([0; 16], |superblock| superblock.pool_id);
     let path = ring_path(&spec.ring_dir, &id);
-    let problem = match &newest {
+    let problem = match &found {
         Some(superblock) => check_storage(spec, served, superblock, &path, open_id)?,
         None => None,
     };
@@ -394,7 +437,7 @@ fn own_ring(spec: &PoolSpec, served: &[Served], open_id: u64) -> Result<OwnRing,
     if !file.is_locked() {
         tracing::warn!(path = %path.display(), "delta ring can't be locked in memory");
     }
-    Ok(OwnRing { memory: file, path, problem })
+    Ok((OwnRing { memory: file, path, problem }, ownership))
 }
 
 /// Refuses a ring that would be replayed over disks that were restarted since it was written, or
@@ -540,7 +583,7 @@ fn new_ring() -> Result<Ring, PoolError> {
 fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolError> {
     let mut served = Vec::new();
     for device in devices {
-        let slot = ring.add_file(device.file());
+        let slot = ring.add_device(device);
         let slot = slot.map_err(PoolError::io("register", &device.info().path))?;
         served.push(Served { device: Arc::clone(device), slot });
     }
@@ -585,6 +628,15 @@ impl Driver<'_> {
         if matches!(command.op, IoOp::Fence) {
             lock(&one.device, self.lock_wait)?;
             return Ok(vec![(command, Ok(()))]);
+        }
+        let writes = matches!(command.op, IoOp::Write { .. });
+        // The claim is renewed meanwhile.
+        let clock = Clock::start();
+        while writes && !one.device.may_write() && clock.elapsed() < self.lock_wait {
+            if one.device.gate().is_some_and(|gate| gate.lost_to().is_some()) {
+                break;
+            }
+            std::thread::sleep(LOCK_PAUSE);
         }
         let started = match at_once(&one.device, &mut command.op) {
             Begun::Ended(result) => return Ok(vec![(command, result)]),

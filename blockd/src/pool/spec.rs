@@ -37,6 +37,8 @@ pub struct PoolSpec {
     pub accept_loss: bool,
     /// How long a former owner, and its IO, is waited for.
     pub lock_wait: Duration,
+    /// How long other hosts are watched and waited for, where several may reach the storage.
+    pub claim_wait: Duration,
     /// After how long a change is committed without being asked.
     pub commit_interval: Duration,
     /// Where the states of its space begin; `None`: it is never slowed down.
@@ -64,6 +66,7 @@ impl PoolSpec {
             ring_dir,
             accept_loss: false,
             lock_wait: Duration::from_secs(300),
+            claim_wait: Duration::from_secs(2),
             commit_interval: Duration::from_secs(1),
             marks: Some(Marks::default()),
             quantum: 64 * u64::from(DEFAULT_EXTENT_SIZE),

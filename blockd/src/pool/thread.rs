@@ -18,8 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
 use super::open::{Begun, Served, at_once};
+use super::ownership::Ownership;
 use super::{PoolError, PoolSpec, storage};
-use crate::backing::{Doorbell, Ended, Ring, io_error};
+use crate::backing::{Doorbell, Ended, Gate, Ring, io_error};
 use crate::clock::Clock;
 use crate::mailbox::{Inbox, mailbox};
 use crate::stats::{MediaOp, MediaStats};
@@ -74,6 +75,7 @@ pub(super) struct PoolThread {
     closed: bool,
     /// The delta ring's file. A pool that was closed in order has nothing in it.
     ring_file: Option<PathBuf>,
+    ownership: Ownership,
 }
 
 impl std::fmt::Debug for PoolThread {
@@ -94,7 +96,7 @@ impl PoolThread {
         engine: Engine,
         ring: Ring,
         served: Vec<Served>,
-        ring_file: Option<PathBuf>,
+        (ring_file, ownership): (Option<PathBuf>, Ownership),
         clock: Clock,
     ) -> Result<(Self, PoolHandle), PoolError> {
         let (space_changes, changes) = mpsc::channel(MAX_CHANGES);
@@ -143,7 +145,11 @@ impl PoolThread {
             told_failure: false,
             closed: false,
             ring_file,
+            ownership,
         };
+        if let Some(gate) = thread.gate() {
+            gate.ring_when_lost(&thread.shared.doorbell);
+        }
         Ok((thread, handle))
     }
 
@@ -170,6 +176,7 @@ impl PoolThread {
         // One that is only read is closed while workers may still read.
         if self.closed && self.under_way == 0 && !self.shared.pool.is_read_only() {
             self.end_erasing();
+            self.ownership.release();
             // Rings hold the files until the kernel has cleared them away, which may take long:
             // the next owner need not wait for that, since no IO is left (rule R11).
             for device in &self.shared.devices {
@@ -190,7 +197,16 @@ impl PoolThread {
         }
     }
 
+    fn gate(&self) -> Option<&Arc<Gate>> {
+        self.served.iter().find_map(|one| one.device.gate())
+    }
+
     fn turn(&mut self) -> std::io::Result<()> {
+        if let Some(node) = self.gate().and_then(|gate| gate.lost_to())
+            && !self.told_failure
+        {
+            self.shared.pool.lose_claim(node);
+        }
         self.take_asks();
         self.take_discarded();
         self.poll()?;
@@ -256,6 +272,11 @@ impl PoolThread {
             self.engine.complete(command, Ok(()));
             return;
         }
+        let writes = matches!(command.op, IoOp::Write { .. } | IoOp::Discard { .. });
+        if writes && !one.device.may_write() {
+            self.hold_back(command);
+            return;
+        }
         let begun = at_once(&one.device, &mut command.op);
         if let Begun::Ended(result) = begun {
             if let Err(IoError::Media) = result {
@@ -278,9 +299,17 @@ impl PoolThread {
                     self.under_way += 1;
                     self.watch(id, device);
                 }
+                // The gate was closed meanwhile.
+                Err(command) if writes && !one.device.may_write() => self.hold_back(command),
                 Err(command) => self.engine.complete(command, Err(IoError::Media)),
             }
         }
+    }
+
+    /// The pool's claim has lapsed: the command is tried again when it may have been renewed.
+    fn hold_back(&mut self, command: IoCommand) {
+        self.starved.push_back(command);
+        self.retry_at = self.clock.ns() + SPACE_PAUSE_NS;
     }
 
     /// An IO is under way from now on. Ids are told apart by one more than they are.
@@ -520,6 +549,8 @@ fn start_discards(
         for command in commands {
             let device = shared.devices.get(usize::from(command.device.0));
             let result = match (&command.op, device) {
+                // A discard that is left out does no harm.
+                (IoOp::Discard { .. }, Some(device)) if !device.may_write() => Ok(()),
                 (IoOp::Discard { offset, len }, Some(device)) if device.takes_discards() => {
                     device.discard(*offset, *len)
                 }

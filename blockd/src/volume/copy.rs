@@ -8,7 +8,7 @@ use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
 use super::media::Failed;
-use crate::backing::{IoDirection, Ring};
+use crate::backing::{IoDirection, Ring, io_error};
 use crate::block::Buffer;
 use crate::stats::MediaOp;
 
@@ -147,7 +147,7 @@ impl Executor {
             if copy.writing { IoDirection::Write { dsync: false } } else { IoDirection::Read };
         let token = (1 << 32) | job as u64;
         ring.io(token, direction, media.file, offset, &copy.buffer, 0, len)
-            .map_err(|_| IoError::Media)?;
+            .map_err(|error| io_error(&error))?;
         Ok(false)
     }
 }

@@ -166,7 +166,7 @@ impl Executor {
         let slot = worker.slot();
         let mut media = Vec::new();
         for device in handle.open_devices() {
-            let file = ring.add_file(device.file());
+            let file = ring.add_device(device);
             let file = file.map_err(|_| MapperError::Limit { what: "files", limit: 4096 })?;
             media.push(Media { device: Arc::clone(device), file });
         }

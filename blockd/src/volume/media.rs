@@ -173,9 +173,13 @@ impl Executor {
         }
         let started = self.start_in_ring(at, &op, ring);
         if let Err(error) = started {
-            tracing::error!(%error, "an operation can't be started");
+            // A gate is closed: the request is tried again, as one that found no space.
+            let result = io_error(&error);
+            if result != IoError::NoSpace {
+                tracing::error!(%error, "an operation can't be started");
+            }
             self.slots[at].outstanding -= 1;
-            self.note(at, Err(IoError::Media));
+            self.note(at, Err(result));
             if self.slots[at].outstanding == 0 && self.media_done(at, ring) {
                 self.advance(at, ring);
             }

@@ -170,7 +170,7 @@ const RULES: &[Rule] = &[
     ("blockd/src", "node", &[]),
     ("blockd/src", "health", &[]),
     ("blockd/src", "hook", &["clock"]),
-    ("blockd/src", "backing", &["block"]),
+    ("blockd/src", "backing", &["block", "clock"]),
     ("blockd/src", "pool", &["backing", "clock", "hardening", "limit", "mailbox", "stats"]),
     ("blockd/src", "volume", &["backing", "block", "clock", "limit", "pool", "stats"]),
     (

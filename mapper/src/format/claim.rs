@@ -57,7 +57,6 @@ impl Claim {
         self.lock_space != 0
             && self.lock_space == other.lock_space
             && self.boot_id == other.boot_id
-            && self.node == other.node
             && self.device == other.device
     }
 

@@ -7,6 +7,7 @@ use blockd_mapper::io::{IoCommand, IoOp};
 
 use super::memory::{Address, ZEROES};
 use super::{Record, Ring};
+use crate::backing::gate::Gate;
 use crate::backing::operation::{Ended, FileSlot, IoDirection};
 use crate::block::{Buffer, Place};
 
@@ -76,7 +77,16 @@ impl Ring {
     /// Most bytes of [`Self::write_zeroes`].
     pub const MAX_ZEROES: u32 = ZEROES;
 
+    fn is_closed(&self, file: FileSlot) -> bool {
+        let gate = self.gates.get(file.0 as usize).and_then(Option::as_ref);
+        gate.is_some_and(|gate| !gate.is_open())
+    }
+
     pub(super) fn start_io(&mut self, token: u64, io: FileIo) -> std::io::Result<()> {
+        if matches!(io.direction, IoDirection::Write { .. }) && self.is_closed(io.file) {
+            self.forget(Record::Io { token, io });
+            return Err(Gate::closed());
+        }
         let entry = self.io_entry(io);
         self.pushed_io += 1;
         self.push(entry, Record::Io { token, io })
@@ -143,6 +153,7 @@ impl Ring {
                 let read = opcode::Read::new(fixed, bytes.as_mut_ptr(), len);
                 (read.offset(*offset + u64::from(moved)).build(), len)
             }
+            IoOp::Write { .. } if self.is_closed(file) => return Err(command),
             IoOp::Write { offset, buffer, fua } => {
                 let bytes = &buffer.as_bytes()[done..];
                 let Ok(len) = u32::try_from(bytes.len()) else { return Err(command) };
@@ -173,6 +184,9 @@ impl Ring {
             Ok(moved) if (1..len).contains(&moved) => {
                 match self.start_command(file, command, before + moved) {
                     Ok(()) => return None,
+                    Err(command) if self.is_closed(file) => {
+                        return Some(Ended::Command(command, Err(Gate::closed())));
+                    }
                     Err(command) => {
                         let error = std::io::Error::other("no record for the rest of a command");
                         return Some(Ended::Command(command, Err(error)));

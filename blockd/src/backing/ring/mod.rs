@@ -25,6 +25,8 @@ use self::media::FileIo;
 pub use self::memory::AreaId;
 use self::memory::Memory;
 use super::Doorbell;
+use super::device::Device;
+use super::gate::Gate;
 use super::message::Message;
 use super::operation::{Ended, FileSlot, RingOptions};
 use super::receive::{Chunk, Chunks};
@@ -67,6 +69,8 @@ pub struct Ring {
     fetching: usize,
     chunks: Option<Chunks>,
     files: Vec<Option<Arc<dyn Send + Sync>>>,
+    /// Of the files that are devices with a gate.
+    gates: Vec<Option<Arc<Gate>>>,
     #[expect(clippy::vec_box, reason = "the kernel has pointers into them: they must not move")]
     idle_sends: Vec<Box<Outgoing>>,
     #[expect(clippy::vec_box, reason = "they travel in boxes")]
@@ -137,6 +141,7 @@ impl Ring {
             fetching: 0,
             chunks,
             files: vec![None; MAX_FILES as usize],
+            gates: vec![None; MAX_FILES as usize],
             idle_sends: Vec::with_capacity(64),
             idle_messages: Vec::with_capacity(64),
             doorbell: None,
@@ -153,6 +158,14 @@ impl Ring {
     /// Makes a file known. The ring keeps it open.
     pub fn add_file(&mut self, file: &Arc<File>) -> std::io::Result<FileSlot> {
         self.add(file.as_raw_fd(), Arc::clone(file) as _)
+    }
+
+    /// Makes a device known. The ring keeps it open, and starts no write to it while its gate is
+    /// closed.
+    pub fn add_device(&mut self, device: &Device) -> std::io::Result<FileSlot> {
+        let slot = self.add_file(device.file())?;
+        self.gates[slot.0 as usize] = device.gate().cloned();
+        Ok(slot)
     }
 
     /// Makes a socket known. The ring keeps it open.
@@ -174,6 +187,7 @@ impl Ring {
         // It can't fail for a slot in use; if it did, the slot would stay taken.
         if self.ring.submitter().register_files_update(slot.0, &[-1]).is_ok() {
             self.files[slot.0 as usize] = None;
+            self.gates[slot.0 as usize] = None;
         }
     }
 

@@ -47,6 +47,11 @@ fn reader(devices: &mut Offline) -> Result<Reader<'_>, Error> {
 
 fn failed(error: PoolError) -> Error {
     match error {
+        PoolError::OpenHere { path, .. } => {
+            let problem = "has the id of a pool that is open on this host, by another path or as \
+                           a copy: stop that first";
+            Error::in_use(path.display().to_string(), problem)
+        }
         PoolError::Locked { path, .. } => {
             let what = path.display().to_string();
             let problem =
@@ -55,6 +60,12 @@ fn failed(error: PoolError) -> Error {
         }
         PoolError::Claimed { path, by } => {
             Error::in_use(path.display().to_string(), format!("is in use: {by}; stop that first"))
+        }
+        PoolError::OpenElsewhere { path, node } => {
+            let problem = format!(
+                "is open, or being opened, on another host (node {node:08x}-...): stop that first"
+            );
+            Error::in_use(path.display().to_string(), problem)
         }
         PoolError::Io { what, path, source } => Error::file(what, &path, source),
         PoolError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),

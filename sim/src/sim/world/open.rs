@@ -85,6 +85,7 @@ impl World {
             })
             .collect();
         let tuning = Tuning {
+            claimed: false,
             workers: profile.workers,
             quantum: profile.quantum,
             commit_interval_ns: profile.commit_interval_ns,

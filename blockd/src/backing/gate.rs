@@ -1,0 +1,64 @@
+//! The gate of a pool's writes on storage that several hosts reach: open while the pool's claim
+//! allows writes. A worker asks it right before it submits a write, which takes two loads and the
+//! time, with no lock, no memory and no system call.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::Doorbell;
+use crate::clock::boot_ns;
+
+/// Open until a time, unless it is moved on.
+#[derive(Debug, Default)]
+pub struct Gate {
+    until: AtomicU64,
+    is_lost: AtomicBool,
+    node: AtomicU32,
+    doorbell: OnceLock<Arc<Doorbell>>,
+}
+
+impl Gate {
+    /// Whether a write may be submitted now.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        // In this order: the time is the last thing that is looked at.
+        let until = self.until.load(Ordering::Acquire);
+        boot_ns() < until
+    }
+
+    /// Opens it until this time of [`boot_ns`].
+    pub fn open_until(&self, until: u64) {
+        self.until.store(until, Ordering::Release);
+    }
+
+    /// Closes it for good: the pool was claimed by an open on this node.
+    pub fn lose(&self, node: u32) {
+        self.until.store(0, Ordering::Release);
+        self.node.store(node, Ordering::Relaxed);
+        self.is_lost.store(true, Ordering::Release);
+        if let Some(doorbell) = self.doorbell.get() {
+            doorbell.ring();
+        }
+    }
+
+    /// The node of the open that has taken the pool; `None` while none has.
+    #[must_use]
+    pub fn lost_to(&self) -> Option<u32> {
+        self.is_lost.load(Ordering::Acquire).then(|| self.node.load(Ordering::Relaxed))
+    }
+
+    /// Rings this doorbell when the pool is lost.
+    pub fn ring_when_lost(&self, doorbell: &Arc<Doorbell>) {
+        let _ = self.doorbell.set(Arc::clone(doorbell));
+        if self.lost_to().is_some() {
+            doorbell.ring();
+        }
+    }
+
+    /// The error of a write that was not submitted because the gate is closed. It is the one of a
+    /// full disk: nothing was written, and the write is tried again after a moment.
+    #[must_use]
+    pub fn closed() -> std::io::Error {
+        std::io::Error::from_raw_os_error(libc::ENOSPC)
+    }
+}

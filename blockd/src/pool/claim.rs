@@ -1,0 +1,290 @@
+//! Takes the claim of a pool on storage that several hosts reach, and renews it. The rules are
+//! those of [`blockd_mapper::claim`]; here are its IO and its thread.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blockd_mapper::claim::{Action, ClaimTiming, Claimant, Standing};
+use blockd_mapper::format::claim::{CLAIM_OFFSET, Claim, ClaimPage, ClaimState};
+use blockd_mapper::io::{IoBuffer, Page};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::statfs::fstatfs;
+
+use super::PoolError;
+use crate::backing::Gate;
+use crate::clock::boot_ns;
+
+/// File systems that several hosts mount, by the kernel's `include/uapi/linux/magic.h` and the file
+/// systems' own sources: NFS, SMB (both numbers) and CIFS, Ceph, AFS (both), 9P, GFS2, OCFS2,
+/// Lustre, BeeGFS, GPFS, and FUSE, which may be anything.
+const NETWORK: [i64; 14] = [
+    0x6969,
+    0x517b,
+    0xfe53_4d42,
+    0xff53_4d42,
+    0x00c3_6400,
+    0x5346_414f,
+    0x6b41_4653,
+    0x0102_1997,
+    0x0116_1970,
+    0x7461_636f,
+    0x0bd0_0bd0,
+    0x1983_0326,
+    0x4750_4653,
+    0x6573_5546,
+];
+
+/// Whether other hosts may write to this file or device.
+pub(super) fn is_shared(file: &File) -> bool {
+    let is_disk = file.metadata().is_ok_and(|data| data.file_type().is_block_device());
+    let is_network = |file: &File| {
+        // Magic numbers are of 32 bits.
+        let kind = fstatfs(file).map(|fs| fs.filesystem_type().0 & 0xffff_ffff);
+        kind.is_ok_and(|kind| NETWORK.contains(&kind))
+    };
+    is_disk || is_network(file)
+}
+
+/// Whose claim it will be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opener {
+    pub(super) pool_id: [u8; 16],
+    pub(super) open_id: u64,
+    pub(super) node: u32,
+    pub(super) boot_id: [u8; 16],
+    /// Of the host's lock, 0 without.
+    pub(super) lock_space: u64,
+    /// W.
+    pub(super) wait: Duration,
+}
+
+/// A claim that is renewed.
+#[derive(Debug)]
+pub(super) struct Held {
+    gate: Arc<Gate>,
+    stop: Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Takes the claim of a pool on its first device, as [`Claimant`] has it: other opens are watched,
+/// and waited for, while nothing else of the pool is written. Opens the gate.
+pub(super) fn take(
+    file: &File,
+    path: &Path,
+    opener: &Opener,
+    gate: &Arc<Gate>,
+) -> Result<Held, PoolError> {
+    let failed = |what| PoolError::io(what, path);
+    let page = PageIo::new(file).map_err(failed("open for its claim"))?;
+    let device = file.metadata().map_err(failed("look at"))?;
+    let device = if device.rdev() == 0 { device.ino() } else { device.rdev() };
+    let own = Claim {
+        pool_id: opener.pool_id,
+        state: ClaimState::Pending,
+        open_id: opener.open_id,
+        counter: 0,
+        node: opener.node,
+        boot_id: opener.boot_id,
+        lock_space: opener.lock_space,
+        device,
+    };
+    let wait = u64::try_from(opener.wait.as_nanos()).unwrap_or(u64::MAX);
+    let timing = ClaimTiming::new(wait.max(ClaimTiming::LEAST_WAIT_NS));
+    let claimant = Claimant::new(own, timing);
+    let mut keeper =
+        Keeper { claimant, page, gate: Arc::clone(gate), path: path.to_owned(), is_late: false };
+    keeper.open()?;
+    let (stop, stopped) = bounded(1);
+    let thread = std::thread::Builder::new().name("claim".to_owned());
+    let thread = thread.spawn(move || keeper.keep(&stopped));
+    let thread = thread.map_err(PoolError::io("start a thread for the claim on", path))?;
+    Ok(Held { gate: Arc::clone(gate), stop, thread: Some(thread) })
+}
+
+impl Held {
+    /// Gives the pool up, all of whose IO has ended. The next opener need not watch.
+    pub(super) fn release(mut self) {
+        let _ = self.stop.send(());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Held {
+    /// Without [`Self::release`] the claim stays as it is, and is not renewed.
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.gate.open_until(0);
+        }
+    }
+}
+
+/// Drives a claimant.
+struct Keeper {
+    claimant: Claimant,
+    page: PageIo,
+    gate: Arc<Gate>,
+    path: PathBuf,
+    is_late: bool,
+}
+
+impl Keeper {
+    /// Until the pool is owned.
+    fn open(&mut self) -> Result<(), PoolError> {
+        let mut has_waited = false;
+        loop {
+            match self.claimant.standing() {
+                Standing::Owner => return Ok(()),
+                Standing::Refused(page) | Standing::Lost(page) => {
+                    let (path, node) = (self.path.clone(), node_of(&page));
+                    return Err(PoolError::OpenElsewhere { path, node });
+                }
+                Standing::Opening | Standing::Released => {}
+            }
+            let wait = self.turn().map_err(PoolError::io("claim", &self.path))?;
+            if let Some(wait) = wait {
+                if !has_waited {
+                    has_waited = true;
+                    let path = self.path.display();
+                    tracing::info!(%path, "watching for other hosts that have the pool open");
+                }
+                std::thread::sleep(wait);
+            }
+        }
+    }
+
+    /// Until it is told to stop, or the pool is lost.
+    fn keep(&mut self, stopped: &Receiver<()>) {
+        crate::hardening::protect_thread("claim");
+        loop {
+            match self.claimant.standing() {
+                Standing::Lost(page) | Standing::Refused(page) => {
+                    let node = node_of(&page);
+                    let path = self.path.display();
+                    tracing::error!(%path, node = format!("{node:08x}"), "claim lost: pool stops");
+                    self.gate.lose(node);
+                    return;
+                }
+                Standing::Released => return,
+                Standing::Opening | Standing::Owner => {}
+            }
+            match self.turn() {
+                Ok(None) => {}
+                Ok(Some(wait)) => match stopped.recv_timeout(wait) {
+                    Ok(()) => self.claimant.release(),
+                    Err(error) if error.is_timeout() => {}
+                    // The pool was dropped: nothing is renewed, and nothing written any more.
+                    Err(_) => return,
+                },
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!(%path, %error, "cannot renew claim");
+                    self.claimant.failed(boot_ns());
+                }
+            }
+            self.note_lateness();
+        }
+    }
+
+    /// One step. Gives how long there is nothing to do.
+    fn turn(&mut self) -> std::io::Result<Option<Duration>> {
+        let now = boot_ns();
+        match self.claimant.poll(now) {
+            Action::Read => {
+                let page = self.page.read()?;
+                self.claimant.read(now, boot_ns(), page);
+                // Also before the claim is renewed: the read alone allows writes.
+                self.gate.open_until(self.claimant.writes_until());
+            }
+            Action::Write(claim) => {
+                self.page.fill(&claim);
+                if boot_ns() < self.claimant.submit_by() {
+                    self.page.write()?;
+                    self.claimant.wrote(boot_ns());
+                    self.gate.open_until(self.claimant.writes_until());
+                } else {
+                    self.claimant.late();
+                }
+            }
+            Action::Wait(until) => {
+                return Ok(Some(Duration::from_nanos(until.saturating_sub(now))));
+            }
+            Action::End => {}
+        }
+        Ok(None)
+    }
+
+    /// Says once that writes had to wait, when they may go on.
+    fn note_lateness(&mut self) {
+        if self.claimant.standing() != Standing::Owner {
+            return;
+        }
+        let late = !self.gate.is_open();
+        if late != self.is_late {
+            self.is_late = late;
+            let path = self.path.display();
+            match late {
+                true => tracing::warn!(%path, "claim not renewed in time: writes wait"),
+                false => tracing::warn!(%path, "claim renewed: writes go on"),
+            }
+        }
+    }
+}
+
+fn node_of(page: &ClaimPage) -> u32 {
+    match page {
+        ClaimPage::Claim(claim) => claim.node,
+        ClaimPage::Absent | ClaimPage::Unreadable(_) => 0,
+    }
+}
+
+/// The page on the device, past this host's cache: it has what another host wrote.
+struct PageIo {
+    file: File,
+    is_direct: bool,
+    buffer: IoBuffer,
+}
+
+impl PageIo {
+    /// Opens the device once more, as a descriptor of its own: writes are durable when they end.
+    fn new(file: &File) -> std::io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let direct = options.clone().custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(&path);
+        let (file, is_direct) = match direct {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                (options.custom_flags(libc::O_DSYNC).open(&path)?, false)
+            }
+            other => (other?, true),
+        };
+        let buffer = IoBuffer::new(1).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(Self { file, is_direct, buffer })
+    }
+
+    fn read(&mut self) -> std::io::Result<ClaimPage> {
+        if !self.is_direct {
+            let at = i64::try_from(CLAIM_OFFSET).map_err(std::io::Error::other)?;
+            posix_fadvise(&self.file, at, 4096, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+        }
+        self.file.read_exact_at(self.buffer.as_bytes_mut(), CLAIM_OFFSET)?;
+        Ok(ClaimPage::decode(&self.buffer.pages()[0].0))
+    }
+
+    fn fill(&mut self, claim: &Claim) {
+        let mut page = Page::zeroed();
+        claim.encode(&mut page);
+        self.buffer.as_bytes_mut().copy_from_slice(&page.0);
+    }
+
+    fn write(&mut self) -> std::io::Result<()> {
+        self.file.write_all_at(self.buffer.as_bytes(), CLAIM_OFFSET)
+    }
+}

@@ -1,0 +1,64 @@
+//! What keeps other daemons and other hosts from an open pool.
+
+use std::sync::Arc;
+
+use super::claim::{self, Held, Opener};
+use super::host_lock::{self, HostLock};
+use super::open::{LIVING_WAIT, boot_id};
+use super::{PoolError, PoolSpec};
+use crate::backing::{Device, Gate};
+
+/// What keeps others from an open pool, beside the owner locks of its devices.
+#[derive(Debug, Default)]
+pub(super) struct Ownership {
+    lock: Option<HostLock>,
+    claim: Option<Held>,
+}
+
+impl Ownership {
+    /// Takes the pool for this host, then for this open: the first keeps off other daemons of the
+    /// host that reach the devices by another path, the second other hosts. The first device has
+    /// the claim.
+    pub(super) fn take(
+        spec: &PoolSpec,
+        first: &Device,
+        pool_id: [u8; 16],
+        open_id: u64,
+        gate: Option<&Arc<Gate>>,
+    ) -> Result<Self, PoolError> {
+        let path = &first.info().path;
+        let lock = host_lock::take(&pool_id, path, spec.lock_wait.min(LIVING_WAIT))?;
+        let opener = Opener {
+            pool_id,
+            open_id,
+            node: spec.node,
+            boot_id: boot_id()?,
+            lock_space: lock.as_ref().map_or(0, HostLock::space),
+            wait: spec.claim_wait,
+        };
+        let claim = gate.map(|gate| claim::take(first.file(), path, &opener, gate)).transpose()?;
+        Ok(Self { lock, claim })
+    }
+
+    /// Gives the pool up, all of whose IO has ended.
+    pub(super) fn release(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            claim.release();
+        }
+        self.lock = None;
+    }
+}
+
+/// Has writes to these devices wait for a claim, if other hosts may reach one of them.
+pub(super) fn add_gate(devices: &[Arc<Device>]) -> Option<Arc<Gate>> {
+    let is_media = |device: &Arc<Device>| device.memory().is_none();
+    let shared = devices.iter().filter(|device| is_media(device));
+    let is_shared = shared.into_iter().any(|device| claim::is_shared(device.file()));
+    // Devices that a pool was just made on have one.
+    let present = devices.iter().find_map(|device| device.gate()).cloned();
+    let gate = present.or_else(|| is_shared.then(Arc::default));
+    for device in devices {
+        gate.iter().for_each(|gate| device.set_gate(gate));
+    }
+    gate
+}

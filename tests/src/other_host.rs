@@ -1,0 +1,52 @@
+//! Another host, as far as a daemon can tell: another boot, and no locks in common. What storage
+//! both reach is up to the test: two loop devices over one file have no lock in common either.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::daemon::Folder;
+
+/// Where daemons of root have the locks of their host.
+const LOCKS: &str = "/dev/shm/blockd-locks-0";
+/// The kernel's name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Another host.
+#[derive(Debug)]
+pub struct OtherHost {
+    folder: Folder,
+}
+
+impl OtherHost {
+    /// One that has just booted. Only root can have one.
+    ///
+    /// # Errors
+    /// When its files can't be made.
+    pub fn new() -> Result<Self> {
+        let folder = Folder::below(Path::new("/dev/shm"), "host")?;
+        for locks in [folder.path().join("locks"), LOCKS.into()] {
+            fs::create_dir_all(&locks)?;
+            fs::set_permissions(&locks, fs::Permissions::from_mode(0o700))?;
+        }
+        let id = fastrand::u128(..);
+        fs::write(folder.path().join("boot_id"), format!("{id:032x}\n"))?;
+        Ok(Self { folder })
+    }
+
+    /// A program, to be run there.
+    #[must_use]
+    pub fn command(&self, program: &Path) -> Command {
+        let folder = self.folder.path().display();
+        let script = format!(
+            "mount --bind {folder}/locks {LOCKS} && mount --bind {folder}/boot_id {BOOT_ID} && \
+             exec \"$0\" \"$@\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c"]).arg(script).arg(program);
+        command
+    }
+}
