@@ -57,6 +57,33 @@ const ITEMS: &[Item] = &[
         )],
     },
     Item {
+        mistake: "two hosts, or two paths of one host, open a pool",
+        groups: &[
+            file(
+                "blockd-tests",
+                "claims",
+                &[
+                    "a_pool_file_and_a_loop_device_over_it_are_never_both_served",
+                    "two_hosts_that_start_at_once_are_never_both_served",
+                    "two_hosts_that_make_a_pool_at_once_make_one",
+                    "an_open_pool_is_refused_on_another_host",
+                    "a_host_that_froze_writes_nothing_after_another_has_the_pool",
+                    "a_host_that_froze_goes_on_where_no_other_has_claimed_the_pool",
+                    "a_daemon_that_was_killed_is_followed_at_once_on_its_host",
+                    "an_orderly_end_leaves_a_free_claim_and_a_local_file_has_none",
+                ],
+            ),
+            file(
+                "blockd-sim",
+                "claims",
+                &[
+                    "no_write_lands_after_another_open_owns_the_pool",
+                    "each_rule_of_the_claim_is_needed",
+                ],
+            ),
+        ],
+    },
+    Item {
         mistake: "a path leads to no disk, to memory, or to a pool that is open",
         groups: &[file(
             "blockd",

@@ -46,7 +46,7 @@ enum Workload {
     Health(Form),
     /// Persistent memory: regions, pools and volumes in it, and a loss of power
     Pmem(Form),
-    /// Disks that other programs want, pools that are missing, storage that restarts
+    /// Disks that others want, pools that are missing, and a disk that two hosts open
     Safety(Form),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(Form),
@@ -108,6 +108,7 @@ enum Inside {
         #[arg(long)]
         short: bool,
     },
+    SafetyHost,
     Space,
     SpaceBeside,
     Health {
@@ -214,6 +215,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Safety { short } => workload::safety::inside(*short),
+            Inside::SafetyHost => workload::safety::host(),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
             Inside::Health { short } => workload::health::inside(*short),

@@ -13,6 +13,8 @@ pub enum Drive {
     File(PathBuf),
     /// The same as an NVMe disk: `/dev/nvme0n1` and so on.
     Nvme(PathBuf),
+    /// A raw file that other machines have at the same time, as several hosts have a LUN.
+    Shared(PathBuf),
     /// A file as persistent memory, `/dev/pmem0` and so on: a whole number of 128 MiB, and 2 MiB
     /// more if it is to hold labels. Other sizes misalign what comes behind it.
     Nvdimm(PathBuf),
@@ -40,7 +42,7 @@ impl Drive {
     /// Modules that the guest needs for it.
     pub(super) fn modules(&self) -> &'static [&'static str] {
         match self {
-            Self::File(_) | Self::Nbd { .. } => &[],
+            Self::File(_) | Self::Shared(_) | Self::Nbd { .. } => &[],
             Self::Nvme(_) => &["nvme"],
             Self::Nvdimm(_) | Self::NvdimmNear(..) => &["nfit", "nd_pmem"],
         }
@@ -57,6 +59,14 @@ impl Drive {
                     option(socket)
                 );
                 [blockdev(number, &server), virtio(number)].concat()
+            }
+            Self::Shared(path) => {
+                let unlocked = format!("{},file.locking=off", raw(path));
+                let mut words = [blockdev(number, &unlocked), virtio(number)].concat();
+                if let Some(device) = words.last_mut() {
+                    device.push_str(",share-rw=on");
+                }
+                words
             }
             Self::Nvme(path) => {
                 let device = format!("nvme,drive=drive{number},serial=drive{number}");

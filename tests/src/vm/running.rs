@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::console;
 use crate::clock::clock;
@@ -93,12 +95,41 @@ impl Running {
     /// # Errors
     /// When the script ends or the time is over first.
     pub fn wait_for(&mut self, wanted: &str) -> Result<String> {
+        self.wait_for_any(&[wanted])
+    }
+
+    /// The next line that contains one of these.
+    ///
+    /// # Errors
+    /// As [`Self::wait_for`].
+    pub fn wait_for_any(&mut self, wanted: &[&str]) -> Result<String> {
         while let Some(line) = self.line()? {
-            if line.contains(wanted) {
+            if wanted.iter().any(|wanted| line.contains(wanted)) {
                 return Ok(line);
             }
         }
         Err(self.failure(&format!("the script ended without saying {wanted:?}")))
+    }
+
+    /// Stops all of the machine, as a host that freezes. Its clocks jump when it runs again.
+    ///
+    /// # Errors
+    /// When the machine is gone.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets a frozen machine run again.
+    ///
+    /// # Errors
+    /// When the machine is gone.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(i32::try_from(self.qemu.id())?);
+        kill(pid, signal).context("signalling the machine")
     }
 
     /// A line for the script to read.

@@ -29,10 +29,7 @@ const OTHERS: [&str; 4] = [
 ];
 
 /// Boots the machine.
-///
-/// # Errors
-/// When a mistake is not refused, or data is lost.
-pub fn run(run: &Run) -> Result<String> {
+pub(super) fn run(run: &Run) -> Result<String> {
     let folder = Folder::new("safety")?;
     let mut vm = run.machine("safety")?.modules(&["dm-mod"]).programs(&["wipefs", "dmsetup"]);
     for disk in ["first", "second", "third"] {
