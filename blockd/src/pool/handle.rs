@@ -14,7 +14,7 @@ use blockd_mapper::pool::{Pool, Space};
 use blockd_mapper::space::{Marks, SpaceChange, SpaceState};
 use blockd_mapper::units::VolumeId;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{MAX_WORKERS, PoolError};
 use crate::backing::{Device, DeviceInfo, Doorbell};
@@ -115,6 +115,8 @@ pub(super) struct Shared {
     pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
     /// What the pool's thread has seen of the devices, then each worker.
     pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
+    /// The closed pool was given up: others may take it.
+    pub(super) released: watch::Sender<bool>,
 }
 
 /// What a pool's thread is asked for.
@@ -542,10 +544,13 @@ impl PoolHandle {
         })
     }
 
-    /// Takes no more requests, waits for those in flight, leaves the pool clean, and ends its
-    /// thread.
+    /// Takes no more requests, waits for those in flight, leaves the pool clean, ends its thread,
+    /// and gives up its locks and its claim.
     pub async fn close(&self) -> Result<(), PoolError> {
-        self.control(Control::Close).await.map(|_| ())
+        self.control(Control::Close).await?;
+        // It fails only without a sender, and this handle has one.
+        let _ = self.shared.released.subscribe().wait_for(|&released| released).await;
+        Ok(())
     }
 
     fn ask(&self, ask: Ask) -> Result<(), PoolError> {

@@ -14,7 +14,7 @@ use blockd_mapper::pool::Pool;
 use blockd_mapper::space::{SpaceChange, SpaceState};
 use blockd_mapper::units::WallTime;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
 use super::open::{Begun, Served, at_once};
@@ -28,6 +28,9 @@ use crate::stats::{MediaOp, MediaStats};
 /// How long the thread counts what volumes take before it looks for something else to do. The
 /// mapper's own steps are about as long.
 const COUNT_NS: u64 = 1_000_000;
+/// How long one discard may take when the pool is closed: most disks' commands time out in the
+/// kernel by then.
+const DISCARD_LIMIT: Duration = Duration::from_secs(30);
 /// How often IO that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
 /// How often a pool that is short of space is looked at.
@@ -117,6 +120,7 @@ impl PoolThread {
             growing: tokio::sync::Mutex::default(),
             limiters: parking_lot::Mutex::default(),
             media: parking_lot::Mutex::new(vec![Arc::clone(&seen)]),
+            released: watch::Sender::new(false),
         });
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
@@ -173,6 +177,7 @@ impl PoolThread {
             let _ = std::fs::remove_file(path);
             let _ = std::fs::remove_file(storage::file_of(path));
         }
+        self.end_discards();
         // One that is only read is closed while workers may still read.
         if self.closed && self.under_way == 0 && !self.shared.pool.is_read_only() {
             self.end_erasing();
@@ -182,6 +187,20 @@ impl PoolThread {
             for device in &self.shared.devices {
                 device.unlock();
             }
+        }
+        self.shared.released.send_replace(true);
+    }
+
+    /// Waits for discards that the closed pool has left under way: the next owner may have written
+    /// where they take effect.
+    fn end_discards(&mut self) {
+        while self.closed && self.under_way > 0 {
+            let Ok((command, result)) = self.discarded.recv_timeout(DISCARD_LIMIT) else {
+                tracing::warn!(pool = %self.shared.name, "discards have not ended: stays locked");
+                return;
+            };
+            self.under_way -= 1;
+            self.engine.complete(command, result);
         }
     }
 
