@@ -28,9 +28,9 @@ use crate::stats::{MediaOp, MediaStats};
 /// How long the thread counts what volumes take before it looks for something else to do. The
 /// mapper's own steps are about as long.
 const COUNT_NS: u64 = 1_000_000;
-/// How long one discard may take when the pool is closed: most disks' commands time out in the
-/// kernel by then.
-const DISCARD_LIMIT: Duration = Duration::from_secs(30);
+/// How long one discard may take when the pool is closed: beyond it the pool stays locked until the
+/// process has ended.
+const DISCARD_LIMIT: Duration = Duration::from_secs(2);
 /// How often IO that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
 /// How often a pool that is short of space is looked at.
