@@ -28,7 +28,7 @@ use crate::stats::{MediaOp, MediaStats};
 /// How long the thread counts what volumes take before it looks for something else to do. The
 /// mapper's own steps are about as long.
 const COUNT_NS: u64 = 1_000_000;
-/// How long one discard may take when the pool is closed: beyond it the pool stays locked until the
+/// How long discards may take when the pool is closed: beyond it the pool stays locked until the
 /// process has ended.
 const DISCARD_LIMIT: Duration = Duration::from_secs(2);
 /// How often IO that found no space below is tried again.
@@ -191,11 +191,13 @@ impl PoolThread {
         self.shared.released.send_replace(true);
     }
 
-    /// Waits for discards that the closed pool has left under way: the next owner may have written
-    /// where they take effect.
+    /// Waits for discards that the closed pool has left under way: the next owner may write where
+    /// they take effect.
     fn end_discards(&mut self) {
+        let clock = Clock::start();
         while self.closed && self.under_way > 0 {
-            let Ok((command, result)) = self.discarded.recv_timeout(DISCARD_LIMIT) else {
+            let left = DISCARD_LIMIT.saturating_sub(clock.elapsed());
+            let Ok((command, result)) = self.discarded.recv_timeout(left) else {
                 tracing::warn!(pool = %self.shared.name, "discards have not ended: stays locked");
                 return;
             };
