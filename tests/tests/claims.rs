@@ -174,6 +174,25 @@ fn an_open_pool_is_refused_on_another_host() {
 }
 
 #[test]
+fn a_tool_that_writes_sees_what_another_path_wrote_since_its_disk_was_cached() {
+    root();
+    let folder = Folder::new("cached").unwrap();
+    let file = image(&folder);
+    let disks = [Loop::over(&file).unwrap(), Loop::over(&file).unwrap()];
+    let mut daemon = daemon("cached", disks[0].path());
+    daemon.start().unwrap();
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
+    // An open descriptor keeps the other disk's page cache.
+    let mut cached = File::open(disks[1].path()).unwrap();
+    std::io::copy(&mut cached, &mut std::io::sink()).unwrap();
+    filled(&mut daemon);
+    let mut tool = std::process::Command::new(blockd_tests::tools::blockd().unwrap());
+    let output = tool.args(["--json", "pool", "repair"]).arg(disks[1].path()).output().unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["volumes"], 1, "{said}");
+}
+
+#[test]
 fn a_host_that_froze_writes_nothing_after_another_has_the_pool() {
     root();
     let folder = Folder::new("frozen").unwrap();

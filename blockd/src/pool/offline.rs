@@ -161,6 +161,8 @@ impl Offline {
         let gate = Arc::default();
         let claim = claim::take(&first.file, &path, &opener, &gate)?;
         self.claim = Some((gate, claim));
+        // Another host may have written before the claim, and this host's page cache be older.
+        self.files.iter().for_each(|one| forget(&one.file, 0, 0));
         Ok(())
     }
 
@@ -238,8 +240,10 @@ fn open_file(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
 
 impl Drop for Offline {
     fn drop(&mut self) {
-        // What was written has ended.
-        if let Some((_, claim)) = self.claim.take() {
+        let Some((_, claim)) = self.claim.take() else { return };
+        // Pages that the kernel still has to write must not follow the next owner's. Where that
+        // fails, the claim stays, and the next opener waits.
+        if self.files.iter().all(|one| one.mapped.is_some() || one.file.sync_all().is_ok()) {
             claim.release();
         }
     }
@@ -269,8 +273,8 @@ impl Media for Offline {
     }
 }
 
-/// Has the page cache forget a range, but for what is only there. That it doesn't is no error: what
-/// it holds may be all there is, as on tmpfs.
+/// Has the page cache forget a range, or all from its offset on where the length is 0, but for what
+/// is only there. That it doesn't is no error: what it holds may be all there is, as on tmpfs.
 fn forget(file: &File, offset: u64, len: usize) {
     if let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) {
         let _ = posix_fadvise(file, offset, len, PosixFadviseAdvice::POSIX_FADV_DONTNEED);

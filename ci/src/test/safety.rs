@@ -67,6 +67,7 @@ const ITEMS: &[Item] = &[
                     "two_hosts_that_start_at_once_are_never_both_served",
                     "two_hosts_that_make_a_pool_at_once_make_one",
                     "an_open_pool_is_refused_on_another_host",
+                    "a_tool_that_writes_sees_what_another_path_wrote_since_its_disk_was_cached",
                     "a_host_that_froze_writes_nothing_after_another_has_the_pool",
                     "a_host_that_froze_goes_on_where_no_other_has_claimed_the_pool",
                     "a_daemon_that_was_killed_is_followed_at_once_on_its_host",
