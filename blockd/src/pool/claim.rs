@@ -160,7 +160,7 @@ impl Keeper {
         }
     }
 
-    /// Until it is told to stop, or the pool is lost.
+    /// Renews the claim until the pool is given up or lost.
     fn keep(&mut self, stopped: &Receiver<()>) {
         crate::hardening::protect_thread("claim");
         loop {

@@ -52,7 +52,7 @@ pub(super) fn run(run: &Run) -> Result<String> {
         ask(&mut pair[winner], &format!("check {volumes}"))?;
         ask(&mut pair[winner], &format!("write {volumes}"))?;
         volumes += 1;
-        // A later start finds the pool closed in order, or a claim that nobody renews.
+        // A later start finds the pool closed in order, or a claim that is not renewed.
         ask(&mut pair[winner], if rng.bool() { "stop" } else { "kill" })?;
     }
     ensure!(volumes > rounds / 2, "only {volumes} of {rounds} rounds had a winner");
