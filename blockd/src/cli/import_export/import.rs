@@ -1,7 +1,5 @@
 //! `blockd import`.
 
-use std::fs::File;
-use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,12 +180,7 @@ impl Import {
             let format = ImageFormat::Raw;
             return Ok(Image { source, path, format, gated: None, size_bytes: None });
         }
-        let failed = |source| Error::file("open", &path, source);
-        let file = File::open(&path).map_err(failed)?;
-        let kind = file.metadata().map_err(failed)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(Error::invalid("FILE", path.display(), "a file, a block device or \"-\""));
-        }
+        let file = image::open("FILE", &path)?;
         let format = self.format.of(&file, &path)?;
         let (gated, size_bytes) = if format == ImageFormat::Raw {
             let size = image::size_of(&file);

@@ -55,6 +55,7 @@ const RULE_PATH_BENEATH: libc::c_int = 1;
 pub(super) fn this_thread(program: Option<&Path>, files: &[BorrowedFd<'_>]) {
     // Only root may, and others gain little by it: a Unix socket is reached without a network.
     let _ = unshare(CloneFlags::CLONE_NEWNET);
+    drop_capabilities();
     let Some(rules) = ruleset() else { return };
     let open = |path: &Path| File::open(path).ok();
     for path in SYSTEM.map(Path::new).into_iter().chain(program) {
@@ -73,6 +74,20 @@ pub(super) fn this_thread(program: Option<&Path>, files: &[BorrowedFd<'_>]) {
     if nix::sys::prctl::set_no_new_privs().is_ok() {
         // SAFETY: the call takes a descriptor, which is open, and no memory.
         unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) };
+    }
+}
+
+/// Limits what programs that a root's thread starts may do to reading and writing files of any owner,
+/// which images may have. Others have no capabilities, and the calls fail.
+fn drop_capabilities() {
+    /// Numbers from linux/capability.h.
+    const DAC_OVERRIDE: libc::c_ulong = 1;
+    const DAC_READ_SEARCH: libc::c_ulong = 2;
+    const NUMBERS: libc::c_ulong = 64;
+    let kept = [DAC_OVERRIDE, DAC_READ_SEARCH];
+    for number in (0..NUMBERS).filter(|number| !kept.contains(number)) {
+        // SAFETY: the call takes numbers and no memory; it changes the calling thread alone.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) };
     }
 }
 

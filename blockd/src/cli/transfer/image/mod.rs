@@ -37,6 +37,10 @@ enum Outside {
     Key(&'static str),
 }
 
+/// Why a backing file is not followed that may be of any format.
+const NO_FORMAT: &str =
+    "the image does not say in which format; set it with qemu-img rebase -u -F FORMAT";
+
 /// Why a header is refused.
 #[derive(Debug)]
 enum Fault {
@@ -146,14 +150,15 @@ fn member(
         };
         let path = local(image.path, name)
             .ok_or_else(|| refused("only files of this host are followed"))?;
-        let file = open(&path)?;
+        let file = open("backing file", &path)?;
         others.push(path.clone());
         match &one {
             Outside::Backing { format, .. } => {
                 let format = match format.as_deref() {
                     Some(name) => ImageFormat::of_driver(name)
                         .ok_or_else(|| refused("its format is not one that import reads"))?,
-                    None => ImageFormat::detect(&file, &path)?,
+                    // A raw disk may begin like another format, if its user wants that.
+                    None => return Err(refused(NO_FORMAT)),
                 };
                 let below = Member { file: &file, path: &path, format };
                 node["backing"] = member(&below, follow, depth + 1, others)?;
@@ -217,16 +222,15 @@ fn local(image: &Path, name: &[u8]) -> Option<PathBuf> {
     Some(folder.join(name))
 }
 
-/// Opens a file that an image names. A FIFO is not waited for.
-fn open(path: &Path) -> Result<File, Error> {
+/// Opens an image, or a file that an image names. Opening a FIFO does not wait for a writer.
+pub(crate) fn open(label: &str, path: &Path) -> Result<File, Error> {
     use std::os::unix::fs::OpenOptionsExt;
     let failed = |source| Error::file("open", path, source);
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     let kind = file.metadata().map_err(failed)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        let allowed = "a file or a block device";
-        return Err(Error::invalid("backing file", path.display(), allowed));
+        return Err(Error::invalid(label, path.display(), "a file or a block device"));
     }
     Ok(file)
 }

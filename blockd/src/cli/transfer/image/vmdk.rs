@@ -12,7 +12,11 @@ pub(in crate::cli::transfer) const COWD_MAGIC: [u8; 4] = *b"COWD";
 pub(in crate::cli::transfer) const DESCRIPTOR_MARK: &[u8] = b"# Disk DescriptorFile";
 
 /// Descriptors are some hundred bytes. QEMU reads no more than this either.
-const MAX_DESCRIPTOR: u64 = 1 << 20;
+const MAX_DESCRIPTOR: usize = 1 << 20;
+/// QEMU cuts the name of an extent here.
+const MAX_NAME: usize = 511;
+/// Where the disk is named that this one is a difference to.
+const PARENT: &[u8] = b"parentFileNameHint";
 const SECTOR: u64 = 512;
 
 pub(super) fn outside(file: &File) -> Result<Vec<Outside>, Fault> {
@@ -21,60 +25,69 @@ pub(super) fn outside(file: &File) -> Result<Vec<Outside>, Fault> {
         return Err(Fault::Header("the format COWD of older ESX is not supported"));
     }
     if !header.starts_with(&SPARSE_MAGIC) {
-        return descriptor(file, 0, MAX_DESCRIPTOR, true);
+        return descriptor(file, 0, true);
     }
     // Without a capacity of its own the file only carries a descriptor.
     let capacity = u64::from_le_bytes(field(&header, 12));
-    let sectors = |at| u64::from_le_bytes(field(&header, at)).checked_mul(SECTOR);
-    let (Some(offset), Some(len)) = (sectors(28), sectors(36)) else {
+    let Some(offset) = u64::from_le_bytes(field(&header, 28)).checked_mul(SECTOR) else {
         return Err(Fault::Header("its descriptor is out of range"));
     };
-    if offset == 0 {
-        return Ok(Vec::new());
+    // Whatever the header says, qemu takes the parent from here.
+    let mut found = descriptor(file, SECTOR, false)?;
+    if offset != 0 && (offset != SECTOR || capacity == 0) {
+        found.extend(descriptor(file, offset, capacity == 0)?);
     }
-    // A reader may go on behind the length that the header has.
-    let len = len.clamp(20 * SECTOR, MAX_DESCRIPTOR);
-    descriptor(file, offset, len, capacity == 0)
+    Ok(found)
 }
 
 /// What a descriptor names. The extents of a sparse file's own are that file.
-fn descriptor(file: &File, at: u64, len: u64, extents: bool) -> Result<Vec<Outside>, Fault> {
-    let bytes = read_up_to(file, at, usize::try_from(len).unwrap_or(0))?;
+///
+/// qemu reads one with `sscanf`, to which all control characters are blanks, and which goes on to the
+/// next line for what it misses. Lines that only such a reader understands are refused.
+fn descriptor(file: &File, at: u64, extents: bool) -> Result<Vec<Outside>, Fault> {
+    let bytes = read_up_to(file, at, MAX_DESCRIPTOR)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let (text, mut found) = (&bytes[..end], Vec::new());
-    for line in text.split(|byte| *byte == b'\n') {
-        let line = line.trim_ascii();
-        if let Some(value) = after(line, b"parentFileNameHint=") {
-            let name = value.trim_ascii().trim_ascii_start();
-            let name = quoted(name).unwrap_or(name).to_vec();
-            found.push(Outside::Backing { name, format: Some(b"vmdk".to_vec()) });
-        }
-        let access = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-        let is_extent = [&b"RW"[..], b"RDONLY", b"NOACCESS"].contains(&access);
-        if is_extent
-            && extents
-            && let Some(name) = quoted(line)
-        {
-            found.push(Outside::Extent(name.to_vec()));
-        }
-    }
-    let named = |one: &Outside| matches!(one, Outside::Backing { .. });
-    let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    if let Some(parent) = lines.find_map(|line| after(line, b"parentCID="))
-        && !parent.trim_ascii().eq_ignore_ascii_case(b"ffffffff")
-        && !found.iter().any(named)
+    if let Some(value) = find(text, PARENT) {
+        let line = value.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let name = quoted(line).unwrap_or_else(|| line.trim_ascii()).to_vec();
+        found.push(Outside::Backing { name, format: Some(b"vmdk".to_vec()) });
+    } else if let Some(id) = find(text, b"parentCID=")
+        && !id.get(..8).is_some_and(|id| id.eq_ignore_ascii_case(b"ffffffff"))
     {
         found.push(Outside::Parent(Vec::new()));
     }
-    if extents && !found.iter().any(|one| matches!(one, Outside::Extent(_))) {
+    if !extents {
+        return Ok(found);
+    }
+    let before = found.len();
+    for line in text.split(|byte| *byte == b'\n') {
+        let mut words = line.split(|byte| *byte <= b' ').filter(|word| !word.is_empty());
+        let access = words.next().unwrap_or_default();
+        if access.starts_with(b"\"") {
+            return Err(Fault::Header("a line of its descriptor begins with a name"));
+        }
+        if ![&b"RW"[..], b"RDONLY", b"NOACCESS"].contains(&access) {
+            continue;
+        }
+        match (quoted(line), words.nth(1)) {
+            (Some(name), _) if name.len() <= MAX_NAME => {
+                found.push(Outside::Extent(name.to_vec()));
+            }
+            (None, Some(b"ZERO")) => {}
+            _ => return Err(Fault::Header("an extent of its descriptor is incomplete")),
+        }
+    }
+    if found.len() == before {
         return Err(Fault::Header("its descriptor names no extent"));
     }
     Ok(found)
 }
 
-fn after<'a>(line: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
-    let begin = line.get(..key.len())?;
-    begin.eq_ignore_ascii_case(key).then(|| &line[key.len()..])
+/// The text behind the first place of a key, in letters of either case.
+fn find<'a>(text: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
+    let at = text.windows(key.len()).position(|place| place.eq_ignore_ascii_case(key))?;
+    text.get(at + key.len()..)
 }
 
 /// What is between the first two quotation marks.
