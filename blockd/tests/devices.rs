@@ -294,6 +294,21 @@ fn a_superblock_that_another_program_overwrote_stops_its_pool_and_no_other() {
     daemon.ok(&["show", "--pool", "disk", "data"]);
 }
 
+#[test]
+fn one_damaged_copy_of_a_superblock_does_not_stop_its_pool() {
+    let disk = Loop::new("rotten");
+    let daemon = daemon(&disk, "[health]\ninterval = \"1s\"\n");
+    // In the middle of the first copy, whose mark stays as it was.
+    let target = format!("of={}", disk.path());
+    let words = ["if=/dev/urandom", &target, "bs=1", "seek=2000", "count=16"];
+    ok("dd", &[&words[..], &["conv=notrunc,fsync"]].concat());
+    // Longer than it takes to notice a copy that another program overwrote.
+    std::thread::sleep(Duration::from_secs(8));
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "disk", "data"]);
+    let health = daemon.ok(&["--json", "health"]);
+    assert!(!health.contains("\"overwritten\""), "{health}");
+}
+
 /// Takes a disk away and adds it again under the same name, as a storage server does that restarts.
 fn restart(disk: &Loop, daemon: &Daemon) {
     let file = disk.file.to_str().unwrap();

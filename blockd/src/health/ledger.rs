@@ -44,7 +44,12 @@ pub struct Rules {
 
 impl Rules {
     fn hold_ns(&self, code: Code) -> u64 {
-        if ends_by_time(code) { self.errors_hold_ns } else { self.hold_ns }
+        match code {
+            // The number of waiting writes is a metric too, and both have to agree.
+            Code::WritesBlocked => 0,
+            _ if ends_by_time(code) => self.errors_hold_ns,
+            _ => self.hold_ns,
+        }
     }
 }
 

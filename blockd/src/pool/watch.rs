@@ -59,6 +59,7 @@ impl PoolHandle {
         // An open makes both copies its own, one after the other: one of them may be older.
         let mut own = 0;
         let mut others = None;
+        let mut damaged = 0;
         for offset in FRONT_COPIES {
             let page = buffer.as_bytes_mut();
             // Media that can't be read is reported elsewhere.
@@ -70,6 +71,8 @@ impl PoolHandle {
                 }
                 Ok(copy) if copy.open_id == self.open_id() => own = own.max(copy.generation),
                 Ok(copy) => others = others.max(Some((copy.generation, offset))),
+                // One copy that rots is what the other copies are for; `pool check` reports it.
+                Err(_) if Superblock::has_magic(page) && damaged == 0 => damaged += 1,
                 Err(_) => return Some(overwritten(offset, "is no superblock")),
             }
         }

@@ -78,6 +78,8 @@ struct Seen {
     met_ns: u64,
     looked_ns: u64,
     is_looked_at: bool,
+    /// The superblocks of the devices are being read.
+    is_compared: bool,
 }
 
 /// What is there at the moment of a look.
@@ -138,9 +140,9 @@ impl Book {
         u64::try_from(late.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Whether somebody is to ask a pool's thread, and look at its devices: who has not come back
-    /// from the last time is not sent again.
-    fn begin(&self, pool: &str) -> (bool, bool) {
+    /// Which parts of a look to begin: the question to the pool's thread, the look at its devices, and
+    /// the comparison of superblocks. A part that has not ended since the last look is left out.
+    fn begin(&self, pool: &str) -> [bool; 3] {
         let now = self.clock.ns();
         let mut pages = self.pages.lock();
         let seen = pages.seen.entry(pool.to_owned()).or_insert_with(|| Seen {
@@ -148,8 +150,8 @@ impl Book {
             looked_ns: now,
             ..Seen::default()
         });
-        let asks = !std::mem::replace(&mut seen.is_asked, true);
-        (asks, !std::mem::replace(&mut seen.is_looked_at, true))
+        [&mut seen.is_asked, &mut seen.is_looked_at, &mut seen.is_compared]
+            .map(|is_under_way| !std::mem::replace(is_under_way, true))
     }
 }
 
@@ -181,12 +183,15 @@ impl Control {
         let mut asking = JoinSet::new();
         for known in self.known_pools() {
             let Ok(handle) = known.state else { continue };
-            let (asks, looks) = self.0.health.begin(handle.name());
+            let [asks, looks, compares] = self.0.health.begin(handle.name());
             if asks {
                 asking.spawn(self.clone().ask_thread(handle.clone()));
             }
             if looks {
-                asking.spawn(self.clone().look_at_devices(handle));
+                asking.spawn(self.clone().look_at_devices(handle.clone()));
+            }
+            if compares {
+                asking.spawn(self.clone().compare_superblocks(handle));
             }
         }
         let all = async { while asking.join_next().await.is_some() {} };
@@ -229,7 +234,6 @@ impl Control {
                 look
             });
             let devices: Vec<DeviceLook> = devices.collect();
-            pool.check_superblocks();
             let (met, met_ns) = meet(&pool, &devices, clock.ns(), met, met_ns);
             (devices, pool.free_below(), met, met_ns)
         });
@@ -241,6 +245,18 @@ impl Control {
         if let Ok((devices, below, met, met_ns)) = look {
             (seen.devices, seen.below, seen.met, seen.met_ns) = (devices, below, met, met_ns);
             seen.looked_ns = now;
+        }
+    }
+
+    /// Reads the devices, which takes long where one hangs: other looks do not wait for it.
+    async fn compare_superblocks(self, handle: PoolHandle) {
+        let pool = handle.clone();
+        let compared = tokio::task::spawn_blocking(move || pool.check_superblocks()).await;
+        if let Err(error) = compared {
+            tracing::error!(pool = handle.name(), %error, "comparing superblocks failed");
+        }
+        if let Some(seen) = self.0.health.pages.lock().seen.get_mut(handle.name()) {
+            seen.is_compared = false;
         }
     }
 
