@@ -54,20 +54,54 @@ fn mounted_at(number: &str, mounts: &str) -> Option<String> {
 
 /// The living process that holds the owner lock of a file, where it is seen from here. The lock of
 /// one that died is held until its IO has ended.
+///
+/// The kernel names the process that took the lock. Its number may be another's by now, so the process
+/// counts only if it has the file open. The device number in `/proc/locks` is left out: on btrfs it is
+/// another one than that of `stat`.
 pub(super) fn lock_owner(file: &File) -> Option<u32> {
-    let metadata = file.metadata().ok()?;
-    let (device, inode) = (metadata.dev(), metadata.ino());
-    let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
+    let file = identity(&file.metadata().ok()?);
+    let inode = file.1.to_string();
     // Lines of proc(5)'s locks: number, kind, mode, access, process, file, start, end. Waiting
     // requests have an arrow behind the number, and are of no interest.
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    let found = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let mut found = found.filter(|fields| {
-        fields.get(1) == Some(&"FLOCK") && fields.get(5).is_some_and(|field| *field == file)
+    let holders = locks.lines().filter_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_flock = fields.get(1) == Some(&"FLOCK");
+        let locked = fields.get(5)?.rsplit(':').next()?;
+        (is_flock && locked == inode).then(|| fields.get(4)?.parse().ok())?
     });
-    let process: u32 = found.next()?.get(4)?.parse().ok()?;
-    let state = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The state follows the name, which may hold anything, in parentheses.
-    let state = state.rsplit_once(") ")?.1.chars().next()?;
-    (!matches!(state, 'Z' | 'X')).then_some(process)
+    holders.into_iter().find(|process| has_open(*process, file))
+}
+
+fn identity(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Whether a process has a file open. One that is dead has none.
+fn has_open(process: u32, file: (u64, u64)) -> bool {
+    let open = fs::read_dir(format!("/proc/{process}/fd")).ok().into_iter().flatten().flatten();
+    let mut open = open.filter_map(|entry| fs::metadata(entry.path()).ok());
+    open.any(|metadata| identity(&metadata) == file)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::fcntl::{Flock, FlockArg};
+
+    use super::*;
+
+    #[test]
+    fn lock_owner_is_a_process_that_has_the_file_open() {
+        let path = std::env::temp_dir().join(format!("blockd-lock-{}", std::process::id()));
+        let (file, other) = (File::create(&path).unwrap(), File::open(&path).unwrap());
+        assert_eq!(lock_owner(&other), None);
+        let locked = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+        let own = std::process::id();
+        assert_eq!(lock_owner(&other), Some(own));
+        let file = identity(&other.metadata().unwrap());
+        // The parent lives and has the file not open: as after a reuse of the owner's number.
+        assert!(has_open(own, file) && !has_open(std::os::unix::process::parent_id(), file));
+        drop(locked);
+        fs::remove_file(path).unwrap();
+    }
 }
