@@ -32,9 +32,43 @@ pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
     parse(text).ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
 }
 
+/// Reads a size of an object of the Kubernetes API, which may also have the forms that are of little
+/// use for sizes: `1e9`, and `1500m` for thousandths (`u` and `n` for those of them). `field` is the
+/// subject of the error.
+///
+/// # Errors
+/// It is no size, or more than 2^63 - 1 bytes.
+pub fn of_object(field: &str, text: &str) -> Result<Bytes, Error> {
+    let read = parse(text).or_else(|| parse_power(text));
+    read.ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
+}
+
+/// A number with a power of ten behind it.
+fn parse_power(text: &str) -> Option<Bytes> {
+    let (number, unit) = split(text);
+    let Decimal { numerator, denominator } = Decimal::parse(number)?;
+    let power: i32 = match unit {
+        "m" => -3,
+        "u" => -6,
+        "n" => -9,
+        _ => unit.strip_prefix(['e', 'E'])?.parse().ok()?,
+    };
+    let factor = 10_u128.checked_pow(power.unsigned_abs())?;
+    let bytes = if power < 0 {
+        numerator.div_ceil(denominator.checked_mul(factor)?)
+    } else {
+        numerator.checked_mul(factor)?.div_ceil(denominator)
+    };
+    Bytes::from_u128(bytes)
+}
+
+/// A number, and the unit behind it.
+fn split(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
+}
+
 fn parse(text: &str) -> Option<Bytes> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
+    let (number, unit) = split(text);
     let decimal = Decimal::parse(number)?;
     let bytes = decimal.numerator.checked_mul(unit_bytes(unit)?)?;
     Bytes::from_u128(bytes.div_ceil(decimal.denominator))
@@ -207,6 +241,31 @@ mod tests {
     }
 
     #[test]
+    fn sizes_of_objects_may_have_powers_of_ten_and_parts_of_a_byte() {
+        let read = [
+            ("1e9", 1_000_000_000),
+            ("1.5E3", 1500),
+            ("12E", 12_000_000_000_000_000_000_u128),
+            ("2000e-3", 2),
+            ("1e-30", 1),
+            ("0e9", 0),
+            ("1500m", 2),
+            ("1n", 1),
+            ("500Mi", 524_288_000),
+            ("7E", 7_000_000_000_000_000_000),
+        ];
+        for (text, bytes) in read {
+            let expected = Bytes::from_u128(bytes);
+            assert_eq!(of_object("size", text).ok(), expected, "{text}");
+        }
+        for text in ["", "e9", "1e", "1e+", "1e40", "1e99999999999", "-1e3", "1e3Gi", "1M3", "1mm"]
+        {
+            let error = of_object("size", text).unwrap_err().to_string();
+            assert!(error.starts_with("size is "), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn ratios_are_exact_and_at_least_one() {
         let third = Bytes::new(3).unwrap();
         let read = [
@@ -241,6 +300,7 @@ mod tests {
         #[test]
         fn no_text_is_a_panic(text in ".*") {
             let _ = size("size", &text);
+            let _ = of_object("size", &text);
             let _ = Ratio::parse("ratio", &text);
         }
 
