@@ -5,6 +5,8 @@
 
 #[path = "csi/capacity.rs"]
 mod capacity;
+#[path = "csi/extender.rs"]
+mod extender;
 #[path = "csi/pmem.rs"]
 mod pmem;
 #[path = "csi/reported.rs"]
