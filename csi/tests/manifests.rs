@@ -373,6 +373,50 @@ fn the_provisioner_may_protect_snapshots() {
     }
 }
 
+/// Rows P35 and H36: the extender may read claims and storage classes and nothing else, by an account
+/// of its own, and in the pods of the plugin only sidecars have an account to use.
+#[test]
+fn p35_the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
+    let deploy = folder().join("..");
+    let component = deploy.join("kustomize/components/extender/extender.yaml");
+    let text = fs::read_to_string(component).unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let of_kind = |kind: &str| {
+        let found: Vec<&Value> = objects.iter().filter(|one| one["kind"] == kind).collect();
+        assert_eq!(found.len(), 1, "{kind}");
+        found[0].clone()
+    };
+    let rule = |group: &str, resource: &str| serde_json::json!({ "apiGroups": [group], "resources": [resource], "verbs": ["get"] });
+    let rules = [rule("", "persistentvolumeclaims"), rule("storage.k8s.io", "storageclasses")];
+    assert_eq!(of_kind("ClusterRole")["rules"], serde_json::json!(rules));
+    let account = of_kind("ServiceAccount")["metadata"].clone();
+    let binding = of_kind("ClusterRoleBinding");
+    assert_eq!(binding["roleRef"]["name"], of_kind("ClusterRole")["metadata"]["name"]);
+    let subject = serde_json::json!([{
+        "kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"],
+    }]);
+    assert_eq!(binding["subjects"], subject);
+    let pod = of_kind("Deployment")["spec"]["template"]["spec"].clone();
+    assert_eq!(pod["serviceAccountName"], account["name"]);
+    assert_eq!(pod["automountServiceAccountToken"], true);
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    let words = words(&pod["containers"][0]);
+    let (verb, options) = words.split_first().unwrap();
+    assert_eq!(verb, "extender");
+    let options = std::iter::once(verb).chain(options);
+    blockd_csi::extender::Options::try_parse_from(options).unwrap();
+    // The chart grants the same.
+    let chart = fs::read_to_string(deploy.join("chart/blockd/templates/extender.yaml")).unwrap();
+    let rights = |text: &str| -> Vec<String> {
+        let begin = text.split("\nrules:\n").nth(1).unwrap();
+        begin.lines().take_while(|line| *line != "---").map(ToOwned::to_owned).collect()
+    };
+    assert_eq!(rights(&chart), rights(&text));
+    for line in ["serviceAccountName: {{ $name }}", "automountServiceAccountToken: true"] {
+        assert!(chart.contains(line), "{line}");
+    }
+}
+
 /// The help of both programs is a document, by which manifests are checked for flags that exist.
 #[test]
 fn the_help_is_in_the_documentation() {

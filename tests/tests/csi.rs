@@ -5,6 +5,8 @@
 
 #[path = "csi/capacity.rs"]
 mod capacity;
+#[path = "csi/cluster.rs"]
+mod cluster;
 #[path = "csi/extender.rs"]
 mod extender;
 #[path = "csi/pmem.rs"]

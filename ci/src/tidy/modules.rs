@@ -216,7 +216,11 @@ const RULES: &[Rule] = &[
     ("csi/src", "error", &["bytes"]),
     ("csi/src", "group", &["controller", "error", "ids", "limits", "plugin", "proto"]),
     ("csi/src", "health", &["limits", "proto"]),
-    ("csi/src", "extender", &["bytes", "clock", "config", "error", "ids", "options", "quantity"]),
+    (
+        "csi/src",
+        "extender",
+        &["bytes", "clock", "config", "error", "ids", "options", "parameters", "quantity"],
+    ),
     ("csi/src", "identity", &["plugin", "proto"]),
     ("csi/src", "ids", &["error", "limits"]),
     ("csi/src", "kata", &["error", "quantity"]),

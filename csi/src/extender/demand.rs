@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::claims::Unbound;
 use super::wire::Pod;
 use crate::bytes::Bytes;
 use crate::config::Config;
@@ -33,37 +34,60 @@ impl Reader {
         }
     }
 
-    /// What a pod asks for: its inline volumes, and by its annotations its claims. Sizes are
-    /// summed as they are; what has none, or none above 0, has the default size.
+    /// Returns the bytes that a pod needs: those of its inline volumes and of its unbound claims.
+    /// Sizes are summed as they are; a volume without a size, or with size 0, has the default size.
+    /// An annotation of the pod for a class stands for the claims of that class, and counts where it
+    /// is more than their sum.
     ///
     /// # Errors
-    /// A size is none: which, and what is allowed.
-    pub fn read(&self, pod: &Pod) -> Result<Demand, Error> {
+    /// A size can't be read: names it, and what is allowed.
+    pub fn read(&self, pod: &Pod, claims: &[Unbound]) -> Result<Demand, Error> {
         let mut demand = Demand::new();
-        let mut add = |class: &str, field: &str, text: Option<&String>| {
-            let size = match text.map(String::as_str) {
-                None | Some("") => Bytes::ZERO,
-                Some(text) => quantity::size(field, text)?,
-            };
-            let size = if size.is_zero() { self.default_size } else { size };
-            *demand.entry(class.to_owned()).or_default() += size.wide();
-            Ok::<(), Error>(())
-        };
         for volume in pod.spec.volumes.iter().flatten() {
             let Some(csi) = volume.csi.as_ref().filter(|csi| csi.driver == self.driver) else {
                 continue;
             };
             let attribute = |key: &str| csi.volume_attributes.as_ref()?.get(key);
-            let class = attribute("class").filter(|class| !class.is_empty());
-            let class = class.unwrap_or(&self.default_class);
-            add(class, &format!("size of volume {}", volume.name), attribute("size"))?;
+            let size = match attribute("size").filter(|text| !text.is_empty()) {
+                Some(text) => quantity::size(&format!("size of volume {}", volume.name), text)?,
+                None => Bytes::ZERO,
+            };
+            *demand.entry(self.class(attribute("class"))).or_default() += self.bytes(size);
         }
-        for (key, value) in pod.metadata.annotations.iter().flatten() {
-            if let Some(class) = key.strip_prefix(&self.prefix) {
-                add(class, &format!("annotation {key}"), Some(value))?;
-            }
+        for (class, bytes) in self.claimed(pod, claims)? {
+            *demand.entry(class).or_default() += bytes;
         }
         Ok(demand)
+    }
+
+    /// The bytes of the claims: by their requests, or by annotations where those are more.
+    fn claimed(&self, pod: &Pod, claims: &[Unbound]) -> Result<Demand, Error> {
+        let mut claimed = Demand::new();
+        for claim in claims {
+            let size = match &claim.size {
+                Some(text) => quantity::of_object(&format!("size of claim {}", claim.claim), text)?,
+                None => Bytes::ZERO,
+            };
+            *claimed.entry(self.class(claim.class.as_ref())).or_default() += self.bytes(size);
+        }
+        for (key, text) in pod.metadata.annotations.iter().flatten() {
+            let Some(class) = key.strip_prefix(&self.prefix) else { continue };
+            let size = match text.as_str() {
+                "" => Bytes::ZERO,
+                text => quantity::size(&format!("annotation {key}"), text)?,
+            };
+            let bytes = claimed.entry(class.to_owned()).or_default();
+            *bytes = self.bytes(size).max(*bytes);
+        }
+        Ok(claimed)
+    }
+
+    fn class(&self, named: Option<&String>) -> String {
+        named.filter(|class| !class.is_empty()).unwrap_or(&self.default_class).clone()
+    }
+
+    fn bytes(&self, size: Bytes) -> u128 {
+        if size.is_zero() { self.default_size.wide() } else { size.wide() }
     }
 }
 
@@ -93,7 +117,12 @@ mod tests {
     }
 
     fn read(pod: Value) -> Result<Demand, Error> {
-        reader().read(&serde_json::from_value(pod).unwrap())
+        reader().read(&serde_json::from_value(pod).unwrap(), &[])
+    }
+
+    fn claim(class: Option<&str>, size: Option<&str>) -> Unbound {
+        let owned = |text: Option<&str>| text.map(ToOwned::to_owned);
+        Unbound { claim: "data".to_owned(), class: owned(class), size: owned(size) }
     }
 
     #[test]
@@ -133,6 +162,31 @@ mod tests {
     }
 
     #[test]
+    fn t26_unbound_claims_add_to_inline_volumes_and_an_annotation_counts_where_it_is_more() {
+        let claims = [
+            claim(None, Some("1")),
+            claim(Some("thin"), Some("524288000")),
+            claim(Some("thick"), Some("1e9")),
+            claim(Some("thick"), None),
+            claim(Some(""), Some("0")),
+        ];
+        let demand = |annotations: Value| {
+            let pod = json!({
+                "metadata": { "annotations": annotations },
+                "spec": { "volumes": [inline(json!({ "size": "7" }))] },
+            });
+            let demand = reader().read(&serde_json::from_value(pod).unwrap(), &claims).unwrap();
+            (demand["thin"], demand["thick"])
+        };
+        let (thin, thick) = (524_288_001 + GIB, 1_000_000_000 + GIB);
+        assert_eq!(demand(json!({})), (7 + thin, thick));
+        let less =
+            json!({ "capacity.csi.blockd.io/thin": "5", "capacity.csi.blockd.io/thick": "" });
+        assert_eq!(demand(less), (7 + thin, thick));
+        assert_eq!(demand(json!({ "capacity.csi.blockd.io/thin": "9Gi" })), (7 + 9 * GIB, thick));
+    }
+
+    #[test]
     fn a_pod_without_our_volumes_asks_for_nothing() {
         for pod in [json!({}), json!({ "metadata": {}, "spec": { "volumes": null } })] {
             assert_eq!(read(pod).unwrap(), Demand::new());
@@ -147,6 +201,9 @@ mod tests {
         let pod = json!({ "metadata": { "annotations": { "capacity.csi.blockd.io/a": "-1" } } });
         let error = read(pod).unwrap_err().to_string();
         assert!(error.starts_with("annotation capacity.csi.blockd.io/a is -1"), "{error}");
+        let claims = [claim(None, Some("-1"))];
+        let error = reader().read(&Pod::default(), &claims).unwrap_err().to_string();
+        assert!(error.starts_with("size of claim data is -1"), "{error}");
     }
 
     proptest! {
@@ -159,6 +216,10 @@ mod tests {
             let demand = read(json!({ "spec": { "volumes": volumes } })).unwrap();
             let sum: u128 = sizes.iter().map(|size| u128::from(size.unsigned_abs())).sum();
             prop_assert_eq!(demand.get("thin").copied().unwrap_or_default(), sum);
+            let claims: Vec<Unbound> =
+                sizes.iter().map(|size| claim(Some("thick"), Some(&size.to_string()))).collect();
+            let demand = reader().read(&Pod::default(), &claims).unwrap();
+            prop_assert_eq!(demand.get("thick").copied().unwrap_or_default(), sum);
         }
     }
 }

@@ -29,9 +29,6 @@ pub(super) const METRIC: &str = "blockd_csi_class_available_bytes";
 /// otherwise, and all nodes have to fit.
 const NODE_TIME: Duration = Duration::from_millis(1500);
 
-/// How long all of them may take.
-const ALL_TIME: Duration = Duration::from_secs(4);
-
 /// Nodes that are asked at once: sockets, far below the usual limit of 1024 files.
 const AT_ONCE: usize = 128;
 
@@ -89,8 +86,14 @@ impl Source {
         Self { driver: driver.into(), port, places, kept: Arc::default() }
     }
 
-    /// What the nodes have of the classes that are asked for, in their order.
-    pub(super) async fn figures(&self, nodes: &[Place], demand: &Demand) -> Vec<Figures> {
+    /// What the nodes have of the classes that are asked for, in their order. A node that takes
+    /// longer than `limit` has none.
+    pub(super) async fn figures(
+        &self,
+        nodes: &[Place],
+        demand: &Demand,
+        limit: Duration,
+    ) -> Vec<Figures> {
         let mut figures: Vec<Figures> =
             nodes.iter().map(|node| self.annotated(node, demand)).collect();
         let is_done = |known: &Figures| {
@@ -126,7 +129,7 @@ impl Source {
             }
         };
         // Nodes that were not heard of by then keep the reason that they have.
-        let _ = tokio::time::timeout(ALL_TIME, all).await;
+        let _ = tokio::time::timeout(limit, all).await;
         figures
     }
 

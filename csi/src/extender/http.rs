@@ -19,11 +19,13 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
+use super::claims::Claims;
 use super::decide;
 use super::demand::{Demand, Reader};
 use super::fetch::{Place, Source};
 use super::score::Rule;
-use super::wire::{Args, FilterResult, HostPriority, NodeList};
+use super::wire::{Args, FilterResult, HostPriority, NodeList, Pod};
+use crate::clock::Clock;
 use crate::error::{Error, shown};
 
 /// Longest request: some thousands of whole nodes. With more, the scheduler is told that its
@@ -42,6 +44,9 @@ const CONNECTION_TIME: Duration = Duration::from_secs(300);
 /// How long its last request may take, and its TLS handshake before the first.
 const LAST_TIME: Duration = Duration::from_secs(10);
 
+/// How long an answer may take: the scheduler waits five seconds, unless it is configured otherwise.
+const ANSWER_TIME: Duration = Duration::from_secs(4);
+
 /// How long a request's body may take: one that never ends would hold up others.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
@@ -49,6 +54,7 @@ const BODY_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Extender {
     pub(super) reader: Reader,
+    pub(super) claims: Claims,
     pub(super) source: Source,
     pub(super) rule: Rule,
 }
@@ -133,7 +139,16 @@ impl Extender {
             (Method::POST, "/prioritize") => match arguments(request).await {
                 Ok(arguments) => match self.prioritize(arguments).await {
                     Ok(scores) => json(&scores),
-                    Err(error) => said(StatusCode::BAD_REQUEST, &format!("{error}\n")),
+                    Err(error) => {
+                        tracing::warn!(%error, "prioritize");
+                        let is_the_pods = error.code() == tonic::Code::InvalidArgument;
+                        let status = if is_the_pods {
+                            StatusCode::BAD_REQUEST
+                        } else {
+                            StatusCode::SERVICE_UNAVAILABLE
+                        };
+                        said(status, &format!("{error}\n"))
+                    }
                 },
                 Err(refused) => refused,
             },
@@ -143,9 +158,16 @@ impl Extender {
         }
     }
 
+    /// The bytes that a pod needs, by class.
+    async fn demand(&self, pod: &Pod) -> Result<Demand, Error> {
+        let claims = self.claims.unbound(pod).await?;
+        self.reader.read(pod, &claims)
+    }
+
     /// Which nodes remain.
     async fn predicate(&self, arguments: Args) -> FilterResult {
-        let demand = match self.reader.read(&arguments.pod.unwrap_or_default()) {
+        let clock = Clock::start();
+        let demand = match self.demand(&arguments.pod.unwrap_or_default()).await {
             Ok(demand) => demand,
             Err(error) => {
                 tracing::warn!(%error, "predicate");
@@ -157,7 +179,7 @@ impl Extender {
             Some(NodeList { metadata, items }) => {
                 let items = items.unwrap_or_default();
                 let places = items.iter().map(whole).collect();
-                let passes = self.filter(&demand, places, &mut result).await;
+                let passes = self.filter(&demand, places, clock, &mut result).await;
                 let kept = items.into_iter().zip(passes).filter(|(_, passes)| *passes);
                 let items = Some(kept.map(|(item, _)| item).collect());
                 result.nodes = Some(NodeList { metadata, items });
@@ -165,7 +187,7 @@ impl Extender {
             None => {
                 let names = arguments.node_names.unwrap_or_default();
                 let places = names.iter().cloned().map(Place::named).collect();
-                let passes = self.filter(&demand, places, &mut result).await;
+                let passes = self.filter(&demand, places, clock, &mut result).await;
                 let kept = names.into_iter().zip(passes).filter(|(_, passes)| *passes);
                 result.node_names = Some(kept.map(|(name, _)| name).collect());
             }
@@ -177,9 +199,10 @@ impl Extender {
         &self,
         demand: &Demand,
         nodes: Vec<Place>,
+        clock: Clock,
         result: &mut FilterResult,
     ) -> Vec<bool> {
-        let figures = self.source.figures(&nodes, demand).await;
+        let figures = self.source.figures(&nodes, demand, remaining(clock)).await;
         let decided =
             nodes.into_iter().zip(&figures).map(|(node, figures)| {
                 match decide::predicate(demand, figures) {
@@ -196,7 +219,8 @@ impl Extender {
 
     /// What the nodes are worth.
     async fn prioritize(&self, arguments: Args) -> Result<Vec<HostPriority>, Error> {
-        let demand = self.reader.read(&arguments.pod.unwrap_or_default())?;
+        let clock = Clock::start();
+        let demand = self.demand(&arguments.pod.unwrap_or_default()).await?;
         let nodes: Vec<Place> = match arguments.nodes {
             Some(nodes) => nodes.items.unwrap_or_default().iter().map(whole).collect(),
             None => {
@@ -204,11 +228,16 @@ impl Extender {
                 names.into_iter().map(Place::named).collect()
             }
         };
-        let figures = self.source.figures(&nodes, &demand).await;
+        let figures = self.source.figures(&nodes, &demand, remaining(clock)).await;
         let scores = decide::prioritize(&demand, &figures, &self.rule);
         let named = nodes.into_iter().zip(scores);
         Ok(named.map(|(node, score)| HostPriority { host: node.name, score }).collect())
     }
+}
+
+/// The part of the time for an answer that remains.
+fn remaining(clock: Clock) -> Duration {
+    ANSWER_TIME.saturating_sub(clock.elapsed())
 }
 
 /// What of a node is looked at. One that makes no sense has no figures, and says so by that.

@@ -1,9 +1,12 @@
 //! An extender of the Kubernetes scheduler, for clusters that can't use storage capacity tracking:
 //! keeps pods away from nodes without room for their volumes, and prefers those with the most.
 //!
-//! A process of its own: it needs no root, no daemon and no API server. What is decided is in
-//! [`demand`], [`decide`] and [`score`], which do nothing else; the rest brings them their figures.
+//! A process of its own, without root and daemon, which reads claims and storage classes from the API
+//! server. [`demand`], [`decide`] and [`score`] decide and do nothing else; the rest brings them their
+//! figures.
 
+pub mod claims;
+mod cluster;
 pub mod decide;
 pub mod demand;
 mod fetch;
@@ -34,7 +37,9 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
         options.tls_files()?.map(|(chain, key)| tls::acceptor(chain, key)).transpose()?;
     let reader = demand::Reader::new(&options.driver_name, &config);
     let source = fetch::Source::new(&options.driver_name, options.metrics_port);
-    let extender = Arc::new(http::Extender { reader, source, rule });
+    let cluster = cluster::Cluster::new(options.api_server()?, &options.service_account);
+    let claims = claims::Claims::new(&options.driver_name, cluster);
+    let extender = Arc::new(http::Extender { reader, claims, source, rule });
     let listener = http::bind(options.listen).await?;
     let address = listener.local_addr().unwrap_or(options.listen);
     let (driver, mode, tls) = (&options.driver_name, options.mode.name(), acceptor.is_some());

@@ -11,6 +11,9 @@ use crate::error::Error;
 use crate::ids::DEFAULT_DRIVER;
 use crate::options::{LogFormat, check_driver};
 
+/// Where the kubelet puts the files of a pod's service account.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
 /// An extender of the Kubernetes scheduler. Storage capacity tracking does the same without it
 /// wherever it can be used
 #[derive(Clone, Parser, Debug)]
@@ -53,6 +56,16 @@ pub struct Options {
     #[arg(long, value_name = "PORT", default_value_t = 9810)]
     pub metrics_port: u16,
 
+    /// The Kubernetes API server, from which the claims of pods and their storage classes are read;
+    /// in a pod, that of the cluster
+    #[arg(long, value_name = "https://HOST:PORT")]
+    pub api_server: Option<String>,
+
+    /// Folder with the token of a service account that may read claims and storage classes, and
+    /// with ca.crt, the authority of the API server
+    #[arg(long, value_name = "FOLDER", default_value = SERVICE_ACCOUNT)]
+    pub service_account: PathBuf,
+
     /// Form of the log
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -84,6 +97,28 @@ impl Options {
         Ok(Rule { mode: self.mode, default, divisors })
     }
 
+    /// Host and port of the API server: those of the option, else those of the pod's cluster.
+    ///
+    /// # Errors
+    /// The address is none, or there is neither.
+    pub fn api_server(&self) -> Result<(String, u16), Error> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let cluster = || {
+            let host = variable("KUBERNETES_SERVICE_HOST")?;
+            Some((host, variable("KUBERNETES_SERVICE_PORT")?.parse().ok()?))
+        };
+        match &self.api_server {
+            Some(text) => {
+                address(text).ok_or_else(|| Error::invalid("api-server", text, "https://HOST:PORT"))
+            }
+            None => cluster().ok_or_else(|| {
+                let allowed =
+                    "given outside of a cluster, where KUBERNETES_SERVICE_HOST is not set";
+                Error::invalid("api-server", "not set", allowed)
+            }),
+        }
+    }
+
     /// The files of the certificate and its key.
     ///
     /// # Errors
@@ -96,6 +131,16 @@ impl Options {
             (_, None) => Err(Error::missing("tls-key")),
         }
     }
+}
+
+/// Host and port of an address that has no more than that.
+fn address(text: &str) -> Option<(String, u16)> {
+    let uri: hyper::Uri = text.parse().ok()?;
+    let is_plain = uri.scheme_str() == Some("https") && uri.path() == "/" && uri.query().is_none();
+    let authority = uri.authority().filter(|one| is_plain && !one.as_str().contains('@'))?;
+    let host = authority.host();
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    Some((host.to_owned(), authority.port_u16().unwrap_or(443)))
 }
 
 #[cfg(test)]
@@ -114,6 +159,30 @@ mod tests {
         let rule = parse(&[]).rule().unwrap();
         assert_eq!((rule.mode, rule.default), (Mode::Bytes, Divisor::ONE));
         assert_eq!(parse(&[]).tls_files().unwrap(), None);
+    }
+
+    #[test]
+    fn the_api_server_is_an_address_of_https_and_nothing_else() {
+        let read = |text: &str| parse(&["--api-server", text]).api_server();
+        for (text, host, port) in [
+            ("https://10.96.0.1:6443", "10.96.0.1", 6443),
+            ("https://kubernetes.default.svc", "kubernetes.default.svc", 443),
+            ("https://[fd00::1]:443/", "fd00::1", 443),
+        ] {
+            assert_eq!(read(text).unwrap(), (host.to_owned(), port));
+        }
+        for text in [
+            "",
+            "10.96.0.1:443",
+            "http://a:1",
+            "https://",
+            "https://a/b",
+            "https://u:p@a",
+            "https://a?b",
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.starts_with("api-server is "), "{error}");
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What the scheduler sends and takes, as its extenders have it: JSON with Go's names.
+//! What the scheduler sends and takes, as its extenders have it, and the objects that are read from
+//! the API server: JSON with Go's names.
 
 use std::collections::BTreeMap;
 
@@ -38,6 +39,9 @@ pub struct Metadata {
     /// Its name.
     #[serde(default)]
     pub name: Option<String>,
+    /// Its namespace, if it is in one.
+    #[serde(default)]
+    pub namespace: Option<String>,
     /// What others have written to it.
     #[serde(default)]
     pub annotations: Option<BTreeMap<String, String>>,
@@ -53,6 +57,7 @@ pub struct PodSpec {
 
 /// A volume of a pod.
 #[derive(Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
 pub struct Volume {
     /// Its name in the pod.
     #[serde(default)]
@@ -60,6 +65,109 @@ pub struct Volume {
     /// That of an inline volume.
     #[serde(default)]
     pub csi: Option<Csi>,
+    /// That of a claim.
+    #[serde(default)]
+    pub persistent_volume_claim: Option<ClaimSource>,
+    /// That of a generic ephemeral volume.
+    #[serde(default)]
+    pub ephemeral: Option<EphemeralSource>,
+}
+
+/// Names a claim in the namespace of the pod.
+#[derive(Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimSource {
+    /// Its name.
+    pub claim_name: String,
+}
+
+/// A volume whose claim is made with the pod and named after both.
+#[derive(Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
+pub struct EphemeralSource {
+    /// The claim to make.
+    #[serde(default)]
+    pub volume_claim_template: Option<ClaimTemplate>,
+}
+
+/// A claim that is to be made.
+#[derive(Deserialize, Debug)]
+pub struct ClaimTemplate {
+    /// Its specification.
+    #[serde(default)]
+    pub spec: ClaimSpec,
+}
+
+/// A claim.
+#[derive(Deserialize, Default, Debug)]
+pub struct Claim {
+    /// Its name and annotations.
+    #[serde(default)]
+    pub metadata: Metadata,
+    /// Its specification.
+    #[serde(default)]
+    pub spec: ClaimSpec,
+    /// Its state.
+    #[serde(default)]
+    pub status: ClaimStatus,
+}
+
+impl Claim {
+    /// Whether it has a volume, or one is reserved for it.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        let has_volume = self.spec.volume_name.as_ref().is_some_and(|name| !name.is_empty());
+        has_volume || self.status.phase.as_deref() == Some("Bound")
+    }
+}
+
+/// The specification of a claim.
+#[derive(Deserialize, Default, Debug)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimSpec {
+    /// Its storage class.
+    #[serde(default)]
+    pub storage_class_name: Option<String>,
+    /// The volume that it is bound to, or is to be.
+    #[serde(default)]
+    pub volume_name: Option<String>,
+    /// Its size.
+    #[serde(default)]
+    pub resources: Option<Resources>,
+}
+
+impl ClaimSpec {
+    /// The size that is requested, if one is.
+    #[must_use]
+    pub fn storage_request(&self) -> Option<&String> {
+        self.resources.as_ref()?.requests.as_ref()?.get("storage")
+    }
+}
+
+/// The size of a claim.
+#[derive(Deserialize, Default, Debug)]
+pub struct Resources {
+    /// The least of each resource.
+    #[serde(default)]
+    pub requests: Option<BTreeMap<String, String>>,
+}
+
+/// The state of a claim.
+#[derive(Deserialize, Default, Debug)]
+pub struct ClaimStatus {
+    /// `Pending`, `Bound` or `Lost`.
+    #[serde(default)]
+    pub phase: Option<String>,
+}
+
+/// A storage class.
+#[derive(Deserialize, Debug)]
+pub struct StorageClass {
+    /// The name of the driver.
+    pub provisioner: String,
+    /// Parameters of the driver.
+    #[serde(default)]
+    pub parameters: Option<BTreeMap<String, String>>,
 }
 
 /// An inline volume.

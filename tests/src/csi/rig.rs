@@ -55,6 +55,8 @@ pub struct Settings {
     pub driver_name: String,
     /// More words for the plugin's command line.
     pub words: Vec<String>,
+    /// More variables for the plugin's environment.
+    pub variables: Vec<(String, String)>,
     /// What the plugin logs.
     pub log: String,
     /// Where the plugin's and the kubelet's folders lie, to outlive the machine; else in one that
@@ -71,6 +73,7 @@ impl Default for Settings {
             config: String::new(),
             driver_name: String::new(),
             words: Vec::new(),
+            variables: Vec::new(),
             log: "info,blockd_csi=debug".to_owned(),
             home: None,
         }
@@ -136,6 +139,7 @@ pub struct Plugin {
     blockd_socket: PathBuf,
     driver_name: String,
     words: Vec<String>,
+    variables: Vec<(String, String)>,
     log_level: String,
     metrics: String,
 }
@@ -160,6 +164,7 @@ impl Plugin {
             blockd_socket: blockd_socket.to_path_buf(),
             driver_name: settings.driver_name.clone(),
             words: settings.words.clone(),
+            variables: settings.variables.clone(),
             log_level: settings.log.clone(),
             metrics: format!("127.{high}.{middle}.{}:{METRICS_PORT}", low.clamp(1, 254)),
         };
@@ -212,6 +217,7 @@ impl Plugin {
         if !self.driver_name.is_empty() {
             command.args(["--driver-name", &self.driver_name]);
         }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.env("BLOCKD_CSI_LOG", &self.log_level);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(command.spawn().context("starting the plugin")?);

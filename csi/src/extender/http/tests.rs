@@ -7,6 +7,7 @@ use std::thread;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::super::cluster::Cluster;
 use super::super::score::{Divisor, Mode};
 use super::super::tls;
 use super::*;
@@ -17,7 +18,10 @@ use crate::metrics::Metrics;
 /// An extender that asks plugins at this port.
 fn extender(metrics_port: u16) -> Extender {
     let config = Config::parse("", &Names::new(DEFAULT_DRIVER)).unwrap();
+    // No pod of these tests has a claim, but for one: nothing listens there.
+    let cluster = Cluster::new(("127.0.0.1".to_owned(), 1), std::path::Path::new("/nowhere"));
     Extender {
+        claims: Claims::new(DEFAULT_DRIVER, cluster),
         reader: Reader::new(DEFAULT_DRIVER, &config),
         source: Source::new(DEFAULT_DRIVER, metrics_port),
         rule: Rule { mode: Mode::Bytes, default: Divisor::ONE, divisors: [].into() },
