@@ -32,6 +32,10 @@ use crate::error::Error;
 const BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 
+/// Upper ends of the buckets that other CSI drivers and sidecars have, in seconds.
+const SHARED_BUCKETS: [f64; 13] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
 /// Answered while the plugin lives, whatever its daemon does: the liveness of its container.
 const HEALTHZ: &str = "/healthz";
 /// Connections at once. There are a few scrapers, and they are quick.
@@ -40,12 +44,26 @@ const CONNECTIONS: usize = 16;
 /// How long a connection may live: a scraper that wants more comes again.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
 
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The type of a page of metrics.
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
 struct Call {
     method: &'static str,
     code: &'static str,
+}
+
+/// A call with the labels that other CSI drivers and sidecars have.
+#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
+struct Operation {
+    driver_name: String,
+    method_name: String,
+    grpc_status_code: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
+struct ByVersion {
+    version: &'static str,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
@@ -67,10 +85,28 @@ impl MetricConstructor<Histogram> for Seconds {
     }
 }
 
+#[derive(Clone, Debug)]
+struct SharedSeconds;
+
+impl MetricConstructor<Histogram> for SharedSeconds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(SHARED_BUCKETS)
+    }
+}
+
+/// Adds `build_info`, the version of the program.
+pub(crate) fn register_build_info(registry: &mut Registry) {
+    let builds = Family::<ByVersion, Gauge>::default();
+    builds.get_or_create(&ByVersion { version: env!("CARGO_PKG_VERSION") }).set(1);
+    registry.register("build_info", "1, with the version of the program", builds);
+}
+
 /// All counters of the process.
 #[derive(Clone, Debug)]
 pub struct Metrics {
+    driver: String,
     calls: Family<Call, Histogram, Seconds>,
+    operations: Family<Operation, Histogram, SharedSeconds>,
     conflicts: Family<ByMode, Counter>,
     in_flight: Gauge,
     capacities: Family<ByClass, Gauge>,
@@ -84,8 +120,16 @@ impl Metrics {
         let calls = Family::new_with_constructor(Seconds);
         let (conflicts, in_flight) = (Family::default(), Gauge::default());
         let capacities = Family::<ByClass, Gauge>::default();
-        let driver = ("driver".into(), driver.to_owned().into());
-        let mut registry = Registry::with_prefix_and_labels("blockd_csi", [driver].into_iter());
+        let operations = Family::new_with_constructor(SharedSeconds);
+        let mut all = Registry::default();
+        register_build_info(&mut all);
+        all.register(
+            "csi_plugin_operations_seconds",
+            "How long calls took, by method and gRPC code, as other CSI drivers export it",
+            operations.clone(),
+        );
+        let label = ("driver".into(), driver.to_owned().into());
+        let registry = all.sub_registry_with_prefix("blockd_csi").sub_registry_with_label(label);
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The plugin's version", version);
         registry.register(
@@ -104,14 +148,21 @@ impl Metrics {
             "What can still be made of a class here, as GetCapacity tells it",
             capacities.clone(),
         );
-        let registry = Arc::new(Mutex::new(registry));
-        Self { calls, conflicts, in_flight, capacities, registry }
+        let registry = Arc::new(Mutex::new(all));
+        let driver = driver.to_owned();
+        Self { driver, calls, operations, conflicts, in_flight, capacities, registry }
     }
 
     /// A call ended.
     pub fn observe(&self, method: &'static str, code: tonic::Code, time: Duration) {
         let call = Call { method, code: code_name(code) };
         self.calls.get_or_create(&call).observe(time.as_secs_f64());
+        let operation = Operation {
+            driver_name: self.driver.clone(),
+            method_name: full_method(method),
+            grpc_status_code: go_code_name(code),
+        };
+        self.operations.get_or_create(&operation).observe(time.as_secs_f64());
     }
 
     /// A publish was refused because of others.
@@ -236,6 +287,42 @@ pub const fn code_name(code: tonic::Code) -> &'static str {
     }
 }
 
+/// As Go's library of gRPC writes it, which other CSI drivers and sidecars use.
+const fn go_code_name(code: tonic::Code) -> &'static str {
+    use tonic::Code;
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+/// The method as gRPC sends it, with its service.
+fn full_method(method: &str) -> String {
+    let service = match method {
+        "GetPluginInfo" | "GetPluginCapabilities" | "Probe" => "Identity",
+        "GetMetadataAllocated" | "GetMetadataDelta" => "SnapshotMetadata",
+        name if name.starts_with("Node") => "Node",
+        name if name.contains("Group") => "GroupController",
+        _ => "Controller",
+    };
+    format!("/csi.v1.{service}/{method}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,12 +347,41 @@ mod tests {
             "blockd_csi_publish_conflicts_total{{{driver},mode=\"SINGLE_NODE_SINGLE_WRITER\"}} 1"
         ));
         has(&format!("blockd_csi_operations_in_flight{{{driver}}} 1"));
+        for code in ["OK", "Aborted"] {
+            has(&format!(
+                "csi_plugin_operations_seconds_count{{driver_name=\"csi.blockd.io\",\
+                 method_name=\"/csi.v1.Controller/CreateVolume\",grpc_status_code=\"{code}\"}} 1"
+            ));
+        }
+        has(&format!("build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")));
         assert!(text.ends_with("# EOF\n"));
     }
 
     #[test]
+    fn p49_each_method_has_the_service_that_the_specification_has() {
+        let mut service = "";
+        let mut count = 0;
+        for line in include_str!("../proto/csi.proto").lines().map(str::trim) {
+            let word = |keyword: &str| {
+                let rest = line.strip_prefix(keyword)?;
+                rest.split(|c: char| !c.is_ascii_alphanumeric()).next()
+            };
+            if let Some(name) = word("service ") {
+                service = name;
+            } else if let Some(method) = word("rpc ") {
+                assert_eq!(full_method(method), format!("/csi.v1.{service}/{method}"));
+                count += 1;
+            }
+        }
+        assert!(count > 20, "{count}");
+    }
+
+    #[test]
     fn each_metric_is_in_the_documentation() {
-        const DOCUMENT: &str = include_str!("../../docs/KUBERNETES.md");
+        const DOCUMENTS: &str = concat!(
+            include_str!("../../docs/KUBERNETES.md"),
+            include_str!("../../docs/METRICS.md")
+        );
         let metrics = Metrics::new("csi.blockd.io");
         // What never happened is not told at all.
         metrics.observe("Probe", tonic::Code::Ok, Duration::ZERO);
@@ -277,9 +393,9 @@ mod tests {
         for (name, kind) in types.filter_map(|line| line.split_once(' ')) {
             let total = if kind == "counter" { "_total" } else { "" };
             let shown = format!("`{name}{total}`");
-            assert!(kind == "info" || DOCUMENT.contains(&shown), "{shown} is not explained");
+            assert!(kind == "info" || DOCUMENTS.contains(&shown), "{shown} is not explained");
             count += 1;
         }
-        assert!(count >= 5, "{text}");
+        assert!(count >= 7, "{text}");
     }
 }

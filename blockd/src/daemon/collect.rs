@@ -27,6 +27,7 @@ pub(super) async fn collect(
     let mut snapshot = Snapshot::default();
     let is_ready = u64::from(control.is_ready());
     snapshot.set("blockd_build", &[env!("CARGO_PKG_VERSION")], 1);
+    snapshot.set("build_info", &[env!("CARGO_PKG_VERSION")], 1);
     snapshot.set("blockd_ready", &[], is_ready);
     snapshot.set("blockd_start_time_seconds", &[], control.started_unix_seconds());
     let resident = u64::try_from(control.resident_bytes()).unwrap_or(0);

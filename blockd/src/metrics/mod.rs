@@ -67,6 +67,7 @@ use Kind::{Counter, Gauge, Histogram as Times};
 /// All metrics there are.
 pub const METRICS: &[Metric] = &[
     metric("blockd_build", Gauge, &["version"], "1, with the daemon's version"),
+    metric("build_info", Gauge, &["version"], "The same under the name that is common to programs"),
     metric("blockd_ready", Gauge, &[], "1 when everything is served"),
     metric("blockd_start_time_seconds", Gauge, &[], "When the daemon started, since 1970"),
     metric("blockd_resident_bytes", Gauge, &[], "Resident memory of the daemon"),
@@ -437,7 +438,9 @@ mod tests {
 
     #[test]
     fn each_metric_is_documented_and_nothing_else() {
-        let is_row = |line: &&str| line.starts_with("| `blockd_") || line.starts_with("| `pmem_");
+        let is_row = |line: &&str| {
+            ["| `blockd_", "| `pmem_", "| `build_"].iter().any(|begin| line.starts_with(begin))
+        };
         let rows: Vec<&str> = DOCUMENT.lines().filter(is_row).collect();
         let expected: Vec<String> = METRICS.iter().map(row).collect();
         assert_eq!(rows, expected, "docs/METRICS.md has:\n{}", expected.join("\n"));

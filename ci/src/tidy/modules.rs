@@ -219,7 +219,17 @@ const RULES: &[Rule] = &[
     (
         "csi/src",
         "extender",
-        &["bytes", "clock", "config", "error", "ids", "options", "parameters", "quantity"],
+        &[
+            "bytes",
+            "clock",
+            "config",
+            "error",
+            "ids",
+            "metrics",
+            "options",
+            "parameters",
+            "quantity",
+        ],
     ),
     ("csi/src", "identity", &["plugin", "proto"]),
     ("csi/src", "ids", &["error", "limits"]),

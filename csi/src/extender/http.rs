@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper::body::{Bytes as Body, Incoming};
+use hyper::body::{Body as _, Bytes as Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -23,10 +23,12 @@ use super::claims::Claims;
 use super::decide;
 use super::demand::{Demand, Reader};
 use super::fetch::{Place, Source};
+use super::metrics::{Handler, Metrics};
 use super::score::Rule;
 use super::wire::{Args, FilterResult, HostPriority, NodeList, Pod};
 use crate::clock::Clock;
 use crate::error::{Error, shown};
+use crate::metrics::OPENMETRICS;
 
 /// Longest request: some thousands of whole nodes. With more, the scheduler is told that its
 /// extender keeps them, and sends names.
@@ -57,6 +59,7 @@ pub(super) struct Extender {
     pub(super) claims: Claims,
     pub(super) source: Source,
     pub(super) rule: Rule,
+    pub(super) metrics: Metrics,
 }
 
 /// Binds a port.
@@ -127,11 +130,43 @@ async fn converse(
 impl Extender {
     async fn answer(&self, request: Request<Incoming>, bodies: &Semaphore) -> Response<Full<Body>> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        if path == "/status" && matches!(method, Method::GET | Method::HEAD) {
-            return said(StatusCode::OK, "ok\n");
+        let is_get = matches!(method, Method::GET | Method::HEAD);
+        if path == "/metrics" && is_get {
+            return self.page();
         }
+        let handler = match path.as_str() {
+            "/predicate" => Some(Handler::Filter),
+            "/prioritize" => Some(Handler::Prioritize),
+            "/status" => Some(Handler::Status),
+            _ => None,
+        };
+        let served = handler.map(|handler| self.metrics.begin(handler, &method));
+        let response = if path == "/status" && is_get {
+            said(StatusCode::OK, "ok\n")
+        } else {
+            self.decide((method, &path), request, bodies).await
+        };
+        if let Some(served) = served {
+            served.end(response.status(), response.body().size_hint().lower());
+        }
+        response
+    }
+
+    /// The metrics of the process.
+    fn page(&self) -> Response<Full<Body>> {
+        let mut response = said(StatusCode::OK, &self.metrics.render());
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
+        response
+    }
+
+    async fn decide(
+        &self,
+        (method, path): (Method, &str),
+        request: Request<Incoming>,
+        bodies: &Semaphore,
+    ) -> Response<Full<Body>> {
         let _body = bodies.acquire().await;
-        match (method, path.as_str()) {
+        match (method, path) {
             (Method::POST, "/predicate") => match arguments(request).await {
                 Ok(arguments) => json(&self.predicate(arguments).await),
                 Err(refused) => refused,
@@ -152,9 +187,9 @@ impl Extender {
                 },
                 Err(refused) => refused,
             },
-            (_, "/status") => said(StatusCode::METHOD_NOT_ALLOWED, "GET\n"),
+            (_, "/status" | "/metrics") => said(StatusCode::METHOD_NOT_ALLOWED, "GET\n"),
             (_, "/predicate" | "/prioritize") => said(StatusCode::METHOD_NOT_ALLOWED, "POST\n"),
-            _ => said(StatusCode::NOT_FOUND, "/predicate, /prioritize, /status\n"),
+            _ => said(StatusCode::NOT_FOUND, "/predicate, /prioritize, /status, /metrics\n"),
         }
     }
 

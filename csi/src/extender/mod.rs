@@ -11,6 +11,7 @@ pub mod decide;
 pub mod demand;
 mod fetch;
 mod http;
+mod metrics;
 pub mod options;
 pub mod score;
 mod tls;
@@ -39,7 +40,8 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
     let source = fetch::Source::new(&options.driver_name, options.metrics_port);
     let cluster = cluster::Cluster::new(options.api_server()?, &options.service_account);
     let claims = claims::Claims::new(&options.driver_name, cluster);
-    let extender = Arc::new(http::Extender { reader, claims, source, rule });
+    let extender =
+        Arc::new(http::Extender { reader, claims, source, rule, metrics: metrics::Metrics::new() });
     let listener = http::bind(options.listen).await?;
     let address = listener.local_addr().unwrap_or(options.listen);
     let (driver, mode, tls) = (&options.driver_name, options.mode.name(), acceptor.is_some());

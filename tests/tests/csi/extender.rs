@@ -421,6 +421,64 @@ fn h36_the_plugin_contacts_no_api_server_while_the_extender_of_the_same_program_
 }
 
 #[test]
+fn p49_each_program_exports_the_metrics_that_other_drivers_have_under_the_same_names() {
+    let tables = "[metrics]\naddress = \"127.0.0.1:0\"\n".to_owned();
+    let daemon = daemon::Settings { tables, ..daemon::Settings::default() };
+    let rig = Rig::start("metrics-names", &Settings { daemon, ..Settings::default() }).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let volume = create(&driver, &request("a", mounted("ext4"), 64 * MIB)).unwrap();
+    let unnamed = CreateVolumeRequest { name: String::new(), ..Default::default() };
+    refused(create(&driver, &unnamed), Code::InvalidArgument).unwrap();
+    delete(&driver, &volume.volume_id).unwrap();
+    let has =
+        |text: &str, line: &str| assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+    let build = format!("build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
+    let plugin = rig.plugin.metrics().unwrap();
+    has(&plugin, &build);
+    has(&plugin, "# TYPE csi_plugin_operations_seconds histogram");
+    for (method, code) in
+        [("CreateVolume", "OK"), ("CreateVolume", "InvalidArgument"), ("DeleteVolume", "OK")]
+    {
+        let labels = format!(
+            "driver_name=\"{OURS}\",method_name=\"/csi.v1.Controller/{method}\",\
+             grpc_status_code=\"{code}\""
+        );
+        has(&plugin, &format!("csi_plugin_operations_seconds_count{{{labels}}} 1"));
+        assert!(
+            plugin
+                .contains(&format!("csi_plugin_operations_seconds_bucket{{le=\"0.1\",{labels}}}"))
+        );
+    }
+    has(&rig.daemon.metrics().unwrap(), &build);
+    // The extender: three answers of three kinds.
+    let extender = Extender::start(1, &cluster(), CLASSES);
+    extender.fits(&pod_with(&[]), &[], "");
+    let asked = json!({ "Pod": pod_with(&[]), "NodeNames": ["a"] });
+    extender.post("/prioritize", &asked);
+    let (status, _) = extender.send("POST", "/predicate", "{");
+    assert_eq!(status, "400");
+    let (status, body) = extender.send("GET", "/status", "");
+    assert_eq!((status.as_str(), body.as_str()), ("200", "ok\n"));
+    let (status, metrics) = extender.send("GET", "/metrics", "");
+    assert_eq!(status, "200");
+    for line in [
+        build.as_str(),
+        "# TYPE scheduler_request_duration_seconds histogram",
+        "# TYPE scheduler_response_size_bytes histogram",
+        "scheduler_requests_total{code=\"200\",method=\"post\"} 2",
+        "scheduler_requests_total{code=\"400\",method=\"post\"} 1",
+        "scheduler_requests_total{code=\"200\",method=\"get\"} 1",
+        "scheduler_in_flight_requests 0",
+        "scheduler_request_duration_seconds_count{handler=\"filter\",method=\"post\"} 2",
+        "scheduler_request_duration_seconds_count{handler=\"prioritize\",method=\"post\"} 1",
+        "scheduler_request_duration_seconds_count{handler=\"status\",method=\"get\"} 1",
+        "scheduler_response_size_bytes_count 4",
+    ] {
+        has(&metrics, line);
+    }
+}
+
+#[test]
 fn the_extender_does_not_start_without_an_api_server() {
     let mut command = Command::new(tools::blockd_csi().unwrap());
     command.args(["extender", "--listen", "127.0.0.1:0"]).env_remove("KUBERNETES_SERVICE_HOST");

@@ -13,7 +13,7 @@ use super::super::tls;
 use super::*;
 use crate::config::Config;
 use crate::ids::{DEFAULT_DRIVER, Names};
-use crate::metrics::Metrics;
+use crate::metrics::Metrics as PluginMetrics;
 
 /// An extender that asks plugins at this port.
 fn extender(metrics_port: u16) -> Extender {
@@ -24,6 +24,7 @@ fn extender(metrics_port: u16) -> Extender {
         claims: Claims::new(DEFAULT_DRIVER, cluster),
         reader: Reader::new(DEFAULT_DRIVER, &config),
         source: Source::new(DEFAULT_DRIVER, metrics_port),
+        metrics: Metrics::new(),
         rule: Rule { mode: Mode::Bytes, default: Divisor::ONE, divisors: [].into() },
     }
 }
@@ -125,9 +126,9 @@ async fn t25_a_node_tells_its_capacity_by_annotation_and_goes_back_as_it_came() 
 #[tokio::test(flavor = "multi_thread")]
 async fn p35_nodes_are_asked_at_their_plugins_metrics_all_at_once() {
     // A plugin that tells, one that is silent for ever, and one where nobody listens.
-    let metrics = Metrics::new(DEFAULT_DRIVER);
+    let metrics = PluginMetrics::new(DEFAULT_DRIVER);
     metrics.capacities(&[("default".to_owned(), 1_000_000)]);
-    let listener = Metrics::bind((Ipv4Addr::new(127, 0, 0, 2), 0).into()).await.unwrap();
+    let listener = PluginMetrics::bind((Ipv4Addr::new(127, 0, 0, 2), 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(metrics.serve(listener, || std::future::ready(())));
     let silent = Listener::bind((IpAddr::from([127, 0, 0, 3]), port)).unwrap();
@@ -193,7 +194,8 @@ async fn bad_requests_are_refused_and_the_next_one_is_answered() {
     assert_eq!(call(address, "GET", "/status", none()).await, (200, "ok\n".to_owned()));
     assert_eq!(call(address, "POST", "/status", none()).await.0, 405);
     assert_eq!(call(address, "GET", "/predicate", none()).await.0, 405);
-    assert_eq!(call(address, "GET", "/metrics", none()).await.0, 404);
+    assert_eq!(call(address, "POST", "/metrics", none()).await.0, 405);
+    assert_eq!(call(address, "GET", "/mutate", none()).await.0, 404);
     for body in ["", "[]", "{", "{}", "{\"Nodes\": 7}", "\u{0}"] {
         assert_eq!(call(address, "POST", "/predicate", body.to_owned()).await.0, 400, "{body}");
     }
