@@ -32,9 +32,9 @@ pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
     parse(text).ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
 }
 
-/// Reads a size of an object of the Kubernetes API, which may also have the forms that are of little
-/// use for sizes: `1e9`, and `1500m` for thousandths (`u` and `n` for those of them). `field` is the
-/// subject of the error.
+/// Reads a size of an object of the Kubernetes API, which may also have the forms that are of
+/// little use for sizes: `1e9`, and `1500m` for thousandths (`u` and `n` for those of them).
+/// `field` is the subject of the error.
 ///
 /// # Errors
 /// It is no size, or more than 2^63 - 1 bytes.

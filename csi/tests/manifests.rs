@@ -373,8 +373,7 @@ fn the_provisioner_may_protect_snapshots() {
     }
 }
 
-/// Rows P35 and H36: the extender may read claims and storage classes and nothing else, by an account
-/// of its own, and in the pods of the plugin only sidecars have an account to use.
+/// Row P35: the extender has an account of its own, with the rights that it needs.
 #[test]
 fn p35_the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
     let deploy = folder().join("..");
@@ -386,7 +385,7 @@ fn p35_the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
         assert_eq!(found.len(), 1, "{kind}");
         found[0].clone()
     };
-    let rule = |group: &str, resource: &str| serde_json::json!({ "apiGroups": [group], "resources": [resource], "verbs": ["get"] });
+    let rule = |group: &str, kind: &str| serde_json::json!({ "apiGroups": [group], "resources": [kind], "verbs": ["get"] });
     let rules = [rule("", "persistentvolumeclaims"), rule("storage.k8s.io", "storageclasses")];
     assert_eq!(of_kind("ClusterRole")["rules"], serde_json::json!(rules));
     let account = of_kind("ServiceAccount")["metadata"].clone();

@@ -42,8 +42,8 @@ impl Claims {
         Self { cluster, driver: driver.to_owned(), class_key: Keys::new(driver).device_class() }
     }
 
-    /// Returns the unbound claims of a pod whose storage class is of the driver, with early and with
-    /// late binding. The API server is asked only if the pod has claims.
+    /// Returns the unbound claims of a pod whose storage class is of the driver, with early and
+    /// with late binding. The API server is asked only if the pod has claims.
     ///
     /// # Errors
     /// A claim does not exist, or the API server does not answer, refuses or is late.

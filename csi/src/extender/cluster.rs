@@ -1,5 +1,5 @@
-//! A client of the Kubernetes API server that reads single objects, over HTTPS and with the token of
-//! a service account. Only the extender has one: the plugin contacts no API server.
+//! A client of the Kubernetes API server that reads single objects, over HTTPS and with the token
+//! of a service account. Only the extender has one: the plugin contacts no API server.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -36,8 +36,8 @@ impl Reader {
 
     /// Returns the bytes that a pod needs: those of its inline volumes and of its unbound claims.
     /// Sizes are summed as they are; a volume without a size, or with size 0, has the default size.
-    /// An annotation of the pod for a class stands for the claims of that class, and counts where it
-    /// is more than their sum.
+    /// An annotation of the pod for a class stands for the claims of that class, and counts where
+    /// it is more than their sum.
     ///
     /// # Errors
     /// A size can't be read: names it, and what is allowed.

@@ -46,7 +46,8 @@ const CONNECTION_TIME: Duration = Duration::from_secs(300);
 /// How long its last request may take, and its TLS handshake before the first.
 const LAST_TIME: Duration = Duration::from_secs(10);
 
-/// How long an answer may take: the scheduler waits five seconds, unless it is configured otherwise.
+/// How long an answer may take: the scheduler waits five seconds, unless it is configured
+/// otherwise.
 const ANSWER_TIME: Duration = Duration::from_secs(4);
 
 /// How long a request's body may take: one that never ends would hold up others.

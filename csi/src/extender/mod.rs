@@ -1,9 +1,9 @@
 //! An extender of the Kubernetes scheduler, for clusters that can't use storage capacity tracking:
 //! keeps pods away from nodes without room for their volumes, and prefers those with the most.
 //!
-//! A process of its own, without root and daemon, which reads claims and storage classes from the API
-//! server. [`demand`], [`decide`] and [`score`] decide and do nothing else; the rest brings them their
-//! figures.
+//! A process of its own, without root and daemon, which reads claims and storage classes from the
+//! API server. [`demand`], [`decide`] and [`score`] decide and do nothing else; the rest brings them
+//! their figures.
 
 pub mod claims;
 mod cluster;

@@ -1,5 +1,5 @@
-//! An imitation of a Kubernetes API server: HTTPS on a port of this machine, a token, and objects by
-//! their paths.
+//! An imitation of a Kubernetes API server: HTTPS on a port of this machine, a token, and objects
+//! by their paths.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -18,8 +18,8 @@ const CLASSES: &str =
 const OURS: &str = "csi.blockd.io";
 const GIB: i64 = 1 << 30;
 
-/// An extender of the scheduler that runs as nobody where the test is root, and reads the objects of
-/// a cluster.
+/// An extender of the scheduler that runs as nobody where the test is root, and reads the objects
+/// of a cluster.
 struct Extender {
     child: Child,
     port: u16,
