@@ -62,6 +62,9 @@ pub(crate) struct Volume {
     /// The last change that took sub-blocks of an extent back and left it mapped.
     pub(crate) cleared_lsn: AtomicU64,
     pub(crate) reserve: Mutex<Reserve>,
+    /// Extents of the reserve, the workers' slices included, that other volumes do not get: each
+    /// extent that a write takes makes it one less. May exceed what is left of the reserve.
+    kept: AtomicU64,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
     /// What was granted last has not been touched yet, and when that was.
@@ -107,6 +110,7 @@ impl Volume {
             valid: AtomicU64::new(0),
             cleared_lsn: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),
+            kept: AtomicU64::new(0),
             wants_space: AtomicBool::new(false),
             fresh: AtomicBool::new(false),
             granted_ns: AtomicU64::new(0),
@@ -179,15 +183,53 @@ impl Volume {
         }
     }
 
-    /// Extents granted and not used that others may have: all but what is set aside for it.
+    /// Extents granted and not used that others may have: all but what is set aside for it, and
+    /// what is kept.
     pub(crate) fn spare(&self) -> u64 {
         let beyond = self.held().saturating_sub(self.set_aside.load(Ordering::Relaxed));
-        self.reserved().min(beyond)
+        let reserved = self.reserved();
+        reserved.saturating_sub(self.kept.load(Ordering::Acquire)).min(beyond)
+    }
+
+    /// Extents granted and not used that others do not get.
+    pub(crate) fn kept(&self) -> u64 {
+        match self.kept.load(Ordering::Acquire) {
+            0 => 0,
+            kept => kept.min(self.reserved()),
+        }
+    }
+
+    /// Keeps at least this many extents of the reserve. Returns by how many more than before.
+    pub(crate) fn keep(&self, extents: u64) -> u64 {
+        extents.saturating_sub(self.kept.fetch_max(extents, Ordering::AcqRel))
+    }
+
+    /// Keeps this many extents less.
+    pub(crate) fn keep_less(&self, extents: u64) {
+        let less = |kept: u64| (kept > 0).then(|| kept.saturating_sub(extents));
+        // There is nothing to be done where none is kept.
+        let _ = self.kept.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+    }
+
+    /// Returns an extent to the reserve that a worker's slice held, if extents are kept. `false`:
+    /// the caller frees it.
+    pub(crate) fn put_back(&self, extent: PhysicalExtent) -> bool {
+        // The count is read under the lock: a volume that is deleted sets it to 0 before it
+        // empties the reserve.
+        let mut reserve = self.reserve.lock();
+        let returned = self.kept.load(Ordering::Acquire) > 0 && reserve.has_room();
+        if returned {
+            reserve.add(extent, 1);
+        }
+        returned
     }
 
     /// Whether the next extent that it maps is one that was set aside for it: it takes nothing that
     /// others could have.
     pub(crate) fn lives_on_its_own(&self) -> bool {
+        if self.kept.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
         match self.set_aside.load(Ordering::Relaxed) {
             0 => false,
             set_aside => self.held().saturating_sub(self.reserved()) < set_aside,
@@ -207,8 +249,17 @@ impl Volume {
         self.attachments.lock().iter().map(|a| a.writes.0.load(Ordering::SeqCst)).sum()
     }
 
-    /// Takes every granted extent back, of the reserve and of every worker's slice.
+    /// Takes every granted extent back that is not kept, of the reserve and of every worker's
+    /// slice. Where extents are kept, those in slices count first.
     pub(crate) fn take_back(&self, mut give: impl FnMut(PhysicalExtent, u64)) {
+        let kept = self.kept.load(Ordering::Acquire);
+        if kept > 0 {
+            let slices: usize = self.attachments.lock().iter().map(|a| a.slice.lock().len()).sum();
+            let mut reserve = self.reserve.lock();
+            let surplus = reserve.total().saturating_sub(kept.saturating_sub(slices as u64));
+            reserve.take_last(surplus, give);
+            return;
+        }
         for attachment in self.attachments.lock().iter() {
             let mut slice = attachment.slice.lock();
             while let Some(extent) = slice.pop() {
@@ -275,6 +326,21 @@ impl Reserve {
         match self.runs.last_mut() {
             Some(last) if last.0.0 + last.1 == first.0 => last.1 += count,
             _ => self.runs.push((first, count)),
+        }
+    }
+
+    /// Takes this many extents out, the newest first.
+    fn take_last(&mut self, mut count: u64, mut give: impl FnMut(PhysicalExtent, u64)) {
+        while count > 0
+            && let Some(run) = self.runs.last_mut()
+        {
+            let taken = run.1.min(count);
+            run.1 -= taken;
+            give(PhysicalExtent(run.0.0 + run.1), taken);
+            count -= taken;
+            if run.1 == 0 {
+                self.runs.pop();
+            }
         }
     }
 
@@ -373,6 +439,18 @@ impl AttachmentShared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn extents_are_taken_back_from_the_newest_run() {
+        let mut reserve = Reserve::default();
+        reserve.add(PhysicalExtent(10), 3);
+        reserve.add(PhysicalExtent(100), 2);
+        let mut taken = Vec::new();
+        reserve.take_last(3, |first, count| taken.push((first.0, count)));
+        assert_eq!((taken, reserve.total()), (vec![(100, 2), (12, 1)], 2));
+        reserve.take_last(9, |_, _| {});
+        assert_eq!(reserve.total(), 0);
+    }
 
     #[test]
     fn a_slice_takes_at_most_eight_and_keeps_order() {

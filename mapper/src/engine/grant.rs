@@ -112,21 +112,39 @@ impl Engine {
     /// Extents that a volume could still use: none beyond its quota, and none beyond its size as
     /// long as it shares with nobody and so never copies.
     fn room(&self, volume: &Volume, volumes: &Volumes) -> u64 {
-        let held = volume.held();
-        let quota = match volume.quota.load(Ordering::Relaxed) {
+        self.room_in_quota(volume).min(self.room_in_size(volume, volumes))
+    }
+
+    /// Extents that the volume's quota leaves it.
+    pub(super) fn room_in_quota(&self, volume: &Volume) -> u64 {
+        match volume.quota.load(Ordering::Relaxed) {
             0 => u64::MAX,
-            quota => quota.saturating_sub(held),
-        };
+            quota => quota.saturating_sub(volume.held()),
+        }
+    }
+
+    /// Extents that the volume's size leaves it: as many as there are while it shares with others.
+    pub(super) fn room_in_size(&self, volume: &Volume, volumes: &Volumes) -> u64 {
+        let held = volume.held();
         let lineage = volume.identity.lineage;
         let is_relative = |other: &&Arc<Volume>| other.identity.lineage == lineage;
         if volumes.values().filter(is_relative).nth(1).is_some() {
-            return quota;
+            return u64::MAX;
         }
         let size = volume.size.load(Ordering::Acquire);
         let size = size.div_ceil(self.pool.geometry.extent_size());
         let starves = volume.starves.load(Ordering::Acquire) > 0;
         // Another worker of it may hold what it has: who starves gets one whatever it holds.
-        quota.min(size.saturating_sub(held).max(u64::from(starves)))
+        size.saturating_sub(held).max(u64::from(starves))
+    }
+
+    /// Grants up to this many extents, and leaves what is set aside for other volumes.
+    pub(super) fn grant_available(&mut self, volume: &Volume, most: u64, volumes: &Volumes) -> u64 {
+        let others = self.set_aside(volumes).saturating_sub(volume.unmet());
+        let available = self.pool.free_space.lock().free_count().saturating_sub(others);
+        let granted = self.grant(volume, most.min(available));
+        self.space.granted(granted);
+        granted
     }
 
     fn grant(&self, volume: &Volume, most: u64) -> u64 {
@@ -152,10 +170,10 @@ impl Engine {
 
     /// Space that volumes hold and have not used serves those that wait: all of it is taken back,
     /// since a volume may starve on one worker while another of its workers holds extents. But what
-    /// is set aside stays, and so does for a moment what was granted to somebody who waited for it
+    /// is set aside or kept stays, and so does for a moment what was granted to one who waited for it
     /// and is on his way: else two that wait could take it from each other for ever. Whether
     /// anything was taken, and whether there may be more in a moment.
-    fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
+    pub(super) fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
         let (mut taken, mut kept) = (0, false);
         for volume in volumes.values() {
             if volume.spare() == 0 {

@@ -12,6 +12,7 @@ mod grant;
 mod group;
 pub(crate) mod grow;
 pub(crate) mod info;
+mod keep;
 pub(crate) mod pages;
 pub(crate) mod queue;
 pub(crate) mod release;
@@ -28,6 +29,7 @@ pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
 pub use grow::GROWTH_ALLOWED;
 pub use info::{VolumeInfo, VolumeSummary};
+pub use keep::{Kept, Shortage};
 pub use release::Releasing;
 pub use usage::{Use, UsedExtent};
 

@@ -194,7 +194,7 @@ impl Engine {
             let size = size_of(volume);
             let wanted = volume.set_aside_at(size, pool.geometry);
             let unmet = if wanted == 0 { 0 } else { wanted.saturating_sub(volume.held()) };
-            (unmet, size)
+            (unmet, unmet + volume.kept(), size)
         });
         let needed = with_pages(pool, unmet);
         let spare: u64 = volumes.values().map(|volume| volume.spare()).sum();
@@ -209,7 +209,11 @@ impl Engine {
     /// Extents that are to stay free for volumes that they are set aside for.
     pub(super) fn set_aside(&self, volumes: &Volumes) -> u64 {
         let size = |volume: &Volume| volume.size.load(Ordering::Acquire);
-        with_pages(&self.pool, volumes.values().map(|volume| (volume.unmet(), size(volume))))
+        let of = |volume: &Arc<Volume>| {
+            let unmet = volume.unmet();
+            (unmet, unmet + volume.kept(), size(volume))
+        };
+        with_pages(&self.pool, volumes.values().map(of))
     }
 
     pub(super) fn space_deadline(&self) -> Option<u64> {
@@ -343,15 +347,16 @@ impl Engine {
     }
 }
 
-/// Extents that volumes of these sizes do not have yet, with those that their leaves need: what is
-/// set aside is of no use to who can't map it.
-fn with_pages(pool: &Pool, unmet: impl Iterator<Item = (u64, u64)>) -> u64 {
+/// Extents that volumes do not have yet, with those for the pages of their leaves: what is set aside
+/// is of no use to a volume that can't map it. Of each volume: the extents that it does not have
+/// yet, those that it is still to map, which may be more, and its size.
+fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> u64 {
     let (mut extents, mut leaves) = (0_u64, 0_u64);
-    for (unmet, size) in unmet.filter(|one| one.0 > 0) {
+    for (unmet, to_map, size) in volumes.filter(|one| one.1 > 0) {
         extents += unmet;
-        leaves += unmet.min(u64::from(pool.geometry.slots_for(size)));
+        leaves += to_map.min(u64::from(pool.geometry.slots_for(size)));
     }
-    if extents == 0 {
+    if leaves == 0 {
         return 0;
     }
     let pages = leaves + leaves / LEAVES_PER_INDEX + PAGES_BESIDES;

@@ -127,6 +127,7 @@ impl Engine {
         self.mark_record(id);
         volume.state.store(DELETED, Ordering::SeqCst);
         self.pool.volumes.write().remove(&id);
+        volume.keep_less(u64::MAX);
         self.take_back_reserve(&volume);
         let directory = volume.directory.load_full();
         self.release_all(&volume, directory, lsn);
@@ -178,7 +179,8 @@ impl Engine {
         volume.mapped.store(source.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
         volume.valid.store(source.valid.load(Ordering::Relaxed), Ordering::Relaxed);
         if kind == VolumeKind::Snapshot {
-            // X2: an origin that has just been frozen holds no more than its data.
+            // X2: an origin that has just been frozen holds no more than its data, and what was
+            // kept for it on request.
             self.take_back_reserve(&source);
         }
         self.add_volume(volume)?;

@@ -96,11 +96,13 @@ impl Worker {
     }
 
     /// Ends [`Self::attach`]. No request of the attachment may be in flight. Extents it still
-    /// held go back to the pool.
+    /// held go back to the pool, or to the volume's reserve if extents of that are kept.
     pub fn detach(&mut self, attachment: Attachment) {
         let take = || attachment.shared.slice.lock().pop();
         while let Some(extent) = take() {
-            self.pool.free_space.lock().free(extent, 1);
+            if !attachment.volume.put_back(extent) {
+                self.pool.free_space.lock().free(extent, 1);
+            }
         }
         let mut all = attachment.volume.attachments.lock();
         all.retain(|other| !Arc::ptr_eq(other, &attachment.shared));

@@ -381,7 +381,10 @@ impl Worker {
         let grants = volume.grants.load(Ordering::Acquire);
         let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
         let extent = extent.or_else(|| volume.take_from_slices());
-        if extent.is_none() {
+        if extent.is_some() {
+            // After the extent was taken: in between one extent too many is kept, never one too few.
+            volume.keep_less(1);
+        } else {
             if slowed {
                 volume.allowance.fetch_add(1, Ordering::AcqRel);
             }

@@ -1,0 +1,97 @@
+//! Extents that are granted to a volume on request, before it writes, and kept for it.
+//!
+//! They go into the volume's reserve, as every grant does. Other volumes that run out of space do
+//! not get them; the pages that mapping them takes are set aside as well. Nothing of this is
+//! durable: like every reserve it is free again when the pool is opened.
+
+use std::sync::Arc;
+
+use crate::error::MapperError;
+use crate::sync::Ordering;
+use crate::units::VolumeId;
+
+use super::Engine;
+
+/// What stands in the way of a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shortage {
+    /// The pool has no extent for the volume.
+    Pool,
+    /// The volume has all that its quota allows.
+    Quota,
+}
+
+/// What a volume has after [`Engine::keep_reserve`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// Extents kept by this call that were not kept before: what [`Engine::release_kept`] takes
+    /// back.
+    pub added: u64,
+    /// Nothing was granted, although the volume has less than was asked for.
+    pub shortage: Option<Shortage>,
+}
+
+impl Engine {
+    /// Keeps a quantum for a volume, or less: no more than `most` extents, no more than the volume
+    /// can still use, and no more than its quota and the pool have. What its reserve holds already
+    /// counts, so that repeated calls do not add up.
+    ///
+    /// Extents stay kept until writes take them, until [`Self::release_kept`], or until the volume
+    /// is deleted or the pool closed.
+    ///
+    /// # Errors
+    /// If there is no such volume, it is a snapshot, or the pool has stopped.
+    pub fn keep_reserve(&mut self, id: VolumeId, most: u64) -> Result<Kept, MapperError> {
+        self.pool.check_alive()?;
+        let volume = self.writable(id)?;
+        if self.pool.read_only {
+            return Ok(Kept { added: 0, shortage: Some(Shortage::Pool) });
+        }
+        let pool = Arc::clone(&self.pool);
+        let volumes = pool.volumes.read();
+        let reserved = volume.reserved();
+        let useful = reserved.saturating_add(self.room_in_size(&volume, &volumes));
+        let wanted = pool.quantum.load(Ordering::Relaxed).min(most).min(useful);
+        let mut added = volume.keep(reserved.min(wanted));
+        let missing = wanted.saturating_sub(reserved);
+        let allowed = missing.min(self.room_in_quota(&volume));
+        let mut granted = self.grant_available(&volume, allowed, &volumes);
+        // Before anything is taken back from reserves: its own stays.
+        added += volume.keep((reserved + granted).min(wanted));
+        if granted < allowed && self.take_reserves(&volumes).0 {
+            granted += self.grant_available(&volume, allowed - granted, &volumes);
+            added += volume.keep((reserved + granted).min(wanted));
+        }
+        drop(volumes);
+        if granted > 0 {
+            volume.starves.store(0, Ordering::Release);
+            volume.out_of_space.store(false, Ordering::Release);
+            volume.wants_space.store(false, Ordering::Release);
+            pool.bump();
+        }
+        // A reserve in so many pieces that it takes no more is as good as a whole one.
+        let is_short = missing > 0 && granted == 0 && volume.reserve.lock().has_room();
+        let shortage = if allowed == 0 { Shortage::Quota } else { Shortage::Pool };
+        Ok(Kept { added, shortage: is_short.then_some(shortage) })
+    }
+
+    /// Keeps this many extents less for a volume, and takes what is no longer kept back.
+    pub fn release_kept(&mut self, id: VolumeId, extents: u64) {
+        let Ok(volume) = self.pool.volume(id) else { return };
+        if volume.kept() == 0 {
+            volume.keep_less(extents);
+            return;
+        }
+        volume.keep_less(extents);
+        let mut taken = 0;
+        volume.take_back(|first, count| {
+            taken += count;
+            self.pool.free_space.lock().free(first, count);
+        });
+        self.space.returned(taken);
+        if taken > 0 {
+            self.pool.bump();
+            self.pool.want_engine();
+        }
+    }
+}
