@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use blockd::clock::Clock;
 use blockd::extend::{Extend, Form, Message};
+use blockd::nbd_client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern};
+use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 /// 64 extents of 256 KiB.
@@ -41,20 +43,54 @@ impl Rig {
         Self { daemon, socket }
     }
 
-    /// With a second volume that leaves less than a quantum free, and the half of one at least.
+    /// With a second volume that has taken all there was, and writes no more.
     fn full() -> Self {
         let rig = Self::new();
-        let length = rig.free() - 3 * QUANTUM / 4;
-        fs::write(rig.daemon.dir.join("image"), pattern(usize::try_from(length).unwrap(), 3))
-            .unwrap();
-        rig.daemon.ok(&["import", "image", "filler"]);
-        let free = rig.free();
-        assert!((MIB..QUANTUM).contains(&free), "{free}");
+        rig.fill().stop(&rig.daemon);
         rig
     }
 
-    fn free(&self) -> u64 {
-        self.daemon.json(&["pool", "show"])["pool"]["free_bytes"].as_u64().unwrap()
+    /// A neighbour that writes until the pool is full, and then waits for space.
+    fn fill(&self) -> Neighbour {
+        self.daemon.ok(&["add", "--nbd", "--size", "1G", "filler"]);
+        let mut client = self.client("filler");
+        let write = move || {
+            let block = pattern(usize::try_from(MIB).unwrap(), 3);
+            (0..1024).take_while(|at| client.write(at * MIB, &block, false).is_ok()).count()
+        };
+        let neighbour = Neighbour(std::thread::spawn(write));
+        self.is_shown(|pool| pool["blocked_writes"] != 0);
+        neighbour
+    }
+
+    /// Waits until the pool is shown like that.
+    fn is_shown(&self, like: impl Fn(&Value) -> bool) {
+        let clock = Clock::start();
+        loop {
+            let shown = &self.daemon.json(&["pool", "show"])["pool"];
+            if like(shown) {
+                return;
+            }
+            assert!(clock.elapsed() < LIMIT, "{shown}\n{}", self.daemon.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn client(&self, volume: &str) -> Client {
+        let shown = self.daemon.json(&["show", volume]);
+        let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
+        // A write of a neighbour may wait for as long as the test takes.
+        let options = ConnectOptions { timeout: 10 * LIMIT, ..ConnectOptions::default() };
+        Client::connect(&uri, &options).unwrap()
+    }
+
+    /// What `data` has been granted and not used, as both commands show it.
+    fn reserved(&self) -> u64 {
+        let shown = &self.daemon.json(&["show", "data"])["volume"]["reserved_bytes"];
+        let list = self.daemon.json(&["list"]);
+        let listed = list["volumes"].as_array().unwrap().iter().find(|one| one["name"] == "data");
+        assert_eq!(&listed.unwrap()["reserved_bytes"], shown);
+        shown.as_u64().unwrap()
     }
 
     fn connect(&self) -> UnixStream {
@@ -89,6 +125,17 @@ impl Rig {
         let mut command = self.daemon.command(&["extend-request", "--socket", socket]);
         command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+}
+
+/// A thread that writes to the volume `filler`.
+struct Neighbour(std::thread::JoinHandle<usize>);
+
+impl Neighbour {
+    /// Ends what it waits for.
+    fn stop(self, daemon: &Daemon) {
+        daemon.ok(&["detach", "--force", "filler"]);
+        assert!(self.0.join().unwrap() > 16, "the pool was full early");
     }
 }
 
@@ -134,14 +181,92 @@ fn where_there_is_space_the_answer_comes_at_once_in_the_form_of_the_request() {
     assert_eq!(rig.daemon.ok(&request), "data: there is space\n");
     let told = rig.daemon.json(&[&request[..], &["--ascii"]].concat());
     assert_eq!((&told["answered"], &told["form"]), (&true.into(), &"ascii".into()));
+    assert_eq!(rig.reserved(), QUANTUM, "requests do not add up");
+}
+
+#[test]
+fn an_answered_request_has_a_quantum_for_its_volume_whatever_neighbours_write() {
+    let rig = Rig::new();
+    assert_eq!(rig.reserved(), 0);
+    assert_eq!(answer(&mut rig.ask(Form::Binary, 1 << 30), LIMIT), Some(0));
+    assert_eq!(rig.reserved(), QUANTUM);
+    let neighbour = rig.fill();
+    assert_eq!(rig.reserved(), QUANTUM, "a neighbour that waits gets nothing of it");
+    let mut client = rig.client("data");
+    for at in 0..QUANTUM / MIB {
+        client.write(at * MIB, &pattern(usize::try_from(MIB).unwrap(), at), true).unwrap();
+    }
+    assert_eq!(rig.reserved(), 0);
+    assert!(!neighbour.0.is_finished(), "the pool was full all the time");
+    neighbour.stop(&rig.daemon);
+}
+
+#[test]
+fn reserved_space_is_limited_by_the_quota_and_a_used_up_quota_holds_back_no_other() {
+    let rig = Rig::new();
+    rig.daemon.ok(&["set", "data", "--quota", "1M"]);
+    assert_eq!(answer(&mut rig.ask(Form::Binary, 1 << 30), LIMIT), Some(0));
+    assert_eq!(rig.reserved(), MIB);
+    let mut waiting = rig.ask(Form::Binary, 1 << 30);
+    rig.logged(&["volume data waits for space: its quota is used up"], 1);
+    rig.daemon.ok(&["add", "--nbd", "--size", "1G", "other"]);
+    let socket = rig.socket.to_str().unwrap();
+    rig.daemon.ok(&["extend-request", "--socket", socket, "other", "1G", "0", "0"]);
+    assert_eq!(answer(&mut waiting, A_WHILE), None);
+    rig.daemon.ok(&["set", "data", "--quota", "2M"]);
+    assert_eq!(answer(&mut waiting, LIMIT), Some(0));
+    assert_eq!(rig.reserved(), 2 * MIB);
+}
+
+#[test]
+fn where_less_than_a_quantum_is_left_a_request_gets_that() {
+    let rig = Rig::new();
+    rig.fill().stop(&rig.daemon);
+    rig.daemon.ok(&["attach", "--nbd", "filler"]);
+    let mut client = rig.client("filler");
+    client.trim(0, 4 * MIB).unwrap();
+    client.flush().unwrap();
+    assert_eq!(answer(&mut rig.ask(Form::Binary, 1 << 30), LIMIT), Some(0));
+    let reserved = rig.reserved();
+    assert!((1..=5 * MIB).contains(&reserved), "{reserved}");
+    rig.daemon.ok(&["detach", "--force", "filler"]);
+    // Nothing at all is left now, which is no reason for another answer.
+    let mut waiting = rig.ask(Form::Binary, 1 << 30);
+    while answer(&mut waiting, A_WHILE).is_some() {
+        waiting.write_all(&message(Form::Binary, "data", 1 << 30)).unwrap();
+    }
+    let reserved = rig.reserved();
+    assert!((1..QUANTUM).contains(&reserved), "{reserved}");
+}
+
+#[test]
+fn who_hangs_up_or_is_detached_or_restarted_has_nothing_reserved() {
+    let mut rig = Rig::full();
+    let waiting = rig.ask(Form::Binary, 1 << 30);
+    rig.logged(&["volume data waits for space"], 1);
+    drop(waiting);
+    rig.logged(&["extend", "hung up"], 1);
+    rig.daemon.ok(&["del", "--force", "filler"]);
+    rig.is_shown(|pool| pool["free_bytes"].as_u64().unwrap() > 2 * QUANTUM);
+    std::thread::sleep(A_WHILE);
+    assert_eq!(rig.reserved(), 0);
+    assert_eq!(answer(&mut rig.ask(Form::Binary, 1 << 30), LIMIT), Some(0));
+    assert_eq!(rig.reserved(), QUANTUM);
+    rig.daemon.ok(&["detach", "data"]);
+    assert_eq!(rig.reserved(), 0);
+    assert_eq!(answer(&mut rig.ask(Form::Binary, 1 << 30), LIMIT), Some(0));
+    assert_eq!(rig.reserved(), QUANTUM, "a volume that is not attached can have some too");
+    assert!(rig.daemon.terminate().success());
+    rig.daemon.start_again();
+    assert_eq!(rig.reserved(), 0);
 }
 
 #[test]
 fn a_full_pool_lets_wait_until_a_volume_is_deleted() {
     let rig = Rig::full();
-    // What somebody can still need may be less than a quantum, and less than what is free.
-    let small = rig.request(&["data", "1G", "1024M", "100K"]).output().unwrap();
-    assert!(small.status.success(), "{small:?}");
+    // A volume that can use no more is answered.
+    let all = rig.request(&["data", "1G", "1G", "0"]).output().unwrap();
+    assert!(all.status.success(), "{all:?}");
     let refused = rig.request(&["data", "1G", "0", "0", "--timeout", "500ms"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(8), "{refused:?}");
     rig.logged(&["extend", "hung up"], 1);
@@ -154,7 +279,7 @@ fn a_full_pool_lets_wait_until_a_volume_is_deleted() {
     let told: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
     assert_eq!(told["answered"], true);
     assert!(told["waited_ms"].as_u64().unwrap() >= 700, "{told}");
-    assert!(rig.free() >= QUANTUM);
+    assert!(rig.reserved() > 0);
 }
 
 #[test]
@@ -165,29 +290,41 @@ fn a_full_pool_lets_wait_until_it_is_grown() {
     assert_eq!(answer(&mut stream, A_WHILE), None);
     rig.daemon.ok(&["pool", "grow", "--size", "+32M"]);
     assert_eq!(answer(&mut stream, LIMIT), Some(0));
-    assert!(rig.free() >= QUANTUM);
+    assert!(rig.reserved() > 0);
 }
 
 #[test]
 fn who_came_first_is_answered_first_and_who_hangs_up_is_out_of_the_way() {
     let rig = Rig::full();
-    let mut first = rig.ask(Form::Binary, 1 << 30);
+    rig.daemon.ok(&["add", "--nbd", "--size", "1G", "other"]);
+    let ask_other = || {
+        let mut stream = rig.connect();
+        stream.write_all(&message(Form::Ascii, "other", 1 << 30)).unwrap();
+        stream
+    };
+    let gone = rig.ask(Form::Binary, 1 << 30);
     rig.logged(&["volume data waits for space"], 1);
-    // For this one there would be space.
-    let mut second = rig.ask(Form::Ascii, MIB);
-    rig.logged(&["volume data waits for space"], 2);
-    assert_eq!(answer(&mut second, A_WHILE), None, "it may not pass by the first");
-    assert_eq!(answer(&mut first, Duration::from_millis(10)), None);
-    drop(first);
-    assert_eq!(answer(&mut second, LIMIT), Some(b'0'));
-
     let mut first = rig.ask(Form::Binary, 1 << 30);
-    rig.logged(&["volume data waits for space"], 3);
-    let mut second = rig.ask(Form::Binary, MIB);
-    rig.logged(&["volume data waits for space"], 4);
-    rig.daemon.ok(&["del", "--force", "filler"]);
-    assert_eq!(answer(&mut second, LIMIT), Some(0));
-    assert_eq!(answer(&mut first, LIMIT), Some(0));
+    rig.logged(&["volume data waits for space"], 2);
+    let mut second = ask_other();
+    rig.logged(&["volume other waits for space"], 1);
+    drop(gone);
+    rig.logged(&["extend", "hung up"], 1);
+    rig.daemon.ok(&["attach", "--nbd", "filler"]);
+    let mut client = rig.client("filler");
+    // An extent after the other, until the first has one, and before it has a quantum.
+    for extent in 0..32 {
+        client.trim(extent * MIB / 4, MIB / 4).unwrap();
+        client.flush().unwrap();
+        if let Some(byte) = answer(&mut first, A_WHILE) {
+            assert_eq!((byte, answer(&mut second, Duration::from_millis(1))), (0, None));
+            rig.daemon.ok(&["del", "--force", "filler"]);
+            assert_eq!(answer(&mut second, LIMIT), Some(b'0'));
+            return;
+        }
+        assert_eq!(answer(&mut second, Duration::from_millis(1)), None, "it passed by the first");
+    }
+    panic!("no answer\n{}", rig.daemon.log());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use blockd_mapper::engine::{Control, Kept, Shortage};
+use blockd_mapper::engine::{Control, Kept, Shortage, Use, UsedExtent};
 use blockd_mapper::plan::{ParkReason, Plan, Step};
 use blockd_mapper::space::{Mark, Marks, VolumeSettings};
 use blockd_mapper::units::VolumeId;
@@ -88,6 +88,29 @@ fn kept_extents_can_be_mapped_in_a_full_pool_each_in_a_leaf_of_its_own() {
     rig.check();
 }
 
+/// The first extents of the reserve that a volume holds, in order.
+fn reserved_extents(rig: &Rig, id: VolumeId) -> Vec<u64> {
+    let of = |one: &UsedExtent| one.usage == Use::Reserved(id);
+    let mut extents: Vec<u64> =
+        rig.pool.volume_extents().iter().filter(|one| of(one)).map(|one| one.extent).collect();
+    extents.sort_unstable();
+    extents
+}
+
+#[test]
+fn requests_are_granted_the_first_free_extents_behind_the_last_grant() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let ids = ["first", "second"].map(|name| rig.create(name, 1 << 30));
+    keep(&mut rig, ids[0], ANY);
+    keep(&mut rig, ids[1], ANY);
+    let first = reserved_extents(&rig, ids[0])[0];
+    for (at, id) in (0..).zip(ids) {
+        let run = first + at * QUANTUM..first + (at + 1) * QUANTUM;
+        assert_eq!(reserved_extents(&rig, id), run.collect::<Vec<_>>());
+    }
+    rig.check();
+}
+
 #[test]
 fn repeated_requests_do_not_add_up() {
     let mut rig = Rig::new(&[64 * MIB]);
@@ -134,6 +157,8 @@ fn a_grant_is_limited_by_size_quota_and_pool_and_partial_before_none() {
     let small = rig.create("small", 3 * EXTENT);
     assert_eq!(keep(&mut rig, small, ANY), kept(3));
     assert_eq!(keep(&mut rig, small, ANY), kept(0), "it can use no more");
+    rig.control(Control::Snapshot { source: small, name: "then".to_owned() }).unwrap();
+    assert_eq!(keep(&mut rig, small, ANY), kept(0), "also where it may have to copy");
 
     let id = rig.create("quota", 1 << 30);
     let volume = rig.attach(id);

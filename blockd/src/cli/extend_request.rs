@@ -16,8 +16,8 @@ use crate::extend::{Extend, Form, Message, Refusal};
 /// Ask for more space for a volume, as data paths outside do
 ///
 /// Speaks the extend protocol on a pool's extend socket, for tests and scripts. It is answered once
-/// the pool has a quantum of free space, or what the volume can still need, if that is less, and
-/// waits until then for as long as --timeout says. The protocol has no answer that says no: the
+/// a quantum of the pool's space is reserved for the volume, or less where the volume can use no
+/// more or no more is left, and waits while there is none for as long as --timeout says. The protocol has no answer that says no: the
 /// daemon hangs up when there is no such volume.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  \

@@ -257,6 +257,9 @@ impl Control {
         let place = (pool.name().to_owned(), volume.name.clone());
         let detached = self.0.attachments.remove(&[place]).await? > 0;
         let closed = self.0.data_path.close_volume(pool.id(), volume.id).await;
+        if let Err(error) = pool.release_kept(volume.id) {
+            tracing::warn!(pool = pool.name(), volume = volume.name, %error, "space stays kept");
+        }
         if detached {
             let text = format!("volume {} was detached", shown(&volume.name));
             self.events().publish(EventKind::VolumeDetached, pool.name(), &volume.name, text);

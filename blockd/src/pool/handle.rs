@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
-    Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Outcome, Releasing, Use,
-    UsedExtent, VolumeInfo, VolumeSummary,
+    Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Kept, Outcome, Releasing,
+    Use, UsedExtent, VolumeInfo, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -129,6 +129,10 @@ pub(super) enum Ask {
     Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
+    /// Keeps up to this many extents for a volume.
+    Keep(VolumeId, u64, oneshot::Sender<Result<Kept, PoolError>>),
+    /// Keeps this many extents less.
+    ReleaseKept(VolumeId, u64),
 }
 
 /// What a pool's thread is told of its space, and doesn't answer.
@@ -553,7 +557,7 @@ impl PoolHandle {
         Ok(())
     }
 
-    fn ask(&self, ask: Ask) -> Result<(), PoolError> {
+    pub(super) fn ask(&self, ask: Ask) -> Result<(), PoolError> {
         self.asks.send(ask).map_err(|error| match error {
             Undelivered::Full(_) => PoolError::Busy { limit: MAX_WAITING },
             Undelivered::Gone => PoolError::Gone,

@@ -4,6 +4,7 @@ mod claim;
 mod error;
 mod handle;
 mod host_lock;
+mod keep;
 mod offline;
 mod open;
 mod ownership;
@@ -17,6 +18,7 @@ mod watch;
 
 pub use error::PoolError;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
+pub use keep::Keep;
 pub use offline::{Access, Offline, kind_of};
 pub use open::{Created, boot_id, create, exists, identity, open, open_created};
 pub use rehearse::rehearse;
@@ -28,7 +30,7 @@ pub const MAX_WORKERS: usize = 16;
 
 const _: () = assert!(MAX_WORKERS < crate::backing::pmem::LANE_COUNT);
 
-pub use blockd_mapper::engine::{Control, Figures, Outcome, Releasing, Use, VolumeInfo};
+pub use blockd_mapper::engine::{Control, Figures, Outcome, Releasing, Shortage, Use, VolumeInfo};
 pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
 pub use blockd_mapper::units::VolumeId;

@@ -458,6 +458,11 @@ impl PoolThread {
                     let part = self.engine.diff(&request).map_err(PoolError::from);
                     let _ = answer.send(part);
                 }
+                Ask::Keep(volume, most, answer) => {
+                    let kept = self.engine.keep_reserve(volume, most).map_err(PoolError::from);
+                    let _ = answer.send(kept);
+                }
+                Ask::ReleaseKept(volume, extents) => self.engine.release_kept(volume, extents),
                 Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
             }
         }

@@ -27,7 +27,8 @@ pub struct Kept {
     /// Extents kept by this call that were not kept before: what [`Engine::release_kept`] takes
     /// back.
     pub added: u64,
-    /// Nothing was granted, although the volume has less than was asked for.
+    /// Nothing was granted, although the volume has less than was asked for, and no more is kept
+    /// than before.
     pub shortage: Option<Shortage>,
 }
 
@@ -50,7 +51,8 @@ impl Engine {
         let pool = Arc::clone(&self.pool);
         let volumes = pool.volumes.read();
         let reserved = volume.reserved();
-        let useful = reserved.saturating_add(self.room_in_size(&volume, &volumes));
+        let size = volume.size.load(Ordering::Acquire).div_ceil(pool.geometry.extent_size());
+        let useful = reserved.saturating_add(self.room_in_size(&volume, &volumes)).min(size);
         let wanted = pool.quantum.load(Ordering::Relaxed).min(most).min(useful);
         let mut added = volume.keep(reserved.min(wanted));
         let missing = wanted.saturating_sub(reserved);
@@ -71,8 +73,12 @@ impl Engine {
         }
         // A reserve in so many pieces that it takes no more is as good as a whole one.
         let is_short = missing > 0 && granted == 0 && volume.reserve.lock().has_room();
-        let shortage = if allowed == 0 { Shortage::Quota } else { Shortage::Pool };
-        Ok(Kept { added, shortage: is_short.then_some(shortage) })
+        if is_short {
+            volume.keep_less(added);
+            let shortage = if allowed == 0 { Shortage::Quota } else { Shortage::Pool };
+            return Ok(Kept { added: 0, shortage: Some(shortage) });
+        }
+        Ok(Kept { added, shortage: None })
     }
 
     /// Keeps this many extents less for a volume, and takes what is no longer kept back.

@@ -1,8 +1,9 @@
 //! Requests for more space from data paths outside of the daemon, over a Unix socket of the pool's.
 //!
-//! In this daemon volumes take space as they write. So a request asks only whether there is some:
-//! it is answered as soon as the pool has a quantum of it, or what the volume can still come to
-//! need, if that is less. Until then it waits, behind those that came before.
+//! A request keeps a quantum of space for its volume, or less where the volume can use no more or
+//! no more is left. It is answered when that is done, so that the volume's next first writes find
+//! space also in a pool that others have filled meanwhile. While there is none at all it waits,
+//! behind those that came before.
 
 mod queue;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::error::{Error, shown};
 use crate::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
+use crate::pool::{Keep, Shortage};
 
 use super::server::{bind_private, check_peer};
 use super::{Control, EventKind};
@@ -31,8 +33,7 @@ use super::{Control, EventKind};
 pub(crate) use queue::Waiting;
 use queue::{Queue, Verdict};
 
-/// How often a pool is asked for its space while somebody waits, and clients that wait are looked
-/// at whether they are still there. A data path that asks at its low mark has seconds left.
+/// How often space is looked for while requests wait, and whether their clients are still there. A data path that asks at its low mark has seconds left.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Connections of a pool's socket at once: a data path has one for each volume that runs short, and
@@ -222,12 +223,11 @@ impl Server {
                 Message::Extend(request) => request,
                 Message::Shutdown(_) => return self.shutdown(stream, peer),
             };
-            if !self.extend(&stream, &request, peer).await? {
-                return Ok(());
-            }
+            let Some(keep) = self.extend(&stream, &request, peer).await? else { return Ok(()) };
             if stream.write_all(&[request.form.answer()]).await.is_err() {
                 return Ok(());
             }
+            keep.answered();
         }
         Ok(())
     }
@@ -244,13 +244,13 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until there is space; false when the client or the daemon has gone before.
+    /// Waits until space is kept; `None` when the client or the daemon has gone before.
     async fn extend(
         &self,
         stream: &UnixStream,
         request: &Extend,
         peer: &Peer,
-    ) -> Result<bool, Problem> {
+    ) -> Result<Option<Keep>, Problem> {
         let Ok(volume) = String::from_utf8(request.name.clone()) else {
             return Err(Problem::NoVolume(request.name.escape_ascii().to_string()));
         };
@@ -258,13 +258,13 @@ impl Server {
         loop {
             tokio::select! {
                 verdict = &mut place.verdict => return match verdict {
-                    Ok(Verdict::Granted) => Ok(true),
+                    Ok(Verdict::Granted(keep)) => Ok(Some(keep)),
                     Ok(Verdict::NoVolume) => Err(Problem::NoVolume(shown(&volume))),
-                    Err(_) => Ok(false),
+                    Err(_) => Ok(None),
                 },
                 gone = has_hung_up(stream) => if gone {
                     tracing::info!(pool = self.pool, volume, "extend: {} hung up", peer.text);
-                    return Ok(false);
+                    return Ok(None);
                 }
             }
         }
@@ -283,37 +283,41 @@ impl Server {
         }
     }
 
+    /// Looks at each request once: space goes to those that came first, but a request that only
+    /// its volume's quota holds back holds back no other.
     async fn pass(&self) {
         // A pool that is not open, or has failed, has no space; what its volumes are is not known.
         let Ok(handle) = self.control.pool(&self.pool) else { return };
-        let Ok(space) = handle.space().await else { return };
-        let (extent, quantum) = (handle.extent_size(), handle.mapper().quantum_bytes());
-        let summaries = handle.mapper().summaries();
-        let needed = |waiting: &Waiting| {
-            let volume = summaries.iter().find(|one| one.name == waiting.volume)?;
-            let room = waiting.room.min(room_of(volume, &summaries, extent)?);
-            let needed = room.checked_next_multiple_of(extent).unwrap_or(u64::MAX).min(quantum);
-            // What is set aside for it is not taken from what the others can have.
-            Some(needed.saturating_sub(volume.unmet))
-        };
-        let free = if handle.is_read_only() { 0 } else { space.available() };
-        for one in self.queue.pass(free, needed) {
-            let text = format!("volume {} waits for space: {free} bytes free", shown(&one.volume));
-            self.control.events().publish(EventKind::ExtendWaiting, &self.pool, &one.volume, text);
+        let mut is_full = false;
+        for (id, waiting) in self.queue.entries() {
+            let is_meant =
+                |one: &VolumeSummary| one.name == waiting.volume && one.kind == VolumeKind::Volume;
+            let Some(volume) = handle.mapper().summaries().into_iter().find(is_meant) else {
+                self.queue.end(id, Verdict::NoVolume);
+                continue;
+            };
+            let mut why = "the pool is full";
+            if !is_full {
+                match handle.keep(volume.id, waiting.room).await {
+                    Ok(keep) => match keep.shortage() {
+                        None => {
+                            self.queue.end(id, Verdict::Granted(keep));
+                            continue;
+                        }
+                        Some(Shortage::Pool) => is_full = true,
+                        Some(Shortage::Quota) => why = "its quota is used up",
+                    },
+                    // The volume was deleted, or the pool closed: the next look shows it.
+                    Err(_) => is_full = true,
+                }
+            }
+            if self.queue.refuse(id) {
+                let text = format!("volume {} waits for space: {why}", shown(&waiting.volume));
+                let kind = EventKind::ExtendWaiting;
+                self.control.events().publish(kind, &self.pool, &waiting.volume, text);
+            }
         }
     }
-}
-
-/// Bytes of extents that a volume can still come to need; nothing for what is no volume.
-fn room_of(volume: &VolumeSummary, all: &[VolumeSummary], extent: u64) -> Option<u64> {
-    if volume.kind == VolumeKind::Snapshot {
-        return None;
-    }
-    let size = volume.size.checked_next_multiple_of(extent).unwrap_or(u64::MAX);
-    // What it shares with others it may have to have again for itself.
-    let alone = all.iter().filter(|one| one.lineage == volume.lineage).count() == 1;
-    let mapped = if alone { volume.mapped } else { 0 };
-    Some(size.saturating_sub(mapped).saturating_sub(volume.reserved))
 }
 
 /// Whether a client that waits for its answer has gone, after a while. One that has only ended what

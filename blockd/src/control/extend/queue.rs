@@ -7,12 +7,13 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::clock::wall_ms;
+use crate::pool::Keep;
 
 /// How a request ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) enum Verdict {
-    /// There is space.
-    Granted,
+    /// There is space, and it is kept for the volume once the client has its answer.
+    Granted(Keep),
     /// There is no volume of that name.
     NoVolume,
 }
@@ -94,37 +95,28 @@ impl Queue {
         self.list.lock().waiters.iter().map(|waiter| waiter.waiting.clone()).collect()
     }
 
-    /// Ends the requests for volumes that do not exist, and of the others those for which there is
-    /// space, up to the first for which there is none: nobody passes by another. `needed` says what
-    /// a request takes; nothing for no such volume. What is told to be there is told once. The
-    /// answer is who begins to wait.
-    pub(super) fn pass(
-        &self,
-        mut free: u64,
-        needed: impl Fn(&Waiting) -> Option<u64>,
-    ) -> Vec<Waiting> {
+    /// Those that wait with their numbers, the first first.
+    pub(super) fn entries(&self) -> Vec<(u64, Waiting)> {
+        let list = self.list.lock();
+        list.waiters.iter().map(|waiter| (waiter.id, waiter.waiting.clone())).collect()
+    }
+
+    /// Ends a request. If its client has gone, the verdict is dropped.
+    pub(super) fn end(&self, id: u64, verdict: Verdict) {
         let mut list = self.list.lock();
-        let (mut blocked, mut left, mut new) = (false, VecDeque::new(), Vec::new());
-        while let Some(mut waiter) = list.waiters.pop_front() {
-            // Who has gone away is not told; the place goes with the connection.
-            match needed(&waiter.waiting) {
-                None => drop(waiter.answer.send(Verdict::NoVolume)),
-                Some(bytes) if !blocked && bytes <= free => {
-                    free -= bytes;
-                    let _ = waiter.answer.send(Verdict::Granted);
-                }
-                Some(_) => {
-                    blocked = true;
-                    if !waiter.refused {
-                        waiter.refused = true;
-                        new.push(waiter.waiting.clone());
-                    }
-                    left.push_back(waiter);
-                }
-            }
+        let at = list.waiters.iter().position(|waiter| waiter.id == id);
+        let waiter = at.and_then(|at| list.waiters.remove(at));
+        drop(list);
+        if let Some(waiter) = waiter {
+            let _ = waiter.answer.send(verdict);
         }
-        list.waiters = left;
-        new
+    }
+
+    /// Notes that there is no space for a request. True the first time.
+    pub(super) fn refuse(&self, id: u64) -> bool {
+        let mut list = self.list.lock();
+        let waiter = list.waiters.iter_mut().find(|waiter| waiter.id == id);
+        waiter.is_some_and(|waiter| !std::mem::replace(&mut waiter.refused, true))
     }
 }
 
@@ -132,57 +124,24 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn enter(queue: &Arc<Queue>, volume: &str, room: u64) -> Place {
-        queue.enter(volume.to_owned(), room, "somebody".to_owned())
-    }
-
-    fn volumes(queue: &Queue) -> Vec<String> {
-        queue.waiting().into_iter().map(|one| one.volume).collect()
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "as the queue wants it")]
-    fn all(waiting: &Waiting) -> Option<u64> {
-        Some(waiting.room)
+    fn enter(queue: &Arc<Queue>, volume: &str) -> Place {
+        queue.enter(volume.to_owned(), 1, "a client".to_owned())
     }
 
     #[test]
-    fn nobody_passes_by_another() {
+    fn requests_leave_the_queue_when_they_end_or_their_client_goes() {
         let queue = Arc::new(Queue::default());
-        let [mut large, mut small] =
-            [("large", 10), ("small", 1)].map(|(name, room)| enter(&queue, name, room));
-        assert_eq!(queue.pass(9, all).len(), 2);
-        assert!(large.verdict.try_recv().is_err() && small.verdict.try_recv().is_err());
-        assert_eq!(queue.pass(9, all).len(), 0, "they were told of");
-        assert_eq!(queue.pass(10, all).len(), 0);
-        assert_eq!(large.verdict.try_recv(), Ok(Verdict::Granted));
-        assert!(small.verdict.try_recv().is_err(), "the same space is not told of twice");
-        queue.pass(1, all);
-        assert_eq!(small.verdict.try_recv(), Ok(Verdict::Granted));
+        let [mut first, gone, last] = ["a", "b", "c"].map(|name| enter(&queue, name));
+        let ids: Vec<u64> = queue.entries().into_iter().map(|(id, _)| id).collect();
+        drop(gone);
+        assert!(queue.refuse(ids[0]) && !queue.refuse(ids[0]), "it is noted once");
+        assert!(!queue.refuse(ids[1]));
+        queue.end(ids[1], Verdict::NoVolume);
+        queue.end(ids[0], Verdict::NoVolume);
+        assert!(matches!(first.verdict.try_recv(), Ok(Verdict::NoVolume)));
+        let left: Vec<String> = queue.waiting().into_iter().map(|one| one.volume).collect();
+        assert_eq!(left, ["c"]);
+        drop((first, last));
         assert!(queue.is_empty());
-    }
-
-    #[test]
-    fn who_hangs_up_is_not_waited_for() {
-        let queue = Arc::new(Queue::default());
-        let places = ["a", "b", "c"].map(|name| enter(&queue, name, 5));
-        queue.pass(0, all);
-        let [first, mut second, third] = places;
-        drop((first, third));
-        assert_eq!(volumes(&queue), ["b"]);
-        queue.pass(5, all);
-        assert_eq!(second.verdict.try_recv(), Ok(Verdict::Granted));
-    }
-
-    #[test]
-    fn a_volume_that_is_gone_holds_nobody_up() {
-        let queue = Arc::new(Queue::default());
-        let [mut first, mut gone, mut last] = ["a", "gone", "c"].map(|name| enter(&queue, name, 5));
-        queue.pass(0, |one| (one.volume != "gone").then_some(one.room));
-        assert_eq!(gone.verdict.try_recv(), Ok(Verdict::NoVolume));
-        assert_eq!(volumes(&queue), ["a", "c"]);
-        queue.pass(10, all);
-        for place in [&mut first, &mut last] {
-            assert_eq!(place.verdict.try_recv(), Ok(Verdict::Granted));
-        }
     }
 }

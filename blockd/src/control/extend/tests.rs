@@ -56,29 +56,3 @@ async fn a_name_that_is_no_text_is_no_volumes() {
     assert_eq!(problem, r"volume \xff\xfe does not exist in this pool");
     assert!(told.is_empty());
 }
-
-#[tokio::test]
-async fn what_a_volume_can_still_need_counts_what_it_may_have_to_copy() {
-    let mut rig = Rig::new().await;
-    let size_bytes = (1 << 20) + 512;
-    let create = blockd_api::v1::CreateVolumeRequest {
-        name: "a".to_owned(),
-        size_bytes,
-        ..Default::default()
-    };
-    rig.client.create_volume(create).await.unwrap();
-    let extent = 64 << 10;
-    let of = |all: &[VolumeSummary], at: usize| room_of(&all[at], all, extent);
-    let mut all = rig.control.pool("").unwrap().mapper().summaries();
-    assert_eq!(of(&all, 0), Some((1 << 20) + extent));
-    all[0].mapped = 3 * extent;
-    all[0].reserved = extent;
-    assert_eq!(of(&all, 0), Some((1 << 20) - 3 * extent));
-    // With a relative it may have to have all of it for itself, and the snapshot nothing.
-    let kind = VolumeKind::Snapshot;
-    all.push(VolumeSummary { name: "then".to_owned(), kind, ..all[0].clone() });
-    assert_eq!((of(&all, 0), of(&all, 1)), (Some(1 << 20), None));
-    all[0].mapped = u64::MAX;
-    all.pop();
-    assert_eq!(of(&all, 0), Some(0));
-}

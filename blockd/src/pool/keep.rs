@@ -1,0 +1,70 @@
+//! Space that is kept for a volume on request.
+
+use blockd_mapper::engine::Shortage;
+use blockd_mapper::units::VolumeId;
+use tokio::sync::oneshot;
+
+use super::handle::Ask;
+use super::{PoolError, PoolHandle};
+
+/// Extents that were kept for a volume on request. Dropped before the asker has its answer, they
+/// are given back.
+#[derive(Debug)]
+#[must_use]
+pub struct Keep {
+    handle: PoolHandle,
+    volume: VolumeId,
+    added: u64,
+    shortage: Option<Shortage>,
+}
+
+impl Keep {
+    /// What stood in the way, if the volume was granted nothing and has less than was asked for.
+    #[must_use]
+    pub const fn shortage(&self) -> Option<Shortage> {
+        self.shortage
+    }
+
+    /// The asker knows of it: the extents stay kept until writes take them, the volume is detached
+    /// or deleted, or the pool is closed.
+    pub fn answered(mut self) {
+        self.added = 0;
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        if self.added > 0 {
+            // A pool that is closed keeps nothing.
+            let _ = self.handle.ask(Ask::ReleaseKept(self.volume, self.added));
+        }
+    }
+}
+
+impl PoolHandle {
+    /// Keeps a quantum of the pool's space for a volume, or less: no more than `most` bytes, rounded
+    /// up to extents, no more than the volume can use, and no more than its quota and the pool have.
+    ///
+    /// # Errors
+    /// If there is no such volume, or the pool does not serve.
+    pub async fn keep(&self, volume: VolumeId, most: u64) -> Result<Keep, PoolError> {
+        let handle = self.clone();
+        let keep = async move {
+            let (send, receive) = oneshot::channel();
+            let most = most.div_ceil(handle.extent_size().max(1));
+            handle.ask(Ask::Keep(volume, most, send))?;
+            let kept = receive.await.unwrap_or(Err(PoolError::Gone))?;
+            Ok(Keep { handle, volume, added: kept.added, shortage: kept.shortage })
+        };
+        // A task of its own: if the caller is cancelled, what was kept is dropped, and given back.
+        tokio::spawn(keep).await.unwrap_or(Err(PoolError::Gone))
+    }
+
+    /// Gives back all that is kept for a volume.
+    ///
+    /// # Errors
+    /// If the pool does not serve.
+    pub fn release_kept(&self, volume: VolumeId) -> Result<(), PoolError> {
+        self.ask(Ask::ReleaseKept(volume, u64::MAX))
+    }
+}
