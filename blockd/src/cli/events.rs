@@ -110,6 +110,7 @@ fn kind_name(kind: EventKind) -> &'static str {
         EventKind::VolumeCloned => "volume_cloned",
         EventKind::VolumeRolledBack => "volume_rolled_back",
         EventKind::VolumeReleased => "volume_released",
+        EventKind::PoolClosed => "pool_closed",
         EventKind::ExtendWaiting => "extend_waiting",
         EventKind::SpaceNormal => "space_normal",
         EventKind::SpaceLow => "space_low",

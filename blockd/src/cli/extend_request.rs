@@ -28,7 +28,7 @@ pub(crate) struct ExtendRequest {
     #[arg(long, required = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// Tell the daemon to end in order, and wait until it has; only root may
+    /// Close the pool in order, and with its only pool the daemon, and wait for that; root only
     #[arg(long, conflicts_with_all = ["name", "wait"])]
     pub shutdown: bool,
 
@@ -59,7 +59,7 @@ pub(crate) struct ExtendRequest {
 struct Answered {
     /// False for a shutdown, which has no answer.
     answered: bool,
-    /// The daemon has ended.
+    /// The pool is closed.
     ended: bool,
     form: &'static str,
     waited_ms: u64,
@@ -84,7 +84,7 @@ impl ExtendRequest {
         };
         context.output.either(&answered, || match &self.name {
             Some(name) => format!("{name}: there is space\n"),
-            None => "the daemon has ended\n".to_owned(),
+            None => "the pool is closed\n".to_owned(),
         })
     }
 
@@ -116,7 +116,13 @@ impl ExtendRequest {
     fn judge(&self, answer: Option<&[u8]>, form: Form) -> Result<(), Error> {
         let address = self.socket.clone().unwrap_or_default().display().to_string();
         let problem = match (self.shutdown, answer) {
-            (true, None) => return Ok(()),
+            // The socket goes with the pool.
+            (true, None) if !self.socket.as_ref().is_some_and(|path| path.exists()) => {
+                return Ok(());
+            }
+            (true, None) => {
+                "hung up, and the pool is not closed: the daemon's log says why".to_owned()
+            }
             (false, Some([byte])) if *byte == form.answer() => return Ok(()),
             (_, Some(bytes)) => {
                 format!("answered {}, which is not of this protocol", bytes.escape_ascii())

@@ -135,7 +135,7 @@ pub(crate) struct Create {
     pub no_erase: bool,
 }
 
-/// Open a pool that could not be opened before
+/// Open a pool that could not be opened before, or was closed
 ///
 /// A pool that was served before is never made anew when its file or disk is missing. Once that is
 /// there again, this opens the pool and serves the volumes of it that were attached, at the same
@@ -220,7 +220,11 @@ pub(super) fn state_name(pool: &v1::Pool) -> &'static str {
 }
 
 fn state_tone(pool: &v1::Pool) -> Tone {
-    if pool.state() == PoolState::Open { Tone::Good } else { Tone::Bad }
+    match pool.state() {
+        PoolState::Open => Tone::Good,
+        PoolState::Closed => Tone::Plain,
+        PoolState::Failed | PoolState::Unspecified => Tone::Bad,
+    }
 }
 
 async fn list(context: &Context) -> Result<(), Error> {

@@ -385,6 +385,7 @@ pub(crate) fn pool_state_name(state: v1::PoolState) -> &'static str {
     match state {
         v1::PoolState::Open => "open",
         v1::PoolState::Failed => "failed",
+        v1::PoolState::Closed => "closed",
         v1::PoolState::Unspecified => "unknown",
     }
 }

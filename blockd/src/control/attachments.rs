@@ -54,6 +54,11 @@ impl Attachment {
         Arc::new(Self { record, detached: Mutex::new(false) })
     }
 
+    /// Lets no more clients come, and keeps what is remembered.
+    pub(super) fn end(&self) {
+        *self.detached.lock() = true;
+    }
+
     /// Runs `connect` unless the volume has been detached meanwhile.
     pub(super) fn if_attached(&self, connect: impl FnOnce()) {
         let detached = self.detached.lock();
@@ -119,9 +124,19 @@ impl Attachments {
         self.write(&next).await?;
         *self.present.write() = next;
         for attachment in &gone {
-            *attachment.detached.lock() = true;
+            attachment.end();
         }
         Ok(gone.len())
+    }
+
+    /// Lets clients come again to the volumes of a pool that was closed.
+    pub(super) async fn renew(&self, pool: &str) {
+        let _order = self.writing.lock().await;
+        for (place, attachment) in self.present.write().iter_mut() {
+            if place.0 == pool {
+                *attachment = Attachment::new(attachment.record.clone());
+            }
+        }
     }
 
     async fn write(&self, next: &BTreeMap<Place, Arc<Attachment>>) -> Result<(), Error> {

@@ -16,6 +16,9 @@ pub trait DataPath: Send + Sync + 'static {
     /// Makes a pool known to every worker, before a client of it comes.
     fn add_pool<'a>(&'a self, pool: &'a PoolHandle) -> Answer<'a, Result<(), Error>>;
 
+    /// Makes workers forget a pool whose volumes are not served any more. Ends when all have.
+    fn remove_pool(&self, pool: [u8; 16]) -> Answer<'_, ()>;
+
     /// Ends a volume's connections once what they have in flight is answered. How many there were.
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize>;
 

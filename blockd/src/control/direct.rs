@@ -196,6 +196,11 @@ impl Control {
         blocking(move || Ok(pools.iter().flat_map(names_of).collect())).await
     }
 
+    /// Whether there are pools of namespaces.
+    pub(super) fn has_direct_pools(&self) -> bool {
+        !self.0.direct.0.read().is_empty()
+    }
+
     /// Why a pool of namespaces does not serve, if one does not.
     pub(super) fn failed_direct(&self) -> Option<String> {
         let pools: Vec<_> = self.0.direct.0.read().values().cloned().collect();

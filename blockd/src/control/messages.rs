@@ -187,6 +187,16 @@ const fn state(state: SpaceState) -> v1::SpaceState {
     }
 }
 
+impl Known {
+    /// The state of a pool that is not open.
+    pub(super) fn wire_state(&self) -> v1::PoolState {
+        match self.is_closed() {
+            true => v1::PoolState::Closed,
+            false => v1::PoolState::Failed,
+        }
+    }
+}
+
 impl Control {
     /// A pool with its space; one that has failed without.
     pub(super) async fn describe_pool(&self, known: &Known) -> Result<v1::Pool, Error> {
@@ -197,7 +207,7 @@ impl Control {
             return Ok(v1::Pool {
                 name,
                 is_default,
-                state: v1::PoolState::Failed.into(),
+                state: known.wire_state().into(),
                 failure: failure.unwrap_or_default(),
                 extent_size: known.config.extent_size,
                 backing_free_bytes: -1,

@@ -4,6 +4,7 @@
 //! `service` is the edge to gRPC; what is behind it speaks in the crate's own types.
 
 mod attachments;
+mod closing;
 mod data_path;
 mod devices;
 mod diff;
@@ -66,7 +67,7 @@ pub use devices::{device_error, device_owner};
 pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
 pub use exports::{NbdAddress, NbdPlace, Target};
-pub use extend::{ExtendListener, ExtendServer, bind_extend};
+pub use extend::{ExtendListener, bind_extend};
 pub use membership::{Leave, Left, NodeName, Taken, declare_dead, forget};
 pub use server::{ControlListener, bind};
 
@@ -83,6 +84,8 @@ pub struct ControlOptions {
     pub template: PoolConfig,
     /// This host; unknown where it has no identity.
     pub node: Option<NodeId>,
+    /// How many pools the configuration has.
+    pub configured_pools: usize,
     /// How pools and volumes are looked at.
     pub health: HealthConfig,
 }
@@ -141,6 +144,11 @@ impl Known {
     /// Whether it was served before, and is not there now.
     pub(crate) fn is_missing(&self) -> bool {
         self.state.is_err() && self.reason == served::MISSING
+    }
+
+    /// Whether it was closed on request.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.is_err() && self.reason == closing::CLOSED
     }
 
     /// Why it does not serve, if so.
@@ -287,6 +295,8 @@ impl Control {
     /// Closes all pools, in the reverse order of their names, and says which could not be.
     pub async fn close_pools(&self) -> Result<(), Error> {
         self.close_direct().await;
+        // One that is being closed on request is waited for.
+        let _guard = self.0.making_pools.lock().await;
         let pools: Vec<_> = self.0.pools.read().values().rev().cloned().collect();
         let mut result = Ok(());
         for known in pools {
@@ -329,7 +339,7 @@ impl Control {
             return Some("starting or stopping".to_owned());
         }
         let failed = self.0.pools.read().iter().find_map(|(name, known)| {
-            let failure = known.failure()?;
+            let failure = known.failure().filter(|_| !known.is_closed())?;
             Some(match known.is_missing() {
                 true => failure,
                 false => format!("pool {name} has failed: {failure}"),
@@ -427,6 +437,10 @@ impl Control {
             if existing.state.is_ok() {
                 return Ok(false);
             }
+            if existing.is_closed() {
+                let problem = "was closed on request: open it with `blockd pool open`";
+                return Err(Error::in_use(format!("pool {}", shown(&config.name)), problem));
+            }
         }
         let device = config.devices[0].clone();
         let taken = self.known_pools().into_iter().find(|known| {
@@ -457,8 +471,8 @@ impl Control {
         Ok(true)
     }
 
-    /// Opens a pool that could not be opened before, and serves what was attached of it. False if
-    /// it is open.
+    /// Opens a pool that could not be opened before, or was closed, and serves what was attached of
+    /// it. False if it is open.
     pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
         let _guard = self.0.making_pools.lock().await;
         let known = self.known(name)?;
@@ -468,16 +482,21 @@ impl Control {
                 None => Ok(false),
             };
         }
+        self.0.attachments.renew(&known.config.name).await;
         self.open_pool(&known.config).await?;
         self.forget_attachments_of_missing_volumes().await?;
         self.recover(&known.config.name, "").await?;
+        if let Err(error) = self.serve_extend_again(&known.config.name) {
+            tracing::error!(pool = known.config.name, %error, "the extend socket is not served");
+        }
         Ok(true)
     }
 
-    /// Tries again to open the pools that could not be opened. What is still in the way is told as
-    /// at the start.
+    /// Tries again to open the pools that could not be opened; those that were closed on request
+    /// stay closed. What is still in the way is logged as at the start.
     pub async fn reopen_pools(&self) {
-        for known in self.known_pools().into_iter().filter(|known| known.state.is_err()) {
+        let failed = |known: &Known| known.state.is_err() && !known.is_closed();
+        for known in self.known_pools().into_iter().filter(failed) {
             let name = &known.config.name;
             match self.reopen_pool(name).await {
                 Ok(_) => tracing::info!(pool = name, "the pool is open now"),

@@ -81,7 +81,7 @@ impl Control {
         let (Ok(handle), None) = (&known.state, &failure) else {
             return Ok(v1::NodePool {
                 name,
-                state: v1::PoolState::Failed.into(),
+                state: known.wire_state().into(),
                 failure: failure.unwrap_or_default(),
                 waiting,
                 ..Default::default()

@@ -123,7 +123,7 @@ impl Control {
 
     /// Keeps others from doing something with these names meanwhile. The locks are taken in one
     /// order by all who take several, and who holds only one waits for no other.
-    async fn lock_all(
+    pub(super) async fn lock_all(
         &self,
         pool: &str,
         names: impl IntoIterator<Item = impl AsRef<str>>,

@@ -62,6 +62,10 @@ impl DataPath for FakeDataPath {
         Box::pin(async move { result })
     }
 
+    fn remove_pool(&self, _: [u8; 16]) -> Answer<'_, ()> {
+        Box::pin(async {})
+    }
+
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize> {
         let mut connections = self.connections.lock();
         let before = connections.len();
@@ -140,6 +144,7 @@ impl Rig {
             default_pool: "default".to_owned(),
             template: memory_pool("template"),
             node: NodeId::parse(NODE),
+            configured_pools: 1,
             health,
         };
         let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();

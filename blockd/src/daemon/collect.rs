@@ -78,6 +78,7 @@ async fn pools(snapshot: &mut Snapshot, control: &Control, figures: &Figures) {
         let name = known.config.name.as_str();
         let serves = known.failure().is_none();
         snapshot.set("blockd_pool_up", &[name], serves.into());
+        snapshot.set("blockd_pool_closed", &[name], known.is_closed().into());
         snapshot.set("blockd_pool_missing", &[name], known.is_missing().into());
         let Ok(handle) = &known.state else { continue };
         counters(snapshot, handle);

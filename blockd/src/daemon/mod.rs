@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse, note_others};
 use crate::control::{
     self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
-    ExtendServer, NbdAddress, NbdPlace,
+    NbdAddress, NbdPlace,
 };
 use crate::error::Error;
 use crate::frontend::nbd::handshake::Tls;
@@ -109,7 +109,7 @@ fn run_in(config: &Config, own_namespace: bool, source: Option<&Source>) -> Resu
         .map_err(|error| Error::io("start threads", error))?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new()?;
-        let mut daemon = Daemon::start(config, own_namespace).await?;
+        let daemon = Daemon::start(config, own_namespace).await?;
         while let Told::ReadAgain = signals.next(daemon.control.told_to_stop()).await {
             daemon.read_again(source).await;
         }
@@ -185,7 +185,6 @@ struct Daemon {
     control: Control,
     workers: Workers,
     listeners: Vec<Listener>,
-    extends: Vec<ExtendServer>,
     stop_control: oneshot::Sender<()>,
     control_server: tokio::task::JoinHandle<Result<(), Error>>,
     /// Given back last.
@@ -215,6 +214,7 @@ impl Daemon {
             default_pool: config.default_pool.clone(),
             template: config.template.clone(),
             node: config.node.id,
+            configured_pools: config.pools.len() + config.direct_pools.len(),
             health: config.health,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
@@ -235,7 +235,7 @@ impl Daemon {
         control.recover_devices().await?;
         let (listeners, addresses) = serve_nbd(sockets.nbd, &control, &serving);
         control.set_nbd_addresses(addresses);
-        let extends = sockets.extend.into_iter().map(|one| control.serve_extend(one)).collect();
+        sockets.extend.into_iter().for_each(|one| control.serve_extend(one));
         let (stop_control, stopped) = oneshot::channel();
         let stopped = async { drop(stopped.await) };
         let control_server = tokio::spawn(sockets.control.serve(control.clone(), stopped));
@@ -254,12 +254,12 @@ impl Daemon {
         control.watch_health();
         notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
         let _locks = [runtime_lock, state_lock];
-        Ok(Self { control, workers, listeners, extends, stop_control, control_server, _locks })
+        Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
     }
 
     /// Takes up what can be changed without a restart: the space policy of pools, and sockets of
     /// requests for more space. What is wrong in the file changes nothing.
-    async fn read_again(&mut self, source: Option<&Source>) {
+    async fn read_again(&self, source: Option<&Source>) {
         let config = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
             Some(Err(error)) => {
@@ -276,26 +276,7 @@ impl Daemon {
             }
         }
         self.control.reopen_pools().await;
-        let is_wanted = |one: &ExtendServer| {
-            let pool = config.pools.iter().find(|pool| pool.name == one.pool());
-            pool.and_then(|pool| pool.extend_socket.as_deref()) == Some(one.path())
-        };
-        let (stay, go): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.extends).into_iter().partition(is_wanted);
-        for server in go {
-            server.stop().await;
-        }
-        self.extends = stay;
-        for pool in &config.pools {
-            let Some(path) = &pool.extend_socket else { continue };
-            if self.extends.iter().any(|one| one.pool() == pool.name) {
-                continue;
-            }
-            match control::bind_extend(&pool.name, path) {
-                Ok(socket) => self.extends.push(self.control.serve_extend(socket)),
-                Err(error) => tracing::error!(%error, "SIGHUP: the socket is not served"),
-            }
-        }
+        self.control.follow_extend_sockets(&config.pools).await;
         tracing::info!(
             "SIGHUP: pool.space and pool.extend are as configured; the rest takes a restart"
         );
@@ -308,9 +289,7 @@ impl Daemon {
         for listener in self.listeners {
             listener.stop().await;
         }
-        for server in self.extends {
-            server.stop().await;
-        }
+        self.control.stop_extends().await;
         let _ = self.stop_control.send(());
         let mut server = self.control_server;
         if tokio::time::timeout(CONTROL_STOP_TIME, &mut server).await.is_err() {

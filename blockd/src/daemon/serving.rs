@@ -29,6 +29,10 @@ impl DataPath for Serving {
         Box::pin(async move { self.0.add_pool(pool).await.map_err(frontend_error) })
     }
 
+    fn remove_pool(&self, pool: [u8; 16]) -> Answer<'_, ()> {
+        Box::pin(self.0.remove_pool(pool))
+    }
+
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize> {
         Box::pin(self.0.close_volume(pool, volume))
     }

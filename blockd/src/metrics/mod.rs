@@ -75,6 +75,7 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_ublk_recoveries", Counter, &[], "Block devices served again after a start"),
     metric("blockd_ublk_hangs", Counter, &[], "Commands to the ublk driver that did not come back"),
     metric("blockd_pool_up", Gauge, POOL, "1 when the pool serves, 0 when it has failed"),
+    metric("blockd_pool_closed", Gauge, POOL, "1 when the pool was closed on request"),
     metric(
         "blockd_pool_missing",
         Gauge,

@@ -196,6 +196,26 @@ impl Executor {
         }
     }
 
+    /// Ends the service of a pool: its devices leave the ring, and its worker is free. False as
+    /// long as a volume of it is served.
+    pub fn remove_pool(&mut self, pool: [u8; 16], ring: &mut Ring) -> bool {
+        let Some(at) = self.pools.iter().position(|part| part.handle.id() == pool) else {
+            return true;
+        };
+        let is_served = self.volumes.iter().flatten().any(|volume| volume.pool == at);
+        if is_served || self.unfenced.is_some() {
+            return false;
+        }
+        for media in self.pools.remove(at).media {
+            ring.remove(media.file);
+        }
+        // Volumes name their pool by its place.
+        for volume in self.volumes.iter_mut().flatten().filter(|volume| volume.pool > at) {
+            volume.pool -= 1;
+        }
+        true
+    }
+
     /// Serves a volume from now on, for one more user.
     pub fn attach(
         &mut self,

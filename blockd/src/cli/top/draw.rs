@@ -84,7 +84,7 @@ fn footer(view: &View) -> String {
 fn pool_table(pools: &[PoolRow], view: &View) -> Table<'static> {
     let rows = pools.iter().map(|pool| {
         let state = match pool.state {
-            "open" => Style::default(),
+            "open" | "closed" => Style::default(),
             _ => toned(view, Color::Red),
         };
         Row::new([

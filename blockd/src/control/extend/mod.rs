@@ -9,7 +9,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::IntoRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,12 +23,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::config::PoolConfig;
 use crate::error::{Error, shown};
 use crate::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
 use crate::pool::{Keep, Shortage};
 
+use super::closing::NotClosed;
 use super::server::{bind_private, check_peer};
-use super::{Control, EventKind};
+use super::{Control, EventKind, Known};
 
 pub(crate) use queue::Waiting;
 use queue::{Queue, Verdict};
@@ -65,38 +67,28 @@ pub fn bind_extend(pool: &str, path: &Path) -> Result<ExtendListener, Error> {
 
 /// A socket that is served.
 #[derive(Debug)]
-pub struct ExtendServer {
-    pool: String,
+struct ExtendServer {
     path: PathBuf,
     task: JoinHandle<()>,
 }
 
 impl ExtendServer {
-    /// Whose requests these are.
-    #[must_use]
-    pub fn pool(&self) -> &str {
-        &self.pool
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Ends connections without an answer, and removes the socket.
-    pub async fn stop(self) {
+    async fn stop(self) {
         self.task.abort();
-        // It was told to end, and has.
+        // It was aborted, and that is how it ends.
         let _ = self.task.await;
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// The queues of all pools with a socket, and whether the daemon was told to end over one.
+/// Queues and sockets of all pools, and whether the daemon is to end by a request on one.
 #[derive(Debug, Default)]
 pub(super) struct Extends {
     queues: Mutex<BTreeMap<String, Arc<Queue>>>,
+    servers: Mutex<BTreeMap<String, ExtendServer>>,
+    /// Where the socket of each pool is to be, also while the pool is closed.
+    paths: Mutex<BTreeMap<String, PathBuf>>,
     stop: Notify,
 }
 
@@ -116,17 +108,94 @@ struct Peer {
 
 impl Control {
     /// Serves a pool's socket from now on. The pool need not be open: requests wait for that too.
-    #[must_use]
-    pub fn serve_extend(&self, socket: ExtendListener) -> ExtendServer {
+    pub fn serve_extend(&self, socket: ExtendListener) {
         let ExtendListener { pool, path, listener } = socket;
+        let extends = &self.0.extends;
         let queue = Arc::new(Queue::default());
-        self.0.extends.queues.lock().insert(pool.clone(), Arc::clone(&queue));
+        extends.queues.lock().insert(pool.clone(), Arc::clone(&queue));
+        extends.paths.lock().insert(pool.clone(), path.clone());
         let server = Arc::new(Server { control: self.clone(), pool: pool.clone(), queue });
         let task = tokio::spawn(async move {
-            // Both end together, when this task is told to.
+            // Both end together, when this task is aborted.
             tokio::join!(accept(Arc::clone(&server), listener), server.answer());
         });
-        ExtendServer { pool, path, task }
+        extends.servers.lock().insert(pool, ExtendServer { path, task });
+    }
+
+    /// Serves the socket of a pool that was closed and is open again.
+    pub(super) fn serve_extend_again(&self, pool: &str) -> Result<(), Error> {
+        let extends = &self.0.extends;
+        let path = extends.paths.lock().get(pool).cloned();
+        let is_served = extends.servers.lock().contains_key(pool);
+        if let Some(path) = path.filter(|_| !is_served) {
+            self.serve_extend(bind_extend(pool, &path)?);
+        }
+        Ok(())
+    }
+
+    /// Serves the sockets of this configuration, and no others. Those of closed pools follow when
+    /// the pools are opened.
+    pub async fn follow_extend_sockets(&self, pools: &[PoolConfig]) {
+        let wanted: BTreeMap<String, PathBuf> = pools
+            .iter()
+            .filter_map(|pool| Some((pool.name.clone(), pool.extend_socket.clone()?)))
+            .collect();
+        let is_other = |pool: &str, path: &Path| wanted.get(pool).is_none_or(|one| one != path);
+        let others: Vec<String> = {
+            let servers = self.0.extends.servers.lock();
+            let others = servers.iter().filter(|(pool, one)| is_other(pool, &one.path));
+            others.map(|(pool, _)| pool.clone()).collect()
+        };
+        for pool in others {
+            self.stop_extend(&pool).await;
+        }
+        (*self.0.extends.paths.lock()).clone_from(&wanted);
+        let closed = |known: Known| known.is_closed().then_some(known.config.name);
+        let closed: BTreeSet<String> = self.known_pools().into_iter().filter_map(closed).collect();
+        for pool in wanted.into_keys().filter(|pool| !closed.contains(pool)) {
+            if let Err(error) = self.serve_extend_again(&pool) {
+                tracing::error!(%error, "SIGHUP: the socket is not served");
+            }
+        }
+    }
+
+    /// Ends the connections of a pool's socket without an answer, and removes the socket.
+    pub(super) async fn stop_extend(&self, pool: &str) {
+        let server = self.0.extends.servers.lock().remove(pool);
+        if let Some(server) = server {
+            server.stop().await;
+        }
+    }
+
+    /// The same for all sockets.
+    pub async fn stop_extends(&self) {
+        let servers = std::mem::take(&mut *self.0.extends.servers.lock());
+        for server in servers.into_values() {
+            server.stop().await;
+        }
+    }
+
+    /// Closes a pool for a client that has asked for it. The connection ends when the pool is closed
+    /// and its socket removed. While a block device is in use it waits, as long as the client does.
+    async fn shut_down(self, pool: String, stream: UnixStream) {
+        let mut is_logged = false;
+        loop {
+            match self.close_pool(&pool).await {
+                Ok(_) => break,
+                Err(NotClosed::Failed(error)) => {
+                    return tracing::error!(pool, %error, "extend: the pool is not closed");
+                }
+                Err(NotClosed::InUse(error)) => {
+                    if !std::mem::replace(&mut is_logged, true) {
+                        tracing::warn!(pool, %error, "extend: the pool is closed later");
+                    }
+                    if has_hung_up(&stream).await {
+                        return tracing::warn!(pool, "extend: hung up, the pool stays open");
+                    }
+                }
+            }
+        }
+        drop(stream);
     }
 
     /// Returns once somebody who may do so has told the daemon to end.
@@ -211,7 +280,7 @@ enum Problem {
     Slow { have: usize },
     #[error("volume {0} does not exist in this pool")]
     NoVolume(String),
-    #[error("user {0} may not stop the daemon: must be root")]
+    #[error("user {0} may not close the pool: must be root")]
     NotRoot(u32),
 }
 
@@ -232,12 +301,17 @@ impl Server {
         Ok(())
     }
 
-    /// Root alone may stop the daemon, whoever's it is.
+    /// Root alone may close the pool, whoever runs the daemon. With its only pool the daemon ends.
     fn shutdown(&self, stream: UnixStream, peer: &Peer) -> Result<(), Problem> {
         if peer.user != 0 {
             return Err(Problem::NotRoot(peer.user));
         }
-        tracing::info!(pool = self.pool, "extend: told to stop by {}", peer.text);
+        tracing::info!(pool = self.pool, "extend: shutdown requested by {}", peer.text);
+        if !self.control.is_only_pool(&self.pool) {
+            // A task of its own: this one ends with the socket.
+            tokio::spawn(self.control.clone().shut_down(self.pool.clone(), stream));
+            return Ok(());
+        }
         // Left to the end of the process: when this connection ends, the daemon has.
         let _ = stream.into_std().map(|stream| stream.into_raw_fd());
         self.control.0.extends.stop.notify_one();

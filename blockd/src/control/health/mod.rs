@@ -96,7 +96,7 @@ impl Control {
     fn health_of(&self, known: &Known, only: &str) -> (v1::PoolHealth, Vec<v1::VolumeHealth>) {
         let name = &known.config.name;
         let subject = |volume: &str| Subject { pool: name.clone(), volume: volume.to_owned() };
-        let is_failed = known.failure().is_some();
+        let is_failed = known.failure().is_some() && !known.is_closed();
         let is_old = match self.0.health.pages.lock().ledger.state(&subject("")) {
             None => true,
             Some(state) => {
@@ -111,7 +111,7 @@ impl Control {
         }
         let mut volumes: BTreeMap<String, Option<VolumeSummary>> = BTreeMap::new();
         for one in self.0.attachments.list() {
-            if one.record.pool == *name {
+            if one.record.pool == *name && !known.is_closed() {
                 volumes.insert(one.record.volume.clone(), None);
             }
         }

@@ -382,8 +382,16 @@ impl Pages {
         sums: &BTreeMap<(String, String), VolumeSum>,
         notices: &mut Vec<Notice>,
     ) {
-        let Some(served) = present.served() else { return };
         let pool = present.name();
+        if present.known.is_closed() {
+            // On request: nothing is wrong with it, and its volumes are not looked at.
+            let attached = present.attached.iter().map(|record| record.volume.as_str());
+            for subject in std::iter::once("").chain(attached) {
+                self.note(now, pool, subject, Vec::new(), notices);
+            }
+            return;
+        }
+        let Some(served) = present.served() else { return };
         let mut found = Vec::new();
         match &served {
             Err((failure, reason, was_open)) => {

@@ -119,6 +119,7 @@ pub struct ConnectionInfo {
 /// What a worker is told.
 enum Mail {
     AddPool(PoolHandle, oneshot::Sender<Result<(), FrontendError>>),
+    RemovePool([u8; 16], oneshot::Sender<bool>),
     Connect(OwnedFd, Box<nbd::Session<Target>>),
     CloseVolume([u8; 16], VolumeId, oneshot::Sender<usize>),
     Drain(Duration, oneshot::Sender<()>),
@@ -190,6 +191,22 @@ impl Workers {
             receive.await.unwrap_or(Err(FrontendError::Gone))?;
         }
         Ok(())
+    }
+
+    /// Forgets a pool, once no volume of it is served. Its devices are closed when the last user of
+    /// the handle is gone.
+    pub async fn remove_pool(&self, pool: [u8; 16]) {
+        for thread in self.threads.iter() {
+            loop {
+                let (send, receive) = oneshot::channel();
+                thread.tell(Mail::RemovePool(pool, send)).await;
+                // A thread that has ended serves nothing.
+                if receive.await.unwrap_or(true) {
+                    break;
+                }
+                tokio::time::sleep(MAIL_PAUSE).await;
+            }
+        }
     }
 
     /// Where workers are to stay from now on, if that changes with this pool.

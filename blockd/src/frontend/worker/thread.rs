@@ -294,6 +294,9 @@ impl WorkerThread {
                     let added = added.map(|slot| pool.add_worker(slot, &self.parts.doorbell));
                     let _ = answer.send(added.map_err(FrontendError::from));
                 }
+                Mail::RemovePool(pool, answer) => {
+                    let _ = answer.send(self.executor.remove_pool(pool, &mut self.ring));
+                }
                 Mail::Connect(stream, session) => self.connect(stream, *session),
                 Mail::CloseVolume(pool, volume, answer) => self.close_volume(pool, volume, answer),
                 Mail::Drain(limit, answer) => {
