@@ -83,7 +83,7 @@ impl Rig {
         client(&self.daemon, "default", volume)
     }
 
-    /// What `data` has been granted and not used, as both commands show it.
+    /// Bytes granted to `data` and not used, as both commands show them.
     fn reserved(&self) -> u64 {
         let shown = &self.daemon.json(&["show", "data"])["volume"]["reserved_bytes"];
         let list = self.daemon.json(&["list"]);
@@ -247,7 +247,7 @@ fn where_less_than_a_quantum_is_left_a_request_gets_that() {
 }
 
 #[test]
-fn who_hangs_up_or_is_detached_or_restarted_has_nothing_reserved() {
+fn a_hang_up_a_detach_and_a_restart_leave_nothing_reserved() {
     let mut rig = Rig::full();
     let waiting = rig.ask(Form::Binary, 1 << 30);
     rig.logged(&["volume data waits for space"], 1);
@@ -465,7 +465,7 @@ struct Pair {
 const BLOCK: usize = 64 << 10;
 const BLOCKS: u64 = 512;
 
-/// What a writer writes at a place: other bytes at each.
+/// The bytes that a writer writes at a place: other bytes at each.
 fn block(at: u64) -> Vec<u8> {
     pattern(BLOCK, at)
 }
@@ -528,6 +528,21 @@ impl Pair {
         assert!(!self.sockets[at].exists());
     }
 
+    /// The daemon has no descriptor of the file of `w` any more.
+    fn has_left_the_file(&self) {
+        let pid = self.daemon.json(&["version"])["daemon"]["pid"].as_u64().unwrap();
+        let clock = Clock::start();
+        let is_open = || {
+            let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+            let mut files = descriptors.filter_map(|one| fs::read_link(one.path()).ok());
+            files.any(|file| file == self.pool)
+        };
+        while is_open() {
+            assert!(clock.elapsed() < LIMIT, "the file stays open");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn state(&self, pool: &str) -> Value {
         self.daemon.json(&["pool", "show", pool])["pool"]["state"].clone()
     }
@@ -559,6 +574,7 @@ fn a_shutdown_closes_its_pool_alone_while_another_goes_on_with_its_io() {
     let log = daemon.ok(&["journal", "dump", path]);
     assert_eq!(log, "0 block(s), 0 change(s), 0 to be replayed\n");
     assert_eq!(daemon.json(&["journal", "replay", path])["changed"], false);
+    pair.has_left_the_file();
     // The other pool goes on.
     assert!(!other.is_finished());
     wait_for(&others, others.load(Ordering::SeqCst) + 32);

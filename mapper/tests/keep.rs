@@ -1,4 +1,4 @@
-//! Extents kept for a volume on request: what it is granted, who does not get it, and until when.
+//! Extents kept for a volume on request: how many, against which other volumes, and for how long.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -126,12 +126,12 @@ fn repeated_requests_do_not_add_up() {
     for extent in 0..5 {
         assert_eq!(try_write(&mut rig, &volume, extent), None);
     }
-    assert_eq!(keep(&mut rig, id, ANY), kept(5), "what was used is granted again");
+    assert_eq!(keep(&mut rig, id, ANY), kept(5), "used extents are granted again");
     rig.check();
 }
 
 #[test]
-fn what_writes_have_used_is_no_longer_kept() {
+fn used_extents_are_no_longer_kept() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (id, thin) = (rig.create("asker", 1 << 30), rig.create("thin", 1 << 40));
     let (asker, thin) = (rig.attach(id), rig.attach(thin));
@@ -219,14 +219,14 @@ fn reserves_that_are_not_used_serve_a_request_and_kept_ones_do_not() {
 }
 
 #[test]
-fn what_is_released_or_deleted_is_free_again() {
+fn released_and_deleted_extents_are_free_again() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (id, other) = (rig.create("asker", 1 << 30), rig.create("other", 1 << 30));
     let free = rig.engine.space().free;
     keep(&mut rig, id, 20);
     let more = keep(&mut rig, id, ANY).added;
     rig.engine.release_kept(id, more);
-    assert_eq!(reserved(&rig, id), 20, "only what the second request was given");
+    assert_eq!(reserved(&rig, id), 20, "only the second request's extents are released");
     rig.engine.release_kept(id, u64::MAX);
     assert_eq!((reserved(&rig, id), rig.engine.space().free), (0, free));
     keep(&mut rig, other, ANY);

@@ -54,7 +54,7 @@ impl Attachment {
         Arc::new(Self { record, detached: Mutex::new(false) })
     }
 
-    /// Lets no more clients come, and keeps what is remembered.
+    /// Lets no more clients connect. The record stays.
     pub(super) fn end(&self) {
         *self.detached.lock() = true;
     }
@@ -129,7 +129,7 @@ impl Attachments {
         Ok(gone.len())
     }
 
-    /// Lets clients come again to the volumes of a pool that was closed.
+    /// Lets clients connect again to the volumes of a pool that was closed.
     pub(super) async fn renew(&self, pool: &str) {
         let _order = self.writing.lock().await;
         for (place, attachment) in self.present.write().iter_mut() {

@@ -19,7 +19,7 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// What stood in the way, if the volume was granted nothing and has less than was asked for.
+    /// The reason, if the volume was granted nothing and has less than was asked for.
     #[must_use]
     pub const fn shortage(&self) -> Option<Shortage> {
         self.shortage

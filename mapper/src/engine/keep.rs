@@ -12,7 +12,7 @@ use crate::units::VolumeId;
 
 use super::Engine;
 
-/// What stands in the way of a grant.
+/// The reason why nothing is granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
     /// The pool has no extent for the volume.
@@ -21,11 +21,11 @@ pub enum Shortage {
     Quota,
 }
 
-/// What a volume has after [`Engine::keep_reserve`].
+/// The result of [`Engine::keep_reserve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kept {
-    /// Extents kept by this call that were not kept before: what [`Engine::release_kept`] takes
-    /// back.
+    /// Extents kept by this call that were not kept before: as many as [`Engine::release_kept`]
+    /// has to be called with to undo it.
     pub added: u64,
     /// Nothing was granted, although the volume has less than was asked for, and no more is kept
     /// than before.
@@ -34,8 +34,8 @@ pub struct Kept {
 
 impl Engine {
     /// Keeps a quantum for a volume, or less: no more than `most` extents, no more than the volume
-    /// can still use, and no more than its quota and the pool have. What its reserve holds already
-    /// counts, so that repeated calls do not add up.
+    /// can still use, and no more than its quota and the pool have. Extents that its reserve holds
+    /// already count, so that repeated calls do not add up.
     ///
     /// Extents stay kept until writes take them, until [`Self::release_kept`], or until the volume
     /// is deleted or the pool closed.
@@ -81,7 +81,7 @@ impl Engine {
         Ok(Kept { added, shortage: None })
     }
 
-    /// Keeps this many extents less for a volume, and takes what is no longer kept back.
+    /// Keeps this many extents less for a volume, and frees the others of its reserve.
     pub fn release_kept(&mut self, id: VolumeId, extents: u64) {
         let Ok(volume) = self.pool.volume(id) else { return };
         if volume.kept() == 0 {
