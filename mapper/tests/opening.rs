@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -197,9 +198,19 @@ fn a_killed_process_loses_nothing_that_was_answered() {
     rig.check();
 }
 
-/// Crashes with a hole of 6 free extents among those of a volume, and makes a first write. Returns
-/// the place of that write, the lowest place of the hole, and the volume's highest place.
-fn first_place_after_a_crash(quantum: u64) -> (u64, u64, u64) {
+/// A first write after a crash, in a pool with a hole of 6 free extents among those of a volume.
+struct FirstGrant {
+    /// The extent that was written.
+    place: u64,
+    /// The free extents below it.
+    free_below: Vec<u64>,
+    /// The extents of the hole.
+    hole: Vec<u64>,
+    /// The highest extent that the volume had before.
+    last: u64,
+}
+
+fn first_grant_after_a_crash(quantum: u64) -> FirstGrant {
     let memory = Arc::new(VecRingMemory::new(3, 256));
     let mut media = Media::new(&[16 * MIB]);
     media.create();
@@ -208,7 +219,7 @@ fn first_place_after_a_crash(quantum: u64) -> (u64, u64, u64) {
     let volume = rig.attach(id);
     let extent = 64 << 10;
     rig.write(&volume, 0, &vec![1; 20 * extent]).unwrap();
-    let places = |rig: &Rig| -> std::collections::BTreeSet<u64> {
+    let places = |rig: &Rig| -> BTreeSet<u64> {
         let mapped = |one: &UsedExtent| one.usage == Use::Mapped(id);
         rig.pool.volume_extents().into_iter().filter(mapped).map(|one| one.extent).collect()
     };
@@ -227,17 +238,20 @@ fn first_place_after_a_crash(quantum: u64) -> (u64, u64, u64) {
     rig.write(&volume, 40 * extent as u64, &vec![2; extent]).unwrap();
     let new: Vec<u64> = places(&rig).difference(&after).copied().collect();
     assert_eq!(new.len(), 1);
+    let used = rig.engine.metadata_extents().into_iter().chain(rig.pool.volume_extents());
+    let used: BTreeSet<u64> = used.map(|one| one.extent).collect();
+    let free_below = (0..new[0]).filter(|extent| !used.contains(extent)).collect();
     rig.check();
-    (new[0], hole[0], *before.last().unwrap())
+    FirstGrant { place: new[0], free_below, hole, last: *before.last().unwrap() }
 }
 
 #[test]
 fn after_a_crash_the_lowest_free_extents_are_granted_first() {
-    let (place, lowest, _) = first_place_after_a_crash(4);
-    assert_eq!(place, lowest);
+    let first = first_grant_after_a_crash(4);
+    assert_eq!((first.place, first.free_below), (first.hole[0], vec![]));
     // A run that is long enough comes before a lower one that is not.
-    let (place, _, last) = first_place_after_a_crash(16);
-    assert_eq!(place, last + 1);
+    let first = first_grant_after_a_crash(16);
+    assert_eq!((first.place, first.free_below), (first.last + 1, first.hole));
 }
 
 /// Every word of a ring's memory.
