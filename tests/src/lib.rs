@@ -8,6 +8,7 @@ pub mod kill;
 pub mod nbd;
 pub mod other_host;
 pub mod story;
+pub mod threads;
 pub mod tools;
 pub mod vm;
 pub mod workload;

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use blockd_tests::clock::clock;
 use blockd_tests::daemon::{Daemon, Settings, Small};
+use blockd_tests::nbd::Connection;
+use blockd_tests::threads::StoppedThreads;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -18,11 +20,13 @@ const MIB: u64 = 1 << 20;
 const EXTENT: u64 = 256 << 10;
 /// Slowing down has its own tests: a pool is full sooner without.
 const OFF: &str = "low = \"off\"\nvery_low = \"off\"\n";
+const METRICS: &str = "[metrics]\naddress = \"127.0.0.1:0\"\n";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn settings(size: u64, space: &str) -> Settings {
     let pool_lines = format!("[pool.space]\n{space}");
-    Settings { pool_size: size, pool_lines, ..Settings::default() }
+    let tables = METRICS.to_owned();
+    Settings { pool_size: size, pool_lines, tables, ..Settings::default() }
 }
 
 fn daemon(name: &str, size: u64, space: &str) -> Daemon {
@@ -58,12 +62,17 @@ struct Writer {
 
 impl Writer {
     fn start(daemon: &Daemon, number: u64, extents: u64) -> Self {
+        let connection = daemon.connect(&format!("w{number}")).unwrap();
+        Self::over(connection, number, 0..extents)
+    }
+
+    /// Over a connection that is open already.
+    fn over(mut connection: Connection, number: u64, extents: std::ops::Range<u64>) -> Self {
         let name = format!("w{number}");
-        let mut connection = daemon.connect(&name).unwrap();
         let (done, error) = (Arc::<AtomicU64>::default(), Arc::<Mutex<Option<String>>>::default());
         let (counter, failure) = (Arc::clone(&done), Arc::clone(&error));
         let thread = std::thread::spawn(move || {
-            for extent in 0..extents {
+            for extent in extents {
                 if let Err(error) = connection.write(extent * EXTENT, &content(number, extent)) {
                     *failure.lock().unwrap() = Some(format!("{error:#}"));
                     return;
@@ -415,6 +424,11 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     wait_until("75 MiB are written", || first.done() == 300);
     first.finish(&daemon);
     assert_eq!(pool(&daemon)["space_state"], "normal");
+    let state_in_metrics = |state: u32| {
+        let line = format!("blockd_pool_space_state{{pool=\"default\"}} {state}");
+        daemon.metrics().unwrap().lines().any(|found| found == line)
+    };
+    assert!(state_in_metrics(0));
 
     // What is wrong is refused, and changes nothing.
     let unrunnable = hook(&daemon, "unrunnable", "true", 0o644);
@@ -444,6 +458,7 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     reconfigure(&daemon, &format!("{MARKS}{lies}"), "the hook has run, and nothing has grown");
     assert_eq!(said(&daemon, "all is well"), 1, "{}", daemon.log());
     assert_eq!(pool(&daemon)["space_state"], "low");
+    wait_until("the metric says that the pool is low", || state_in_metrics(1));
 
     let helps = format!("test \"$1\" = default && truncate -s 512M {:?}", daemon.pool());
     let helps = hook(&daemon, "helps", &helps, 0o755);
@@ -528,4 +543,46 @@ fn a_pool_is_full_where_its_tmpfs_is() {
 fn a_pool_is_full_where_the_file_system_of_a_small_loop_device_is() {
     let small = Small::ext4(96 * MIB).unwrap();
     what_is_below_is_full(&small, 96 * MIB);
+}
+
+/// Commits, grants, the control API, hooks, metrics and health stop: all threads of the daemon
+/// except its workers. What a cluster or another host could answer reaches only those threads.
+#[test]
+fn writes_use_up_the_reserve_then_wait_while_all_but_the_workers_stand_still() {
+    let settings =
+        Settings { tables: format!("{METRICS}[workers]\ncount = 1\n"), ..settings(256 * MIB, OFF) };
+    let mut daemon = Daemon::new("outage", &settings).unwrap();
+    daemon.start().unwrap();
+    daemon.add("w1", 1 << 30).unwrap();
+    let mut beside = daemon.connect("w1").unwrap();
+    let writing = daemon.connect("w1").unwrap();
+    beside.write(0, &content(1, 0)).unwrap();
+    let reserve = || pool(&daemon)["reserved_bytes"].as_u64().unwrap() / EXTENT;
+    let mut before = reserve();
+    wait_until("the volume has a reserve that no longer changes", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let earlier = std::mem::replace(&mut before, reserve());
+        before > 0 && before == earlier
+    });
+
+    let is_worker = |name: &str| name.starts_with("worker-") || name.starts_with("iou-");
+    let stopped = StoppedThreads::of(daemon.pid().unwrap(), is_worker).unwrap();
+    assert!(stopped.names().any(|name| name == "pool-default"), "{stopped:?}");
+    let writer = Writer::over(writing, 1, 1..before + 40);
+    wait_until("the reserve is used up", || writer.done() >= before);
+    // A write that needs more waits. Overwrites and reads do not.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!((writer.done(), writer.error()), (before, None));
+    beside.write(EXTENT, &content(1, 1)).unwrap();
+    for extent in [0, 1, before] {
+        let len = usize::try_from(EXTENT).unwrap();
+        assert!(beside.read(extent * EXTENT, len).unwrap() == content(1, extent), "{extent}");
+    }
+    assert_eq!(writer.done(), before);
+
+    drop(stopped);
+    wait_until("all is written", || writer.thread.is_finished());
+    assert_eq!((writer.done(), writer.error()), (before + 39, None));
+    compare(&daemon, "w1", 1, 0..before + 40);
+    assert_eq!(daemon.stop().unwrap().code(), Some(0));
 }
