@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd::clock::Clock;
+use blockd::nbd_client::Client;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -205,6 +206,11 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     let imported = place.blockd(&["import", &image, "v"]);
     assert!(imported.status.success(), "{imported:?}");
     assert!(place.blockd(&["snapshot", "v=s"]).status.success());
+    // What is granted for this write is more than it needs, and stays in the reserve.
+    let added = place.blockd(&["add", "--nbd", "--size", "64M", "w"]);
+    let uri = String::from_utf8(added.stdout).unwrap().trim_end().parse().unwrap();
+    let mut client = Client::connect(&uri, &Default::default()).unwrap();
+    client.write(0, &[1; 4096], true).unwrap();
     // What is wrong is told of where something is.
     assert!(place.blockd(&["set", "v", "--quota", "8M"]).status.success());
     let deployed =
@@ -242,6 +248,7 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
         [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..], &NODE.replace('-', "_")];
     let name = |what: &str| format!("sr_{}_{what}", parts.join("_"));
     let held = shown["pool"]["reserved_bytes"].as_f64().unwrap() / 65536.0;
+    assert!(held > 0.0, "{shown}");
     assert_eq!(value(&metrics, &name("free")), Some(held), "{metrics}");
     assert_eq!(value(&metrics, "blockd_reserve_free_extents"), Some(held));
     for (metric, key) in

@@ -324,7 +324,16 @@ fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
     let mut two = Two::new();
     let (code, error) = two.refused("forget", &[FIRST, "--force"]);
     assert!(code == 7 && error.contains("is in use on this host"), "{code} {error}");
+    // What is granted for this write is more than it needs.
+    let uri = two.first.ok(&["add", "--nbd", "--size", "64M", "live"]);
+    let uri = uri.trim_end().parse().unwrap();
+    let mut client = Client::connect(&uri, &Default::default()).unwrap();
+    client.write(0, &[1; 4096], true).unwrap();
+    let sizes = |pool: &Value| ["free_bytes", "reserved_bytes"].map(|key| pool[key].as_u64());
+    let before = sizes(&two.first.json(&["pool", "show"])["pool"]);
+    assert!(before[1] > Some(0), "the first host holds nothing that could become free: {before:?}");
     two.first.kill();
+    drop(client);
     let (code, error) = two.refused("forget", &[FIRST]);
     assert!(code == 7 && error.contains("may be alive"), "{code} {error}");
     two.bad_hooks("forget", "pre-forget.d", &[FIRST, "--force"]);
@@ -350,6 +359,9 @@ fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
     assert_eq!(objects[0]["name"], format!("node-{SECOND}-free"));
     assert_eq!(objects[0]["total_bytes"], 0);
     assert_eq!(objects[1]["name"], format!("node-{SECOND}-journal"));
+    let [free, reserved] = before.map(Option::unwrap);
+    // The reserve of the first host is free again.
+    assert_eq!(sizes(&shown), [Some(free + reserved), Some(0)]);
     two.first.ok(&["export", "data", "copy"]);
     let read = |name: &str| fs::read(two.first.dir.join(name)).unwrap();
     assert!(read("image") == read("copy"));
