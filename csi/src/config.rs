@@ -147,6 +147,8 @@ pub struct Config {
     pub classes: Vec<Class>,
     /// Conditions of volumes are told.
     pub health: bool,
+    /// SINGLE_NODE_MULTI_WRITER is advertised, so that Kubernetes sends the newer access modes.
+    pub multi_writer: bool,
 }
 
 impl Config {
@@ -200,7 +202,9 @@ impl Config {
             classes.into_iter().map(|class| class.checked(names)).collect();
         let classes = with_default(classes?)?;
         let health = file.health.and_then(|health| health.enabled).unwrap_or(true);
-        Ok(Self { default_size, minimum, classes, health })
+        let multi_writer = file.access_modes.and_then(|modes| modes.single_node_multi_writer);
+        let multi_writer = multi_writer.unwrap_or(true);
+        Ok(Self { default_size, minimum, classes, health, multi_writer })
     }
 
     /// The class of that name, or the default one.
@@ -255,12 +259,19 @@ struct File {
     minimum: Option<FileMinimum>,
     class: Option<Vec<FileClass>>,
     health: Option<FileHealth>,
+    access_modes: Option<FileAccessModes>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileHealth {
     enabled: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAccessModes {
+    single_node_multi_writer: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
@@ -461,6 +472,14 @@ mod tests {
     }
 
     #[test]
+    fn w6_newer_access_modes_are_advertised_unless_switched_off() {
+        assert!(parse("").unwrap().multi_writer && parse("[access_modes]").unwrap().multi_writer);
+        let switched = |to| parse(&format!("[access_modes]\nsingle_node_multi_writer = {to}"));
+        assert!(switched(true).unwrap().multi_writer);
+        assert!(!switched(false).unwrap().multi_writer);
+    }
+
+    #[test]
     fn ratios_are_read_exactly_however_they_are_written() {
         for (written, read) in [("2.5", "2.5"), ("'2.50'", "2.50"), ("3", "3"), ("1.1", "1.1")] {
             let text = format!("[[class]]\nname = 'a'\noverprovision_ratio = {written}\n");
@@ -478,6 +497,7 @@ mod tests {
             ("[minimum]\nntfs = 1", "unknown field `ntfs`"),
             ("[health]\nenabled = 'no'", "invalid type: string \"no\""),
             ("[health]\ninterval = 1", "unknown field `interval`"),
+            ("[access_modes]\nmulti = 1", "unknown field `multi`"),
             ("default_size = '1GB'", "default_size is 1GB"),
             ("default_size = 0", "default_size is 0"),
             ("default_size = -1", "default_size is -1"),

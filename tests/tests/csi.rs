@@ -9,6 +9,8 @@ mod capacity;
 mod cluster;
 #[path = "csi/extender.rs"]
 mod extender;
+#[path = "csi/modes.rs"]
+mod modes;
 #[path = "csi/pmem.rs"]
 mod pmem;
 #[path = "csi/reported.rs"]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
+use crate::config::Config;
 use crate::error::Error;
 use crate::plugin::{Call, Plugin};
 use crate::proto;
@@ -35,7 +36,7 @@ pub struct Service {
     plugin: Arc<Plugin>,
 }
 
-/// What it can do. Two of these are not for everybody.
+/// What it can do. Three of these can be switched off.
 const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
@@ -139,10 +140,11 @@ impl Controller for Service {
             r#type: Some(controller_service_capability::Type::Rpc(Rpc { r#type: kind.into() })),
         };
         let on_node = self.plugin.settings.expand_on_node;
-        let health = self.plugin.settings.config.health;
+        let Config { health, multi_writer, .. } = self.plugin.settings.config;
         let here = |kind: &rpc::Type| match kind {
             rpc::Type::ExpandVolume => !on_node,
             rpc::Type::VolumeCondition => health,
+            rpc::Type::SingleNodeMultiWriter => multi_writer,
             _ => true,
         };
         let capabilities = CAPABILITIES.into_iter().filter(here).map(of).collect();

@@ -40,6 +40,7 @@ use std::time::Duration;
 use blockd_api::v1;
 use tonic::{Request, Response, Status};
 
+use crate::config::Config;
 use crate::error::Error;
 use crate::health::split::{self, Side};
 use crate::health::{Cause, condition as condition_of, unknown};
@@ -64,7 +65,7 @@ pub struct Service {
     looks: Looks,
 }
 
-/// What it can do. The last one is for who wants it.
+/// What it can do. The last two can be switched off.
 const CAPABILITIES: [rpc::Type; 5] = [
     rpc::Type::StageUnstageVolume,
     rpc::Type::GetVolumeStats,
@@ -529,8 +530,12 @@ impl Node for Service {
         let of = |kind: rpc::Type| proto::NodeServiceCapability {
             r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: kind.into() })),
         };
-        let health = self.plugin.settings.config.health;
-        let here = |kind: &rpc::Type| health || *kind != rpc::Type::VolumeCondition;
+        let Config { health, multi_writer, .. } = self.plugin.settings.config;
+        let here = |kind: &rpc::Type| match kind {
+            rpc::Type::VolumeCondition => health,
+            rpc::Type::SingleNodeMultiWriter => multi_writer,
+            _ => true,
+        };
         let capabilities = CAPABILITIES.into_iter().filter(here).map(of).collect();
         let answer = proto::NodeGetCapabilitiesResponse { capabilities };
         self.plugin.run(call, async { Ok(answer) }).await
