@@ -7,6 +7,8 @@
 mod capacity;
 #[path = "csi/cluster.rs"]
 mod cluster;
+#[path = "csi/ephemeral.rs"]
+mod ephemeral;
 #[path = "csi/extender.rs"]
 mod extender;
 #[path = "csi/modes.rs"]

@@ -1,4 +1,4 @@
-//! Inline ephemeral volumes: the row P42.
+//! Ephemeral volumes, inline and generic: the rows P42 and P43.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,6 +20,7 @@ cases! { [STAGE, Host, Rows]
     p42_an_unknown_key_of_an_ephemeral_volume_is_refused;
     p42_an_ephemeral_volume_that_is_too_large_is_refused_and_leaves_nothing;
     p42_an_ephemeral_volume_is_as_large_as_asked;
+    p43_a_generic_ephemeral_volume_stays_until_its_claim_is_deleted;
 }
 
 /// As the kubelet asks for one: the id is its own, and the pod's description is in the context.
@@ -115,4 +116,30 @@ fn p42_an_ephemeral_volume_is_as_large_as_asked(cx: &mut Cx<'_>) -> Result<()> {
     let total = stat.blocks() * stat.fragment_size();
     ensure!(total > 64 << 20 && total <= 96 << 20, "{total} bytes");
     Ok(())
+}
+
+fn p43_a_generic_ephemeral_volume_stays_until_its_claim_is_deleted(cx: &mut Cx<'_>) -> Result<()> {
+    let mut request = cx.request_with("csi.storage.k8s.io/pvc/name", "pod-scratch");
+    for (key, value) in [("pvc/namespace", "default"), ("pv/name", "pvc-5f0c4a8e")] {
+        request.parameters.insert(format!("csi.storage.k8s.io/{key}"), value.to_owned());
+    }
+    let volume = cx.create(&request)?;
+    let capability = cx.mount(Mode::SingleNodeWriter);
+    let staged = cx.stage_volume(&volume, capability)?;
+    let target = cx.target()?;
+    let mut publish = staged.publish(&target);
+    // The kubelet adds these for drivers that have both lives of a volume.
+    for (key, value) in [("ephemeral", "false"), ("pod.name", "pod"), ("pod.namespace", "default")]
+    {
+        publish.volume_context.insert(format!("csi.storage.k8s.io/{key}"), value.to_owned());
+    }
+    cx.publish(&publish)?;
+    fs::write(Path::new(&target).join("file"), b"kept")?;
+    cx.unpublish(&staged.id, &target)?;
+    cx.publish(&publish)?;
+    ensure!(fs::read(Path::new(&target).join("file"))? == b"kept", "another file");
+    cx.unpublish(&staged.id, &target)?;
+    cx.unstage(&staged.id, staged.path())?;
+    cx.delete(&staged.id)?;
+    refused(cx.publish(&publish), Code::NotFound).map(|_| ())
 }
