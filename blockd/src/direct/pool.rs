@@ -638,6 +638,11 @@ impl DirectPool {
         let device = namespace.and_then(|one| one.device.clone());
         // Its new end may hold another's data then, and it is nobody's to use.
         let grows = |one: &Namespace| record.grows() || is_bare(record, one);
+        let has_other_mode = |one: &Namespace| {
+            record.intent == Intent::Ready
+                && one.device.is_some()
+                && one.mode != record.usage.mode()
+        };
         let problem = match (inventory.map(|all| self.seen(all)), namespace, &device) {
             (None, ..) => Some("persistent memory can't be read".to_owned()),
             (Some(Err(why)), ..) => Some(format!("region {} {why}", self.0.config.region)),
@@ -647,12 +652,17 @@ impl DirectPool {
                 Some("its namespace is bare: growing or deleting it was cut short".to_owned())
             }
             (_, Some(_), None) => Some("its namespace is not enabled".to_owned()),
+            (_, Some(one), _) if has_other_mode(one) => {
+                let (usage, needed) = (record.usage.name(), record.usage.mode());
+                let found = one.mode;
+                Some(format!("its namespace is of mode {found}, and usage {usage} needs {needed}"))
+            }
             _ => None,
         };
-        let grows = namespace.is_some_and(grows);
+        let unusable = namespace.is_some_and(|one| grows(one) || has_other_mode(one));
         let (device, usable) = match namespace.and_then(|one| one.usable) {
-            Some(usable) if !grows => (device, usable),
-            _ => (device.filter(|_| !grows), record.usable_bytes),
+            Some(usable) if !unusable => (device, usable),
+            _ => (device.filter(|_| !unusable), record.usable_bytes),
         };
         let scrubbed = self.0.scrubber.done(&record.uuid).unwrap_or(record.scrubbed_bytes);
         let state = match record.intent {

@@ -259,6 +259,38 @@ fn p24_file_io_is_a_sector_namespace() {
     pool.close();
 }
 
+/// An administrator can make a namespace anew in another mode, under the same UUID.
+#[test]
+fn p7_a_namespace_of_another_mode_is_not_used_and_both_modes_are_named() {
+    for (usage, mode, problem) in [
+        (Usage::AppDirect, Mode::Devdax, "of mode devdax, and usage app-direct needs fsdax"),
+        (Usage::AppDirect, Mode::Sector, "of mode sector, and usage app-direct needs fsdax"),
+        (Usage::FileIo, Mode::Fsdax, "of mode fsdax, and usage file-io needs sector"),
+    ] {
+        let rig = Rig::new(GIB);
+        let pool = rig.open();
+        let (_, view) = pool.create(&CreateWish { usage, ..wish("a", 64 * MIB) }).unwrap();
+        assert!(view.device.is_some() && view.problem.is_none(), "{view:?}");
+        let (platform, region) = (rig.host.platform(), RegionKey::Cookie(1));
+        let inventory = platform.read().unwrap();
+        let own = inventory.namespaces().next().unwrap().1;
+        let anew = Wish {
+            uuid: own.uuid.unwrap(),
+            alt_name: own.alt_name.clone(),
+            mode,
+            map: PageMap::Memory,
+            align: HUGE_PAGE,
+            size: own.size,
+        };
+        platform.destroy(&region, anew.uuid).unwrap();
+        platform.create(&region, &anew).unwrap();
+        let view = pool.get("a").unwrap();
+        assert_eq!(view.problem, Some(format!("its namespace is {problem}")));
+        assert_eq!(view.device.map(|device| device.name), None);
+        pool.close();
+    }
+}
+
 #[test]
 fn what_is_in_use_is_not_deleted() {
     let rig = Rig::new(GIB);
