@@ -170,7 +170,7 @@ async fn h3_errors_of_a_device_are_told_of_its_pool_and_touch_its_volumes() {
 }
 
 #[tokio::test]
-async fn h6_io_that_does_not_end_is_a_slow_device() {
+async fn h6_io_that_takes_too_long_is_a_slow_device() {
     let mut rig = Rig::new().await;
     let stats = Arc::new(MediaStats::new(1, 1, Clock::start()));
     rig.control.pool("").unwrap().add_media_stats(&stats);
