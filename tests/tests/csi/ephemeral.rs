@@ -21,23 +21,26 @@ fn p43_a_generic_ephemeral_volume_is_made_like_a_claim_and_goes_with_it_alone() 
     let folder = rig.plugin.kubelet_dir().join("pods/p/volumes");
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("mount").to_string_lossy().into_owned();
+    let staging = rig.plugin.kubelet_dir().join("plugins/globalmount");
+    std::fs::create_dir_all(&staging).unwrap();
     let mut context = volume.volume_context.clone();
     context.insert("csi.storage.k8s.io/ephemeral".to_owned(), "false".to_owned());
     context.insert("csi.storage.k8s.io/pod.name".to_owned(), "pod".to_owned());
     let publish = NodePublishVolumeRequest {
         volume_id: volume.volume_id.clone(),
+        staging_target_path: staging.to_string_lossy().into_owned(),
         target_path: path.clone(),
         volume_capability: Some(mounted("ext4")),
         volume_context: context,
         ..Default::default()
     };
     // It has to be staged first, as no inline volume has: without devices it goes no further here.
-    refused(driver.node_publish_volume(publish), Code::FailedPrecondition).unwrap();
+    let code = Code::FailedPrecondition;
+    let status = refused(driver.node_publish_volume(publish), code).unwrap();
+    assert!(status.message().contains("is not staged at"), "{status}");
     assert_eq!(names(), made);
-    let unpublish = NodeUnpublishVolumeRequest {
-        volume_id: volume.volume_id.clone(),
-        target_path: path,
-    };
+    let unpublish =
+        NodeUnpublishVolumeRequest { volume_id: volume.volume_id.clone(), target_path: path };
     driver.node_unpublish_volume(unpublish).unwrap();
     assert_eq!(names(), made, "its pod is gone, and its claim is not");
     delete(&driver, &volume.volume_id).unwrap();
