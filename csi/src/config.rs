@@ -350,8 +350,8 @@ impl FileClass {
             return Err(Error::invalid(field("block_size"), block_size, allowed));
         }
         let kata_partition = self.kata_partition.unwrap_or_default();
-        if kata_partition && !kind.is_pmem() {
-            let allowed = "left out: images for virtual machines are of persistent memory";
+        if kata_partition && kind != Kind::PmemDirect {
+            let allowed = "left out: images for virtual machines need a class of kind pmem-direct";
             return Err(Error::invalid(field("kata_partition"), "true", allowed));
         }
         Ok(Class {
@@ -518,6 +518,10 @@ mod tests {
                 "class a: pools is p",
             ),
             (&format!("{class}kata_partition = true"), "class a: kata_partition is true"),
+            (
+                &format!("{class}kind = 'pmem-pooled'\nkata_partition = true"),
+                "class a: kata_partition is true",
+            ),
             (&format!("{class}kind = 'THIN'"), "class a: kind is THIN"),
             (&format!("{class}overprovision_ratio = 0.5"), "class a: overprovision_ratio is 0.5"),
             (

@@ -1,7 +1,9 @@
 //! What storage classes and inline volumes say of persistent memory, and what of it goes together.
 //!
 //! A device of ublk has no DAX, so that applications map memory only where they get the kernel's
-//! own device, or inside of a virtual machine. What is impossible is refused, never made less.
+//! own device. The same is true of images for virtual machines: on a device of ublk, stores of a
+//! virtual machine would reach only the host's page cache, and a flush in the virtual machine would
+//! not write them back. What is impossible is refused, never made less.
 
 use blockd_api::v1;
 
@@ -114,20 +116,28 @@ impl Parameters {
             }
             return Ok(Plan { erase_after, ..Plan::default() });
         }
+        let is_direct = class.kind == Kind::PmemDirect;
+        if kata && !is_direct {
+            let allowed = format!(
+                "false, or left out: an image is used as AppDirect, and volumes of class {} are \
+                 devices of ublk, which have no DAX; use a class of kind pmem-direct",
+                class.name
+            );
+            return Err(Error::invalid(field("kataContainers"), "true", allowed));
+        }
         if kata && usage == Some(Usage::FileIo) {
             let allowed = "AppDirect, or left out: with kataContainers a virtual machine maps it";
             return Err(Error::invalid(field("usage"), "FileIO", allowed));
         }
-        let is_direct = class.kind == Kind::PmemDirect;
-        if !is_direct && !kata && usage == Some(Usage::AppDirect) {
+        if !is_direct && usage == Some(Usage::AppDirect) {
             let allowed = format!(
                 "FileIO, or left out: volumes of class {} are devices of ublk, which have no DAX; \
-                 AppDirect needs a pmem-direct class or kataContainers",
+                 use a class of kind pmem-direct",
                 class.name
             );
             return Err(Error::invalid(field("usage"), "AppDirect", allowed));
         }
-        let usual = if is_direct || kata { Usage::AppDirect } else { Usage::FileIo };
+        let usual = if is_direct { Usage::AppDirect } else { Usage::FileIo };
         Ok(Plan {
             usage: Some(usage.unwrap_or(usual)),
             erase_after,
@@ -160,7 +170,7 @@ impl Plan {
     /// Whether it is mounted so that applications map memory.
     #[must_use]
     pub fn is_mapped(&self) -> bool {
-        self.is_direct && self.usage == Some(Usage::AppDirect)
+        self.usage == Some(Usage::AppDirect)
     }
 
     /// Refuses ways of use that are impossible. `field` names the capability, `fs` is its file
@@ -178,7 +188,7 @@ impl Plan {
             let allowed = "mount: with kataContainers the device holds an image";
             return Err(Error::invalid(format_args!("{field}.access_type"), "block", allowed));
         }
-        if (self.kata || self.is_mapped()) && fs == Some(FileSystem::Btrfs) {
+        if self.is_mapped() && fs == Some(FileSystem::Btrfs) {
             let field = format!("{field}.mount.fs_type");
             return Err(Error::invalid(field, "btrfs", "ext4 or xfs: btrfs has no DAX"));
         }
@@ -190,9 +200,8 @@ impl Plan {
     pub fn request(&self, limit: Bytes) -> v1::CreateVolumeRequest {
         let usage = match self.usage {
             None => v1::PmemUsage::Unspecified,
-            Some(Usage::AppDirect) if self.is_direct => v1::PmemUsage::AppDirect,
-            // An image lies on a device like any other.
-            Some(_) => v1::PmemUsage::FileIo,
+            Some(Usage::AppDirect) => v1::PmemUsage::AppDirect,
+            Some(Usage::FileIo) => v1::PmemUsage::FileIo,
         };
         v1::CreateVolumeRequest {
             usage: usage.into(),
@@ -361,29 +370,45 @@ mod tests {
 
     #[test]
     fn p29_kata_excludes_file_io_raw_block_and_btrfs() {
+        let kind = Kind::PmemDirect;
+        let error = plan(kind, &[("kataContainers", "T"), ("usage", "FileIO")]).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.to_string().starts_with("usage is FileIO"), "{error}");
+        let with = plan(kind, &[("kataContainers", "T"), ("usage", "AppDirect")]).unwrap();
+        assert_eq!(with, plan(kind, &[("kataContainers", "T")]).unwrap());
+        assert!(with.kata && with.kata_partition);
+        let access = crate::capability::Access::Block;
+        let mode = crate::capability::Mode::Writer;
+        let block = Capability { access, mode };
+        let error = with.check("c", &block, None).unwrap_err();
+        assert!(error.to_string().starts_with("c.access_type is block"), "{error}");
+        let mount = crate::capability::Mount { file_system: None, flags: Vec::new() };
+        let access = crate::capability::Access::Mount(mount);
+        let mount = Capability { access, mode };
+        assert!(with.check("c", &mount, Some(FileSystem::Btrfs)).is_err());
+        assert!(with.check("c", &mount, Some(FileSystem::Xfs)).is_ok());
         for kind in [Kind::PmemPooled, Kind::PmemDirect] {
-            let error = plan(kind, &[("kataContainers", "T"), ("usage", "FileIO")]).unwrap_err();
-            assert_eq!(error.code(), Code::InvalidArgument);
-            assert!(error.to_string().starts_with("usage is FileIO"), "{error}");
-            let with = plan(kind, &[("kataContainers", "T"), ("usage", "AppDirect")]).unwrap();
-            assert_eq!(with, plan(kind, &[("kataContainers", "T")]).unwrap());
-            assert!(with.kata && with.kata_partition);
-            let access = crate::capability::Access::Block;
-            let mode = crate::capability::Mode::Writer;
-            let block = Capability { access, mode };
-            let error = with.check("c", &block, None).unwrap_err();
-            assert!(error.to_string().starts_with("c.access_type is block"), "{error}");
-            let mount = crate::capability::Mount { file_system: None, flags: Vec::new() };
-            let access = crate::capability::Access::Mount(mount);
-            let mount = Capability { access, mode };
-            assert!(with.check("c", &mount, Some(FileSystem::Btrfs)).is_err());
-            assert!(with.check("c", &mount, Some(FileSystem::Xfs)).is_ok());
             let without = plan(kind, &[]).unwrap();
             assert!(without.check("c", &block, None).is_ok());
             let has_dax = kind == Kind::PmemDirect;
             let btrfs = without.check("c", &mount, Some(FileSystem::Btrfs));
             assert_eq!(btrfs.is_err(), has_dax);
         }
+    }
+
+    #[test]
+    fn kata_image_in_a_pooled_class_is_refused_and_the_error_names_pmem_direct() {
+        for more in [&[][..], &[("usage", "AppDirect")], &[("usage", "FileIO")]] {
+            let pairs = [&[("kataContainers", "1")], more].concat();
+            let error = plan(Kind::PmemPooled, &pairs).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{more:?}");
+            let text = error.to_string();
+            assert!(text.starts_with("kataContainers is true: must be false"), "{text}");
+            assert!(text.contains("AppDirect") && text.contains("no DAX"), "{text}");
+            assert!(text.ends_with("use a class of kind pmem-direct"), "{text}");
+        }
+        let without = plan(Kind::PmemPooled, &[("kataContainers", "false")]).unwrap();
+        assert_eq!((without.usage, without.kata), (Some(Usage::FileIo), false));
     }
 
     #[test]
@@ -410,8 +435,7 @@ mod tests {
         let seed = [("sizeSemantics", "charged"), ("usage", "FileIO")];
         assert_eq!(asked(Kind::PmemDirect, &seed), (io, 1 << 30, charged));
         assert_eq!(asked(Kind::PmemPooled, &[]), (io, 0, usable));
-        // The image is what is mapped, not the device.
-        assert_eq!(asked(Kind::PmemPooled, &[("kataContainers", "1")]), (io, 0, usable));
+        assert_eq!(asked(Kind::PmemDirect, &[("kataContainers", "1")]), (app, 1 << 30, usable));
         let of_others = Plan::default().request(limit);
         assert_eq!(of_others, v1::CreateVolumeRequest::default());
     }
@@ -438,7 +462,7 @@ mod tests {
         };
         assert_eq!(least(Kind::PmemPooled, &[], true), mib(4));
         assert_eq!(least(Kind::PmemPooled, &[], false), mib(32));
-        assert_eq!(least(Kind::PmemPooled, &[("kataContainers", "1")], false), mib(96));
+        assert_eq!(least(Kind::PmemDirect, &[("kataContainers", "1")], false), mib(96));
         assert_eq!(least(Kind::Thick, &[], true), mib(8));
     }
 }

@@ -36,8 +36,10 @@ enum Shape {
     Direct,
     /// The same as it is.
     DirectBlock,
-    /// What is shown is in an image, on a device of the daemon's or the kernel's own.
+    /// What is shown is in an image, on a device of the daemon's or the kernel's own. The usage of
+    /// the second is AppDirect.
     Kata(bool),
+    /// An image on the kernel's own device.
     InlineKata,
 }
 
@@ -167,7 +169,8 @@ impl Shape {
         // Only who makes it says what it is.
         let makes = matches!(call, Call::Stage)
             || (self == Self::InlineKata && matches!(call, Call::Publish(_)));
-        let image = (self.has_image() && makes).then_some(false);
+        let asked = kata::ImageSpec { partition: false, app_direct: self != Self::Kata(false) };
+        let image = (self.has_image() && makes).then_some(asked);
         kata::through(fake, ID, place, image, |world| self.call_in(fake, world, place, call))
     }
 
@@ -182,7 +185,8 @@ impl Shape {
             Call::Publish(number) => {
                 let target = &self.target(number);
                 if let (Self::Inline | Self::InlineKata, Some(wish)) = (self, &wish) {
-                    let wanted = &wanted(SIZE);
+                    let pmem = Plan { is_direct: self.has_image(), ..Plan::default() };
+                    let wanted = &Wanted { pmem, ..wanted(SIZE) };
                     let ask = ephemeral::Ask { volume: ID, place, target, wish, wanted };
                     return ephemeral::publish(world, &ask);
                 }

@@ -329,8 +329,12 @@ impl World for Fake {
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
         let size = wanted.size_bytes;
         self.whole(|state| {
-            let new = || Stored::new(size, Held::Nothing);
-            state.volumes.entry(place.name.clone()).or_insert_with(new);
+            if !state.volumes.contains_key(&place.name) {
+                let own = wanted.pmem.is_direct;
+                let minor = own.then(|| state.new_minor());
+                let new = Stored { own, minor, ..Stored::new(size, Held::Nothing) };
+                state.volumes.insert(place.name.clone(), new);
+            }
             Ok(())
         })
     }

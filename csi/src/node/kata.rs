@@ -26,6 +26,20 @@ pub const IMAGE: &str = "pmem-csi-vm.img";
 /// The file system around the image: that with the least overhead of those with DAX.
 const AROUND: &str = "ext4";
 
+/// The image in a volume, as a request to stage the volume describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageSpec {
+    /// A new image has a partition table inside the device that a virtual machine sees. An existing
+    /// image keeps its layout.
+    pub partition: bool,
+    /// The usage is AppDirect: a virtual machine maps the image, so the file system around it must
+    /// have DAX.
+    pub app_direct: bool,
+}
+
+/// For requests that inspect or unstage a volume.
+const NOT_STAGED: ImageSpec = ImageSpec { partition: false, app_direct: false };
+
 /// A world in which one volume is what is in its image.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "a world has nothing to show of itself")]
@@ -33,12 +47,11 @@ pub struct Vm<'a> {
     world: &'a dyn World,
     /// As CSI calls it.
     id: &'a str,
-    /// What the machine sees has a partition table. Of an image that is there the image knows.
-    partition: bool,
+    spec: ImageSpec,
 }
 
-/// Does something where a volume is as workloads see it. `asked`: the request says that it holds an
-/// image, and whether with a partition table. Without a word it is known from before.
+/// Does something where a volume is as workloads see it. `asked`: the image that the request
+/// names. Without one, records and mounts show whether the volume holds an image.
 ///
 /// # Errors
 /// Those of what is done.
@@ -46,20 +59,20 @@ pub fn through<T>(
     world: &dyn World,
     id: &str,
     place: &Place,
-    asked: Option<bool>,
+    asked: Option<ImageSpec>,
     act: impl FnOnce(&dyn World) -> Result<T>,
 ) -> Result<T> {
-    let partition = match (asked, world.record(id)) {
-        (Some(partition), _) => Some(partition),
-        (None, Some(record)) => record.kata.then_some(false),
+    let spec = match (asked, world.record(id)) {
+        (Some(spec), _) => Some(spec),
+        (None, Some(record)) => record.kata.then_some(NOT_STAGED),
         // What was forgotten is still mounted.
         (None, None) => {
             let folder = world.vm_folder(place)?;
-            world.mounts()?.at(&folder).map(|_| false)
+            world.mounts()?.at(&folder).map(|_| NOT_STAGED)
         }
     };
-    match partition {
-        Some(partition) => act(&Vm { world, id, partition }),
+    match spec {
+        Some(spec) => act(&Vm { world, id, spec }),
         None => act(world),
     }
 }
@@ -81,8 +94,32 @@ impl Vm<'_> {
         self.world.keep(&Record { kata: true, kata_formatting: formatting, ..record })
     }
 
-    /// Sees to it that the file system around the image is mounted.
-    fn around(&self, place: &Place, volume: &Volume) -> Result<()> {
+    /// Whether the file system in the image is mounted.
+    fn is_in_use(&self, file: &Path) -> Result<bool> {
+        let Some(there) = self.world.loop_of(file)? else { return Ok(false) };
+        Ok(self.world.mounts()?.entries.iter().any(|entry| entry.is_of(&there.device)))
+    }
+
+    /// Refuses an image on a file system without DAX and unmounts that file system. The data in the
+    /// image is kept.
+    fn check_dax(&self, place: &Place) -> Result<()> {
+        if self.world.has_dax(&self.world.vm_folder(place)?)? {
+            return Ok(());
+        }
+        self.take_apart(place)?;
+        Err(self.without_dax())
+    }
+
+    fn without_dax(&self) -> Error {
+        let problem = "holds an image for virtual machines (kataContainers is true), and its usage \
+                       AppDirect needs DAX, which the file system around the image does not have: \
+                       stores of a machine would reach the page cache of this host and nothing \
+                       else; the data is kept, and images need a class of kind pmem-direct";
+        Error::in_use(format_args!("volume {}", self.id), problem)
+    }
+
+    /// Mounts the file system around the image. `dax`: a mount without DAX is an error.
+    fn around(&self, place: &Place, volume: &Volume, dax: bool) -> Result<()> {
         let device = steps::device_of(self.id, volume)?;
         let folder = self.world.vm_folder(place)?;
         if self.world.mounts()?.shows(&folder, device) {
@@ -111,8 +148,11 @@ impl Vm<'_> {
             }
         }
         steps::make(self.world, &folder, Kind::Folder)?;
-        // The machine maps the image, best without a cache in between; here it works either way.
-        let tries: &[&str] = if volume.dax { &["dax", ""] } else { &[""] };
+        let tries: &[&str] = match (dax, volume.dax) {
+            (true, _) => &["dax"],
+            (false, true) => &["dax", ""],
+            (false, false) => &[""],
+        };
         let mut last = None;
         for word in tries {
             let options = match *word {
@@ -183,10 +223,27 @@ impl World for Vm<'_> {
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
         let volume = self.world.attach(place, false)?;
-        self.around(place, &volume)?;
         let file = self.image(place)?;
+        // A repeated request does not disturb an image that is in use: an earlier release may have
+        // staged it without DAX.
+        let in_use = self.spec.app_direct && self.is_in_use(&file)?;
+        let dax = self.spec.app_direct && !in_use;
+        if !volume.dax && dax {
+            return Err(self.without_dax());
+        }
+        if !volume.dax && in_use {
+            let volume = self.id;
+            tracing::warn!(
+                volume,
+                "image in use without DAX; the next stage after an unstage is refused"
+            );
+        }
+        self.around(place, &volume, dax)?;
+        if dax {
+            self.check_dax(place)?;
+        }
         if self.world.kind(&file)?.is_none() {
-            self.world.make_image(&file, self.partition)?;
+            self.world.make_image(&file, self.spec.partition)?;
         }
         let there = match self.world.loop_of(&file)? {
             Some(there) if there.read_only == read_only => there,

@@ -216,7 +216,9 @@ impl Service {
                 let (volume, place) = (id.as_str(), &place);
                 let (target, wish, wanted) = (&target, &wish, &wanted);
                 let ask = ephemeral::Ask { volume, place, target, wish, wanted };
-                let image = wanted.pmem.kata.then_some(wanted.pmem.kata_partition);
+                let partition = wanted.pmem.kata_partition;
+                let image = kata::ImageSpec { partition, app_direct: true };
+                let image = wanted.pmem.kata.then_some(image);
                 kata::through(world, volume, place, image, |world| ephemeral::publish(world, &ask))
             };
             return self.blocking(work).await;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::content::Making;
 use super::flags::Options;
+use super::kata;
 use super::modes;
 use super::paths::{self, Refused};
 use super::records::Place;
@@ -125,12 +126,17 @@ pub fn wish(
     Ok(Some(Wish { making, dax: mapped && !in_image, ..options(mount, name)? }))
 }
 
-/// Whether a volume holds an image for virtual machines, and then whether with a partition table.
+/// The image for virtual machines in a volume, if its context has one. The usage is AppDirect unless
+/// the context has FileIO, which CreateVolume never combines with an image.
 #[must_use]
-pub fn kata(plugin: &Plugin, context: &HashMap<String, String>) -> Option<bool> {
+pub fn kata(plugin: &Plugin, context: &HashMap<String, String>) -> Option<kata::ImageSpec> {
     let keys = &plugin.settings.keys;
-    let says = |word| context.get(&keys.of_context(word)).is_some_and(|value| value == "true");
-    says(pmem::KATA).then(|| says(pmem::KATA_PARTITION))
+    let value = |word| context.get(&keys.of_context(word)).map(String::as_str);
+    let says = |word| value(word) == Some("true");
+    says(pmem::KATA).then(|| kata::ImageSpec {
+        partition: says(pmem::KATA_PARTITION),
+        app_direct: value(pmem::USAGE) != Some(pmem::Usage::FileIo.name()),
+    })
 }
 
 fn options(mount: &Mount, file_system: String) -> Result<Wish> {
@@ -207,4 +213,27 @@ pub async fn inline(
         ..options(mount, file_system.name().to_owned())?
     };
     Ok((place, wanted, wish))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Rig;
+
+    #[tokio::test]
+    async fn kata_image_is_app_direct_unless_the_context_has_file_io() {
+        let plugin = Rig::simple().plugin();
+        let asked = |pairs: &[(&str, &str)]| {
+            let key = |word| plugin.settings.keys.of_context(word);
+            let context = pairs.iter().map(|(word, value)| (key(word), (*value).to_owned()));
+            kata(&plugin, &context.collect())
+        };
+        let is = |partition, app_direct| Some(kata::ImageSpec { partition, app_direct });
+        let image = ("kata-containers", "true");
+        assert_eq!(asked(&[("usage", "AppDirect")]), None);
+        assert_eq!(asked(&[image]), is(false, true));
+        assert_eq!(asked(&[image, ("usage", "AppDirect")]), is(false, true));
+        assert_eq!(asked(&[image, ("kata-partition", "true")]), is(true, true));
+        assert_eq!(asked(&[image, ("usage", "FileIO")]), is(false, false));
+    }
 }

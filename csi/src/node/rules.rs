@@ -489,15 +489,7 @@ fn what_is_on_the_kernels_own_device_is_known_by_reading_it() {
 #[test]
 fn p27_what_is_in_an_image_is_mounted_and_what_is_around_it_is_not_in_the_way() {
     let node = own(Held::Nothing);
-    let staged = |asked| {
-        let wish = wish("xfs");
-        let (place, path) = (&node.place, Path::new(STAGING));
-        kata::through(&node.world, ID, place, asked, |world| {
-            let ask = stage::Ask { volume: ID, place, path, mode: Mode::Writer, wish: Some(&wish) };
-            stage::stage(world, &ask)
-        })
-    };
-    staged(Some(false)).unwrap();
+    node.stage_image(true).unwrap();
     let kinds = |node: &Node| {
         let state = node.world.state();
         let entries = state.mounts.iter();
@@ -507,23 +499,85 @@ fn p27_what_is_in_an_image_is_mounted_and_what_is_around_it_is_not_in_the_way() 
     let shown = (Path::new(STAGING).to_path_buf(), "xfs".to_owned(), false);
     assert_eq!(kinds(&node), [around, shown.clone()]);
     assert!(node.world.record(ID).unwrap().kata);
-    // Where DAX is not to be had, it works nevertheless.
+    // With another usage than AppDirect it works without DAX too.
     let without = self::node(Held::Nothing);
-    let wish = wish("xfs");
-    let (place, path) = (&without.place, Path::new(STAGING));
-    let ask = stage::Ask { volume: ID, place, path, mode: Mode::Writer, wish: Some(&wish) };
-    kata::through(&without.world, ID, place, Some(false), |world| stage::stage(world, &ask))
-        .unwrap();
+    without.stage_image(false).unwrap();
     let around = (Path::new("/vm/csi.a").to_path_buf(), "ext4".to_owned(), false);
     assert_eq!(kinds(&without), [around, shown]);
     // A record that is lost is known by what is mounted.
     node.world.forget(ID).unwrap();
-    let act = |world: &dyn World| stage::unstage(world, ID, &node.place, Path::new(STAGING));
-    kata::through(&node.world, ID, &node.place, None, act).unwrap();
+    node.unstage_image().unwrap();
     assert!(node.world.state().mounts.is_empty());
     let state = node.world.state();
     let image = state.volumes["csi.a"].image.as_deref().unwrap();
     assert!(image.minor.is_none() && matches!(image.held, Held::FileSystem { .. }));
+}
+
+impl Node {
+    fn stage_image(&self, app_direct: bool) -> Result<()> {
+        let wish = wish("xfs");
+        let asked = Some(kata::ImageSpec { partition: false, app_direct });
+        let (place, path) = (&self.place, Path::new(STAGING));
+        let ask = stage::Ask { volume: ID, place, path, mode: Mode::Writer, wish: Some(&wish) };
+        kata::through(&self.world, ID, place, asked, |world| stage::stage(world, &ask))
+    }
+
+    fn unstage_image(&self) -> Result<()> {
+        let act = |world: &dyn World| stage::unstage(world, ID, &self.place, Path::new(STAGING));
+        kata::through(&self.world, ID, &self.place, None, act)
+    }
+}
+
+#[test]
+fn app_direct_image_is_refused_on_a_file_system_without_dax() {
+    let lacking = own(Held::Nothing);
+    lacking.world.state().no_dax = true;
+    for (what, node) in [("a device of ublk", node(Held::Nothing)), ("no DAX there", lacking)] {
+        for _ in 0..2 {
+            let error = node.stage_image(true).unwrap_err();
+            assert_eq!(error.code(), Code::FailedPrecondition, "{what}");
+            let text = error.to_string();
+            assert!(text.contains("kataContainers is true"), "{what}: {text}");
+            assert!(text.contains("usage AppDirect needs DAX"), "{what}: {text}");
+            assert!(text.contains("class of kind pmem-direct"), "{what}: {text}");
+            let state = node.world.state();
+            assert!(state.mounts.is_empty(), "{what}: {:?}", state.mounts);
+            assert!(state.volumes["csi.a"].image.is_none(), "{what}");
+        }
+        node.unstage_image().unwrap();
+        let state = node.world.state();
+        assert!(state.records.is_empty() && state.paths.is_empty(), "{what}");
+    }
+    let node = own(Held::Nothing);
+    node.stage_image(true).unwrap();
+    assert!(node.world.state().mounts[0].dax);
+}
+
+#[test]
+fn existing_image_without_dax_stays_mounted_is_not_staged_again_and_keeps_its_data() {
+    let node = node(Held::Nothing);
+    // As staged by a release that did not check for DAX.
+    node.stage_image(false).unwrap();
+    let set_data = |value: bool| {
+        let mut state = node.world.state();
+        let image = state.volumes.get_mut("csi.a").unwrap().image.as_deref_mut().unwrap();
+        let Held::FileSystem { data, .. } = &mut image.held else { panic!("{:?}", image.held) };
+        std::mem::replace(data, value)
+    };
+    set_data(true);
+    let mounts = node.world.state().mounts.clone();
+    // The kubelet repeats the request while the pod runs.
+    node.stage_image(true).unwrap();
+    assert_eq!(node.world.state().mounts, mounts);
+    node.unstage_image().unwrap();
+    let error = node.stage_image(true).unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert!(error.to_string().contains("the data is kept"), "{error}");
+    assert!(node.world.state().mounts.is_empty());
+    node.unstage_image().unwrap();
+    // To copy the data.
+    node.stage_image(false).unwrap();
+    assert!(set_data(true), "the data is gone");
 }
 
 #[test]

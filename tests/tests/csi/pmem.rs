@@ -46,7 +46,7 @@ fn p14_p45_a_pool_on_tmpfs_has_the_rows_of_persistent_memory() {
         passed += report.passed();
     }
     // Three of them stage something.
-    assert_eq!((passed, cases.len()), (8, 11));
+    assert_eq!((passed, cases.len()), (9, 12));
     assert_eq!(rig.control().unwrap().names().unwrap(), [""; 0]);
     // It is on tmpfs, and nobody is told that it is more.
     let driver = rig.plugin.driver().unwrap();

@@ -10,6 +10,7 @@ const GIB: i64 = 1024 * MIB;
 
 const CLASSES: &str = "[[class]]\nname = 'direct'\npool = 'direct'\nkind = 'pmem-direct'\n\
                        default = true\nkata_partition = true\n\
+                       [[class]]\nname = 'plain'\npool = 'direct'\nkind = 'pmem-direct'\n\
                        [[class]]\nname = 'pooled'\npool = 'pooled'\nkind = 'pmem-pooled'\n";
 
 /// A pool of namespaces and one of extents, 16 GiB each, in two regions.
@@ -182,7 +183,7 @@ async fn p24_app_direct_needs_the_kernels_own_device() {
         // Raw block, as it is asked for without a file system.
         asked("a", GIB, "direct", &[("kataContainers", "True")]),
         mounted(asked("a", GIB, "direct", &[]), "btrfs"),
-        mounted(asked("a", GIB, "pooled", &[("kataContainers", "1"), ("usage", "FileIO")]), ""),
+        mounted(asked("a", GIB, "direct", &[("kataContainers", "1"), ("usage", "FileIO")]), ""),
         proto::CreateVolumeRequest {
             volume_content_source: from_snapshot("direct/csi.a@s"),
             ..asked("a", GIB, "direct", &[])
@@ -210,17 +211,42 @@ async fn p30_an_image_for_virtual_machines_is_asked_for_by_name_alone() {
     let service = rig.controller();
     let request =
         |name: &str, class: &str| mounted(asked(name, 1, class, &[("kataContainers", "t")]), "xfs");
-    let made = make(&service, request("a", "pooled")).await;
+    let made = make(&service, request("a", "direct")).await;
     // Around a file system of 576 MiB, for pages of 2 MiB, there is another one.
-    assert_eq!(made.capacity_bytes, 640 * MIB);
+    let usable = rig.fake.volume("direct", "csi.a").unwrap().size_bytes;
+    assert!(usable >= 640 * MIB, "{usable}");
     let context = &made.volume_context;
     assert_eq!(context["csi.blockd.io/kata-containers"], "true");
-    assert!(!context.contains_key("csi.blockd.io/kata-partition"));
-    let context = make(&service, request("b", "direct")).await.volume_context;
     assert_eq!(context["csi.blockd.io/kata-partition"], "true");
+    let context = make(&service, request("b", "plain")).await.volume_context;
+    assert_eq!(context["csi.blockd.io/kata-containers"], "true");
+    assert!(!context.contains_key("csi.blockd.io/kata-partition"));
     let without = make(&service, mounted(asked("c", 1, "pooled", &[]), "xfs")).await;
     assert_eq!(without.capacity_bytes, 300 * MIB);
     assert!(!without.volume_context.contains_key("csi.blockd.io/kata-containers"));
+}
+
+#[tokio::test]
+async fn kata_image_is_app_direct_and_needs_a_pmem_direct_class() {
+    let rig = rig();
+    let service = rig.controller();
+    let kata = ("kataContainers", "true");
+    for pairs in [&[kata][..], &[kata, ("usage", "AppDirect")], &[kata, ("usage", "FileIO")]] {
+        let request = mounted(asked("a", GIB, "pooled", pairs), "ext4");
+        let (code, text) = refused(service.create_volume(Request::new(request)).await);
+        assert_eq!(code, Code::InvalidArgument, "{pairs:?}");
+        assert!(text.starts_with("parameters.kataContainers is true"), "{text}");
+        assert!(text.contains("AppDirect") && text.contains("kind pmem-direct"), "{text}");
+        let parameters = of("pooled", pairs);
+        let request = proto::GetCapacityRequest { parameters, ..Default::default() };
+        let answer = service.get_capacity(Request::new(request)).await;
+        assert_eq!(refused(answer).0, Code::InvalidArgument, "{pairs:?}");
+    }
+    assert!(rig.fake.volumes().is_empty());
+    let made = make(&service, mounted(asked("a", GIB, "direct", &[kata]), "ext4")).await;
+    assert_eq!(made.volume_context["csi.blockd.io/usage"], "AppDirect");
+    let volume = rig.fake.volume("direct", "csi.a").unwrap();
+    assert!(volume.dax && volume.usage() == v1::PmemUsage::AppDirect, "{volume:?}");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use tonic::Code;
 use crate::csi::case::Need::{Host, Rows};
 use crate::csi::case::{CAPACITY, CREATE, STAGE, cases};
 use crate::csi::cx::{
-    Cx, block, mounted_as, mounted_at, mounts, not_offered, one, range, refused, says,
+    Cx, Mount, block, mounted_as, mounted_at, mounts, not_offered, one, range, refused, says,
 };
 
 cases! { [CREATE, Rows]
@@ -22,6 +22,7 @@ cases! { [CREATE, Rows]
     p14_the_smallest_volume_is_that_of_the_pool: CAPACITY;
     p3_what_fits_nowhere_is_refused_with_what_is_free: CAPACITY;
     p24_usage_is_one_that_the_class_can_have;
+    p24_kata_image_is_app_direct_or_refused;
     p25_kata_containers_is_a_boolean_as_strconv_reads_it;
     p29_kata_excludes_file_io_raw_block_and_btrfs;
     p45_erase_after_has_two_spellings;
@@ -139,8 +140,22 @@ fn p24_usage_is_one_that_the_class_can_have(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A device of ublk has no DAX, so stores of a virtual machine to an image on it would reach only
+/// the host's page cache.
+fn p24_kata_image_is_app_direct_or_refused(cx: &mut Cx<'_>) -> Result<()> {
+    let usual = usage(cx)?;
+    let request = cx.request_with("kataContainers", "true");
+    if usual == "FileIO" {
+        let status = refused(cx.create(&request), Code::InvalidArgument)?;
+        return says(&status, &["kataContainers is true", "DAX", "pmem-direct"]);
+    }
+    let made = cx.create(&request)?;
+    ensure!(told(cx, &made, "usage").as_deref() == Some("AppDirect"), "{made:?}");
+    Ok(())
+}
+
 fn p25_kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Result<()> {
-    usage(cx)?;
+    let usual = usage(cx)?;
     for wrong in ["", "yes", "no", "tRUE", "2", "on"] {
         let request = cx.request_with("kataContainers", wrong);
         let status = refused(cx.create(&request), Code::InvalidArgument)?;
@@ -148,6 +163,11 @@ fn p25_kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Resu
     }
     for (text, has) in [("1", true), ("t", true), ("True", true), ("0", false), ("F", false)] {
         let request = cx.request_with("kataContainers", text);
+        if has && usual == "FileIO" {
+            let status = refused(cx.create(&request), Code::InvalidArgument)?;
+            says(&status, &["kataContainers is true"])?;
+            continue;
+        }
         let made = cx.create(&request).with_context(|| text.to_owned())?;
         ensure!(told(cx, &made, "kata-containers").is_some() == has, "{text}: {made:?}");
         cx.delete(&made.volume_id)?;
@@ -185,14 +205,18 @@ fn p45_erase_after_has_two_spellings(cx: &mut Cx<'_>) -> Result<()> {
     refused(cx.create(&both), Code::InvalidArgument).map(drop)
 }
 
+/// Whether these options of a mount have files mapped as they are.
+fn has_dax(options: &str) -> bool {
+    options.split(',').any(|word| word == "dax" || word == "dax=always")
+}
+
 fn p23_a_mount_for_app_direct_has_dax_and_no_other_has(cx: &mut Cx<'_>) -> Result<()> {
     let usual = usage(cx)?;
     let capability = cx.mount(Mode::SingleNodeWriter);
     let staged = cx.staged(capability)?;
     let target = cx.published(&staged)?;
     let options = mounted_at(&target)?.context("nothing is mounted")?.options;
-    let has_dax = options.split(',').any(|word| word == "dax" || word == "dax=always");
-    ensure!(has_dax == (usual == "AppDirect"), "{usual}: {options}");
+    ensure!(has_dax(&options) == (usual == "AppDirect"), "{usual}: {options}");
     let file = Path::new(&target).join("file");
     fs::write(&file, b"kept")?;
     ensure!(fs::read(&file)? == b"kept", "another file");
@@ -209,24 +233,29 @@ fn p22_a_raw_block_volume_is_a_device(cx: &mut Cx<'_>) -> Result<()> {
 }
 
 fn p26_a_volume_with_an_image_is_used_like_any_other(cx: &mut Cx<'_>) -> Result<()> {
-    usage(cx)?;
+    let usual = usage(cx)?;
     let request = cx.request_with("kataContainers", "true");
+    if usual == "FileIO" {
+        return refused(cx.create(&request), Code::InvalidArgument).map(drop);
+    }
     let volume = cx.create(&request)?;
     let capability = cx.mount(Mode::SingleNodeWriter);
     let staged = cx.stage_volume(&volume, capability)?;
     let target = cx.published(&staged)?;
     let mount = mounted_at(&target)?.context("nothing is mounted")?;
     ensure!(mount.fs_type == cx.options.fs_type, "{}", mount.fs_type);
-    let images = || -> Result<usize> {
-        let holds = |path: &Path| path.join("pmem-csi-vm.img").is_file();
-        Ok(mounts()?.iter().filter(|mount| holds(&mount.path)).count())
+    let images = || -> Result<Vec<Mount>> {
+        let holds = |mount: &Mount| mount.path.join("pmem-csi-vm.img").is_file();
+        Ok(mounts()?.into_iter().filter(holds).collect())
     };
-    ensure!(images()? > 0, "no image is mounted");
+    let around = images()?;
+    ensure!(!around.is_empty(), "no image is mounted");
+    ensure!(around.iter().all(|mount| has_dax(&mount.options)), "an image without DAX");
     let file = Path::new(&target).join("file");
     fs::write(&file, b"kept")?;
     cx.unpublish(&staged.id, &target)?;
     cx.unstage(&staged.id, staged.path())?;
-    ensure!(images()? == 0, "the image is still mounted");
+    ensure!(images()?.is_empty(), "the image is still mounted");
     cx.stage(&staged.stage)?;
     let target = cx.published(&staged)?;
     ensure!(fs::read(Path::new(&target).join("file"))? == b"kept", "another file");

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use blockd_csi::kata::Image;
+use blockd_pmem::media::{Mapping, MappingOptions, Medium};
 use tonic::Code;
 
-use super::node::{MIB, Node};
+use super::node::{CONTEXT, MIB, Node};
 use super::{has_dax, mounted};
 use crate::csi::refused;
 use crate::workload::csi::life::Shape;
@@ -25,10 +26,64 @@ const OUT: &str = "/dev/vdc";
 /// # Errors
 /// When it is not what it is said to be.
 pub(super) fn leave(node: &mut Node) -> Result<u64> {
+    without_dax(node)?;
     if !node.short {
         one(node, "parted", 200)?;
     }
     one(node, "direct", 200)
+}
+
+/// A pooled volume with an image, as an earlier release made it. It is not staged as AppDirect,
+/// because stores of a virtual machine would reach only the page cache. With the usage FileIO it is
+/// staged, so that its data can be copied.
+fn without_dax(node: &mut Node) -> Result<()> {
+    let mut volume =
+        node.volume("pooled-image", Shape::Mount("ext4"), 96, &[("class", "pooled")])?;
+    volume.create(&node.driver)?;
+    let mut stage_as = |usage: &str| {
+        let words = [("kata-containers", "true"), ("usage", usage)];
+        let words = words.map(|(word, value)| (format!("{CONTEXT}/{word}"), value.to_owned()));
+        volume.context.extend(words);
+        volume.stage(&node.driver).map(|()| volume.clone())
+    };
+    let refused_with_reason = |answer| -> Result<()> {
+        let status = refused(answer, Code::FailedPrecondition)?;
+        let text = status.message();
+        ensure!(text.contains("kataContainers is true"), "{text}");
+        ensure!(text.contains("AppDirect needs DAX"), "{text}");
+        ensure!(text.contains("class of kind pmem-direct"), "{text}");
+        ensure!(images()?.is_empty(), "an image is mounted");
+        Ok(())
+    };
+    refused_with_reason(stage_as("AppDirect"))?;
+    let copied = stage_as("FileIO")?;
+    copied.publish(&node.driver, 0)?;
+    let file = copied.target(0).join("file");
+    fs::write(&file, TEXT)?;
+    let [image] = <[PathBuf; 1]>::try_from(images()?)
+        .map_err(|images| anyhow::anyhow!("one image, not {images:?}"))?;
+    let (around, options) = mounted(image.parent().context("no folder")?)?;
+    ensure!(around.starts_with("/dev/ublkb") && !has_dax(&options), "{around}: {options:?}");
+    // The reason for the refusal: a mapping of the image does not reach the persistent memory.
+    let medium = Mapping::open(&image, &MappingOptions::default()).map(|it| it.medium());
+    ensure!(!matches!(medium, Ok(Medium::DaxFile)), "{medium:?}");
+    // A repeated request does not disturb a volume in use.
+    stage_as("AppDirect")?;
+    ensure!(fs::read_to_string(&file)? == TEXT, "another file");
+    node.off(&copied)?;
+    refused_with_reason(stage_as("AppDirect"))?;
+    stage_as("FileIO")?;
+    copied.publish(&node.driver, 0)?;
+    ensure!(fs::read_to_string(&file)? == TEXT, "another file");
+    node.down(&copied)?;
+    node.clean("an image without DAX")
+}
+
+/// Paths of images in mounted file systems.
+fn images() -> Result<Vec<PathBuf>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let paths = table.lines().filter_map(|line| line.split(' ').nth(4));
+    Ok(paths.map(|path| Path::new(path).join(NAME)).filter(|path| path.is_file()).collect())
 }
 
 /// A volume with an image, of this class. Its image is on the disk in the end.
@@ -54,6 +109,11 @@ fn one(node: &mut Node, class: &str, mib: i64) -> Result<u64> {
     let (around, options) = mounted(folder)?;
     ensure!(Path::new(&around) == node.device(&volume)?, "{around}");
     ensure!(has_dax(&options), "{options:?}");
+    ensure!(node.told(&volume, "usage")? == "AppDirect", "{:?}", volume.context);
+    // Stores of a virtual machine that maps it reach the persistent memory, not a page cache.
+    let mapping = Mapping::open(file, &MappingOptions::default())?;
+    ensure!(mapping.medium() == Medium::DaxFile, "{:?}", mapping.medium());
+    drop(mapping);
     // It fills what is around it, and none of it is a hole.
     let data = fs::metadata(file)?;
     ensure!(data.blocks() * 512 >= image.size(), "{} blocks", data.blocks());

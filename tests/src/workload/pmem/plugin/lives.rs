@@ -61,18 +61,24 @@ pub(super) fn all(node: &mut Node) -> Result<usize> {
 /// Nothing is made of what can't be, in any pool.
 fn refusals(node: &mut Node) -> Result<()> {
     let before = regions::ours()?;
-    for (class, usage, code) in [
-        ("pooled", "AppDirect", Code::InvalidArgument),
-        ("direct-of-extents", "AppDirect", Code::FailedPrecondition),
-        ("direct-of-disk", "AppDirect", Code::FailedPrecondition),
-        ("direct-of-disk", "FileIO", Code::FailedPrecondition),
-        ("pooled-of-disk", "FileIO", Code::FailedPrecondition),
-        ("pooled-of-namespaces", "FileIO", Code::FailedPrecondition),
+    for (class, key, value, code) in [
+        ("pooled", "usage", "AppDirect", Code::InvalidArgument),
+        ("pooled", "kataContainers", "true", Code::InvalidArgument),
+        ("direct-of-extents", "usage", "AppDirect", Code::FailedPrecondition),
+        ("direct-of-disk", "usage", "AppDirect", Code::FailedPrecondition),
+        ("direct-of-disk", "usage", "FileIO", Code::FailedPrecondition),
+        ("pooled-of-disk", "usage", "FileIO", Code::FailedPrecondition),
+        ("pooled-of-namespaces", "usage", "FileIO", Code::FailedPrecondition),
     ] {
-        let parameters = [("class", class), ("usage", usage)];
-        let mut volume = node.volume("refused", Shape::Mount("ext4"), 64, &parameters)?;
+        let parameters = [("class", class), (key, value)];
+        let mut volume = node.volume("refused", Shape::Mount("ext4"), 96, &parameters)?;
         let answer = volume.create(&node.driver);
-        refused(answer, code).with_context(|| format!("{usage} of class {class}"))?;
+        let status =
+            refused(answer, code).with_context(|| format!("{key} {value} of class {class}"))?;
+        if class == "pooled" {
+            let text = status.message();
+            ensure!(text.contains(key) && text.contains("class of kind pmem-direct"), "{text}");
+        }
         volume.gone()?;
     }
     let after = regions::ours()?;

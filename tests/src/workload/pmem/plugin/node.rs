@@ -27,6 +27,8 @@ pub(super) const GROWING: &str = "growing";
 pub(super) const DISK: &str = "disk";
 /// The parameter that names a class.
 pub(super) const CLASS: &str = "csi.blockd.io/device-class";
+/// Precedes the driver's words in a volume's context.
+pub(super) const CONTEXT: &str = "csi.blockd.io";
 
 /// Classes, with those that can't work.
 const CLASSES: &str = r#"
