@@ -1,6 +1,8 @@
 //! `csi`: the plugin beside the daemon on real devices, called as a kubelet calls it: the
-//! conformance suite with its node part, what a node lives through, and deaths at every step.
+//! conformance suite with its node part, what a node lives through, a daemon that is away for a
+//! while, and deaths at every step.
 
+mod away;
 mod deaths;
 pub(super) mod life;
 pub(super) mod node;
@@ -10,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{INSIDE, MARK, Run, figures, guest, sparse};
+use super::{Form, INSIDE, MARK, Run, figures, guest, sparse};
 use crate::clock::clock;
 use crate::csi::rig::{Rig, Settings};
 use crate::csi::{self, Options};
@@ -35,10 +37,10 @@ pub fn run(run: &Run) -> Result<String> {
         .drive(Drive::File(disk));
     let seed = run.seed;
     let seconds = run.either(12, 300);
-    let short = if run.short { " --short" } else { "" };
+    let form = run.form.flag();
     let script = format!(
         "export BLOCKD_BIN=/usr/bin/blockd BLOCKD_CSI_BIN=/usr/bin/blockd-csi\n\
-         {INSIDE} inside --seed {seed} csi --seconds {seconds}{short}\n"
+         {INSIDE} inside --seed {seed} csi --seconds {seconds}{form}\n"
     );
     let output = vm.run(&script)?;
     println!("{}", output.text);
@@ -49,7 +51,8 @@ pub fn run(run: &Run) -> Result<String> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn inside(seconds: u64, short: bool, seed: u64) -> Result<()> {
+pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
+    let short = form == Form::Short;
     let pool = Some(Path::new("/dev/vda").to_path_buf());
     let settings = Settings {
         daemon: daemon::Settings { pool, ..daemon::Settings::default() },
@@ -60,11 +63,15 @@ pub fn inside(seconds: u64, short: bool, seed: u64) -> Result<()> {
     guest::shell("mount --make-rshared /")?;
     let suite = if short { 0 } else { suite(&rig)? };
     let steps = node::all(&mut rig, short)?;
+    let away = away::all(&mut rig, form)?;
+    life::nothing_left(&rig, "the daemon was away")?;
     let deaths = deaths::all(&mut rig, Duration::from_secs(seconds), seed)?;
     guest::no_errors()?;
     rig.plugin.stop()?;
     ensure!(rig.daemon.stop()?.success(), "the daemon's end: {}", rig.daemon.last_words());
-    println!("{MARK}{suite} cases of the suite, {steps} steps of a node, {deaths}; nothing left");
+    println!(
+        "{MARK}{suite} cases of the suite, {steps} steps of a node, {away}, {deaths}; nothing left"
+    );
     Ok(())
 }
 

@@ -44,7 +44,7 @@ pub fn run(run: &Run) -> Result<String> {
         vm = vm.drive(Drive::File(sparse(&folder, disk, DISK)?));
     }
     vm = vm.drive(Drive::Nvdimm(sparse(&folder, "memory", PMEM)?));
-    let short = if run.short { " --short" } else { "" };
+    let short = if run.is_short() { " --short" } else { "" };
     let words = format!("health{short}");
     let script = format!("export BLOCKD_CSI_BIN=/usr/bin/blockd-csi\n{}", run.inside(&words));
     let output = vm.run(&script)?;

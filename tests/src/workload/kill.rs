@@ -74,7 +74,7 @@ pub fn run(run: &Run) -> Result<String> {
         total = total.with(more);
     }
     ensure!(total.operations > 0 && total.files > 0 && total.fio_runs > 0, "{total:?}");
-    ensure!(run.short || total.met.is_complete(), "not met by a kill: {total:?}");
+    ensure!(run.is_short() || total.met.is_complete(), "not met by a kill: {total:?}");
     let Figures { kills, kills_during_start, operations, flushes, files, fio_runs, .. } = total;
     Ok(format!(
         "{kills} kills, {kills_during_start} of them during a start, half of all on a slow disk; \

@@ -37,22 +37,60 @@ use crate::vm::{Vm, Which};
 const MARK: &str = "figures: ";
 
 /// No workload takes longer: the promise made for each.
-pub const LIMIT: Duration = Duration::from_secs(25 * 60);
+const LIMIT: Duration = Duration::from_secs(25 * 60);
+
+/// Time that [`Form::Long`] may take in addition: ten minutes of real time, and slack for a slow
+/// machine.
+const LONG_EXTRA: Duration = Duration::from_secs(15 * 60);
+
+/// How much of a workload is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A minute or so.
+    Short,
+    /// All of it, with long waits shortened.
+    Default,
+    /// All of it, with waits in real time.
+    Long,
+}
+
+impl Form {
+    /// The flag of a command line, with a space before it.
+    #[must_use]
+    pub const fn flag(self) -> &'static str {
+        match self {
+            Self::Short => " --short",
+            Self::Default => "",
+            Self::Long => " --long",
+        }
+    }
+}
 
 /// How a workload is to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     pub kernel: Which,
-    /// Minutes in all rather than for each.
-    pub short: bool,
+    pub form: Form,
     pub seed: u64,
 }
 
 impl Run {
+    /// Whether it is to take a minute or so.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.form == Form::Short
+    }
+
     /// One of two numbers, by the form.
     #[must_use]
     pub fn either<T>(&self, short: T, long: T) -> T {
-        if self.short { short } else { long }
+        if self.is_short() { short } else { long }
+    }
+
+    /// How long it may take.
+    #[must_use]
+    pub fn limit(&self) -> Duration {
+        if self.form == Form::Long { LIMIT + LONG_EXTRA } else { LIMIT }
     }
 
     /// A machine with the daemon, this program and what file systems need.
@@ -61,7 +99,7 @@ impl Run {
         Ok(Vm::new(name)
             .kernel(self.kernel)
             .memory(1536)
-            .limit(LIMIT)
+            .limit(self.limit())
             .modules(&["ublk_drv"])
             .programs(&["blkdiscard", "mkfs.ext4", "e2fsck", "fio"])
             .file("/etc/mke2fs.conf".as_ref(), "/etc/mke2fs.conf", false)

@@ -137,7 +137,7 @@ fn machine(run: &Run) -> Result<Vm> {
 
 /// Boots for one stage, to its end.
 fn stage(run: &Run, vm: Vm, name: &str) -> Result<String> {
-    let short = if run.short { " --short" } else { "" };
+    let short = if run.is_short() { " --short" } else { "" };
     let output = vm.run(&run.inside(&format!("pmem {name}{short}")))?;
     println!("{}", output.text);
     Ok(output.text)

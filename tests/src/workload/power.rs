@@ -65,9 +65,9 @@ pub fn run(run: &Run) -> Result<String> {
     met = met.with(add(&mut total, &output.text)?);
     let [durable, open, files] = total;
     // With few cuts, the disk may have had nothing to forget.
-    let forgot = lost > 0 || run.short;
+    let forgot = lost > 0 || run.is_short();
     ensure!(durable > 0 && forgot && files > 0, "nothing was shown: {total:?}, {lost}");
-    ensure!(run.short || met.is_complete(), "not met by a cut: {met}");
+    ensure!(run.is_short() || met.is_complete(), "not met by a cut: {met}");
     Ok(format!(
         "{cuts} cuts, {early} of them during the start; the disk forgot {lost} sectors; {durable} \
          flushed changes found, {open} others judged, {files} durable files found; cuts met {met}; \

@@ -60,7 +60,7 @@ pub fn run(run: &Run) -> Result<String> {
     let output = vm.run(&run.inside("space"))?;
     println!("{}", output.text);
     let mut said = figures(&output.text)?.to_owned();
-    if !run.short {
+    if !run.is_short() {
         said = format!("{said}; {}", beside::run(run)?);
     }
     Ok(said)

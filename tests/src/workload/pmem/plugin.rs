@@ -55,9 +55,9 @@ pub(super) fn host(run: &Run, folder: &Folder) -> Result<(String, PathBuf)> {
         .drive(Drive::Nvdimm(sparse(folder, "csi-growing", GROWING + LABELS)?))
         .drive(Drive::Nvdimm(sparse(folder, "csi-pooled", POOLED + LABELS)?));
     // The short form has no time for another boot.
-    let before = boot(run, &vm, "plugin", !run.short)?;
+    let before = boot(run, &vm, "plugin", !run.is_short())?;
     let mut said = figures(&before)?.to_owned();
-    if !run.short {
+    if !run.is_short() {
         let after = boot(run, &vm, "plugin-again", false)?;
         said = format!("{said}; {}", figures(&after)?);
     }
@@ -69,7 +69,7 @@ pub(super) fn host(run: &Run, folder: &Folder) -> Result<(String, PathBuf)> {
 }
 
 fn boot(run: &Run, vm: &Vm, name: &str, is_cut: bool) -> Result<String> {
-    let short = if run.short { " --short" } else { "" };
+    let short = if run.is_short() { " --short" } else { "" };
     let script = format!(
         "export BLOCKD_CSI_BIN=/usr/bin/blockd-csi\n{}",
         run.inside(&format!("pmem {name}{short}"))

@@ -35,7 +35,7 @@ pub(super) fn run(run: &Run) -> Result<String> {
     for disk in ["first", "second", "third"] {
         vm = vm.drive(Drive::File(sparse(&folder, disk, DISK)?));
     }
-    let short = if run.short { " --short" } else { "" };
+    let short = if run.is_short() { " --short" } else { "" };
     let output = vm.run(&run.inside(&format!("safety{short}")))?;
     println!("{}", output.text);
     Ok(figures(&output.text)?.to_owned())
