@@ -50,12 +50,14 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether two claims are of one host, one boot and one path to the device, where a lock of the
-    /// host tells whether the other open has ended.
+    /// Whether two claims are on one pool and of one node, one host, one boot and one path to the
+    /// device, where a lock of the host for this pool shows that the other open has ended.
     #[must_use]
     pub fn is_of_same_host(&self, other: &Self) -> bool {
         self.lock_space != 0
             && self.lock_space == other.lock_space
+            && self.pool_id == other.pool_id
+            && self.node == other.node
             && self.boot_id == other.boot_id
             && self.device == other.device
     }
@@ -157,3 +159,33 @@ struct RawClaim {
 }
 
 const _: () = assert!(size_of::<RawClaim>() == PAGE_SIZE);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_on_another_pool_or_of_another_node_is_not_of_the_same_host() {
+        let own = Claim {
+            pool_id: [1; 16],
+            state: ClaimState::Held,
+            open_id: 2,
+            counter: 3,
+            node: 4,
+            boot_id: [5; 16],
+            lock_space: 6,
+            device: 7,
+        };
+        assert!(own.is_of_same_host(&Claim { open_id: 8, counter: 9, ..own }));
+        let others = [
+            Claim { pool_id: [2; 16], ..own },
+            Claim { node: 5, ..own },
+            Claim { boot_id: [6; 16], ..own },
+            Claim { lock_space: 7, ..own },
+            Claim { device: 8, ..own },
+        ];
+        assert!(others.iter().all(|other| !own.is_of_same_host(other)));
+        let unlocked = Claim { lock_space: 0, ..own };
+        assert!(!unlocked.is_of_same_host(&unlocked));
+    }
+}
