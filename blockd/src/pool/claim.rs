@@ -22,8 +22,9 @@ use crate::clock::boot_ns;
 
 /// File systems that several hosts mount, by the kernel's `include/uapi/linux/magic.h` and the file
 /// systems' own sources: NFS, SMB (both numbers) and CIFS, Ceph, AFS (both), 9P, GFS2, OCFS2,
-/// Lustre, BeeGFS, GPFS, and FUSE, which may be anything.
-const NETWORK: [i64; 14] = [
+/// Lustre, BeeGFS, GPFS, FUSE (which may be anything), OrangeFS, Coda, VxFS, PanFS, StorNext, ACFS,
+/// and the shared folders of VirtualBox, VMware and Parallels.
+const NETWORK: [i64; 23] = [
     0x6969,
     0x517b,
     0xfe53_4d42,
@@ -38,6 +39,15 @@ const NETWORK: [i64; 14] = [
     0x1983_0326,
     0x4750_4653,
     0x6573_5546,
+    0x2003_0528,
+    0x7375_7245,
+    0xa501_fcf5,
+    0xaad7_aaea,
+    0xbeef_dead,
+    0x6163_6673,
+    0x786f_4256,
+    0xbacb_acbc,
+    0x7c7c_6673,
 ];
 
 /// Whether other hosts may write to this file or device.
@@ -286,5 +296,30 @@ impl PageIo {
 
     fn write(&mut self) -> std::io::Result<()> {
         self.file.write_all_at(self.buffer.as_bytes(), CLAIM_OFFSET)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_on_fuse_is_shared_and_one_on_a_local_file_system_is_not() {
+        use nix::mount::{MntFlags, MsFlags, mount, umount2};
+        assert!(!is_shared(&File::open("/proc/self/exe").unwrap()));
+        assert!(nix::unistd::geteuid().is_root(), "not run: a mount needs root");
+        let folder = std::env::temp_dir().join(format!("blockd-fuse-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        // Of another user, so that the kernel asks no server: there is none.
+        let fuse = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+        let options =
+            format!("fd={},rootmode=40000,user_id=65534,group_id=65534", fuse.as_raw_fd());
+        let none = MsFlags::empty();
+        mount(Some("test"), &folder, Some("fuse"), none, Some(options.as_str())).unwrap();
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&folder);
+        let is_shared = opened.map(|file| is_shared(&file));
+        umount2(&folder, MntFlags::MNT_DETACH).unwrap();
+        std::fs::remove_dir(&folder).unwrap();
+        assert!(is_shared.unwrap());
     }
 }
