@@ -2,6 +2,7 @@
 
 mod claim;
 mod error;
+mod find;
 mod handle;
 mod host_lock;
 mod keep;
@@ -17,10 +18,11 @@ mod thread;
 mod watch;
 
 pub use error::PoolError;
+pub use find::{exists, identity};
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
 pub use keep::Keep;
 pub use offline::{Access, Offline, kind_of};
-pub use open::{Created, boot_id, create, exists, identity, open, open_created};
+pub use open::{Created, boot_id, create, open, open_created};
 pub use rehearse::rehearse;
 pub use spec::{PoolSpec, ring_dir};
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::geometry::EXTENT_SIZE_RANGE;
 use blockd_mapper::inspect::{Media, newest_copy};
 use blockd_mapper::io::{IoBuffer, IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
@@ -15,12 +14,12 @@ use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
 
+use super::find::holds_pool;
 use super::handle::PoolHandle;
 use super::ownership::{Ownership, add_gate};
 use super::ring_file::RingFile;
 use super::{MAX_WORKERS, PoolError, PoolSpec, storage, thread};
-use crate::backing::pmem::namespace::is_namespace;
-use crate::backing::pmem::{NoHeader, Pmem};
+use crate::backing::pmem::Pmem;
 use crate::backing::{
     Device, DeviceKind, DeviceSpec, Ended, FileSlot, Gate, Ring, RingOptions, io_error,
 };
@@ -94,10 +93,12 @@ fn lock_and_make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (
     let mut ownership =
         Ownership::take(spec, first, pool_id, open_id, gate.as_ref()).map_err(idle)?;
     // Another host may have made one while it was watched.
-    refuse_pools(spec).map_err(idle)?;
-    make(spec, devices, pool_id)?;
-    ownership.release();
-    Ok(pool_id)
+    let made = refuse_pools(spec).map_err(idle).and_then(|()| make(spec, devices, pool_id));
+    // With IO under way the claim stays as it is, and the next opener waits.
+    if !matches!(made, Err((_, false))) {
+        ownership.release();
+    }
+    made.map(|()| pool_id)
 }
 
 fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
@@ -149,98 +150,6 @@ fn make_on(
     }
     creating.finish()?;
     Ok(())
-}
-
-/// Whether there is a pool on the first device. Nothing is written.
-pub fn exists(spec: &PoolSpec) -> Result<bool, PoolError> {
-    spec.devices.first().map_or(Ok(false), holds_pool)
-}
-
-/// Which pool the first device belongs to, by the newest superblock on it. Takes no lock.
-pub fn identity(spec: &PoolSpec) -> Result<Option<[u8; 16]>, PoolError> {
-    let Some(device) = spec.devices.first() else { return Ok(None) };
-    if !holds_pool(device)? {
-        return Ok(None);
-    }
-    let opened = Device::open(device).map_err(PoolError::io("open", &device.path))?;
-    match superblock(&opened) {
-        Some(found) => Ok(Some(found.pool_id)),
-        None => {
-            let (name, problem) = (device.path.display().to_string(), "has a pool that is damaged");
-            Err(MapperError::Device { name, problem: problem.to_owned() }.into())
-        }
-    }
-}
-
-/// Looks for the mark of a superblock, where any of its copies may be: what can be opened by one
-/// of them is a pool. What can't be read may be one too, unless another place says so anyway.
-fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
-    use std::io::{ErrorKind, Seek, SeekFrom};
-    use std::os::unix::fs::FileExt;
-    let failed = |error| PoolError::io("look for a pool on", &device.path)(error);
-    match device.kind {
-        DeviceKind::Memory => return Ok(false),
-        DeviceKind::Pmem(_) => return holds_pmem_pool(device).map_err(failed),
-        DeviceKind::File | DeviceKind::Disk => {}
-    }
-    let mut file = match std::fs::File::open(&device.path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        other => other.map_err(failed)?,
-    };
-    let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
-    let (mut page, mut unread) = (vec![0; 4096], None);
-    for offset in superblock_offsets(size) {
-        match file.read_exact_at(&mut page, offset) {
-            Ok(()) if Superblock::has_magic(&page) => return Ok(true),
-            Err(error) if error.kind() != ErrorKind::UnexpectedEof => {
-                unread.get_or_insert(error);
-            }
-            _ => {}
-        }
-    }
-    unread.map_or(Ok(false), |error| Err(failed(error)))
-}
-
-/// The same of a device in persistent memory, which may be one that can't be read but mapped. One
-/// that has our mark and no superblock was not finished.
-fn holds_pmem_pool(spec: &DeviceSpec) -> std::io::Result<bool> {
-    use std::io::ErrorKind;
-    // A namespace that is named has to be there: what is not seen may hold a pool.
-    let is_named = is_namespace(&spec.path);
-    let device = match Device::open(spec) {
-        Err(error) if error.kind() == ErrorKind::NotFound && !is_named => return Ok(false),
-        other => other?,
-    };
-    match device.pmem().map(Pmem::find_header) {
-        Some(Ok(())) => {}
-        Some(Err(NoHeader::Foreign)) | None => return Ok(false),
-        // There is one, and opening it says what is wrong.
-        Some(Err(_)) => return Ok(true),
-    }
-    let (mut page, mut unread) = (vec![0; 4096], None);
-    for offset in superblock_offsets(device.size()) {
-        match device.read(offset, &mut page) {
-            Ok(()) if Superblock::has_magic(&page) => return Ok(true),
-            Ok(()) => {}
-            Err(error) => {
-                unread.get_or_insert(error);
-            }
-        }
-    }
-    unread.map_or(Ok(false), Err)
-}
-
-/// Where superblocks may be: at the front, and where the end is for each size of extent.
-fn superblock_offsets(size: u64) -> Vec<u64> {
-    let mut offsets = vec![0, 4096];
-    let mut extent = *EXTENT_SIZE_RANGE.start();
-    while extent <= *EXTENT_SIZE_RANGE.end() {
-        let extents = size / u64::from(extent);
-        let last = extents.saturating_sub(1) * u64::from(extent);
-        offsets.extend([last, last + 4096]);
-        extent *= 2;
-    }
-    offsets
 }
 
 /// Opens a pool and starts its thread. A pool in memory is made first.
@@ -491,7 +400,7 @@ impl Media for Alone<'_> {
 }
 
 /// The newest superblock of a device that can be read.
-fn superblock(device: &Device) -> Option<Superblock> {
+pub(super) fn superblock(device: &Device) -> Option<Superblock> {
     newest_copy(&mut Alone(device, IoBuffer::new(1)?), DeviceIndex(0), &present(device))
 }
 
