@@ -32,6 +32,7 @@ impl OtherHost {
             fs::create_dir_all(&locks)?;
             fs::set_permissions(&locks, fs::Permissions::from_mode(0o700))?;
         }
+        fs::create_dir(folder.path().join("empty"))?;
         let id = fastrand::u128(..);
         fs::write(folder.path().join("boot_id"), format!("{id:032x}\n"))?;
         Ok(Self { folder })
@@ -43,6 +44,8 @@ impl OtherHost {
         let folder = self.folder.path().display();
         let script = format!(
             "mount --bind {folder}/locks {LOCKS} && mount --bind {folder}/boot_id {BOOT_ID} && \
+             for loop in /sys/devices/virtual/block/loop*/loop; do \
+             mount --bind {folder}/empty \"$loop\" || test ! -d \"$loop\" || exit; done && \
              exec \"$0\" \"$@\""
         );
         let mut command = Command::new("unshare");

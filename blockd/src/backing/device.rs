@@ -103,6 +103,8 @@ pub struct Device {
     memory: Option<Memory>,
     /// Keeps other programs off a block device, for its owner.
     guard: Mutex<Option<File>>,
+    /// The files below a loop device, locked for its owner.
+    below: Mutex<Option<Vec<File>>>,
     /// Where other hosts may reach it, and a pool has it open for writing.
     gate: OnceLock<Arc<Gate>>,
 }
@@ -205,6 +207,7 @@ impl Device {
             info,
             memory,
             guard: Mutex::new(None),
+            below: Mutex::new(None),
             gate: OnceLock::new(),
         }
     }
@@ -373,13 +376,22 @@ impl Device {
         self.gate.get().is_none_or(|gate| gate.is_open())
     }
 
-    /// Tries once to become the owner.
+    /// Tries once to become the owner: of a loop device also of the file below it.
     pub fn try_lock(&self) -> std::io::Result<bool> {
         match self.file.try_lock() {
-            Ok(()) => Ok(true),
-            Err(TryLockError::WouldBlock) => Ok(false),
-            Err(TryLockError::Error(error)) => Err(error),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(error),
         }
+        let mut below = self.below.lock();
+        if below.is_none() {
+            let locked = guard::lock_below(&self.file);
+            if !matches!(locked, Ok(Some(_))) {
+                self.file.unlock()?;
+            }
+            *below = locked?;
+        }
+        Ok(below.is_some())
     }
 
     /// Keeps other programs off a block device until it is unlocked; files need nothing. For the
@@ -398,7 +410,10 @@ impl Device {
     /// The living process that has the owner lock, where it is seen from here.
     #[must_use]
     pub fn owner(&self) -> Option<u32> {
-        guard::lock_owner(&self.file)
+        guard::lock_owner(&self.file).or_else(|| {
+            let below = guard::files_below(&self.file).unwrap_or_default();
+            below.iter().find_map(guard::lock_owner)
+        })
     }
 
     /// What has a claim on this block device, where the kernel says.
@@ -418,6 +433,7 @@ impl Device {
     /// last file description is closed.
     pub fn unlock(&self) {
         *self.guard.lock() = None;
+        *self.below.lock() = None;
         if let Err(error) = self.file.unlock() {
             let path = self.info.path.display();
             tracing::warn!(%path, %error, "the owner lock stays a moment longer");
@@ -480,6 +496,12 @@ pub fn claim_disk(file: &File) -> std::io::Result<Option<File>> {
     })
 }
 
+/// Takes the owner locks of the files below a loop device, until they are dropped; none below other
+/// devices and files. `None` while another process has one.
+pub fn lock_below(device: &File) -> std::io::Result<Option<Vec<File>>> {
+    guard::lock_below(device)
+}
+
 /// Makes a file's entry in its folder durable.
 fn sync_folder(path: &Path) -> std::io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -523,7 +545,8 @@ fn direct_block(file: &File, direct: bool) -> u32 {
     if refused { 4096 } else { 512 }
 }
 
-/// What an error of the operating system means to the mapper.
+/// What an error of the operating system means to the mapper. A closed gate is as a lack of space
+/// to it: nothing was written, and the write is tried again.
 #[must_use]
 pub fn io_error(error: &std::io::Error) -> IoError {
     match error.raw_os_error() {

@@ -1,4 +1,4 @@
-//! The exclusive claim on a block device.
+//! The exclusive claim on a block device, and the owner locks of the files below it.
 //!
 //! A descriptor that was opened with `O_EXCL` keeps every other exclusive open of the device out:
 //! `mount`, `mkfs`, `wipefs`, device-mapper, md, swap, and partitioning tools (open(2): "if the
@@ -6,17 +6,78 @@
 //! the last reference to the open file is gone. So it is a file of its own, which no ring ever
 //! gets: rings keep what is registered with them for a while after the process has died.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 
-use nix::sys::stat::{major, minor};
+use nix::sys::stat::{major, makedev, minor};
+
+use super::ioctl;
 
 /// Claims the block device of this open file. Fails with `EBUSY` while another program has a claim.
 pub(super) fn claim(device: &File) -> std::io::Result<File> {
     // By the descriptor: the path may lead to another device by now.
     let path = format!("/proc/self/fd/{}", device.as_raw_fd());
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
+}
+
+/// Loop devices over loop devices that are looked through. Nobody needs more than two.
+const MAX_BELOW: usize = 4;
+
+/// The files below a loop device that begin where it does: a pool that is on one of them is on the
+/// device as well. None below other devices and files.
+pub(super) fn files_below(device: &File) -> std::io::Result<Vec<File>> {
+    let mut below: Vec<File> = Vec::new();
+    while below.len() < MAX_BELOW
+        && let Some(next) = file_below(below.last().unwrap_or(device))?
+    {
+        below.push(next);
+    }
+    Ok(below)
+}
+
+fn file_below(device: &File) -> std::io::Result<Option<File>> {
+    let metadata = device.metadata()?;
+    if !metadata.file_type().is_block_device() {
+        return Ok(None);
+    }
+    let number = metadata.rdev();
+    let folder = format!("/sys/dev/block/{}:{}/loop", major(number), minor(number));
+    // Other devices have no such folder, and neither have partitions of loop devices.
+    let Ok(path) = fs::read_to_string(format!("{folder}/backing_file")) else { return Ok(None) };
+    let path = path.trim_end_matches('\n');
+    let (number, inode, offset) = ioctl::loop_file(device)?;
+    if offset != 0 {
+        return Ok(None);
+    }
+    // The kernel's `new_encode_dev`.
+    let number = makedev((number & 0xf_ff00) >> 8, number & 0xff | number >> 12 & 0xf_ff00);
+    let open = |write| OpenOptions::new().read(true).write(write).open(path);
+    // Network file systems want a descriptor for writing.
+    match open(true).or_else(|_| open(false)) {
+        Ok(file) if file.metadata().is_ok_and(|one| (one.dev(), one.ino()) == (number, inode)) => {
+            Ok(Some(file))
+        }
+        // In another mount namespace, or deleted.
+        found => {
+            let error = found.err().map(tracing::field::display);
+            tracing::warn!(path, error, "cannot find the file below a loop device to lock it");
+            Ok(None)
+        }
+    }
+}
+
+/// Takes the owner locks of the files below a loop device; `None` while another process has one.
+pub(super) fn lock_below(device: &File) -> std::io::Result<Option<Vec<File>>> {
+    let below = files_below(device)?;
+    for file in &below {
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Ok(Some(below))
 }
 
 /// What has a claim on a block device, as far as the kernel says: devices on top of it, mounts,

@@ -5,8 +5,22 @@ use std::os::fd::AsRawFd;
 
 nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
 nix::ioctl_read!(blkgetdiskseq, 0x12, 128, u64);
+nix::ioctl_read_bad!(loop_get_status64, 0x4c05, [u64; LOOP_WORDS]);
 nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
 nix::ioctl_write_ptr_bad!(blkdiscard, nix::request_code_none!(0x12, 119), [u64; 2]);
+
+/// Words of `struct loop_info64` in `include/uapi/linux/loop.h`: it has 232 bytes.
+const LOOP_WORDS: usize = 29;
+
+/// Device and inode numbers of the file below a loop device, and the byte of it that the device
+/// begins at. The device number is coded as the kernel does for user space.
+pub(super) fn loop_file(file: &File) -> std::io::Result<(u64, u64, u64)> {
+    let mut status = [0; LOOP_WORDS];
+    // SAFETY: the kernel writes a `loop_info64` there, or refuses what is no loop device.
+    unsafe { loop_get_status64(file.as_raw_fd(), &raw mut status) }?;
+    let [device, inode, _, offset, ..] = status;
+    Ok((device, inode, offset))
+}
 
 /// Bytes of a block device.
 pub(super) fn device_size(file: &File) -> std::io::Result<u64> {

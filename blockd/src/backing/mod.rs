@@ -19,7 +19,9 @@ mod receive;
 mod ring;
 
 pub use blockd_pmem::media::Durability;
-pub use device::{Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error};
+pub use device::{
+    Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error, lock_below,
+};
 pub use doorbell::Doorbell;
 pub use gate::Gate;
 pub use mapped::Mapped;
