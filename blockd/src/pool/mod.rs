@@ -1,6 +1,7 @@
 //! An open pool: its thread, and the handle that others have of it.
 
 mod claim;
+mod discard;
 mod error;
 mod find;
 mod handle;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::engine::{ControlId, Engine, Outcome};
@@ -16,6 +16,7 @@ use blockd_mapper::units::WallTime;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::discard::Discarder;
 use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
 use super::open::{Begun, Served, at_once};
 use super::ownership::Ownership;
@@ -28,8 +29,8 @@ use crate::stats::{MediaOp, MediaStats};
 /// How long the thread counts what volumes take before it looks for something else to do. The
 /// mapper's own steps are about as long.
 const COUNT_NS: u64 = 1_000_000;
-/// How long discards may take when the pool is closed: beyond it the pool stays locked until the
-/// process has ended.
+/// How long the end of a closed pool waits for discards. Beyond it the thread waits alone, and the
+/// pool stays locked and claimed until they have ended.
 const DISCARD_LIMIT: Duration = Duration::from_secs(2);
 /// How often IO that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
@@ -65,6 +66,8 @@ pub(super) struct PoolThread {
     /// To and from the thread that waits for discards.
     to_discard: Sender<IoCommand>,
     discarded: Receiver<(IoCommand, Result<(), IoError>)>,
+    /// Discards that have not begun are skipped, as the pool is closed.
+    skips_discards: Arc<AtomicBool>,
     /// Commands begun that have not ended yet.
     under_way: usize,
     /// What it sees of the devices, and which command each of its places is of; 0 for none.
@@ -125,7 +128,9 @@ impl PoolThread {
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
         let (ended, discarded) = bounded(MAX_DISCARDS);
-        start_discards(Arc::clone(&shared), discards, ended)?;
+        let skips_discards = Arc::new(AtomicBool::new(false));
+        let discarder = Discarder::new(Arc::clone(&shared), Arc::clone(&skips_discards));
+        discarder.start(discards, ended)?;
         let handle = PoolHandle { shared: Arc::clone(&shared), asks: send };
         let thread = Self {
             shared,
@@ -140,6 +145,7 @@ impl PoolThread {
             retry_at: 0,
             to_discard,
             discarded,
+            skips_discards,
             under_way: 0,
             seen,
             watched: [0; WATCHED],
@@ -192,17 +198,26 @@ impl PoolThread {
     }
 
     /// Waits for discards that the closed pool has left under way: the next owner may write where
-    /// they take effect.
+    /// they take effect. Until then the claim is renewed. A discard that the kernel has is waited
+    /// for however long it takes; those behind it are skipped.
     fn end_discards(&mut self) {
         let clock = Clock::start();
         while self.closed && self.under_way > 0 {
-            let left = DISCARD_LIMIT.saturating_sub(clock.elapsed());
-            let Ok((command, result)) = self.discarded.recv_timeout(left) else {
-                tracing::warn!(pool = %self.shared.name, "discards have not ended: stays locked");
-                return;
-            };
-            self.under_way -= 1;
-            self.engine.complete(command, result);
+            let is_late = *self.shared.released.borrow();
+            let left = if is_late { Duration::MAX } else { DISCARD_LIMIT };
+            match self.discarded.recv_timeout(left.saturating_sub(clock.elapsed())) {
+                Ok((command, result)) => {
+                    self.under_way -= 1;
+                    self.engine.complete(command, result);
+                }
+                Err(error) if error.is_timeout() => {
+                    let pool = &self.shared.name;
+                    tracing::warn!(%pool, "discards have not ended: stays locked until they have");
+                    self.skips_discards.store(true, Ordering::Relaxed);
+                    self.shared.released.send_replace(true);
+                }
+                Err(_) => return,
+            }
         }
     }
 
@@ -563,31 +578,4 @@ fn failure_of(pool: &Pool) -> Option<MapperError> {
 /// The name of a pool's thread.
 pub(super) fn thread_name(pool: &str) -> String {
     format!("pool-{}", pool.chars().take(10).collect::<String>())
-}
-
-/// Starts the thread that tells the media of freed extents. A device may take its time for that.
-fn start_discards(
-    shared: Arc<Shared>,
-    commands: Receiver<IoCommand>,
-    ended: Sender<(IoCommand, Result<(), IoError>)>,
-) -> Result<(), PoolError> {
-    let run = move || {
-        for command in commands {
-            let device = shared.devices.get(usize::from(command.device.0));
-            let result = match (&command.op, device) {
-                // A discard that is left out does no harm.
-                (IoOp::Discard { .. }, Some(device)) if !device.may_write() => Ok(()),
-                (IoOp::Discard { offset, len }, Some(device)) if device.takes_discards() => {
-                    device.discard(*offset, *len)
-                }
-                _ => Ok(()),
-            };
-            if ended.send((command, result)).is_err() {
-                return;
-            }
-            shared.doorbell.ring();
-        }
-    };
-    let thread = std::thread::Builder::new().name("discard".to_owned()).spawn(run);
-    thread.map(drop).map_err(PoolError::io("start a thread for", "discards"))
 }
