@@ -215,8 +215,13 @@ impl Keeper {
             }
             Action::Write(claim) => {
                 self.page.fill(&claim);
+                // A renewal changes the counter only: what a loss of power takes away is seen by
+                // others as one more change. And a flush here would take the error of one that
+                // the pool's own next flush has to fail with (R8).
+                let is_renewal =
+                    claim.state == ClaimState::Held && self.claimant.standing() == Standing::Owner;
                 if boot_ns() < self.claimant.submit_by() {
-                    self.page.write()?;
+                    self.page.write(!is_renewal)?;
                     self.claimant.wrote(boot_ns());
                     self.gate.open_until(self.claimant.writes_until());
                 } else {
@@ -263,15 +268,15 @@ struct PageIo {
 }
 
 impl PageIo {
-    /// Opens the device once more, as a descriptor of its own: writes are durable when they end.
+    /// Opens the device once more, as a descriptor of its own.
     fn new(file: &File) -> std::io::Result<Self> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut options = OpenOptions::new();
         options.read(true).write(true);
-        let direct = options.clone().custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(&path);
+        let direct = options.clone().custom_flags(libc::O_DIRECT).open(&path);
         let (file, is_direct) = match direct {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                (options.custom_flags(libc::O_DSYNC).open(&path)?, false)
+                (options.open(&path)?, false)
             }
             other => (other?, true),
         };
@@ -294,8 +299,10 @@ impl PageIo {
         self.buffer.as_bytes_mut().copy_from_slice(&page.0);
     }
 
-    fn write(&mut self) -> std::io::Result<()> {
-        self.file.write_all_at(self.buffer.as_bytes(), CLAIM_OFFSET)
+    /// Writes the page. Through a page cache other hosts see it only once it was synced.
+    fn write(&mut self, is_durable: bool) -> std::io::Result<()> {
+        self.file.write_all_at(self.buffer.as_bytes(), CLAIM_OFFSET)?;
+        if is_durable || !self.is_direct { self.file.sync_data() } else { Ok(()) }
     }
 }
 
