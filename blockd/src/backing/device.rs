@@ -550,6 +550,7 @@ fn direct_block(file: &File, direct: bool) -> u32 {
 #[must_use]
 pub fn io_error(error: &std::io::Error) -> IoError {
     match error.raw_os_error() {
+        None if Gate::refused(error) => IoError::NoSpace,
         Some(libc::ENOSPC | libc::EDQUOT) => IoError::NoSpace,
         Some(libc::ENODEV | libc::ENXIO) => IoError::Gone,
         _ => IoError::Media,
@@ -564,6 +565,7 @@ fn meaning(
     size: impl FnOnce() -> std::io::Result<u64>,
 ) -> IoError {
     match io_error(error) {
+        IoError::NoSpace if Gate::refused(error) => IoError::NoSpace,
         IoError::NoSpace if kind == DeviceKind::Disk => match size() {
             Ok(0) => IoError::Gone,
             Ok(_) => IoError::NoSpace,

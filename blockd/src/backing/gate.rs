@@ -55,10 +55,17 @@ impl Gate {
         }
     }
 
-    /// The error of a write that was not submitted because the gate is closed. It is the one of a
-    /// full disk: nothing was written, and the write is tried again after a moment.
+    /// The error of a write that was not submitted because the gate is closed. Nothing was written,
+    /// and the write is tried again after a moment.
     #[must_use]
     pub fn closed() -> std::io::Error {
-        std::io::Error::from_raw_os_error(libc::ENOSPC)
+        // The kernel's errors have a number, so this is none of them.
+        std::io::ErrorKind::ResourceBusy.into()
+    }
+
+    /// Whether an error is [`Self::closed`].
+    #[must_use]
+    pub fn refused(error: &std::io::Error) -> bool {
+        error.raw_os_error().is_none() && error.kind() == std::io::ErrorKind::ResourceBusy
     }
 }

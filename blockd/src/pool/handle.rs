@@ -115,7 +115,8 @@ pub(super) struct Shared {
     pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
     /// What the pool's thread has seen of the devices, then each worker.
     pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
-    /// The closed pool was given up: others may take it.
+    /// The closed pool was given up, so others may take it; or its discards take long, and it is
+    /// given up when they have ended.
     pub(super) released: watch::Sender<bool>,
 }
 
@@ -278,6 +279,14 @@ impl PoolHandle {
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.shared.pool.is_read_only()
+    }
+
+    /// Whether its writes wait, as its claim was not renewed in time.
+    #[must_use]
+    pub fn is_claim_late(&self) -> bool {
+        let gate = self.shared.devices.iter().find_map(|device| device.gate());
+        let is_late = gate.is_some_and(|gate| !gate.is_open() && gate.lost_to().is_none());
+        is_late && !self.is_read_only()
     }
 
     /// What its thread has done.

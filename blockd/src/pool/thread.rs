@@ -62,6 +62,8 @@ pub(super) struct PoolThread {
     answers: BTreeMap<ControlId, Answer>,
     /// Metadata that found no space below, and when it is tried again.
     starved: VecDeque<IoCommand>,
+    /// Writes that wait until the claim is renewed; tried again at the same time.
+    late: VecDeque<IoCommand>,
     retry_at: u64,
     /// To and from the thread that waits for discards.
     to_discard: Sender<IoCommand>,
@@ -142,6 +144,7 @@ impl PoolThread {
             held: None,
             answers: BTreeMap::new(),
             starved: VecDeque::with_capacity(64),
+            late: VecDeque::with_capacity(64),
             retry_at: 0,
             to_discard,
             discarded,
@@ -275,15 +278,16 @@ impl PoolThread {
     fn poll(&mut self) -> std::io::Result<()> {
         let now = self.clock.ns();
         self.now = now;
-        if !self.starved.is_empty() && self.has_failed() {
+        let waits = !self.starved.is_empty() || !self.late.is_empty();
+        if waits && self.has_failed() {
             // Nothing more is written after a failure (R8).
-            while let Some(command) = self.starved.pop_front() {
+            while let Some(command) = self.starved.pop_front().or_else(|| self.late.pop_front()) {
                 self.engine.complete(command, Err(IoError::NoSpace));
             }
         }
-        if now >= self.retry_at {
-            for _ in 0..self.starved.len() {
-                if let Some(command) = self.starved.pop_front() {
+        if waits && now >= self.retry_at {
+            for _ in 0..self.starved.len() + self.late.len() {
+                if let Some(command) = self.starved.pop_front().or_else(|| self.late.pop_front()) {
                     self.begin(command);
                 }
             }
@@ -344,7 +348,7 @@ impl PoolThread {
 
     /// The pool's claim has lapsed: the command is tried again when it may have been renewed.
     fn hold_back(&mut self, command: IoCommand) {
-        self.starved.push_back(command);
+        self.late.push_back(command);
         self.retry_at = self.clock.ns() + SPACE_PAUSE_NS;
     }
 
@@ -380,6 +384,10 @@ impl PoolThread {
     fn command_ended(&mut self, command: IoCommand, result: std::io::Result<()>) {
         self.under_way -= 1;
         self.watch_ended(command.id);
+        if result.as_ref().is_err_and(Gate::refused) {
+            self.hold_back(command);
+            return;
+        }
         let result = result.map_err(|error| {
             let device = self.shared.devices.get(usize::from(command.device.0));
             let mapped = device.map_or_else(|| io_error(&error), |one| one.meaning(&error));
@@ -544,7 +552,8 @@ impl PoolThread {
 
     /// How long the engine can be left alone.
     fn longest_sleep(&self) -> Duration {
-        let starved = (!self.starved.is_empty()).then_some(self.retry_at);
+        let waits = !self.starved.is_empty() || !self.late.is_empty();
+        let starved = waits.then_some(self.retry_at);
         let at = [self.engine.next_deadline(), starved].into_iter().flatten().min();
         let longest = match self.engine.space_watch().state() {
             SpaceState::Normal => MAX_SLEEP_NS,

@@ -8,7 +8,7 @@ use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
 use super::media::Failed;
-use crate::backing::{IoDirection, Ring, io_error};
+use crate::backing::{Gate, IoDirection, Ring, io_error};
 use crate::block::Buffer;
 use crate::stats::MediaOp;
 
@@ -146,8 +146,11 @@ impl Executor {
         let direction =
             if copy.writing { IoDirection::Write { dsync: false } } else { IoDirection::Read };
         let token = (1 << 32) | job as u64;
-        ring.io(token, direction, media.file, offset, &copy.buffer, 0, len)
-            .map_err(|error| io_error(&error))?;
+        let started = ring.io(token, direction, media.file, offset, &copy.buffer, 0, len);
+        started.map_err(|error| {
+            self.slots[copy.at].is_late |= Gate::refused(&error);
+            io_error(&error)
+        })?;
         Ok(false)
     }
 }

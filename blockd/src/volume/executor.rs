@@ -396,6 +396,7 @@ impl Executor {
         if !self.starved.is_empty() && self.now >= self.retry_at {
             for _ in 0..self.starved.len() {
                 if let Some(at) = self.starved.pop_front() {
+                    self.slots[at].is_late = false;
                     self.enter_state(at, State::Ready);
                     self.advance(at, ring);
                 }
@@ -618,11 +619,12 @@ impl Executor {
             self.finish(at, Err(BlockError::Gone));
             return;
         }
-        if let Some(attached) = &self.volumes[self.slots[at].volume] {
+        let is_late = self.slots[at].is_late;
+        if let Some(attached) = self.volumes[self.slots[at].volume].as_ref().filter(|_| !is_late) {
             attached.stats.starved.add(1);
         }
         self.enter_state(at, State::Starved);
-        if self.slots[at].stuck_at == 0 {
+        if self.slots[at].stuck_at == 0 && !is_late {
             self.slots[at].stuck_at = self.now;
         }
         if self.starved.is_empty() {

@@ -4,7 +4,7 @@ use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
 
 use super::executor::Executor;
-use crate::backing::{Device, Ended, IoDirection, Ring, io_error};
+use crate::backing::{Device, Ended, Gate, IoDirection, Ring, io_error};
 use crate::block::{Buffer, Operation};
 use crate::stats::MediaOp;
 
@@ -173,7 +173,7 @@ impl Executor {
         }
         let started = self.start_in_ring(at, &op, ring);
         if let Err(error) = started {
-            // A gate is closed: the request is tried again, as one that found no space.
+            self.slots[at].is_late |= Gate::refused(&error);
             let result = io_error(&error);
             if result != IoError::NoSpace {
                 tracing::error!(%error, "an operation can't be started");
@@ -233,6 +233,9 @@ impl Executor {
         let result = result.map_err(|error| {
             let device = u8::try_from((token >> DEVICE_SHIFT) & 0xff).unwrap_or(0);
             let of = if is_copy { self.half_of(at) } else { Some((at, device, None)) };
+            if let Some((at, _, _)) = of {
+                self.slots[at].is_late |= Gate::refused(&error);
+            }
             let device = of.and_then(|(at, device, _)| self.device_of(at, device));
             let mapped = device.map_or_else(|| io_error(&error), |one| one.meaning(&error));
             if mapped != IoError::NoSpace {

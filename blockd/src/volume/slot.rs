@@ -45,6 +45,9 @@ pub(super) struct Slot {
     /// Operations that are out.
     pub(super) outstanding: u32,
     pub(super) error: Option<IoError>,
+    /// The pool's claim was not renewed in time for one of its writes: it waits for that, and not
+    /// for space.
+    pub(super) is_late: bool,
     /// The commit that its answer has to wait for.
     pub(super) ticket: Option<CommitTicket>,
     /// All is done but the flush that makes it durable.
@@ -74,6 +77,7 @@ impl Slot {
             stage: 0,
             outstanding: 0,
             error: None,
+            is_late: false,
             ticket: None,
             flushing: false,
             doomed: false,
@@ -95,6 +99,7 @@ impl Slot {
         self.stage = 0;
         self.outstanding = 0;
         self.error = None;
+        self.is_late = false;
         self.ticket = None;
         self.flushing = false;
         self.doomed = false;

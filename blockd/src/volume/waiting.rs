@@ -223,7 +223,8 @@ impl Executor {
     fn is_to_fail(&mut self, at: usize) -> bool {
         let slot = &mut self.slots[at];
         let Some(attached) = &self.volumes[slot.volume] else { return false };
-        let starves = slot.state == State::Starved;
+        // One whose pool's claim is late does not wait for space, and is never refused for it.
+        let starves = slot.state == State::Starved && !slot.is_late;
         let parked = slot.state == State::Parked && slot.reason == ParkReason::Space;
         if !(starves || parked && attached.attachment.is_out_of_space()) {
             slot.stuck_at = if starves || parked { slot.stuck_at } else { 0 };

@@ -89,6 +89,12 @@ pub(super) fn of_space(pool: &str, seen: &SpaceSeen) -> Vec<Finding> {
     found
 }
 
+/// Writes that wait because the pool's claim was not renewed in time.
+pub(super) fn claim_late(pool: &str) -> Finding {
+    let text = format!("claim of pool {} not renewed in time: its writes wait", shown(pool));
+    Finding::new(Code::WritesBlocked, Severity::Failure, &text).because("claim-late")
+}
+
 /// Writes that wait for space.
 pub(super) fn blocked(what: &str, writes: u64, seconds: u64) -> Finding {
     let (who, verb) = match writes {

@@ -453,6 +453,9 @@ impl Pages {
         if handle.is_read_only() {
             found.push(find::read_only(pool));
         }
+        if handle.is_claim_late() {
+            found.push(find::claim_late(pool));
+        }
         let Some(seen) = self.seen.get(pool) else { return found };
         let (late_ns, age) = (book.late_ns(), |then: u64| now.ns.saturating_sub(then));
         for (who, then) in [("pool-thread", seen.heard_ns), ("devices", seen.looked_ns)] {
