@@ -238,7 +238,8 @@ fn who_looks_on_reads_the_media_and_not_the_cache() {
     let disk = Loop::attach(&file);
     // As the daemon does that serves it: while nobody has it open there is no cache.
     let _served = std::fs::File::open(&disk.0).unwrap();
-    let mut device = Offline::open(std::slice::from_ref(&disk.0), Access::Look).unwrap();
+    let mut device =
+        Offline::open(std::slice::from_ref(&disk.0), Access::Look, Duration::ZERO).unwrap();
     let mut read = vec![0; 32 * 4096];
     device.read(DeviceIndex(0), 4096, &mut read).unwrap();
     assert!(read == page(1).repeat(32));
@@ -253,7 +254,7 @@ fn who_looks_on_reads_the_media_and_not_the_cache() {
     let memory = Scratch(PathBuf::from(format!("/dev/shm/blockd-look-{}", std::process::id())));
     std::fs::create_dir_all(&memory.0).unwrap();
     std::fs::write(memory.0.join("disk"), page(3)).unwrap();
-    let mut device = Offline::open(&[memory.0.join("disk")], Access::Look).unwrap();
+    let mut device = Offline::open(&[memory.0.join("disk")], Access::Look, Duration::ZERO).unwrap();
     device.read(DeviceIndex(0), 0, &mut read[..4096]).unwrap();
     assert!(read[..4096] == page(3));
 }

@@ -134,7 +134,7 @@ fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
             paths.push(spare.path.clone());
         }
     }
-    Offline::open(&paths, access).map_err(|error| refused(&config.name, error))
+    Offline::open(&paths, access, config.claim_wait).map_err(|error| refused(&config.name, error))
 }
 
 fn refused(pool: &str, error: PoolError) -> Error {

@@ -17,6 +17,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statfs::fstatfs;
 
 use super::PoolError;
+use super::open::boot_id;
 use crate::backing::Gate;
 use crate::clock::boot_ns;
 
@@ -49,6 +50,9 @@ const NETWORK: [i64; 23] = [
     0xbacb_acbc,
     0x7c7c_6673,
 ];
+
+/// How often a claim is read that is watched without an own one.
+const WATCH_PAUSE: Duration = Duration::from_millis(250);
 
 /// Whether other hosts may write to this file or device.
 pub(super) fn is_shared(file: &File) -> bool {
@@ -92,8 +96,7 @@ pub(super) fn take(
 ) -> Result<Held, PoolError> {
     let failed = |what| PoolError::io(what, path);
     let page = PageIo::new(file).map_err(failed("open for its claim"))?;
-    let device = file.metadata().map_err(failed("look at"))?;
-    let device = if device.rdev() == 0 { device.ino() } else { device.rdev() };
+    let device = number_of(file).map_err(failed("look at"))?;
     let own = Claim {
         pool_id: opener.pool_id,
         state: ClaimState::Pending,
@@ -115,6 +118,55 @@ pub(super) fn take(
     let thread = thread.spawn(move || keeper.keep(&stopped));
     let thread = thread.map_err(PoolError::io("start a thread for the claim on", path))?;
     Ok(Held { gate: Arc::clone(gate), stop, thread: Some(thread) })
+}
+
+/// Watches the claim of a pool as an opener does, and writes nothing: an error where another open
+/// has it.
+pub(super) fn watch(
+    file: &File,
+    path: &Path,
+    pool_id: &[u8; 16],
+    lock_space: u64,
+    wait: Duration,
+) -> Result<(), PoolError> {
+    let failed = |what| PoolError::io(what, path);
+    let mut io = PageIo::reader(file).map_err(failed("open for its claim"))?;
+    let first = io.read().map_err(failed("read claim of"))?;
+    let wait = wait.max(Duration::from_nanos(ClaimTiming::LEAST_WAIT_NS));
+    let wait = match first {
+        ClaimPage::Absent => return Ok(()),
+        ClaimPage::Claim(Claim { state: ClaimState::Free, .. }) => return Ok(()),
+        ClaimPage::Claim(claim) => {
+            let own = Claim {
+                pool_id: *pool_id,
+                boot_id: boot_id()?,
+                lock_space,
+                device: number_of(file).map_err(failed("look at"))?,
+                ..claim
+            };
+            match claim.state {
+                ClaimState::Pending => wait * 2,
+                _ if own.is_of_same_host(&claim) => return Ok(()),
+                _ => wait,
+            }
+        }
+        ClaimPage::Unreadable(_) => wait,
+    };
+    let until = boot_ns() + u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX / 2);
+    while boot_ns() <= until {
+        std::thread::sleep(WATCH_PAUSE);
+        let page = io.read().map_err(failed("read claim of"))?;
+        if page != first {
+            return Err(PoolError::OpenElsewhere { path: path.to_owned(), node: node_of(&page) });
+        }
+    }
+    Ok(())
+}
+
+/// The device as the host knows it.
+fn number_of(file: &File) -> std::io::Result<u64> {
+    let found = file.metadata()?;
+    Ok(if found.rdev() == 0 { found.ino() } else { found.rdev() })
 }
 
 impl Held {
@@ -270,9 +322,18 @@ struct PageIo {
 impl PageIo {
     /// Opens the device once more, as a descriptor of its own.
     fn new(file: &File) -> std::io::Result<Self> {
+        Self::open(file, true)
+    }
+
+    /// The same, to read only.
+    fn reader(file: &File) -> std::io::Result<Self> {
+        Self::open(file, false)
+    }
+
+    fn open(file: &File, writes: bool) -> std::io::Result<Self> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut options = OpenOptions::new();
-        options.read(true).write(true);
+        options.read(true).write(writes);
         let direct = options.clone().custom_flags(libc::O_DIRECT).open(&path);
         let (file, is_direct) = match direct {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {

@@ -2,8 +2,10 @@
 //! and shares the owner lock with others that read; what writes is their one owner. What looks on
 //! while a daemon serves takes no lock.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,14 +23,14 @@ use super::claim::{self, Held, Opener};
 use super::host_lock::{self, HostLock};
 use super::open::boot_id;
 use crate::backing::pmem::{self, PmemOptions};
-use crate::backing::{Device, DeviceKind, DeviceSpec, Gate, claim_disk, disk_sequence, io_error};
+use crate::backing::{
+    Device, DeviceKind, DeviceSpec, Gate, claim_disk, disk_sequence, io_error, lock_below,
+};
 use crate::clock::Clock;
 
 /// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
 /// has ended has IO under way for some milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
-/// How long other hosts are watched and waited for: the daemon's default.
-const CLAIM_WAIT: Duration = Duration::from_secs(2);
 /// How often it is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -53,9 +55,9 @@ pub struct Offline {
     present: Vec<PresentDevice>,
     /// Memory of the alignment that reads past the page cache want.
     aligned: IoBuffer,
-    /// Of one that writes: the host's lock, and the claim where other hosts may reach the pool.
-    lock: Option<HostLock>,
-    claim: Option<(Arc<Gate>, Held)>,
+    /// Of one that writes: the host's locks, and the claims where other hosts may reach the pool.
+    locks: Vec<HostLock>,
+    claims: Vec<(Arc<Gate>, Held)>,
 }
 
 #[derive(Debug)]
@@ -66,11 +68,43 @@ struct Opened {
     base: u64,
     /// Mapped, where it is persistent memory that can't be read, or is to be written.
     mapped: Option<Device>,
+    /// For writes past the page cache, where the pool has a claim.
+    writer: Option<Writer>,
     /// Keeps other programs off a block device that is to be written; never used, only held.
     guard: Option<File>,
+    /// Files below a loop device that is to be written, locked; never used, only held.
+    below: Vec<File>,
+}
+
+/// Writes that have ended when they return: the kernel submits none of them later, when the claim
+/// may be another's.
+#[derive(Debug)]
+struct Writer {
+    file: File,
+    /// Past the page cache; else each write is durable when it returns.
+    is_direct: bool,
+}
+
+impl Writer {
+    fn new(file: &File) -> std::io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mut options = OpenOptions::new();
+        options.write(true);
+        match options.clone().custom_flags(libc::O_DIRECT).open(&path) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                let file = options.custom_flags(libc::O_DSYNC).open(&path)?;
+                Ok(Self { file, is_direct: false })
+            }
+            other => Ok(Self { file: other?, is_direct: true }),
+        }
+    }
 }
 
 impl Opened {
+    fn new(file: Arc<File>, from: Source, base: u64, mapped: Option<Device>) -> Self {
+        Self { file, from, base, mapped, writer: None, guard: None, below: Vec::new() }
+    }
+
     fn size(&self) -> std::io::Result<u64> {
         match &self.mapped {
             Some(device) => Ok(device.size()),
@@ -91,8 +125,13 @@ enum Source {
 }
 
 impl Offline {
-    /// Opens and locks the devices of a pool.
-    pub fn open(paths: &[PathBuf], access: Access) -> Result<Self, PoolError> {
+    /// Opens and locks the devices of a pool. One that writes waits for other hosts as long as
+    /// [`PoolSpec::claim_wait`](super::PoolSpec::claim_wait).
+    pub fn open(
+        paths: &[PathBuf],
+        access: Access,
+        claim_wait: Duration,
+    ) -> Result<Self, PoolError> {
         if !(1..=MAX_DEVICES).contains(&paths.len()) {
             return Err(PoolError::Invalid {
                 field: "PATH",
@@ -103,7 +142,7 @@ impl Offline {
         let (mut files, mut present) = (Vec::new(), Vec::new());
         for path in paths {
             let mut opened = open(path, access)?;
-            lock(&opened.file, path, access)?;
+            opened.below = lock(&opened.file, path, access)?;
             if access == Access::Write {
                 let guard = claim_disk(&opened.file);
                 opened.guard = guard.map_err(PoolError::io("claim", path))?;
@@ -121,49 +160,94 @@ impl Offline {
         let none = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let aligned = IoBuffer::new(DIRECT_PAGES);
         let aligned = aligned.ok_or_else(none).map_err(PoolError::io("read", "the pool"))?;
-        let mut offline = Self { files, present, aligned, lock: None, claim: None };
+        let (locks, claims) = (Vec::new(), Vec::new());
+        let mut offline = Self { files, present, aligned, locks, claims };
         if access == Access::Write {
-            offline.take()?;
+            offline.take(claim_wait)?;
         }
         Ok(offline)
     }
 
-    /// Takes the pool as a daemon does, so that no other host and no other path writes to it.
-    fn take(&mut self) -> Result<(), PoolError> {
-        let mut found = None;
+    /// Takes the pool as a daemon does, so that no other host and no other path writes to it. Where
+    /// no device says which of them is the first, the claim of each that may be it is taken.
+    fn take(&mut self, claim_wait: Duration) -> Result<(), PoolError> {
+        // What is read here decides which claim is taken, and may have been cached before.
+        self.files.iter().for_each(|one| forget(&one.file, 0, 0));
+        let (mut known, mut unknown, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..self.files.len() {
             let device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
             let present = self.present[index].clone();
-            let copy = newest_copy(self, device, &present);
-            if let Some(copy) = copy.filter(|copy| copy.this_device == DeviceIndex(0)) {
-                found = Some((index, copy.pool_id));
-                break;
+            match newest_copy(self, device, &present) {
+                Some(copy) => {
+                    known.extend((copy.this_device == DeviceIndex(0)).then_some(index));
+                    copies.push((copy.pool_id, copy.node));
+                }
+                None => unknown.push(index),
             }
         }
-        // Where no pool is yet, one may be made: on the first device that is named.
-        let first = &self.files[found.map_or(0, |(index, _)| index)];
-        let path = PathBuf::from(&self.present[found.map_or(0, |(index, _)| index)].name);
-        if let Some((_, pool_id)) = found {
-            self.lock = host_lock::take(&pool_id, &path, LOCK_WAIT)?;
+        let firsts = if known.is_empty() { unknown } else { known };
+        let path_of = |this: &Self, index: usize| PathBuf::from(&this.present[index].name);
+        let path = path_of(self, firsts.first().copied().unwrap_or(0));
+        let ids: BTreeSet<_> = copies.iter().map(|(pool_id, _)| *pool_id).collect();
+        for pool_id in &ids {
+            self.locks.extend(host_lock::take(pool_id, &path, LOCK_WAIT)?);
         }
         let is_media = |one: &Opened| one.mapped.is_none() && claim::is_shared(&one.file);
         if !self.files.iter().any(is_media) {
             return Ok(());
         }
+        if firsts.is_empty() {
+            return Err(PoolError::Invalid {
+                field: "PATH",
+                value: format!("{} and no first device", path.display()),
+                allowed: "all devices of the pool: the first one has the claim".to_owned(),
+            });
+        }
+        // A tool of the host that had the pool last is at home, as its daemon is.
+        let (pool_id, node) = copies.first().copied().unwrap_or_default();
         let opener = Opener {
-            pool_id: found.map_or([0; 16], |(_, pool_id)| pool_id),
+            pool_id,
             open_id: fastrand::u64(1..),
-            node: 0,
+            node,
             boot_id: boot_id()?,
-            lock_space: self.lock.as_ref().map_or(0, HostLock::space),
-            wait: CLAIM_WAIT,
+            lock_space: self.locks.first().map_or(0, HostLock::space),
+            wait: claim_wait,
         };
-        let gate = Arc::default();
-        let claim = claim::take(&first.file, &path, &opener, &gate)?;
-        self.claim = Some((gate, claim));
-        // Another host may have written before the claim, and this host's page cache be older.
-        self.files.iter().for_each(|one| forget(&one.file, 0, 0));
+        for index in firsts {
+            let (gate, path) = (Arc::default(), path_of(self, index));
+            let claim = claim::take(&self.files[index].file, &path, &opener, &gate)?;
+            self.claims.push((gate, claim));
+        }
+        for one in self.files.iter_mut().filter(|one| one.mapped.is_none()) {
+            // Another host may have written before the claim, and this host's page cache be older.
+            forget(&one.file, 0, 0);
+            let writer = Writer::new(&one.file);
+            one.writer = Some(writer.map_err(PoolError::io("open", "the pool"))?);
+        }
         Ok(())
+    }
+
+    /// Whether writes may be submitted: no claim is late or lost.
+    fn may_write(&self) -> bool {
+        self.claims.iter().all(|(gate, _)| gate.is_open())
+    }
+
+    /// Returns the error that an open for writing would be refused with, if another path of this
+    /// host or another host has the pool. Writes nothing.
+    pub(super) fn check_unused(
+        &self,
+        pool_id: &[u8; 16],
+        first: DeviceIndex,
+        claim_wait: Duration,
+    ) -> Result<(), PoolError> {
+        let Some(one) = self.files.get(usize::from(first.0)) else { return Ok(()) };
+        let path = Path::new(&self.present[usize::from(first.0)].name);
+        let lock = host_lock::take(pool_id, path, LOCK_WAIT)?;
+        let is_media = |one: &Opened| one.mapped.is_none() && claim::is_shared(&one.file);
+        if !self.files.iter().any(is_media) {
+            return Ok(());
+        }
+        claim::watch(&one.file, path, pool_id, lock.as_ref().map_or(0, HostLock::space), claim_wait)
     }
 
     /// What they are.
@@ -212,13 +296,13 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
         let (file, from) = open_file(path, access).map_err(failed)?;
         check_kind(&file, path)?;
         let base = if is_pmem { pmem::HEADER_BYTES } else { 0 };
-        return Ok(Opened { file: Arc::new(file), from, base, mapped: None, guard: None });
+        return Ok(Opened::new(Arc::new(file), from, base, None));
     }
     let path = path.to_owned();
     let spec = DeviceSpec { path, kind, size: None, preallocate: false, direct: false };
     let device = Device::open(&spec).map_err(failed)?;
     let (file, from) = (Arc::clone(device.file()), Source::Cache);
-    Ok(Opened { file, from, base: 0, mapped: Some(device), guard: None })
+    Ok(Opened::new(file, from, 0, Some(device)))
 }
 
 /// Opens a file or disk. Who looks on while a daemon serves is to see what that one would find
@@ -240,11 +324,11 @@ fn open_file(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
 
 impl Drop for Offline {
     fn drop(&mut self) {
-        let Some((_, claim)) = self.claim.take() else { return };
-        // Pages that the kernel still has to write must not follow the next owner's. Where that
-        // fails, the claim stays, and the next opener waits.
-        if self.files.iter().all(|one| one.mapped.is_some() || one.file.sync_all().is_ok()) {
-            claim.release();
+        // Where another has the claim, or what was written may not be durable, the claim stays as
+        // it is, and the next opener waits.
+        let sound = |one: &Opened| one.mapped.is_some() || one.file.sync_all().is_ok();
+        if !self.claims.is_empty() && self.may_write() && self.files.iter().all(sound) {
+            self.claims.drain(..).for_each(|(_, claim)| claim.release());
         }
     }
 }
@@ -283,17 +367,38 @@ fn forget(file: &File, offset: u64, len: usize) {
 
 impl MediaMut for Offline {
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        if self.claim.as_ref().is_some_and(|(gate, _)| !gate.is_open()) {
+        if !self.may_write() {
             return Err(IoError::Gone);
         }
-        let one = self.opened(device)?;
-        match one.mapped.as_ref().and_then(Device::memory) {
-            Some(memory) => memory.write(0, offset, bytes, true),
-            None => one.file.write_all_at(bytes, offset).map_err(|error| io_error(&error)),
+        let one = self.files.get(usize::from(device.0)).ok_or(IoError::Gone)?;
+        if let Some(memory) = one.mapped.as_ref().and_then(Device::memory) {
+            return memory.write(0, offset, bytes, true);
         }
+        let Some(Writer { file, is_direct }) = &one.writer else {
+            return one.file.write_all_at(bytes, offset).map_err(|error| io_error(&error));
+        };
+        let mut offset = offset;
+        for part in bytes.chunks(self.aligned.as_bytes().len()) {
+            if !self.claims.iter().all(|(gate, _)| gate.is_open()) {
+                return Err(IoError::Gone);
+            }
+            let written = if *is_direct {
+                let page = &mut self.aligned.as_bytes_mut()[..part.len()];
+                page.copy_from_slice(part);
+                file.write_all_at(page, offset)
+            } else {
+                file.write_all_at(part, offset)
+            };
+            written.map_err(|error| io_error(&error))?;
+            offset += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError> {
+        if !self.may_write() {
+            return Err(IoError::Gone);
+        }
         let one = self.opened(device)?;
         match one.mapped.as_ref().and_then(Device::pmem) {
             Some(pmem) => pmem.sync(),
@@ -319,8 +424,9 @@ fn not_a_device(path: &Path) -> PoolError {
     }
 }
 
-/// Waits for the lock: the kernel ends the IO of a process that is gone a little after it.
-fn lock(file: &File, path: &Path, access: Access) -> Result<(), PoolError> {
+/// Waits for the lock: the kernel ends the IO of a process that is gone a little after it. Returns
+/// the files below a loop device that is to be written, locked as well.
+fn lock(file: &File, path: &Path, access: Access) -> Result<Vec<File>, PoolError> {
     let clock = Clock::start();
     loop {
         let tried = match access {
@@ -329,13 +435,18 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), PoolError> {
             Access::Write => file.try_lock(),
         };
         match tried {
-            Ok(()) => return Ok(()),
+            Ok(()) if access != Access::Write => return Ok(Vec::new()),
+            Ok(()) => match lock_below(file).map_err(PoolError::io("lock", path))? {
+                Some(below) => return Ok(below),
+                None => file.unlock().map_err(PoolError::io("unlock", path))?,
+            },
             Err(TryLockError::Error(error)) => return Err(PoolError::io("lock", path)(error)),
-            Err(TryLockError::WouldBlock) if clock.elapsed() >= LOCK_WAIT => {
-                let (path, waited) = (path.to_owned(), clock.elapsed());
-                return Err(PoolError::Locked { path, waited, owner: None });
-            }
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => {}
         }
+        if clock.elapsed() >= LOCK_WAIT {
+            let (path, waited) = (path.to_owned(), clock.elapsed());
+            return Err(PoolError::Locked { path, waited, owner: None });
+        }
+        std::thread::sleep(LOCK_PAUSE);
     }
 }

@@ -23,6 +23,14 @@ pub fn rehearse(
     pool_id: &[u8; 16],
     devices: &mut Offline,
 ) -> Result<OpenReport, PoolError> {
+    let first = (0..).zip(devices.present().to_vec()).find_map(|(index, present)| {
+        let device = DeviceIndex(index);
+        let copy = newest_copy(devices, device, &present)?;
+        (copy.this_device == DeviceIndex(0)).then_some(device)
+    });
+    if let Some(first) = first {
+        devices.check_unused(pool_id, first, spec.claim_wait)?;
+    }
     let path = ring_path(&spec.ring_dir, pool_id);
     let problem = check_storage(spec, &path, devices)?;
     let ring: Option<Arc<dyn RingMemory>> = match problem {

@@ -11,7 +11,7 @@ use blockd_mapper::inspect::{MediaMut, Reader, Stopped};
 use blockd_mapper::units::DeviceIndex;
 use serde::Serialize;
 
-use super::{Devices, LostShape, lost_text, reader};
+use super::{ClaimWait, Devices, LostShape, lost_text, reader};
 use crate::cli::Context;
 use crate::cli::transfer::progress::Steps;
 use crate::error::Error;
@@ -46,6 +46,9 @@ pub(crate) struct Dump {
     /// Write to this new file instead of standard output
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+
+    #[command(flatten)]
+    claim: ClaimWait,
 }
 
 /// What `pool dump --json` prints, when the dump goes to a file.
@@ -113,8 +116,10 @@ impl Dump {
     }
 
     fn thin(&self, context: &Context) -> Result<(), Error> {
-        let access = if self.fill { Access::Write } else { Access::Read };
-        let mut devices = self.devices.open(access)?;
+        let mut devices = match self.fill {
+            true => self.devices.open_to_write(self.claim)?,
+            false => self.devices.open(Access::Read)?,
+        };
         let (mut text, mut failure) = (Vec::new(), None);
         let file = self
             .output

@@ -8,7 +8,7 @@ use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::inspect::{LogEnd, LogEntry, read_log};
 use serde::Serialize;
 
-use super::{Devices, failed, reader};
+use super::{ClaimWait, Devices, failed, reader};
 use crate::cli::Context;
 use crate::config::Places;
 use crate::error::Error;
@@ -55,6 +55,9 @@ pub(crate) struct Replay {
     /// Go on without the delta ring: answered writes that were not flushed are lost
     #[arg(long)]
     accept_loss: bool,
+
+    #[command(flatten)]
+    claim: ClaimWait,
 }
 
 /// A line of `journal dump --json`.
@@ -187,6 +190,7 @@ impl Replay {
         let mut spec = PoolSpec::new("replay", first, self.ring_dir());
         spec.devices = device_specs;
         spec.accept_loss = self.accept_loss;
+        spec.claim_wait = self.claim.claim_wait;
         // Who replays by hand answers for it that its owner is gone, and does not become the owner.
         spec.node = superblock.node;
         let report = if self.dry_run {

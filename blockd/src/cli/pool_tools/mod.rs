@@ -9,11 +9,13 @@ mod restore;
 mod rmap;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use blockd_mapper::inspect::Reader;
 use blockd_mapper::inspect::dump::Lost;
 use serde::Serialize;
 
+use crate::cli::args::duration;
 use crate::error::Error;
 use crate::pool::{Access, Offline, PoolError};
 
@@ -34,9 +36,23 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
+    /// For tools that only read.
     fn open(&self, access: Access) -> Result<Offline, Error> {
-        Offline::open(&self.paths, access).map_err(failed)
+        Offline::open(&self.paths, access, Duration::ZERO).map_err(failed)
     }
+
+    fn open_to_write(&self, claim: ClaimWait) -> Result<Offline, Error> {
+        Offline::open(&self.paths, Access::Write, claim.claim_wait).map_err(failed)
+    }
+}
+
+/// Of tools that write.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct ClaimWait {
+    /// How long other hosts that may have the pool open are watched, at least 2s: the claim_wait of
+    /// the pool's configuration
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    pub claim_wait: Duration,
 }
 
 /// The pool on these devices.

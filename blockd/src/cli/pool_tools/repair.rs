@@ -3,7 +3,7 @@
 use blockd_mapper::inspect::repair::{RepairOptions, repair};
 use serde::Serialize;
 
-use super::{Devices, LostShape, lost_text};
+use super::{ClaimWait, Devices, LostShape, lost_text};
 use crate::cli::Context;
 use crate::cli::transfer::progress::Steps;
 use crate::error::Error;
@@ -29,6 +29,9 @@ pub(crate) struct Repair {
     /// Salvage nothing: what is not proven to be the last state reads as zeroes
     #[arg(long)]
     strict: bool,
+
+    #[command(flatten)]
+    claim: ClaimWait,
 }
 
 /// What `pool repair --json` prints.
@@ -43,8 +46,10 @@ struct Repaired {
 
 impl Repair {
     pub(in crate::cli) fn run(&self, context: &Context) -> Result<(), Error> {
-        let access = if self.dry_run { Access::Read } else { Access::Write };
-        let mut devices = self.devices.open(access)?;
+        let mut devices = match self.dry_run {
+            true => self.devices.open(Access::Read)?,
+            false => self.devices.open_to_write(self.claim)?,
+        };
         let present = devices.present().to_vec();
         let options = RepairOptions { dry_run: self.dry_run, strict: self.strict };
         let steps = Steps::shown("repair", !context.output.is_json());

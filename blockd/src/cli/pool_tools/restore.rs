@@ -9,11 +9,11 @@ use blockd_mapper::inspect::check::check;
 use blockd_mapper::inspect::restore::{Plan, Scan, Target};
 use serde::Serialize;
 
-use super::{Devices, hex};
+use super::{ClaimWait, Devices, hex};
 use crate::cli::Context;
 use crate::cli::transfer::progress::Progress;
 use crate::error::Error;
-use crate::pool::{Access, Offline};
+use crate::pool::Offline;
 
 /// Write the metadata of a pool anew from a dump
 ///
@@ -36,6 +36,9 @@ pub(crate) struct Restore {
     /// that don't say what they are
     #[arg(long)]
     force: bool,
+
+    #[command(flatten)]
+    claim: ClaimWait,
 }
 
 /// What `pool restore --json` prints.
@@ -72,7 +75,7 @@ impl Restore {
 
     fn restore(&self, bar: &Progress) -> Result<Restored, Error> {
         let plan = self.plan(bar)?;
-        let mut devices = self.devices.open(Access::Write)?;
+        let mut devices = self.devices.open_to_write(self.claim)?;
         let present = devices.present().to_vec();
         let target = plan.target(&mut devices, &present)?;
         if !self.force {
