@@ -416,6 +416,21 @@ fn p35_the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
     }
 }
 
+#[test]
+fn daemons_in_pods_share_the_locks_of_their_host() {
+    let paths = [
+        "deploy/chart/blockd/templates/daemon.yaml",
+        "deploy/kustomize/components/daemon/daemon.yaml",
+    ];
+    for path in paths {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+        let text = fs::read_to_string(&path).unwrap();
+        for line in ["mountPath: /run/blockd-locks", "path: /run/blockd-locks"] {
+            assert!(text.lines().any(|one| one.trim() == line), "{}: {line}", path.display());
+        }
+    }
+}
+
 /// The help of both programs is a document, by which manifests are checked for flags that exist.
 #[test]
 fn the_help_is_in_the_documentation() {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -11,7 +11,7 @@ use anyhow::Result;
 use crate::daemon::Folder;
 
 /// Where daemons of root have the locks of their host.
-const LOCKS: &str = "/dev/shm/blockd-locks-0";
+const LOCKS: &str = "/run/blockd-locks";
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -38,7 +38,13 @@ impl OtherHost {
         Ok(Self { folder })
     }
 
-    /// A program, to be run there.
+    /// Where its daemons have their locks.
+    #[must_use]
+    pub fn locks(&self) -> PathBuf {
+        self.folder.path().join("locks")
+    }
+
+    /// A program, to be run there. It does not see what is below a loop device.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         let folder = self.folder.path().display();

@@ -2,16 +2,18 @@
 //! of one inode: a file and a loop device over it have two.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::statfs::{TMPFS_MAGIC, statfs};
-
 use super::PoolError;
 use crate::clock::Clock;
 
-/// Has to be in memory and the same for all daemons of the host: their runtime directories differ.
+/// The directory of locks of root. It has to be the same for all daemons of the host, whose runtime
+/// directories differ, and no other user may be able to make it first.
+const OF_ROOT: &str = "/run/blockd-locks";
+/// Directories of locks of other users are in here: it is the same for all of their daemons.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// How often a lock of another process is tried.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -31,20 +33,25 @@ impl HostLock {
     }
 }
 
-/// Takes the lock of a pool; `device` is for messages. `None` where the directory of locks can't be
-/// used: then only the claim on the media protects the pool.
+/// Takes the lock of a pool; `device` is for messages. `None` where there can be no directory of
+/// locks: then only the claim on the media protects the pool.
 pub(super) fn take(
     pool_id: &[u8; 16],
     device: &Path,
     limit: Duration,
 ) -> Result<Option<HostLock>, PoolError> {
-    let (folder, space) = match folder() {
-        Ok(found) => found,
-        Err(error) => {
-            tracing::warn!(%error, "cannot use the directory of host locks");
+    let user = nix::unistd::geteuid().as_raw();
+    let folder = folder_of(user);
+    match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            let path = folder.display();
+            tracing::warn!(%path, %error, "cannot make the directory of host locks");
             return Ok(None);
         }
-    };
+        _ => {}
+    }
+    let space =
+        check(&folder, user).map_err(PoolError::io("use directory of host locks", &folder))?;
     let path = folder.join(format!("{:032x}", u128::from_be_bytes(*pool_id)));
     let file = OpenOptions::new()
         .write(true)
@@ -68,23 +75,26 @@ pub(super) fn take(
     }
 }
 
-/// The directory of locks of this user, and its identity. Others can neither lock nor replace what
-/// is in it.
-fn folder() -> std::io::Result<(PathBuf, u64)> {
-    let user = nix::unistd::geteuid().as_raw();
-    let path = Path::new(SHARED_MEMORY).join(format!("blockd-locks-{user}"));
-    match DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+fn folder_of(user: u32) -> PathBuf {
+    match user {
+        0 => PathBuf::from(OF_ROOT),
+        _ => Path::new(SHARED_MEMORY).join(format!("blockd-locks-{user}")),
     }
-    let found = std::fs::symlink_metadata(&path)?;
-    if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
-        let problem =
-            format!("{} belongs to another user or can be written by others", path.display());
-        return Err(std::io::Error::other(problem));
+}
+
+/// Returns the identity of a directory of locks, or an error if others can lock or replace what is
+/// in it: a lock there would protect nothing.
+fn check(folder: &Path, user: u32) -> std::io::Result<u64> {
+    let found = std::fs::symlink_metadata(folder)?;
+    let refuse = |problem: String| Err(std::io::Error::new(ErrorKind::PermissionDenied, problem));
+    if !found.is_dir() {
+        return refuse("it is no directory; remove it".to_owned());
     }
-    if statfs(&path)?.filesystem_type() != TMPFS_MAGIC {
-        return Err(std::io::Error::other(format!("{} is not on tmpfs", path.display())));
+    if found.uid() != user {
+        return refuse(format!("it belongs to user {}; remove it", found.uid()));
     }
-    Ok((path, (found.dev().rotate_left(32) ^ found.ino()).max(1)))
+    if found.mode() & 0o022 != 0 {
+        return refuse("other users can write to it; remove it".to_owned());
+    }
+    Ok((found.dev().rotate_left(32) ^ found.ino()).max(1))
 }
