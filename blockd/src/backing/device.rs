@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use blockd_mapper::io::{IoBuffer, IoError};
 use blockd_pmem::media::Durability;
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
 use parking_lot::Mutex;
@@ -356,6 +356,16 @@ impl Device {
         let bytes = &mut bytes[..length.min(FRONT_PAGES * 4096)];
         self.read(0, bytes)?;
         Ok(bytes.iter().all(|&byte| byte == 0))
+    }
+
+    /// Has the page cache forget what it holds of a device that is served through it: another host
+    /// may have written since. Blocks until dirty pages are written.
+    pub fn forget_cache(&self) -> std::io::Result<()> {
+        if self.info.direct || self.memory.is_some() {
+            return Ok(());
+        }
+        self.file.sync_data()?;
+        Ok(posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
     }
 
     /// Writes are submitted from now on only while this gate is open. To be called before rings

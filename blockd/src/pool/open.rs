@@ -331,7 +331,13 @@ fn own_ring(
     });
     // Without its first device the mapper refuses the pool, and the gate stays closed.
     if let Some((first, pool_id)) = first {
+        // A pool of a later release is only read: its claim page is not written either.
+        let is_written = found.as_ref().is_none_or(|copy| copy.unknown_ro_compat() == 0);
+        let gate = gate.filter(|_| is_written);
         ownership = Ownership::take(spec, first, pool_id, open_id, gate)?;
+        if gate.is_some() {
+            served.iter().try_for_each(|one| pass_cache(spec, &one.device))?;
+        }
         // Another host may have had the pool open meanwhile.
         found = newest()?;
     }
@@ -347,6 +353,17 @@ fn own_ring(
         tracing::warn!(path = %path.display(), "delta ring can't be locked in memory");
     }
     Ok((OwnRing { memory: file, path, problem }, ownership))
+}
+
+/// Sees that what is read of a device is what other hosts have written.
+fn pass_cache(spec: &PoolSpec, device: &Device) -> Result<(), PoolError> {
+    let info = device.info();
+    if !info.direct && device.memory().is_none() {
+        let (pool, path) = (&spec.name, info.path.display());
+        tracing::warn!(%pool, %path, "shared storage without O_DIRECT: late writes can follow a \
+                       claim that was lost");
+    }
+    device.forget_cache().map_err(PoolError::io("drop page cache of", &info.path))
 }
 
 /// Refuses a ring that would be replayed over disks that were restarted since it was written, or
