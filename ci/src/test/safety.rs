@@ -76,6 +76,31 @@ const ITEMS: &[Item] = &[
                 ],
             ),
             file(
+                "blockd-tests",
+                "shared_storage",
+                &[
+                    "a_pool_made_at_once_on_a_file_and_on_a_loop_device_over_it_is_made_once",
+                    "the_file_below_a_loop_device_is_locked_for_daemons_of_other_containers_too",
+                    "a_disk_that_was_cached_when_it_was_blank_is_not_taken_for_blank",
+                    "a_pool_without_direct_io_is_read_from_the_media_after_its_claim_and_warned_of",
+                    "a_directory_of_host_locks_that_another_user_made_is_refused",
+                    "a_write_that_waits_for_a_late_claim_is_not_refused_for_want_of_space",
+                    "a_dry_run_of_journal_replay_is_refused_where_another_host_has_the_pool",
+                    "a_tool_that_writes_watches_other_hosts_as_long_as_it_is_asked_to",
+                ],
+            ),
+            file(
+                "blockd",
+                "claim_page",
+                &[
+                    "a_claim_is_renewed_without_a_flush_of_its_device",
+                    "a_closed_pool_is_claimed_until_its_last_discard_has_ended",
+                    "what_a_tool_writes_is_on_the_media_at_once_and_refused_after_its_claim_was_lost",
+                    "a_tool_claims_the_first_device_also_where_that_has_lost_its_superblock",
+                    "a_pool_of_a_later_release_that_is_only_read_keeps_its_claim_page",
+                ],
+            ),
+            file(
                 "blockd-sim",
                 "claims",
                 &[
@@ -158,6 +183,7 @@ const ITEMS: &[Item] = &[
                     "sidecars_have_the_versions_of_the_documentation_and_none_is_too_old",
                     "liveness_is_the_plugins_own_and_readiness_the_daemons",
                     "the_provisioner_may_protect_snapshots",
+                    "daemons_in_pods_share_the_locks_of_their_host",
                 ],
             ),
             file(
