@@ -270,3 +270,26 @@ fn a_volatile_pool_is_made_anew_after_a_boot_and_missing_before() {
     daemon.terminate();
     fs::remove_file(&memory).unwrap();
 }
+
+#[test]
+fn the_loser_of_a_race_to_create_a_pool_leaves_the_file_of_the_winner() {
+    let mut daemon = Daemon::start("256M");
+    assert!(daemon.terminate().success());
+    let folder = daemon.dir.join("disk");
+    fs::create_dir(&folder).unwrap();
+    let config = fs::read_to_string(daemon.config()).unwrap();
+    let names: Vec<String> = (0..6).map(|at| format!("alias{at}")).collect();
+    let tables = names.iter().map(|name| {
+        let link = daemon.dir.join(name);
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        let path = link.join("one.pool");
+        format!("[[pool]]\nname = {name:?}\npath = {path:?}\nsize = \"64M\"\nlock_wait = \"1s\"\n")
+    });
+    let tables: String = tables.collect();
+    fs::write(daemon.config(), format!("{config}{tables}")).unwrap();
+    daemon.start_not_ready();
+    let is_open = |name: &&String| daemon.run(&["list", "--pool", name]).status.success();
+    let open: Vec<_> = names.iter().filter(is_open).collect();
+    assert_eq!(open.len(), 1, "{open:?}\n{}", daemon.log());
+    assert!(folder.join("one.pool").exists(), "the file of pool {} was removed", open[0]);
+}

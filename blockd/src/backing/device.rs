@@ -107,6 +107,8 @@ pub struct Device {
     below: Mutex<Option<Vec<File>>>,
     /// Where other hosts may reach it, and a pool has it open for writing.
     gate: OnceLock<Arc<Gate>>,
+    /// The file did not exist before [`Device::create`].
+    is_new: bool,
 }
 
 impl Device {
@@ -117,7 +119,7 @@ impl Device {
         }
         let is_pmem = matches!(spec.kind, DeviceKind::Pmem(_));
         let path = pmem::namespace::find(&spec.path)?;
-        let (file, direct) = open_file(&path, spec.direct && !is_pmem, false)?;
+        let (file, direct) = open_file(&path, spec.direct && !is_pmem)?;
         Self::of(spec, file, direct)
     }
 
@@ -137,12 +139,28 @@ impl Device {
         if matches!(spec.kind, DeviceKind::Pmem(_)) && !is_pmem {
             return Self::open(spec);
         }
-        let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem, true)?;
+        let is_new = create_file(&spec.path)?;
+        let (file, direct) = open_file(&spec.path, spec.direct && !is_pmem)?;
+        let lock = is_new.then(|| file.try_clone()).transpose()?;
+        let made = Self::sized(spec, file, direct, spec.preallocate || is_pmem);
+        if let (Err(_), Some(file)) = (&made, lock) {
+            remove_created(&file, &spec.path);
+        }
+        Ok(Self { is_new, ..made? })
+    }
+
+    /// A file, which becomes as long as it is to be.
+    fn sized(
+        spec: &DeviceSpec,
+        file: File,
+        direct: bool,
+        preallocate: bool,
+    ) -> std::io::Result<Self> {
         if let Some(size) = spec.size {
             if file.metadata()?.len() < size {
                 file.set_len(size)?;
             }
-            if spec.preallocate || is_pmem {
+            if preallocate {
                 let len = i64::try_from(size).map_err(std::io::Error::other)?;
                 fallocate(&file, FallocateFlags::empty(), 0, len)?;
             }
@@ -151,6 +169,14 @@ impl Device {
         // a file that was there may not be durable either: its maker may have been killed first.
         sync_folder(&spec.path)?;
         Self::of(spec, file, direct)
+    }
+
+    /// Removes the file if [`Device::create`] created it, no other process has its owner lock, and
+    /// the path still leads to it. The owner of the lock calls this while it has the lock.
+    pub fn remove_if_new(&self) {
+        if self.is_new {
+            remove_created(&self.file, &self.info.path);
+        }
     }
 
     fn of(spec: &DeviceSpec, file: File, direct: bool) -> std::io::Result<Self> {
@@ -209,6 +235,7 @@ impl Device {
             guard: Mutex::new(None),
             below: Mutex::new(None),
             gate: OnceLock::new(),
+            is_new: false,
         }
     }
 
@@ -228,14 +255,7 @@ impl Device {
     /// Whether this path leads to it, under whatever name.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
-        use std::os::unix::fs::MetadataExt;
-        let (Ok(own), Ok(other)) = (self.file.metadata(), std::fs::metadata(path)) else {
-            return false;
-        };
-        match own.file_type().is_block_device() {
-            true => other.file_type().is_block_device() && own.rdev() == other.rdev(),
-            false => (own.dev(), own.ino()) == (other.dev(), other.ino()),
-        }
+        leads_to(path, &self.file)
     }
 
     /// Bytes that it has at present.
@@ -518,11 +538,40 @@ fn sync_folder(path: &Path) -> std::io::Result<()> {
     File::open(parent.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
+/// Whether a path leads to an open file or block device.
+fn leads_to(path: &Path, file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let (Ok(own), Ok(other)) = (file.metadata(), std::fs::metadata(path)) else {
+        return false;
+    };
+    match own.file_type().is_block_device() {
+        true => other.file_type().is_block_device() && own.rdev() == other.rdev(),
+        false => (own.dev(), own.ino()) == (other.dev(), other.ino()),
+    }
+}
+
+/// Creates an empty file. False if there is something at the path, which stays as it is.
+fn create_file(path: &Path) -> std::io::Result<bool> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        other => other.map(|_| true),
+    }
+}
+
+/// Removes a file that this process created. A process that has its lock may be making a pool in
+/// it, and one that waits for the lock looks afterwards whether the path leads to its file.
+fn remove_created(file: &File, path: &Path) {
+    if file.try_lock().is_ok() && leads_to(path, file) {
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a file without a pool");
+        }
+    }
+}
+
 /// Opens a file for reading and writing, past the page cache if wanted and possible; says which.
-fn open_file(path: &Path, direct: bool, create: bool) -> std::io::Result<(File, bool)> {
+fn open_file(path: &Path, direct: bool) -> std::io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(create).truncate(false);
-    options.mode(0o600);
+    options.read(true).write(true);
     if direct {
         match options.clone().custom_flags(libc::O_DIRECT).open(path) {
             Ok(file) => return Ok((file, true)),

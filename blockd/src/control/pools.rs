@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
@@ -108,12 +108,9 @@ pub(super) fn open_or_create(
 
 /// Makes a pool; `None` if there is one, on another device than the first.
 fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<Option<Created>, Error> {
-    let mut made: Vec<PathBuf> = Vec::new();
     for (device, wanted) in spec.devices.iter_mut().zip(&config.devices) {
         let is_new = !is_there(&device.path);
-        if is_new {
-            made.push(device.path.clone());
-        } else if is_looked_at(device) {
+        if !is_new && is_looked_at(device) {
             refuse_foreign(&device.path)?;
         }
         device.size = size_to_make(&config.name, wanted, is_new)?;
@@ -122,12 +119,7 @@ fn create(config: &PoolConfig, spec: &mut PoolSpec) -> Result<Option<Created>, E
         Ok(created) => Ok(Some(created)),
         // Another device than the first holds it: opening says what is missing.
         Err(PoolError::Exists { .. }) => Ok(None),
-        Err(error) => {
-            for path in made {
-                let _ = fs::remove_file(path);
-            }
-            Err(pool_error(&config.name, error))
-        }
+        Err(error) => Err(pool_error(&config.name, error)),
     }
 }
 

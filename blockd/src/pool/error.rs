@@ -115,6 +115,18 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// Whether another process or host has the devices, and what lies on them.
+    pub(super) const fn is_of_another_opener(&self) -> bool {
+        matches!(
+            self,
+            Self::Locked { .. }
+                | Self::OpenHere { .. }
+                | Self::OpenElsewhere { .. }
+                | Self::Claimed { .. }
+                | Self::Exists { .. }
+        )
+    }
+
     /// Attaches what was being done to an error of the operating system.
     pub(crate) fn io(
         what: &'static str,

@@ -63,15 +63,21 @@ pub(super) struct Served {
     pub(super) slot: FileSlot,
 }
 
-/// Makes a pool on its devices. Files that are not there are made; a pool that is there already is
-/// never written over.
+/// Makes a pool on its devices. Files that are not there are made, and removed again if that fails;
+/// a pool that is there already is never written over.
 pub fn create(spec: &PoolSpec) -> Result<Created, PoolError> {
     refuse_pools(spec)?;
-    let devices = open_devices(spec, true)?;
-    let created = lock_and_make(spec, &devices);
+    let mut devices = Vec::new();
+    let opened = open_each(&spec.devices, true, &mut devices);
+    let created = opened
+        .map_err(|error| (error, true))
+        .and_then(|()| lock_and_make(spec, &devices));
     match created {
         Ok(pool_id) => Ok(Created { pool_id, devices }),
         Err((error, is_idle)) => {
+            if !error.is_of_another_opener() {
+                remove_without_pool(spec, &devices);
+            }
             if is_idle {
                 devices.iter().for_each(|device| device.unlock());
             }
@@ -84,8 +90,9 @@ pub fn create(spec: &PoolSpec) -> Result<Created, PoolError> {
 fn lock_and_make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (PoolError, bool)> {
     let idle = |error| (error, true);
     devices.iter().try_for_each(|device| lock(device, spec.lock_wait)).map_err(idle)?;
-    // Another process may have made one while the lock was waited for.
+    // Another process may have made one while the lock was waited for, or removed its file.
     refuse_pools(spec).map_err(idle)?;
+    refuse_removed(devices).map_err(idle)?;
     let (pool_id, gate) = (random_id(), add_gate(devices));
     let none = || (MapperError::Internal("a pool has no device").into(), true);
     let first = devices.first().ok_or_else(none)?;
@@ -93,12 +100,39 @@ fn lock_and_make(spec: &PoolSpec, devices: &[Arc<Device>]) -> Result<[u8; 16], (
     let mut ownership =
         Ownership::take(spec, first, pool_id, open_id, gate.as_ref()).map_err(idle)?;
     // Another host may have made one while it was watched.
-    let made = refuse_pools(spec).map_err(idle).and_then(|()| make(spec, devices, pool_id));
+    let made = refuse_pools(spec).map_err(idle).and_then(|()| {
+        make(spec, devices, pool_id).inspect_err(|_| {
+            // They hold a part of this pool, and are locked since they were empty.
+            devices.iter().for_each(|device| device.remove_if_new());
+        })
+    });
     // With IO under way the claim stays as it is, and the next opener waits.
     if !matches!(made, Err((_, false))) {
         ownership.release();
     }
     made.map(|()| pool_id)
+}
+
+/// Removes new files, unless another process has made a pool in them meanwhile.
+fn remove_without_pool(spec: &PoolSpec, devices: &[Arc<Device>]) {
+    for (one, device) in spec.devices.iter().zip(devices) {
+        let is_locked = device.try_lock().unwrap_or(false);
+        if is_locked && holds_pool(one).is_ok_and(|holds| !holds) {
+            device.remove_if_new();
+        }
+    }
+}
+
+/// Refuses files that were removed or replaced while their lock was waited for.
+fn refuse_removed(devices: &[Arc<Device>]) -> Result<(), PoolError> {
+    for device in devices {
+        let info = device.info();
+        if info.kind == DeviceKind::File && !device.is_at(&info.path) {
+            let gone = std::io::Error::from(std::io::ErrorKind::NotFound);
+            return Err(PoolError::io("make a pool on", &info.path)(gone));
+        }
+    }
+    Ok(())
 }
 
 fn refuse_pools(spec: &PoolSpec) -> Result<(), PoolError> {
@@ -195,7 +229,11 @@ fn prepare(
 ) -> Result<(thread::PoolThread, PoolHandle, OpenReport), PoolError> {
     let mut devices = match created {
         Some(mut created) => std::mem::take(&mut created.devices),
-        None => open_devices(spec, false)?,
+        None => {
+            let mut devices = Vec::new();
+            open_each(&spec.devices, false, &mut devices)?;
+            devices
+        }
     };
     let spares = open_spares(spec, &mut devices)?;
     let clock = Clock::start();
@@ -443,14 +481,18 @@ fn refuse_foreign(spec: &PoolSpec, found: &Superblock) -> Result<(), PoolError> 
     Err(PoolError::Foreign { path, node: found.node, wanted: spec.taken_from })
 }
 
-fn open_devices(spec: &PoolSpec, create: bool) -> Result<Vec<Arc<Device>>, PoolError> {
-    let mut devices = Vec::new();
-    for device in &spec.devices {
-        let opened = if create { Device::create(device) } else { Device::open(device) };
-        let opened = opened.map_err(PoolError::io("open", &device.path))?;
-        devices.push(Arc::new(opened));
+/// Opens devices, or creates those that are files and not there. `devices` has those that were
+/// opened, also after an error.
+fn open_each(
+    specs: &[DeviceSpec],
+    create: bool,
+    devices: &mut Vec<Arc<Device>>,
+) -> Result<(), PoolError> {
+    for spec in specs {
+        let opened = if create { Device::create(spec) } else { Device::open(spec) };
+        devices.push(Arc::new(opened.map_err(PoolError::io("open", &spec.path))?));
     }
-    Ok(devices)
+    Ok(())
 }
 
 /// Opens the spares: what has joined the pool before is one of its devices. One that can't be is

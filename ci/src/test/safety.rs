@@ -44,6 +44,14 @@ const ITEMS: &[Item] = &[
         )],
     },
     Item {
+        mistake: "two pools of the configuration lead to one new file",
+        groups: &[file(
+            "blockd",
+            "missing_pools",
+            &["the_loser_of_a_race_to_create_a_pool_leaves_the_file_of_the_winner"],
+        )],
+    },
+    Item {
         mistake: "another program wants the disk of a pool, or has it",
         groups: &[file(
             "blockd",
