@@ -8,7 +8,9 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::pool::{PoolHandle, VolumeId};
 
+use super::hex;
 use super::state_file::StateFile;
 
 /// A pool's and a volume's name.
@@ -21,10 +23,22 @@ pub(super) struct Record {
     pub(super) volume: String,
     /// The volume's identity: another one of the same name was not attached.
     pub(super) id: u32,
+    /// The identity of its pool in hexadecimal digits: another pool of the same name has other
+    /// volumes. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) pool_id: String,
     pub(super) read_only: bool,
     /// Its block device; without one it is exported over NBD. Older versions wrote no such field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ublk: Option<UblkRecord>,
+}
+
+impl Record {
+    /// Whether it is about this volume of this pool.
+    pub(super) fn is_of(&self, pool: &PoolHandle, volume: VolumeId) -> bool {
+        let is_of_pool = self.pool_id.is_empty() || self.pool_id == hex(&pool.id());
+        is_of_pool && self.id == volume.0
+    }
 }
 
 /// What is remembered of a block device.
@@ -170,6 +184,7 @@ mod tests {
         let list = Attachments::read(folder.path()).unwrap();
         let old = list.get("p", "a").unwrap().record.clone();
         assert_eq!((old.id, old.read_only, old.ublk), (3, true, None));
+        assert!(old.pool_id.is_empty());
         let ublk = Some(UblkRecord { device: Some(7), queues: 2, depth: 0 });
         let record = Record { volume: "b".to_owned(), id: 4, ublk, ..old };
         list.add(record.clone()).await.unwrap();

@@ -254,7 +254,7 @@ impl Control {
         };
         let record = present.record.clone();
         let Ok(pool) = self.pool(&record.pool) else { return Ok(false) };
-        let volume = find(&pool, &record.volume).filter(|volume| volume.id.0 == record.id);
+        let volume = find(&pool, &record.volume).filter(|volume| record.is_of(&pool, volume.id));
         let (Some(volume), Some(ublk)) = (volume, record.ublk) else { return Ok(false) };
         let failed = |problem: String| {
             let text = format!("the device of volume {} fails: {problem}", shown(&record.volume));

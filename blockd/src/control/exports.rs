@@ -129,7 +129,7 @@ impl Control {
     fn attached(&self, attachment: &Attachment) -> Option<(PoolHandle, VolumeSummary)> {
         let pool = self.pool(&attachment.record.pool).ok()?;
         let volume = volumes::find(&pool, &attachment.record.volume)?;
-        (volume.id.0 == attachment.record.id).then_some((pool, volume))
+        attachment.record.is_of(&pool, volume.id).then_some((pool, volume))
     }
 
     /// The attached volume that an export's name means.

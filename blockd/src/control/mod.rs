@@ -630,3 +630,7 @@ async fn blocking<T: Send + 'static>(
         Err(Error::Unexpected { what: "a task ended".to_owned(), problem: error.to_string() })
     })
 }
+fn hex(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+

@@ -304,14 +304,19 @@ async fn attachments_come_back_and_those_of_lost_volumes_do_not() {
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.client.attach_volume(attach("a")).await.unwrap();
     let text = std::fs::read_to_string(rig.folder.path().join("attachments.json")).unwrap();
-    let again = folder();
-    std::fs::write(again.path().join("attachments.json"), text).unwrap();
-    let mut rig = Rig::without_pool(again).await;
-    assert_eq!(rig.control.forget_attachments_of_missing_volumes().await.unwrap(), 0);
-    assert!(matches!(rig.control.open("a").await, Err(ExportError::Refused(_))));
-    rig.control.open_pool(&memory_pool("default")).await.unwrap();
-    rig.client.create_volume(create("a", MIB)).await.unwrap();
-    assert!(rig.control.open("a").await.is_ok());
+    // Older versions did not write which pool it was.
+    let is_old = |line: &&str| !line.contains("pool_id");
+    let old = text.lines().filter(is_old).collect::<Vec<_>>().join("\n");
+    for (text, is_same_pool) in [(text, false), (old, true)] {
+        let again = folder();
+        std::fs::write(again.path().join("attachments.json"), text).unwrap();
+        rig = Rig::without_pool(again).await;
+        assert_eq!(rig.control.forget_attachments_of_missing_volumes().await.unwrap(), 0);
+        assert!(matches!(rig.control.open("a").await, Err(ExportError::Refused(_))));
+        rig.control.open_pool(&memory_pool("default")).await.unwrap();
+        rig.client.create_volume(create("a", MIB)).await.unwrap();
+        assert_eq!(rig.control.open("a").await.is_ok(), is_same_pool);
+    }
     rig.client.delete_volume(delete("a", true)).await.unwrap();
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     assert_eq!(rig.control.open("a").await.unwrap_err(), ExportError::Unknown);
@@ -454,7 +459,7 @@ async fn what_was_detached_meanwhile_is_not_recovered() {
     let id = rig.volumes().await[0].id;
     let ublk = Some(UblkRecord { device: None, queues: 1, depth: 32 });
     let (pool, volume) = ("default".to_owned(), "a".to_owned());
-    let record = Record { pool, volume, id, read_only: false, ublk };
+    let record = Record { pool, volume, id, pool_id: String::new(), read_only: false, ublk };
     // As it was looked up before somebody detached it.
     assert!(!rig.control.recover_one(record.clone()).await.unwrap());
     rig.control.0.attachments.add(record.clone()).await.unwrap();

@@ -18,6 +18,7 @@ use crate::units::human;
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
+use super::hex;
 use super::{Control, EventKind, pool_error};
 
 /// A volume, with what is known of its clients.
@@ -197,12 +198,13 @@ impl Control {
         let volume = existing(&handle, name)?;
         let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
         let present = self.0.attachments.get(handle.name(), name);
-        if let Some(present) = present.filter(|present| present.record.id == volume.id.0) {
+        if let Some(present) = present.filter(|present| present.record.is_of(&handle, volume.id)) {
             same_attachment(&present.record, &AttachWish { read_only, ..wish })?;
             return Ok((false, self.describe(&handle, name).await?));
         }
         let (pool, id) = (handle.name().to_owned(), volume.id.0);
-        let record = Record { pool, volume: name.to_owned(), id, read_only, ublk: None };
+        let (volume_name, pool_id) = (name.to_owned(), hex(&handle.id()));
+        let record = Record { pool, volume: volume_name, id, pool_id, read_only, ublk: None };
         let place = match self.front_end(&wish)? {
             FrontEnd::Nbd => {
                 self.0.attachments.add(record).await?;
@@ -335,7 +337,7 @@ impl Control {
         let durability = Durability::worst(pool.devices().iter().map(DeviceInfo::durability));
         let describe = |info: VolumeInfo| {
             let attachment = self.0.attachments.get(pool.name(), &info.name);
-            let attachment = attachment.filter(|present| present.record.id == info.id.0);
+            let attachment = attachment.filter(|present| present.record.is_of(pool, info.id));
             let export = self.export_name(pool.name(), &info.name);
             let addresses = self.0.nbd.read();
             let uris = addresses.iter().map(|address| address.uri(&export));
@@ -378,7 +380,7 @@ impl Control {
             let record = &attachment.record;
             let Ok(pool) = self.pool(&record.pool) else { continue };
             let volume = find(&pool, &record.volume);
-            if volume.is_none_or(|volume| volume.id.0 != record.id) {
+            if volume.is_none_or(|volume| !record.is_of(&pool, volume.id)) {
                 tracing::warn!(pool = record.pool, volume = record.volume, "attached, and gone");
                 gone.push((record.pool.clone(), record.volume.clone()));
             }

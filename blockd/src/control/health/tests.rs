@@ -287,6 +287,7 @@ async fn h4_a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
     assert_eq!(reasons, expected);
     // What is attached there is known, and touched.
     let record = Record {
+        pool_id: String::new(),
         pool: "absent".to_owned(),
         volume: "v".to_owned(),
         id: 1,
