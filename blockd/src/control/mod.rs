@@ -627,6 +627,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        accept_loss: false,
         Err(Error::Unexpected { what: "a task ended".to_owned(), problem: error.to_string() })
     })
 }

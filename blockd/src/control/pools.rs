@@ -58,7 +58,7 @@ impl From<Error> for Unopened {
 fn unopened(pool: &str, error: PoolError) -> Unopened {
     let reason = match &error {
         PoolError::Mapper(error) => Some(reason(error)),
-        PoolError::Foreign { .. } => Some("other-node"),
+        PoolError::Foreign { .. } | PoolError::OpenElsewhere { .. } => Some("other-node"),
         _ => None,
     };
     let unopened = Unopened::from(pool_error(pool, error));
@@ -83,6 +83,7 @@ pub(super) fn reason(error: &MapperError) -> &'static str {
         MapperError::Io { .. } | MapperError::Failed(_) => "io",
         MapperError::Internal(_) => "internal",
         _ => "other",
+        MapperError::ClaimLost { .. } => "other-node",
     }
 }
 

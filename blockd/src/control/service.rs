@@ -553,3 +553,4 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
         ..template.clone()
     })
 }
+        accept_loss: false,
