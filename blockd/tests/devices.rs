@@ -363,3 +363,75 @@ fn a_ring_is_not_replayed_over_a_disk_that_was_restarted() {
     };
     assert!(!left.iter().any(is_left), "{left:?}");
 }
+
+#[test]
+fn a_disk_that_is_absent_at_the_start_is_missing_and_comes_back() {
+    let disk = Loop::new("absent");
+    let name = format!("blockd-by-id-{}", std::process::id());
+    let link = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::os::unix::fs::symlink(&disk.device, &link).unwrap();
+    let lines = format!("[[pool]]\nname = \"disk\"\npath = {link:?}\n");
+    let mut daemon = Daemon::start_with("256M", &lines);
+    daemon.ok(&["add", "--nbd", "--size", "16M", "--pool", "disk", "data"]);
+    assert!(daemon.terminate().success());
+    // The name goes with the disk, as udev has it; then it leads to a disk that is empty.
+    std::fs::remove_file(&link).unwrap();
+    daemon.start_not_ready();
+    let empty = Loop::new("empty");
+    for why in ["does not exist", "holds no pool"] {
+        let (code, error) = daemon.failure(&["pool", "open", "disk"]);
+        assert!(code == IN_USE && error.contains("pool disk is missing"), "{error}");
+        assert!(error.contains(link.to_str().unwrap()) && error.contains(why), "{error}");
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(&empty.device, &link).unwrap();
+    }
+    let bytes = std::fs::read(&empty.file).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "the empty disk was written to");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&disk.device, &link).unwrap();
+    daemon.ok(&["pool", "open", "disk"]);
+    daemon.ok(&["show", "--pool", "disk", "data"]);
+    std::fs::remove_file(&link).unwrap();
+}
+
+#[test]
+fn a_state_directory_that_is_full_keeps_no_pool_from_being_served() {
+    let mut daemon = Daemon::start("256M");
+    daemon.ok(&["add", "--nbd", "--size", "16M", "data"]);
+    daemon.ok(&["detach", "data"]);
+    assert!(daemon.terminate().success());
+    let state = daemon.dir.join("state");
+    std::fs::create_dir(&state).unwrap();
+    ok("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", state.to_str().unwrap()]);
+    let _mounted = Mounted(state.clone());
+    let config = std::fs::read_to_string(daemon.config()).unwrap();
+    let from = format!("state_dir = {:?}", daemon.dir);
+    assert!(config.contains(&from), "{config}");
+    let config = config.replace(&from, &format!("state_dir = {state:?}"));
+    std::fs::write(daemon.config(), config).unwrap();
+    daemon.start_again();
+    daemon.kill();
+    // As if the pool had been seen long ago: otherwise there is nothing to write.
+    let list = state.join("served.json");
+    let text = std::fs::read_to_string(&list).unwrap();
+    let key = "\"last_seen_unix_seconds\": ";
+    let (before, after) = text.split_once(key).unwrap();
+    std::fs::write(&list, format!("{before}{key}1{}", "0".repeat(9) + &after[10..])).unwrap();
+    let fill = || {
+        let mut file = File::create(state.join("fill")).unwrap();
+        while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    };
+    fill();
+    for _ in 0..2 {
+        daemon.start_again();
+        assert!(daemon.log().contains("No space left"), "{}", daemon.log());
+        daemon.kill();
+    }
+    daemon.start_again();
+    daemon.ok(&["del", "--force", "data"]);
+    // A pool that is not remembered yet is not served.
+    let path = daemon.dir.join("new.pool");
+    let create = ["pool", "create", "new", "--path", path.to_str().unwrap(), "--size", "64M"];
+    let (_, error) = daemon.failure(&create);
+    assert!(error.contains("served.json"), "{error}");
+}

@@ -7,6 +7,7 @@ mod cli_support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use blockd::clock::Clock;
@@ -33,13 +34,18 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
+        Self::with("size = \"64M\"")
+    }
+
+    /// With these lines in the pool's table.
+    fn with(lines: &str) -> Self {
         let mut daemon = Daemon::start("256M");
         let folder = daemon.dir.join("disk");
         fs::create_dir(&folder).unwrap();
         let pool = folder.join("w.pool");
         assert!(daemon.terminate().success());
         let config = fs::read_to_string(daemon.config()).unwrap();
-        let table = format!("[[pool]]\nname = \"w\"\npath = {pool:?}\nsize = \"64M\"\n{METRICS}");
+        let table = format!("[[pool]]\nname = \"w\"\npath = {pool:?}\n{lines}\n{METRICS}");
         fs::write(daemon.config(), format!("{config}{table}")).unwrap();
         daemon.start_again();
         let case = Self { daemon, pool };
@@ -52,6 +58,28 @@ impl Case {
 
     fn moved(&self) -> PathBuf {
         self.pool.with_extension("elsewhere")
+    }
+
+    /// Replaces a part of the configuration.
+    fn configure(&self, from: &str, to: &str) {
+        let config = fs::read_to_string(self.daemon.config()).unwrap();
+        assert!(config.contains(from), "{config}");
+        fs::write(self.daemon.config(), config.replace(from, to)).unwrap();
+    }
+
+    /// Puts another pool with a volume of the same name in the place of the pool.
+    fn exchange(&self) {
+        let mut other = Daemon::start("64M");
+        other.ok(&["add", "--nbd", "--size", "1M", "data"]);
+        assert!(other.terminate().success());
+        fs::copy(other.dir.join("default.pool"), &self.pool).unwrap();
+    }
+
+    /// Exit code and text of a call that must not create the pool.
+    fn refused(&self, words: &[&str]) -> String {
+        let (code, error) = self.daemon.failure(words);
+        assert_eq!(code, IN_USE, "{error}");
+        error
     }
 
     /// Stops the daemon, has `change` happen, and starts it again.
@@ -94,6 +122,32 @@ impl Case {
         daemon.ok(&["add", "--nbd", "--size", "8M", "other"]);
         daemon.ok(&["del", "--force", "other"]);
     }
+}
+
+/// Runs a command that must not wait; one that does is killed, so that the test ends.
+fn at_once(daemon: &Daemon, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = daemon.command(words);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (mut child, clock) = (command.spawn().unwrap(), Clock::start());
+    while child.try_wait().unwrap().is_none() {
+        if clock.elapsed() > AT_ONCE {
+            child.kill().unwrap();
+            panic!("{words:?} still waits after {:?}", clock.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// Has all pools last seen in another boot.
+fn change_boot(daemon: &Daemon) {
+    let served = daemon.dir.join("served.json");
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let boot: String = id.chars().filter(char::is_ascii_hexdigit).collect();
+    let text = fs::read_to_string(&served).unwrap();
+    assert!(text.contains(&boot), "{text}");
+    fs::write(&served, text.replace(&boot, &"0".repeat(32))).unwrap();
 }
 
 /// What the metrics server answers.
@@ -213,17 +267,15 @@ fn what_is_no_file_and_no_disk_is_refused_at_once() {
     let daemon = Daemon::start("256M");
     let fifo = daemon.dir.join("fifo");
     nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
-    let clock = Clock::start();
     for path in [fifo.to_str().unwrap(), "/dev/null", daemon.dir.to_str().unwrap()] {
         for kind in [&[][..], &["--kind", "disk"], &["--kind", "file"]] {
             let words = ["pool", "create", "odd", "--path", path, "--size", "64M"];
-            let (code, error) = daemon.failure(&[&words[..], kind].concat());
-            assert!(code == INVALID && error.contains(path), "{error}");
+            let (code, error) = at_once(&daemon, &[&words[..], kind].concat());
+            assert!(code == Some(INVALID) && error.contains(path), "{error}");
         }
-        let (_, error) = daemon.failure(&["pool", "check", path]);
+        let (_, error) = at_once(&daemon, &["pool", "check", path]);
         assert!(error.contains(path), "{error}");
     }
-    assert!(clock.elapsed() < AT_ONCE, "{:?}", clock.elapsed());
     // Other calls are not held up by it either.
     let good = daemon.dir.join("good.pool");
     daemon.ok(&["pool", "create", "good", "--path", good.to_str().unwrap(), "--size", "64M"]);
@@ -258,13 +310,7 @@ fn a_volatile_pool_is_made_anew_after_a_boot_and_missing_before() {
     let (_, error) = daemon.failure(&["pool", "open", "fast"]);
     assert!(error.contains("missing"), "{error}");
     assert!(daemon.terminate().success());
-    // As if it had been seen in another boot.
-    let served = daemon.dir.join("served.json");
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let boot: String = id.chars().filter(char::is_ascii_hexdigit).collect();
-    let text = fs::read_to_string(&served).unwrap();
-    assert!(text.contains(&boot), "{text}");
-    fs::write(&served, text.replace(&boot, &"0".repeat(32))).unwrap();
+    change_boot(&daemon);
     daemon.start_again();
     assert!(daemon.log().contains("made anew"), "{}", daemon.log());
     daemon.terminate();
@@ -292,4 +338,297 @@ fn the_loser_of_a_race_to_create_a_pool_leaves_the_file_of_the_winner() {
     let open: Vec<_> = names.iter().filter(is_open).collect();
     assert_eq!(open.len(), 1, "{open:?}\n{}", daemon.log());
     assert!(folder.join("one.pool").exists(), "the file of pool {} was removed", open[0]);
+}
+
+#[test]
+fn another_pool_is_neither_replaced_nor_adopted_by_an_explicit_word() {
+    let mut case = Case::new();
+    case.restart(|case| {
+        fs::rename(&case.pool, case.moved()).unwrap();
+        case.exchange();
+    });
+    let before = fs::read(&case.pool).unwrap();
+    let path = case.pool.to_str().unwrap().to_owned();
+    let error = case.refused(&["pool", "create", "w", "--replace-missing"]);
+    assert!(error.contains(&path) && error.contains("holds another pool"), "{error}");
+    assert!(fs::read(&case.pool).unwrap() == before, "the other pool was written to");
+    case.is_missing("holds another pool");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    // It is not missing any more: the word changes nothing.
+    case.daemon.ok(&["pool", "create", "w", "--replace-missing"]);
+    case.is_whole();
+}
+
+#[test]
+fn an_attachment_belongs_to_its_pool_and_not_to_another_of_the_same_name() {
+    let mut case = Case::new();
+    case.restart(|case| {
+        fs::remove_file(case.daemon.dir.join("served.json")).unwrap();
+        fs::rename(&case.pool, case.moved()).unwrap();
+        case.exchange();
+    });
+    let error = case.refused(&["pool", "open", "w"]);
+    assert!(error.contains("holds another pool"), "{error}");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    case.daemon.ok(&["pool", "open", "w"]);
+    case.is_whole();
+}
+
+#[test]
+fn a_missing_pool_is_started_anew_as_it_is_configured() {
+    let mut case = Case::with("size = \"90%\"");
+    let second = case.pool.with_file_name("second.pool");
+    for devices in [1, 2] {
+        if devices == 2 {
+            // Now with two devices, of which both go.
+            assert!(case.daemon.terminate().success());
+            let first = format!("path = {:?}\nsize = \"90%\"", case.pool);
+            let both = format!("devices = [{:?}, {second:?}]\nsize = \"64M\"", case.pool);
+            case.configure(&first, &both);
+            fs::remove_file(&case.pool).unwrap();
+            case.daemon.start_not_ready();
+            case.refused(&["pool", "open", "w"]);
+            case.daemon.ok(&["pool", "create", "w", "--replace-missing"]);
+            assert!(second.exists());
+        }
+        case.daemon.ok(&["add", "--nbd", "--pool", "w", "--size", "1M", "old"]);
+        case.restart(|case| {
+            fs::remove_file(&case.pool).unwrap();
+            let _ = fs::remove_file(&second);
+        });
+        case.refused(&["pool", "open", "w"]);
+        let path = case.pool.to_str().unwrap().to_owned();
+        let (_, error) = case.daemon.failure(&[
+            "pool",
+            "create",
+            "w",
+            "--path",
+            "/elsewhere",
+            "--replace-missing",
+        ]);
+        assert!(error.contains(&path) && error.contains("/elsewhere"), "{error}");
+        case.daemon.ok(&["pool", "create", "w", "--path", &path, "--replace-missing"]);
+        case.daemon.ok(&["pool", "create", "w", "--replace-missing"]);
+        let list = case.daemon.json(&["list", "--pool", "w"]);
+        assert_eq!(list["volumes"].as_array().unwrap().len(), 0, "{list}");
+        assert_eq!(second.exists(), devices == 2);
+        // It stays a pool of the configuration.
+        assert!(!case.daemon.dir.join("pools.json").exists());
+        case.restart(|_| ());
+        assert_eq!(case.daemon.json(&["version"])["daemon"]["ready"], true);
+    }
+}
+
+#[test]
+fn a_pool_of_which_only_some_devices_are_there_is_not_created() {
+    let mut case = Case::new();
+    assert!(case.daemon.terminate().success());
+    let second = case.pool.with_file_name("second.pool");
+    let both = format!("devices = [{:?}, {second:?}]", case.pool);
+    case.configure(&format!("path = {:?}", case.pool), &both);
+    case.configure("name = \"w\"", "name = \"pair\"");
+    fs::rename(&case.pool, case.moved()).unwrap();
+    for file in ["served.json", "attachments.json"] {
+        fs::remove_file(case.daemon.dir.join(file)).unwrap();
+    }
+    case.daemon.start_again();
+    case.daemon.ok(&["add", "--nbd", "--pool", "pair", "--size", "1M", "data"]);
+    let away = |path: &Path| path.with_extension("away");
+    for gone in [case.pool.clone(), second] {
+        case.restart(|_| fs::rename(&gone, away(&gone)).unwrap());
+        let error = case.refused(&["pool", "open", "pair"]);
+        let absent = format!("pool pair is missing: {} does not exist", gone.display());
+        assert!(error.contains(&absent), "{error}");
+        let error = case.refused(&["pool", "create", "pair", "--replace-missing"]);
+        assert!(error.contains("holds a device of this pool"), "{error}");
+        assert!(!gone.exists(), "{} was made", gone.display());
+        fs::rename(away(&gone), &gone).unwrap();
+        case.daemon.ok(&["pool", "open", "pair"]);
+        case.daemon.ok(&["show", "--pool", "pair", "data"]);
+    }
+}
+
+#[test]
+fn a_pool_with_attachments_or_made_at_run_time_counts_as_served_without_the_list() {
+    let mut case = Case::new();
+    let made = case.pool.with_file_name("made.pool");
+    let path = made.to_str().unwrap().to_owned();
+    case.daemon.ok(&["pool", "create", "made", "--path", &path, "--size", "64M"]);
+    let away = made.with_extension("away");
+    case.restart(|case| {
+        fs::remove_file(case.daemon.dir.join("served.json")).unwrap();
+        fs::rename(&case.pool, case.moved()).unwrap();
+        fs::rename(&made, &away).unwrap();
+    });
+    for name in ["w", "made"] {
+        let error = case.refused(&["pool", "open", name]);
+        assert!(error.contains("is missing") && error.contains("served before"), "{error}");
+    }
+    assert!(!case.pool.exists() && !made.exists(), "a pool was made anew");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    fs::rename(&away, &made).unwrap();
+    for name in ["w", "made"] {
+        case.daemon.ok(&["pool", "open", name]);
+    }
+    case.is_whole();
+}
+
+#[test]
+fn a_damaged_list_of_served_pools_is_not_to_be_removed_while_a_pool_is_missing() {
+    let mut case = Case::new();
+    let list = case.daemon.dir.join("served.json");
+    case.restart(|case| {
+        fs::rename(&case.pool, case.moved()).unwrap();
+        let text = fs::read(&list).unwrap();
+        fs::write(&list, &text[..text.len() / 2]).unwrap();
+        // The daemon stays for a pool that needs no list.
+        let config = fs::read_to_string(case.daemon.config()).unwrap();
+        let memory = "[[pool]]\nname = \"m\"\nkind = \"memory\"\nsize = \"64M\"\n";
+        fs::write(case.daemon.config(), config.replace("[metrics]", &format!("{memory}[metrics]")))
+            .unwrap();
+    });
+    let (_, error) = case.daemon.failure(&["pool", "open", "w"]);
+    let advice = "remove it only while the files and disks of all pools are there";
+    assert!(error.contains("served.json") && error.contains(advice), "{error}");
+    assert!(!case.pool.exists());
+}
+
+#[test]
+fn a_pool_that_was_renamed_is_not_made_anew_at_its_old_place() {
+    let mut case = Case::new();
+    case.restart(|case| {
+        fs::rename(&case.pool, case.moved()).unwrap();
+        case.configure("name = \"w\"", "name = \"v\"");
+    });
+    let error = case.refused(&["pool", "open", "v"]);
+    assert!(error.contains("pool v is missing") && error.contains("as pool w"), "{error}");
+    assert!(!case.pool.exists(), "a new pool was made");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    case.daemon.ok(&["pool", "open", "v"]);
+    case.daemon.ok(&["show", "--pool", "v", "data"]);
+}
+
+#[test]
+fn a_pool_in_memory_is_served_by_the_name_of_a_former_file() {
+    let mut case = Case::new();
+    case.restart(|case| {
+        case.configure(&format!("path = {:?}", case.pool), "kind = \"memory\"");
+    });
+    case.daemon.ok(&["pool", "open", "w"]);
+    case.daemon.ok(&["add", "--nbd", "--pool", "w", "--size", "1M", "new"]);
+}
+
+#[test]
+fn a_volatile_pool_on_a_disk_is_missing_after_a_boot_too() {
+    let mut case = Case::with("size = \"64M\"\nvolatile = true");
+    case.restart(|case| {
+        fs::rename(&case.pool, case.moved()).unwrap();
+        change_boot(&case.daemon);
+    });
+    case.is_missing("does not exist");
+    assert!(!case.pool.exists(), "a new pool was made");
+}
+
+#[test]
+fn a_pool_file_that_is_there_is_held_to_the_rules_for_new_ones() {
+    let daemon = Daemon::start("256M");
+    let memory = PathBuf::from(format!("/dev/shm/blockd-empty-{}", std::process::id()));
+    let links = [daemon.dir.join("dangling"), daemon.dir.join("to-memory")];
+    std::os::unix::fs::symlink("/dev/blockd-absent-disk", &links[0]).unwrap();
+    std::os::unix::fs::symlink(&memory, &links[1]).unwrap();
+    fs::File::create(&memory).unwrap().set_len(64 << 20).unwrap();
+    for (path, more, allowed) in [
+        (&links[0], &[][..], "leads to nothing"),
+        (&links[0], &["--volatile"], "leads to nothing"),
+        (&links[1], &[], "--volatile"),
+        (&memory, &[], "--volatile"),
+    ] {
+        let path = path.to_str().unwrap();
+        let words = ["pool", "create", "odd", "--path", path, "--size", "64M"];
+        let (code, error) = daemon.failure(&[&words[..], more].concat());
+        assert!(code == INVALID && error.contains(path) && error.contains(allowed), "{error}");
+    }
+    assert!(!Path::new("/dev/blockd-absent-disk").exists());
+    assert!(fs::read(&memory).unwrap().iter().all(|byte| *byte == 0));
+    fs::remove_file(&memory).unwrap();
+}
+
+#[test]
+fn pools_are_made_and_the_daemon_ends_while_another_pool_is_waited_for() {
+    let mut case = Case::new();
+    case.restart(|case| fs::rename(&case.pool, case.moved()).unwrap());
+    fs::rename(case.moved(), &case.pool).unwrap();
+    // A process that lives has the pool's lock: that is waited for 30 s.
+    let holder = fs::File::open(&case.pool).unwrap();
+    holder.lock().unwrap();
+    case.daemon.hang_up();
+    let clock = Clock::start();
+    while !case.daemon.log().contains("waiting for the owner lock") {
+        assert!(clock.elapsed() < LIMIT, "{}", case.daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let other = case.daemon.dir.join("other.pool");
+    case.daemon.ok(&[
+        "pool",
+        "create",
+        "other",
+        "--path",
+        other.to_str().unwrap(),
+        "--size",
+        "64M",
+    ]);
+    assert!(case.daemon.terminate().success());
+    let log = case.daemon.log();
+    assert!(!log.contains("the pool is still not open"), "{log}");
+    // The same pool is opened once, by whichever comes first.
+    case.daemon.start_not_ready();
+    case.daemon.hang_up();
+    let mut open = case.daemon.command(&["pool", "open", "w"]);
+    let mut open = open.stdout(Stdio::null()).spawn().unwrap();
+    drop(holder);
+    assert!(open.wait().unwrap().success(), "{}", case.daemon.log());
+    case.is_whole();
+}
+
+#[test]
+fn a_pool_made_at_run_time_does_not_accept_loss_for_another_pool() {
+    let mut daemon = Daemon::start_with("256M", "accept_loss = true");
+    let made = daemon.dir.join("made.pool");
+    daemon.ok(&["pool", "create", "made", "--path", made.to_str().unwrap(), "--size", "64M"]);
+    daemon.ok(&["add", "--nbd", "--pool", "made", "--size", "1M", "data"]);
+    daemon.kill();
+    for entry in fs::read_dir(daemon.ring_dir()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_str().unwrap().starts_with("ring-") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    daemon.start_not_ready();
+    daemon.ok(&["list"]);
+    let (_, error) = daemon.failure(&["list", "--pool", "made"]);
+    assert!(error.contains("delta ring"), "{error}");
+    daemon.kill();
+    let path = made.to_str().unwrap();
+    daemon.ok(&["journal", "replay", "--accept-loss", path]);
+    daemon.start_again();
+    daemon.ok(&["list", "--pool", "made"]);
+}
+
+#[test]
+fn a_pool_of_a_region_is_missing_without_its_region_and_the_daemon_stays_for_it() {
+    let mut daemon = Daemon::start("256M");
+    assert!(daemon.terminate().success());
+    let config = fs::read_to_string(daemon.config()).unwrap();
+    let tables = "[[pool]]\nname = \"default\"\nkind = \"pmem\"\nregion = \"0xb10cd\"\n";
+    let before = config.split("[[pool]]").next().unwrap();
+    fs::write(daemon.config(), format!("{before}{tables}{METRICS}")).unwrap();
+    daemon.start_not_ready();
+    let (code, error) = daemon.failure(&["pool", "open", "default"]);
+    assert!(code == IN_USE && error.contains("pool default is missing: "), "{error}");
+    assert!(error.contains("region 0xb10cd") && error.contains("last seen at 20"), "{error}");
+    let metrics = get(&daemon, "/metrics");
+    assert!(metrics.contains("blockd_pool_missing{pool=\"default\"} 1\n"), "{metrics}");
+    // A region that is not there can be the place of a pool: nothing is given up.
+    let (_, error) = daemon.failure(&["pool", "create", "default", "--replace-missing"]);
+    assert!(error.contains("region 0xb10cd"), "{error}");
 }

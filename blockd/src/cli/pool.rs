@@ -87,7 +87,11 @@ pub(crate) struct Create {
     pub pool: String,
 
     /// Absolute path of the file or device
-    #[arg(long, required_unless_present = "memory", conflicts_with = "memory")]
+    #[arg(
+        long,
+        required_unless_present_any = ["memory", "replace_missing"],
+        conflicts_with = "memory"
+    )]
     pub path: Option<PathBuf>,
 
     /// What that is: without it, a disk if it is one, and else a file
@@ -119,6 +123,9 @@ pub(crate) struct Create {
     pub volatile: bool,
 
     /// Start anew where the pool was served before and is missing: its volumes are given up
+    ///
+    /// What is left out is as the pool is configured or was created. Another pool that lies in its
+    /// place is not replaced.
     #[arg(long)]
     pub replace_missing: bool,
 

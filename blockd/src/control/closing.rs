@@ -31,7 +31,7 @@ impl Control {
     /// ended, block devices removed, the log is emptied, and locks and claim are given up. Its
     /// socket is removed last. Attachments are remembered. False if the pool was not open.
     pub(super) async fn close_pool(&self, name: &str) -> Result<bool, NotClosed> {
-        let _guard = self.0.making_pools.lock().await;
+        let _name = self.0.making_pools.lock(name).await;
         let known = self.known(name).map_err(NotClosed::Failed)?;
         let handle = match (known.failure(), &known.state) {
             (None, Ok(handle)) => handle.clone(),
@@ -114,7 +114,7 @@ impl Control {
             let problem = format!("is still served by a worker after {WORKER_LIMIT:?}");
             return Err(Error::in_use(format!("pool {}", known.config.name), problem));
         }
-        if let Err(error) = self.note_served(&known.config, handle).await {
+        if let Err(error) = self.note_served(handle, false).await {
             tracing::warn!(pool = known.config.name, %error, "last seen at its start");
         }
         handle.close().await.map_err(|error| pool_error(&known.config.name, error))

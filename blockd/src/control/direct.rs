@@ -8,6 +8,7 @@ use blockd_pmem::media::Durability;
 use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 
+use super::errors::failed_pool;
 use super::messages::size_of_request;
 use super::{Control, EventKind, blocking};
 use crate::clock::wall_ms;
@@ -64,6 +65,25 @@ impl Control {
         let known = Arc::new(Known { config: config.clone(), state });
         self.0.direct.0.write().insert(name, known);
         result
+    }
+
+    /// Opens a pool of namespaces that could not be opened. False if it is open.
+    pub(super) async fn reopen_direct(&self, name: &str) -> Result<bool, Error> {
+        let known = self.0.direct.0.read().get(name).cloned();
+        let known = known.ok_or_else(|| Error::not_found("pool", name))?;
+        match known.state.as_ref().map(DirectPool::failure) {
+            Ok(None) => return Ok(false),
+            Ok(Some(failure)) => return Err(failed_pool(name, &failure)),
+            Err(_) => self.open_direct(&known.config, Platform::default()).await?,
+        }
+        Ok(true)
+    }
+
+    /// Names of the pools of namespaces that could not be opened.
+    pub(super) fn unopened_direct(&self) -> Vec<String> {
+        let all = self.0.direct.0.read();
+        let unopened = all.iter().filter(|(_, known)| known.state.is_err());
+        unopened.map(|(name, _)| name.clone()).collect()
     }
 
     /// Ends what pools of namespaces do in the background.

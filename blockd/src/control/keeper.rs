@@ -343,6 +343,7 @@ fn told(pool: &str, change: &SpaceChange) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::served::Permit;
     use super::*;
     use crate::control::events::EventReader;
     use crate::control::pools::open_or_create;
@@ -369,7 +370,8 @@ mod tests {
     #[tokio::test]
     async fn who_waits_is_told_of_after_30_60_and_110_seconds_and_again_when_others_wait() {
         let rig = Rig::without_pool(folder()).await;
-        let opened = open_or_create(&memory_pool("p"), rig.folder.path(), 0).unwrap();
+        let opened =
+            open_or_create(&memory_pool("p"), rig.folder.path(), 0, Permit::Create).unwrap();
         let mut events = rig.control.events().reader(false, "p".to_owned());
         let mut keeper = keeper(&rig, &opened.handle);
         let of = |pool: &str, seconds: u64| {

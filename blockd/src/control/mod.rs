@@ -15,9 +15,11 @@ mod exports;
 mod extend;
 mod health;
 mod keeper;
+mod making;
 mod membership;
 mod messages;
 mod nodes;
+mod places;
 mod policy;
 mod pools;
 mod regions;
@@ -50,6 +52,7 @@ use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
+use crate::backing::Device;
 use crate::clock::{Clock, wall_seconds};
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
@@ -116,13 +119,14 @@ struct Inner {
     health: health::Book,
     /// The space policy of pools that are made at run time.
     space_of_new_pools: RwLock<SpaceConfig>,
-    /// One pool is made at a time.
-    making_pools: tokio::sync::Mutex<()>,
+    /// A pool is opened or created once at a time, and so is what is at a path.
+    making_pools: making::NamedLocks,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
     /// who needs two takes them by `lock_all`.
     locks: [tokio::sync::Mutex<()>; LOCKS],
     hasher: RandomState,
     ready: AtomicBool,
+    stopping: AtomicBool,
     clock: Clock,
     started_unix_seconds: u64,
 }
@@ -212,10 +216,11 @@ impl Control {
             extends: extend::Extends::default(),
             health: health::Book::new(&options.health),
             space_of_new_pools: RwLock::new(options.template.space.clone()),
-            making_pools: tokio::sync::Mutex::default(),
+            making_pools: making::NamedLocks::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             hasher: RandomState::new(),
             ready: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             clock: Clock::start(),
             started_unix_seconds: wall_seconds(),
             options,
@@ -244,8 +249,15 @@ impl Control {
         if let Ok(handle) = &state {
             self.keep_space(handle, config);
         }
+        let opened = state.clone();
         let known = Known { config: config.clone(), state, reason };
         self.0.pools.write().insert(config.name.clone(), known);
+        // The pools that were known when the daemon began to stop are closed by that.
+        if self.0.stopping.load(Ordering::SeqCst)
+            && let Ok(handle) = opened
+        {
+            let _ = handle.close().await;
+        }
         result.map(|_| ()).map_err(|failed| *failed.error)
     }
 
@@ -256,16 +268,23 @@ impl Control {
     ) -> Result<PoolHandle, Unopened> {
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let node = self.0.options.node.map_or(0, NodeId::number);
-        self.refuse_aliases(config)?;
+        let others = self.devices_of_others(&config.name);
         let (book, served) = (Arc::clone(&self.0.regions), Arc::clone(&self.0.served));
         let open = move || {
-            let served = (!replace_missing).then_some(&*served);
-            Ok(regions::open(&wanted, &runtime_dir, node, &book, served))
+            let is_other = pools::refuse_aliases(&wanted, others).map_err(Unopened::from);
+            Ok(is_other.and_then(|()| {
+                regions::open(&wanted, &runtime_dir, node, &book, &served, replace_missing)
+            }))
         };
         let opened = blocking(open).await??;
-        // Before anything is written to it: a pool that is not remembered could be made anew.
-        if let Err(error) = self.note_served(config, &opened.handle).await {
-            let _ = opened.handle.close().await;
+        let handle = &opened.handle;
+        if opened.permit.is_for_another(&handle.id()) {
+            let _ = handle.close().await;
+            return Err(served::changed_meanwhile(&config.name, &config.devices[0].path));
+        }
+        // Before a volume of it is served: a pool that is not remembered could be made anew.
+        if let Err(error) = self.note_served(handle, opened.created).await {
+            let _ = handle.close().await;
             return Err(error.into());
         }
         self.0.data_path.add_pool(&opened.handle).await?;
@@ -301,7 +320,7 @@ impl Control {
         let mut result = Ok(());
         for known in pools {
             let Ok(handle) = &known.state else { continue };
-            if let Err(error) = self.note_served(&known.config, handle).await {
+            if let Err(error) = self.note_served(handle, false).await {
                 tracing::warn!(pool = known.config.name, %error, "last seen at its start");
             }
             if let Err(error) = handle.close().await {
@@ -321,6 +340,7 @@ impl Control {
 
     /// Ends streams of events; nothing more is ready.
     pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
         self.0.ready.store(false, Ordering::Release);
         self.events().publish(EventKind::Stopping, "", "", "the daemon is stopping");
         self.events().close();
@@ -426,12 +446,13 @@ impl Control {
     /// Makes a pool at run time, and remembers it. True if it is new.
     async fn create_pool(
         &self,
-        config: PoolConfig,
-        in_memory: bool,
+        mut config: PoolConfig,
         replace_missing: bool,
     ) -> Result<bool, Error> {
-        let _guard = self.0.making_pools.lock().await;
+        let in_memory = config.devices.iter().all(|device| device.kind == DeviceKind::Memory);
+        let _name = self.0.making_pools.lock(&config.name).await;
         let existing = self.0.pools.read().get(&config.name).cloned();
+        let is_known = existing.is_some();
         if let Some(existing) = existing {
             same_pool(&existing.config, &config)?;
             if existing.state.is_ok() {
@@ -441,11 +462,20 @@ impl Control {
                 let problem = "was closed on request: open it with `blockd pool open`";
                 return Err(Error::in_use(format!("pool {}", shown(&config.name)), problem));
             }
+            // What a request leaves out is as it was configured or created.
+            config = existing.config;
         }
+        let places = config.devices.iter().filter(|device| device.path.is_absolute());
+        let places = places.map(|device| device.path.display().to_string()).collect();
+        let _places = self.0.making_pools.lock_all(places).await;
         let device = config.devices[0].clone();
         let taken = self.known_pools().into_iter().find(|known| {
-            let same = |one: &DeviceConfig| one.path == device.path;
-            !in_memory && known.config.name != config.name && known.config.devices.iter().any(same)
+            let is_ours = |one: &DeviceConfig| {
+                one.path.is_absolute() && config.devices.iter().any(|own| own.path == one.path)
+            };
+            !in_memory
+                && known.config.name != config.name
+                && known.config.devices.iter().any(is_ours)
         });
         let taken = match taken {
             Some(other) => Some(other.config.name),
@@ -462,7 +492,8 @@ impl Control {
         let name = config.name.clone();
         let known = Known { config: config.clone(), state: Ok(handle), reason: "" };
         self.0.pools.write().insert(name, known);
-        if !in_memory {
+        // One that is known already is in the configuration, or remembered.
+        if !in_memory && !is_known {
             self.remember(config).await?;
         }
         if replace_missing {
@@ -474,7 +505,11 @@ impl Control {
     /// Opens a pool that could not be opened before, or was closed, and serves what was attached of
     /// it. False if it is open.
     pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
-        let _guard = self.0.making_pools.lock().await;
+        let name = self.pool_name(name);
+        let _name = self.0.making_pools.lock(name).await;
+        if self.is_direct(name) {
+            return self.reopen_direct(name).await;
+        }
         let known = self.known(name)?;
         if known.state.is_ok() {
             return match known.failure() {
@@ -492,17 +527,23 @@ impl Control {
         Ok(true)
     }
 
-    /// Tries again to open the pools that could not be opened; those that were closed on request
-    /// stay closed. What is still in the way is logged as at the start.
+    /// Tries again to open the pools that could not be opened, side by side; those that were closed on
+    /// request stay closed. What is still in the way is logged as at the start.
     pub async fn reopen_pools(&self) {
         let failed = |known: &Known| known.state.is_err() && !known.is_closed();
-        for known in self.known_pools().into_iter().filter(failed) {
-            let name = &known.config.name;
-            match self.reopen_pool(name).await {
-                Ok(_) => tracing::info!(pool = name, "the pool is open now"),
-                Err(error) => tracing::warn!(pool = name, %error, "the pool is still not open"),
-            }
+        let unopened = self.known_pools().into_iter().filter(failed);
+        let names = unopened.map(|known| known.config.name).chain(self.unopened_direct());
+        let mut opening = tokio::task::JoinSet::new();
+        for name in names {
+            let control = self.clone();
+            opening.spawn(async move {
+                match control.reopen_pool(&name).await {
+                    Ok(_) => tracing::info!(pool = name, "the pool is open now"),
+                    Err(error) => tracing::warn!(pool = name, %error, "the pool is still not open"),
+                }
+            });
         }
+        opening.join_all().await;
     }
 
     /// Whether a pool is missing that was served before.
@@ -511,27 +552,19 @@ impl Control {
         self.0.pools.read().values().any(Known::is_missing)
     }
 
-    async fn note_served(&self, config: &PoolConfig, handle: &PoolHandle) -> Result<(), Error> {
+    async fn note_served(&self, handle: &PoolHandle, created: bool) -> Result<(), Error> {
         let (served, handle) = (Arc::clone(&self.0.served), handle.clone());
-        let volatile = config.volatile;
-        blocking(move || served.note(&handle, volatile, wall_seconds())).await
+        blocking(move || served.note(&handle, created, wall_seconds())).await
     }
 
-    /// Refuses a path that leads to a device of another pool that is open, under whatever name.
-    fn refuse_aliases(&self, config: &PoolConfig) -> Result<(), Error> {
-        for known in self.known_pools() {
-            let Ok(handle) = &known.state else { continue };
-            if known.config.name == config.name || handle.failure().is_some() {
-                continue;
-            }
-            for device in &config.devices {
-                if handle.open_devices().iter().any(|open| open.is_at(&device.path)) {
-                    let problem = format!("belongs to pool {}", shown(&known.config.name));
-                    return Err(Error::in_use(device.path.display().to_string(), problem));
-                }
-            }
-        }
-        Ok(())
+    /// Devices of the pools with other names that are open.
+    fn devices_of_others(&self, name: &str) -> Vec<(String, Vec<Arc<Device>>)> {
+        let others = self.known_pools().into_iter().filter(|known| known.config.name != name);
+        let serving = others.filter_map(|known| {
+            let handle = known.state.ok().filter(|handle| handle.failure().is_none())?;
+            Some((known.config.name, handle.open_devices().to_vec()))
+        });
+        serving.collect()
     }
 
     /// Which other pool the namespace is left to that a new one is to be made of.
@@ -594,6 +627,7 @@ fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
         region: None,
         volatile: one.volatile,
         extent_size: one.extent_size,
+        accept_loss: false,
         extend_socket: None,
         ..template.clone()
     }
@@ -622,16 +656,15 @@ fn same_pool(existing: &PoolConfig, asked: &PoolConfig) -> Result<(), Error> {
     Ok(())
 }
 
+fn hex(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Runs what blocks on a thread where that does no harm.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        accept_loss: false,
         Err(Error::Unexpected { what: "a task ended".to_owned(), problem: error.to_string() })
     })
 }
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-

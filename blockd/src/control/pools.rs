@@ -3,13 +3,15 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use nix::sys::statvfs::statvfs;
 
+use crate::backing::Device;
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, shown};
 use crate::pool::{
     self, Created, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec,
     has_pmem_header, is_there,
@@ -18,6 +20,7 @@ use crate::units::GIB;
 
 use super::errors::pool_error;
 use super::policy;
+use super::served::{Permit, changed_meanwhile};
 
 /// What a pool has to have at least, so that its metadata leaves room for data.
 const LEAST_BYTES: u64 = 256 << 20;
@@ -28,6 +31,8 @@ pub(super) struct Opened {
     pub(super) report: OpenReport,
     /// It was not there before.
     pub(super) created: bool,
+    /// What was allowed.
+    pub(super) permit: Permit,
 }
 
 /// Why a pool was not opened.
@@ -78,33 +83,53 @@ pub(super) fn reason(error: &MapperError) -> &'static str {
         MapperError::Unsupported { .. } => "unknown-feature",
         MapperError::Format(_) => "damaged",
         MapperError::RingLost { .. } => "ring-lost",
+        MapperError::ClaimLost { .. } => "other-node",
         MapperError::Io { error: IoError::Gone, .. } => "device-missing",
         MapperError::Io { error: IoError::NoSpace, .. } => "no-space",
         MapperError::Io { .. } | MapperError::Failed(_) => "io",
         MapperError::Internal(_) => "internal",
         _ => "other",
-        MapperError::ClaimLost { .. } => "other-node",
     }
 }
 
-/// Opens a pool, after making it where it isn't there. Blocks.
+/// Refuses a path that leads to a device of another pool that is open, under whatever name. Blocks.
+pub(super) fn refuse_aliases(
+    config: &PoolConfig,
+    others: Vec<(String, Vec<Arc<Device>>)>,
+) -> Result<(), Error> {
+    for (other, devices) in others {
+        for device in &config.devices {
+            if devices.iter().any(|open| open.is_at(&device.path)) {
+                let problem = format!("belongs to pool {}", shown(&other));
+                return Err(Error::in_use(device.path.display().to_string(), problem));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Opens a pool, after making it where it isn't there and that is permitted. Blocks.
 pub(super) fn open_or_create(
     config: &PoolConfig,
     runtime_dir: &Path,
     node: u32,
+    permit: Permit,
 ) -> Result<Opened, Unopened> {
     let failed = |error| unopened(&config.name, error);
     policy::check_before_opening(config)?;
     let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
     let is_new = !in_memory && !pool::exists(&spec).map_err(failed)?;
+    if is_new && permit != Permit::Create {
+        return Err(changed_meanwhile(&config.name, &spec.devices[0].path));
+    }
     let made = if is_new { create(config, &mut spec)? } else { None };
     let opened = match made {
         Some(made) => pool::open_created(&spec, made),
         None => pool::open(&spec),
     };
     let (handle, report) = opened.map_err(failed)?;
-    Ok(Opened { handle, report, created: is_new || in_memory })
+    Ok(Opened { handle, report, created: is_new || in_memory, permit })
 }
 
 /// Makes a pool; `None` if there is one, on another device than the first.
@@ -238,9 +263,11 @@ fn refuse_foreign(path: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::time::Duration;
 
     use super::*;
+    use crate::control::served::MISSING;
     use crate::control::testing::folder;
     use crate::error::ErrorKind;
 
@@ -277,7 +304,8 @@ mod tests {
             file.write_all_at(b"x", at).unwrap();
             let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
             wanted.devices[0].kind = kind;
-            let error = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
+            let error =
+                open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
             assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
             assert!(error.to_string().contains("not a pool"), "{error}");
             assert_eq!(file.metadata().unwrap().len(), 8 << 20);
@@ -289,7 +317,10 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("file");
         let error =
-            open_or_create(&pool(&path, SizeWish::Existing), folder.path(), 0).err().unwrap().error;
+            open_or_create(&pool(&path, SizeWish::Existing), folder.path(), 0, Permit::Create)
+                .err()
+                .unwrap()
+                .error;
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("/file"), "{error}");
         assert!(!path.exists());
@@ -300,7 +331,7 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("file");
         let small = pool(&path, SizeWish::Bytes(64 << 10));
-        let error = open_or_create(&small, folder.path(), 0).err().unwrap().error;
+        let error = open_or_create(&small, folder.path(), 0, Permit::Create).err().unwrap().error;
         assert!(!path.exists(), "{error}");
     }
 
@@ -310,7 +341,7 @@ mod tests {
         let path = folder.path().join("file");
         let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
         wanted.space.quantum = 65 << 20;
-        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
+        let error = open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
         assert_eq!(error.kind(), ErrorKind::Invalid);
         let expected = "space.quantum of pool p is 68157440: must be at most the pool's size, 64M";
         assert_eq!(error.to_string(), expected);
@@ -318,25 +349,47 @@ mod tests {
         // Of one that is there, its own size counts.
         File::create(&path).unwrap().set_len(32 << 20).unwrap();
         wanted.space.quantum = 33 << 20;
-        let error = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
+        let error = open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
         assert!(error.to_string().ends_with("the pool's size, 32M"), "{error}");
+    }
+
+    #[test]
+    fn a_pool_that_has_to_be_there_is_not_made() {
+        let folder = folder();
+        let path = folder.path().join("file");
+        let wanted = pool(&path, SizeWish::Bytes(64 << 20));
+        for id in [None, Some("00".repeat(16))] {
+            let refused =
+                open_or_create(&wanted, folder.path(), 0, Permit::Open(id)).err().unwrap();
+            assert_eq!(refused.reason, MISSING);
+            assert!(refused.error.to_string().contains("no longer holds it"), "{}", refused.error);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_pool_that_another_host_has_or_took_is_reported_as_such() {
+        let path = PathBuf::from("/dev/sdx");
+        let open = unopened("p", PoolError::OpenElsewhere { path, node: 1 });
+        let lost = MapperError::ClaimLost { node: 1 };
+        assert_eq!([open.reason, reason(&lost)], ["other-node"; 2]);
     }
 
     #[tokio::test]
     async fn a_pool_is_made_once_and_opened_again() {
         let folder = folder();
         let wanted = pool(&folder.path().join("file"), SizeWish::OfFree(50));
-        let first = open_or_create(&wanted, folder.path(), 0).unwrap();
+        let first = open_or_create(&wanted, folder.path(), 0, Permit::Create).unwrap();
         assert!(first.created);
         let id = first.handle.id();
         let size = first.handle.devices()[0].size;
         assert!(size >= LEAST_BYTES && size.is_multiple_of(1 << 20));
-        let locked = open_or_create(&wanted, folder.path(), 0).err().unwrap().error;
+        let locked = open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
         assert_eq!(locked.kind(), ErrorKind::InUse);
         assert!(locked.to_string().contains("pool p is locked"), "{locked}");
         first.handle.close().await.unwrap();
         drop(first);
-        let second = open_or_create(&wanted, folder.path(), 0).unwrap();
+        let second = open_or_create(&wanted, folder.path(), 0, Permit::Create).unwrap();
         assert!(!second.created);
         assert_eq!(second.handle.id(), id);
         second.handle.close().await.unwrap();

@@ -14,12 +14,14 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, PoolConfig, RegionShare};
-use crate::error::{Error, shown};
+use crate::error::{Error, ErrorKind, shown};
 use crate::pool::{self, PoolError, path_of_namespace};
 
 use super::errors::pool_error;
+use super::hex;
+use super::places::{check_kinds, check_places};
 use super::pools::{Opened, Unopened, open_or_create, spec};
-use super::served::{ServedPools, check_kinds, check_places};
+use super::served::{Permit, ServedPools};
 use super::state_file::StateFile;
 
 /// The identity of a pool, as its superblocks have it.
@@ -77,35 +79,82 @@ impl Book {
 }
 
 /// Opens a pool by its paths, or by the region that it has a share of. One that was served before
-/// has to be there, unless it is given up: then nothing is said of what was served. Blocks.
+/// has to be there, unless it is given up (`replace`). Blocks.
 pub(super) fn open(
     config: &PoolConfig,
     runtime_dir: &Path,
     node: u32,
     book: &Book,
-    served: Option<&ServedPools>,
+    served: &ServedPools,
+    replace: bool,
 ) -> Result<Opened, Unopened> {
     let Some(share) = &config.region else {
         check_kinds(config)?;
+        let spec = spec(config, runtime_dir);
         // A file system that is not mounted is the reason, and not where its folder lies then.
-        if let Some(served) = served {
-            served.require(config, &spec(config, runtime_dir))?;
+        let permit = served.require(config, &spec, replace)?;
+        if permit == Permit::Create {
+            check_places(config, &spec)?;
         }
-        check_places(config)?;
-        return open_or_create(config, runtime_dir, node);
+        return open_or_create(config, runtime_dir, node, permit);
     };
     let platform = Platform::default();
     // Nothing is made by looking, so that no folder is needed.
     let id_of = |alone: &PoolConfig| pool::identity(&spec(alone, Path::new("")));
-    make_missing(config, share, &platform, book, id_of)?;
-    let present = present(config, share, &platform, &book.of(&config.name)?, id_of)?;
-    let opened = open_or_create(&present, runtime_dir, node)?;
-    let id = hex(opened.handle.id());
+    let entry = book.of(&config.name)?;
+    if replace {
+        give_up(config, share, &platform, book, id_of)?;
+    } else if entry.id.is_empty()
+        && let Some(id) = served.id_of(&config.name)?
+    {
+        book.note(Entry { id, ..entry })?;
+    }
+    let found = make_missing(config, share, &platform, book, id_of)
+        .and_then(|()| present(config, share, &platform, &book.of(&config.name)?, id_of));
+    let present = found.map_err(|error| served.missing_or(&config.name, error))?;
+    let known = Some(book.of(&config.name)?.id).filter(|id| !id.is_empty());
+    let permit = known.map_or(Permit::Create, |id| Permit::Open(Some(id)));
+    let opened = open_or_create(&present, runtime_dir, node, permit)?;
+    let id = hex(&opened.handle.id());
     let noted = book.of(&config.name).and_then(|entry| book.note(Entry { id, ..entry }));
     if let Err(error) = noted {
         tracing::warn!(pool = config.name, %error, "which pool it is can't be remembered");
     }
     Ok(opened)
+}
+
+/// Forgets which pool it was, so that another is created, where no namespace of the region holds
+/// it. A pool that is there instead is not taken over.
+fn give_up(
+    config: &PoolConfig,
+    share: &RegionShare,
+    platform: &Platform,
+    book: &Book,
+    id_of: impl Fn(&PoolConfig) -> Result<Option<PoolId>, PoolError> + Copy,
+) -> Result<(), Error> {
+    let entry = book.of(&config.name)?;
+    pooled::check_enabled(named(platform.read()?.region(&share.key), share)?)?;
+    if entry.id.is_empty() || present(config, share, platform, &entry, id_of).is_ok() {
+        return Ok(());
+    }
+    let unknown = Entry { id: String::new(), ..entry };
+    match present(config, share, platform, &unknown, id_of) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+        Ok(found) => {
+            let id = id_of(&found).map_err(|error| pool_error(&config.name, error))?;
+            if let Some(id) = id {
+                let what = found.devices[0].path.display().to_string();
+                let problem = format!(
+                    "holds another pool, {}, and --replace-missing never replaces that: name its \
+                     namespace in that pool's table",
+                    hex(&id)
+                );
+                return Err(Error::in_use(what, problem));
+            }
+        }
+    }
+    book.note(unknown)
 }
 
 /// Makes what a pool is to have of a region and has not, and removes what was half made.
@@ -256,7 +305,7 @@ fn present(
     for device in own(finished, share, &config.devices[0]) {
         let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
         match id_of(&alone) {
-            Ok(id) => devices.push((device, id.map(hex))),
+            Ok(id) => devices.push((device, id.map(|id| hex(&id)))),
             Err(error) => unread.push((device, error)),
         }
     }
@@ -381,10 +430,6 @@ fn nothing(config: &PoolConfig, share: &RegionShare) -> Error {
         shown(&config.name)
     );
     Error::not_found("namespace", &name)
-}
-
-fn hex(id: PoolId) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -538,7 +583,7 @@ mod tests {
         assert!(ours != theirs && ours.len() == 1 && spares.is_empty());
         // Nobody names it, and it holds another pool than the one that is known.
         rig.pools = vec![(theirs[0].clone(), [1; 16]), (ours[0].clone(), ID)];
-        assert_eq!(rig.present(&share(75), &hex(ID)).unwrap(), [ours, Vec::new()]);
+        assert_eq!(rig.present(&share(75), &hex(&ID)).unwrap(), [ours, Vec::new()]);
         let refused = rig.present(&share(75), "").unwrap_err();
         assert!(refused.contains("any of 2 pools"), "{refused}");
     }
@@ -576,7 +621,7 @@ mod tests {
         let rig = Rig::new();
         rig.make(&share(25)).unwrap();
         rig.make(&share(50)).unwrap();
-        let refused = rig.present(&share(50), &hex(ID)).unwrap_err();
+        let refused = rig.present(&share(50), &hex(&ID)).unwrap_err();
         assert!(refused.contains("has been abab") && refused.contains("regions.json"), "{refused}");
         let [first, _] = rig.found(&share(50));
         rig.disable(&first[0]);
@@ -611,14 +656,14 @@ mod tests {
         assert!(refused.contains("holds a pool"), "{refused}");
         assert_eq!(rig.host.platform().read().unwrap().namespaces().count(), 1);
         // Nor is it opened beside the pool's others, as if it were finished.
-        rig.note(|entry| entry.id = hex(ID));
+        rig.note(|entry| entry.id = hex(&ID));
         assert!(rig.present(&share(25), "").unwrap_err().contains("other pools'"));
     }
 
     #[test]
     fn nothing_is_made_where_a_known_pool_may_have_been() {
         let rig = Rig::new();
-        rig.note(|entry| entry.id = hex(ID));
+        rig.note(|entry| entry.id = hex(&ID));
         let writes = rig.host.writes();
         let refused = rig.make(&share(50)).unwrap_err();
         assert!(refused.contains("of pool p in region 0x1"), "{refused}");
@@ -635,10 +680,34 @@ mod tests {
         rig.unreadable.clone_from(&spare);
         let unknown = rig.present(&share(50), "").unwrap_err();
         assert!(unknown.contains("look for a pool"), "{unknown}");
-        assert_eq!(rig.present(&share(50), &hex(ID)).unwrap(), [first.clone(), Vec::new()]);
+        assert_eq!(rig.present(&share(50), &hex(&ID)).unwrap(), [first.clone(), Vec::new()]);
         rig.unreadable = first;
-        let gone = rig.present(&share(50), &hex(ID)).unwrap_err();
+        let gone = rig.present(&share(50), &hex(&ID)).unwrap_err();
         assert!(gone.contains("look for a pool"), "{gone}");
+    }
+
+    #[test]
+    fn a_pool_that_is_given_up_is_forgotten_and_another_is_not_taken_over() {
+        let mut rig = Rig::new();
+        rig.make(&share(25)).unwrap();
+        rig.note(|entry| entry.id = hex(&ID));
+        let [found, _] = rig.found(&share(25));
+        let give_up = |rig: &Rig| {
+            let (share, platform) = (share(25), rig.host.platform());
+            let id_of = |one: &PoolConfig| rig.id_of(one);
+            super::give_up(&pool(&share), &share, &platform, &rig.book, id_of)
+        };
+        for (id, is_kept) in [(Some([1; 16]), true), (Some(ID), true), (None, false)] {
+            rig.pools = id.into_iter().map(|id| (found[0].clone(), id)).collect();
+            let given_up = give_up(&rig);
+            assert_eq!(given_up.is_err(), id.is_some_and(|id| id != ID), "{given_up:?}");
+            assert_eq!(rig.book.of("p").unwrap().id == hex(&ID), is_kept);
+        }
+        // Without its region nothing is known of the pool.
+        rig.note(|entry| entry.id = hex(&ID));
+        rig.host.remove_region(1);
+        assert!(give_up(&rig).is_err());
+        assert_eq!(rig.book.of("p").unwrap().id, hex(&ID));
     }
 
     #[test]

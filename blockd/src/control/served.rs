@@ -6,27 +6,57 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
-use crate::error::Error;
-use crate::pool::{DeviceKind, PoolError, PoolHandle, PoolSpec, boot_id, identity};
+use crate::config::{self, PoolConfig};
+use crate::error::{Error, ErrorKind};
+use crate::pool::{
+    DeviceKind, DeviceSpec, PoolError, PoolHandle, PoolSpec, boot_id, identity, is_there,
+};
 
+use super::attachments::Record;
+use super::places::{is_in_memory, resolved, would_be_in_memory};
 use super::pools::Unopened;
 use super::state_file::StateFile;
+use super::{Remembered, hex};
 
 /// Why a pool is not open that was served before.
 pub(super) const MISSING: &str = "missing";
+
+/// Seconds that the time may be old which says when a pool was last seen, while it is all that has
+/// changed. A file is not written for less.
+const SEEN_PRECISION: u64 = 60;
+
+/// What there is to do where the list of served pools cannot be read.
+const ADVICE: &str = "restore it from a backup, or correct it. It keeps missing pools from being \
+                      created anew: remove it only while the files and disks of all pools are there";
+
+/// Whether a pool may be created, or has to be there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Permit {
+    /// It may be created: none was served by this name or at this place, or that one is given up.
+    Create,
+    /// It may only be opened. Its identity in hexadecimal digits, where that is known.
+    Open(Option<String>),
+}
+
+impl Permit {
+    /// Whether another pool has to be there than the one with this identity.
+    pub(super) fn is_for_another(&self, id: &[u8]) -> bool {
+        matches!(self, Self::Open(Some(known)) if *known != hex(id))
+    }
+}
 
 /// A pool as it was when it was last opened or closed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct ServedPool {
     name: String,
-    /// Its identity in hexadecimal digits.
+    /// Its identity in hexadecimal digits; empty where it is not known.
     id: String,
     devices: Vec<ServedDevice>,
     /// It is in memory, and gone with the host's next boot.
     volatile: bool,
     /// The boot in which it was seen, in hexadecimal digits.
     boot: String,
+    /// 0 where it is not known.
     last_seen_unix_seconds: u64,
 }
 
@@ -40,17 +70,25 @@ struct ServedDevice {
 #[derive(Debug)]
 pub(super) struct ServedPools {
     file: StateFile,
+    /// Older versions wrote these alone, and each of them may be left when the file is lost.
+    created: StateFile,
+    attached: StateFile,
     writing: Mutex<()>,
 }
 
 impl ServedPools {
     pub(super) fn new(state_dir: &Path) -> Self {
-        Self { file: StateFile::new(state_dir, "served.json"), writing: Mutex::default() }
+        Self {
+            file: StateFile::new(state_dir, "served.json").with_advice(ADVICE),
+            created: StateFile::new(state_dir, "pools.json"),
+            attached: StateFile::new(state_dir, "attachments.json"),
+            writing: Mutex::default(),
+        }
     }
 
     /// Remembers an open pool durably. One in the process's memory never comes back and is left
-    /// out.
-    pub(super) fn note(&self, handle: &PoolHandle, volatile: bool, now: u64) -> Result<(), Error> {
+    /// out. Fails only where the pool is not remembered yet: what is out of date still protects it.
+    pub(super) fn note(&self, handle: &PoolHandle, created: bool, now: u64) -> Result<(), Error> {
         let devices = handle.devices();
         if devices.iter().all(|device| device.kind == DeviceKind::Memory) {
             return Ok(());
@@ -58,136 +96,233 @@ impl ServedPools {
         let pool = ServedPool {
             name: handle.name().to_owned(),
             id: hex(&handle.id()),
+            volatile: devices.iter().all(|device| is_in_memory(&device.path)),
             devices: devices
                 .into_iter()
                 .map(|device| ServedDevice { path: device.path, size: device.size })
                 .collect(),
-            volatile,
             boot: this_boot(),
             last_seen_unix_seconds: now,
         };
-        self.change(|all| {
-            all.retain(|one| one.name != pool.name);
-            all.push(pool);
-        })
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Vec<ServedPool>)) -> Result<(), Error> {
         let _one = self.writing.lock();
-        let mut all = self.file.read()?;
-        change(&mut all);
-        self.file.write(all)
+        let mut all: Vec<ServedPool> = self.file.read()?;
+        let before = all.iter().find(|one| one.name == pool.name && one.id == pool.id).cloned();
+        if before.as_ref().is_some_and(|before| before.says_the_same(&pool)) {
+            return Ok(());
+        }
+        let name = pool.name.clone();
+        all.retain(|one| one.name != name && !one.is_replaced_by(&pool, created));
+        all.push(pool);
+        match self.file.write(all) {
+            Err(error) if before.is_some() => {
+                tracing::warn!(pool = name, %error, "cannot remember when the pool was last seen");
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Refuses to go on with a pool that was served before and is missing, or has become another
-    /// one. Blocks.
-    pub(super) fn require(&self, config: &PoolConfig, spec: &PoolSpec) -> Result<(), Unopened> {
-        let all: Vec<ServedPool> = self.file.read()?;
-        let Some(seen) = all.into_iter().find(|one| one.name == config.name) else { return Ok(()) };
+    /// one. With `replace`, a missing pool is given up, unless its devices hold another pool.
+    /// Blocks.
+    pub(super) fn require(
+        &self,
+        config: &PoolConfig,
+        spec: &PoolSpec,
+        replace: bool,
+    ) -> Result<Permit, Unopened> {
+        if config.devices.iter().all(|device| device.kind == config::DeviceKind::Memory) {
+            return Ok(Permit::Create);
+        }
+        let Some(seen) = self.seen(config)? else {
+            return Ok(match identity(spec) {
+                Ok(None) => Permit::Create,
+                Ok(Some(id)) => Permit::Open(Some(hex(&id))),
+                // There is one, which can't be read: opening it says what is wrong.
+                Err(_) => Permit::Open(None),
+            });
+        };
+        if replace {
+            return seen.given_up(config, spec);
+        }
         let path = spec.devices.first().map(|device| device.path.display().to_string());
         let path = path.unwrap_or_default();
+        let absent = spec.devices.iter().find(|device| is_absent(device));
+        let absent = absent.map(|device| device.path.display());
         let problem = match identity(spec) {
-            Ok(Some(id)) if hex(&id) == seen.id => return Ok(()),
+            Ok(Some(id)) if seen.may_be(config, &hex(&id)) => match absent {
+                Some(absent) => format!("{absent} does not exist"),
+                None => return Ok(Permit::Open(Some(hex(&id)))),
+            },
             Ok(Some(id)) => format!("{path} holds another pool, {}", hex(&id)),
-            Ok(None) if seen.volatile && seen.boot != this_boot() => {
+            Ok(None) if seen.is_lost_with_its_boot(spec) => {
                 tracing::warn!(pool = config.name, path, "the volatile pool is made anew");
-                return Ok(());
+                return Ok(Permit::Create);
             }
-            Ok(None) if spec.devices.iter().any(|device| !device.path.exists()) => {
-                format!("{path} does not exist")
-            }
-            Ok(None) => format!("{path} holds no pool"),
+            Ok(None) => match absent {
+                Some(absent) => format!("{absent} does not exist"),
+                None => format!("{path} holds no pool"),
+            },
             Err(PoolError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 format!("{path} does not exist")
             }
             // There is one, which can't be read: opening it says what is wrong.
-            Err(_) => return Ok(()),
+            Err(_) => return Ok(Permit::Open(None)),
         };
-        Err(seen.missing(&problem))
+        Err(seen.missing(&config.name, &problem))
+    }
+
+    /// What is remembered of a pool: by its name, else by what was served at its place, else by
+    /// what other files of the state directory say of its name.
+    fn seen(&self, config: &PoolConfig) -> Result<Option<ServedPool>, Error> {
+        let all: Vec<ServedPool> = self.file.read()?;
+        if let Some(found) = all.iter().find(|one| one.name == config.name) {
+            return Ok(Some(found.clone()));
+        }
+        let places: Vec<_> = config.devices.iter().map(|device| resolved(&device.path)).collect();
+        if let Some(found) = all.into_iter().find(|one| one.is_at_any(&places)) {
+            return Ok(Some(found));
+        }
+        let attached: Vec<Record> = self.attached.read()?;
+        let attached: Vec<_> =
+            attached.into_iter().filter(|record| record.pool == config.name).collect();
+        let created: Vec<Remembered> = self.created.read()?;
+        if attached.is_empty() && created.iter().all(|one| one.name != config.name) {
+            return Ok(None);
+        }
+        let devices = config.devices.iter();
+        Ok(Some(ServedPool {
+            name: config.name.clone(),
+            id: attached
+                .into_iter()
+                .map(|one| one.pool_id)
+                .find(|id| !id.is_empty())
+                .unwrap_or_default(),
+            devices: devices
+                .map(|device| ServedDevice { path: device.path.clone(), size: 0 })
+                .collect(),
+            volatile: config.volatile,
+            boot: String::new(),
+            last_seen_unix_seconds: 0,
+        }))
+    }
+
+    /// The identity of a pool that was served by this name.
+    pub(super) fn id_of(&self, name: &str) -> Result<Option<String>, Error> {
+        let all: Vec<ServedPool> = self.file.read()?;
+        Ok(all.into_iter().find(|one| one.name == name).map(|one| one.id))
+    }
+
+    /// An error of a pool's devices, which are missing if the pool was served before.
+    pub(super) fn missing_or(&self, name: &str, error: Error) -> Unopened {
+        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InUse) {
+            return error.into();
+        }
+        let all: Vec<ServedPool> = self.file.read().unwrap_or_default();
+        match all.into_iter().find(|one| one.name == name) {
+            Some(seen) => seen.missing(name, &error.to_string()),
+            None => error.into(),
+        }
     }
 }
 
 impl ServedPool {
-    fn missing(&self, problem: &str) -> Unopened {
+    fn says_the_same(&self, now: &Self) -> bool {
+        let seconds = now.last_seen_unix_seconds.abs_diff(self.last_seen_unix_seconds);
+        let then = Self { last_seen_unix_seconds: now.last_seen_unix_seconds, ..self.clone() };
+        then == *now && seconds < SEEN_PRECISION
+    }
+
+    /// Whether another pool was created in its place, or it has another name now.
+    fn is_replaced_by(&self, pool: &Self, created: bool) -> bool {
+        let places: Vec<_> = pool.devices.iter().map(|device| resolved(&device.path)).collect();
+        self.is_at_any(&places) && (created || self.id == pool.id)
+    }
+
+    fn is_at_any(&self, places: &[PathBuf]) -> bool {
+        self.devices.iter().any(|device| {
+            device.path.is_absolute()
+                && places
+                    .iter()
+                    .any(|place| *place == device.path || *place == resolved(&device.path))
+        })
+    }
+
+    /// Whether the pool with this identity may be opened. Another name at the same place is a
+    /// pool that was renamed, or replaced by one that is there.
+    fn may_be(&self, config: &PoolConfig, id: &str) -> bool {
+        self.name != config.name || self.id.is_empty() || self.id == id
+    }
+
+    fn is_lost_with_its_boot(&self, spec: &PoolSpec) -> bool {
+        let is_in_memory = || spec.devices.iter().all(|device| would_be_in_memory(&device.path));
+        self.volatile && self.boot != this_boot() && is_in_memory()
+    }
+
+    /// Allows to create a pool anew where all its devices are empty or not there.
+    fn given_up(&self, config: &PoolConfig, spec: &PoolSpec) -> Result<Permit, Unopened> {
+        let is_whole = !spec.devices.iter().any(is_absent);
+        for (at, device) in spec.devices.iter().enumerate() {
+            let alone = PoolSpec { devices: vec![device.clone()], ..spec.clone() };
+            let is_first = at == 0;
+            let whose = match identity(&alone) {
+                Ok(None) => continue,
+                Err(PoolError::Io { source, .. })
+                    if source.kind() == std::io::ErrorKind::NotFound =>
+                {
+                    continue;
+                }
+                // It is not missing at all, or damaged: opening it says what is wrong.
+                Err(_) if is_first => return Ok(Permit::Open(None)),
+                Ok(Some(id)) if is_first && is_whole && self.may_be(config, &hex(&id)) => {
+                    return Ok(Permit::Open(Some(hex(&id))));
+                }
+                Ok(Some(id)) if self.id == hex(&id) => "a device of this pool".to_owned(),
+                Ok(Some(id)) => format!("another pool, {}", hex(&id)),
+                Err(_) => "a pool that cannot be read".to_owned(),
+            };
+            let problem = format!(
+                "holds {whose}, and --replace-missing never replaces that: clear it first \
+                 (wipefs, or move the file away)"
+            );
+            return Err(Error::in_use(device.path.display().to_string(), problem).into());
+        }
+        Ok(Permit::Create)
+    }
+
+    pub(super) fn missing(&self, name: &str, problem: &str) -> Unopened {
         let places: Vec<_> =
             self.devices.iter().map(|device| device.path.display().to_string()).collect();
-        let (name, when) = (&self.name, time(self.last_seen_unix_seconds));
+        let when = match self.last_seen_unix_seconds {
+            0 => "it was served before".to_owned(),
+            seconds => format!("it was last seen at {}", time(seconds)),
+        };
+        let as_other = match self.name == name {
+            true => String::new(),
+            false => format!(" as pool {}", self.name),
+        };
         let problem = format!(
-            "is missing: {problem}; it was last seen at {when} on {}. Attach its disk or mount its \
-             file system, then run `blockd pool open {name}`; only `blockd pool create \
+            "is missing: {problem}; {when}{as_other} on {}. Attach its disk or mount its \
+             file system, then run `blockd pool open {name}`; only `blockd pool create {name} \
              --replace-missing` starts anew",
             places.join(", ")
         );
-        let error = Box::new(Error::in_use(format!("pool {name}"), problem));
-        Unopened { error, reason: MISSING }
+        missing(name, problem)
     }
 }
 
-/// Devices that have a path; others are in the process's memory, or found by another name.
-fn with_paths(config: &PoolConfig) -> impl Iterator<Item = (&DeviceConfig, bool)> {
-    let with_paths = config
-        .devices
-        .iter()
-        .filter(|device| device.path.is_absolute() && device.kind != config::DeviceKind::Memory);
-    with_paths.map(|device| (device, matches!(device.kind, config::DeviceKind::Pmem(_))))
+fn missing(name: &str, problem: String) -> Unopened {
+    Unopened { error: Box::new(Error::in_use(format!("pool {name}"), problem)), reason: MISSING }
 }
 
-/// Refuses what is neither a file nor a disk, before anything is opened: opening a FIFO waits for
-/// ever, and opening a character device may have effects of its own.
-pub(super) fn check_kinds(config: &PoolConfig) -> Result<(), Error> {
-    use std::os::unix::fs::FileTypeExt;
-    for (device, is_pmem) in with_paths(config) {
-        let Ok(metadata) = std::fs::metadata(&device.path) else { continue };
-        let kind = metadata.file_type();
-        let fits = kind.is_file() || kind.is_block_device();
-        if !(fits || is_pmem && kind.is_char_device()) {
-            let path = device.path.display();
-            return Err(Error::invalid("path", path, "a regular file or a block device"));
-        }
-    }
-    Ok(())
+/// The error of a pool whose devices were exchanged or went away while it was opened.
+pub(super) fn changed_meanwhile(name: &str, path: &Path) -> Unopened {
+    let path = path.display();
+    missing(name, format!("is missing: {path} no longer holds it. Run `blockd pool open {name}`"))
 }
 
-/// Refuses places where no new file may be made.
-pub(super) fn check_places(config: &PoolConfig) -> Result<(), Error> {
-    for (device, is_pmem) in with_paths(config) {
-        let is_made = !matches!(device.size, SizeWish::Existing);
-        if is_made && std::fs::metadata(&device.path).is_err() {
-            check_new(&device.path, config.volatile || is_pmem)?;
-        }
-    }
-    Ok(())
-}
-
-/// Folders of devices are no place for files, but for the part that is shared memory.
-const DEVICES: &str = "/dev";
-const SHARED_MEMORY: &str = "/dev/shm";
-
-/// Refuses a new file where it would be lost with the next boot.
-fn check_new(path: &Path, volatile: bool) -> Result<(), Error> {
-    let Some(folder) = path.parent().and_then(|folder| folder.canonicalize().ok()) else {
-        // Making the file says what is wrong with its folder.
-        return Ok(());
-    };
-    let shown = path.display().to_string();
-    if folder.starts_with(DEVICES) && !folder.starts_with(SHARED_MEMORY) {
-        let allowed = "a device that is there, or a file elsewhere: no file is made below /dev";
-        return Err(Error::invalid("path", shown, allowed));
-    }
-    use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
-    /// linux/magic.h: ramfs has no limit and no name in the library.
-    const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
-    let kind = statfs(&folder).map(|fs| fs.filesystem_type());
-    if !volatile && kind.is_ok_and(|kind| kind == TMPFS_MAGIC || kind == RAMFS_MAGIC) {
-        let allowed = "on a disk: a file in memory is gone with the next boot; pass --volatile \
-                       (pool.volatile = true) if that is meant";
-        return Err(Error::invalid("path", shown, allowed));
-    }
-    Ok(())
-}
-
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
+fn is_absent(device: &DeviceSpec) -> bool {
+    device.kind != DeviceKind::Memory && !is_there(&device.path)
 }
 
 fn this_boot() -> String {

@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
-use crate::error::Error;
+use crate::error::{Error, shown};
 use crate::pool::{PmemOptions, PoolHandle};
 use crate::units::{from_wire, to_wire, to_wire_gb};
 
@@ -93,10 +93,13 @@ impl Calls for Control {
     ) -> Answer<v1::CreatePoolResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let config = wanted_pool(&control, &asked)?;
-            let in_memory = asked.kind() == v1::DeviceKind::Memory;
+            let known = control.0.pools.read().get(&asked.name).map(|known| known.config.clone());
+            let config = match known.filter(|_| asked.replace_missing) {
+                Some(known) => known_pool(known, &asked)?,
+                None => wanted_pool(&control, &asked)?,
+            };
             let name = config.name.clone();
-            let changed = control.create_pool(config, in_memory, asked.replace_missing).await?;
+            let changed = control.create_pool(config, asked.replace_missing).await?;
             let pool = control.describe_pool(&control.known(&name)?).await?;
             Ok(v1::CreatePoolResponse { changed, pool: Some(pool) })
         })
@@ -107,8 +110,11 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let changed = control.reopen_pool(&asked.name).await?;
-            let pool = control.describe_pool(&control.known(&asked.name)?).await?;
-            Ok(v1::OpenPoolResponse { changed, pool: Some(pool) })
+            let pool = match control.is_direct(&asked.name) {
+                true => control.describe_direct(Some(&asked.name)).await?.pop(),
+                false => Some(control.describe_pool(&control.known(&asked.name)?).await?),
+            };
+            Ok(v1::OpenPoolResponse { changed, pool })
         })
         .await
     }
@@ -501,6 +507,40 @@ async fn resized_direct(
     })
 }
 
+/// A pool that is configured or was created, and is to be started anew as it was. What the request
+/// states has to be the same.
+#[expect(deprecated, reason = "older clients send size_gb")]
+fn known_pool(known: PoolConfig, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
+    let size = from_wire(asked.size_bytes, asked.size_gb)?;
+    let first = &known.devices[0];
+    let own_size = match first.size {
+        SizeWish::Bytes(bytes) => bytes.to_string(),
+        SizeWish::OfFree(percent) => format!("{percent} % of what is free"),
+        SizeWish::Existing => "that of the device".to_owned(),
+    };
+    let is_memory = |is: bool| if is { "memory" } else { "a file or device" }.to_owned();
+    let (was_memory, in_memory) =
+        (first.kind == DeviceKind::Memory, asked.kind() == v1::DeviceKind::Memory);
+    let stated = [
+        ("path", !asked.path.is_empty(), first.path.display().to_string(), asked.path.clone()),
+        ("size in bytes", size != 0, own_size, size.to_string()),
+        (
+            "extent size",
+            asked.extent_size != 0,
+            known.extent_size.to_string(),
+            asked.extent_size.to_string(),
+        ),
+        ("kind", in_memory, is_memory(was_memory), is_memory(in_memory)),
+    ];
+    for (field, is_stated, existing, wanted) in stated {
+        if is_stated && existing != wanted {
+            let (name, field) = (shown(&known.name), field.to_owned());
+            return Err(Error::Exists { what: "pool", name, field, existing, asked: wanted });
+        }
+    }
+    Ok(known)
+}
+
 /// The pool that a request describes.
 #[expect(deprecated, reason = "older clients send size_gb")]
 fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
@@ -549,8 +589,8 @@ fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolC
         volatile: asked.volatile,
         extent_size,
         extend_socket: None,
+        accept_loss: false,
         space: control.0.space_of_new_pools.read().clone(),
         ..template.clone()
     })
 }
-        accept_loss: false,

@@ -24,17 +24,27 @@ struct Content<T> {
 
 /// A list in a JSON file.
 #[derive(Clone, Debug)]
-pub(super) struct StateFile(PathBuf);
+pub(super) struct StateFile {
+    path: PathBuf,
+    /// What there is to do when it is damaged.
+    advice: &'static str,
+}
 
 impl StateFile {
     pub(super) fn new(folder: &Path, name: &str) -> Self {
-        Self(folder.join(name))
+        let advice = "mend it, or remove it to begin without what it lists";
+        Self { path: folder.join(name), advice }
+    }
+
+    /// With another advice for when it is damaged.
+    pub(super) fn with_advice(self, advice: &'static str) -> Self {
+        Self { advice, ..self }
     }
 
     /// What is remembered; nothing if there is no file. A file that can't be understood is an
     /// error, as going on would forget what it says.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<Vec<T>, Error> {
-        let path = &self.0;
+        let path = &self.path;
         let length = match fs::metadata(path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -54,13 +64,13 @@ impl StateFile {
     }
 
     fn corrupt(&self, problem: &str) -> Error {
-        let problem = format!("{problem}; mend it, or remove it to begin without what it lists");
-        Error::Corrupt { what: self.0.display().to_string(), problem }
+        let problem = format!("{problem}; {}", self.advice);
+        Error::Corrupt { what: self.path.display().to_string(), problem }
     }
 
     /// Replaces it, durably: whoever reads it sees the list before or this one.
     pub(super) fn write<T: Serialize>(&self, entries: Vec<T>) -> Result<(), Error> {
-        let path = &self.0;
+        let path = &self.path;
         let next = path.with_extension("json.next");
         let failed = |error| Error::file("write", path, error);
         let text = serde_json::to_vec_pretty(&Content { version: VERSION, entries })

@@ -258,7 +258,8 @@ impl Daemon {
     }
 
     /// Takes up what can be changed without a restart: the space policy of pools, and sockets of
-    /// requests for more space. What is wrong in the file changes nothing.
+    /// requests for more space. Pools that are not open are tried again, but for those that were
+    /// closed on request. What is wrong in the file changes nothing.
     async fn read_again(&self, source: Option<&Source>) {
         let config = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
@@ -275,10 +276,13 @@ impl Daemon {
                 }
             }
         }
-        self.control.reopen_pools().await;
+        // Beside the signals: a lock may be waited for as long as IO can take.
+        let control = self.control.clone();
+        tokio::spawn(async move { control.reopen_pools().await });
         self.control.follow_extend_sockets(&config.pools).await;
         tracing::info!(
-            "SIGHUP: pool.space and pool.extend are as configured; the rest takes a restart"
+            "SIGHUP: pool.space and pool.extend are as configured, pools that are not open are \
+             tried again; the rest takes a restart"
         );
     }
 

@@ -69,9 +69,8 @@ pub fn create(spec: &PoolSpec) -> Result<Created, PoolError> {
     refuse_pools(spec)?;
     let mut devices = Vec::new();
     let opened = open_each(&spec.devices, true, &mut devices);
-    let created = opened
-        .map_err(|error| (error, true))
-        .and_then(|()| lock_and_make(spec, &devices));
+    let created =
+        opened.map_err(|error| (error, true)).and_then(|()| lock_and_make(spec, &devices));
     match created {
         Ok(pool_id) => Ok(Created { pool_id, devices }),
         Err((error, is_idle)) => {

@@ -40,7 +40,66 @@ const ITEMS: &[Item] = &[
                 "only_an_explicit_word_starts_a_missing_pool_anew",
                 "a_pool_with_volumes_survives_the_loss_of_the_state_directory",
                 "a_volatile_pool_is_made_anew_after_a_boot_and_missing_before",
+                "a_volatile_pool_on_a_disk_is_missing_after_a_boot_too",
+                "a_pool_of_which_only_some_devices_are_there_is_not_created",
+                "a_pool_that_was_renamed_is_not_made_anew_at_its_old_place",
+                "a_pool_in_memory_is_served_by_the_name_of_a_former_file",
+                "a_pool_of_a_region_is_missing_without_its_region_and_the_daemon_stays_for_it",
             ],
+        )],
+    },
+    Item {
+        mistake: "a disk is absent at the start",
+        groups: &[file(
+            "blockd",
+            "devices",
+            &["a_disk_that_is_absent_at_the_start_is_missing_and_comes_back"],
+        )],
+    },
+    Item {
+        mistake: "a missing pool is started anew",
+        groups: &[file(
+            "blockd",
+            "missing_pools",
+            &[
+                "a_missing_pool_is_started_anew_as_it_is_configured",
+                "another_pool_is_neither_replaced_nor_adopted_by_an_explicit_word",
+                "an_attachment_belongs_to_its_pool_and_not_to_another_of_the_same_name",
+            ],
+        )],
+    },
+    Item {
+        mistake: "the state directory is full, damaged or lost in part",
+        groups: &[
+            file(
+                "blockd",
+                "missing_pools",
+                &[
+                    "a_pool_with_attachments_or_made_at_run_time_counts_as_served_without_the_list",
+                    "a_damaged_list_of_served_pools_is_not_to_be_removed_while_a_pool_is_missing",
+                ],
+            ),
+            file(
+                "blockd",
+                "devices",
+                &["a_state_directory_that_is_full_keeps_no_pool_from_being_served"],
+            ),
+        ],
+    },
+    Item {
+        mistake: "a pool is waited for while the daemon has other work, or is to end",
+        groups: &[file(
+            "blockd",
+            "missing_pools",
+            &["pools_are_made_and_the_daemon_ends_while_another_pool_is_waited_for"],
+        )],
+    },
+    Item {
+        mistake: "accept_loss of one pool meets another",
+        groups: &[file(
+            "blockd",
+            "missing_pools",
+            &["a_pool_made_at_run_time_does_not_accept_loss_for_another_pool"],
         )],
     },
     Item {
@@ -128,6 +187,7 @@ const ITEMS: &[Item] = &[
                 "no_pool_file_is_made_below_dev_or_in_memory",
                 "what_is_no_file_and_no_disk_is_refused_at_once",
                 "another_name_of_an_open_pool_is_refused_at_once",
+                "a_pool_file_that_is_there_is_held_to_the_rules_for_new_ones",
             ],
         )],
     },
