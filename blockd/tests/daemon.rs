@@ -61,6 +61,15 @@ impl Place {
         output
     }
 
+    /// Adds a volume and writes to it. The daemon grants more than the write needs.
+    fn with_reserve(&self, name: &str) -> Client {
+        let added = self.blockd(&["add", "--nbd", "--size", "64M", name]);
+        let uri = String::from_utf8(added.stdout).unwrap().trim_end().parse().unwrap();
+        let mut client = Client::connect(&uri, &Default::default()).unwrap();
+        client.write(0, &[1; 4096], true).unwrap();
+        client
+    }
+
     fn blockd(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_blockd"));
         command.env("BLOCKD_SOCKET", self.path("run/control.sock"));
@@ -206,11 +215,7 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     let imported = place.blockd(&["import", &image, "v"]);
     assert!(imported.status.success(), "{imported:?}");
     assert!(place.blockd(&["snapshot", "v=s"]).status.success());
-    // What is granted for this write is more than it needs, and stays in the reserve.
-    let added = place.blockd(&["add", "--nbd", "--size", "64M", "w"]);
-    let uri = String::from_utf8(added.stdout).unwrap().trim_end().parse().unwrap();
-    let mut client = Client::connect(&uri, &Default::default()).unwrap();
-    client.write(0, &[1; 4096], true).unwrap();
+    let _client = place.with_reserve("w");
     // What is wrong is told of where something is.
     assert!(place.blockd(&["set", "v", "--quota", "8M"]).status.success());
     let deployed =
