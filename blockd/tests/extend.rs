@@ -477,7 +477,8 @@ impl Pair {
         let pool = daemon.dir.join("w.pool");
         let config = fs::read_to_string(daemon.config()).unwrap();
         let table = format!("[[pool]]\nname = \"w\"\npath = {pool:?}\nsize = \"128M\"\n");
-        fs::write(daemon.config(), format!("{config}{table}")).unwrap();
+        let health = "[health]\ninterval = \"1s\"\n";
+        fs::write(daemon.config(), format!("{config}{table}{health}")).unwrap();
         let names = ["default", "w"];
         let sockets = names.map(|name| daemon.ring_dir().join(format!("{name}.extend")));
         for (name, socket) in names.iter().zip(&sockets) {
@@ -581,7 +582,10 @@ fn a_shutdown_closes_its_pool_alone_while_another_goes_on_with_its_io() {
     // Nothing is wrong: it is closed on purpose, and stays so.
     assert_eq!((pair.state("w"), pair.state("default")), ("closed".into(), "open".into()));
     assert_eq!(daemon.json(&["version"])["daemon"]["ready"], true);
-    assert!(daemon.run(&["health"]).status.success(), "{}", daemon.ok(&["health"]));
+    // Health is watched each second here.
+    std::thread::sleep(3 * A_WHILE);
+    let health = daemon.ok(&["health", "--check"]);
+    assert!(health.starts_with("healthy"), "{health}");
     let (_, error) = daemon.failure(&["show", "--pool", "w", "data"]);
     assert!(error.contains("closed by a shutdown request"), "{error}");
     let create = ["pool", "create", "w", "--path", path, "--size", "128M"];
