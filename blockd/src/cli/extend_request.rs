@@ -17,8 +17,8 @@ use crate::extend::{Extend, Form, Message, Refusal};
 ///
 /// Speaks the extend protocol on a pool's extend socket, for tests and scripts. It is answered once
 /// a quantum of the pool's space is reserved for the volume, or less where the volume can use no
-/// more or no more is left, and waits while there is none for as long as --timeout says. The protocol has no answer that says no: the
-/// daemon hangs up when there is no such volume.
+/// more or no more is left, and waits while there is none for as long as --timeout says. The
+/// protocol has no answer that says no: the daemon hangs up when there is no such volume.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  \
     blockd extend-request --socket /run/blockd/extend.sock data 10G 4G 20M\n  \

@@ -35,7 +35,7 @@ impl Control {
         let known = self.known(name).map_err(NotClosed::Failed)?;
         let handle = match (known.failure(), &known.state) {
             (None, Ok(handle)) => handle.clone(),
-            // A pool that has stopped can't be left clean; it keeps its lock until the process ends.
+            // A pool that has stopped can't be left clean, and is locked until the process ends.
             (Some(failure), Ok(_)) => {
                 return Err(NotClosed::Failed(super::errors::failed_pool(name, &failure)));
             }

@@ -42,8 +42,9 @@ impl Drop for Keep {
 }
 
 impl PoolHandle {
-    /// Keeps a quantum of the pool's space for a volume, or less: no more than `most` bytes, rounded
-    /// up to extents, no more than the volume can use, and no more than its quota and the pool have.
+    /// Keeps a quantum of the pool's space for a volume, or less: no more than `most` bytes,
+    /// rounded up to extents, no more than the volume can use, and no more than its quota and the
+    /// pool have.
     ///
     /// # Errors
     /// If there is no such volume, or the pool does not serve.

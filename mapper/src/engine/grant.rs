@@ -170,9 +170,9 @@ impl Engine {
 
     /// Space that volumes hold and have not used serves those that wait: all of it is taken back,
     /// since a volume may starve on one worker while another of its workers holds extents. But what
-    /// is set aside or kept stays, and so does for a moment what was granted to one who waited for it
-    /// and is on his way: else two that wait could take it from each other for ever. Whether
-    /// anything was taken, and whether there may be more in a moment.
+    /// is set aside or kept stays, and so does for a moment a grant to a volume that waited for it,
+    /// whose worker is on its way: else two that wait could take it from each other for ever.
+    /// Whether anything was taken, and whether there may be more in a moment.
     pub(super) fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
         let (mut taken, mut kept) = (0, false);
         for volume in volumes.values() {

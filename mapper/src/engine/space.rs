@@ -347,9 +347,9 @@ impl Engine {
     }
 }
 
-/// Extents that volumes do not have yet, with those for the pages of their leaves: what is set aside
-/// is of no use to a volume that can't map it. Of each volume: the extents that it does not have
-/// yet, those that it is still to map, which may be more, and its size.
+/// Extents that volumes do not have yet, with those for the pages of their leaves: an extent is of
+/// no use to a volume that can't map it. Of each volume: the extents that it does not have yet,
+/// those that it is still to map, which may be more, and its size.
 fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> u64 {
     let (mut extents, mut leaves) = (0_u64, 0_u64);
     for (unmet, to_map, size) in volumes.filter(|one| one.1 > 0) {

@@ -382,7 +382,7 @@ impl Worker {
         let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
         let extent = extent.or_else(|| volume.take_from_slices());
         if extent.is_some() {
-            // After the extent was taken: in between one extent too many is kept, never one too few.
+            // After the extent was taken: one extent too many is kept in between, never too few.
             volume.keep_less(1);
         } else {
             if slowed {

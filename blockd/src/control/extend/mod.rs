@@ -35,7 +35,8 @@ use super::{Control, EventKind, Known};
 pub(crate) use queue::Waiting;
 use queue::{Queue, Verdict};
 
-/// How often space is looked for while requests wait, and whether their clients are still there. A data path that asks at its low mark has seconds left.
+/// How often space is looked for while requests wait, and whether their clients are still there. A
+/// data path that asks at its low mark has seconds left.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Connections of a pool's socket at once: a data path has one for each volume that runs short, and
@@ -175,8 +176,9 @@ impl Control {
         }
     }
 
-    /// Closes a pool for a client that has asked for it. The connection ends when the pool is closed
-    /// and its socket removed. While a block device is in use it waits, as long as the client does.
+    /// Closes a pool for a client that has asked for it. The connection ends when the pool is
+    /// closed and its socket removed. While a block device is in use it waits, as long as the
+    /// client does.
     async fn shut_down(self, pool: String, stream: UnixStream) {
         let mut is_logged = false;
         loop {
