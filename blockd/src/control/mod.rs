@@ -133,6 +133,9 @@ struct Inner {
 
 /// Enough that operations on different volumes seldom wait for each other.
 const LOCKS: usize = 64;
+/// How long the end of the daemon waits for pools that are being closed on request. Their own limit
+/// is that of workers, 10 s, and a checkpoint.
+const CLOSING_WAIT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// A pool that was named, and what came of it.
 #[derive(Clone, Debug)]
@@ -314,8 +317,13 @@ impl Control {
     /// Closes all pools, in the reverse order of their names, and says which could not be.
     pub async fn close_pools(&self) -> Result<(), Error> {
         self.close_direct().await;
-        // One that is being closed on request is waited for.
-        let _guard = self.0.making_pools.lock().await;
+        // Waits for a pool that is being closed on request, but not for one that is being opened, whose
+        // lock another process may hold for long.
+        let is_waited_for = |known: &Known| known.state.is_ok() || known.is_closed();
+        let names = self.known_pools().into_iter().filter(is_waited_for);
+        let names = names.map(|known| known.config.name).collect();
+        let locks = self.0.making_pools.lock_all(names);
+        let _names = tokio::time::timeout(CLOSING_WAIT, locks).await;
         let pools: Vec<_> = self.0.pools.read().values().rev().cloned().collect();
         let mut result = Ok(());
         for known in pools {
