@@ -385,9 +385,11 @@ fn p35_the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
         assert_eq!(found.len(), 1, "{kind}");
         found[0].clone()
     };
-    let rule = |group: &str, kind: &str| serde_json::json!({ "apiGroups": [group], "resources": [kind], "verbs": ["get"] });
-    let rules = [rule("", "persistentvolumeclaims"), rule("storage.k8s.io", "storageclasses")];
-    assert_eq!(of_kind("ClusterRole")["rules"], serde_json::json!(rules));
+    let rules = serde_json::json!([
+        { "apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"] },
+        { "apiGroups": ["storage.k8s.io"], "resources": ["storageclasses"], "verbs": ["get"] },
+    ]);
+    assert_eq!(of_kind("ClusterRole")["rules"], rules);
     let account = of_kind("ServiceAccount")["metadata"].clone();
     let binding = of_kind("ClusterRoleBinding");
     assert_eq!(binding["roleRef"]["name"], of_kind("ClusterRole")["metadata"]["name"]);

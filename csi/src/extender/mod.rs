@@ -2,8 +2,8 @@
 //! keeps pods away from nodes without room for their volumes, and prefers those with the most.
 //!
 //! A process of its own, without root and daemon, which reads claims and storage classes from the
-//! API server. [`demand`], [`decide`] and [`score`] decide and do nothing else; the rest brings them
-//! their figures.
+//! API server. [`demand`], [`decide`] and [`score`] decide and do nothing else; the rest gathers
+//! what they decide by.
 
 pub mod claims;
 mod cluster;
