@@ -561,10 +561,11 @@ fn create_file(path: &Path) -> std::io::Result<bool> {
 /// Removes a file that this process created. A process that has its lock may be making a pool in
 /// it, and one that waits for the lock looks afterwards whether the path leads to its file.
 fn remove_created(file: &File, path: &Path) {
-    if file.try_lock().is_ok() && leads_to(path, file) {
-        if let Err(error) = std::fs::remove_file(path) {
-            tracing::warn!(path = %path.display(), %error, "cannot remove a file without a pool");
-        }
+    if file.try_lock().is_ok()
+        && leads_to(path, file)
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove a file without a pool");
     }
 }
 
