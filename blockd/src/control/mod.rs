@@ -52,13 +52,12 @@ use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use crate::backing::Device;
 use crate::clock::{Clock, wall_seconds};
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
-use crate::pool::{PmemOptions, PoolHandle};
+use crate::pool::{Device, PmemOptions, PoolHandle};
 
 use attachments::Attachments;
 use pools::Unopened;
@@ -535,8 +534,8 @@ impl Control {
         Ok(true)
     }
 
-    /// Tries again to open the pools that could not be opened, side by side; those that were closed on
-    /// request stay closed. What is still in the way is logged as at the start.
+    /// Tries again to open the pools that could not be opened, side by side; those that were
+    /// closed on request stay closed. What is still in the way is logged as at the start.
     pub async fn reopen_pools(&self) {
         let failed = |known: &Known| known.state.is_err() && !known.is_closed();
         let unopened = self.known_pools().into_iter().filter(failed);

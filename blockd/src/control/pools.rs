@@ -9,11 +9,10 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use nix::sys::statvfs::statvfs;
 
-use crate::backing::Device;
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
 use crate::error::{Error, ErrorKind, shown};
 use crate::pool::{
-    self, Created, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec,
+    self, Created, Device, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec,
     has_pmem_header, is_there,
 };
 use crate::units::GIB;

@@ -44,4 +44,4 @@ pub use crate::backing::pmem::namespace::{
 };
 pub use crate::backing::pmem::nodes;
 pub use crate::backing::pmem::{HEADER_BYTES as PMEM_HEADER_BYTES, Medium, PmemInfo, PmemOptions};
-pub use crate::backing::{DeviceInfo, DeviceKind, DeviceSpec, Durability};
+pub use crate::backing::{Device, DeviceInfo, DeviceKind, DeviceSpec, Durability};
