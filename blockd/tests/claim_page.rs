@@ -240,7 +240,7 @@ fn a_closed_pool_is_claimed_until_its_last_discard_has_ended() {
     let trace = Trace::attach("discard", &["--trace=ioctl", slow, "--trace-path", path]);
     write_volume(&pool);
     wait(pool.close()).unwrap();
-    // The close was answered, with its limit, while a discard of the volume's extents is still under way.
+    // The close was answered, with its limit, while a discard of the volume's extents is under way.
     let closed = disk.held().expect("a claim of a pool whose discard is under way");
     let renewed = || disk.held().is_some_and(|claim| claim.counter > closed.counter + 1);
     wait_until("the claim to be renewed after the close", renewed);

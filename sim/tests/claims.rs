@@ -15,8 +15,8 @@ fn no_write_lands_after_another_open_owns_the_pool() {
     assert!(found.met.is_complete(), "{:?}", found.met);
 }
 
-/// An owner at home begins while another host, whose watch is over, writes its claim. It may lose the
-/// pool then, though no host is late: in this history it does.
+/// An owner at home begins while another host, whose watch is over, writes its claim. It may lose
+/// the pool then, though no host is late: in this history it does.
 #[test]
 fn an_owner_at_home_may_lose_to_a_claim_under_way() {
     let (met, fault) = run(1_393_967_269_004_481_735, None);

@@ -7,8 +7,8 @@ use blockd_tests::clock::clock;
 use blockd_tests::daemon::{Daemon, Settings};
 
 const MIB: u64 = 1 << 20;
-/// An interval of health, and what a busy machine adds: much less than the time for which other causes
-/// are held.
+/// An interval of health, and what a busy machine adds: much less than the time for which other
+/// causes are held.
 const SOON: Duration = Duration::from_secs(20);
 const CODE: &str = "writes-blocked";
 

@@ -116,9 +116,9 @@ fn mounted_at(number: &str, mounts: &str) -> Option<String> {
 /// The living process that holds the owner lock of a file, where it is seen from here. The lock of
 /// one that died is held until its IO has ended.
 ///
-/// The kernel names the process that took the lock. Its number may be another's by now, so the process
-/// counts only if it has the file open. The device number in `/proc/locks` is left out: on btrfs it is
-/// another one than that of `stat`.
+/// The kernel names the process that took the lock. Its number may be another's by now, so the
+/// process counts only if it has the file open. The device number in `/proc/locks` is left out: on
+/// btrfs it differs from that of `stat`.
 pub(super) fn lock_owner(file: &File) -> Option<u32> {
     let file = identity(&file.metadata().ok()?);
     let inode = file.1.to_string();

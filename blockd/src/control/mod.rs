@@ -316,8 +316,8 @@ impl Control {
     /// Closes all pools, in the reverse order of their names, and says which could not be.
     pub async fn close_pools(&self) -> Result<(), Error> {
         self.close_direct().await;
-        // Waits for a pool that is being closed on request, but not for one that is being opened, whose
-        // lock another process may hold for long.
+        // Waits for a pool that is being closed on request, but not for one that is being opened:
+        // another process may hold its lock for long.
         let is_waited_for = |known: &Known| known.state.is_ok() || known.is_closed();
         let names = self.known_pools().into_iter().filter(is_waited_for);
         let names = names.map(|known| known.config.name).collect();

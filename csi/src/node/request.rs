@@ -126,8 +126,8 @@ pub fn wish(
     Ok(Some(Wish { making, dax: mapped && !in_image, ..options(mount, name)? }))
 }
 
-/// The image for virtual machines in a volume, if its context has one. The usage is AppDirect unless
-/// the context has FileIO, which CreateVolume never combines with an image.
+/// The image for virtual machines in a volume, if its context has one. The usage is AppDirect
+/// unless the context has FileIO, which CreateVolume never combines with an image.
 #[must_use]
 pub fn kata(plugin: &Plugin, context: &HashMap<String, String>) -> Option<kata::ImageSpec> {
     let keys = &plugin.settings.keys;

@@ -18,9 +18,9 @@ const LENGTH: u64 = 40_000 * MS;
 const WAIT: u64 = ClaimTiming::LEAST_WAIT_NS;
 /// Events of a history at the most, so that a mutation that never sleeps ends.
 const MAX_EVENTS: u32 = 20_000;
-/// The longest time from the read that ends a watch to the landing of the claim that follows, where no
-/// host stalls and storage is quick: 20 ms for the read, 4 ms of pauses, 10 ms for the write. An owner at
-/// home waits for nothing, so it can begin in this time and lose the pool to that claim.
+/// The longest time from the read that ends a watch to the landing of the claim that follows, where
+/// no host stalls and storage is quick: 20 ms for the read, 4 ms of pauses, 10 ms for the write. An
+/// owner at home waits for nothing, so it can begin in this time and lose the pool to that claim.
 const TAKEOVER: u64 = 34 * MS;
 
 /// What went wrong.

@@ -77,8 +77,8 @@ pub(super) fn this_thread(program: Option<&Path>, files: &[BorrowedFd<'_>]) {
     }
 }
 
-/// Limits what programs that a root's thread starts may do to reading and writing files of any owner,
-/// which images may have. Others have no capabilities, and the calls fail.
+/// Leaves the programs that a thread of root starts two capabilities: to read and write files of
+/// any owner, which images may have. Other users have no capabilities, and the calls fail.
 fn drop_capabilities() {
     /// Numbers from linux/capability.h.
     const DAC_OVERRIDE: libc::c_ulong = 1;

@@ -140,8 +140,8 @@ impl Book {
         u64::try_from(late.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Which parts of a look to begin: the question to the pool's thread, the look at its devices, and
-    /// the comparison of superblocks. A part that has not ended since the last look is left out.
+    /// Returns which parts of a look to begin: the question to the pool's thread, the look at its
+    /// devices, and the comparison of superblocks. A part that is still under way is left out.
     fn begin(&self, pool: &str) -> [bool; 3] {
         let now = self.clock.ns();
         let mut pages = self.pages.lock();

@@ -40,10 +40,10 @@ pub(super) fn outside(file: &File) -> Result<Vec<Outside>, Fault> {
     Ok(found)
 }
 
-/// What a descriptor names. The extents of a sparse file's own are that file.
+/// Reads what a descriptor names. The extents of a sparse file's own are that file.
 ///
-/// qemu reads one with `sscanf`, to which all control characters are blanks, and which goes on to the
-/// next line for what it misses. Lines that only such a reader understands are refused.
+/// qemu reads a descriptor with `sscanf`, which takes control characters for blanks and continues
+/// on the next line if a field is missing. Lines that only such a reader understands are refused.
 fn descriptor(file: &File, at: u64, extents: bool) -> Result<Vec<Outside>, Fault> {
     let bytes = read_up_to(file, at, MAX_DESCRIPTOR)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
