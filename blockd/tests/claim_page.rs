@@ -77,6 +77,10 @@ impl Disk {
         }
     }
 
+    fn is_free(&self) -> bool {
+        matches!(self.claim(), ClaimPage::Claim(claim) if claim.state == ClaimState::Free)
+    }
+
     fn write_claim(&self, claim: &Claim) {
         let mut page = Page::zeroed();
         claim.encode(&mut page);
@@ -175,7 +179,7 @@ fn a_claim_is_renewed_without_a_flush_of_its_device() {
     }
     assert!(seen >= 2, "the pool's descriptor and the claim's");
     wait(pool.close()).unwrap();
-    assert!(matches!(disk.claim(), ClaimPage::Claim(claim) if claim.state == ClaimState::Free));
+    assert!(disk.is_free());
 }
 
 /// A pool with a volume of 16 MiB that was written.
@@ -240,13 +244,11 @@ fn a_closed_pool_is_claimed_until_its_last_discard_has_ended() {
     let trace = Trace::attach("discard", &["--trace=ioctl", slow, "--trace-path", path]);
     write_volume(&pool);
     wait(pool.close()).unwrap();
-    // The close was answered, with its limit, while a discard of the volume's extents is under way.
+    // The close was answered at its limit, while a discard is still under way.
     let closed = disk.held().expect("a claim of a pool whose discard is under way");
     let renewed = || disk.held().is_some_and(|claim| claim.counter > closed.counter + 1);
     wait_until("the claim to be renewed after the close", renewed);
-    let is_free =
-        || matches!(disk.claim(), ClaimPage::Claim(claim) if claim.state == ClaimState::Free);
-    wait_until("the claim to be given up", is_free);
+    wait_until("the claim to be given up", || disk.is_free());
     let trace = trace.end();
     assert!(trace.contains("BLKDISCARD"), "{trace}");
 }

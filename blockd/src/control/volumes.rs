@@ -389,7 +389,6 @@ impl Control {
     }
 }
 
-/// Whether a volume is attached as it is asked for now.
 /// How long a detach waits for the log to be emptied. A checkpoint takes milliseconds, or seconds
 /// where much was written; one that finds no space below waits for that, and nobody waits for it.
 const LOG_WAIT: Duration = Duration::from_secs(10);

@@ -109,9 +109,9 @@ pub(super) struct Shared {
     pub(super) stats: PoolStats,
     /// Until somebody takes them.
     pub(super) space_changes: Mutex<Option<mpsc::Receiver<SpaceChange>>>,
-    /// Of volumes that are served.
     /// Held while a device is made longer.
     pub(super) growing: tokio::sync::Mutex<()>,
+    /// Of volumes that are served.
     pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
     /// What the pool's thread has seen of the devices, then each worker.
     pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
