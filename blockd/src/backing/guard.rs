@@ -21,7 +21,7 @@ pub(super) fn claim(device: &File) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
 }
 
-/// Loop devices over loop devices that are looked through. Nobody needs more than two.
+/// How many loop devices over loop devices are looked through; setups have two at most.
 const MAX_BELOW: usize = 4;
 
 /// The files below a loop device that begin where it does: a pool that is on one of them is on the

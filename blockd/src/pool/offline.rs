@@ -284,7 +284,7 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
     let failed = |error| PoolError::io("open", path)(error);
     let found = pmem::namespace::find(path).map_err(failed)?;
     let path: &Path = &found;
-    // A FIFO would keep whoever opens it waiting.
+    // Opening a FIFO would wait for a writer.
     let found = std::fs::metadata(path).map_err(failed)?.file_type();
     if !(found.is_file() || found.is_block_device() || found.is_char_device()) {
         return Err(not_a_device(path));

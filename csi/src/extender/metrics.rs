@@ -120,7 +120,7 @@ impl Metrics {
 }
 
 impl Request<'_> {
-    /// It is answered with this status, and with so many bytes.
+    /// The request is answered with this status and a body of this length in bytes.
     pub(super) fn end(self, status: StatusCode, bytes: u64) {
         let metrics = self.metrics;
         let answer = Answer { code: status.as_u16(), method: self.served.method };

@@ -71,7 +71,7 @@ impl Engine {
             volume.wants_space.store(false, Ordering::Release);
             pool.bump();
         }
-        // A reserve in so many pieces that it takes no more is as good as a whole one.
+        // A reserve that consists of too many pieces to take more counts as complete.
         let is_short = missing > 0 && granted == 0 && volume.reserve.lock().has_room();
         if is_short {
             volume.keep_less(added);

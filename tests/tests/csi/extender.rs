@@ -30,7 +30,7 @@ impl Extender {
     fn start(metrics_port: u16, cluster: &Cluster, config: &str) -> Self {
         let folder = daemon::Folder::new("extender").unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        // Nobody has to be able to go there.
+        // A copy of the program, as its user may not enter the directory where it was built.
         let program = folder.path().join("blockd-csi");
         let config_file = folder.path().join("blockd-csi.toml");
         std::fs::write(&config_file, config).unwrap();

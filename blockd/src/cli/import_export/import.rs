@@ -100,7 +100,7 @@ struct Answer {
     /// Files that were read beside the image, by --follow-backing.
     other_files: Vec<String>,
     source_bytes: u64,
-    /// Null unless it is raw: qemu-img does not tell.
+    /// Null unless the image is raw: qemu-img does not report it.
     written_bytes: Option<u64>,
     /// Zeroes after the image's end, to a whole block.
     padded_bytes: u64,

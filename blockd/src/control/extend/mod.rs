@@ -303,7 +303,8 @@ impl Server {
         Ok(())
     }
 
-    /// Root alone may close the pool, whoever runs the daemon. With its only pool the daemon ends.
+    /// Only root may close the pool, also where another user runs the daemon. A daemon that was
+    /// started for one pool ends with it.
     fn shutdown(&self, stream: UnixStream, peer: &Peer) -> Result<(), Problem> {
         if peer.user != 0 {
             return Err(Problem::NotRoot(peer.user));
