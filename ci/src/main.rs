@@ -47,7 +47,8 @@ enum Action {
     },
     /// Alert rules, their tests and the dashboard of deploy/, by promtool
     Rules,
-    /// What deploy/ has for Kubernetes, by Helm and kustomize, and by the schemas of its API
+    /// What deploy/ has for Kubernetes, by Helm and kustomize, by the schemas of its API, and by
+    /// tests of versions, probes and rights
     Manifests,
     /// Every test, in its short form unless asked otherwise
     Test {
@@ -205,6 +206,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Manifests => {
             let mut steps = steps::Steps::new();
             check::manifests(&mut steps, root);
+            test::manifests(&mut steps, root);
             Ok(steps.finish())
         }
         Action::Test { what: Some(Tests::Kill(rest)), .. } => {

@@ -42,6 +42,14 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     steps.finish()
 }
 
+/// Versions of sidecars beside those of the documents, probes, rights and flags. `cargo ci test` runs
+/// these with all others.
+pub(crate) fn manifests(steps: &mut Steps, root: &Path) {
+    steps.run("versions, probes and rights", || {
+        counted(tests_cargo(root).args(["--package", "blockd-csi", "--test", "manifests"]))
+    });
+}
+
 fn workspace(root: &Path) -> Result<Outcome> {
     // Tests of the workspace start the same tools as the steps below, and an image of a pool is
     // read by a reader in Python.
