@@ -44,12 +44,7 @@ pub struct Rules {
 
 impl Rules {
     fn hold_ns(&self, code: Code) -> u64 {
-        match code {
-            // The number of waiting writes is a metric too, and both have to agree.
-            Code::WritesBlocked => 0,
-            _ if ends_by_time(code) => self.errors_hold_ns,
-            _ => self.hold_ns,
-        }
+        if ends_by_time(code) { self.errors_hold_ns } else { self.hold_ns }
     }
 }
 
@@ -103,16 +98,27 @@ pub struct State {
     pub last_probe: i64,
     /// When it last became healthy or abnormal; 0 when it has always been healthy.
     pub last_transition: i64,
+    /// The same, by the clock that never jumps.
+    looked_ns: u64,
     episode: Option<Episode>,
     /// Something of the episode was told, so that its end is told too.
     told: bool,
 }
 
 impl State {
+    /// The causes to report. Waiting writes are a metric as well, and both have to agree: that cause
+    /// is reported only if the last look found it. Held, it only delays the event of its end.
+    fn reported(&self) -> impl Iterator<Item = &Cause> {
+        let is_over = |cause: &Cause| {
+            cause.finding.code == Code::WritesBlocked && cause.found_ns != self.looked_ns
+        };
+        self.causes.values().filter(move |cause| !is_over(cause))
+    }
+
     /// What is wrong, the worst first.
     #[must_use]
     pub fn causes(&self) -> Vec<&Cause> {
-        let mut causes: Vec<&Cause> = self.causes.values().collect();
+        let mut causes: Vec<&Cause> = self.reported().collect();
         causes.sort_by_key(|one| (Reverse(one.finding.severity), one.finding.code));
         causes
     }
@@ -126,7 +132,7 @@ impl State {
     /// That of the worst cause; `None` when it is healthy.
     #[must_use]
     pub fn severity(&self) -> Option<Severity> {
-        self.causes.values().map(|one| one.finding.severity).max()
+        self.reported().map(|one| one.finding.severity).max()
     }
 }
 
@@ -171,7 +177,7 @@ impl Ledger {
         notices: &mut Vec<Notice>,
     ) {
         let state = self.states.entry(subject.clone()).or_default();
-        state.last_probe = at.unix_ms;
+        (state.last_probe, state.looked_ns) = (at.unix_ms, at.ns);
         for finding in worst_of(found) {
             note(state, finding, at);
         }
