@@ -490,6 +490,8 @@ fn a_flush_covers_what_other_connections_wrote() {
     // What is on the media now is what power loss would leave: there is no delta ring to it.
     let copy = Scratch::new();
     std::fs::copy(&file, copy.0.join("pool")).unwrap();
+    // A copy has the identity of its pool, and one host opens only one of them at a time.
+    server.stop();
     let rings = PathBuf::from(format!("/dev/shm/blockd-strangers-{}", std::process::id()));
     std::fs::create_dir_all(&rings).unwrap();
     let mut spec = spec(&copy.0.join("pool"), &rings);
@@ -500,7 +502,6 @@ fn a_flush_covers_what_other_connections_wrote() {
     assert_eq!(read, data);
     after.stop();
     std::fs::remove_dir_all(&rings).unwrap();
-    server.stop();
 }
 
 #[test]

@@ -121,6 +121,8 @@ fn status_says_what_is_waited_for_and_since_when() {
 
     let path = socket.to_str().unwrap();
     let request = ["extend-request", "--socket", path, "--wait", "data", "1G", "0", "0"];
+    // The first gets what is left, and the next waits.
+    daemon.ok(&request);
     let mut waiting = daemon.command(&request).spawn().unwrap();
     let clock = Clock::start();
     let one = loop {
