@@ -42,8 +42,8 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     steps.finish()
 }
 
-/// Versions of sidecars beside those of the documents, probes, rights and flags. `cargo ci test` runs
-/// these with all others.
+/// Versions of sidecars beside those of the documents, probes, rights and flags. `cargo ci test`
+/// runs these with all others.
 pub(crate) fn manifests(steps: &mut Steps, root: &Path) {
     steps.run("versions, probes and rights", || {
         counted(tests_cargo(root).args(["--package", "blockd-csi", "--test", "manifests"]))

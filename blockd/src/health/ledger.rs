@@ -106,8 +106,8 @@ pub struct State {
 }
 
 impl State {
-    /// The causes to report. Waiting writes are a metric as well, and both have to agree: that cause
-    /// is reported only if the last look found it. Held, it only delays the event of its end.
+    /// The causes to report. Waiting writes are a metric as well, and both have to agree: that
+    /// cause is reported only if the last look found it. Held, it only delays the event of its end.
     fn reported(&self) -> impl Iterator<Item = &Cause> {
         let is_over = |cause: &Cause| {
             cause.finding.code == Code::WritesBlocked && cause.found_ns != self.looked_ns

@@ -16,8 +16,17 @@ use crate::command;
 const AT_A_TIME: usize = 3;
 
 /// Those that take longest begin first, or the last of them would run alone in the end.
-const LONG: [&str; 6] =
-    ["ublk", "csi_kill", "extend", "virtual_machine", "python_reader", "state_machine"];
+const LONG: [&str; 9] = [
+    "ublk",
+    "extend",
+    "nodes",
+    "python_reader",
+    "virtual_machine",
+    "state_machine",
+    "missing_pools",
+    "daemon_life",
+    "csi_kill",
+];
 
 /// A program with tests.
 #[derive(Debug, PartialEq, Eq)]

@@ -12,7 +12,8 @@ use crate::{built, check, command, requirements, setup};
 /// Tests of one file of a package.
 struct Group {
     package: &'static str,
-    file: &'static str,
+    /// `None` for unit tests.
+    file: Option<&'static str>,
     tests: &'static [&'static str],
 }
 
@@ -23,7 +24,11 @@ struct Item {
 }
 
 const fn file(package: &'static str, file: &'static str, tests: &'static [&'static str]) -> Group {
-    Group { package, file, tests }
+    Group { package, file: Some(file), tests }
+}
+
+const fn units(package: &'static str, tests: &'static [&'static str]) -> Group {
+    Group { package, file: None, tests }
 }
 
 const ITEMS: &[Item] = &[
@@ -242,6 +247,32 @@ const ITEMS: &[Item] = &[
         )],
     },
     Item {
+        mistake: "an image for virtual machines lies where a flush of the guest is not durable",
+        groups: &[units(
+            "blockd-csi",
+            &[
+                "pmem::tests::kata_image_in_a_pooled_class_is_refused_and_the_error_names_pmem_direct",
+                "controller::tests::pmem::kata_image_is_app_direct_and_needs_a_pmem_direct_class",
+                "node::rules::app_direct_image_is_refused_on_a_file_system_without_dax",
+                "node::rules::existing_image_without_dax_stays_mounted_is_not_staged_again_and_keeps_its_data",
+            ],
+        )],
+    },
+    Item {
+        mistake: "space that was promised is given to others, or one pool's shutdown ends another",
+        groups: &[file(
+            "blockd",
+            "extend",
+            &[
+                "an_answered_request_has_a_quantum_for_its_volume_whatever_neighbours_write",
+                "where_less_than_a_quantum_is_left_a_request_gets_that",
+                "a_shutdown_closes_its_pool_alone_while_another_goes_on_with_its_io",
+                "a_daemon_with_two_pools_outlives_both_and_opens_them_at_its_next_start",
+                "a_shutdown_ends_the_daemon_in_order_and_then_the_connection",
+            ],
+        )],
+    },
+    Item {
         mistake: "a manifest names old sidecars, or the plugin is restarted for its daemon",
         groups: &[
             file(
@@ -315,7 +346,11 @@ impl Item {
         let mut passed = 0;
         for group in self.groups {
             let mut cargo = command::cargo(root);
-            cargo.args(["test", "--quiet", "--package", group.package, "--test", group.file]);
+            cargo.args(["test", "--quiet", "--package", group.package]);
+            match group.file {
+                Some(file) => cargo.args(["--test", file]),
+                None => cargo.arg("--lib"),
+            };
             cargo.envs(built::environment(root)).arg("--").arg("--exact").args(group.tests);
             let ran = tests_passed(&command::run_and_keep(&mut cargo)?);
             let wanted = u64::try_from(group.tests.len())?;
