@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod nbd_client;
 pub mod node;
 pub mod pool;
+pub mod schedule;
 pub mod stats;
 pub mod units;
 pub mod volume;

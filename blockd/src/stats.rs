@@ -188,6 +188,10 @@ pub struct VolumeStats {
     pub slowed_ns: Counter,
     /// Requests that the volume's limits held back.
     pub limited: Counter,
+    /// Times that a connection or queue was held back, by [`crate::schedule::Hold`], and for how
+    /// many nanoseconds.
+    pub held: [Counter; 4],
+    pub held_ns: [Counter; 4],
     /// Writes that wait for space at present, and don't know whether it will come.
     pub blocked: Counter,
     /// Nanoseconds that the first of them has waited for.

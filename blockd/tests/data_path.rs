@@ -17,6 +17,7 @@ use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
 };
+use blockd::schedule::{FlowId, Owner};
 use blockd::volume::{Executor, VolumeRef};
 
 const SIZE: u64 = 256 << 20;
@@ -270,6 +271,7 @@ struct Hand {
     executor: Executor,
     ring: Ring,
     volume: VolumeRef,
+    flow: FlowId,
     clock: Clock,
 }
 
@@ -278,11 +280,13 @@ impl Hand {
         let options = RingOptions { operations: 1024, arena_bytes: 4 << 20, serves: false };
         let mut ring = Ring::new(options).expect("a ring");
         let clock = Clock::start();
-        let mut executor = Executor::new(64, clock);
+        let mut executor = Executor::new(0, ring.free_bytes(), clock);
         executor.add_pool(&small.pool, &mut ring).expect("a worker");
         let volume =
             executor.attach(small.pool.id(), small.volume, Arc::default).expect("a volume");
-        Self { executor, ring, volume, clock }
+        // The memory of a queue's requests is its own, as it is here.
+        let flow = executor.add_flow(volume, Owner::Queue(0)).expect("a flow");
+        Self { executor, ring, volume, flow, clock }
     }
 
     fn begin(&mut self, operation: Operation, offset: u64, len: u64) {
@@ -291,7 +295,9 @@ impl Hand {
             _ => None,
         };
         let request = Request::new(operation, offset, len, 0, buffer);
-        self.executor.begin(self.volume, request, &mut self.ring);
+        let demand = Executor::demand(operation, len);
+        self.executor.admit(self.volume, self.flow, &demand).expect("an admission");
+        self.executor.begin(self.volume, self.flow, request, &mut self.ring);
     }
 
     /// The next answer, if there is one within so many milliseconds.

@@ -18,8 +18,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{MAX_WORKERS, PoolError};
 use crate::backing::{Device, DeviceInfo, Doorbell};
-use crate::limit::Limiter;
 use crate::mailbox::{Mailbox, Undelivered};
+use crate::schedule::{VolumeShare, Window};
 use crate::stats::MediaStats;
 
 /// Commands that may wait for a pool's thread: more come only from a client gone wild.
@@ -112,7 +112,9 @@ pub(super) struct Shared {
     /// Held while a device is made longer.
     pub(super) growing: tokio::sync::Mutex<()>,
     /// Of volumes that are served.
-    pub(super) limiters: Mutex<BTreeMap<VolumeId, Weak<Limiter>>>,
+    pub(super) shares: Mutex<BTreeMap<VolumeId, Weak<VolumeShare>>>,
+    /// The media queue, divided among them.
+    pub(super) window: Arc<Window>,
     /// What the pool's thread has seen of the devices, then each worker.
     pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
     /// The closed pool was given up, so others may take it; or its discards take long, and it is
@@ -352,17 +354,23 @@ impl PoolHandle {
         &self.shared.devices
     }
 
-    /// The limits of a volume, shared by all that serve it.
+    /// What the workers that serve a volume share.
     #[must_use]
-    pub fn limiter(&self, volume: VolumeId) -> Arc<Limiter> {
-        let mut limiters = self.shared.limiters.lock();
-        if let Some(limiter) = limiters.get(&volume).and_then(Weak::upgrade) {
-            return limiter;
+    pub fn share(&self, volume: VolumeId) -> Arc<VolumeShare> {
+        let mut shares = self.shared.shares.lock();
+        if let Some(share) = shares.get(&volume).and_then(Weak::upgrade) {
+            return share;
         }
-        limiters.retain(|_, one| one.strong_count() > 0);
-        let limiter = Arc::default();
-        limiters.insert(volume, Arc::downgrade(&limiter));
-        limiter
+        shares.retain(|_, one| one.strong_count() > 0);
+        let share = Arc::default();
+        shares.insert(volume, Arc::downgrade(&share));
+        share
+    }
+
+    /// The pool's media queue, divided among its volumes.
+    #[must_use]
+    pub fn window(&self) -> &Arc<Window> {
+        &self.shared.window
     }
 
     /// What a thread sees of the devices from now on.

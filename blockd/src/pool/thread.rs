@@ -123,7 +123,8 @@ impl PoolThread {
             stats: PoolStats::default(),
             space_changes: parking_lot::Mutex::new(Some(changes)),
             growing: tokio::sync::Mutex::default(),
-            limiters: parking_lot::Mutex::default(),
+            shares: parking_lot::Mutex::default(),
+            window: Arc::default(),
             media: parking_lot::Mutex::new(vec![Arc::clone(&seen)]),
             released: watch::Sender::new(false),
         });

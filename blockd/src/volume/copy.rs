@@ -38,18 +38,48 @@ pub(super) struct Copies {
     made: usize,
     /// Operations that wait for room in the ring, in order, with their slots.
     pub(super) waiting: VecDeque<(usize, PlanOp)>,
+    /// Copies that wait for a buffer: of each volume in order, and the volumes in order of service.
+    /// They keep no other operation waiting.
+    pub(super) queued: VecDeque<(usize, VecDeque<(usize, PlanOp)>)>,
 }
 
 impl Copies {
     /// Takes memory for copies, kept for them from then on. Before there are clients, so that it
     /// lies together: taken here and there, it would leave no long piece whole for their requests.
-    pub(super) fn reserve(&mut self, ring: &mut Ring) {
+    /// Gives the bytes that it took.
+    pub(super) fn reserve(&mut self, ring: &mut Ring) -> u64 {
+        let mut bytes = 0;
         while self.made < MAX_COPIES
             && let Some(buffer) = ring.allocate(PIECE)
         {
             self.made += 1;
+            bytes += Ring::capacity(&buffer) as u64;
             self.buffers.push(buffer);
         }
+        bytes
+    }
+
+    /// Adds a copy to those that wait.
+    pub(super) fn queue(&mut self, volume: usize, at: usize, op: PlanOp) {
+        match self.queued.iter_mut().find(|(one, _)| *one == volume) {
+            Some((_, copies)) => copies.push_back((at, op)),
+            None => self.queued.push_back((volume, VecDeque::from([(at, op)]))),
+        }
+    }
+
+    /// The copy that is started next.
+    pub(super) fn next(&self) -> Option<&PlanOp> {
+        self.queued.front().and_then(|(_, copies)| copies.front()).map(|(_, op)| op)
+    }
+
+    /// Takes it, after which the next volume has its turn.
+    pub(super) fn take_next(&mut self) -> Option<(usize, PlanOp)> {
+        let (volume, mut copies) = self.queued.pop_front()?;
+        let first = copies.pop_front();
+        if !copies.is_empty() {
+            self.queued.push_back((volume, copies));
+        }
+        first
     }
 
     /// Whether a copy can begin.

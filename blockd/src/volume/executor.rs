@@ -9,7 +9,7 @@ use std::sync::Arc;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
-use blockd_mapper::space::VolumeSettings;
+use blockd_mapper::space::{OnFull, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
 
@@ -19,20 +19,28 @@ use super::waiting::MAX_SLOWED_NS;
 use crate::backing::{Device, FileSlot, Ring};
 use crate::block::{BlockError, Completion, Operation, Request};
 use crate::clock::Clock;
-use crate::limit::Limiter;
 use crate::pool::PoolHandle;
+use crate::schedule::{Capacity, Defences, Scheduler, TenantId, VolumeShare};
 use crate::stats::{MediaStats, Op, Stage, VolumeStats};
 
 /// Calls of the mapper for one request before others get their turn.
-const STEPS_PER_TURN: usize = 64;
+const STEPS_PER_TURN: usize = 8;
 /// One request in so many has its planning measured.
 const SAMPLE: u64 = 64;
+/// Requests that an executor has places for from the start, and of connections at the most: the
+/// scheduler divides these. Places are made when they are needed; one takes 5 KiB.
+const FIRST_SLOTS: usize = 256;
+const MAX_REQUESTS: u64 = 8192;
+/// Requests whose time on the media can be seen while they are there.
+const MARKED_REQUESTS: usize = 4096;
+/// How long requests that are done in many steps may take of a turn. Others wait for it.
+const LONG_WORK_NS: u64 = 250_000;
 /// How often a write that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
 
 /// Names a volume that an executor serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VolumeRef(usize);
+pub struct VolumeRef(pub(super) usize);
 
 /// A device as this thread's ring knows it.
 #[derive(Debug)]
@@ -45,9 +53,9 @@ pub(super) struct Media {
 #[derive(Debug)]
 pub(super) struct PoolPart {
     pub(super) handle: PoolHandle,
-    worker: Worker,
+    pub(super) worker: Worker,
     /// Nobody flushes: every change is durable when it is answered.
-    through: bool,
+    pub(super) through: bool,
     pub(super) media: Vec<Media>,
     pub(super) seen: Arc<MediaStats>,
     /// Slots that wait for the pool, in order.
@@ -89,38 +97,40 @@ pub(super) struct Attached {
     pub(super) pool: usize,
     pub(super) attachment: Attachment,
     pub(super) stats: Arc<VolumeStats>,
-    users: usize,
-    in_flight: usize,
+    pub(super) users: usize,
+    pub(super) in_flight: usize,
     /// What is set for the volume, as of a version of that.
     pub(super) settings: VolumeSettings,
     pub(super) settings_version: u64,
     /// Shared with other workers that serve it.
-    pub(super) limiter: Arc<Limiter>,
-    /// Slots that wait for their turn by its limits, in order.
-    pub(super) limited: VecDeque<usize>,
+    pub(super) share: Arc<VolumeShare>,
+    /// The volume as the scheduler knows it.
+    pub(super) tenant: TenantId,
+    /// Slots to be planned, in order.
+    pub(super) ready: VecDeque<usize>,
     /// It is going away: requests are not to wait for the pool or for space any more.
-    doomed: bool,
+    pub(super) doomed: bool,
 }
 
 /// Serves requests on one thread.
 #[derive(Debug)]
 pub struct Executor {
     pub(super) slots: Vec<Slot>,
-    free: Vec<usize>,
+    pub(super) free: Vec<usize>,
+    /// Which request is taken when.
+    pub(super) scheduler: Scheduler,
     pub(super) pools: Vec<PoolPart>,
     pub(super) volumes: Vec<Option<Attached>>,
-    /// Slots to be planned.
+    /// Volumes with slots to be planned, in order of service.
     pub(super) ready: VecDeque<usize>,
     /// Slots that wait for space below.
     pub(super) starved: VecDeque<usize>,
     retry_at: u64,
     pub(super) copies: Copies,
-    done: VecDeque<Completion>,
+    pub(super) done: VecDeque<Completion>,
     clock: Clock,
     pub(super) now: u64,
     planned: u64,
-    /// Volumes whose limits hold something back: the others cost nothing.
-    pub(super) limiting: Vec<usize>,
     /// Volumes that have been refused space in the present round of tries, or looks.
     pub(super) refused: Vec<usize>,
     /// What there was to see when what waits was looked at last.
@@ -132,12 +142,15 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// An executor for so many requests at a time.
+    /// The executor of a worker with so much payload memory.
     #[must_use]
-    pub fn new(requests: usize, clock: Clock) -> Self {
+    pub fn new(worker: usize, memory: u64, clock: Clock) -> Self {
+        let requests = FIRST_SLOTS;
+        let capacity = Capacity { memory, requests: MAX_REQUESTS };
         Self {
             slots: (0..requests).map(|_| Slot::new()).collect(),
             free: (0..requests).rev().collect(),
+            scheduler: Scheduler::new(worker, capacity, Defences::ALL),
             pools: Vec::new(),
             volumes: Vec::new(),
             ready: VecDeque::with_capacity(requests),
@@ -148,7 +161,6 @@ impl Executor {
             clock,
             now: 0,
             planned: 0,
-            limiting: Vec::with_capacity(64),
             refused: Vec::with_capacity(requests),
             waits_looked_at: (0, 0),
             found_waiting: false,
@@ -170,8 +182,9 @@ impl Executor {
             let file = file.map_err(|_| MapperError::Limit { what: "files", limit: 4096 })?;
             media.push(Media { device: Arc::clone(device), file });
         }
-        self.copies.reserve(ring);
-        let requests = self.slots.len();
+        let reserved = self.copies.reserve(ring);
+        self.scheduler.reserve_memory(reserved);
+        let requests = MARKED_REQUESTS;
         let seen = Arc::new(MediaStats::new(media.len(), requests, self.clock));
         handle.add_media_stats(&seen);
         self.pools.push(PoolPart {
@@ -180,10 +193,10 @@ impl Executor {
             worker,
             media,
             seen,
-            parked: VecDeque::with_capacity(requests),
+            parked: VecDeque::with_capacity(FIRST_SLOTS),
             events: 0,
             patience: None,
-            committing: Vec::with_capacity(requests),
+            committing: Vec::with_capacity(FIRST_SLOTS),
             commits: 0,
         });
         Ok(slot)
@@ -216,63 +229,6 @@ impl Executor {
         true
     }
 
-    /// Serves a volume from now on, for one more user.
-    pub fn attach(
-        &mut self,
-        pool: [u8; 16],
-        volume: VolumeId,
-        stats: impl FnOnce() -> Arc<VolumeStats>,
-    ) -> Result<VolumeRef, MapperError> {
-        let known = self.pools.iter().position(|part| part.handle.id() == pool);
-        let pool = known.ok_or(MapperError::Closed)?;
-        let same = |one: &Attached| one.pool == pool && one.attachment.id() == volume;
-        for (at, one) in self.volumes.iter_mut().enumerate() {
-            if let Some(one) = one.as_mut().filter(|one| same(one)) {
-                one.users += 1;
-                return Ok(VolumeRef(at));
-            }
-        }
-        let attachment = self.pools[pool].worker.attach(volume)?;
-        let limiter = self.pools[pool].handle.limiter(volume);
-        let mut attached = Attached {
-            pool,
-            attachment,
-            stats: stats(),
-            users: 1,
-            in_flight: 0,
-            settings: VolumeSettings::default(),
-            settings_version: 0,
-            limiter,
-            limited: VecDeque::new(),
-            doomed: false,
-        };
-        attached.read_settings();
-        let free = self.volumes.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.volumes.len());
-        if at == self.volumes.len() {
-            self.volumes.push(None);
-        }
-        self.volumes[at] = Some(attached);
-        Ok(VolumeRef(at))
-    }
-
-    /// Ends the service of a volume for one user, who has no request in flight.
-    pub fn detach(&mut self, volume: VolumeRef) {
-        let Some(attached) = self.volumes.get_mut(volume.0).and_then(Option::as_mut) else {
-            return;
-        };
-        attached.users = attached.users.saturating_sub(1);
-        if attached.users == 0
-            && attached.in_flight == 0
-            && let Some(attached) = self.volumes[volume.0].take()
-        {
-            // The figures stay, and nobody of this volume waits here any longer.
-            attached.stats.blocked.set(0);
-            attached.stats.blocked_ns.set(0);
-            self.pools[attached.pool].worker.detach(attached.attachment);
-        }
-    }
-
     /// A pool's name.
     #[must_use]
     pub fn pool_name(&self, pool: [u8; 16]) -> Option<&str> {
@@ -295,15 +251,10 @@ impl Executor {
         self.volumes[volume.0].as_ref().map_or(0, |attached| attached.attachment.size())
     }
 
-    /// Whether another request can be begun.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        !self.free.is_empty()
-    }
-
     /// The time, from now on.
-    pub const fn set_now(&mut self, now: u64) {
+    pub fn set_now(&mut self, now: u64) {
         self.now = now;
+        self.scheduler.begin_turn(now);
     }
 
     /// Describes a range of a volume; see [`Worker::stretches`].
@@ -335,33 +286,6 @@ impl Executor {
         result.map_err(|error| BlockError::from(&error))
     }
 
-    /// Begins a request. There must be room.
-    pub fn begin(&mut self, volume: VolumeRef, mut request: Request, ring: &mut Ring) {
-        let Some(at) = self.free.pop() else {
-            self.done.push_back(request.complete(Err(BlockError::Io)));
-            return;
-        };
-        let Some(attached) = self.volumes[volume.0].as_mut() else {
-            self.free.push(at);
-            self.done.push_back(request.complete(Err(BlockError::Gone)));
-            return;
-        };
-        attached.in_flight += 1;
-        if self.pools[attached.pool].through {
-            request.operation = request.operation.durable();
-        }
-        let doomed = attached.doomed;
-        let waits = attached.has_to_wait(&request, self.now);
-        self.slots[at].begin(volume.0, request, self.now);
-        self.slots[at].doomed = doomed;
-        if waits && !doomed {
-            self.limit(at);
-            return;
-        }
-        self.retry_first(at, ring);
-        self.advance(at, ring);
-    }
-
     /// The next request that has ended.
     pub fn take_done(&mut self) -> Option<Completion> {
         // One for all that have ended since: nobody has heard of them yet.
@@ -375,11 +299,7 @@ impl Executor {
     /// find space now.
     pub fn poll(&mut self, ring: &mut Ring) {
         self.start_waiting(ring);
-        for _ in 0..self.ready.len() {
-            if let Some(at) = self.ready.pop_front() {
-                self.advance(at, ring);
-            }
-        }
+        self.work_on(ring);
         for pool in 0..self.pools.len() {
             self.answer_commits(pool);
             let part = &mut self.pools[pool];
@@ -392,7 +312,7 @@ impl Executor {
             self.retry_parked(pool, ring);
         }
         self.end_waits();
-        self.release_limited(ring);
+        self.follow_limits();
         if !self.starved.is_empty() && self.now >= self.retry_at {
             for _ in 0..self.starved.len() {
                 if let Some(at) = self.starved.pop_front() {
@@ -409,8 +329,11 @@ impl Executor {
     /// To be asked before the thread sleeps: what has changed since a request was parked, or came
     /// to wait for a commit, wakes nobody who wasn't known to wait for it then.
     #[must_use]
-    pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty() || !self.done.is_empty() || self.pools.iter().any(PoolPart::moved)
+    pub fn has_ready(&mut self) -> bool {
+        self.scheduler.has_runnable()
+            || !self.ready.is_empty()
+            || !self.done.is_empty()
+            || self.pools.iter().any(PoolPart::moved)
     }
 
     /// When [`Self::poll`] should be called at the latest.
@@ -418,8 +341,7 @@ impl Executor {
     pub fn next_deadline(&self) -> Option<u64> {
         let starved = (!self.starved.is_empty()).then_some(self.retry_at);
         let patience = self.pools.iter().filter_map(|part| part.patience);
-        let limiting = self.limiting.iter().filter_map(|&at| self.volumes[at].as_ref());
-        let limited = limiting.filter_map(Attached::open_at);
+        let limited = self.scheduler.next_deadline();
         // Once nobody waits any longer, that is to be seen.
         let look = self.found_waiting.then(|| self.next_look());
         patience.chain(limited).chain(starved).chain(look).min()
@@ -428,32 +350,6 @@ impl Executor {
     /// Wakes the pools' threads and other workers, where something was left to them.
     pub fn pass_on(&self) {
         self.pools.iter().for_each(|part| part.handle.pass_on());
-    }
-
-    /// Fails what of a volume waits for the pool or for space, and what would come to that later:
-    /// the volume is going away.
-    pub fn cancel_parked(&mut self, volume: VolumeRef) {
-        if let Some(attached) = self.volumes[volume.0].as_mut() {
-            attached.doomed = true;
-        }
-        let waits =
-            |state| matches!(state, State::Parked | State::Starved | State::Ready | State::Limited);
-        if let Some(attached) = self.volumes[volume.0].as_mut() {
-            attached.limited.clear();
-        }
-        for at in 0..self.slots.len() {
-            if self.slots[at].volume != volume.0 || self.slots[at].request.is_none() {
-                continue;
-            }
-            self.slots[at].doomed = true;
-            if !waits(self.slots[at].state) {
-                continue;
-            }
-            self.pools.iter_mut().for_each(|part| part.parked.retain(|&other| other != at));
-            self.starved.retain(|&other| other != at);
-            self.ready.retain(|&other| other != at);
-            self.finish(at, Err(BlockError::Gone));
-        }
     }
 
     /// Plans a request, as far as that goes without waiting.
@@ -468,6 +364,8 @@ impl Executor {
             }
             match self.plan(at) {
                 Ok(Step::Issue { covered }) => {
+                    self.note_space(at);
+                    self.begin_copies(at);
                     self.slots[at].covered = covered;
                     self.slots[at].error = None;
                     self.enter_state(at, State::Media);
@@ -480,6 +378,7 @@ impl Executor {
                     }
                 }
                 Ok(Step::Done { covered }) => {
+                    self.note_space(at);
                     if self.is_flush(at) {
                         self.answer_flushed(at);
                         return;
@@ -498,7 +397,36 @@ impl Executor {
             }
         }
         self.enter_state(at, State::Ready);
-        self.ready.push_back(at);
+        self.work_later(at);
+    }
+
+    /// Goes on with requests that take many steps, such as zeroes over a TiB: volume after volume,
+    /// and only for a while, so that others get their turn.
+    fn work_on(&mut self, ring: &mut Ring) {
+        if self.ready.is_empty() {
+            return;
+        }
+        let until = self.clock.ns() + LONG_WORK_NS;
+        while let Some(volume) = self.ready.pop_front() {
+            let Some(attached) = self.volumes[volume].as_mut() else { continue };
+            let Some(at) = attached.ready.pop_front() else { continue };
+            if !attached.ready.is_empty() {
+                self.ready.push_back(volume);
+            }
+            self.advance(at, ring);
+            if self.clock.ns() >= until {
+                break;
+            }
+        }
+    }
+
+    fn work_later(&mut self, at: usize) {
+        let volume = self.slots[at].volume;
+        let Some(attached) = self.volumes[volume].as_mut() else { return };
+        if attached.ready.is_empty() {
+            self.ready.push_back(volume);
+        }
+        attached.ready.push_back(at);
     }
 
     /// Whether what a slot plans next is a flush.
@@ -553,10 +481,15 @@ impl Executor {
             attached.stats.stage(Stage::Map).record(ns);
         }
         if let Ok(Step::Park(reason)) = step {
-            if slot.doomed {
+            let lacks_space = lacks_space(reason, volume);
+            if slot.doomed || (slot.is_left && lacks_space) {
                 return Err(MapperError::Closed);
             }
             slot.reason = reason;
+            slot.has_waited |= lacks_space;
+            if lacks_space && attached.settings.on_full != OnFull::Error {
+                self.scheduler.set_full(attached.tenant, true);
+            }
             if reason == ParkReason::Slowed && slot.slowed_at == 0 {
                 slot.slowed_at = now;
                 attached.stats.slowed.add(1);
@@ -589,6 +522,9 @@ impl Executor {
         let part = &mut self.pools[attached.pool];
         let result = slot.error.take().map_or(Ok(()), Err);
         let answer = part.worker.complete(&attached.attachment, &mut slot.plan, result);
+        if let (Some(flow), 1..) = (slot.flow, slot.extra) {
+            self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
+        }
         self.enter_state(at, State::Ready);
         let slot = &mut self.slots[at];
         match answer {
@@ -615,7 +551,7 @@ impl Executor {
 
     /// A write found no space below. It changed nothing, and is tried again.
     fn starve(&mut self, at: usize) {
-        if self.slots[at].doomed {
+        if self.slots[at].doomed || self.slots[at].is_left {
             self.finish(at, Err(BlockError::Gone));
             return;
         }
@@ -684,6 +620,10 @@ impl Executor {
         let Some(request) = slot.request.take() else { return };
         slot.ticket = None;
         let total = self.now.saturating_sub(slot.arrived);
+        if let Some(flow) = slot.flow.take() {
+            self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
+            self.scheduler.complete(flow, slot.cost);
+        }
         if let Some(attached) = self.volumes[slot.volume].as_mut() {
             attached.in_flight -= 1;
             count(&attached.stats, &request, result, total);
@@ -718,15 +658,25 @@ impl Executor {
                         stats.slowed_ns.add(ns);
                     }
                 }
-                State::Limited => stats.stage(Stage::Limit).record(ns),
                 State::Idle | State::Ready => {}
             }
             if matches!(state, State::Parked | State::Starved) {
                 stats.parked.add(1);
             }
         }
+        self.note_wait(at, state);
+        let slot = &mut self.slots[at];
         slot.since = self.now;
         slot.state = state;
+    }
+}
+
+/// Whether a request waits for space that is not on its way, or is slowed down as little is left.
+pub(super) fn lacks_space(reason: ParkReason, volume: &Attachment) -> bool {
+    match reason {
+        ParkReason::Slowed => true,
+        ParkReason::Space => volume.is_out_of_space(),
+        _ => false,
     }
 }
 

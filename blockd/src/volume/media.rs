@@ -142,7 +142,10 @@ impl Executor {
 
     fn start_or_wait(&mut self, at: usize, op: PlanOp, ring: &mut Ring) {
         self.slots[at].outstanding += 1;
-        if self.copies.waiting.is_empty() && self.can_start(&op, ring) {
+        if matches!(op.kind, OpKind::Copy { .. }) {
+            self.copies.queue(self.slots[at].volume, at, op);
+            self.start_copies(ring);
+        } else if self.copies.waiting.is_empty() && has_room(&op, ring) {
             self.start(at, op, ring);
         } else {
             self.copies.waiting.push_back((at, op));
@@ -152,25 +155,26 @@ impl Executor {
     /// Starts operations that had to wait for room in the ring.
     pub(super) fn start_waiting(&mut self, ring: &mut Ring) {
         while let Some(&(at, op)) = self.copies.waiting.front() {
-            if !self.can_start(&op, ring) {
+            if !has_room(&op, ring) {
                 break;
             }
             self.copies.waiting.pop_front();
             self.start(at, op, ring);
         }
+        self.start_copies(ring);
     }
 
-    fn can_start(&self, op: &PlanOp, ring: &Ring) -> bool {
-        let pieces = op.len / u64::from(Ring::MAX_ZEROES) + 1;
-        let room = ring.spare() as u64 >= KEPT_BACK as u64 + pieces;
-        room && (!matches!(op.kind, OpKind::Copy { .. }) || self.copies.has_buffer())
+    /// Starts copies that had to wait, volume after volume.
+    fn start_copies(&mut self, ring: &mut Ring) {
+        while self.copies.has_buffer()
+            && self.copies.next().is_some_and(|op| has_room(op, ring))
+            && let Some((at, op)) = self.copies.take_next()
+        {
+            self.start_copy(at, op, ring);
+        }
     }
 
     fn start(&mut self, at: usize, op: PlanOp, ring: &mut Ring) {
-        if matches!(op.kind, OpKind::Copy { .. }) {
-            self.start_copy(at, op, ring);
-            return;
-        }
         let started = self.start_in_ring(at, &op, ring);
         if let Err(error) = started {
             self.slots[at].is_late |= Gate::refused(&error);
@@ -284,6 +288,12 @@ impl Executor {
             self.advance(at, ring);
         }
     }
+}
+
+/// Whether the ring has room for an operation.
+fn has_room(op: &PlanOp, ring: &Ring) -> bool {
+    let pieces = op.len / u64::from(Ring::MAX_ZEROES) + 1;
+    ring.spare() as u64 >= KEPT_BACK as u64 + pieces
 }
 
 /// Where in the buffer an operation's bytes are.

@@ -1,5 +1,6 @@
 //! Serves requests of volumes: plan, IO, answer. One [`Executor`] for each worker's thread.
 
+mod admission;
 mod copy;
 mod executor;
 mod media;

@@ -3,7 +3,8 @@
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{CommitTicket, ParkReason, Plan};
 
-use crate::block::Request;
+use crate::block::{Operation, Request};
+use crate::schedule::{self, FlowId};
 
 /// Operations that one plan can hold. A plan with fewer than a request needs is made again for the
 /// rest.
@@ -24,8 +25,6 @@ pub(super) enum State {
     Committing,
     /// Space below the pool.
     Starved,
-    /// Its turn, by the volume's limits.
-    Limited,
 }
 
 /// A request, and how far it has come.
@@ -34,6 +33,9 @@ pub(super) struct Slot {
     pub(super) request: Option<Request>,
     /// Place of its volume.
     pub(super) volume: usize,
+    /// The connection or queue that it came by, and what it was admitted for.
+    pub(super) flow: Option<FlowId>,
+    pub(super) cost: u64,
     pub(super) plan: Plan,
     pub(super) state: State,
     /// Bytes done.
@@ -54,6 +56,12 @@ pub(super) struct Slot {
     pub(super) flushing: bool,
     /// Its volume is going away: it is not to wait for the pool or for space any more.
     pub(super) doomed: bool,
+    /// Its client is gone: it is not to wait for space any more.
+    pub(super) is_left: bool,
+    /// It has waited for space.
+    pub(super) has_waited: bool,
+    /// Cost of copies that its plan makes.
+    pub(super) extra: u64,
     /// Why it was parked last.
     pub(super) reason: ParkReason,
     /// Since when it is slowed down, and since when it waits for space that is not on its way; 0
@@ -70,6 +78,8 @@ impl Slot {
         Self {
             request: None,
             volume: 0,
+            flow: None,
+            cost: 0,
             plan: Plan::with_capacity(PLAN_OPS),
             state: State::Idle,
             done: 0,
@@ -81,6 +91,9 @@ impl Slot {
             ticket: None,
             flushing: false,
             doomed: false,
+            is_left: false,
+            has_waited: false,
+            extra: 0,
             reason: ParkReason::InFlight,
             slowed_at: 0,
             stuck_at: 0,
@@ -90,9 +103,11 @@ impl Slot {
     }
 
     /// Takes a request.
-    pub(super) fn begin(&mut self, volume: usize, request: Request, now: u64) {
+    pub(super) fn begin(&mut self, volume: usize, flow: FlowId, request: Request, now: u64) {
+        self.cost = cost_of(&request);
         self.request = Some(request);
         self.volume = volume;
+        self.flow = Some(flow);
         self.state = State::Ready;
         self.done = 0;
         self.covered = 0;
@@ -103,9 +118,24 @@ impl Slot {
         self.ticket = None;
         self.flushing = false;
         self.doomed = false;
+        self.is_left = false;
+        self.has_waited = false;
+        self.extra = 0;
         self.slowed_at = 0;
         self.stuck_at = 0;
         self.arrived = now;
         self.since = now;
     }
+}
+
+/// Bytes that a request moves: they count for its cost, and for the volume's limits.
+pub(super) const fn moved(operation: Operation, len: u64) -> u64 {
+    match operation {
+        Operation::Read | Operation::Write { .. } => len,
+        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
+    }
+}
+
+const fn cost_of(request: &Request) -> u64 {
+    schedule::cost(moved(request.operation, request.len))
 }

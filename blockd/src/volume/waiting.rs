@@ -1,5 +1,5 @@
-//! Requests that wait for space, for a pool that is slowed down, or for their turn by the volume's
-//! limits: in which order they go on, and what ends the waiting.
+//! Requests that wait for space, or for a pool that is slowed down: in which order they go on, and
+//! what ends the waiting.
 
 use blockd_mapper::plan::ParkReason;
 use blockd_mapper::space::OnFull;
@@ -7,7 +7,7 @@ use blockd_mapper::space::OnFull;
 use super::executor::{Attached, Executor};
 use super::slot::State;
 use crate::backing::Ring;
-use crate::block::{BlockError, Operation, Request};
+use crate::block::BlockError;
 
 /// How long a write is slowed down at the most: guests give a disk up after a minute or two.
 pub(super) const MAX_SLOWED_NS: u64 = 10_000_000_000;
@@ -19,83 +19,25 @@ impl Attached {
     pub(super) fn read_settings(&mut self) {
         self.settings_version = self.attachment.settings_version();
         self.settings = self.attachment.settings();
-        self.limiter.set(self.settings.iops, self.settings.bandwidth);
+        self.share.limiter.set(self.settings.iops, self.settings.bandwidth);
     }
 
-    fn follow_settings(&mut self) {
-        if self.settings_version != self.attachment.settings_version() {
+    /// Takes over what was set since. Gives whether something was.
+    pub(super) fn follow_settings(&mut self) -> bool {
+        let changed = self.settings_version != self.attachment.settings_version();
+        if changed {
             self.read_settings();
         }
+        changed
     }
 
-    /// Whether the volume's limits hold a new request back. Counts it if they don't.
-    pub(super) fn has_to_wait(&mut self, request: &Request, now: u64) -> bool {
-        self.follow_settings();
-        let unlimited = self.settings.iops == 0 && self.settings.bandwidth == 0;
-        if unlimited && self.limited.is_empty() {
-            return false;
-        }
-        // What is made durable was let through before.
-        if request.operation == Operation::Flush {
-            return false;
-        }
-        !self.limited.is_empty() || self.limiter.take(now, bytes(request)).is_err()
-    }
-
-    /// When the next request may go on that the limits hold back.
-    pub(super) fn open_at(&self) -> Option<u64> {
-        (!self.limited.is_empty()).then(|| self.limiter.open_at())
-    }
-}
-
-/// Bytes that a request counts for: those that are moved.
-fn bytes(request: &Request) -> u64 {
-    match request.operation {
-        Operation::Read | Operation::Write { .. } => request.len,
-        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
+    /// Whether the volume has limits.
+    pub(super) const fn has_limits(&self) -> bool {
+        self.settings.iops != 0 || self.settings.bandwidth != 0
     }
 }
 
 impl Executor {
-    /// A request has to wait for its turn.
-    pub(super) fn limit(&mut self, at: usize) {
-        self.enter_state(at, State::Limited);
-        let volume = self.slots[at].volume;
-        if let Some(attached) = &mut self.volumes[volume] {
-            attached.stats.limited.add(1);
-            if attached.limited.is_empty() && !self.limiting.contains(&volume) {
-                self.limiting.push(volume);
-            }
-            attached.limited.push_back(at);
-        }
-    }
-
-    /// Lets those go on whose turn it is.
-    pub(super) fn release_limited(&mut self, ring: &mut Ring) {
-        let mut next = 0;
-        while let Some(&volume) = self.limiting.get(next) {
-            while let Some(at) = self.next_limited(volume) {
-                self.enter_state(at, State::Ready);
-                self.advance(at, ring);
-            }
-            let holds = |one: &Attached| !one.limited.is_empty();
-            if self.volumes[volume].as_ref().is_some_and(holds) {
-                next += 1;
-            } else {
-                self.limiting.swap_remove(next);
-            }
-        }
-    }
-
-    fn next_limited(&mut self, volume: usize) -> Option<usize> {
-        let attached = self.volumes[volume].as_mut()?;
-        let &at = attached.limited.front()?;
-        attached.follow_settings();
-        let bytes = self.slots[at].request.as_ref().map_or(0, bytes);
-        attached.limiter.take(self.now, bytes).ok()?;
-        attached.limited.pop_front()
-    }
-
     /// A new request doesn't overtake those of its pool that could go on by now.
     pub(super) fn retry_first(&mut self, at: usize, ring: &mut Ring) {
         let Some(attached) = &self.volumes[self.slots[at].volume] else { return };
@@ -161,7 +103,7 @@ impl Executor {
         self.waits_looked_at = self.looks_wanted();
         self.found_waiting = false;
         for attached in self.volumes.iter_mut().flatten() {
-            attached.follow_settings();
+            let _ = attached.follow_settings();
             if attached.stats.blocked.get() > 0 {
                 attached.stats.blocked.set(0);
                 attached.stats.blocked_ns.set(0);

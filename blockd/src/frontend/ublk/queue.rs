@@ -9,6 +9,7 @@ use super::host::QueueSpec;
 use super::request::{Wanted, answer};
 use crate::backing::{AreaId, QueueTag, Ring};
 use crate::block::{BlockError, Buffer, Completion, Operation, Request};
+use crate::schedule::{FlowId, Owner};
 use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 
 /// What tokens of queues have that those of connections have not.
@@ -85,6 +86,8 @@ pub struct Queue {
     /// The volume.
     pub volume: VolumeRef,
     at: usize,
+    /// As the worker's scheduler knows it.
+    flow: FlowId,
     area: AreaId,
     descriptors: Descriptors,
     tags: Vec<Tag>,
@@ -92,8 +95,8 @@ pub struct Queue {
     fetching: usize,
     /// Requests that are being served.
     in_flight: usize,
-    /// Requests that wait for room among the worker's.
-    stalled: VecDeque<u16>,
+    /// Requests that the scheduler holds back, in order.
+    held: VecDeque<u16>,
     /// Requests are left to the next process.
     draining: bool,
     /// The kernel's answer to a fetch, where it was not a request.
@@ -119,6 +122,10 @@ impl Queue {
                 return Err(error);
             }
         };
+        let Some(flow) = context.executor.add_flow(volume, Owner::Queue(at)) else {
+            ring.remove_area(area, spec.depth);
+            return Err(std::io::Error::other("the volume is not served"));
+        };
         let tags = (0..spec.depth)
             .map(|tag| Tag { buffer: ring.piece(area, tag), registered: false, answer: 0 })
             .collect();
@@ -126,16 +133,17 @@ impl Queue {
             spec,
             volume,
             at,
+            flow,
             area,
             descriptors,
             tags,
             fetching: 0,
             in_flight: 0,
-            stalled: VecDeque::new(),
+            held: VecDeque::new(),
             draining: false,
             refused: None,
         };
-        queue.stalled.reserve(queue.tags.len());
+        queue.held.reserve(queue.tags.len());
         for tag in 0..queue.spec.depth {
             queue.fetch(tag, None, context);
         }
@@ -146,12 +154,6 @@ impl Queue {
     #[must_use]
     pub const fn refused(&self) -> Option<i32> {
         self.refused
-    }
-
-    /// Whether requests wait for room.
-    #[must_use]
-    pub fn is_stalled(&self) -> bool {
-        !self.stalled.is_empty()
     }
 
     /// Whether the kernel has taken all requests back.
@@ -170,8 +172,8 @@ impl Queue {
     /// hands them out again.
     pub fn drain(&mut self) {
         self.draining = true;
-        self.in_flight -= self.stalled.len();
-        self.stalled.clear();
+        self.in_flight -= self.held.len();
+        self.held.clear();
     }
 
     fn queue_tag(&self, tag: u16) -> QueueTag {
@@ -234,15 +236,18 @@ impl Queue {
         if self.spec.read_only && !matches!(wanted.operation, Operation::Read | Operation::Flush) {
             return self.answer(tag, -libc::EPERM, context);
         }
-        if !context.executor.has_room() {
-            self.stalled.push_back(tag);
+        // A flush does not wait behind requests that limits hold back.
+        let in_order = self.held.is_empty() || wanted.operation == Operation::Flush;
+        let demand = Executor::demand(wanted.operation, wanted.len);
+        if !in_order || context.executor.admit(self.volume, self.flow, &demand).is_err() {
+            self.held.push_back(tag);
             return;
         }
         let token = QueueToken::of(self.at, tag, Step::Fetch);
         let buffer = self.tags[at].buffer.take();
         let Wanted { operation, offset, len, .. } = wanted;
         let request = Request::new(operation, offset, len, token, buffer);
-        context.executor.begin(self.volume, request, context.ring);
+        context.executor.begin(self.volume, self.flow, request, context.ring);
     }
 
     fn register(&mut self, tag: u16, step: Step, context: &mut QueueContext<'_>) {
@@ -282,21 +287,23 @@ impl Queue {
         self.fetch(tag, Some(answer), context);
     }
 
-    /// Goes on with what waited for room.
+    /// Goes on with requests that were held back, until one is again.
     pub fn resume(&mut self, context: &mut QueueContext<'_>) {
-        for _ in 0..self.stalled.len() {
-            if !context.executor.has_room() {
+        let mut waiting = std::mem::take(&mut self.held);
+        while let Some(tag) = waiting.pop_front() {
+            self.take(tag, context);
+            if let Some(tag) = self.held.pop_front() {
+                waiting.push_front(tag);
                 break;
             }
-            if let Some(tag) = self.stalled.pop_front() {
-                self.take(tag, context);
-            }
         }
+        self.held = waiting;
     }
 
     /// Gives everything back, when it has ended.
     pub fn release(self, context: &mut QueueContext<'_>) {
         context.ring.remove_area(self.area, self.spec.depth);
+        context.executor.remove_flow(self.flow);
         context.executor.detach(self.volume);
     }
 }

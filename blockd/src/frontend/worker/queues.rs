@@ -78,9 +78,9 @@ impl Queues {
         }
     }
 
-    /// Goes on with what waited for room.
-    pub(super) fn resume(&mut self, context: &mut QueueContext<'_>) {
-        for queue in self.all.iter_mut().flatten().filter(|queue| queue.is_stalled()) {
+    /// Goes on with a queue that was held back.
+    pub(super) fn resume(&mut self, at: usize, context: &mut QueueContext<'_>) {
+        if let Some(queue) = self.all.get_mut(at).and_then(Option::as_mut) {
             queue.resume(context);
         }
     }

@@ -1,10 +1,11 @@
 //! A worker's thread: one loop, one system call in each turn of it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -16,18 +17,19 @@ use crate::frontend::nbd::Session;
 use crate::frontend::nbd::session::{Connection, Context, Token};
 use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
 use crate::mailbox::Inbox;
+use crate::schedule::Owner;
 use crate::stats::{VolumeStats, WorkerStats};
 use crate::volume::Executor;
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;
-/// Requests that a worker carries out at a time, over all its connections.
-const REQUESTS: usize = 1024;
 /// Volumes whose counters are kept, 7 KiB each: where volumes come and go by the thousand, those
 /// that nobody is connected to are forgotten then.
 const MAX_STATS: usize = 4096;
-/// The longest sleep: how often idle things are looked at.
+/// The longest sleep: how often idle things are looked at, and how often while connections are held
+/// back, whose clients may leave unseen.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
+const WATCH_SLEEP: Duration = Duration::from_millis(250);
 
 /// What a thread begins with.
 pub(super) struct Parts {
@@ -64,7 +66,7 @@ pub(super) struct WorkerThread {
     connections: Vec<Option<Connection>>,
     /// Connections that have something to send.
     touched: Vec<usize>,
-    /// Connections that wait for memory or room.
+    /// Connections that wait for room in the ring.
     stalled: Vec<usize>,
     queues: Queues,
     shown: Shown,
@@ -73,6 +75,8 @@ pub(super) struct WorkerThread {
     next_id: u64,
     /// When slow clients were looked for last.
     looked: u64,
+    /// When clients of connections that are held back were looked for last.
+    watched: u64,
     now: u64,
 }
 
@@ -83,10 +87,11 @@ impl WorkerThread {
             Ring::new(RingOptions { operations: OPERATIONS, arena_bytes, serves: true })?;
         ring.listen(&parts.doorbell)?;
         let clock = Clock::start();
+        let executor = Executor::new(parts.worker, ring.free_bytes(), clock);
         Ok(Self {
             parts,
             ring,
-            executor: Executor::new(REQUESTS, clock),
+            executor,
             clock,
             connections: Vec::new(),
             touched: Vec::with_capacity(64),
@@ -97,6 +102,7 @@ impl WorkerThread {
             draining: None,
             next_id: 1,
             looked: 0,
+            watched: 0,
             now: 0,
         })
     }
@@ -109,6 +115,7 @@ impl WorkerThread {
             self.take_mail();
             self.executor.poll(&mut self.ring);
             self.deliver();
+            self.resume_held();
             self.resume_stalled();
             self.deliver();
             self.send();
@@ -150,8 +157,9 @@ impl WorkerThread {
             self.ring.enter(0)?;
         } else {
             let deadline = self.executor.next_deadline();
-            let sleep = deadline.map_or(MAX_SLEEP, |at| {
-                Duration::from_nanos(at.saturating_sub(self.now).max(1000)).min(MAX_SLEEP)
+            let longest = if self.executor.has_holds() { WATCH_SLEEP } else { MAX_SLEEP };
+            let sleep = deadline.map_or(longest, |at| {
+                Duration::from_nanos(at.saturating_sub(self.now).max(1000)).min(longest)
             });
             self.ring.enter_for(1, sleep)?;
         }
@@ -169,6 +177,7 @@ impl WorkerThread {
     }
 
     fn count(&mut self) {
+        self.watch_held();
         let stats = &self.parts.stats;
         stats.enters.set(self.ring.enters());
         stats.media_operations.set(self.ring.file_operations());
@@ -177,9 +186,13 @@ impl WorkerThread {
         }
         self.looked = self.now;
         stats.free_memory.set(self.ring.free_bytes());
-        let limit = u64::try_from(self.parts.options.send_limit.as_nanos()).unwrap_or(u64::MAX);
-        for connection in self.connections.iter_mut().flatten() {
+        self.executor.sweep();
+        let limit = duration_ns(self.parts.options.send_limit);
+        for at in 0..self.connections.len() {
+            let Some(connection) = self.connections[at].as_mut() else { continue };
             connection.drop_slow(self.now, limit);
+            // It may have ended.
+            self.note(at);
         }
     }
 
@@ -245,9 +258,49 @@ impl WorkerThread {
         }
     }
 
+    /// Goes on with what the scheduler held back, in its order.
+    fn resume_held(&mut self) {
+        while let Some(owner) = self.executor.next_runnable() {
+            match owner {
+                Owner::Queue(at) => {
+                    let mut context =
+                        QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                    self.queues.resume(at, &mut context);
+                }
+                Owner::Connection(at) => {
+                    let one = self.connections.get_mut(at).and_then(Option::as_mut);
+                    let Some(connection) = one else { continue };
+                    let mut context =
+                        Context { ring: &mut self.ring, executor: &mut self.executor };
+                    connection.resume(&mut context);
+                    self.note(at);
+                }
+            }
+        }
+        self.executor.end_resuming();
+    }
+
+    /// Looks for clients that have left while their connections were held back.
+    fn watch_held(&mut self) {
+        let is_due = self.now.saturating_sub(self.watched) >= duration_ns(WATCH_SLEEP);
+        if !is_due || !self.executor.has_holds() {
+            return;
+        }
+        self.watched = self.now;
+        let unwatched = |at: usize| {
+            let connection = self.connections[at].as_ref()?;
+            Some((at, connection.unwatched()?))
+        };
+        let left = gone((0..self.connections.len()).filter_map(unwatched));
+        for at in left {
+            let Some(connection) = self.connections[at].as_mut() else { continue };
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            connection.client_left(&mut context);
+            self.note(at);
+        }
+    }
+
     fn resume_stalled(&mut self) {
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-        self.queues.resume(&mut context);
         for _ in 0..self.stalled.len() {
             let Some(at) = self.stalled.pop() else { break };
             // From the front, so that each gets its turn.
@@ -300,7 +353,7 @@ impl WorkerThread {
                 Mail::Connect(stream, session) => self.connect(stream, *session),
                 Mail::CloseVolume(pool, volume, answer) => self.close_volume(pool, volume, answer),
                 Mail::Drain(limit, answer) => {
-                    let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+                    let limit = duration_ns(limit);
                     self.draining = Some((self.now.saturating_add(limit), answer));
                     self.hang_up(|_| true);
                     self.queues.drain(&mut self.executor);
@@ -356,9 +409,9 @@ impl WorkerThread {
             self.connections.push(None);
         }
         let agreed = negotiated.clone();
-        let limits = (self.parts.options.max_requests, self.parts.options.buffer_bytes);
+        let requests = self.parts.options.max_requests;
         let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
-        match Connection::new(id, at, stream, negotiated, attached, limits, guard, &mut context) {
+        match Connection::new(id, at, stream, negotiated, attached, requests, guard, &mut context) {
             Ok(connection) => {
                 let in_flight = Arc::clone(&connection.shown);
                 let info =
@@ -423,6 +476,24 @@ impl WorkerThread {
         let quiet = self.connections.iter().all(Option::is_none) && self.queues.busy() == 0;
         quiet || self.now >= *deadline
     }
+}
+
+/// The places of sockets whose other side is closed, or has sent its last.
+fn gone<'a>(sockets: impl Iterator<Item = (usize, BorrowedFd<'a>)>) -> Vec<usize> {
+    // Not among the names that `nix` has, so what it does not know has happened as well.
+    let wanted = PollFlags::from_bits_retain(libc::POLLRDHUP);
+    let (places, mut polled): (Vec<usize>, Vec<PollFd<'a>>) =
+        sockets.map(|(at, socket)| (at, PollFd::new(socket, wanted))).unzip();
+    if polled.is_empty() || poll(&mut polled, PollTimeout::ZERO).is_err() {
+        return Vec::new();
+    }
+    let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
+    let has_ended = |one: &PollFd<'_>| one.revents().is_none_or(|events| events.intersects(ended));
+    places.into_iter().zip(&polled).filter(|(_, one)| has_ended(one)).map(|(at, _)| at).collect()
+}
+
+fn duration_ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The counters of a volume that this worker has served before, or new ones.

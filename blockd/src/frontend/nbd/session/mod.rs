@@ -7,7 +7,7 @@ mod replies;
 mod requests;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blockd_mapper::worker::{DiffRange, Stretch};
@@ -19,7 +19,8 @@ use self::job::{Job, Payload};
 use super::Negotiated;
 use super::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
 use crate::backing::{Chunk, FileSlot, Message, Ring};
-use crate::block::{Buffer, Completion};
+use crate::block::{Buffer, Completion, Operation};
+use crate::schedule::{Demand, FlowId, Owner, PAGE};
 use crate::stats::Counter;
 use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 
@@ -28,6 +29,9 @@ use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 const DIRECT: usize = 16 << 10;
 /// As much as a chunk takes.
 const ANY: usize = 64 << 10;
+/// How long a connection that ends may take for answers that are left, so that a client that reads
+/// none does not keep a volume from being detached.
+const CLOSING_NS: u64 = 2_000_000_000;
 /// What a token's low bits say where they name no job.
 const RECEIVE: u16 = 0;
 const SEND: u16 = 1;
@@ -116,8 +120,12 @@ pub struct Connection {
     agreed: Negotiated,
     _guard: Option<Box<dyn Send>>,
     phase: Phase,
+    /// As the worker's scheduler knows it.
+    flow: FlowId,
+    /// Made when they are needed, so that an idle connection has none.
     jobs: Vec<Job>,
     free_jobs: Vec<u16>,
+    max_jobs: u16,
     /// Requests to the volume that are in flight.
     in_flight: usize,
     input: Input,
@@ -126,7 +134,16 @@ pub struct Connection {
     skip: u64,
     /// Long reads that wait for memory.
     waiting_reads: VecDeque<u16>,
+    /// It waits for room in the ring, which others give back.
     stalled: bool,
+    /// It waits for its own answers to get out.
+    blocked: bool,
+    /// The scheduler holds it back.
+    held: bool,
+    /// The client is gone, or has sent its last request.
+    has_left: bool,
+    /// When it began to end.
+    closing_since: Option<u64>,
     /// Questions about blocks that were answered in this turn.
     described: u32,
     receiving: bool,
@@ -139,10 +156,6 @@ pub struct Connection {
     exclusive: Option<u16>,
     /// Answers for which there was no room in the message.
     backlog: VecDeque<Completion>,
-    /// Bytes of buffers in use, and how many may be.
-    memory: u64,
-    memory_limit: u64,
-    arena_bytes: u64,
     stretches: Vec<Stretch>,
     changes: Vec<DiffRange>,
 }
@@ -158,8 +171,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Takes a negotiated connection over. `limits`: its requests at a time, and the bytes of IO
-    /// memory of its worker, of which it gets a quarter.
+    /// Takes a negotiated connection over, with so many requests at a time at the most.
     #[expect(clippy::too_many_arguments, reason = "the parts of a connection")]
     pub fn new(
         id: u64,
@@ -167,7 +179,7 @@ impl Connection {
         stream: OwnedFd,
         agreed: Negotiated,
         volume: VolumeRef,
-        limits: (usize, usize),
+        requests: usize,
         guard: Option<Box<dyn Send>>,
         context: &mut Context<'_>,
     ) -> std::io::Result<Self> {
@@ -176,9 +188,11 @@ impl Connection {
         fcntl(&stream, FcntlArg::F_SETFL(flags & !OFlag::O_NONBLOCK))?;
         let socket = Arc::new(stream);
         let file = context.ring.add_socket(&socket)?;
-        let (requests, arena) = limits;
-        let requests = u16::try_from(requests).unwrap_or(u16::MAX).max(1);
-        let arena_bytes = arena as u64;
+        let max_jobs = u16::try_from(requests).unwrap_or(u16::MAX).max(1);
+        let Some(flow) = context.executor.add_flow(volume, Owner::Connection(at)) else {
+            context.ring.remove(file);
+            return Err(std::io::Error::other("the volume is not served"));
+        };
         Ok(Self {
             id,
             volume,
@@ -190,14 +204,20 @@ impl Connection {
             agreed,
             _guard: guard,
             phase: Phase::Open,
-            jobs: (0..requests).map(|_| Job::idle()).collect(),
-            free_jobs: (0..requests).rev().collect(),
+            flow,
+            jobs: Vec::new(),
+            free_jobs: Vec::new(),
+            max_jobs,
             in_flight: 0,
             input: Input::default(),
             payload: None,
             skip: 0,
             waiting_reads: VecDeque::new(),
             stalled: false,
+            blocked: false,
+            held: false,
+            has_left: false,
+            closing_since: None,
             described: 0,
             receiving: false,
             long_writes: false,
@@ -206,15 +226,12 @@ impl Connection {
             sending_since: 0,
             exclusive: None,
             backlog: VecDeque::new(),
-            memory: 0,
-            memory_limit: arena_bytes / 4,
-            arena_bytes,
             stretches: Vec::new(),
             changes: Vec::new(),
         })
     }
 
-    /// Whether it waits for memory or room that others will give back.
+    /// Whether it waits for room in the ring that others will give back.
     #[must_use]
     pub const fn is_stalled(&self) -> bool {
         self.stalled
@@ -230,7 +247,7 @@ impl Connection {
         match result {
             Ok((0, chunk)) => {
                 chunk.into_iter().for_each(|chunk| context.ring.recycle(chunk));
-                self.close();
+                self.leave(true, context);
             }
             Ok((_, Some(chunk))) if self.phase == Phase::Open => {
                 self.input.add(chunk, context.ring);
@@ -250,10 +267,20 @@ impl Connection {
         }
     }
 
+    /// The client is gone, or has asked for its last. Its requests that wait for space are failed;
+    /// with `unread`, so is everything that nobody reads the answer of.
+    fn leave(&mut self, unread: bool, context: &mut Context<'_>) {
+        self.close();
+        self.has_left = true;
+        context.executor.cancel_flow(self.flow, unread);
+        self.held = false;
+    }
+
     /// Nothing more can be sent, and nothing is to be received.
     fn die(&mut self) {
         self.phase = Phase::Dead;
         self.stalled = false;
+        self.has_left = true;
         // Ends a receive that is out.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
@@ -266,16 +293,17 @@ impl Connection {
         context: &mut Context<'_>,
     ) {
         self.sending = false;
-        self.memory = self.memory.saturating_sub(message.buffer_bytes());
+        context.executor.free_memory(self.flow, message.buffer_bytes());
         context.ring.recycle_message(message);
         if result.is_err() {
             self.die();
         }
     }
 
-    /// Goes on after a stall.
+    /// Goes on after it was held back or stalled.
     pub fn resume(&mut self, context: &mut Context<'_>) {
         self.stalled = false;
+        self.held = false;
         for _ in 0..self.waiting_reads.len() {
             if let Some(job) = self.waiting_reads.pop_front() {
                 self.read_on(job, context);
@@ -288,8 +316,14 @@ impl Connection {
     pub fn push(&mut self, now: u64, context: &mut Context<'_>) {
         self.answer_backlog(context);
         self.shown.set(self.in_flight as u64);
+        if self.phase != Phase::Open && self.closing_since.is_none() {
+            self.closing_since = Some(now);
+        }
         if self.phase == Phase::Dead {
             return;
+        }
+        if std::mem::take(&mut self.blocked) {
+            self.take_requests(context);
         }
         // What the volumes have in flight may leave no room for a message and a receive.
         self.stalled |= context.ring.spare() < 2;
@@ -306,7 +340,8 @@ impl Connection {
             }
             self.answer_backlog(context);
         }
-        if self.phase == Phase::Open && !self.receiving && !self.stalled {
+        let waits = self.stalled || self.blocked || self.held;
+        if self.phase == Phase::Open && !self.receiving && !waits {
             self.receiving = self.receive(context).is_ok();
             self.stalled |= !self.receiving;
         }
@@ -329,6 +364,7 @@ impl Connection {
     /// Takes no more requests; what is in flight is answered.
     pub fn hang_up(&mut self) {
         self.close();
+        self.held &= !self.waiting_reads.is_empty();
         // Ends a receive that is out.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Read);
     }
@@ -346,6 +382,23 @@ impl Connection {
             tracing::warn!(connection = self.id, "a client reads no answers: connection dropped");
             self.die();
         }
+        let ended = |since: u64| now.saturating_sub(since) > CLOSING_NS;
+        if self.phase == Phase::Closing && self.closing_since.is_some_and(ended) {
+            tracing::warn!(connection = self.id, "dropped connection: answers were not read");
+            self.die();
+        }
+    }
+
+    /// The socket, while nothing is received from it: only by asking for it can be seen that the
+    /// client is gone.
+    #[must_use]
+    pub fn unwatched(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        (self.held && !self.receiving && !self.has_left).then(|| self.socket.as_fd())
+    }
+
+    /// The client has closed its side while the connection was held back.
+    pub fn client_left(&mut self, context: &mut Context<'_>) {
+        self.leave(true, context);
     }
 
     /// Whether nothing of it is left.
@@ -361,61 +414,62 @@ impl Connection {
     /// Gives everything back.
     pub fn release(mut self, context: &mut Context<'_>) {
         self.input.clear(context.ring);
-        if let Some(buffer) = self.payload.take().and_then(|payload| payload.buffer) {
-            context.ring.free(buffer);
+        if let Some(payload) = self.payload.take() {
+            self.drop_payload(payload, context);
         }
-        for completion in self.backlog.drain(..) {
-            completion.buffer.into_iter().for_each(|buffer| context.ring.free(buffer));
+        while let Some(completion) = self.backlog.pop_front() {
+            self.drop_answer(completion, context);
         }
         if let Some(message) = self.message.take() {
+            context.executor.free_memory(self.flow, message.buffer_bytes());
             context.ring.recycle_message(message);
         }
         context.ring.remove(self.file);
+        context.executor.remove_flow(self.flow);
         context.executor.detach(self.volume);
     }
 
-    /// Memory for a piece of a request. Writes leave some for everything else: those that wait
-    /// for a full pool must not keep reads from going on.
-    fn allocate(&mut self, len: u64, write: bool, context: &mut Context<'_>) -> Option<Buffer> {
-        let kept = if write { self.arena_bytes / 8 } else { 0 };
-        let needed = len.next_power_of_two().max(crate::backing::PAGE as u64);
-        if self.is_over(needed) || context.ring.free_bytes() < kept + needed {
-            self.stalled = true;
-            return None;
-        }
-        let Some(buffer) = context.ring.allocate(len) else {
-            self.stalled = true;
-            return None;
-        };
-        self.memory += Ring::capacity(&buffer) as u64;
-        Some(buffer)
-    }
-
-    /// Memory for a part of a read: less than it needs where there is enough, but not in one piece.
-    /// Writes that wait for a full pool may hold some of each piece, for as long as it is full.
-    fn allocate_some(&mut self, len: u64, context: &mut Context<'_>) -> Option<(Buffer, u64)> {
-        let (stalled, mut part) = (self.stalled, len);
+    /// Admits a part of a request and takes its memory: less than it needs where that is scarce,
+    /// unless it must be whole. `None` when the connection is held back.
+    fn take_memory(
+        &mut self,
+        operation: Operation,
+        len: u64,
+        whole: bool,
+        context: &mut Context<'_>,
+    ) -> Option<(Buffer, u64)> {
+        let wanted = len.next_power_of_two().max(PAGE);
+        let demand = Executor::demand(operation, len).with_memory(wanted, whole);
+        let memory = self.admit(&demand, context)?;
+        let mut piece = memory;
         loop {
-            if let Some(buffer) = self.allocate(part, false, context) {
-                self.stalled = stalled;
+            if let Some(buffer) = context.ring.allocate(piece) {
+                let part = len.min(piece);
+                if piece < memory {
+                    let unused = len.min(memory) - part;
+                    context.executor.shrink(self.flow, unused, memory - piece);
+                }
                 return Some((buffer, part));
             }
-            let least = crate::backing::PAGE as u64;
-            let scattered = context.ring.free_bytes() >= part.next_power_of_two();
-            if !scattered || self.is_over(part) || part <= least {
+            // There is enough, but not in one piece.
+            if whole || piece <= PAGE {
+                context.executor.revoke(self.flow, &demand, memory);
+                self.held = true;
                 return None;
             }
-            part = (part / 2).next_multiple_of(least);
+            piece /= 2;
         }
     }
 
-    /// Whether so much more memory is more than its share.
-    const fn is_over(&self, len: u64) -> bool {
-        self.memory > 0 && self.memory + len.next_power_of_two() > self.memory_limit
+    /// Asks the scheduler for a request. `None` when the connection is held back.
+    fn admit(&mut self, demand: &Demand, context: &mut Context<'_>) -> Option<u64> {
+        let admitted = context.executor.admit(self.volume, self.flow, demand);
+        self.held |= admitted.is_err();
+        admitted.ok()
     }
 
     fn free(&mut self, buffer: Buffer, context: &mut Context<'_>) {
-        self.memory = self.memory.saturating_sub(Ring::capacity(&buffer) as u64);
+        context.executor.free_memory(self.flow, Ring::capacity(&buffer) as u64);
         context.ring.free(buffer);
     }
 }

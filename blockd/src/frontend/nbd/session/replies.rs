@@ -18,11 +18,11 @@ const MAX_STRETCHES: usize = 512;
 /// Bytes that they take, in the longest form.
 const STATUS_BYTES: usize = 40 * MAX_CONTEXTS + 16 * MAX_STRETCHES;
 /// Bytes of a volume that are looked at for one of them: the extents of more would keep the worker
-/// from its other clients for longer than a few milliseconds.
-const MAX_STATUS: u64 = 64 << 30;
-/// The same for comparisons, counted in slots and shared out among the contexts: some milliseconds
-/// where every leaf differs, 4 TiB where none does.
-const MAX_WORK: u64 = 65_536;
+/// from its other clients for longer than a few hundred microseconds.
+const MAX_STATUS: u64 = 4 << 30;
+/// The same for comparisons, counted in slots and shared out among the contexts: some hundred
+/// microseconds where every leaf differs, 256 GiB where none does.
+const MAX_WORK: u64 = 4096;
 
 impl Connection {
     /// The volume has answered.
@@ -61,7 +61,7 @@ impl Connection {
         }
     }
 
-    fn drop_answer(&mut self, completion: Completion, context: &mut Context<'_>) {
+    pub(super) fn drop_answer(&mut self, completion: Completion, context: &mut Context<'_>) {
         if let Some(buffer) = completion.buffer {
             self.free(buffer, context);
         }

@@ -2,19 +2,23 @@
 
 use super::job::{Job, Kind, PIECE, Payload};
 use super::{Connection, Context, Phase, Token};
+use crate::backing::Ring;
 use crate::block::{Operation, Request};
 use crate::frontend::nbd::codec::request::{
     Asked, Command, EXTENDED_HEADER_BYTES, Header, Parsed, check, parse,
 };
+use crate::schedule::Demand;
+use crate::volume::Executor;
 
 /// A write from this length on is long: its header is received apart from its payload.
 const LONG_WRITE: u32 = 32 << 10;
 /// Pieces of one long read in flight.
 const READ_AHEAD: u32 = 4;
 
-/// Questions about blocks that are answered in a turn. Each may take a millisecond, and neither
-/// memory nor IO holds a client back that asks hundreds at once.
-const MAX_DESCRIBED: u32 = 8;
+/// Questions about blocks that are answered in a turn, and what one counts for: each may take some
+/// 100 us of the worker.
+const MAX_DESCRIBED: u32 = 4;
+const DESCRIBE_BYTES: u64 = 112 << 10;
 
 /// Whether a command is answered where it is taken, without a request to the volume.
 const fn answers_itself(command: &Command) -> bool {
@@ -31,7 +35,7 @@ impl Connection {
     /// Looks at what was received, as far as there is room to carry it out.
     pub(super) fn take_requests(&mut self, context: &mut Context<'_>) {
         self.described = 0;
-        while self.phase == Phase::Open && !self.stalled && self.take_one(context) {}
+        while self.phase == Phase::Open && !self.waits() && self.take_one(context) {}
         if self.phase == Phase::Open {
             self.input.settle(context.ring);
         } else {
@@ -65,15 +69,15 @@ impl Connection {
     }
 
     fn take_header(&mut self, header: &Header, used: usize, context: &mut Context<'_>) -> bool {
-        if self.free_jobs.is_empty() || !context.executor.has_room() || !self.has_room(context) {
-            self.stalled = true;
+        if !self.has_job() || !self.has_room(context) {
+            self.blocked = true;
             return false;
         }
         let asked = header.asked();
         let checked = check(header, &self.agreed);
         if self.exclusive.is_some() && checked.as_ref().map_or(true, answers_itself) {
             // Its answer would come to lie within the data of the long read.
-            self.stalled = true;
+            self.blocked = true;
             return false;
         }
         let command = match checked {
@@ -94,11 +98,8 @@ impl Connection {
             && u64::from(len) <= PIECE
         {
             let len = u64::from(len);
-            let part = if df && self.agreed.structured {
-                self.allocate(len, false, context).map(|buffer| (buffer, len))
-            } else {
-                self.allocate_some(len, context)
-            };
+            let whole = df && self.agreed.structured;
+            let part = self.take_memory(Operation::Read, len, whole, context);
             let Some((buffer, part)) = part else { return false };
             self.input.skip(used);
             let job = self.begin_job(asked, Kind::Read, offset, len);
@@ -106,9 +107,40 @@ impl Connection {
             self.read_on(job, context);
             return true;
         }
+        let demand = match command {
+            Command::Flush => Some(Executor::demand(Operation::Flush, 0)),
+            Command::Trim { len: 1.., fua, .. } => {
+                Some(Executor::demand(Operation::Discard { fua }, 0))
+            }
+            Command::WriteZeroes { len: 1.., fua, no_hole, .. } => {
+                let operation = Operation::WriteZeroes { unmap: !no_hole, fua };
+                Some(Executor::demand(operation, 0))
+            }
+            Command::BlockStatus { .. } => Some(Demand::new(DESCRIBE_BYTES, false, false)),
+            _ => None,
+        };
+        if demand.is_some_and(|demand| self.admit(&demand, context).is_none()) {
+            return false;
+        }
         self.input.skip(used);
         self.carry_out(asked, command, context);
+        if let (Command::BlockStatus { .. }, Some(demand)) = (command, demand) {
+            context.executor.end_admission(self.flow, &demand);
+        }
         true
+    }
+
+    const fn waits(&self) -> bool {
+        self.stalled || self.blocked || self.held
+    }
+
+    /// Whether another request of the connection can be begun.
+    fn has_job(&mut self) -> bool {
+        if self.free_jobs.is_empty() && self.jobs.len() < usize::from(self.max_jobs) {
+            self.free_jobs.push(u16::try_from(self.jobs.len()).unwrap_or(0));
+            self.jobs.push(Job::idle());
+        }
+        !self.free_jobs.is_empty()
     }
 
     fn carry_out(&mut self, asked: Asked, command: Command, context: &mut Context<'_>) {
@@ -148,9 +180,9 @@ impl Connection {
                 self.describe(asked, offset, len, req_one, context);
                 self.described += 1;
                 // The answers are sent, which brings the next turn.
-                self.stalled |= self.described >= MAX_DESCRIBED;
+                self.blocked |= self.described >= MAX_DESCRIBED;
             }
-            Command::Disconnect => self.close(),
+            Command::Disconnect => self.leave(false, context),
         }
     }
 
@@ -176,7 +208,7 @@ impl Connection {
         state.in_flight += 1;
         self.in_flight += 1;
         let request = Request::new(operation, offset, len, Token::of(self.at, job), buffer);
-        context.executor.begin(self.volume, request, context.ring);
+        context.executor.begin(self.volume, self.flow, request, context.ring);
     }
 
     /// Goes on with a long read, as far as there is memory.
@@ -189,13 +221,8 @@ impl Connection {
             if left == 0 || state.error.is_some() || state.in_flight >= ahead {
                 return;
             }
-            let buffer = if context.executor.has_room() {
-                self.allocate_some(left.min(PIECE), context)
-            } else {
-                self.stalled = true;
-                None
-            };
-            let Some((buffer, len)) = buffer else {
+            let part = self.take_memory(Operation::Read, left.min(PIECE), false, context);
+            let Some((buffer, len)) = part else {
                 if !self.waiting_reads.contains(&job) {
                     self.waiting_reads.push_back(job);
                 }
@@ -210,33 +237,45 @@ impl Connection {
         let Some(mut payload) = self.payload.take() else { return true };
         let state = &self.jobs[usize::from(payload.job)];
         let (offset, left) = (state.offset + state.issued, state.len - state.issued);
+        let Kind::Write { fua } = state.kind else { return true };
+        let operation = Operation::Write { fua };
         if payload.buffer.is_none() {
-            let len = left.min(PIECE);
-            payload.buffer = self.allocate(len, true, context);
+            let taken = self.take_memory(operation, left.min(PIECE), false, context);
+            let Some((buffer, len)) = taken else {
+                self.payload = Some(payload);
+                return false;
+            };
+            payload.buffer = Some(buffer);
             payload.piece = usize::try_from(len).unwrap_or(usize::MAX);
             payload.filled = 0;
         }
-        let Some(buffer) = &payload.buffer else {
-            self.payload = Some(payload);
-            return false;
-        };
+        let Some(buffer) = &payload.buffer else { return true };
         let bytes = self.input.available().min(payload.piece - payload.filled);
         if bytes > 0 {
             self.input.take(bytes, context.ring, buffer, payload.filled);
             payload.filled += bytes;
         }
-        if payload.filled < payload.piece || !context.executor.has_room() {
-            self.stalled |= payload.filled == payload.piece;
+        if payload.filled < payload.piece {
             self.payload = Some(payload);
             return false;
         }
         let (job, len) = (payload.job, payload.piece as u64);
-        let Kind::Write { fua } = self.jobs[usize::from(job)].kind else { return true };
         let buffer = payload.buffer.take();
         if len < left {
             self.payload = Some(payload);
         }
-        self.issue(job, Operation::Write { fua }, offset, len, buffer, context);
+        self.issue(job, operation, offset, len, buffer, context);
         true
+    }
+
+    /// A payload whose rest does not come any more.
+    pub(super) fn drop_payload(&mut self, payload: Payload, context: &mut Context<'_>) {
+        let Some(buffer) = payload.buffer else { return };
+        let memory = Ring::capacity(&buffer) as u64;
+        context.ring.free(buffer);
+        let operation = Operation::Write { fua: false };
+        let demand = Executor::demand(operation, payload.piece as u64);
+        context.executor.free_memory(self.flow, memory);
+        context.executor.end_admission(self.flow, &demand);
     }
 }

@@ -1,0 +1,779 @@
+//! Decides when a worker takes a request, so that no volume stops another one.
+//!
+//! A request is admitted before it takes memory. The scheduler knows volumes ([`TenantId`]) and
+//! their connections or queues ([`FlowId`]), and divides what they share:
+//!
+//! - **The worker's turn**: deficit round robin by cost between volumes, then between the flows of
+//!   one volume.
+//! - **Payload memory and requests**: dynamic thresholds. A volume may hold as much as is free
+//!   (times its weight), and a flow as much as its volume has left. One greedy volume ends with a
+//!   half, two with a third each, and a volume that begins always finds memory.
+//! - **The media queue**: each active volume of a pool has a share of the pool's [`Window`] by
+//!   weight, on all workers together, and may use what others leave.
+//!
+//! Limits of a volume, and a pool that is full, hold back the flows that meet them. A flow that is
+//! held back is not received from.
+//!
+//! The scheduler does no IO and reads no clock, so that a simulation can drive it.
+
+mod flow;
+mod memory;
+mod window;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::stats::VolumeStats;
+use flow::{Flow, Tenant};
+use memory::Memory;
+pub use memory::{LEAST_PIECE, PAGE};
+pub use window::{VolumeShare, WINDOW_COST, Window};
+
+/// The weight of a volume that has no other.
+pub const DEFAULT_WEIGHT: u64 = 100;
+/// Weights that a volume may have, as for cgroups' `io.weight`.
+pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10_000;
+
+/// What a request costs beside its bytes. A disk and the worker do about as much for a request
+/// without data as for 16 KiB of one.
+pub const REQUEST_COST: u64 = 16 << 10;
+/// Cost that a volume of the default weight may take in a turn of the worker, while several are
+/// active: some 200 us of the worker.
+const QUANTUM: u64 = 512 << 10;
+/// Cost that a flow takes before the next flow of its volume is served.
+const FLOW_QUANTUM: u64 = 64 << 10;
+/// Requests of one connection that wait for space, and bytes of their payload, before it is
+/// received from no longer.
+const MAX_WAITING: u32 = 16;
+const MAX_WAITING_BYTES: u64 = 64 << 10;
+/// A volume that has not asked for this long is not active.
+const ACTIVE_NS: u64 = 1_000_000_000;
+
+/// Why a flow is held back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hold {
+    /// Others have their turn, on the worker or on the media.
+    Turn,
+    /// The limits of the volume.
+    Limit,
+    /// Its writes wait for space already.
+    Space,
+    /// Payload memory or requests.
+    Memory,
+}
+
+impl Hold {
+    /// All of them, in the order of their counters.
+    pub const ALL: [Self; 4] = [Self::Turn, Self::Limit, Self::Space, Self::Memory];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Turn => "turn",
+            Self::Limit => "limit",
+            Self::Space => "space",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// A volume as one worker serves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TenantId(usize);
+
+/// A connection or queue of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowId(usize);
+
+/// Who owns a flow: its place among the worker's connections or queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// A connection. Its requests take memory and places of the worker.
+    Connection(usize),
+    /// A queue of a block device. Its requests have their own memory and places.
+    Queue(usize),
+}
+
+/// What a request needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Demand {
+    /// Bytes that are moved.
+    pub bytes: u64,
+    /// Bytes of payload memory, 0 for none.
+    pub memory: u64,
+    /// The least of them that is of use.
+    pub least_memory: u64,
+    /// Counts against the volume's limits.
+    pub counted: bool,
+    /// May come to wait for space.
+    pub allocates: bool,
+}
+
+impl Demand {
+    /// A request without payload memory.
+    #[must_use]
+    pub const fn new(bytes: u64, counted: bool, allocates: bool) -> Self {
+        Self { bytes, memory: 0, least_memory: 0, counted, allocates }
+    }
+
+    /// The bytes that are moved with so much payload memory.
+    const fn part(&self, memory: u64) -> u64 {
+        if self.memory > 0 && memory < self.bytes { memory } else { self.bytes }
+    }
+
+    /// The same with payload memory, of which a part is enough to begin with.
+    #[must_use]
+    pub fn with_memory(self, memory: u64, whole: bool) -> Self {
+        let least = if whole { memory } else { memory.min(PAGE) };
+        Self { memory, least_memory: least, ..self }
+    }
+}
+
+/// The cost of a request that moves so many bytes.
+#[must_use]
+pub const fn cost(bytes: u64) -> u64 {
+    bytes + REQUEST_COST
+}
+
+/// Defences that a test can switch off to see that it notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Defences {
+    /// The worker's turn is divided.
+    pub turns: bool,
+    /// Memory is divided.
+    pub memory: bool,
+    /// The media queue is divided.
+    pub media: bool,
+    /// Limits hold back before memory is taken.
+    pub limits: bool,
+    /// A full pool holds back its writers.
+    pub space: bool,
+}
+
+impl Defences {
+    /// As the daemon has them.
+    pub const ALL: Self =
+        Self { turns: true, memory: true, media: true, limits: true, space: true };
+}
+
+/// How much a worker has to divide.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    /// Bytes of payload memory.
+    pub memory: u64,
+    /// Requests of connections.
+    pub requests: u64,
+}
+
+/// The pool of a tenant as one worker uses it.
+#[derive(Debug)]
+struct Media {
+    window: Arc<Window>,
+    tenants: usize,
+    in_flight: u64,
+}
+
+/// Decides which request a worker takes next.
+#[derive(Debug)]
+pub struct Scheduler {
+    worker: usize,
+    now: u64,
+    turn: u64,
+    memory: Memory,
+    requests: Memory,
+    medias: Vec<Media>,
+    tenants: Vec<Option<Tenant>>,
+    flows: Vec<Option<Flow>>,
+    /// Tenants with flows that are held back for a turn, memory or the media, in order of service.
+    ring: VecDeque<usize>,
+    /// Tenants whose limits hold them back.
+    limited: Vec<usize>,
+    /// Tenants that have asked lately.
+    active: usize,
+    /// Flows that are held back.
+    holds: usize,
+    /// The flow that [`Self::next_runnable`] has let go on, and what it has taken since.
+    granted: Option<(usize, u64)>,
+    defences: Defences,
+}
+
+impl Scheduler {
+    /// The scheduler of a worker.
+    #[must_use]
+    pub fn new(worker: usize, capacity: Capacity, defences: Defences) -> Self {
+        Self {
+            worker,
+            now: 0,
+            turn: 1,
+            memory: Memory::new(capacity.memory),
+            requests: Memory::new(capacity.requests),
+            medias: Vec::new(),
+            tenants: Vec::new(),
+            flows: Vec::new(),
+            ring: VecDeque::with_capacity(64),
+            limited: Vec::with_capacity(64),
+            active: 0,
+            holds: 0,
+            granted: None,
+            defences,
+        }
+    }
+
+    /// Takes memory out of what is divided, for good.
+    pub fn reserve_memory(&mut self, bytes: u64) {
+        self.memory.reserve(bytes);
+    }
+
+    /// Serves a volume of a pool with this window.
+    pub fn add_tenant(
+        &mut self,
+        window: &Arc<Window>,
+        share: Arc<VolumeShare>,
+        weight: u64,
+        stats: Arc<VolumeStats>,
+    ) -> TenantId {
+        let same = |media: &Media| Arc::ptr_eq(&media.window, window);
+        let media = self.medias.iter().position(same).unwrap_or_else(|| {
+            let unused = self.medias.iter().position(|media| media.tenants == 0);
+            let window = Arc::clone(window);
+            let media = Media { window, tenants: 0, in_flight: 0 };
+            match unused {
+                Some(at) => {
+                    self.medias[at] = media;
+                    at
+                }
+                None => {
+                    self.medias.push(media);
+                    self.medias.len() - 1
+                }
+            }
+        });
+        self.medias[media].tenants += 1;
+        TenantId(insert(&mut self.tenants, Tenant::new(media, share, weight, stats)))
+    }
+
+    /// Ends the service of a volume that has no flows and nothing in flight.
+    pub fn remove_tenant(&mut self, tenant: TenantId) {
+        self.deactivate(tenant.0);
+        if let Some(removed) = self.tenants[tenant.0].take() {
+            self.medias[removed.media].tenants -= 1;
+        }
+        self.ring.retain(|&other| other != tenant.0);
+        self.limited.retain(|&other| other != tenant.0);
+    }
+
+    /// Serves a connection or queue of a volume.
+    pub fn add_flow(&mut self, tenant: TenantId, owner: Owner) -> FlowId {
+        FlowId(insert(&mut self.flows, Flow::new(tenant.0, owner)))
+    }
+
+    /// Ends the service of a flow that has nothing in flight.
+    pub fn remove_flow(&mut self, flow: FlowId) {
+        self.forget_hold(flow);
+        self.flows[flow.0] = None;
+    }
+
+    /// A flow that is held back no longer wants what it asked for.
+    pub fn forget_hold(&mut self, flow: FlowId) {
+        let Some(one) = self.flows[flow.0].as_mut() else { return };
+        if one.hold.take().is_none() {
+            return;
+        }
+        self.holds -= 1;
+        if let Some(tenant) = self.tenants[one.tenant].as_mut() {
+            tenant.queue.retain(|&other| other != flow.0);
+        }
+    }
+
+    /// A turn of the worker begins.
+    pub fn begin_turn(&mut self, now: u64) {
+        self.now = now;
+        self.turn += 1;
+        self.granted = None;
+    }
+
+    /// Whether the limits of a volume hold back its requests from now on. Not those of one that is
+    /// going away.
+    pub fn set_limited(&mut self, tenant: TenantId, limited: bool) {
+        if let Some(one) = self.tenants[tenant.0].as_mut() {
+            one.has_limits = limited;
+        }
+        if !limited {
+            self.open_limit(tenant.0);
+        }
+    }
+
+    /// A volume has, or no longer has, writes that found no space.
+    pub fn set_full(&mut self, tenant: TenantId, full: bool) {
+        let Some(one) = self.tenants[tenant.0].as_mut() else { return };
+        if std::mem::replace(&mut one.is_full, full) && !full {
+            self.resume_waiting(tenant.0);
+        }
+    }
+
+    /// Nothing holds back the requests of a volume that is going away.
+    pub fn release_tenant(&mut self, tenant: TenantId) {
+        if let Some(one) = self.tenants[tenant.0].as_mut() {
+            one.is_free = true;
+        }
+        self.open_limit(tenant.0);
+        self.resume_waiting(tenant.0);
+    }
+
+    /// Takes a request of a flow, and gives the bytes of payload memory that it may have: as many
+    /// as it asked for, or fewer where it can do with a part.
+    ///
+    /// # Errors
+    /// What holds it back. [`Self::next_runnable`] names the flow when it may ask again.
+    pub fn admit(&mut self, flow: FlowId, demand: &Demand) -> Result<u64, Hold> {
+        match self.check(flow.0, demand) {
+            Ok(memory) => {
+                self.take(flow.0, demand, memory);
+                Ok(memory)
+            }
+            Err(hold) => {
+                self.hold(flow.0, demand, hold);
+                Err(hold)
+            }
+        }
+    }
+
+    /// Gives back a part of what a request was admitted for, as the memory is free but not in one
+    /// piece.
+    pub fn shrink(&mut self, flow: FlowId, bytes: u64, memory: u64) {
+        self.free_memory(flow, memory);
+        self.change_in_flight(flow, bytes, false);
+    }
+
+    /// Takes an admission back, and holds the flow back for memory.
+    pub fn revoke(&mut self, flow: FlowId, demand: &Demand, memory: u64) {
+        self.free_memory(flow, memory);
+        self.complete(flow, cost(demand.part(memory)));
+        self.hold(flow.0, demand, Hold::Memory);
+    }
+
+    fn check(&mut self, at: usize, demand: &Demand) -> Result<u64, Hold> {
+        let Some(flow) = self.flows[at].as_ref() else { return Err(Hold::Turn) };
+        let tenant_at = flow.tenant;
+        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return Err(Hold::Turn) };
+        tenant.asked_at = self.now;
+        if !tenant.is_active {
+            self.activate(tenant_at);
+        }
+        let Some(flow) = self.flows[at].as_ref() else { return Err(Hold::Turn) };
+        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return Err(Hold::Turn) };
+        let granted = self.granted.filter(|&(one, _)| one == at);
+        let contended = self.active > 1 && self.defences.turns;
+        if tenant.turn != self.turn {
+            tenant.begin_turn(self.turn, QUANTUM * tenant.weight / DEFAULT_WEIGHT);
+        }
+        if !tenant.is_free {
+            // A flush is not counted, and need not wait behind requests that are.
+            let passes = tenant.limited_until > 0 && !demand.counted;
+            if let Some((hold, _)) = flow.hold.filter(|_| !passes) {
+                return Err(hold);
+            }
+            if granted.is_none() && !tenant.queue.is_empty() && !passes {
+                let is_limited = tenant.limited_until > 0;
+                return Err(if is_limited { Hold::Limit } else { Hold::Turn });
+            }
+            let had_enough = granted.is_some_and(|(_, spent)| spent >= FLOW_QUANTUM);
+            if contended && (tenant.deficit <= 0 || (had_enough && !tenant.queue.is_empty())) {
+                return Err(Hold::Turn);
+            }
+            let is_within = tenant.is_within_share(&self.medias[tenant.media], cost(demand.bytes));
+            if self.defences.media && !is_within && !self.may_borrow(tenant_at, demand) {
+                return Err(Hold::Turn);
+            }
+            let Some(tenant) = self.tenants[tenant_at].as_ref() else { return Err(Hold::Turn) };
+            if demand.allocates && self.defences.space && flow.waits_enough(tenant.is_full) {
+                return Err(Hold::Space);
+            }
+        }
+        let memory = self.check_memory(at, tenant_at, demand)?;
+        self.check_limit(tenant_at, demand, demand.part(memory))?;
+        Ok(memory)
+    }
+
+    fn check_memory(&self, at: usize, tenant: usize, demand: &Demand) -> Result<u64, Hold> {
+        let (Some(flow), Some(tenant)) = (&self.flows[at], &self.tenants[tenant]) else {
+            return Err(Hold::Memory);
+        };
+        if matches!(flow.owner, Owner::Queue(_)) {
+            return Ok(0);
+        }
+        let divided = self.defences.memory;
+        if !self.requests.allows_one(tenant.requests, flow.requests, tenant.weight, divided) {
+            return Err(Hold::Memory);
+        }
+        if demand.memory == 0 {
+            return Ok(0);
+        }
+        let held = (tenant.memory, flow.memory);
+        let wanted = (demand.memory, demand.least_memory);
+        match self.memory.allowed(wanted, held, tenant.weight, divided) {
+            0 => Err(Hold::Memory),
+            memory => Ok(memory),
+        }
+    }
+
+    fn check_limit(&mut self, tenant: usize, demand: &Demand, bytes: u64) -> Result<(), Hold> {
+        let Some(tenant) = self.tenants[tenant].as_mut() else { return Ok(()) };
+        if !tenant.has_limits || !demand.counted || tenant.is_free || !self.defences.limits {
+            return Ok(());
+        }
+        tenant.share.limiter.take(self.now, bytes).map_err(|until| {
+            tenant.limited_until = until.max(1);
+            Hold::Limit
+        })
+    }
+
+    fn take(&mut self, at: usize, demand: &Demand, memory: u64) {
+        let Some(flow) = self.flows[at].as_mut() else { return };
+        let Some(tenant) = self.tenants[flow.tenant].as_mut() else { return };
+        let cost = cost(demand.part(memory));
+        tenant.deficit -= i64::try_from(cost).unwrap_or(i64::MAX);
+        tenant.in_flight += cost;
+        let media = &mut self.medias[tenant.media];
+        media.in_flight += cost;
+        media.window.publish(self.worker, media.in_flight);
+        if let Some((granted, spent)) = &mut self.granted
+            && *granted == at
+        {
+            *spent += cost;
+        }
+        if matches!(flow.owner, Owner::Connection(_)) {
+            flow.requests += 1;
+            tenant.requests += 1;
+            self.requests.take(1);
+            flow.memory += memory;
+            tenant.memory += memory;
+            self.memory.take(memory);
+        }
+    }
+
+    fn hold(&mut self, at: usize, demand: &Demand, hold: Hold) {
+        let Some(flow) = self.flows[at].as_mut() else { return };
+        if flow.hold.is_some() {
+            return;
+        }
+        flow.hold = Some((hold, self.now));
+        self.holds += 1;
+        flow.demand = *demand;
+        let tenant_at = flow.tenant;
+        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return };
+        tenant.stats.held[hold as usize].add(1);
+        match hold {
+            Hold::Space => {}
+            Hold::Limit => {
+                tenant.queue.push_back(at);
+                if !self.limited.contains(&tenant_at) {
+                    self.limited.push(tenant_at);
+                }
+            }
+            Hold::Turn | Hold::Memory => {
+                tenant.queue.push_back(at);
+                self.enter_ring(tenant_at);
+            }
+        }
+    }
+
+    fn enter_ring(&mut self, tenant: usize) {
+        if let Some(one) = self.tenants[tenant].as_mut()
+            && !std::mem::replace(&mut one.is_in_ring, true)
+        {
+            self.ring.push_back(tenant);
+        }
+    }
+
+    /// The owner of the next flow that may ask again, in order of service.
+    pub fn next_runnable(&mut self) -> Option<Owner> {
+        self.end_grant();
+        self.open_limits();
+        for _ in 0..self.ring.len() {
+            let tenant_at = self.ring.pop_front()?;
+            let waits = |one: &Tenant| !one.queue.is_empty() && one.limited_until == 0;
+            if !self.tenants[tenant_at].as_ref().is_some_and(waits) {
+                if let Some(one) = self.tenants[tenant_at].as_mut() {
+                    one.is_in_ring = false;
+                }
+                continue;
+            }
+            self.ring.push_back(tenant_at);
+            if !self.is_runnable(tenant_at, false) {
+                continue;
+            }
+            let Some(tenant) = self.tenants[tenant_at].as_mut() else { continue };
+            let Some(at) = tenant.queue.pop_front() else { continue };
+            let Some(flow) = self.flows[at].as_mut() else { continue };
+            if let Some((hold, since)) = flow.hold.take() {
+                self.holds -= 1;
+                tenant.count_hold(hold, self.now.saturating_sub(since));
+            }
+            self.granted = Some((at, 0));
+            return Some(flow.owner);
+        }
+        None
+    }
+
+    /// The flow that was named last has gone on.
+    pub fn end_grant(&mut self) {
+        let Some((at, 0)) = self.granted.take() else { return };
+        // It took nothing, though it should have been able to: not again in this turn.
+        let Some(flow) = self.flows[at].as_ref().filter(|flow| flow.hold.is_some()) else { return };
+        if let Some(tenant) = self.tenants[flow.tenant].as_mut() {
+            tenant.stuck_in = self.turn;
+        }
+    }
+
+    /// Whether [`Self::next_runnable`] will name a flow in the next turn.
+    #[must_use]
+    pub fn has_runnable(&mut self) -> bool {
+        self.open_limits();
+        (0..self.ring.len()).any(|at| {
+            let tenant = self.ring[at];
+            let waits = |one: &Tenant| !one.queue.is_empty() && one.limited_until == 0;
+            self.tenants[tenant].as_ref().is_some_and(waits) && self.is_runnable(tenant, true)
+        })
+    }
+
+    /// Whether the first flow of a tenant may ask again, in this turn or with what the next one
+    /// brings.
+    fn is_runnable(&mut self, tenant_at: usize, in_next_turn: bool) -> bool {
+        let contended = self.active > 1 && self.defences.turns && !in_next_turn;
+        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return false };
+        if tenant.turn != self.turn {
+            tenant.begin_turn(self.turn, QUANTUM * tenant.weight / DEFAULT_WEIGHT);
+        }
+        let Some(&at) = tenant.queue.front() else { return false };
+        let Some(flow) = self.flows[at].as_ref() else { return true };
+        let demand = flow.demand;
+        if !tenant.is_free {
+            if contended && tenant.deficit <= 0 || (tenant.stuck_in == self.turn && !in_next_turn) {
+                return false;
+            }
+            let is_within = tenant.is_within_share(&self.medias[tenant.media], cost(demand.bytes));
+            if self.defences.media && !is_within && !self.may_borrow(tenant_at, &demand) {
+                return false;
+            }
+        }
+        if self.check_memory(at, tenant_at, &demand).is_ok() {
+            return true;
+        }
+        // Another flow of the volume may hold less.
+        if let Some(tenant) = self.tenants[tenant_at].as_mut() {
+            tenant.queue.rotate_left(1);
+        }
+        false
+    }
+
+    /// Whether the limits of some volume hold back a flow.
+    #[must_use]
+    pub fn has_limited(&self) -> bool {
+        !self.limited.is_empty()
+    }
+
+    /// Whether a tenant may use more of the media queue than its share: others leave it, and none
+    /// of them waits.
+    fn may_borrow(&self, tenant: usize, demand: &Demand) -> bool {
+        let Some(media) = self.tenants[tenant].as_ref().map(|one| one.media) else { return false };
+        let waits = |one: &Tenant| one.media == media && !one.queue.is_empty();
+        let others = self.ring.iter().filter(|&&at| at != tenant);
+        self.medias[media].window.has_room(cost(demand.bytes))
+            && !others.into_iter().any(|&at| self.tenants[at].as_ref().is_some_and(waits))
+    }
+
+    /// When a limit lets a flow go on at the earliest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        let until = |&at: &usize| self.tenants[at].as_ref().map(|one| one.share.limiter.open_at());
+        self.limited.iter().filter_map(until).min()
+    }
+
+    fn open_limits(&mut self) {
+        let mut next = 0;
+        while let Some(&at) = self.limited.get(next) {
+            // Asked of the limiter, as the limits may have been changed meanwhile.
+            let until = self.tenants[at].as_ref().map_or(0, |one| one.share.limiter.open_at());
+            if until > self.now {
+                next += 1;
+            } else {
+                self.open_limit(at);
+            }
+        }
+    }
+
+    fn open_limit(&mut self, tenant: usize) {
+        self.limited.retain(|&other| other != tenant);
+        if let Some(one) = self.tenants[tenant].as_mut() {
+            one.limited_until = 0;
+            if !one.queue.is_empty() {
+                self.enter_ring(tenant);
+            }
+        }
+    }
+
+    /// Flows that were held back because their writes wait for space may ask again.
+    fn resume_waiting(&mut self, tenant: usize) {
+        for at in 0..self.flows.len() {
+            if self.flows[at].as_ref().is_some_and(|flow| flow.tenant == tenant) {
+                self.resume_flow(at);
+            }
+        }
+    }
+
+    fn resume_flow(&mut self, at: usize) {
+        let Some(flow) = self.flows[at].as_ref() else { return };
+        if !matches!(flow.hold, Some((Hold::Space, _))) {
+            return;
+        }
+        let tenant_at = flow.tenant;
+        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return };
+        if !tenant.is_free && flow.waits_enough(tenant.is_full) {
+            return;
+        }
+        tenant.queue.push_back(at);
+        if tenant.limited_until == 0 {
+            self.enter_ring(tenant_at);
+        }
+    }
+
+    /// An admitted request has ended.
+    pub fn complete(&mut self, flow: FlowId, cost: u64) {
+        let Some(one) = self.flows[flow.0].as_mut() else { return };
+        let is_connection = matches!(one.owner, Owner::Connection(_));
+        let Some(tenant) = self.tenants[one.tenant].as_mut() else { return };
+        if is_connection {
+            one.requests = one.requests.saturating_sub(1);
+            tenant.requests = tenant.requests.saturating_sub(1);
+            self.requests.give_back(1);
+        }
+        tenant.in_flight = tenant.in_flight.saturating_sub(cost);
+        let media = &mut self.medias[tenant.media];
+        media.in_flight = media.in_flight.saturating_sub(cost);
+        media.window.publish(self.worker, media.in_flight);
+    }
+
+    /// Work that a request turns out to need beyond what it was admitted for. Given back with
+    /// [`Self::end_extra`].
+    pub fn begin_extra(&mut self, flow: FlowId, cost: u64) {
+        self.change_in_flight(flow, cost, true);
+        let tenant = self.flows[flow.0].as_ref().map(|one| one.tenant);
+        if let Some(tenant) = tenant.and_then(|at| self.tenants[at].as_mut()) {
+            tenant.deficit -= i64::try_from(cost).unwrap_or(i64::MAX);
+        }
+    }
+
+    /// That work has been done.
+    pub fn end_extra(&mut self, flow: FlowId, cost: u64) {
+        self.change_in_flight(flow, cost, false);
+    }
+
+    fn change_in_flight(&mut self, flow: FlowId, cost: u64, begins: bool) {
+        let tenant = self.flows[flow.0].as_ref().map(|one| one.tenant);
+        let Some(tenant) = tenant.and_then(|at| self.tenants[at].as_mut()) else { return };
+        let media = &mut self.medias[tenant.media];
+        for value in [&mut tenant.in_flight, &mut media.in_flight] {
+            *value = if begins { *value + cost } else { value.saturating_sub(cost) };
+        }
+        media.window.publish(self.worker, media.in_flight);
+    }
+
+    /// Payload memory of a flow is free again.
+    pub fn free_memory(&mut self, flow: FlowId, bytes: u64) {
+        let Some(one) = self.flows[flow.0].as_mut() else { return };
+        one.memory = one.memory.saturating_sub(bytes);
+        if let Some(tenant) = self.tenants[one.tenant].as_mut() {
+            tenant.memory = tenant.memory.saturating_sub(bytes);
+        }
+        self.memory.give_back(bytes);
+    }
+
+    /// A request begins to wait for the pool: it uses the media no longer.
+    pub fn begin_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
+        self.change_in_flight(flow, cost, false);
+        if let Some(one) = self.flows[flow.0].as_mut() {
+            one.waiting += 1;
+            one.waiting_bytes += bytes;
+        }
+    }
+
+    /// It goes on.
+    pub fn end_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
+        self.change_in_flight(flow, cost, true);
+        if let Some(one) = self.flows[flow.0].as_mut() {
+            one.waiting = one.waiting.saturating_sub(1);
+            one.waiting_bytes = one.waiting_bytes.saturating_sub(bytes);
+        }
+        self.resume_flow(flow.0);
+    }
+
+    fn activate(&mut self, at: usize) {
+        let Some(tenant) = self.tenants[at].as_mut() else { return };
+        tenant.is_active = true;
+        tenant.deficit = i64::try_from(QUANTUM * tenant.weight / DEFAULT_WEIGHT).unwrap_or(0);
+        tenant.turn = self.turn;
+        self.active += 1;
+        self.medias[tenant.media].window.join(&tenant.share, tenant.weight);
+    }
+
+    fn deactivate(&mut self, at: usize) {
+        let Some(tenant) = self.tenants[at].as_mut() else { return };
+        if std::mem::replace(&mut tenant.is_active, false) {
+            self.active -= 1;
+            self.medias[tenant.media].window.leave(&tenant.share, tenant.weight);
+        }
+    }
+
+    /// Finds volumes that have not asked for a while: others get their shares. To be called about
+    /// once a second.
+    pub fn sweep(&mut self) {
+        for at in 0..self.tenants.len() {
+            let is_idle = |one: &Tenant| {
+                let quiet = one.in_flight == 0 && one.queue.is_empty();
+                quiet && self.now.saturating_sub(one.asked_at) > ACTIVE_NS
+            };
+            if self.tenants[at].as_ref().is_some_and(is_idle) {
+                self.deactivate(at);
+            }
+        }
+    }
+
+    /// Whether some flow is held back, whatever for.
+    #[must_use]
+    pub const fn has_holds(&self) -> bool {
+        self.holds > 0
+    }
+
+    /// Volumes that have asked lately.
+    #[must_use]
+    pub const fn active(&self) -> usize {
+        self.active
+    }
+
+    /// Bytes of payload memory that a volume holds.
+    #[must_use]
+    pub fn memory_of(&self, tenant: TenantId) -> u64 {
+        self.tenants[tenant.0].as_ref().map_or(0, |one| one.memory)
+    }
+
+    /// Bytes of payload memory that are free.
+    #[must_use]
+    pub const fn free(&self) -> u64 {
+        self.memory.free()
+    }
+}
+
+fn insert<T>(all: &mut Vec<Option<T>>, one: T) -> usize {
+    match all.iter().position(Option::is_none) {
+        Some(at) => {
+            all[at] = Some(one);
+            at
+        }
+        None => {
+            all.push(Some(one));
+            all.len() - 1
+        }
+    }
+}
