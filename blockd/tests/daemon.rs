@@ -133,11 +133,15 @@ impl<'a> Daemon<'a> {
         self.child.wait().unwrap()
     }
 
+    /// Where the metrics server listens.
+    fn http_address(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap();
+        log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap().to_owned()
+    }
+
     /// The status and body of an answer of the metrics server.
     fn get(&self, path: &str) -> (u16, String) {
-        let log = fs::read_to_string(&self.log).unwrap();
-        let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
+        let mut stream = TcpStream::connect(self.http_address()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -195,6 +199,35 @@ fn it_serves_tells_how_it_is_and_ends_in_order() {
     let status = daemon.end(Signal::SIGCONT);
     assert_eq!(status.code(), Some(0));
     assert!(!place.path("run/control.sock").exists() && !place.path("run/nbd.sock").exists());
+}
+
+/// Of what a client may do to the metrics server.
+#[test]
+fn half_http_requests_keep_nobody_from_metrics_and_readiness() {
+    /// Far below the time limit of a request's head, on a busy machine too.
+    const SOON: Duration = Duration::from_secs(5);
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    let address = daemon.http_address();
+    let half = |_| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        // The server may have closed it by now.
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n");
+        stream
+    };
+    let _held: Vec<TcpStream> = (0..200).map(half).collect();
+    for path in ["/readyz", "/metrics", "/healthz"] {
+        let clock = Clock::start();
+        assert_eq!(daemon.get(path).0, 200);
+        assert!(clock.elapsed() < SOON, "{path} took {:?}", clock.elapsed());
+    }
+    let mut with_body = TcpStream::connect(&address).unwrap();
+    with_body.set_read_timeout(Some(LIMIT)).unwrap();
+    with_body.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    with_body.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
 }
 
 /// The value of a metric without labels, or with any.

@@ -2,7 +2,7 @@
 //! allowed.
 
 use std::fmt::Display;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -600,6 +600,10 @@ impl Source<'_> {
     fn metrics(&self, address: &str) -> Result<Option<SocketAddr>, Error> {
         if address.is_empty() {
             return Ok(None);
+        }
+        // Without a host it is the loopback: whoever wants others to read metrics names an address.
+        if let Ok(port) = address.parse() {
+            return Ok(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
         }
         self.address(&["metrics", "address"], address).map(Some)
     }

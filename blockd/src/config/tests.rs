@@ -96,6 +96,15 @@ fn no_file_is_a_pool_in_a_file_and_a_socket() {
 }
 
 #[test]
+fn metrics_are_served_on_the_loopback_unless_an_address_is_named() {
+    let address = |text: &str| parse(&format!("[metrics]\naddress = {text:?}")).unwrap().metrics;
+    assert_eq!(address("9641"), Some("127.0.0.1:9641".parse().unwrap()));
+    assert_eq!(address("[::1]:9641"), Some("[::1]:9641".parse().unwrap()));
+    assert_eq!(address("0.0.0.0:9641"), Some("0.0.0.0:9641".parse().unwrap()));
+    assert_eq!(address(""), None);
+}
+
+#[test]
 fn folders_move_with_their_keys() {
     let config = parse("runtime_dir = \"/r\"\nstate_dir = \"/s/\"").unwrap();
     assert_eq!(config.control_socket, Path::new("/r/control.sock"));
