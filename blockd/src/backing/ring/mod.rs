@@ -32,8 +32,11 @@ use super::operation::{Ended, FileSlot, RingOptions};
 use super::receive::{Chunk, Chunks};
 use crate::block::{Buffer, Place};
 
-/// Most files and sockets of one ring.
+/// Most files of a ring that serves no clients: devices, of which there are few.
 const MAX_FILES: u32 = 4096;
+/// Most files and sockets of a ring that serves clients. Each connection waits for its next request
+/// with one of the ring's operations: of a worker's 16,384, the rest is for media and replies.
+const MAX_SOCKETS: u32 = 12 << 10;
 /// Most entries that are handed to the kernel at a time.
 const MAX_ENTRIES: u32 = 4096;
 /// How long it is waited for something else than the end of messages, which a full socket delays:
@@ -128,7 +131,7 @@ impl Ring {
             // Kernels before 6.1 know one or both of these hints not.
             .or_else(|_| IoUring::builder().setup_cqsize(records * 2).build(entries))?;
         let waits_for_more = ring.params().is_feature_min_timeout();
-        ring.submitter().register_files_sparse(MAX_FILES)?;
+        let max_files = register_files(&ring, options.serves)?;
         let memory = Memory::new(&ring, options.arena_bytes, options.serves)?;
         let chunks = options.serves.then(|| Chunks::register(&ring)).transpose()?;
         Ok(Self {
@@ -140,8 +143,8 @@ impl Ring {
             reserved: 0,
             fetching: 0,
             chunks,
-            files: vec![None; MAX_FILES as usize],
-            gates: vec![None; MAX_FILES as usize],
+            files: vec![None; max_files as usize],
+            gates: vec![None; max_files as usize],
             idle_sends: Vec::with_capacity(64),
             idle_messages: Vec::with_capacity(64),
             doorbell: None,
@@ -175,7 +178,9 @@ impl Ring {
 
     fn add(&mut self, fd: i32, keep: Arc<dyn Send + Sync>) -> std::io::Result<FileSlot> {
         let free = self.files.iter().position(Option::is_none);
-        let at = free.ok_or_else(|| std::io::Error::other("a ring knows 4096 files at most"))?;
+        let most = self.files.len();
+        let full = || std::io::Error::other(format!("a ring has at most {most} files and sockets"));
+        let at = free.ok_or_else(full)?;
         let slot = u32::try_from(at).map_err(std::io::Error::other)?;
         self.ring.submitter().register_files_update(slot, &[fd])?;
         self.files[at] = Some(keep);
@@ -437,6 +442,20 @@ impl Ring {
             }
         }
     }
+}
+
+/// Makes a ring's table of files, and returns how many entries it has.
+fn register_files(ring: &IoUring, serves: bool) -> std::io::Result<u32> {
+    if serves {
+        match ring.submitter().register_files_sparse(MAX_SOCKETS) {
+            Ok(()) => return Ok(MAX_SOCKETS),
+            // It may have no more entries than the process may have open files.
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    ring.submitter().register_files_sparse(MAX_FILES)?;
+    Ok(MAX_FILES)
 }
 
 impl Drop for Ring {
