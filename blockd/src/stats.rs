@@ -232,6 +232,12 @@ pub struct WorkerStats {
     pub free_memory: Counter,
     /// Times that a connection waited for memory.
     pub memory_waits: Counter,
+    /// Connections dropped because their clients read no replies.
+    pub send_timeouts: Counter,
+    /// Connections dropped because their clients stopped in the middle of a request.
+    pub receive_timeouts: Counter,
+    /// Connections closed because their clients sent no request.
+    pub idle_timeouts: Counter,
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::frontend::nbd::{ExportInfo, Negotiated, Session, Sessions};
+use blockd::frontend::nbd::{ExportInfo, Negotiated, Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolSpec, create, open,
@@ -204,6 +204,7 @@ fn write_volume(pool: &blockd::pool::PoolHandle) {
         export: "one".to_owned(),
         negotiated: Negotiated::plain(&info),
         peer: "test".to_owned(),
+        origin: Origin::default(),
         guard: None,
     };
     workers.connect(theirs.into(), session);

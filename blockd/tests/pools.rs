@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd::frontend::nbd::{ExportInfo, Negotiated, Session, Sessions};
+use blockd::frontend::nbd::{ExportInfo, Negotiated, Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
@@ -276,6 +276,7 @@ fn session(pool: &PoolHandle, volume: VolumeId) -> Session<Target> {
         export: name,
         negotiated: Negotiated::plain(&info),
         peer: "test".to_owned(),
+        origin: Origin::default(),
         guard: None,
     }
 }

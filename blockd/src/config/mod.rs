@@ -232,6 +232,12 @@ pub struct NbdConfig {
     pub max_handshakes: usize,
     /// How long a client may leave its replies unread.
     pub send_timeout: Duration,
+    /// How long a client may send nothing in the middle of a request.
+    pub receive_timeout: Duration,
+    /// How long a client may stay connected without a request; `None` for ever.
+    pub idle_timeout: Option<Duration>,
+    /// Connections of one host to a listener, over TCP.
+    pub max_connections_per_peer: usize,
     /// Requests of a connection that are worked on at once.
     pub max_requests: usize,
     /// Certificates, if any.

@@ -29,6 +29,9 @@ use super::{
 /// faster with more.
 pub const MAX_UBLK_DEPTH: i64 = 1024;
 
+/// Connections of a listener. Each takes a descriptor, three with TLS.
+const MAX_CONNECTIONS: i64 = 65_536;
+
 /// Reads and checks a file.
 pub(super) fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Config, Error> {
     let source = Source { text, path };
@@ -243,19 +246,32 @@ impl Source<'_> {
         } else {
             None
         };
+        // Of each listener that says nothing else.
+        let most = (1, MAX_CONNECTIONS);
+        self.count(&["nbd", "max_connections"], file.nbd.max_connections, most)?;
         let listener = |(index, listener): (usize, &Listener)| {
             self.listener(&index.to_string(), listener, tls.is_some())
         };
         let listeners: Result<Vec<_>, _> =
             file.nbd.listeners.iter().enumerate().map(listener).collect();
         let timeout = &file.nbd.handshake_timeout;
-        let send_timeout = &file.nbd.send_timeout;
-        let (max_requests, max_handshakes) = (file.nbd.max_requests, file.nbd.max_handshakes);
+        let nbd = &file.nbd;
+        let (max_requests, max_handshakes) = (nbd.max_requests, nbd.max_handshakes);
+        let (send, receive, idle) = (&nbd.send_timeout, &nbd.receive_timeout, &nbd.idle_timeout);
+        let idle = self.duration(&["nbd", "idle_timeout"], idle, 0, 7 * 24 * 3600)?;
+        let per_peer = nbd.max_connections_per_peer;
         Ok(NbdConfig {
             listeners: listeners?,
             handshake_timeout: self.duration(&["nbd", "handshake_timeout"], timeout, 1, 600)?,
             max_handshakes: self.count(&["nbd", "max_handshakes"], max_handshakes, (1, 4096))?,
-            send_timeout: self.duration(&["nbd", "send_timeout"], send_timeout, 1, 3600)?,
+            send_timeout: self.duration(&["nbd", "send_timeout"], send, 1, 3600)?,
+            receive_timeout: self.duration(&["nbd", "receive_timeout"], receive, 1, 3600)?,
+            idle_timeout: (!idle.is_zero()).then_some(idle),
+            max_connections_per_peer: self.count(
+                &["nbd", "max_connections_per_peer"],
+                per_peer,
+                most,
+            )?,
             max_requests: self.count(&["nbd", "max_requests"], max_requests, (1, 1024))?,
             tls,
         })
@@ -292,7 +308,7 @@ impl Source<'_> {
             other => return Err(self.refuse(&key("tls"), other, "off, allowed or required")),
         };
         let max = listener.max_connections;
-        let max_connections = self.count(&key("max_connections"), max, (1, 65_536))?;
+        let max_connections = self.count(&key("max_connections"), max, (1, MAX_CONNECTIONS))?;
         Ok(ListenerConfig { address, tls, max_connections })
     }
 

@@ -105,6 +105,17 @@ fn metrics_are_served_on_the_loopback_unless_an_address_is_named() {
 }
 
 #[test]
+fn deadlines_of_connections_have_defaults_and_idle_ones_may_stay() {
+    let nbd = parse("").unwrap().nbd;
+    assert_eq!(nbd.receive_timeout, Duration::from_secs(30));
+    assert_eq!(nbd.idle_timeout, None);
+    assert_eq!((nbd.listeners[0].max_connections, nbd.max_connections_per_peer), (8192, 1024));
+    let nbd = parse("[nbd]\nreceive_timeout = \"1s\"\nidle_timeout = \"2h\"").unwrap().nbd;
+    assert_eq!(nbd.receive_timeout, Duration::from_secs(1));
+    assert_eq!(nbd.idle_timeout, Some(Duration::from_hours(2)));
+}
+
+#[test]
 fn folders_move_with_their_keys() {
     let config = parse("runtime_dir = \"/r\"\nstate_dir = \"/s/\"").unwrap();
     assert_eq!(config.control_socket, Path::new("/r/control.sock"));
@@ -246,6 +257,31 @@ fn each_wrong_value_is_refused_with_file_line_key_value_and_what_is_allowed() {
         let error = parse(&text).unwrap_err();
         assert!(error.to_string().starts_with(expected), "{text}\n{error}\n{expected}");
         assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn each_wrong_limit_of_connections_is_refused_with_file_line_key_value_and_what_is_allowed() {
+    for (text, expected) in [
+        (
+            "[nbd]\nreceive_timeout = \"0s\"",
+            "/etc/b.toml:2: nbd.receive_timeout is 0s: must be a time from 1s to 3600s",
+        ),
+        (
+            "[nbd]\nidle_timeout = \"8days\"",
+            "/etc/b.toml:2: nbd.idle_timeout is 8days: must be a time from 0s to 604800s",
+        ),
+        (
+            "[nbd]\nmax_connections = 65537",
+            "/etc/b.toml:2: nbd.max_connections is 65537: must be from 1 to 65536",
+        ),
+        (
+            "[nbd]\nmax_connections_per_peer = 0",
+            "/etc/b.toml:2: nbd.max_connections_per_peer is 0: must be from 1 to 65536",
+        ),
+    ] {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}\n{error}\n{expected}");
     }
 }
 

@@ -53,6 +53,9 @@ pub(super) async fn collect(
         set("blockd_worker_connections", stats.connections.get());
         set("blockd_worker_free_memory_bytes", stats.free_memory.get());
         set("blockd_worker_memory_waits", stats.memory_waits.get());
+        set("blockd_worker_send_timeouts", stats.send_timeouts.get());
+        set("blockd_worker_receive_timeouts", stats.receive_timeouts.get());
+        set("blockd_worker_idle_timeouts", stats.idle_timeouts.get());
     }
     for (address, stats) in listeners {
         let mut set = |name, value: &std::sync::atomic::AtomicU64| {
@@ -63,6 +66,9 @@ pub(super) async fn collect(
         set("blockd_listener_timed_out", &stats.timed_out);
         set("blockd_listener_displaced", &stats.displaced);
         set("blockd_listener_failed", &stats.failed);
+        set("blockd_listener_peer_refused", &stats.peer_refused);
+        set("blockd_listener_full_refused", &stats.full_refused);
+        set("blockd_listener_idle_displaced", &stats.idle_displaced);
         set("blockd_listener_handshakes", &stats.handshakes);
     }
     snapshot

@@ -65,7 +65,29 @@ pub fn serve(path: Option<&Path>, listen: &[String]) -> Result<(), Error> {
     for problem in &protection.problems {
         tracing::warn!("{problem}");
     }
+    let wanted = wanted_descriptors(&config);
+    if protection.open_files < wanted {
+        tracing::warn!(
+            limit = protection.open_files,
+            wanted,
+            "the limit on open files (ulimit -n, LimitNOFILE=) is too low for nbd.max_connections: \
+             connections beyond it are not accepted"
+        );
+    }
     run_in(&config, own_namespace, Some(&source))
+}
+
+/// Descriptors that the daemon has at most: those of connections, and some for all else.
+fn wanted_descriptors(config: &Config) -> u64 {
+    /// Pools, devices, rings, the control API: a few hundred.
+    const OTHERS: usize = 1024;
+    let of_listener = |one: &ListenerConfig| match one.tls {
+        TlsUse::Off => one.max_connections,
+        // The socket, and both ends of the way to the worker.
+        TlsUse::Allowed | TlsUse::Required => one.max_connections.saturating_mul(3),
+    };
+    let connections = config.nbd.listeners.iter().map(of_listener);
+    connections.fold(OTHERS, usize::saturating_add) as u64
 }
 
 /// Where the configuration is read from, at the start and on SIGHUP.
@@ -205,6 +227,8 @@ impl Daemon {
             buffer_bytes: config.workers.buffer_bytes,
             max_requests: config.nbd.max_requests,
             send_limit: config.nbd.send_timeout,
+            receive_limit: config.nbd.receive_timeout,
+            idle_limit: config.nbd.idle_timeout,
         })
         .map_err(frontend_error)?;
         let serving = Arc::new(Serving(workers.clone()));
@@ -365,8 +389,11 @@ fn listener_options(one: &ListenerConfig, config: &Config, tls: Tls) -> listener
     };
     let limits = Limits {
         connections: one.max_connections,
+        connections_per_peer: config.nbd.max_connections_per_peer,
         handshakes: config.nbd.max_handshakes,
         handshake_time: config.nbd.handshake_timeout,
+        send_time: config.nbd.send_timeout,
+        ..Limits::default()
     };
     listener::ListenerOptions { address, limits, tls }
 }

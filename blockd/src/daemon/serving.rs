@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::control::{self, Answer, Connection, DataPath};
 use crate::error::Error;
@@ -70,10 +71,14 @@ fn connection(info: ConnectionInfo) -> Connection {
 
 impl Sessions<control::Target> for Serving {
     fn connect(&self, stream: OwnedFd, session: Session<control::Target>) {
-        let Session { volume: target, export, negotiated, peer, guard } = session;
+        let Session { volume: target, export, negotiated, peer, origin, guard } = session;
         let (pool, volume, name) = (target.pool.clone(), target.volume, target.name.clone());
         let volume = worker::Target { pool, volume, name };
-        let session = Session { volume, export, negotiated, peer, guard };
+        let session = Session { volume, export, negotiated, peer, origin, guard };
         target.if_attached(|| self.0.connect(stream, session));
+    }
+
+    async fn displace_idle(&self, listener: u64, idle: Duration) -> bool {
+        self.0.displace_idle(listener, idle).await
     }
 }

@@ -255,11 +255,47 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_worker_connections", Gauge, WORKER, "Connections that the worker serves"),
     metric("blockd_worker_free_memory_bytes", Gauge, WORKER, "Bytes of IO memory that are free"),
     metric("blockd_worker_memory_waits", Counter, WORKER, "Times a connection waited for memory"),
+    metric(
+        "blockd_worker_send_timeouts",
+        Counter,
+        WORKER,
+        "Connections closed as the client did not read its replies",
+    ),
+    metric(
+        "blockd_worker_receive_timeouts",
+        Counter,
+        WORKER,
+        "Connections closed as the client stopped in the middle of a request",
+    ),
+    metric(
+        "blockd_worker_idle_timeouts",
+        Counter,
+        WORKER,
+        "Connections closed as the client sent no request",
+    ),
     metric("blockd_listener_accepted", Counter, LISTENER, "Connections accepted"),
     metric("blockd_listener_negotiated", Counter, LISTENER, "Connections given to a worker"),
     metric("blockd_listener_timed_out", Counter, LISTENER, "Handshakes that took too long"),
     metric("blockd_listener_displaced", Counter, LISTENER, "Handshakes ended to make room"),
     metric("blockd_listener_failed", Counter, LISTENER, "Handshakes ended for another reason"),
+    metric(
+        "blockd_listener_peer_refused",
+        Counter,
+        LISTENER,
+        "Connections closed at once, as their host had max_connections_per_peer",
+    ),
+    metric(
+        "blockd_listener_full_refused",
+        Counter,
+        LISTENER,
+        "Connections refused, as there were max_connections and none was idle",
+    ),
+    metric(
+        "blockd_listener_idle_displaced",
+        Counter,
+        LISTENER,
+        "Idle connections closed to make room for new ones",
+    ),
     metric("blockd_listener_handshakes", Gauge, LISTENER, "Handshakes under way"),
 ];
 

@@ -257,6 +257,12 @@ impl Executor {
         self.scheduler.begin_turn(now);
     }
 
+    /// The time as it was set last.
+    #[must_use]
+    pub const fn now(&self) -> u64 {
+        self.now
+    }
+
     /// Describes a range of a volume; see [`Worker::stretches`].
     pub fn stretches(
         &mut self,

@@ -91,6 +91,13 @@ impl Daemon {
         self.runtime.join("control.sock")
     }
 
+    /// Bytes of memory that the process has.
+    pub(crate) fn resident(&self) -> u64 {
+        let statm = format!("/proc/{}/statm", self.child.as_ref().unwrap().id());
+        let statm = fs::read_to_string(statm).unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }

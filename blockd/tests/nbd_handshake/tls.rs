@@ -1,8 +1,7 @@
 //! TLS: certificates, the upgrade of a connection, and the relay behind it.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,16 +9,16 @@ use std::time::Duration;
 
 use blockd::frontend::nbd::codec::{cmd, opt, rep};
 use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::Limits;
+use blockd::frontend::nbd::listener::{Address, Limits};
 use blockd::frontend::nbd::tls::{TlsFiles, acceptor};
 use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::support::{Raw, Scratch, Server, go, option, request, until};
+use crate::support::{PATIENCE, Raw, Scratch, Server, go, option, request, until};
 
-type Encrypted = Raw<StreamOwned<ClientConnection, UnixStream>>;
+type Encrypted<S> = Raw<StreamOwned<ClientConnection, S>>;
 
 /// An authority, and what it signed for a server and a client, in files.
 struct Identities {
@@ -80,7 +79,7 @@ impl Identities {
     }
 }
 
-fn upgrade(mut raw: Raw, config: Arc<ClientConfig>) -> Encrypted {
+fn upgrade<S: Read + Write>(mut raw: Raw<S>, config: Arc<ClientConfig>) -> Encrypted<S> {
     raw.option(opt::STARTTLS, &[]);
     assert_eq!(raw.outcome(), rep::ACK);
     let name = ServerName::try_from("localhost").expect("a name");
@@ -232,6 +231,56 @@ fn a_client_that_vanishes_ends_its_session() {
         client.say(&request(cmd::WRITE, 1, 0, 4096)[..20]);
     }
     until("the sessions ended", || server.ended.load(Ordering::Acquire) == 5);
+}
+
+#[test]
+fn encrypted_connections_count_for_their_host_until_they_are_gone() {
+    let identities = Identities::new();
+    let tls = Tls::Required(acceptor(&identities.files(false)).unwrap());
+    let limits = Limits { connections_per_peer: 3, ..Limits::default() };
+    let local = Address::Tcp(([127, 0, 0, 1], 0).into());
+    let server = Server::start_at(|_| local, limits, tls);
+    let Address::Tcp(address) = *server.listener().address() else { unreachable!() };
+    let connect = || {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Raw(stream)
+    };
+    // One in its handshake, and two with an export.
+    let mut negotiating = connect();
+    negotiating.greet();
+    let mut entered: Vec<_> = (0..2)
+        .map(|_| {
+            let mut raw = connect();
+            raw.greet();
+            let mut client = upgrade(raw, identities.client(false));
+            client.option(opt::GO, &go("web"));
+            assert_eq!(client.outcome(), rep::ACK);
+            client
+        })
+        .collect();
+    assert!(connect().closed());
+    let stats = server.listener().stats();
+    assert_eq!(stats.peer_refused.load(Ordering::Relaxed), 1);
+    // The relay's socket counts for as long as it is open.
+    entered.pop();
+    until("its place is free", || connect().0.read(&mut [0]).is_ok_and(|count| count == 1));
+}
+
+#[test]
+fn a_relay_ends_when_its_client_reads_no_replies() {
+    let identities = Identities::new();
+    let tls = Tls::Required(acceptor(&identities.files(false)).unwrap());
+    let limits = Limits { send_time: Duration::from_millis(300), ..Limits::default() };
+    let server = Server::start(limits, tls);
+    let mut client = upgrade(connected(&server), identities.client(false));
+    client.option(opt::GO, &go("web"));
+    assert_eq!(client.outcome(), rep::ACK);
+    // More than sockets and relay hold. The session waits for its end of the relay.
+    for cookie in 0..4 {
+        client.say(&request(cmd::READ, cookie, 0, 8 << 20));
+    }
+    until("the session ended", || server.ended.load(Ordering::Acquire) == 1);
 }
 
 #[test]

@@ -87,6 +87,10 @@ impl Sessions<Arc<Memory>> for Threads {
             ended.fetch_add(1, Ordering::Release);
         });
     }
+
+    async fn displace_idle(&self, _: u64, _: Duration) -> bool {
+        false
+    }
 }
 
 fn serve(mut stream: File, session: &Session<Arc<Memory>>) -> std::io::Result<()> {

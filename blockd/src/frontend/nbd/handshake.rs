@@ -3,15 +3,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::codec::handshake::{Event, Handshake, Next, Reason, TlsMode};
-use super::{ExportError, Exports, Opened, Session, tls};
+use super::places::{Held, PeerPlace, Place, Places};
+use super::{ExportError, Exports, Opened, Origin, Session, Sessions, tls};
 
 /// Whether a listener has TLS, and insists on it.
 #[derive(Clone, Default)]
@@ -134,28 +135,49 @@ impl Channel {
         };
     }
 
-    fn into_fd(self) -> io::Result<OwnedFd> {
+    /// `held` and `send_limit` are for the relay of an encrypted connection: its places, and how
+    /// long the client may leave replies unread.
+    fn into_fd(self, held: &Arc<Held>, send_limit: Duration) -> io::Result<OwnedFd> {
         match self {
             Self::Plain(stream) => stream.into_fd(),
-            Self::Encrypted(stream) => tls::relay(*stream),
+            Self::Encrypted(stream) => tls::relay(*stream, send_limit, Arc::clone(held)),
         }
     }
 }
 
-/// Negotiates until there is a session, or nothing. `places` are those that connections may
-/// take; a client is told when there is none, and only once it asks for an export, so that
-/// those who never do take none.
-pub(super) async fn negotiate<E: Exports>(
-    stream: Box<dyn Stream>,
-    peer: String,
-    tls: &Tls,
-    exports: &E,
-    places: &Arc<Semaphore>,
+/// An accepted connection that has not negotiated yet.
+pub(super) struct Accepted {
+    pub(super) stream: Box<dyn Stream>,
+    /// Who it is, for people.
+    pub(super) peer: String,
+    pub(super) origin: Origin,
+    pub(super) place: PeerPlace,
+}
+
+/// What a negotiation needs of its listener.
+pub(super) struct Server<E, S> {
+    pub(super) exports: Arc<E>,
+    pub(super) sessions: Arc<S>,
+    pub(super) tls: Tls,
+    pub(super) places: Places,
+    /// How long a negotiation may take.
+    pub(super) time_limit: Duration,
+    /// How long a client may leave its replies unread.
+    pub(super) send_limit: Duration,
+}
+
+/// Negotiates until there is a session, or nothing. A client is told when there is no place for
+/// one more connection, and only once it asks for an export, so that those who never do take none.
+pub(super) async fn negotiate<E: Exports, S: Sessions<E::Volume>>(
+    accepted: Accepted,
+    server: &Server<E, S>,
 ) -> Result<(OwnedFd, Session<E::Volume>), Failure> {
+    let Accepted { stream, peer, origin, place: peer_place } = accepted;
+    let Server { exports, tls, places, .. } = server;
     let mut channel = Channel::Plain(stream);
     let mut handshake = Handshake::new(tls.mode());
     let mut opened: Option<Opened<E::Volume>> = None;
-    let mut place: Option<OwnedSemaphorePermit> = None;
+    let mut place: Option<Place> = None;
     let mut step = handshake.handle(Event::Connected);
     loop {
         channel.send(&step.send).await?;
@@ -173,9 +195,12 @@ pub(super) async fn negotiate<E: Exports>(
             Next::Open(name) => {
                 // Whatever was opened before is let go first.
                 opened = None;
-                let result = match take_place(&mut place, places) {
-                    Ok(()) => exports.open(&name).await,
-                    Err(full) => Err(full),
+                if place.is_none() {
+                    place = places.take(server.sessions.as_ref()).await;
+                }
+                let result = match &place {
+                    Some(_) => exports.open(&name).await,
+                    None => Err(ExportError::Refused("too many connections".to_owned())),
                 };
                 let event = match result {
                     Ok(export) => Ok(&opened.insert(export).info),
@@ -197,12 +222,11 @@ pub(super) async fn negotiate<E: Exports>(
                 let Some(Opened { info, volume }) = opened else {
                     return Err(Reason::OutOfStep.into());
                 };
-                let guard = place.map(|place| Box::new(place) as Box<dyn Send>);
-                let stream = channel.into_fd()?;
-                return Ok((
-                    stream,
-                    Session { volume, export: info.name, negotiated, peer, guard },
-                ));
+                let held = Arc::new(Held::new(place, peer_place));
+                let stream = channel.into_fd(&held, server.send_limit)?;
+                let (export, guard) = (info.name, Some(Box::new(held) as Box<dyn Send>));
+                let session = Session { volume, export, negotiated, peer, origin, guard };
+                return Ok((stream, session));
             }
             Next::Close(reason) => {
                 channel.close().await;
@@ -210,15 +234,4 @@ pub(super) async fn negotiate<E: Exports>(
             }
         };
     }
-}
-
-fn take_place(
-    place: &mut Option<OwnedSemaphorePermit>,
-    places: &Arc<Semaphore>,
-) -> Result<(), ExportError> {
-    if place.is_none() {
-        let full = |_| ExportError::Refused("too many connections".to_owned());
-        *place = Some(Arc::clone(places).try_acquire_owned().map_err(full)?);
-    }
-    Ok(())
 }

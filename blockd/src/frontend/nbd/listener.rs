@@ -2,11 +2,13 @@
 //!
 //! A connection is negotiated by a task of the control runtime, then given to a worker. Until
 //! then it can cost little: there are only so many negotiations at once, each has a time limit,
-//! and when all places are taken, the oldest makes room for the newest.
+//! and when all places are taken, the oldest of the peer that has the most makes room. Connections
+//! with an export are limited too, for each host and for all together; when all places are taken,
+//! an idle one makes room.
 
+mod handshakes;
 mod socket;
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,17 +17,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
-use super::handshake::{self, Failure, Stream, Tls};
-use super::{Exports, Sessions};
+use super::handshake::{self, Accepted, Failure, Server, Stream, Tls};
+use super::places::{Hosts, Places};
+use super::{Exports, Origin, Peer, Sessions};
 use crate::clock::Clock;
+use handshakes::Handshakes;
 use socket::SocketFile;
 
-/// How long a negotiation is left alone before it may have to make room for another. Those that
-/// do anything are done in milliseconds.
-const GRACE: Duration = Duration::from_secs(1);
+/// How often connections that wait to negotiate are looked at, while there are any.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// The least time between two lines of the log about refused connections.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
 
 /// How long to wait when the system has no descriptor or memory for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -56,15 +62,29 @@ impl std::fmt::Display for Address {
 pub struct Limits {
     /// Connections that have an export.
     pub connections: usize,
+    /// Connections of one host over TCP, from accept on.
+    pub connections_per_peer: usize,
     /// Connections that are negotiating.
     pub handshakes: usize,
     /// How long one may negotiate, from accept to the first request.
     pub handshake_time: Duration,
+    /// A connection without a request for this long gives way when all places are taken.
+    pub idle_time: Duration,
+    /// How long the client of an encrypted connection may leave replies unread.
+    pub send_time: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 1024, handshakes: 128, handshake_time: Duration::from_secs(10) }
+        Self {
+            connections: 8192,
+            connections_per_peer: 1024,
+            handshakes: 128,
+            handshake_time: Duration::from_secs(10),
+            // Longer than clients that are at work pause, short enough for a newcomer.
+            idle_time: Duration::from_secs(10),
+            send_time: Duration::from_secs(60),
+        }
     }
 }
 
@@ -105,6 +125,12 @@ pub struct ListenerStats {
     pub displaced: AtomicU64,
     /// Ended by a client, or because of what it sent.
     pub failed: AtomicU64,
+    /// Closed at once, as their host had as many as it may.
+    pub peer_refused: AtomicU64,
+    /// Refused, as all places were taken and no connection was idle.
+    pub full_refused: AtomicU64,
+    /// Idle connections that were closed to make room for others.
+    pub idle_displaced: AtomicU64,
     /// Negotiating now.
     pub handshakes: AtomicU64,
 }
@@ -125,20 +151,25 @@ enum Socket {
 }
 
 impl Socket {
-    async fn accept(&self) -> io::Result<(Box<dyn Stream>, String)> {
+    /// The next connection, with who it is for people and for limits. May be dropped at any time.
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, String, Peer)> {
         match self {
             Self::Unix { listener, .. } => {
                 let (stream, _) = listener.accept().await?;
-                let peer = match stream.peer_cred() {
-                    Ok(who) => format!("unix uid {} pid {}", who.uid(), who.pid().unwrap_or(0)),
-                    Err(_) => "unix".to_owned(),
+                let (name, peer) = match stream.peer_cred() {
+                    Ok(who) => {
+                        let pid = who.pid().unwrap_or(0);
+                        (format!("unix uid {} pid {pid}", who.uid()), Peer::Process(pid))
+                    }
+                    Err(_) => ("unix".to_owned(), Peer::Unknown),
                 };
-                Ok((Box::new(stream), peer))
+                Ok((Box::new(stream), name, peer))
             }
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 socket::prepare_tcp(&stream)?;
-                Ok((Box::new(stream), peer.to_string()))
+                let host = Peer::Host(peer.ip().to_canonical());
+                Ok((Box::new(stream), peer.to_string(), host))
             }
         }
     }
@@ -176,17 +207,19 @@ impl Bound {
         exports: Arc<E>,
         sessions: Arc<impl Sessions<E::Volume>>,
     ) -> Listener {
-        let stats = Arc::new(ListenerStats::default());
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let (limits, stats) = (self.limits, Arc::new(ListenerStats::default()));
+        let places = Places::new(limits.connections, number, limits.idle_time, Arc::clone(&stats));
         let server = Arc::new(Server {
             exports,
             sessions,
             tls: self.tls,
-            time_limit: self.limits.handshake_time,
-            places: Arc::new(Semaphore::new(self.limits.connections)),
-            stats: Arc::clone(&stats),
+            places,
+            time_limit: limits.handshake_time,
+            send_limit: limits.send_time,
         });
-        let slots = Arc::new(Semaphore::new(self.limits.handshakes.max(1)));
-        let task = tokio::spawn(accept(self.socket, slots, server));
+        let task = tokio::spawn(accept(self.socket, limits, server, Arc::clone(&stats), number));
         Listener { address: self.address, stats, task }
     }
 }
@@ -221,73 +254,71 @@ impl Listener {
     }
 }
 
-/// What a negotiation needs of its listener.
-struct Server<E, S> {
-    exports: Arc<E>,
-    sessions: Arc<S>,
-    tls: Tls,
-    time_limit: Duration,
-    places: Arc<Semaphore>,
-    stats: Arc<ListenerStats>,
-}
-
-/// Negotiations that are under way, the oldest first. Ends them when it goes.
-struct Handshakes {
-    clock: Clock,
-    started: VecDeque<(Duration, AbortHandle)>,
-}
-
-impl Handshakes {
-    /// A place for one more, at once or after the oldest has had its time.
-    async fn place(
-        &mut self,
-        slots: &Arc<Semaphore>,
-        stats: &ListenerStats,
-    ) -> Option<OwnedSemaphorePermit> {
-        self.started.retain(|(_, task)| !task.is_finished());
-        let slot = Arc::clone(slots).acquire_owned();
-        if let Some((started, oldest)) = self.started.front() {
-            let wait = (*started + GRACE).saturating_sub(self.clock.elapsed());
-            tokio::pin!(slot);
-            if let Ok(slot) = tokio::time::timeout(wait, &mut slot).await {
-                return slot.ok();
-            }
-            oldest.abort();
-            stats.displaced.fetch_add(1, Ordering::Relaxed);
-            return slot.await.ok();
-        }
-        slot.await.ok()
-    }
-}
-
-impl Drop for Handshakes {
-    fn drop(&mut self) {
-        for (_, task) in &self.started {
-            task.abort();
-        }
-    }
-}
-
 async fn accept<E: Exports, S: Sessions<E::Volume>>(
     socket: Socket,
-    slots: Arc<Semaphore>,
+    limits: Limits,
     server: Arc<Server<E, S>>,
+    stats: Arc<ListenerStats>,
+    listener: u64,
 ) {
-    let mut handshakes = Handshakes { clock: Clock::start(), started: VecDeque::new() };
+    let hosts = Hosts::new(limits.connections_per_peer);
+    let mut refusals = Refusals::default();
+    let mut handshakes =
+        Handshakes::new(limits.handshakes, limits.connections, limits.handshake_time);
+    let ended = Arc::new(Notify::new());
     loop {
-        let (stream, peer) = match socket.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "can't accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        server.stats.accepted.fetch_add(1, Ordering::Relaxed);
-        let Some(slot) = handshakes.place(&slots, &server.stats).await else { return };
-        let started = handshakes.clock.elapsed();
-        let task = tokio::spawn(serve_one(Arc::clone(&server), stream, peer, slot));
-        handshakes.started.push_back((started, task.abort_handle()));
+        tokio::select! {
+            accepted = socket.accept() => match accepted {
+                Ok((stream, name, peer)) => {
+                    stats.accepted.fetch_add(1, Ordering::Relaxed);
+                    let origin = Origin { listener, peer };
+                    if let Some(place) = hosts.admit(peer) {
+                        handshakes.accept(Accepted { stream, peer: name, origin, place }, &stats);
+                    } else {
+                        stats.peer_refused.fetch_add(1, Ordering::Relaxed);
+                        refusals.note(&name, limits.connections_per_peer);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "can't accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            () = ended.notified() => {}
+            () = tokio::time::sleep(LOOK_PAUSE), if handshakes.has_waiting() => {}
+        }
+        while let Some(accepted) = handshakes.next(&stats) {
+            let peer = accepted.origin.peer;
+            let (server, stats, ended) = (Arc::clone(&server), Arc::clone(&stats), ended.clone());
+            let task = tokio::spawn(async move {
+                serve_one(&server, &stats, accepted).await;
+                ended.notify_one();
+            });
+            handshakes.started(peer, task.abort_handle());
+        }
+    }
+}
+
+/// Logs connections beyond the limit of their peer, but no more than one line for each
+/// [`LOG_PAUSE`]: strangers can cause as many of these as they like.
+struct Refusals {
+    clock: Clock,
+    logged: Option<Duration>,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Self { clock: Clock::start(), logged: None }
+    }
+}
+
+impl Refusals {
+    fn note(&mut self, peer: &str, limit: usize) {
+        let now = self.clock.elapsed();
+        if self.logged.is_none_or(|logged| now - logged >= LOG_PAUSE) {
+            self.logged = Some(now);
+            tracing::warn!(peer, limit, "refused: nbd.max_connections_per_peer is reached");
+        }
     }
 }
 
@@ -301,23 +332,16 @@ impl Drop for Counted<'_> {
 }
 
 async fn serve_one<E: Exports, S: Sessions<E::Volume>>(
-    server: Arc<Server<E, S>>,
-    stream: Box<dyn Stream>,
-    peer: String,
-    slot: OwnedSemaphorePermit,
+    server: &Server<E, S>,
+    stats: &ListenerStats,
+    accepted: Accepted,
 ) {
-    let stats = &server.stats;
+    let peer = accepted.peer.clone();
     stats.handshakes.fetch_add(1, Ordering::Relaxed);
     let counted = Counted(&stats.handshakes);
-    let work = handshake::negotiate(
-        stream,
-        peer.clone(),
-        &server.tls,
-        server.exports.as_ref(),
-        &server.places,
-    );
+    let work = handshake::negotiate(accepted, server);
     let result = tokio::time::timeout(server.time_limit, work).await;
-    drop((slot, counted));
+    drop(counted);
     match result {
         Ok(Ok((stream, session))) => {
             stats.negotiated.fetch_add(1, Ordering::Relaxed);

@@ -6,11 +6,14 @@
 pub mod codec;
 pub mod handshake;
 pub mod listener;
+mod places;
 pub mod session;
 pub mod tls;
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
 
@@ -184,6 +187,27 @@ pub trait Exports: Send + Sync + 'static {
     }
 }
 
+/// Whose connection it is, as far as limits are concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Peer {
+    /// Not known; all of these are one.
+    #[default]
+    Unknown,
+    /// A host, over TCP. Its ports are all the same.
+    Host(IpAddr),
+    /// A process of this host, over a Unix socket.
+    Process(i32),
+}
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Origin {
+    /// The listener's number; 0 for connections without a listener.
+    pub listener: u64,
+    /// The client.
+    pub peer: Peer,
+}
+
 /// A negotiated connection on its way to a worker.
 pub struct Session<V> {
     pub volume: V,
@@ -192,6 +216,7 @@ pub struct Session<V> {
     pub negotiated: Negotiated,
     /// Who it is, for people.
     pub peer: String,
+    pub origin: Origin,
     /// Dropped when the connection ends: its place among the listener's connections.
     pub guard: Option<Box<dyn Send>>,
 }
@@ -211,4 +236,9 @@ pub trait Sessions<V>: Send + Sync + 'static {
     /// Takes over a connection. The next byte to read from `stream` is the first of the
     /// transmission phase. The socket is in blocking mode.
     fn connect(&self, stream: OwnedFd, session: Session<V>);
+
+    /// Closes one connection of a listener that is full, to make room for a new one: one that has
+    /// been idle for this long, of the peer that has the most connections, and of those the one
+    /// that has been idle for longest. Returns `false` if there is none.
+    fn displace_idle(&self, listener: u64, idle: Duration) -> impl Future<Output = bool> + Send;
 }

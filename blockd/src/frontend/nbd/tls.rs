@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
@@ -96,48 +98,93 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
 
 /// A pair of sockets: the plain end for a worker, and a task that carries bytes between the
 /// other end and `encrypted`. Has to be called within a runtime.
+///
+/// The relay holds `held` until it has ended. A client that takes no byte for `send_limit` ends it:
+/// the worker's own limit says nothing here, as what the worker has sent may be in the relay.
 pub(super) fn relay(
     encrypted: impl AsyncRead + AsyncWrite + Send + 'static,
+    send_limit: Duration,
+    held: impl Send + 'static,
 ) -> io::Result<OwnedFd> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let ours = UnixStream::from_std(ours)?;
-    tokio::spawn(carry(encrypted, ours));
+    tokio::spawn(async move {
+        carry(encrypted, ours, send_limit).await;
+        drop(held);
+    });
     Ok(theirs.into())
 }
 
 /// Ends when the worker's end is closed, whatever the client does: a worker closes when it has
 /// answered what it wants to answer. A client that sends no more still gets its answers. Any
-/// error ends both.
-async fn carry(encrypted: impl AsyncRead + AsyncWrite, mut plain: UnixStream) {
+/// error ends both, and so does a client that does not read.
+async fn carry(
+    encrypted: impl AsyncRead + AsyncWrite,
+    mut plain: UnixStream,
+    send_limit: Duration,
+) {
     let (mut from_client, mut to_client) = tokio::io::split(encrypted);
     let (mut from_worker, mut to_worker) = plain.split();
     let requests = async {
-        pump(&mut from_client, &mut to_worker).await?;
+        // A worker that does not receive is waiting for room or limits, for as long as that takes.
+        pump(&mut from_client, &mut to_worker, None).await?;
         // The replies are still to come.
         std::future::pending::<io::Result<()>>().await
     };
     let ended = tokio::select! {
         ended = requests => ended,
-        ended = pump(&mut from_worker, &mut to_client) => ended,
+        ended = pump(&mut from_worker, &mut to_client, Some(send_limit)) => ended,
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "encrypted connection ended");
     }
 }
 
-/// Carries bytes one way until they end, then says so to the other side.
+/// Carries bytes one way until they end, then says so to the other side. `limit`: how long the
+/// other side may take none.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
+    limit: Option<Duration>,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; RELAY_BUFFER_BYTES];
     loop {
-        let count = from.read(&mut buffer).await?;
-        if count == 0 {
-            return to.shutdown().await;
+        let buffer = read_some(from).await?;
+        if buffer.is_empty() {
+            return in_time(limit, to.shutdown()).await;
         }
-        to.write_all(&buffer[..count]).await?;
-        to.flush().await?;
+        let mut rest = &buffer[..];
+        while !rest.is_empty() {
+            let count = in_time(limit, to.write(rest)).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            rest = &rest[count..];
+        }
+        in_time(limit, to.flush()).await?;
+    }
+}
+
+/// The next bytes; none at the end. There is no buffer while it waits, so that an idle connection
+/// takes no memory for one.
+async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    std::future::poll_fn(|context| {
+        let mut buffer = Vec::with_capacity(RELAY_BUFFER_BYTES);
+        std::task::ready!(std::pin::pin!(from.read_buf(&mut buffer)).poll(context))?;
+        Poll::Ready(Ok(buffer))
+    })
+    .await
+}
+
+async fn in_time<T>(
+    limit: Option<Duration>,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    match limit {
+        None => work.await,
+        Some(limit) => match tokio::time::timeout(limit, work).await {
+            Ok(result) => result,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        },
     }
 }

@@ -1,12 +1,13 @@
 //! Worker threads: a ring each, serving the sessions they were given.
 
+mod idle;
 mod placement;
 mod queues;
 mod thread;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
@@ -41,6 +42,10 @@ pub struct WorkerOptions {
     pub max_requests: usize,
     /// How long a client may leave its replies unread.
     pub send_limit: Duration,
+    /// How long a client may send nothing in the middle of a request.
+    pub receive_limit: Duration,
+    /// How long a client may stay connected without a request; `None` for ever.
+    pub idle_limit: Option<Duration>,
 }
 
 impl Default for WorkerOptions {
@@ -50,6 +55,8 @@ impl Default for WorkerOptions {
             buffer_bytes: 16 << 20,
             max_requests: 128,
             send_limit: Duration::from_secs(60),
+            receive_limit: Duration::from_secs(30),
+            idle_limit: None,
         }
     }
 }
@@ -102,6 +109,8 @@ pub struct ConnectionInfo {
     pub id: u64,
     /// The client.
     pub peer: String,
+    /// The same for limits, and the listener.
+    pub origin: nbd::Origin,
     /// The export's name.
     pub export: String,
     /// The pool's identity.
@@ -114,6 +123,10 @@ pub struct ConnectionInfo {
     pub agreed: nbd::Negotiated,
     /// Requests of its that are being worked on.
     pub in_flight: Arc<Counter>,
+    /// When it sent something last, by its worker's clock; [`u64::MAX`] in the middle of a request.
+    idle_since: Arc<Counter>,
+    /// It is about to be closed, to make room for another.
+    chosen: Arc<AtomicBool>,
 }
 
 /// What a worker is told.
@@ -122,6 +135,8 @@ enum Mail {
     RemovePool([u8; 16], oneshot::Sender<bool>),
     Connect(OwnedFd, Box<nbd::Session<Target>>),
     CloseVolume([u8; 16], VolumeId, oneshot::Sender<usize>),
+    /// The connection of that id, if it has been idle for so many nanoseconds.
+    CloseIdle(u64, u64, oneshot::Sender<bool>),
     Drain(Duration, oneshot::Sender<()>),
     StartQueue(Box<QueueSpec>, oneshot::Sender<Result<(), FrontendError>>),
     FailWaiting(u32),
@@ -131,6 +146,7 @@ enum Mail {
 /// What a worker's thread and others share.
 struct Shared {
     doorbell: Arc<Doorbell>,
+    clock: Clock,
     mail: Mailbox<Mail>,
     stats: Arc<WorkerStats>,
     /// One for each volume that it serves or has served.
@@ -280,6 +296,10 @@ impl nbd::Sessions<Target> for Workers {
         }
         thread.doorbell.ring();
     }
+
+    async fn displace_idle(&self, listener: u64, idle: Duration) -> bool {
+        idle::displace(&self.threads, listener, idle).await
+    }
 }
 
 impl QueueHost for Workers {
@@ -343,9 +363,11 @@ fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, Fronten
     let io = |what| move |source| FrontendError::Io { what, source };
     let doorbell = Arc::new(Doorbell::new().map_err(io("make an eventfd"))?);
     let (mail, inbox) = mailbox(MAX_MAIL);
+    let clock = Clock::start();
     let stats = Arc::new(WorkerStats { worker, ..WorkerStats::default() });
     let shared = Shared {
         doorbell: Arc::clone(&doorbell),
+        clock,
         mail,
         stats: Arc::clone(&stats),
         volumes: Arc::default(),
@@ -359,7 +381,7 @@ fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, Fronten
     };
     let (started, answer) = bounded(1);
     let run = move || {
-        let parts = thread::Parts { worker, options, doorbell, inbox, stats };
+        let parts = thread::Parts { worker, options, doorbell, clock, inbox, stats };
         match thread::WorkerThread::new(parts, shown) {
             Ok(thread) => {
                 let _ = started.send(Ok(()));

@@ -14,7 +14,7 @@ use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
 use crate::backing::{Doorbell, Ended, Ring, RingOptions};
 use crate::clock::Clock;
 use crate::frontend::nbd::Session;
-use crate::frontend::nbd::session::{Connection, Context, Token};
+use crate::frontend::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
 use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
 use crate::mailbox::Inbox;
 use crate::schedule::Owner;
@@ -36,6 +36,7 @@ pub(super) struct Parts {
     pub(super) worker: usize,
     pub(super) options: WorkerOptions,
     pub(super) doorbell: Arc<Doorbell>,
+    pub(super) clock: Clock,
     pub(super) inbox: Inbox<Mail>,
     pub(super) stats: Arc<WorkerStats>,
 }
@@ -86,7 +87,7 @@ impl WorkerThread {
         let mut ring =
             Ring::new(RingOptions { operations: OPERATIONS, arena_bytes, serves: true })?;
         ring.listen(&parts.doorbell)?;
-        let clock = Clock::start();
+        let clock = parts.clock;
         let executor = Executor::new(parts.worker, ring.free_bytes(), clock);
         Ok(Self {
             parts,
@@ -187,10 +188,25 @@ impl WorkerThread {
         self.looked = self.now;
         stats.free_memory.set(self.ring.free_bytes());
         self.executor.sweep();
-        let limit = duration_ns(self.parts.options.send_limit);
+        let WorkerOptions { send_limit, receive_limit, idle_limit, .. } = self.parts.options;
+        let (send, receive) = (duration_ns(send_limit), duration_ns(receive_limit));
+        let deadlines = Deadlines { send, receive, idle: idle_limit.map(duration_ns) };
         for at in 0..self.connections.len() {
             let Some(connection) = self.connections[at].as_mut() else { continue };
-            connection.drop_slow(self.now, limit);
+            let Some(overdue) = connection.enforce(self.now, &deadlines) else { continue };
+            let stats = &self.parts.stats;
+            match overdue {
+                Overdue::Send => stats.send_timeouts.add(1),
+                Overdue::Receive => stats.receive_timeouts.add(1),
+                Overdue::Idle => stats.idle_timeouts.add(1),
+                Overdue::Closing => {}
+            }
+            let shown = self.shown.connections.lock();
+            if let Some((_, info)) = shown.iter().find(|(id, _)| *id == connection.id) {
+                let (peer, export, reason) = (&info.peer, &info.export, overdue.reason());
+                tracing::warn!(%peer, %export, reason, "connection closed");
+            }
+            drop(shown);
             // It may have ended.
             self.note(at);
         }
@@ -352,6 +368,12 @@ impl WorkerThread {
                 }
                 Mail::Connect(stream, session) => self.connect(stream, *session),
                 Mail::CloseVolume(pool, volume, answer) => self.close_volume(pool, volume, answer),
+                Mail::CloseIdle(id, idle, answer) => {
+                    let mut all = self.connections.iter_mut().flatten();
+                    let found = all.find(|connection| connection.id == id);
+                    let closed = found.is_some_and(|one| one.close_idle(self.now, idle));
+                    let _ = answer.send(closed);
+                }
                 Mail::Drain(limit, answer) => {
                     let limit = duration_ns(limit);
                     self.draining = Some((self.now.saturating_add(limit), answer));
@@ -386,7 +408,7 @@ impl WorkerThread {
     }
 
     fn connect(&mut self, stream: OwnedFd, session: Session<Target>) {
-        let Session { volume: target, export, negotiated, peer, guard } = session;
+        let Session { volume: target, export, negotiated, peer, origin, guard } = session;
         if self.draining.is_some() {
             return;
         }
@@ -414,8 +436,20 @@ impl WorkerThread {
         match Connection::new(id, at, stream, negotiated, attached, requests, guard, &mut context) {
             Ok(connection) => {
                 let in_flight = Arc::clone(&connection.shown);
-                let info =
-                    ConnectionInfo { id, peer, export, pool, volume, worker, agreed, in_flight };
+                let idle_since = Arc::clone(&connection.idle_since);
+                let info = ConnectionInfo {
+                    id,
+                    peer,
+                    origin,
+                    export,
+                    pool,
+                    volume,
+                    worker,
+                    agreed,
+                    in_flight,
+                    idle_since,
+                    chosen: Arc::default(),
+                };
                 self.shown.connections.lock().push((id, info));
                 self.connections[at] = Some(connection);
                 self.parts.stats.connections.add(1);

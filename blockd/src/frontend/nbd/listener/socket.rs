@@ -126,3 +126,27 @@ pub(super) fn prepare_tcp(stream: &TcpStream) -> io::Result<()> {
     setsockopt(stream, sockopt::TcpKeepCount, &count)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::getsockopt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn silent_clients_over_tcp_are_asked_whether_they_are_there() {
+        let listener = bind_tcp(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        assert!(!getsockopt(&stream, sockopt::KeepAlive).unwrap());
+        prepare_tcp(&stream).unwrap();
+        assert!(getsockopt(&stream, sockopt::KeepAlive).unwrap());
+        let seconds = (
+            getsockopt(&stream, sockopt::TcpKeepIdle).unwrap(),
+            getsockopt(&stream, sockopt::TcpKeepInterval).unwrap(),
+            getsockopt(&stream, sockopt::TcpKeepCount).unwrap(),
+        );
+        assert_eq!(seconds, (60, 10, 6));
+        assert!(stream.nodelay().unwrap());
+    }
+}

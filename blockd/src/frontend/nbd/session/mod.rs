@@ -1,6 +1,7 @@
 //! The data phase of a connection, on its worker's ring: requests in, answers out, as many of
 //! each at a time as there are.
 
+mod deadlines;
 mod input;
 mod job;
 mod replies;
@@ -14,6 +15,7 @@ use blockd_mapper::worker::{DiffRange, Stretch};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Shutdown, shutdown};
 
+pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
 use self::job::{Job, Payload};
 use super::Negotiated;
@@ -27,11 +29,11 @@ use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 /// A payload of which this much is still to come is received into its buffer directly; less is
 /// received together with what follows it.
 const DIRECT: usize = 16 << 10;
+/// Most bytes that are received so at once. Such a receive ends when all of them are there, so that
+/// this much of a payload has to come within the time limit for a client to send something.
+const DIRECT_MOST: usize = 256 << 10;
 /// As much as a chunk takes.
 const ANY: usize = 64 << 10;
-/// How long a connection that ends may take for answers that are left, so that a client that reads
-/// none does not keep a volume from being detached.
-const CLOSING_NS: u64 = 2_000_000_000;
 /// What a token's low bits say where they name no job.
 const RECEIVE: u16 = 0;
 const SEND: u16 = 1;
@@ -114,6 +116,9 @@ pub struct Connection {
     pub marks: Marks,
     /// How many requests are in flight, for others to see.
     pub shown: Arc<Counter>,
+    /// When the client sent something last, or connected, for others to see; [`u64::MAX`] in the
+    /// middle of a request.
+    pub idle_since: Arc<Counter>,
     at: usize,
     socket: Arc<OwnedFd>,
     file: FileSlot,
@@ -147,6 +152,10 @@ pub struct Connection {
     /// Questions about blocks that were answered in this turn.
     described: u32,
     receiving: bool,
+    /// When something was received last; at first, when the client connected.
+    received_at: u64,
+    /// The same, or when a receive was started since.
+    progress_at: u64,
     /// Long writes come: a header is received alone, so that its payload needs no copy.
     long_writes: bool,
     message: Option<Box<Message>>,
@@ -193,11 +202,15 @@ impl Connection {
             context.ring.remove(file);
             return Err(std::io::Error::other("the volume is not served"));
         };
+        let now = context.executor.now();
+        let idle_since = Arc::new(Counter::default());
+        idle_since.set(now);
         Ok(Self {
             id,
             volume,
             marks: Marks::default(),
             shown: Arc::default(),
+            idle_since,
             at,
             socket,
             file,
@@ -220,6 +233,8 @@ impl Connection {
             closing_since: None,
             described: 0,
             receiving: false,
+            received_at: now,
+            progress_at: now,
             long_writes: false,
             message: None,
             sending: false,
@@ -244,6 +259,8 @@ impl Connection {
         context: &mut Context<'_>,
     ) {
         self.receiving = false;
+        let now = context.executor.now();
+        (self.received_at, self.progress_at) = (now, now);
         match result {
             Ok((0, chunk)) => {
                 chunk.into_iter().for_each(|chunk| context.ring.recycle(chunk));
@@ -319,6 +336,7 @@ impl Connection {
         if self.phase != Phase::Open && self.closing_since.is_none() {
             self.closing_since = Some(now);
         }
+        self.idle_since.set(if self.is_half_received() { u64::MAX } else { self.received_at });
         if self.phase == Phase::Dead {
             return;
         }
@@ -343,6 +361,7 @@ impl Connection {
         let waits = self.stalled || self.blocked || self.held;
         if self.phase == Phase::Open && !self.receiving && !waits {
             self.receiving = self.receive(context).is_ok();
+            self.progress_at = now;
             self.stalled |= !self.receiving;
         }
     }
@@ -352,7 +371,7 @@ impl Connection {
         if let Some(Payload { buffer: Some(buffer), piece, filled, .. }) = &self.payload
             && piece - filled >= DIRECT
         {
-            let len = piece - filled;
+            let len = (piece - filled).min(DIRECT_MOST);
             return context.ring.receive_into(token, self.file, buffer, *filled, len);
         }
         let header = if self.agreed.extended { EXTENDED_HEADER_BYTES } else { HEADER_BYTES };
@@ -374,19 +393,6 @@ impl Connection {
             self.phase = Phase::Closing;
         }
         self.stalled = false;
-    }
-
-    /// Gives a client up that has left its answers unread for so many nanoseconds.
-    pub fn drop_slow(&mut self, now: u64, limit: u64) {
-        if self.sending && now.saturating_sub(self.sending_since) > limit {
-            tracing::warn!(connection = self.id, "a client reads no answers: connection dropped");
-            self.die();
-        }
-        let ended = |since: u64| now.saturating_sub(since) > CLOSING_NS;
-        if self.phase == Phase::Closing && self.closing_since.is_some_and(ended) {
-            tracing::warn!(connection = self.id, "dropped connection: answers were not read");
-            self.die();
-        }
     }
 
     /// The socket, while nothing is received from it: only by asking for it can be seen that the
