@@ -93,12 +93,16 @@ struct Daemon<'a> {
 impl<'a> Daemon<'a> {
     /// Starts one and waits until it says that it is ready.
     fn start(place: &'a Place) -> Self {
+        Self::start_as(place, Place::command)
+    }
+
+    fn start_as(place: &'a Place, command: impl FnOnce(&Place) -> Command) -> Self {
         let address = place.path("notify");
         let _ = fs::remove_file(&address);
         let manager = UnixDatagram::bind(&address).unwrap();
         manager.set_read_timeout(Some(LIMIT)).unwrap();
         let log = place.path("log");
-        let mut command = place.command();
+        let mut command = command(place);
         command.env("NOTIFY_SOCKET", &address).env("WATCHDOG_USEC", "300000");
         let child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
         let daemon = Self { place, child, manager, log };
@@ -227,6 +231,25 @@ fn half_http_requests_keep_nobody_from_metrics_and_readiness() {
     let mut answer = String::new();
     with_body.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
+}
+
+#[test]
+fn too_low_a_limit_on_open_files_is_told_and_the_daemon_serves() {
+    let place = Place::new("[metrics]\naddress = \"0\"");
+    let serve = "ulimit -n 1500 && exec \"$0\" serve --config \"$1\"";
+    let daemon = Daemon::start_as(&place, |_| {
+        let mut command = Command::new("sh");
+        command.args(["-c", serve, env!("CARGO_BIN_EXE_blockd")]).arg(place.path("c.toml"));
+        command.env("BLOCKD_SOCKET", place.path("run/control.sock"));
+        command
+    });
+    let log = fs::read_to_string(&daemon.log).unwrap();
+    let line = log.lines().find(|line| line.contains("too low for nbd.max_connections"));
+    let line = line.unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("limit=1500") && line.contains("wanted=9216"), "{line}");
+    drop(place.with_reserve("v"));
+    assert_eq!(daemon.get("/readyz").0, 200);
     assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
 }
 

@@ -37,6 +37,8 @@ const MAX_FILES: u32 = 4096;
 /// Most files and sockets of a ring that serves clients. Each connection waits for its next request
 /// with one of the ring's operations: of a worker's 16,384, the rest is for media and replies.
 const MAX_SOCKETS: u32 = 12 << 10;
+/// A ring with fewer is of no use.
+const MIN_FILES: u32 = 64;
 /// Most entries that are handed to the kernel at a time.
 const MAX_ENTRIES: u32 = 4096;
 /// How long it is waited for something else than the end of messages, which a full socket delays:
@@ -444,18 +446,19 @@ impl Ring {
     }
 }
 
-/// Makes a ring's table of files, and returns how many entries it has.
+/// Makes a ring's table of files, and returns how many entries it has: fewer where the process may
+/// have fewer open files, which is the kernel's limit.
 fn register_files(ring: &IoUring, serves: bool) -> std::io::Result<u32> {
-    if serves {
-        match ring.submitter().register_files_sparse(MAX_SOCKETS) {
-            Ok(()) => return Ok(MAX_SOCKETS),
-            // It may have no more entries than the process may have open files.
-            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {}
+    let mut entries = if serves { MAX_SOCKETS } else { MAX_FILES };
+    loop {
+        match ring.submitter().register_files_sparse(entries) {
+            Ok(()) => return Ok(entries),
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) && entries > MIN_FILES => {
+                entries = (entries / 2).max(MIN_FILES);
+            }
             Err(error) => return Err(error),
         }
     }
-    ring.submitter().register_files_sparse(MAX_FILES)?;
-    Ok(MAX_FILES)
 }
 
 impl Drop for Ring {

@@ -279,9 +279,14 @@ async fn accept<E: Exports, S: Sessions<E::Volume>>(
                         refusals.note(&name, limits.connections_per_peer);
                     }
                 }
-                Err(error) => {
+                Err(error) if is_shortage(&error) => {
                     tracing::warn!(%error, "can't accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a connection ended before it was accepted");
+                    // In case that it is something else, which comes again at once.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             },
             () = ended.notified() => {}
@@ -297,6 +302,12 @@ async fn accept<E: Exports, S: Sessions<E::Volume>>(
             handshakes.started(peer, task.abort_handle());
         }
     }
+}
+
+/// Whether the system has no descriptor or memory for another connection.
+fn is_shortage(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(number, Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 /// Logs connections beyond the limit of their peer, but no more than one line for each

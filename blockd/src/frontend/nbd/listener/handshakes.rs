@@ -2,7 +2,9 @@
 //!
 //! Clients that connect and then say nothing take places among the handshakes. They must not keep
 //! other clients out, so places are shared out by peer: the peer with the most handshakes gives one
-//! up first, and a peer with fewer is served first.
+//! up first, and a peer with fewer is served first. Within a peer the newest is served first: a
+//! crowd that connected before and says nothing is not in its way, and waits until its time is
+//! over.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -17,7 +19,7 @@ use crate::frontend::nbd::handshake::Accepted;
 
 /// How long a handshake is left alone before it may have to make room for another of the same
 /// peer. Clients that are not stuck are done in milliseconds.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_millis(500);
 
 /// The same, for a client of a peer that has fewer handshakes.
 const SHORT_GRACE: Duration = Duration::from_millis(100);
@@ -87,6 +89,7 @@ impl Handshakes {
             .iter()
             .map(|one| one.accepted.origin.peer)
             .enumerate()
+            .rev()
             .min_by_key(|&(_, peer)| count(peer))?;
         let is_full = self.running.len() >= self.limit;
         if is_full || count(next) >= self.limit - self.limit / KEPT_FOR_OTHERS {
