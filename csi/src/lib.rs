@@ -10,6 +10,7 @@ pub mod capability;
 pub mod changes;
 pub mod clock;
 pub mod config;
+mod connections;
 pub mod controller;
 pub mod daemon;
 pub mod error;

@@ -23,9 +23,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 use crate::capability::Mode;
+use crate::connections::Connections;
 use crate::error::Error;
 
 /// Upper ends of the buckets, in seconds: from an answer out of memory to the longest mkfs.
@@ -210,9 +210,8 @@ impl Metrics {
         listener: TcpListener,
         refresh: impl Fn() -> R + Clone + Send + 'static,
     ) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut connections = Connections::new(CONNECTIONS);
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -222,25 +221,24 @@ impl Metrics {
                 }
             };
             let (metrics, refresh) = (self.clone(), refresh.clone());
-            let service = service_fn(move |request: Request<_>| {
-                // Whether the plugin lives must not wait for its daemon.
-                let refreshed = (request.uri().path() != HEALTHZ).then(&refresh);
-                let metrics = metrics.clone();
-                async move {
-                    if let Some(refreshed) = refreshed {
-                        refreshed.await;
+            connections.serve(|answering| async move {
+                let service = service_fn(move |request: Request<_>| {
+                    // Whether the plugin lives must not wait for its daemon.
+                    let refreshed = (request.uri().path() != HEALTHZ).then(&refresh);
+                    let (metrics, answering) = (metrics.clone(), answering.clone());
+                    async move {
+                        if let Some(refreshed) = refreshed {
+                            answering.while_making(refreshed).await;
+                        }
+                        Ok::<_, Infallible>(metrics.answer(&request))
                     }
-                    Ok::<_, Infallible>(metrics.answer(&request))
-                }
-            });
-            tokio::spawn(async move {
+                });
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(Duration::from_secs(10))
                     .max_buf_size(16 * 1024)
                     .serve_connection(TokioIo::new(stream), service);
                 let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
-                drop(place);
             });
         }
     }
@@ -355,6 +353,36 @@ mod tests {
         }
         has(&format!("build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")));
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[tokio::test]
+    async fn half_requests_keep_nobody_from_metrics_and_liveness() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        use tokio::net::TcpStream;
+
+        let listener = Metrics::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Metrics::new("csi.blockd.io");
+        tokio::spawn(server.serve(listener, || std::future::ready(())));
+        let mut held = Vec::new();
+        for _ in 0..3 * CONNECTIONS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            // It may be closed by now.
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n").await;
+            held.push(stream);
+        }
+        for path in ["/healthz", "/metrics"] {
+            let exchange = async {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+                stream.write_all(head.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            };
+            // Below the time limit of half a request.
+            tokio::time::timeout(Duration::from_secs(5), exchange).await.unwrap();
+        }
     }
 
     #[test]

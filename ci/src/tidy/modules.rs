@@ -203,6 +203,7 @@ const RULES: &[Rule] = &[
     ("csi/src", "changes", &["controller", "daemon", "error", "ids", "limits", "plugin", "proto"]),
     ("csi/src", "clock", &[]),
     ("csi/src", "config", &["bytes", "capability", "error", "ids", "limits", "quantity"]),
+    ("csi/src", "connections", &[]),
     (
         "csi/src",
         "controller",
@@ -234,6 +235,7 @@ const RULES: &[Rule] = &[
             "bytes",
             "clock",
             "config",
+            "connections",
             "error",
             "ids",
             "metrics",
@@ -248,7 +250,7 @@ const RULES: &[Rule] = &[
     ("csi/src", "limits", &["error"]),
     ("csi/src", "locks", &["error"]),
     ("csi/src", "logging", &["error", "options"]),
-    ("csi/src", "metrics", &["capability", "error"]),
+    ("csi/src", "metrics", &["capability", "connections", "error"]),
     (
         "csi/src",
         "node",

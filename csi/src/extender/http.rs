@@ -27,6 +27,7 @@ use super::metrics::{Handler, Metrics};
 use super::score::Rule;
 use super::wire::{Args, FilterResult, HostPriority, NodeList, Pod};
 use crate::clock::Clock;
+use crate::connections::{Answering, Connections};
 use crate::error::{Error, shown};
 use crate::metrics::OPENMETRICS;
 
@@ -78,10 +79,9 @@ pub(super) async fn serve(
     listener: TcpListener,
     acceptor: Option<TlsAcceptor>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = Connections::new(CONNECTIONS);
     let bodies = Arc::new(Semaphore::new(REQUESTS));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -92,18 +92,17 @@ pub(super) async fn serve(
         };
         let (extender, bodies, acceptor) =
             (Arc::clone(&extender), Arc::clone(&bodies), acceptor.clone());
-        tokio::spawn(async move {
+        connections.serve(|answering| async move {
             match acceptor {
-                None => converse(extender, bodies, stream).await,
+                None => converse(extender, bodies, answering, stream).await,
                 Some(acceptor) => {
                     match tokio::time::timeout(LAST_TIME, acceptor.accept(stream)).await {
-                        Ok(Ok(stream)) => converse(extender, bodies, stream).await,
+                        Ok(Ok(stream)) => converse(extender, bodies, answering, stream).await,
                         Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
                         Err(_) => tracing::debug!("no TLS in time"),
                     }
                 }
             }
-            drop(place);
         });
     }
 }
@@ -111,11 +110,16 @@ pub(super) async fn serve(
 async fn converse(
     extender: Arc<Extender>,
     bodies: Arc<Semaphore>,
+    answering: Answering,
     stream: impl AsyncRead + AsyncWrite + Unpin,
 ) {
     let service = service_fn(move |request| {
         let (extender, bodies) = (Arc::clone(&extender), Arc::clone(&bodies));
-        async move { Ok::<_, Infallible>(extender.answer(request, &bodies).await) }
+        let answering = answering.clone();
+        async move {
+            let answer = extender.answer(request, &bodies);
+            Ok::<_, Infallible>(answering.while_making(answer).await)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
