@@ -93,6 +93,8 @@ pub const REGION: &str = "region:";
 /// What a daemon is to be configured with.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// The daemon's program. Without one, that of [`tools::blockd`].
+    pub program: Option<PathBuf>,
     /// Where the pool lies: a block device, or a file in a folder that is there. Without one, a
     /// file in the daemon's own folder.
     pub pool: Option<PathBuf>,
@@ -109,6 +111,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            program: None,
             pool: None,
             pool_size: 1 << 30,
             pool_lines: String::new(),
@@ -166,7 +169,7 @@ impl Daemon {
             Some(pool) => pool.clone(),
             None => folder.path().join("pool"),
         };
-        let program = tools::blockd()?;
+        let program = settings.program.clone().map_or_else(tools::blockd, Ok)?;
         let daemon = Self { program, child: None, folder, runtime, pool, starts: 0, host: None };
         daemon.configure(settings)?;
         Ok(daemon)
@@ -209,14 +212,22 @@ impl Daemon {
         fs::write(self.config(), text).context("writing the configuration")
     }
 
+    /// The address at which it serves metrics since its first start.
+    ///
+    /// # Errors
+    /// When it serves none.
+    pub fn metrics_address(&self) -> Result<String> {
+        let log = self.log();
+        let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+        address.map(str::to_owned).context("the log has no address of metrics")
+    }
+
     /// What it answers to Prometheus, at the address that it was told to serve it at.
     ///
     /// # Errors
     /// When it was told none, or does not answer in time.
     pub fn metrics(&self) -> Result<String> {
-        let log = self.log();
-        let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next());
-        let mut stream = TcpStream::connect(address.context("the log has no address of metrics")?)?;
+        let mut stream = TcpStream::connect(self.metrics_address()?)?;
         stream.set_read_timeout(Some(METRICS_LIMIT))?;
         write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();

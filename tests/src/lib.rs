@@ -6,6 +6,7 @@ pub mod csi;
 pub mod daemon;
 pub mod kill;
 pub mod nbd;
+pub mod neighbours;
 pub mod other_host;
 pub mod story;
 pub mod threads;

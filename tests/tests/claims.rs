@@ -48,6 +48,7 @@ fn daemon_with(name: &str, pool: &Path, pool_lines: &str, tables: &str) -> Daemo
         pool_lines: pool_lines.to_owned(),
         lines: "default_pool = \"default\"\n".to_owned(),
         tables: tables.to_owned(),
+        ..Settings::default()
     };
     Daemon::new(name, &settings).unwrap()
 }

@@ -34,6 +34,7 @@ fn daemon(name: &str, pool: &Path, pool_lines: &str) -> Daemon {
         pool_lines: format!("lock_wait = \"1s\"\n{pool_lines}"),
         lines: "default_pool = \"default\"\n".to_owned(),
         tables: "[node]\nid = \"00000001-0000-4000-8000-000000000001\"\n".to_owned(),
+        ..Settings::default()
     };
     Daemon::new(name, &settings).unwrap()
 }
