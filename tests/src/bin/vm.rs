@@ -48,6 +48,8 @@ enum Workload {
     Pmem(RunArguments),
     /// Disks that others want, pools that are missing, and a disk that two hosts open
     Safety(RunArguments),
+    /// Devices of one daemon beside each other: one with a limit, a full pool, or too much IO
+    Neighbours(RunArguments),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(RunArguments),
     /// The half of a workload that runs in the guest
@@ -122,6 +124,10 @@ enum Inside {
         short: bool,
     },
     SafetyHost,
+    Neighbours {
+        #[arg(long)]
+        short: bool,
+    },
     Space,
     SpaceBeside,
     Health {
@@ -217,6 +223,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Csi(form) => each("csi", form, workload::csi::run),
         Workload::Safety(form) => each("safety", form, workload::safety::run),
+        Workload::Neighbours(form) => each("neighbours", form, workload::neighbours::run),
         Workload::Pmem(form) => each("pmem", form, workload::pmem::run),
         Workload::Health(form) => each("health", form, workload::health::run),
         Workload::Inside { seed, what } => match what {
@@ -230,6 +237,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Safety { short } => workload::safety::inside(*short),
+            Inside::Neighbours { short } => workload::neighbours::inside(*short),
             Inside::SafetyHost => workload::safety::host(),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),

@@ -15,6 +15,7 @@ pub mod kill;
 pub mod ledger;
 pub mod load;
 pub mod logwrites;
+pub mod neighbours;
 pub mod pmem;
 pub mod power;
 pub mod replay;
