@@ -75,7 +75,8 @@ enum Action {
     /// The mapper on a real file through io_uring; arguments go to its binary
     Pump(Forwarded),
     /// A virtual machine with the daemon in it runs a workload (fs, kill, power, logwrites, stress,
-    /// demo, thin, space, csi, health, pmem, safety) or a script; arguments go to its binary
+    /// demo, thin, space, csi, health, pmem, safety, neighbours) or a script; arguments go to its
+    /// binary
     Vm(Forwarded),
     /// A file system in a thin volume, the daemon killed meanwhile, every file compared
     Demo {
@@ -108,6 +109,9 @@ enum Tests {
     Pmem,
     /// Mistakes of an operator, odd devices and odd images: a line for each
     Safety,
+    /// Attackers and heavy neighbours beside other clients: a simulation of the scheduler, then a
+    /// real daemon; arguments go to the latter's binary
+    Neighbours(Forwarded),
     /// The CSI plugin: the conformance suite and its own tests; with arguments, those go to the
     /// suite, and it alone runs
     Csi(Forwarded),
@@ -214,6 +218,9 @@ fn run(action: &Action) -> Result<bool> {
         }
         Action::Test { what: Some(Tests::Csi(rest)), .. } => {
             Ok(test::csi::run(root, &rest.arguments))
+        }
+        Action::Test { what: Some(Tests::Neighbours(rest)), .. } => {
+            Ok(test::neighbours::run(root, &rest.arguments))
         }
         Action::Test { what: Some(Tests::Safety), .. } => Ok(test::safety::run(root)),
         Action::Test { what: Some(Tests::Pmem), .. } => Ok(test::pmem::run(root)),

@@ -2,6 +2,7 @@
 
 mod binaries;
 pub(crate) mod csi;
+pub(crate) mod neighbours;
 pub(crate) mod pmem;
 mod programs;
 pub(crate) mod safety;

@@ -16,16 +16,18 @@ use crate::{built, command};
 type Program = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 /// They take as many cores as there are.
-const BUSY: [Program; 5] = [
+const BUSY: [Program; 6] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),
+    // It measures, so that nothing else runs beside it.
+    ("neighbours", &["--short"], &[]),
 ];
 
 /// They take less than one. Short forms share the two kernels among them; the longest come first.
-const WAITING: [Program; 15] = [
+const WAITING: [Program; 16] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
@@ -36,6 +38,7 @@ const WAITING: [Program; 15] = [
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
     ("vm", &["health", "--short", "--kernel", "7"], &["health"]),
     ("vm", &["safety", "--short", "--kernel", "6.12"], &["safety"]),
+    ("vm", &["neighbours", "--short", "--kernel", "6.12"], &["neighbours"]),
     ("csi_conformance", &[], &[]),
     ("kill", &["--rounds", "3"], &["--rounds", "200"]),
     ("story", &["--short"], &[]),
