@@ -37,6 +37,15 @@ pub fn boot_ns() -> u64 {
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(rest.unwrap_or(0))
 }
 
+/// Nanoseconds that the calling thread has used a processor for.
+#[must_use]
+pub fn thread_cpu_ns() -> u64 {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let (seconds, rest) = (u64::try_from(used.tv_sec), u64::try_from(used.tv_nsec));
+    // Neither is ever negative.
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(rest.unwrap_or(0))
+}
+
 /// Seconds since 1970, by the host's clock.
 #[must_use]
 pub fn wall_seconds() -> u64 {

@@ -226,8 +226,9 @@ pub struct WorkerStats {
     pub media_operations: Counter,
     /// Times it was woken by another thread.
     pub wakeups: Counter,
-    /// Connections at present.
+    /// Connections at present, and those that moved to another worker.
     pub connections: Counter,
+    pub moved: Counter,
     /// Bytes of IO memory that are free.
     pub free_memory: Counter,
     /// Times that a connection waited for memory.

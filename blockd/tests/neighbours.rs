@@ -171,6 +171,7 @@ fn each_defence_is_needed() {
         ("media", Defences { media: false, ..all }),
         ("limits", Defences { limits: false, ..all }),
         ("space", Defences { space: false, ..all }),
+        ("latency", Defences { latency: false, ..all }),
     ] {
         let (wrong, _) = matrix(defences);
         println!("without {name}: {} cases go wrong, {:?}", wrong.len(), wrong.first());

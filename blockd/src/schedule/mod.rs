@@ -27,6 +27,7 @@ use crate::stats::VolumeStats;
 use flow::{Flow, Tenant};
 use memory::Memory;
 pub use memory::{LEAST_PIECE, PAGE};
+use window::Latency;
 pub use window::{VolumeShare, WINDOW_COST, Window};
 
 /// The weight of a volume that has no other.
@@ -46,6 +47,8 @@ const FLOW_QUANTUM: u64 = 64 << 10;
 /// received from no longer.
 const MAX_WAITING: u32 = 16;
 const MAX_WAITING_BYTES: u64 = 64 << 10;
+/// Cost that a volume with little in flight has at the most: some requests of 4 KiB.
+const LITTLE_COST: u64 = 64 << 10;
 /// A volume that has not asked for this long is not active.
 const ACTIVE_NS: u64 = 1_000_000_000;
 
@@ -149,12 +152,14 @@ pub struct Defences {
     pub limits: bool,
     /// A full pool holds back its writers.
     pub space: bool,
+    /// The media queue is short while volumes with little in flight use it.
+    pub latency: bool,
 }
 
 impl Defences {
     /// As the daemon has them.
     pub const ALL: Self =
-        Self { turns: true, memory: true, media: true, limits: true, space: true };
+        Self { turns: true, memory: true, media: true, limits: true, space: true, latency: true };
 }
 
 /// How much a worker has to divide.
@@ -172,6 +177,7 @@ struct Media {
     window: Arc<Window>,
     tenants: usize,
     in_flight: u64,
+    latency: Latency,
 }
 
 /// Decides which request a worker takes next.
@@ -237,7 +243,7 @@ impl Scheduler {
         let media = self.medias.iter().position(same).unwrap_or_else(|| {
             let unused = self.medias.iter().position(|media| media.tenants == 0);
             let window = Arc::clone(window);
-            let media = Media { window, tenants: 0, in_flight: 0 };
+            let media = Media { window, tenants: 0, in_flight: 0, latency: Latency::default() };
             match unused {
                 Some(at) => {
                     self.medias[at] = media;
@@ -680,6 +686,27 @@ impl Scheduler {
         media.window.publish(self.worker, media.in_flight);
     }
 
+    /// A request was on the media for so long. That of a volume with little in flight decides how
+    /// long the queue of the others may be.
+    pub fn observe_media(&mut self, flow: FlowId, is_write: bool, ns: u64) {
+        let Some(flow) = self.flows[flow.0].as_ref() else { return };
+        let Some(tenant) = self.tenants[flow.tenant].as_ref() else { return };
+        let media = &mut self.medias[tenant.media];
+        // One that is held back would have more in flight if it could.
+        let has_little = tenant.in_flight <= LITTLE_COST && tenant.queue.is_empty();
+        if self.defences.latency && has_little && media.window.is_shared() {
+            media.latency.observe(&media.window, self.now, is_write, ns);
+        }
+    }
+
+    /// Copies that a volume may have under way at a time, each of this cost, besides one.
+    #[must_use]
+    pub fn copies(&self, tenant: TenantId, cost: u64) -> u64 {
+        let Some(tenant) = self.tenants[tenant.0].as_ref() else { return 0 };
+        let window = &self.medias[tenant.media].window;
+        window.share(&tenant.share, tenant.weight).map_or(u64::MAX, |share| share / cost)
+    }
+
     /// Payload memory of a flow is free again.
     pub fn free_memory(&mut self, flow: FlowId, bytes: u64) {
         let Some(one) = self.flows[flow.0].as_mut() else { return };
@@ -729,6 +756,9 @@ impl Scheduler {
     /// Finds volumes that have not asked for a while: others get their shares. To be called about
     /// once a second.
     pub fn sweep(&mut self) {
+        for media in self.medias.iter_mut().filter(|media| media.tenants > 0) {
+            media.latency.sweep(&media.window);
+        }
         for at in 0..self.tenants.len() {
             let is_idle = |one: &Tenant| {
                 let quiet = one.in_flight == 0 && one.queue.is_empty();

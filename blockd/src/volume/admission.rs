@@ -155,6 +155,12 @@ impl Executor {
         self.scheduler.end_grant();
     }
 
+    /// Volumes that have asked lately.
+    #[must_use]
+    pub const fn active(&self) -> usize {
+        self.scheduler.active()
+    }
+
     /// Whether some connection or queue is held back, whatever for.
     #[must_use]
     pub const fn has_holds(&self) -> bool {

@@ -13,7 +13,7 @@ use crate::block::Buffer;
 use crate::stats::MediaOp;
 
 /// Bytes copied at a time.
-const PIECE: u64 = 128 << 10;
+pub(super) const PIECE: u64 = 128 << 10;
 /// Copies at a time: they take memory that clients have no share of.
 const MAX_COPIES: usize = 8;
 
@@ -68,8 +68,13 @@ impl Copies {
     }
 
     /// The copy that is started next.
-    pub(super) fn next(&self) -> Option<&PlanOp> {
-        self.queued.front().and_then(|(_, copies)| copies.front()).map(|(_, op)| op)
+    pub(super) fn next(&self) -> Option<&(usize, PlanOp)> {
+        self.queued.front().and_then(|(_, copies)| copies.front())
+    }
+
+    /// Copies that are under way.
+    pub(super) const fn under_way(&self) -> usize {
+        self.made - self.buffers.len()
     }
 
     /// Takes it, after which the next volume has its turn.

@@ -24,7 +24,7 @@ use crate::schedule::{Capacity, Defences, Scheduler, TenantId, VolumeShare};
 use crate::stats::{MediaStats, Op, Stage, VolumeStats};
 
 /// Calls of the mapper for one request before others get their turn.
-const STEPS_PER_TURN: usize = 8;
+const STEPS_PER_TURN: usize = 2;
 /// One request in so many has its planning measured.
 const SAMPLE: u64 = 64;
 /// Requests that an executor has places for from the start, and of connections at the most: the
@@ -33,8 +33,9 @@ const FIRST_SLOTS: usize = 256;
 const MAX_REQUESTS: u64 = 8192;
 /// Requests whose time on the media can be seen while they are there.
 const MARKED_REQUESTS: usize = 4096;
-/// How long requests that are done in many steps may take of a turn. Others wait for it.
+/// How long requests that are done in many steps may take of a turn: alone, and while others wait.
 const LONG_WORK_NS: u64 = 250_000;
+const SHARED_WORK_NS: u64 = 20_000;
 /// How often a write that found no space below is tried again.
 const SPACE_PAUSE_NS: u64 = 250_000_000;
 
@@ -311,7 +312,12 @@ impl Executor {
             let part = &mut self.pools[pool];
             let events = part.handle.mapper().events();
             let is_over = part.patience.is_some_and(|at| at <= self.now);
-            if part.parked.is_empty() || (events == part.events && !is_over) {
+            if part.parked.is_empty() {
+                // Those that were slowed down may have been cancelled.
+                part.patience = None;
+                continue;
+            }
+            if events == part.events && !is_over {
                 continue;
             }
             part.events = events;
@@ -412,7 +418,8 @@ impl Executor {
         if self.ready.is_empty() {
             return;
         }
-        let until = self.clock.ns() + LONG_WORK_NS;
+        let is_alone = self.scheduler.active() < 2;
+        let until = self.clock.ns() + if is_alone { LONG_WORK_NS } else { SHARED_WORK_NS };
         while let Some(volume) = self.ready.pop_front() {
             let Some(attached) = self.volumes[volume].as_mut() else { continue };
             let Some(at) = attached.ready.pop_front() else { continue };
@@ -654,6 +661,9 @@ impl Executor {
             match slot.state {
                 State::Media => {
                     stats.stage(Stage::Media).record(ns);
+                    if let (Some(flow), Some(write)) = (slot.flow, is_transfer(slot)) {
+                        self.scheduler.observe_media(flow, write, ns);
+                    }
                     seen.end(at, self.now);
                 }
                 State::Committing => stats.stage(Stage::Commit).record(ns),
@@ -674,6 +684,16 @@ impl Executor {
         let slot = &mut self.slots[at];
         slot.since = self.now;
         slot.state = state;
+    }
+}
+
+/// Whether a request that is read or written in one go is a write; `None` for others.
+fn is_transfer(slot: &Slot) -> Option<bool> {
+    let is_short = slot.plan.ops().len() == 1;
+    match slot.request.as_ref().filter(|_| is_short)?.operation {
+        Operation::Read => Some(false),
+        Operation::Write { fua: false } => Some(true),
+        _ => None,
     }
 }
 

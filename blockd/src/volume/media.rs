@@ -15,6 +15,9 @@ const PLACE_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
 /// A slot, a device, and what was done to it, where that is not what the request is.
 pub(super) type Failed = (usize, u8, Option<MediaOp>);
 
+/// What a copy has on the media at a time.
+const COPY_COST: u64 = crate::schedule::cost(super::copy::PIECE);
+
 /// Operations that a ring keeps back for clients, so that answers get out.
 const KEPT_BACK: usize = 128;
 
@@ -167,11 +170,20 @@ impl Executor {
     /// Starts copies that had to wait, volume after volume.
     fn start_copies(&mut self, ring: &mut Ring) {
         while self.copies.has_buffer()
-            && self.copies.next().is_some_and(|op| has_room(op, ring))
-            && let Some((at, op)) = self.copies.take_next()
+            && let Some(&(at, op)) = self.copies.next()
+            && has_room(&op, ring)
+            && self.may_copy(at)
+            && self.copies.take_next().is_some()
         {
             self.start_copy(at, op, ring);
         }
+    }
+
+    /// Whether the share of a slot's volume on the media allows for another copy. All copies of a
+    /// worker count, as it makes few at a time.
+    fn may_copy(&self, at: usize) -> bool {
+        let Some(attached) = &self.volumes[self.slots[at].volume] else { return true };
+        self.copies.under_way() as u64 <= self.scheduler.copies(attached.tenant, COPY_COST)
     }
 
     fn start(&mut self, at: usize, op: PlanOp, ring: &mut Ring) {

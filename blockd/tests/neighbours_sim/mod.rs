@@ -87,6 +87,8 @@ struct Op {
     cost: u64,
     bytes: u64,
     memory: u64,
+    /// When it was submitted, and when the device has done it.
+    begun: u64,
     ends: u64,
 }
 
@@ -288,6 +290,8 @@ impl World {
     fn end(&mut self, op: Op) {
         let client = &mut self.clients[op.client];
         let scheduler = &mut self.schedulers[client.worker];
+        let is_write = client.spec.kind == Kind::Write;
+        scheduler.observe_media(client.flow, is_write, op.ends.saturating_sub(op.begun));
         scheduler.complete(client.flow, op.cost);
         client.seen.done += 1;
         client.seen.bytes += op.bytes;
@@ -329,8 +333,8 @@ impl World {
             client.seen.worst_turns = client.seen.worst_turns.max(self.turn - turn);
             let bytes = if memory > 0 { spec.bytes.min(memory) } else { spec.bytes };
             taken += cost(bytes);
-            let (cost, ends) = (cost(bytes), self.now);
-            self.start(Op { client: at, started: since, cost, bytes, memory, ends });
+            let (cost, begun, ends) = (cost(bytes), self.now, self.now);
+            self.start(Op { client: at, started: since, cost, bytes, memory, begun, ends });
         }
         taken
     }

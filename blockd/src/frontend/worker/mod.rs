@@ -1,5 +1,6 @@
 //! Worker threads: a ring each, serving the sessions they were given.
 
+mod balance;
 mod idle;
 mod placement;
 mod queues;
@@ -22,6 +23,7 @@ use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Undelivered, mailbox};
 use crate::pool::{self, MAX_WORKERS, PoolHandle};
 use crate::stats::{Counter, VolumeStats, WorkerStats};
+use balance::{Load, Moves, Moving};
 use placement::Placement;
 
 /// Messages that may wait for a worker.
@@ -133,7 +135,7 @@ pub struct ConnectionInfo {
 enum Mail {
     AddPool(PoolHandle, oneshot::Sender<Result<(), FrontendError>>),
     RemovePool([u8; 16], oneshot::Sender<bool>),
-    Connect(OwnedFd, Box<nbd::Session<Target>>),
+    Connect(OwnedFd, Box<nbd::Session<Target>>, Option<Moving>),
     CloseVolume([u8; 16], VolumeId, oneshot::Sender<usize>),
     /// The connection of that id, if it has been idle for so many nanoseconds.
     CloseIdle(u64, u64, oneshot::Sender<bool>),
@@ -154,6 +156,7 @@ struct Shared {
     connections: Arc<Mutex<Vec<(u64, ConnectionInfo)>>>,
     /// The devices whose queues it serves: one for each queue.
     queues: Arc<Mutex<Vec<u32>>>,
+    load: Arc<Load>,
 }
 
 /// All worker threads. Clones name the same ones.
@@ -162,6 +165,7 @@ pub struct Workers {
     threads: Arc<[Shared]>,
     next: Arc<AtomicUsize>,
     placement: Arc<Mutex<Placement>>,
+    moves: Moves,
 }
 
 impl std::fmt::Debug for Workers {
@@ -183,16 +187,16 @@ impl Workers {
         if !(1..=1024).contains(&options.max_requests) {
             return invalid("max_requests", options.max_requests, "1 to 1024");
         }
+        let placement = Placement::new(pool::nodes(), options.count);
+        let placement = Arc::new(Mutex::new(placement));
+        let moves = Moves::new(&placement);
         let mut threads = Vec::new();
         for worker in 0..options.count {
-            threads.push(start_thread(worker, options)?);
+            threads.push(start_thread(worker, options, moves.clone())?);
         }
-        let placement = Placement::new(pool::nodes(), threads.len());
-        Ok(Self {
-            threads: threads.into(),
-            next: Arc::new(AtomicUsize::new(0)),
-            placement: Arc::new(Mutex::new(placement)),
-        })
+        let threads: Arc<[Shared]> = threads.into();
+        moves.begin(&threads);
+        Ok(Self { threads, next: Arc::new(AtomicUsize::new(0)), placement, moves })
     }
 
     /// Serves a pool's volumes from now on. The first one whose memory is near to some processors
@@ -242,6 +246,8 @@ impl Workers {
     /// failed. Gives how many there were, when they are gone.
     pub async fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> usize {
         let mut closed = 0;
+        // None is on its way to a worker that has closed those of its own already.
+        let _still = self.moves.hold().await;
         for thread in self.threads.iter() {
             let (send, receive) = oneshot::channel();
             thread.tell(Mail::CloseVolume(pool, volume, send)).await;
@@ -289,9 +295,10 @@ impl Workers {
 impl nbd::Sessions<Target> for Workers {
     fn connect(&self, stream: OwnedFd, session: nbd::Session<Target>) {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        let worker = self.placement.lock().worker(&session.volume.pool.id(), next);
-        let thread = &self.threads[worker];
-        if thread.mail.send(Mail::Connect(stream, Box::new(session))).is_err() {
+        let near = self.placement.lock().workers(&session.volume.pool.id());
+        let thread = &self.threads[balance::place(&self.threads, &near, next)];
+        if thread.mail.send(Mail::Connect(stream, Box::new(session), None)).is_err() {
+            thread.load.end();
             tracing::warn!("a worker has too much to do: a connection is dropped");
         }
         thread.doorbell.ring();
@@ -308,8 +315,8 @@ impl QueueHost for Workers {
     }
 
     fn start_queue(&self, worker: usize, queue: QueueSpec) -> Result<(), FrontendError> {
-        let worker = self.placement.lock().worker(&queue.pool, worker);
-        let thread = &self.threads[worker];
+        let near = self.placement.lock().workers(&queue.pool);
+        let thread = &self.threads[balance::place(&self.threads, &near, worker)];
         let (send, receive) = oneshot::channel();
         thread.tell_blocking(Mail::StartQueue(Box::new(queue), send));
         receive.blocking_recv().unwrap_or(Err(FrontendError::Gone))
@@ -359,7 +366,11 @@ impl Shared {
     }
 }
 
-fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, FrontendError> {
+fn start_thread(
+    worker: usize,
+    options: WorkerOptions,
+    moves: Moves,
+) -> Result<Shared, FrontendError> {
     let io = |what| move |source| FrontendError::Io { what, source };
     let doorbell = Arc::new(Doorbell::new().map_err(io("make an eventfd"))?);
     let (mail, inbox) = mailbox(MAX_MAIL);
@@ -373,7 +384,9 @@ fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, Fronten
         volumes: Arc::default(),
         connections: Arc::default(),
         queues: Arc::default(),
+        load: Arc::default(),
     };
+    let load = Arc::clone(&shared.load);
     let shown = thread::Shown {
         volumes: Arc::clone(&shared.volumes),
         connections: Arc::clone(&shared.connections),
@@ -381,7 +394,7 @@ fn start_thread(worker: usize, options: WorkerOptions) -> Result<Shared, Fronten
     };
     let (started, answer) = bounded(1);
     let run = move || {
-        let parts = thread::Parts { worker, options, doorbell, clock, inbox, stats };
+        let parts = thread::Parts { worker, options, doorbell, clock, inbox, stats, load, moves };
         match thread::WorkerThread::new(parts, shown) {
             Ok(thread) => {
                 let _ = started.send(Ok(()));

@@ -41,11 +41,11 @@ impl Placement {
         is_first
     }
 
-    /// The worker for the `turn`th connection or queue of a pool.
-    pub(super) fn worker(&self, pool: &[u8; 16], turn: usize) -> usize {
-        match self.near.get(pool).map(Vec::as_slice) {
-            Some(near) if !near.is_empty() => near[turn % near.len()],
-            _ => turn % self.workers.max(1),
+    /// The workers that may serve a pool's connections and queues.
+    pub(super) fn workers(&self, pool: &[u8; 16]) -> Vec<usize> {
+        match self.near.get(pool) {
+            Some(near) if !near.is_empty() => near.clone(),
+            _ => (0..self.workers.max(1)).collect(),
         }
     }
 }
@@ -63,7 +63,7 @@ mod tests {
         assert!(placement.note(NEAR, &[2, 3]));
         let homes: Vec<&[usize]> = (0..5).map(|worker| placement.home(worker)).collect();
         assert_eq!(homes, [&[0, 1], &[2, 3], &[0, 1], &[2, 3], &[0, 1]]);
-        let of = |pool| (0..4).map(|turn| placement.worker(&pool, turn)).collect::<Vec<_>>();
+        let of = |pool| placement.workers(&pool);
         assert_eq!((of(NEAR), of(FAR)), (vec![1, 3, 1, 3], vec![0, 1, 2, 3]));
         assert!(!placement.note(FAR, &[0]), "they are home already");
         assert_eq!((placement.worker(&FAR, 1), placement.worker(&FAR, 2)), (2, 4));

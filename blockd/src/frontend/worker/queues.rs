@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::FrontendError;
+use super::balance::Load;
 use crate::block::Completion;
 use crate::frontend::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
 use crate::volume::{Executor, VolumeRef};
@@ -27,7 +28,7 @@ impl Queues {
         spec: QueueSpec,
         volume: VolumeRef,
         answer: Started,
-        shown: &Mutex<Vec<u32>>,
+        (shown, load): (&Mutex<Vec<u32>>, &Load),
         context: &mut QueueContext<'_>,
     ) {
         let device = spec.device;
@@ -48,6 +49,7 @@ impl Queues {
             Err(source) => {
                 context.executor.detach(volume);
                 forget(shown, device);
+                load.end();
                 let _ = answer.send(Err(FrontendError::Io { what: "serve a queue", source }));
             }
         }
@@ -91,7 +93,11 @@ impl Queues {
     }
 
     /// What the kernel has been told, it has taken or refused by now.
-    pub(super) fn after_turn(&mut self, shown: &Mutex<Vec<u32>>, context: &mut QueueContext<'_>) {
+    pub(super) fn after_turn(
+        &mut self,
+        (shown, load): (&Mutex<Vec<u32>>, &Load),
+        context: &mut QueueContext<'_>,
+    ) {
         for (at, answer) in self.starting.drain(..) {
             let refused = self.all[at].as_ref().and_then(Queue::refused);
             let result = refused.map_or(Ok(()), |number| {
@@ -104,6 +110,7 @@ impl Queues {
             let Some(queue) = self.all[at].take_if(|queue| queue.has_ended()) else { continue };
             let device = queue.spec.device;
             queue.release(context);
+            load.end();
             forget(shown, device);
         }
     }

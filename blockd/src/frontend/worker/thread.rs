@@ -9,14 +9,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::balance::{Load, Moves};
 use super::queues::Queues;
 use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
 use crate::backing::{Doorbell, Ended, Ring, RingOptions};
-use crate::clock::Clock;
+use crate::clock::{Clock, thread_cpu_ns};
 use crate::frontend::nbd::Session;
 use crate::frontend::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
 use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
-use crate::mailbox::Inbox;
+use crate::mailbox::{Inbox, Undelivered};
 use crate::schedule::Owner;
 use crate::stats::{VolumeStats, WorkerStats};
 use crate::volume::Executor;
@@ -39,6 +40,8 @@ pub(super) struct Parts {
     pub(super) clock: Clock,
     pub(super) inbox: Inbox<Mail>,
     pub(super) stats: Arc<WorkerStats>,
+    pub(super) load: Arc<Load>,
+    pub(super) moves: Moves,
 }
 
 /// What of a thread's state others can see.
@@ -65,6 +68,8 @@ pub(super) struct WorkerThread {
     executor: Executor,
     clock: Clock,
     connections: Vec<Option<Connection>>,
+    /// What each of them serves, for the worker that it may move to.
+    targets: Vec<Option<Target>>,
     /// Connections that have something to send.
     touched: Vec<usize>,
     /// Connections that wait for room in the ring.
@@ -76,6 +81,8 @@ pub(super) struct WorkerThread {
     next_id: u64,
     /// When slow clients were looked for last.
     looked: u64,
+    /// What the thread had used of a processor then.
+    used_ns: u64,
     /// When clients of connections that are held back were looked for last.
     watched: u64,
     now: u64,
@@ -95,6 +102,7 @@ impl WorkerThread {
             executor,
             clock,
             connections: Vec::new(),
+            targets: Vec::new(),
             touched: Vec::with_capacity(64),
             stalled: Vec::with_capacity(64),
             queues: Queues::default(),
@@ -103,6 +111,7 @@ impl WorkerThread {
             draining: None,
             next_id: 1,
             looked: 0,
+            used_ns: 0,
             watched: 0,
             now: 0,
         })
@@ -120,6 +129,7 @@ impl WorkerThread {
             self.resume_stalled();
             self.deliver();
             self.send();
+            self.parts.stats.free_memory.set(self.ring.free_bytes());
             self.executor.pass_on();
             self.end_closing();
             if self.is_drained() {
@@ -172,7 +182,8 @@ impl WorkerThread {
             }
         }
         let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-        self.queues.after_turn(&self.shown.queues, &mut context);
+        let (queues, load) = (&self.shown.queues, &self.parts.load);
+        self.queues.after_turn((queues, load), &mut context);
         self.count();
         Ok(())
     }
@@ -185,8 +196,8 @@ impl WorkerThread {
         if self.now.saturating_sub(self.looked) < 1_000_000_000 {
             return;
         }
+        self.balance();
         self.looked = self.now;
-        stats.free_memory.set(self.ring.free_bytes());
         self.executor.sweep();
         let WorkerOptions { send_limit, receive_limit, idle_limit, .. } = self.parts.options;
         let (send, receive) = (duration_ns(send_limit), duration_ns(receive_limit));
@@ -340,6 +351,8 @@ impl WorkerThread {
             connection.push(self.now, &mut context);
             if connection.has_ended() {
                 self.remove(at);
+            } else if let Some(to) = connection.moves_now() {
+                self.hand_over(at, to);
             } else if connection.is_stalled() && connection.marks.stall() {
                 self.stalled.push(at);
             }
@@ -349,10 +362,87 @@ impl WorkerThread {
     fn remove(&mut self, at: usize) {
         let Some(connection) = self.connections[at].take() else { return };
         self.stalled.retain(|&other| other != at);
-        self.shown.connections.lock().retain(|(id, _)| *id != connection.id);
+        self.forget(at, connection.id);
         let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         connection.release(&mut context);
+    }
+
+    /// A connection is not served here any more.
+    fn forget(&mut self, at: usize, id: u64) {
+        self.targets[at] = None;
+        self.shown.connections.lock().retain(|(other, _)| *other != id);
+        self.parts.load.end();
         self.parts.stats.connections.set(self.parts.stats.connections.get().saturating_sub(1));
+    }
+
+    /// Looks whether the thread is saturated. If it is, the active connection that has the least to
+    /// do leaves it, so that it does not share it with the one that has the most.
+    fn balance(&mut self) {
+        let used = thread_cpu_ns();
+        let elapsed = self.now.saturating_sub(self.looked);
+        let is_saturated = self.parts.load.set_busy(used.saturating_sub(self.used_ns), elapsed);
+        self.used_ns = used;
+        let mut least: Option<(u64, usize)> = None;
+        for (at, one) in self.connections.iter_mut().enumerate() {
+            let Some(connection) = one else { continue };
+            let answered = connection.answered_lately();
+            let is_less = least.is_none_or(|(most, _)| answered < most);
+            if answered > 0 && is_less && connection.can_move() {
+                least = Some((answered, at));
+            }
+        }
+        let Some((_, at)) = least.filter(|_| is_saturated && self.executor.active() > 1) else {
+            return;
+        };
+        let pool = self.targets[at].as_ref().map(|target| target.pool.id());
+        let to = pool.and_then(|pool| self.parts.moves.relaxed(self.parts.worker, &pool));
+        if let (Some(to), Some(connection)) = (to, self.connections[at].as_mut()) {
+            connection.move_to(to);
+        }
+    }
+
+    /// Gives a connection to another worker, between two of its requests.
+    fn hand_over(&mut self, at: usize, to: usize) {
+        let (Some(threads), Some(moving)) = (self.parts.moves.threads(), self.parts.moves.start())
+        else {
+            return;
+        };
+        let Some(thread) = threads.get(to) else { return };
+        let Some(connection) = self.connections[at].as_mut() else { return };
+        let Ok(stream) = connection.duplicate() else { return };
+        let id = connection.id;
+        let shown = self.shown.connections.lock();
+        let info = shown.iter().find(|(other, _)| *other == id).map(|(_, info)| info.clone());
+        drop(shown);
+        let (Some(info), Some(target)) = (info, self.targets[at].clone()) else { return };
+        let Some(mut connection) = self.connections[at].take() else { return };
+        let guard = connection.take_guard();
+        self.stalled.retain(|&other| other != at);
+        self.forget(at, id);
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        connection.release(&mut context);
+        let session = Session {
+            volume: target,
+            export: info.export,
+            negotiated: info.agreed,
+            peer: info.peer,
+            origin: info.origin,
+            guard,
+        };
+        tracing::debug!(peer = session.peer, export = session.export, to, "moved connection");
+        self.parts.stats.moved.add(1);
+        thread.load.place();
+        let mail = Mail::Connect(stream, Box::new(session), Some(moving));
+        match thread.mail.send(mail) {
+            Ok(()) => thread.doorbell.ring(),
+            // It stays, as if it were new.
+            Err(Undelivered::Full(Mail::Connect(stream, session, _))) => {
+                thread.load.end();
+                self.parts.load.place();
+                self.connect(stream, *session);
+            }
+            Err(_) => tracing::warn!("a worker has ended: a connection is dropped"),
+        }
     }
 
     fn take_mail(&mut self) {
@@ -366,7 +456,10 @@ impl WorkerThread {
                 Mail::RemovePool(pool, answer) => {
                     let _ = answer.send(self.executor.remove_pool(pool, &mut self.ring));
                 }
-                Mail::Connect(stream, session) => self.connect(stream, *session),
+                Mail::Connect(stream, session, moving) => {
+                    self.connect(stream, *session);
+                    drop(moving);
+                }
                 Mail::CloseVolume(pool, volume, answer) => self.close_volume(pool, volume, answer),
                 Mail::CloseIdle(id, idle, answer) => {
                     let mut all = self.connections.iter_mut().flatten();
@@ -389,6 +482,7 @@ impl WorkerThread {
 
     fn start_queue(&mut self, spec: QueueSpec, answer: oneshot::Sender<Result<(), FrontendError>>) {
         if self.draining.is_some() {
+            self.parts.load.end();
             let _ = answer.send(Err(FrontendError::Gone));
             return;
         }
@@ -398,18 +492,21 @@ impl WorkerThread {
         let volume = match self.executor.attach(spec.pool, spec.volume, stats) {
             Ok(volume) => volume,
             Err(error) => {
+                self.parts.load.end();
                 let _ = answer.send(Err(error.into()));
                 return;
             }
         };
         self.shown.queues.lock().push(spec.device);
         let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-        self.queues.start(spec, volume, answer, &self.shown.queues, &mut context);
+        let (queues, load) = (&self.shown.queues, &self.parts.load);
+        self.queues.start(spec, volume, answer, (queues, load), &mut context);
     }
 
     fn connect(&mut self, stream: OwnedFd, session: Session<Target>) {
         let Session { volume: target, export, negotiated, peer, origin, guard } = session;
         if self.draining.is_some() {
+            self.parts.load.end();
             return;
         }
         let worker = self.parts.worker;
@@ -420,6 +517,7 @@ impl WorkerThread {
             Ok(attached) => attached,
             Err(error) => {
                 tracing::warn!(%error, %peer, %export, "a connection came too late");
+                self.parts.load.end();
                 return;
             }
         };
@@ -429,6 +527,7 @@ impl WorkerThread {
         let at = free.unwrap_or(self.connections.len());
         if at == self.connections.len() {
             self.connections.push(None);
+            self.targets.push(None);
         }
         let agreed = negotiated.clone();
         let requests = self.parts.options.max_requests;
@@ -452,11 +551,13 @@ impl WorkerThread {
                 };
                 self.shown.connections.lock().push((id, info));
                 self.connections[at] = Some(connection);
+                self.targets[at] = Some(target);
                 self.parts.stats.connections.add(1);
                 self.note(at);
             }
             Err(error) => {
                 self.executor.detach(attached);
+                self.parts.load.end();
                 tracing::warn!(%error, %peer, %export, "a connection can't be served");
             }
         }

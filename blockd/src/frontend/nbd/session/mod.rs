@@ -4,6 +4,7 @@
 mod deadlines;
 mod input;
 mod job;
+mod moving;
 mod replies;
 mod requests;
 
@@ -123,7 +124,7 @@ pub struct Connection {
     socket: Arc<OwnedFd>,
     file: FileSlot,
     agreed: Negotiated,
-    _guard: Option<Box<dyn Send>>,
+    guard: Option<Box<dyn Send>>,
     phase: Phase,
     /// As the worker's scheduler knows it.
     flow: FlowId,
@@ -149,6 +150,10 @@ pub struct Connection {
     has_left: bool,
     /// When it began to end.
     closing_since: Option<u64>,
+    /// The worker that it moves to after its present request.
+    moves_to: Option<usize>,
+    /// Requests answered since it was asked last.
+    answered: u64,
     /// Questions about blocks that were answered in this turn.
     described: u32,
     receiving: bool,
@@ -215,7 +220,7 @@ impl Connection {
             socket,
             file,
             agreed,
-            _guard: guard,
+            guard,
             phase: Phase::Open,
             flow,
             jobs: Vec::new(),
@@ -231,6 +236,8 @@ impl Connection {
             held: false,
             has_left: false,
             closing_since: None,
+            moves_to: None,
+            answered: 0,
             described: 0,
             receiving: false,
             received_at: now,
@@ -291,6 +298,12 @@ impl Connection {
         self.has_left = true;
         context.executor.cancel_flow(self.flow, unread);
         self.held = false;
+        // What was received before is answered: the client may read on.
+        for _ in 0..self.waiting_reads.len() {
+            if let Some(job) = self.waiting_reads.pop_front() {
+                self.read_on(job, context);
+            }
+        }
     }
 
     /// Nothing more can be sent, and nothing is to be received.
@@ -359,7 +372,7 @@ impl Connection {
             self.answer_backlog(context);
         }
         let waits = self.stalled || self.blocked || self.held;
-        if self.phase == Phase::Open && !self.receiving && !waits {
+        if self.phase == Phase::Open && !self.receiving && !waits && !self.may_move() {
             self.receiving = self.receive(context).is_ok();
             self.progress_at = now;
             self.stalled |= !self.receiving;

@@ -28,6 +28,7 @@ impl Connection {
     /// The volume has answered.
     pub fn answered(&mut self, completion: Completion, context: &mut Context<'_>) {
         self.in_flight -= 1;
+        self.answered += 1;
         if self.phase == Phase::Dead {
             self.drop_answer(completion, context);
             return;
