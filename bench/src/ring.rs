@@ -1,7 +1,7 @@
 //! An io_uring that owns all memory it gives to the kernel, so that its interface is safe.
 //!
-//! Two kinds of operations: those of *slots*, each with one registered 4 KiB buffer, and the
-//! engine's commands, which bring their own memory and travel through the ring by value.
+//! Two kinds of operations: those of *slots*, each with one registered buffer of 4 KiB or more, and
+//! the engine's commands, which bring their own memory and travel through the ring by value.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,8 +11,11 @@ use blockd_mapper::io::{IoBuffer, IoCommand, IoOp, Page};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
-/// Bytes of a slot's buffer.
+/// Bytes of a page, and of a slot's buffer where no other size is asked for.
 pub const SLOT_BYTES: u32 = 4096;
+
+/// The largest buffer is 1 MiB: no bench uses longer operations.
+const MAX_SLOT_PAGES: usize = 256;
 
 /// Commands of the engine that can be out at once.
 const MAX_COMMANDS: usize = 64;
@@ -53,8 +56,10 @@ pub enum SlotOp {
 pub struct Ring {
     ring: IoUring,
     file: File,
-    /// A page per slot, registered with the kernel.
+    /// The buffers of all slots, registered with the kernel.
     memory: IoBuffer,
+    /// Pages of each slot's buffer.
+    slot_pages: usize,
     /// Bytes that the operation in flight of each slot must move; `None` when it is idle.
     slots: Vec<Option<u32>>,
     commands: Vec<Option<IoCommand>>,
@@ -74,7 +79,13 @@ impl std::fmt::Debug for Ring {
 impl Ring {
     /// A ring for a file, with so many slots. File and buffers are registered.
     pub fn new(file: File, slots: usize) -> Result<Self> {
+        Self::with_slots_of(file, slots, 1)
+    }
+
+    /// As [`Self::new`], with buffers of so many pages.
+    pub fn with_slots_of(file: File, slots: usize, slot_pages: usize) -> Result<Self> {
         ensure!(slots > 0 && slots < FIRST_COMMAND, "{slots} slots");
+        ensure!((1..=MAX_SLOT_PAGES).contains(&slot_pages), "{slot_pages} pages per slot");
         let entries = u32::try_from((slots + MAX_COMMANDS).next_power_of_two())?;
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -83,23 +94,21 @@ impl Ring {
             // Kernels before 6.0 know one or both of these hints not.
             .or_else(|_| IoUring::new(entries))
             .context("io_uring_setup: needs Linux 5.6 or newer with io_uring allowed")?;
-        let mut memory = IoBuffer::new(slots).context("no memory for buffers")?;
+        let mut memory = IoBuffer::new(slots * slot_pages).context("no memory for buffers")?;
         ring.submitter().register_files(&[file.as_raw_fd()]).context("register the file")?;
         let vectors: Vec<libc::iovec> = memory
-            .pages_mut()
-            .iter_mut()
-            .map(|page| libc::iovec {
-                iov_base: page.0.as_mut_ptr().cast(),
-                iov_len: SLOT_BYTES as usize,
-            })
+            .as_bytes_mut()
+            .chunks_exact_mut(slot_pages * SLOT_BYTES as usize)
+            .map(|slot| libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() })
             .collect();
-        // SAFETY: each vector is a page of `memory`, which lives on the heap, is owned by the ring
+        // SAFETY: each vector is a part of `memory`, which lives on the heap, is owned by the ring
         // from here on, never grows, and is freed only after the ring (see `Drop`).
         unsafe { ring.submitter().register_buffers(&vectors) }.context("register buffers")?;
         Ok(Self {
             ring,
             file,
             memory,
+            slot_pages,
             slots: vec![None; slots],
             commands: (0..MAX_COMMANDS).map(|_| None).collect(),
             in_flight: 0,
@@ -132,25 +141,27 @@ impl Ring {
         self.enters
     }
 
-    /// The buffer of an idle slot.
+    /// The first page of an idle slot's buffer.
     pub fn buffer(&mut self, slot: usize) -> Result<&mut Page> {
         ensure!(self.slots[slot].is_none(), "the kernel has the buffer of slot {slot}");
-        Ok(&mut self.memory.pages_mut()[slot])
+        Ok(&mut self.memory.pages_mut()[slot * self.slot_pages])
     }
 
     /// Starts an operation of an idle slot, at the next [`Self::submit`].
     pub fn start(&mut self, slot: usize, op: SlotOp) -> Result<()> {
         ensure!(self.slots[slot].is_none(), "slot {slot} is busy");
-        let buffer = self.memory.pages_mut()[slot].0.as_mut_ptr();
+        let slot_bytes = self.slot_pages * SLOT_BYTES as usize;
+        let len = u32::try_from(slot_bytes)?;
+        let buffer = self.memory.as_bytes_mut()[slot * slot_bytes..][..slot_bytes].as_mut_ptr();
         let index = u16::try_from(slot)?;
         let (entry, bytes) = match op {
             SlotOp::Read { offset } => {
-                let read = opcode::ReadFixed::new(FILE, buffer, SLOT_BYTES, index).offset(offset);
-                (read.build(), SLOT_BYTES)
+                let read = opcode::ReadFixed::new(FILE, buffer, len, index).offset(offset);
+                (read.build(), len)
             }
             SlotOp::Write { offset } => {
-                let write = opcode::WriteFixed::new(FILE, buffer, SLOT_BYTES, index).offset(offset);
-                (write.build(), SLOT_BYTES)
+                let write = opcode::WriteFixed::new(FILE, buffer, len, index).offset(offset);
+                (write.build(), len)
             }
             SlotOp::Flush => (flush_entry(), 0),
         };
@@ -219,7 +230,7 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &Entry) -> Result<()> {
-        // SAFETY: what the entry points at is a page of `memory` or the memory of a command in
+        // SAFETY: what the entry points at is a part of `memory` or the memory of a command in
         // `commands`. Both are on the heap, stay in this object and are neither moved, lent nor
         // freed before the completion is reaped: `buffer` and `start` refuse busy slots, `reap`
         // alone takes commands out, and `Drop` waits. The file is registered.

@@ -104,6 +104,25 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
     built::run(root, "ublk_bench", &all)
 }
 
+/// What operations cost the server, counted in a virtual machine whose clock counts instructions.
+///
+/// # Errors
+/// As [`bench_nbd`], and when a row has too many more instructions than before.
+pub(crate) fn bench_counts(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&setup::MACHINES)?;
+    let daemon = built::daemon(root)?;
+    let mut build = command::cargo(root);
+    build.args(["build", "--quiet", "--release", "--package", "blockd-bench", "--bin", "counts"]);
+    command::run(&mut build)?;
+    let runner = command::target_dir(root).join("release").join("counts");
+    let mut all = Vec::new();
+    for (name, path) in [("--blockd", daemon), ("--runner", runner)] {
+        all.extend([name.to_owned(), path.to_string_lossy().into_owned()]);
+    }
+    all.extend(arguments.iter().cloned());
+    built::run(root, "counts_bench", &all)
+}
+
 /// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
 /// ublk.
 ///

@@ -131,6 +131,9 @@ enum Bench {
     Nbd(Forwarded),
     /// ublk devices beside others in a virtual machine; arguments go to its binary
     Ublk(Forwarded),
+    /// Instructions, system calls and context switches of the server for each operation, in a
+    /// virtual machine; arguments go to its binary
+    Counts(Forwarded),
     /// What snapshots cost; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and what that does to their IO; arguments go to its binary
@@ -246,6 +249,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Mapper(rest)) => forward::bench_mapper(root, &rest.arguments),
         Some(Bench::Nbd(rest)) => forward::bench_nbd(root, &rest.arguments),
         Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
+        Some(Bench::Counts(rest)) => forward::bench_counts(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),

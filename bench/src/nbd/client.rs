@@ -1,5 +1,5 @@
 //! A client of our own, for what fio's cannot do: writes with a flush after exactly so many of
-//! them, and connections by the thousand.
+//! them, connections by the thousand, and an exact number of requests.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::fio::{Figures, Settings};
 use crate::clock::Clock;
+use crate::load::{Event, Pattern};
 
 /// The option that names the export and ends negotiation.
 const GO: u32 = 7;
@@ -20,6 +21,8 @@ const EXPORT: [u8; 2] = [0, 0];
 const BLOCK: usize = 4096;
 const REQUEST: usize = 28;
 const REPLY: usize = 16;
+/// Where a request's header has what its reply repeats.
+const COOKIE: std::ops::Range<usize> = 8..16;
 /// Requests in flight.
 const DEPTH: usize = 32;
 /// Writes from one flush to the next.
@@ -33,14 +36,14 @@ const FLUSH: u16 = 3;
 
 /// A negotiated connection.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     stream: UnixStream,
     size: u64,
 }
 
 impl Client {
     /// Connects and negotiates.
-    pub(super) fn connect(uri: &str) -> Result<Self> {
+    pub(crate) fn connect(uri: &str) -> Result<Self> {
         let (export, socket) = uri
             .strip_prefix("nbd+unix:///")
             .and_then(|rest| rest.split_once("?socket="))
@@ -75,6 +78,69 @@ impl Client {
                 size = u64::from_be_bytes(payload[2..10].try_into()?);
             }
         }
+    }
+
+    /// Keeps `pattern.depth` requests in flight until `event` says that there were enough, and
+    /// waits for those that are left. All requests that become possible at once are sent at once.
+    ///
+    /// `event` is asked before each request and told of each reply, with the number of its place
+    /// among those in flight.
+    ///
+    /// # Errors
+    /// When the server hangs up, or fails a request.
+    pub(crate) fn run(
+        &mut self,
+        pattern: &Pattern,
+        mut event: impl FnMut(Event) -> bool,
+    ) -> Result<()> {
+        let mut offsets = pattern.offsets();
+        let kind = if pattern.write { WRITE } else { READ };
+        let reply_bytes = if pattern.write { REPLY } else { REPLY + pattern.bytes };
+        let mut replies = vec![0; reply_bytes * pattern.depth];
+        let mut filled = 0;
+        let mut free: Vec<usize> = (0..pattern.depth).rev().collect();
+        let mut message = Vec::new();
+        let mut going = true;
+        loop {
+            message.clear();
+            while going && let Some(slot) = free.pop() {
+                going = event(Event::Start(slot));
+                if !going {
+                    free.push(slot);
+                    break;
+                }
+                let offset = offsets.next().context("the offsets never end")?;
+                let mut header = request(kind, offset, pattern.bytes);
+                header[COOKIE].copy_from_slice(&u64::try_from(slot)?.to_be_bytes());
+                message.extend(header);
+                if pattern.write {
+                    message.resize(message.len() + pattern.bytes, 0xb5);
+                }
+            }
+            self.stream.write_all(&message)?;
+            if free.len() == pattern.depth {
+                return Ok(());
+            }
+            let more = self.stream.read(&mut replies[filled..])?;
+            ensure!(more > 0, "the server hung up");
+            filled += more;
+            let whole = filled / reply_bytes * reply_bytes;
+            for reply in replies[..whole].chunks_exact(reply_bytes) {
+                ensure!(reply[4..8] == [0; 4], "a request failed");
+                let slot = usize::try_from(u64::from_be_bytes(reply[8..REPLY].try_into()?))?;
+                free.push(slot);
+                event(Event::End(slot));
+            }
+            if whole > 0 {
+                replies.copy_within(whole..filled, 0);
+                filled -= whole;
+            }
+        }
+    }
+
+    /// Ends the connection.
+    pub(crate) fn leave(mut self) -> Result<()> {
+        Ok(self.stream.write_all(&request(DISCONNECT, 0, 0))?)
     }
 
     /// Reads the first block and says goodbye.
@@ -140,7 +206,7 @@ fn request(kind: u16, offset: u64, len: usize) -> Vec<u8> {
     request.extend(kind.to_be_bytes());
     request.extend([0; 8]);
     request.extend(offset.to_be_bytes());
-    // A block at most.
+    // A few MiB at most.
     request.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
     request
 }

@@ -3,7 +3,7 @@
 pub mod after_snapshot;
 pub mod before;
 pub mod claims;
-mod client;
+pub(crate) mod client;
 pub mod counts;
 pub mod endurance;
 pub mod fio;

@@ -72,6 +72,45 @@ impl Tree {
         Ok(bytes)
     }
 
+    /// Nanoseconds that threads which still exist were on a processor, as the scheduler has them.
+    pub fn scheduled_ns(&self) -> Result<u64> {
+        self.sum_of_threads(|thread| {
+            let text = fs::read_to_string(thread.join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse().ok()
+        })
+    }
+
+    /// How often threads which still exist have left a processor, by themselves or not.
+    pub fn switches(&self) -> Result<u64> {
+        self.sum_of_threads(|thread| {
+            let text = fs::read_to_string(thread.join("status")).ok()?;
+            let by_themselves = field(&text, "voluntary_ctxt_switches:")?;
+            Some(by_themselves + field(&text, "nonvoluntary_ctxt_switches:")?)
+        })
+    }
+
+    /// The threads, by their ids.
+    pub fn threads(&self) -> Result<Vec<u32>> {
+        let mut threads = Vec::new();
+        for pid in self.pids()? {
+            for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+                threads.extend(thread?.file_name().to_str().and_then(|id| id.parse::<u32>().ok()));
+            }
+        }
+        Ok(threads)
+    }
+
+    fn sum_of_threads(&self, figure: impl Fn(&std::path::Path) -> Option<u64>) -> Result<u64> {
+        let mut sum = 0;
+        for pid in self.pids()? {
+            for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+                // A thread that has ended meanwhile has no figure.
+                sum += figure(&thread?.path()).unwrap_or(0);
+            }
+        }
+        Ok(sum)
+    }
+
     /// How often each thread has gone to sleep by itself, by thread id, with its name. A thread
     /// that sleeps has been woken as often.
     pub fn sleeps(&self) -> Result<BTreeMap<u32, (String, u64)>> {

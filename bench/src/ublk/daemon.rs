@@ -94,6 +94,21 @@ impl Daemon {
         Ok((Device { name: format!("blockd, {}", mode.name()), path, server }, mode))
     }
 
+    /// Makes a volume and its NBD export; the address.
+    pub fn export(&self, pool: &str, volume: &str, bytes: u64) -> Result<String> {
+        let size = bytes.to_string();
+        let words = ["add", "--size", &size, "--pool", pool, "--nbd", volume, "--json"];
+        let answer: Value =
+            serde_json::from_str(&self.ask(&words)?).context("blockd add --json")?;
+        Ok(answer["uri"].as_str().context("blockd add: no uri")?.to_owned())
+    }
+
+    /// The process, if it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Takes a snapshot.
     pub fn snapshot(&self, pool: &str, volume: &str, name: &str) -> Result<()> {
         self.ask(&["snapshot", "--pool", pool, &format!("{volume}={name}")]).map(|_| ())

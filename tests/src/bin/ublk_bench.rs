@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_tests::vm::{Kernel, Vm, Which};
+use blockd_tests::vm::{Vm, Which};
 use clap::Parser;
 
 /// Measures ublk devices in a virtual machine, beside rublk, the kernel's loop and dm-thin on the
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 
 /// Whether all of it could be measured.
 fn run(arguments: &Arguments) -> Result<bool> {
-    let which = kernel(&arguments.kernel)?;
+    let which = Which::newer_or_older(&arguments.kernel, "zero copy is not measured")?;
     let mut vm = Vm::new("bench-ublk")
         .kernel(which)
         .memory(arguments.memory)
@@ -138,21 +138,6 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let output = running.finish()?;
     println!("{:.0} s in all", output.seconds);
     Ok(ended)
-}
-
-/// The kernel that was asked for. Without the newer one the older one has to do, and that is said.
-fn kernel(word: &str) -> Result<Which> {
-    let [which] = Which::chosen(word)?[..] else {
-        anyhow::bail!("kernel {word:?}: one of 6.12 and 7");
-    };
-    match Kernel::get(which) {
-        Ok(_) => Ok(which),
-        Err(error) if which == Which::Newer => {
-            println!("note: no kernel {word}, so 6.12, and zero copy is not measured: {error:#}");
-            Ok(Which::Older)
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// What the program in the machine is told.

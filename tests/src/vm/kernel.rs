@@ -35,6 +35,25 @@ impl Which {
         }
     }
 
+    /// The kernel of this word, or the older one where the newer one can't be had. A note says so,
+    /// with what is lost by it.
+    ///
+    /// # Errors
+    /// When the word is not that of one kernel, or the older one can't be had.
+    pub fn newer_or_older(word: &str, lost: &str) -> Result<Self> {
+        let [which] = Self::chosen(word)?[..] else {
+            bail!("kernel {word:?}: one of 6.12 and 7");
+        };
+        match Kernel::get(which) {
+            Ok(_) => Ok(which),
+            Err(error) if which == Self::Newer => {
+                println!("note: no kernel {word}, so 6.12, and {lost}: {error:#}");
+                Ok(Self::Older)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Its word.
     #[must_use]
     pub fn name(self) -> &'static str {

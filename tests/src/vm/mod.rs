@@ -39,6 +39,14 @@ const STRIPPED_BEYOND: u64 = 4 << 20;
 /// broken stops, which ends the run.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 oops=panic quiet loglevel=5";
 
+/// Without the fast string instructions, the kernel copies eight bytes at a time. With them the
+/// emulator would count an instruction for each byte, and copies would hide all other work.
+const COUNTED_CPU: &str = "max,erms=off,fsrm=off";
+
+/// For a machine that counts instructions: addresses are the same in each boot, and the processor's
+/// counter is the clock from the start.
+const COUNTED_WORDS: &str = " nokaslr norandmaps tsc=reliable clocksource=tsc mitigations=off";
+
 /// Boots to try where the emulator breaks the kernel, which it does in some of a hundred.
 const BOOTS: u32 = 4;
 
@@ -64,6 +72,8 @@ pub struct Vm {
     words: String,
     nodes: u32,
     persistence: Persistence,
+    /// Where random numbers begin in a machine whose clock counts instructions.
+    counts_instructions: Option<u32>,
 }
 
 impl Vm {
@@ -86,6 +96,7 @@ impl Vm {
             words: String::new(),
             nodes: 1,
             persistence: Persistence::default(),
+            counts_instructions: None,
         }
     }
 
@@ -195,6 +206,16 @@ impl Vm {
         self
     }
 
+    /// One processor, emulated, whose clock advances by one nanosecond with each instruction and
+    /// jumps to the next timer when it is idle. Two boots of the same files with the same seed do
+    /// the same: random numbers and the date begin alike, and nothing depends on how fast the host
+    /// is.
+    #[must_use]
+    pub fn counting_instructions(mut self, seed: u32) -> Self {
+        self.counts_instructions = Some(seed);
+        self.cpus(1)
+    }
+
     /// Boots, runs the script to its end and stops. What the script prints is the output; its
     /// errors go there too.
     ///
@@ -289,7 +310,14 @@ impl Vm {
         // Hardware help is asked for by name only: where the machine is itself a guest, the device
         // may be there and fail after the start.
         let help = std::env::var("BLOCKD_VM_ACCEL").unwrap_or_else(|_| "tcg,thread=multi".into());
-        qemu.args(["-accel", &help, "-cpu", "max", "-nodefaults"]);
+        if let Some(seed) = self.counts_instructions {
+            qemu.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
+            qemu.args(["-cpu", COUNTED_CPU, "-rtc", "base=2026-01-01,clock=vm"]);
+            qemu.arg("-seed").arg(seed.to_string());
+        } else {
+            qemu.args(["-accel", &help, "-cpu", "max"]);
+        }
+        qemu.arg("-nodefaults");
         qemu.args(["-no-user-config", "-no-reboot", "-display", "none"]);
         // Processors of one socket are never near different nodes.
         qemu.arg("-smp").arg(format!("{},sockets={}", self.cpus, self.nodes));
@@ -297,7 +325,8 @@ impl Vm {
         let frame = Frame { memory_mib, nodes, cpus, persistence: self.persistence };
         qemu.args(drive::machine(&frame, &self.drives)?);
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
-        qemu.args(["-append", &format!("{COMMAND_LINE}{}", self.words)]);
+        let counted = if self.counts_instructions.is_some() { COUNTED_WORDS } else { "" };
+        qemu.args(["-append", &format!("{COMMAND_LINE}{counted}{}", self.words)]);
         // What the kernel says goes to a file, what the script says to us.
         qemu.arg("-chardev")
             .arg(format!("file,id=kernel,path={}", drive::option(&folder.join("console"))));

@@ -1,0 +1,216 @@
+//! What an operation costs the server, counted instead of timed. Runs in a virtual machine with one
+//! processor whose clock advances by one nanosecond with each instruction (`qemu -icount shift=0`):
+//! there, CPU time is a number of instructions, and nothing else that runs on the host is in it.
+
+mod split;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use self::split::Split;
+use crate::load::{Device, Pattern, exactly};
+use crate::nbd::client::Client;
+use crate::nbd::process::Tree;
+use crate::ublk::Mode;
+use crate::ublk::backing::Disk;
+use crate::ublk::daemon::{Daemon, Pool};
+
+/// Bytes of a volume, all of them written before anything is counted.
+const VOLUME: u64 = 32 << 20;
+
+/// Operations of a traced run: more of them take longer to read than to run.
+const MOST_TRACED: u64 = 4000;
+
+/// How a volume is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// NBD over a Unix socket; client and server are in the same machine.
+    Nbd,
+    /// A ublk device.
+    Ublk(Mode),
+}
+
+impl Target {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Nbd, Self::Ublk(Mode::Copy), Self::Ublk(Mode::ZeroCopy)];
+
+    /// In words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nbd => "nbd",
+            Self::Ublk(Mode::Copy) => "ublk copy",
+            Self::Ublk(Mode::ZeroCopy) => "ublk zero copy",
+        }
+    }
+}
+
+/// One row.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Its name.
+    pub name: &'static str,
+    write: bool,
+    bytes: usize,
+    depth: usize,
+    /// Operations that are counted. More of them make neither the mean nor the agreement of two
+    /// boots better.
+    operations: u64,
+}
+
+/// The rows of each target.
+pub const WORKLOADS: [Workload; 6] = [
+    Workload { name: "read 4k, 1", write: false, bytes: 4 << 10, depth: 1, operations: 8000 },
+    Workload { name: "write 4k, 1", write: true, bytes: 4 << 10, depth: 1, operations: 8000 },
+    Workload { name: "read 4k, 32", write: false, bytes: 4 << 10, depth: 32, operations: 16000 },
+    Workload { name: "write 4k, 32", write: true, bytes: 4 << 10, depth: 32, operations: 16000 },
+    Workload { name: "read 128k, 8", write: false, bytes: 128 << 10, depth: 8, operations: 1000 },
+    Workload { name: "write 128k, 8", write: true, bytes: 128 << 10, depth: 8, operations: 1000 },
+];
+
+/// What a row's operations cost the server, each of them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Cost {
+    /// Instructions.
+    pub instructions: f64,
+    /// Those outside the kernel.
+    pub user: f64,
+    /// System calls.
+    pub calls: f64,
+    /// Times that one of its threads left the processor.
+    pub switches: f64,
+}
+
+impl Cost {
+    /// As JSON, with the row's name.
+    #[must_use]
+    pub fn to_json(&self, name: &str) -> Value {
+        json!({
+            "name": name, "instructions": self.instructions, "user": self.user,
+            "kernel": self.instructions - self.user, "system_calls": self.calls,
+            "context_switches": self.switches,
+        })
+    }
+}
+
+/// What is counted, and where.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The daemon's program.
+    pub blockd: PathBuf,
+    /// For its folders.
+    pub scratch: PathBuf,
+    /// An eighth of the operations: shows that everything works.
+    pub quick: bool,
+    /// Only rows with this in their name.
+    pub only: Option<String>,
+}
+
+impl Bench {
+    /// Counts all rows of a target; `None` where the kernel has no such target.
+    ///
+    /// # Errors
+    /// When the daemon fails, or the kernel can't count.
+    pub fn target(&self, target: Target, mut row: impl FnMut(&str, Cost)) -> Result<Option<()>> {
+        let name = |workload: &Workload| format!("{} {}", target.name(), workload.name);
+        let is_wanted = |workload: &Workload| {
+            self.only.as_ref().is_none_or(|only| name(workload).contains(only.as_str()))
+        };
+        let wanted: Vec<&Workload> = WORKLOADS.iter().filter(|one| is_wanted(one)).collect();
+        if wanted.is_empty() {
+            return Ok(Some(()));
+        }
+        let mode = if let Target::Ublk(mode) = target { mode } else { Mode::Copy };
+        let pool = Pool { name: "counted", disk: Disk::First, extent: 256 << 10 };
+        let folder = self.scratch.join(target.name().replace(' ', "-"));
+        let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool])?;
+        let pid = daemon.pid().context("blockd does not run")?;
+        let mut volume = match target {
+            Target::Nbd => {
+                let uri = daemon.export(pool.name, "volume", VOLUME)?;
+                Volume::Export(Client::connect(&uri)?)
+            }
+            Target::Ublk(_) => {
+                let (device, real) = daemon.add(pool.name, "volume", VOLUME)?;
+                if real != mode {
+                    return Ok(None);
+                }
+                Volume::Device(device.path)
+            }
+        };
+        let (filling, requests) = Pattern::filling(VOLUME);
+        volume.run(&filling, requests).context("fill the volume")?;
+        for workload in wanted {
+            let cost = self.count(&mut volume, pid, workload).with_context(|| name(workload))?;
+            row(&name(workload), cost);
+        }
+        volume.leave()?;
+        Ok(Some(()))
+    }
+
+    fn count(&self, volume: &mut Volume, pid: u32, workload: &Workload) -> Result<Cost> {
+        let operations = if self.quick { workload.operations / 8 } else { workload.operations };
+        let &Workload { write, bytes, depth, .. } = workload;
+        let pattern = Pattern { write, bytes, depth, span: VOLUME, seed: Some(1) };
+        volume.run(&pattern, operations / 4).context("warm up")?;
+        let from = Reading::take(pid)?;
+        volume.run(&pattern, operations)?;
+        let to = Reading::take(pid)?;
+        // Tracing costs instructions itself, so its run is another one.
+        let traced = operations.min(MOST_TRACED);
+        let split = Split::start(pid)?;
+        volume.run(&pattern, traced)?;
+        let split = split.end()?;
+        let each = |count: u64, of: u64| count as f64 / of as f64;
+        Ok(Cost {
+            instructions: each(to.ns - from.ns, operations),
+            user: split.user_ns / traced as f64,
+            calls: each(split.calls, traced),
+            switches: each(to.switches - from.switches, operations),
+        })
+    }
+}
+
+/// A volume as its client has it.
+enum Volume {
+    Export(Client),
+    Device(PathBuf),
+}
+
+impl Volume {
+    fn run(&mut self, pattern: &Pattern, requests: u64) -> Result<()> {
+        match self {
+            Self::Export(client) => client.run(pattern, exactly(requests)),
+            Self::Device(path) => Device::open(path, pattern)?.run(pattern, exactly(requests)),
+        }
+    }
+
+    fn leave(self) -> Result<()> {
+        match self {
+            Self::Export(client) => client.leave(),
+            Self::Device(_) => Ok(()),
+        }
+    }
+}
+
+/// What a process has used so far.
+struct Reading {
+    /// Of all its threads, with those in which the kernel works for its rings.
+    ns: u64,
+    switches: u64,
+}
+
+impl Reading {
+    fn take(pid: u32) -> Result<Self> {
+        let tree = Tree::new(pid);
+        Ok(Self { ns: tree.scheduled_ns()?, switches: tree.switches()? })
+    }
+}
+
+/// Where the daemon's folders lie in the machine.
+#[must_use]
+pub fn scratch() -> PathBuf {
+    Path::new("/run/bench").to_owned()
+}

@@ -1,0 +1,222 @@
+//! Boots a virtual machine whose clock counts instructions, and prints what operations cost a
+//! server there: `cargo ci bench counts` builds and starts this.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use blockd_tests::vm::{Kernel, Vm, Which};
+use clap::Parser;
+use serde_json::Value;
+
+/// Counts the server's instructions (user and kernel), system calls and context switches for each
+/// operation, over NBD and ublk, in a virtual machine with one processor. Nothing else that runs on
+/// this machine changes the counts, and no root is needed.
+#[derive(Parser, Debug)]
+struct Arguments {
+    /// The daemon's program, built alone
+    #[arg(long)]
+    blockd: PathBuf,
+    /// Another build of the daemon, such as one from before a change: it is counted in a boot of
+    /// its own, and the run fails when a row of 4 KiB has more than 2 % more instructions
+    #[arg(long)]
+    before: Option<PathBuf>,
+    /// The program that counts
+    #[arg(long)]
+    runner: PathBuf,
+    /// The kernel: 7, or 6.12, which has no zero copy
+    #[arg(long, default_value = "7")]
+    kernel: String,
+    /// An eighth of the operations; two boots agree less well
+    #[arg(long)]
+    quick: bool,
+    /// Only rows with this in their name, as "nbd read 4k, 1" or "ublk copy"
+    #[arg(long)]
+    only: Option<String>,
+    /// Where random numbers begin in each boot. With the same one, two boots of a program agree to
+    /// the last instruction; with another one they show how far a row strays by chance
+    #[arg(long, default_value_t = 1)]
+    seed: u32,
+    /// Where the figures go as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Before a row as JSON.
+const ROW: &str = "@@row ";
+/// The last line, with how the program in the machine ended.
+const ENDED: &str = "@@counts ";
+/// After this the machine is stopped: five times what a boot with all rows takes.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+/// How many more instructions a row of 4 KiB may have than before. Boots of one program with
+/// different seeds differ by a sixth of it at most.
+const MOST: f64 = 1.02;
+/// In the names of rows that are held to [`MOST`].
+const HELD: &str = " 4k,";
+
+/// Ramdisks of the size that the program in the machine uses, and tracing.
+const SCRIPT: &str = "mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n";
+const RAMDISKS: &str = "brd rd_nr=2 rd_size=2097152";
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench counts: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether no row has too many instructions.
+fn run(arguments: &Arguments) -> Result<bool> {
+    let which = Which::newer_or_older(&arguments.kernel, "zero copy is not counted")?;
+    println!("kernel {}, one processor, 1 ns for each instruction", Kernel::get(which)?.release);
+    let rows = boot(arguments, &arguments.blockd, which)?;
+    let Some(before) = &arguments.before else {
+        print_alone(&rows);
+        write_json(arguments, &rows, None)?;
+        return Ok(true);
+    };
+    let earlier = boot(arguments, before, which)?;
+    ensure!(rows.len() == earlier.len(), "{} rows, before {}", rows.len(), earlier.len());
+    print_both(&rows, &earlier);
+    write_json(arguments, &rows, Some(&earlier))?;
+    let pairs = rows.iter().zip(&earlier);
+    let worse: Vec<&str> =
+        pairs.filter(|(row, before)| row.is_worse(before)).map(|(row, _)| row.name()).collect();
+    if !worse.is_empty() {
+        println!("\nmore than 2 % more instructions than before: {}", worse.join("; "));
+    }
+    Ok(worse.is_empty())
+}
+
+/// All rows of one program.
+fn boot(arguments: &Arguments, blockd: &Path, which: Which) -> Result<Vec<Row>> {
+    let vm = Vm::new("bench-counts")
+        .kernel(which)
+        .counting_instructions(arguments.seed)
+        .limit(LIMIT)
+        .modules(&[RAMDISKS, "ublk_drv"])
+        .file(blockd, "/usr/bin/blockd", true)
+        .file(&arguments.runner, "/usr/bin/counts", true);
+    let mut words = "--blockd /usr/bin/blockd".to_owned();
+    if arguments.quick {
+        words += " --quick";
+    }
+    if let Some(only) = &arguments.only {
+        words += &format!(" --only '{only}'");
+    }
+    let mut running = vm.start(&format!("{SCRIPT}/usr/bin/counts {words}; echo '{ENDED}'$?"))?;
+    let mut rows = Vec::new();
+    let status = loop {
+        // Every line contains nothing.
+        let line = running.wait_for("")?;
+        if let Some(row) = line.strip_prefix(ROW) {
+            rows.push(Row(serde_json::from_str(row).with_context(|| row.to_owned())?));
+        } else if let Some(status) = line.strip_prefix(ENDED) {
+            break status.trim().to_owned();
+        } else {
+            println!("{line}");
+        }
+    };
+    let output = running.finish()?;
+    ensure!(status == "0", "{}: the program in the machine ended with {status}", blockd.display());
+    println!("{}: {:.0} s", blockd.display(), output.seconds);
+    Ok(rows)
+}
+
+/// What one row's operations cost.
+#[derive(Clone, Debug)]
+struct Row(Value);
+
+impl Row {
+    fn name(&self) -> &str {
+        self.0["name"].as_str().unwrap_or_default()
+    }
+
+    fn figure(&self, name: &str) -> f64 {
+        self.0[name].as_f64().unwrap_or(f64::NAN)
+    }
+
+    fn ratio(&self, before: &Self, name: &str) -> f64 {
+        self.figure(name) / before.figure(name)
+    }
+
+    fn is_worse(&self, before: &Self) -> bool {
+        // A ratio that is no number is no agreement either.
+        let held = self.ratio(before, "instructions") <= MOST;
+        self.name().contains(HELD) && !held
+    }
+}
+
+fn print_alone(rows: &[Row]) {
+    println!("\n| each operation | instructions | user | kernel | system calls | switches |");
+    println!("|---|---:|---:|---:|---:|---:|");
+    for row in rows {
+        println!(
+            "| {} | {:.0} | {:.0} | {:.0} | {:.3} | {:.3} |",
+            row.name(),
+            row.figure("instructions"),
+            row.figure("user"),
+            row.figure("kernel"),
+            row.figure("system_calls"),
+            row.figure("context_switches"),
+        );
+    }
+}
+
+/// Now and before in each column.
+fn print_both(rows: &[Row], earlier: &[Row]) {
+    println!(
+        "\n| each operation: now, before | instructions | ratio | user | ratio | kernel | ratio \
+         | system calls | switches |"
+    );
+    println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+    for (row, before) in rows.iter().zip(earlier) {
+        let mut line = format!("| {} |", row.name());
+        for name in ["instructions", "user", "kernel"] {
+            let (now, then) = (row.figure(name), before.figure(name));
+            line += &format!(" {now:.0}, {then:.0} | {:.4} |", row.ratio(before, name));
+        }
+        for name in ["system_calls", "context_switches"] {
+            line += &format!(" {:.3}, {:.3} |", row.figure(name), before.figure(name));
+        }
+        println!("{line}");
+    }
+}
+
+fn write_json(arguments: &Arguments, rows: &[Row], before: Option<&[Row]>) -> Result<()> {
+    let Some(path) = &arguments.json else { return Ok(()) };
+    let values = |rows: &[Row]| rows.iter().map(|row| row.0.clone()).collect::<Vec<Value>>();
+    let value = serde_json::json!({ "rows": values(rows), "before": before.map(values) });
+    let text = serde_json::to_string_pretty(&value)?;
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, instructions: f64) -> Row {
+        Row(serde_json::json!({ "name": name, "instructions": instructions }))
+    }
+
+    #[test]
+    fn only_short_operations_are_held_to_the_limit() {
+        let before = row("nbd read 4k, 1", 1000.0);
+        assert!(!row("nbd read 4k, 1", 1019.0).is_worse(&before));
+        assert!(row("nbd read 4k, 1", 1021.0).is_worse(&before));
+        let long = row("nbd read 128k, 8", 1000.0);
+        assert!(!row("nbd read 128k, 8", 1500.0).is_worse(&long));
+    }
+
+    #[test]
+    fn a_row_without_a_figure_is_worse() {
+        let before = row("nbd read 4k, 1", 1000.0);
+        assert!(Row(serde_json::json!({ "name": "nbd read 4k, 1" })).is_worse(&before));
+    }
+}
