@@ -12,6 +12,7 @@ pub mod counts;
 pub mod device;
 pub mod echo;
 pub mod facts;
+pub mod isolation;
 pub mod load;
 pub mod nbd;
 pub mod pmem;

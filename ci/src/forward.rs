@@ -123,6 +123,17 @@ pub(crate) fn bench_counts(root: &Path, arguments: &[String]) -> Result<()> {
     built::run(root, "counts_bench", &all)
 }
 
+/// What tenants of one daemon get beside each other.
+///
+/// # Errors
+/// When something cannot be built or does not exit with 0, or a tool is missing.
+pub(crate) fn bench_isolation(root: &Path, arguments: &[String]) -> Result<()> {
+    let daemon = built::daemon(root)?;
+    let mut all = vec!["--blockd".to_owned(), daemon.to_string_lossy().into_owned()];
+    all.extend(arguments.iter().cloned());
+    release(root, "blockd-bench", "isolation", &all)
+}
+
 /// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
 /// ublk.
 ///

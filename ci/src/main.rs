@@ -134,6 +134,8 @@ enum Bench {
     /// Instructions, system calls and context switches of the server for each operation, in a
     /// virtual machine; arguments go to its binary
     Counts(Forwarded),
+    /// What tenants of one daemon get beside each other; arguments go to its binary
+    Isolation(Forwarded),
     /// What snapshots cost; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and what that does to their IO; arguments go to its binary
@@ -250,6 +252,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Nbd(rest)) => forward::bench_nbd(root, &rest.arguments),
         Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
         Some(Bench::Counts(rest)) => forward::bench_counts(root, &rest.arguments),
+        Some(Bench::Isolation(rest)) => forward::bench_isolation(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -78,6 +79,12 @@ impl Client {
                 size = u64::from_be_bytes(payload[2..10].try_into()?);
             }
         }
+    }
+
+    /// Fails when no byte comes for so long.
+    pub(crate) fn with_patience(self, patience: Duration) -> Result<Self> {
+        self.stream.set_read_timeout(Some(patience))?;
+        Ok(self)
     }
 
     /// Keeps `pattern.depth` requests in flight until `event` says that there were enough, and

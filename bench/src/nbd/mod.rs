@@ -9,7 +9,7 @@ pub mod endurance;
 pub mod fio;
 pub mod first_touch;
 pub mod measure;
-mod ours;
+pub(crate) mod ours;
 pub mod print;
 pub mod process;
 pub mod server;

@@ -26,8 +26,18 @@ pub(super) fn pool_bytes(size: u64) -> u64 {
 
 /// Starts the daemon on the image's file with one volume of the image's size.
 pub(super) fn start(image: &Image, blockd: &Path) -> Result<Server> {
+    let mut server = start_empty(image, blockd, None)?;
+    server.uri = add(image, blockd)?;
+    Ok(server)
+}
+
+/// Starts the daemon on the image's file without a volume, with so many workers or as many as it
+/// has by default.
+pub(crate) fn start_empty(image: &Image, blockd: &Path, workers: Option<u32>) -> Result<Server> {
+    fs::create_dir_all(&image.folder)?;
     let file = image.folder.join("blockd.toml");
-    fs::write(&file, configuration(image))?;
+    let workers = workers.map(|count| format!("\n[workers]\ncount = {count}\n"));
+    fs::write(&file, configuration(image) + &workers.unwrap_or_default())?;
     let mut command = Command::new(blockd);
     command.arg("serve").arg("--config").arg(&file);
     let child = spawn(&mut command, &image.folder)?;
@@ -35,14 +45,18 @@ pub(super) fn start(image: &Image, blockd: &Path) -> Result<Server> {
     let mut server = Server::new(Kind::Blockd, child, uri, &image.folder);
     server.await_socket(&nbd(image))?;
     server.await_socket(&control(image))?;
-    server.uri = add(image, blockd)?;
     Ok(server)
 }
 
 /// Makes the volume; the address of its export.
 pub(super) fn add(image: &Image, blockd: &Path) -> Result<String> {
-    let size = image.size.to_string();
-    let answer = ask(image, blockd, &["add", "--size", &size, VOLUME, "--json"])?;
+    add_volume(image, blockd, VOLUME, image.size)
+}
+
+/// Makes a volume of this name and size; the address of its export.
+pub(crate) fn add_volume(image: &Image, blockd: &Path, name: &str, size: u64) -> Result<String> {
+    let size = size.to_string();
+    let answer = ask(image, blockd, &["add", "--size", &size, "--nbd", name, "--json"])?;
     let answer: Value = serde_json::from_str(&answer).context("blockd add --json")?;
     Ok(answer["uri"].as_str().context("blockd add: no uri")?.to_owned())
 }
