@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use blockd_bench::counts::{Bench, Target, scratch};
+use blockd_bench::counts::{Bench, Target, keep_pages_small, scratch};
 use clap::Parser;
 
 /// Counts what operations cost the server.
@@ -27,6 +27,7 @@ const ROW: &str = "@@row ";
 
 fn main() -> Result<()> {
     let Arguments { blockd, quick, only } = Arguments::parse();
+    keep_pages_small()?;
     let bench = Bench { blockd, scratch: scratch(), quick, only };
     for target in Target::ALL {
         let done = bench.target(target, |name, cost| println!("{ROW}{}", cost.to_json(name)))?;

@@ -13,6 +13,7 @@ use self::split::Split;
 use crate::load::{Device, Pattern, exactly};
 use crate::nbd::client::Client;
 use crate::nbd::process::Tree;
+use crate::stats::median;
 use crate::ublk::Mode;
 use crate::ublk::backing::Disk;
 use crate::ublk::daemon::{Daemon, Pool};
@@ -22,6 +23,10 @@ const VOLUME: u64 = 32 << 20;
 
 /// Operations of a traced run: more of them take longer to read than to run.
 const MOST_TRACED: u64 = 4000;
+
+/// A row's operations are counted in so many parts, and the median is shown: what the daemon does
+/// now and then, whatever the operations are, takes millions of instructions and is in one of them.
+const PARTS: u64 = 8;
 
 /// How a volume is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,7 +135,7 @@ impl Bench {
         let mut volume = match target {
             Target::Nbd => {
                 let uri = daemon.export(pool.name, "volume", VOLUME)?;
-                Volume::Export(Client::connect(&uri)?)
+                Volume::Export { client: Client::connect(&uri)?, uri }
             }
             Target::Ublk(_) => {
                 let (device, real) = daemon.add(pool.name, "volume", VOLUME)?;
@@ -151,45 +156,60 @@ impl Bench {
     }
 
     fn count(&self, volume: &mut Volume, pid: u32, workload: &Workload) -> Result<Cost> {
+        volume.begin_anew()?;
         let operations = if self.quick { workload.operations / 8 } else { workload.operations };
         let &Workload { write, bytes, depth, .. } = workload;
         let pattern = Pattern { write, bytes, depth, span: VOLUME, seed: Some(1) };
         volume.run(&pattern, operations / 4).context("warm up")?;
-        let from = Reading::take(pid)?;
-        volume.run(&pattern, operations)?;
-        let to = Reading::take(pid)?;
+        let part = operations / PARTS;
+        let (mut instructions, mut switches) = (Vec::new(), Vec::new());
+        for _ in 0..PARTS {
+            let from = Reading::take(pid)?;
+            volume.run(&pattern, part)?;
+            let to = Reading::take(pid)?;
+            instructions.push((to.ns - from.ns) as f64 / part as f64);
+            switches.push((to.switches - from.switches) as f64 / part as f64);
+        }
         // Tracing costs instructions itself, so its run is another one.
         let traced = operations.min(MOST_TRACED);
         let split = Split::start(pid)?;
         volume.run(&pattern, traced)?;
         let split = split.end()?;
-        let each = |count: u64, of: u64| count as f64 / of as f64;
         Ok(Cost {
-            instructions: each(to.ns - from.ns, operations),
+            instructions: median(&instructions).context("nothing was counted")?,
             user: split.user_ns / traced as f64,
-            calls: each(split.calls, traced),
-            switches: each(to.switches - from.switches, operations),
+            calls: split.calls as f64 / traced as f64,
+            switches: median(&switches).context("nothing was counted")?,
         })
     }
 }
 
 /// A volume as its client has it.
 enum Volume {
-    Export(Client),
+    Export { uri: String, client: Client },
     Device(PathBuf),
 }
 
 impl Volume {
+    /// Connects again: what a connection has learnt from earlier rows is in no other one.
+    fn begin_anew(&mut self) -> Result<()> {
+        if let Self::Export { uri, client } = self {
+            let earlier = std::mem::replace(client, Client::connect(uri)?);
+            earlier.leave()?;
+        }
+        Ok(())
+    }
+
     fn run(&mut self, pattern: &Pattern, requests: u64) -> Result<()> {
         match self {
-            Self::Export(client) => client.run(pattern, exactly(requests)),
+            Self::Export { client, .. } => client.run(pattern, exactly(requests)),
             Self::Device(path) => Device::open(path, pattern)?.run(pattern, exactly(requests)),
         }
     }
 
     fn leave(self) -> Result<()> {
         match self {
-            Self::Export(client) => client.leave(),
+            Self::Export { client, .. } => client.leave(),
             Self::Device(_) => Ok(()),
         }
     }
@@ -207,6 +227,16 @@ impl Reading {
         let tree = Tree::new(pid);
         Ok(Self { ns: tree.scheduled_ns()?, switches: tree.switches()? })
     }
+}
+
+/// Has all memory in small pages: it depends on small things which of it would become large ones,
+/// and the kernel finds its way to those with fewer instructions.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn keep_pages_small() -> Result<()> {
+    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    std::fs::write(SETTING, "never").context(SETTING)
 }
 
 /// Where the daemon's folders lie in the machine.
