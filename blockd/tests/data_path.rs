@@ -358,6 +358,30 @@ fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
     run(small.pool.close()).expect("an orderly close");
 }
 
+/// A worker that nobody waits for sleeps, also after slowed writes were cancelled.
+#[test]
+fn a_client_that_leaves_cancels_its_waiting_writes_and_the_worker_sleeps() {
+    let small = Small::new("left", DeviceKind::File);
+    let mut hand = Hand::new(&small);
+    let write = Operation::Write { fua: false };
+    for extent in 0.. {
+        hand.begin(write, extent * EXTENT, 4096);
+        let Some(done) = hand.answer(100) else { break };
+        done.result.expect("a write");
+        hand.free(done);
+    }
+    hand.executor.cancel_flow(hand.flow, true);
+    let done = hand.answer(1000).expect("an answer");
+    assert_eq!(done.result, Err(BlockError::Gone));
+    hand.free(done);
+    assert!(hand.answer(1500).is_none());
+    assert_eq!(hand.executor.next_deadline(), None);
+    assert!(!hand.executor.has_ready());
+    hand.executor.detach(hand.volume);
+    hand.executor.drop_pools();
+    run(small.pool.close()).expect("an orderly close");
+}
+
 #[test]
 fn memory_for_copies_leaves_long_pieces_whole() {
     let small = Small::new("copies", DeviceKind::File);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::window::VolumeShare;
-use super::{Demand, Hold, MAX_WAITING, MAX_WAITING_BYTES, Media, Owner};
+use super::{DEFAULT_WEIGHT, Demand, Hold, MAX_WAITING, MAX_WAITING_BYTES, Media, Owner};
 use crate::stats::{Stage, VolumeStats};
 
 /// A volume as one worker serves it.
@@ -14,6 +14,9 @@ pub(super) struct Tenant {
     pub(super) media: usize,
     pub(super) share: Arc<VolumeShare>,
     pub(super) stats: Arc<VolumeStats>,
+    /// It is active, of the default weight, and nothing is special about it: no limits, a pool with
+    /// room, and it stays.
+    pub(super) is_plain: bool,
     /// It has asked lately.
     pub(super) is_active: bool,
     pub(super) asked_at: u64,
@@ -53,6 +56,7 @@ impl Tenant {
             media,
             share,
             stats,
+            is_plain: false,
             is_active: false,
             asked_at: 0,
             deficit: 0,
@@ -70,6 +74,18 @@ impl Tenant {
             is_in_ring: false,
             stuck_in: 0,
         }
+    }
+
+    /// To be called after each change of what [`Self::is_plain`] is about.
+    pub(super) const fn note_plain(&mut self) {
+        let is_special = self.has_limits || self.is_full || self.is_free;
+        self.is_plain = self.is_active && !is_special && self.weight == DEFAULT_WEIGHT;
+    }
+
+    /// Whether other volumes of the pool are active, or may have become so.
+    #[inline]
+    pub(super) fn knows_others(&self, media: &Media) -> bool {
+        self.media_share.is_some() || self.generation != media.window.generation()
     }
 
     /// Adds what the tenant may take in a new turn. It keeps what it had left only while it is

@@ -27,6 +27,7 @@ impl Memory {
         Self { free: total }
     }
 
+    #[inline]
     pub(super) const fn free(&self) -> u64 {
         self.free
     }
@@ -41,6 +42,13 @@ impl Memory {
 
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.free += bytes;
+    }
+
+    /// Whether it takes more than a look to say that a flow of a volume of the default weight may
+    /// have so much, as [`Self::allowed`] would.
+    #[inline]
+    pub(super) const fn is_scarce(&self, wanted: u64, of_tenant: u64, of_flow: u64) -> bool {
+        wanted * (1 + 2 * FLOW_TIMES) + of_tenant * FLOW_TIMES + of_flow > self.free * FLOW_TIMES
     }
 
     /// Whether a flow may have one more, where a volume and the flow hold so many.

@@ -97,6 +97,7 @@ impl Executor {
 
     /// What a request of a volume needs, but for payload memory.
     #[must_use]
+    #[inline]
     pub const fn demand(operation: Operation, len: u64) -> Demand {
         let counted = !matches!(operation, Operation::Flush);
         let allocates = match operation {
@@ -233,10 +234,10 @@ impl Executor {
     /// Tells the scheduler when a request begins or ends to wait for the pool.
     pub(super) fn note_wait(&mut self, at: usize, state: State) {
         let slot = &self.slots[at];
-        let waits = |state| matches!(state, State::Parked | State::Starved);
-        let Some(flow) = slot.flow.filter(|_| waits(slot.state) != waits(state)) else { return };
+        let changes = slot.state.is_wait() != state.is_wait();
+        let Some(flow) = slot.flow.filter(|_| changes) else { return };
         let bytes = slot.request.as_ref().and_then(Request::buffer).map_or(0, Ring::capacity);
-        if waits(state) {
+        if state.is_wait() {
             self.scheduler.begin_wait(flow, slot.cost, bytes as u64);
         } else {
             self.scheduler.end_wait(flow, slot.cost, bytes as u64);

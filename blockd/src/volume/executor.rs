@@ -377,7 +377,10 @@ impl Executor {
             match self.plan(at) {
                 Ok(Step::Issue { covered }) => {
                     self.note_space(at);
-                    self.begin_copies(at);
+                    // A copy is never alone.
+                    if self.slots[at].plan.ops().len() > 1 {
+                        self.begin_copies(at);
+                    }
                     self.slots[at].covered = covered;
                     self.slots[at].error = None;
                     self.enter_state(at, State::Media);
@@ -634,7 +637,9 @@ impl Executor {
         slot.ticket = None;
         let total = self.now.saturating_sub(slot.arrived);
         if let Some(flow) = slot.flow.take() {
-            self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
+            if slot.extra > 0 {
+                self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
+            }
             self.scheduler.complete(flow, slot.cost);
         }
         if let Some(attached) = self.volumes[slot.volume].as_mut() {
@@ -661,7 +666,9 @@ impl Executor {
             match slot.state {
                 State::Media => {
                     stats.stage(Stage::Media).record(ns);
-                    if let (Some(flow), Some(write)) = (slot.flow, is_transfer(slot)) {
+                    if self.scheduler.observes_media()
+                        && let (Some(flow), Some(write)) = (slot.flow, is_transfer(slot))
+                    {
                         self.scheduler.observe_media(flow, write, ns);
                     }
                     seen.end(at, self.now);
@@ -680,7 +687,9 @@ impl Executor {
                 stats.parked.add(1);
             }
         }
-        self.note_wait(at, state);
+        if self.slots[at].state.is_wait() || state.is_wait() {
+            self.note_wait(at, state);
+        }
         let slot = &mut self.slots[at];
         slot.since = self.now;
         slot.state = state;

@@ -27,6 +27,13 @@ pub(super) enum State {
     Starved,
 }
 
+impl State {
+    /// Whether the pool has to change before it goes on.
+    pub(super) const fn is_wait(self) -> bool {
+        matches!(self, Self::Parked | Self::Starved)
+    }
+}
+
 /// A request, and how far it has come.
 #[derive(Debug)]
 pub(super) struct Slot {
