@@ -18,6 +18,11 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
+    /// Lowers it, of one that says what is at present. By its one writer.
+    pub fn lower(&self, by: u64) {
+        self.0.store(self.get().saturating_sub(by), Ordering::Relaxed);
+    }
+
     /// Sets it. By its one writer.
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
@@ -192,6 +197,8 @@ pub struct VolumeStats {
     /// many nanoseconds.
     pub held: [Counter; 4],
     pub held_ns: [Counter; 4],
+    /// Connections and queues that are held back at present.
+    pub held_now: [Counter; 4],
     /// Writes that wait for space at present, and don't know whether it will come.
     pub blocked: Counter,
     /// Nanoseconds that the first of them has waited for.

@@ -110,13 +110,29 @@ impl Tenant {
         self.in_flight + cost / 2 <= share || self.in_flight == 0
     }
 
-    /// Counts how long a flow was held back.
-    pub(super) fn count_hold(&self, hold: Hold, ns: u64) {
-        self.stats.held_ns[hold as usize].add(ns);
+    /// Counts that a flow is held back from now on.
+    pub(super) fn begin_hold(&self, hold: Hold) {
+        self.stats.held[hold as usize].add(1);
+        self.stats.held_now[hold as usize].add(1);
+    }
+
+    /// Counts the part of a hold that is not counted yet.
+    pub(super) fn count_hold(&self, flow: &mut Flow, now: u64) {
+        let Some((hold, _)) = flow.hold else { return };
+        let from = std::mem::replace(&mut flow.hold_counted, now);
+        self.stats.held_ns[hold as usize].add(now.saturating_sub(from));
+    }
+
+    /// Ends the hold of a flow. Returns whether there was one.
+    pub(super) fn end_hold(&self, flow: &mut Flow, now: u64) -> bool {
+        self.count_hold(flow, now);
+        let Some((hold, since)) = flow.hold.take() else { return false };
+        self.stats.held_now[hold as usize].lower(1);
         if hold == Hold::Limit {
             self.stats.limited.add(1);
-            self.stats.stage(Stage::Limit).record(ns);
+            self.stats.stage(Stage::Limit).record(now.saturating_sub(since));
         }
+        true
     }
 }
 
@@ -132,6 +148,8 @@ pub(super) struct Flow {
     pub(super) waiting_bytes: u64,
     /// Why it is held back, and since when.
     pub(super) hold: Option<(Hold, u64)>,
+    /// The time up to which that is counted.
+    pub(super) hold_counted: u64,
     /// What it asked for then.
     pub(super) demand: Demand,
 }
@@ -146,6 +164,7 @@ impl Flow {
             waiting: 0,
             waiting_bytes: 0,
             hold: None,
+            hold_counted: 0,
             demand: Demand::default(),
         }
     }

@@ -18,6 +18,8 @@
 
 mod flow;
 mod memory;
+#[cfg(test)]
+mod tests_of_holds;
 mod window;
 
 use std::collections::VecDeque;
@@ -286,13 +288,15 @@ impl Scheduler {
     /// A flow that is held back no longer wants what it asked for.
     pub fn forget_hold(&mut self, flow: FlowId) {
         let Some(one) = self.flows[flow.0].as_mut() else { return };
-        if one.hold.take().is_none() {
+        if one.hold.is_none() {
             return;
         }
         self.holds -= 1;
         if let Some(tenant) = self.tenants[one.tenant].as_mut() {
+            tenant.end_hold(one, self.now);
             tenant.queue.retain(|&other| other != flow.0);
         }
+        one.hold = None;
     }
 
     /// A turn of the worker begins.
@@ -517,11 +521,12 @@ impl Scheduler {
             return;
         }
         flow.hold = Some((hold, self.now));
+        flow.hold_counted = self.now;
         self.holds += 1;
         flow.demand = *demand;
         let tenant_at = flow.tenant;
         let Some(tenant) = self.tenants[tenant_at].as_mut() else { return };
-        tenant.stats.held[hold as usize].add(1);
+        tenant.begin_hold(hold);
         match hold {
             Hold::Space => {}
             Hold::Limit => {
@@ -565,9 +570,8 @@ impl Scheduler {
             let Some(tenant) = self.tenants[tenant_at].as_mut() else { continue };
             let Some(at) = tenant.queue.pop_front() else { continue };
             let Some(flow) = self.flows[at].as_mut() else { continue };
-            if let Some((hold, since)) = flow.hold.take() {
+            if tenant.end_hold(flow, self.now) {
                 self.holds -= 1;
-                tenant.count_hold(hold, self.now.saturating_sub(since));
             }
             self.granted = Some((at, 0));
             return Some(flow.owner);
@@ -835,6 +839,16 @@ impl Scheduler {
             }
         }
         self.note_shared();
+    }
+
+    /// Counts the holds that last, so that they are seen before they end. To be called several
+    /// times a second while there are any.
+    pub fn count_holds(&mut self) {
+        for flow in self.flows.iter_mut().flatten().filter(|flow| flow.hold.is_some()) {
+            if let Some(tenant) = &self.tenants[flow.tenant] {
+                tenant.count_hold(flow, self.now);
+            }
+        }
     }
 
     /// Whether some flow is held back, whatever for.

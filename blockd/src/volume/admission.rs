@@ -168,6 +168,11 @@ impl Executor {
         self.scheduler.has_holds()
     }
 
+    /// Counts the holds that last. To be called several times a second while there are any.
+    pub fn count_holds(&mut self) {
+        self.scheduler.count_holds();
+    }
+
     /// Finds volumes that are idle. To be called about once a second.
     pub fn sweep(&mut self) {
         self.scheduler.sweep();

@@ -307,13 +307,15 @@ impl WorkerThread {
         self.executor.end_resuming();
     }
 
-    /// Looks for clients that have left while their connections were held back.
+    /// Counts what connections and queues that are held back wait for, and looks for clients that
+    /// have left meanwhile.
     fn watch_held(&mut self) {
         let is_due = self.now.saturating_sub(self.watched) >= duration_ns(WATCH_SLEEP);
         if !is_due || !self.executor.has_holds() {
             return;
         }
         self.watched = self.now;
+        self.executor.count_holds();
         let unwatched = |at: usize| {
             let connection = self.connections[at].as_ref()?;
             Some((at, connection.unwatched()?))
