@@ -11,6 +11,7 @@ use crate::frontend::nbd::listener::ListenerStats;
 use crate::metrics::{Snapshot, node_name};
 use crate::node::NodeId;
 use crate::pool::{PoolHandle, PoolSpace, VolumeId};
+use crate::schedule::Hold;
 use crate::stats::{MediaOp, Op, Stage, VolumeStats};
 
 use super::figures::Figures;
@@ -278,5 +279,12 @@ fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
         let slowed = sum(&|one| one.slowed_ns.get());
         snapshot.set_ns("blockd_throttle_seconds", &labels, slowed);
         snapshot.set("blockd_limited_requests", &labels, sum(&|one| one.limited.get()));
+        for hold in Hold::ALL {
+            let (at, labels) = (hold as usize, [pool, volume, hold.name()]);
+            snapshot.set("blockd_holds", &labels, sum(&|one| one.held[at].get()));
+            let held_ns = sum(&|one| one.held_ns[at].get());
+            snapshot.set_ns("blockd_hold_seconds", &labels, held_ns);
+            snapshot.set("blockd_held_back", &labels, sum(&|one| one.held_now[at].get()));
+        }
     }
 }

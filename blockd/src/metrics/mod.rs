@@ -61,6 +61,7 @@ const DEVICE: &[&str] = &["pool", "device"];
 const DEVICE_IO: &[&str] = &["pool", "device", "operation"];
 const REGION: &[&str] = &["pool", "region"];
 const FAULT: &[&str] = &["pool", "volume", "operation"];
+const HOLD: &[&str] = &["pool", "volume", "reason"];
 
 use Kind::{Counter, Gauge, Histogram as Times};
 
@@ -223,6 +224,20 @@ pub const METRICS: &[Metric] = &[
     ),
     metric("blockd_throttle_seconds", Counter, VOLUME, "Time that writes were slowed down for"),
     metric("blockd_limited_requests", Counter, VOLUME, "Requests that limits held back"),
+    metric(
+        "blockd_holds",
+        Counter,
+        HOLD,
+        "Times that a connection or queue was held back before a request was taken, for: turn \
+         (others have theirs on the worker or the media), limit, space (a full pool), memory",
+    ),
+    metric(
+        "blockd_hold_seconds",
+        Counter,
+        HOLD,
+        "Time that connections and queues were held back for, together",
+    ),
+    metric("blockd_held_back", Gauge, HOLD, "Connections and queues that are held back now"),
     metric(
         "blockd_pool_health_abnormal",
         Gauge,
