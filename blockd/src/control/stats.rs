@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use blockd_api::v1;
 
 use crate::error::Error;
+use crate::schedule::Hold;
 use crate::stats::{Histogram, Op, Stage, VolumeStats};
 
 use super::Control;
@@ -138,6 +139,18 @@ fn volume_stats(
         let histograms: Vec<_> = workers.iter().map(|stats| stats.stage(stage)).collect();
         stage_stats(stage, &histograms)
     };
+    let hold = |hold: Hold| v1::HoldStats {
+        reason: match hold {
+            Hold::Turn => v1::Hold::Turn,
+            Hold::Limit => v1::Hold::Limit,
+            Hold::Space => v1::Hold::Space,
+            Hold::Memory => v1::Hold::Memory,
+        }
+        .into(),
+        count: sum(&|stats| stats.held[hold as usize].get()),
+        ns: sum(&|stats| stats.held_ns[hold as usize].get()),
+        now: sum(&|stats| stats.held_now[hold as usize].get()),
+    };
     v1::VolumeStats {
         pool,
         volume,
@@ -153,6 +166,7 @@ fn volume_stats(
         blocked_ns: workers.iter().map(|stats| stats.blocked_ns.get()).max().unwrap_or(0),
         refused: sum(&|stats| stats.refused.get()),
         connections,
+        holds: Hold::ALL.into_iter().map(hold).collect(),
     }
 }
 
@@ -216,6 +230,12 @@ mod tests {
             stats.stage(Stage::Media).record(1000);
         }
         workers[1].stage(Stage::Media).record(1_000_000);
+        for (at, hold) in Hold::ALL.into_iter().enumerate() {
+            let n = at as u64;
+            workers[at % 2].held[hold as usize].add(10 + n);
+            workers[at % 2].held_ns[hold as usize].add(100 + n);
+            workers[at % 2].held_now[hold as usize].add(1 + n);
+        }
         let sum = volume_stats("p".to_owned(), "v".to_owned(), 1, &workers);
         let write = sum.operations.iter().find(|op| op.operation() == v1::Operation::Write);
         assert_eq!(write.map(|op| (op.count, op.bytes, op.errors)), Some((6, 8192, 0)));
@@ -224,6 +244,15 @@ mod tests {
         assert_eq!(media.buckets.len(), 2);
         assert!(media.p50_ns >= 1000 && media.p50_ns < 2000, "{media:?}");
         assert!(media.p99_ns >= 1_000_000 && media.p99_ns < 2_000_000, "{media:?}");
+        let holds: Vec<_> =
+            sum.holds.iter().map(|one| (one.reason(), one.count, one.ns, one.now)).collect();
+        let expected = [
+            (v1::Hold::Turn, 10, 100, 1),
+            (v1::Hold::Limit, 11, 101, 2),
+            (v1::Hold::Space, 12, 102, 3),
+            (v1::Hold::Memory, 13, 103, 4),
+        ];
+        assert_eq!(holds, expected);
     }
 
     #[test]

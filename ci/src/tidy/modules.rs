@@ -195,7 +195,7 @@ const RULES: &[Rule] = &[
         "control",
         &[
             "clock", "config", "direct", "error", "extend", "frontend", "health", "hook", "node",
-            "pool", "stats", "units",
+            "pool", "schedule", "stats", "units",
         ],
     ),
     ("csi/src", "bytes", &["error"]),
