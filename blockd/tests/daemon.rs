@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::nbd_client::Client;
+use blockd::nbd_client::{Client, Request};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -122,6 +122,12 @@ impl<'a> Daemon<'a> {
             }
         }
         panic!("no {state} in time");
+    }
+
+    /// Reads what it tells from now on, as a daemon that is not listened to waits.
+    fn listen(&self) {
+        let manager = self.manager.try_clone().unwrap();
+        std::thread::spawn(move || while manager.recv(&mut [0; 4096]).is_ok() {});
     }
 
     fn signal(&self, signal: Signal) {
@@ -333,6 +339,107 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     assert!(
         metrics.contains("blockd_volume_passed_reserves_total{pool=\"default\",volume=\"v\"} 0")
     );
+    assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
+}
+
+/// The value of a metric of the volume `v`, for one reason.
+fn held(metrics: &str, name: &str, reason: &str) -> f64 {
+    let line = format!("{name}{{pool=\"default\",volume=\"v\",reason=\"{reason}\"}} ");
+    let found = metrics.lines().find_map(|found| found.strip_prefix(&line));
+    found.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{line}\n{metrics}"))
+}
+
+/// A client of a volume that may do less than it asks for.
+#[test]
+fn a_volume_that_its_limits_hold_back_is_seen_in_metrics_top_and_tune() {
+    const ENOUGH: f64 = 0.2;
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    daemon.listen();
+    let mut client = place.with_reserve("v");
+    let (_, metrics) = daemon.get("/metrics");
+    assert_eq!(held(&metrics, "blockd_holds_total", "limit"), 0.0);
+    assert!(place.blockd(&["set", "v", "--iops", "20"]).status.success());
+    let ends = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = std::sync::Arc::clone(&ends);
+    let reader = std::thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            while client.room() {
+                client.send(Request::Read { offset: 0, len: 4096 }).unwrap();
+            }
+            let done = client.receive().unwrap();
+            client.recycle(done.data);
+        }
+    });
+    let clock = Clock::start();
+    loop {
+        let (_, metrics) = daemon.get("/metrics");
+        let seen = held(&metrics, "blockd_holds_total", "limit") >= 1.0
+            && held(&metrics, "blockd_hold_seconds_total", "limit") > ENOUGH
+            && held(&metrics, "blockd_held_back", "limit") == 1.0;
+        if seen {
+            break;
+        }
+        assert!(clock.elapsed() < LIMIT, "{metrics}");
+    }
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let shown = place.blockd(arguments);
+        serde_json::from_slice(&shown.stdout).unwrap_or_else(|error| panic!("{error}: {shown:?}"))
+    };
+    let top = json(&["--json", "top", "--once"]);
+    let limit = &top["volumes"][0]["held"][1];
+    assert_eq!(limit["reason"], "limit", "{top}");
+    assert!(limit["ns_per_second"].as_f64().unwrap() > ENOUGH * 1e9, "{top}");
+    let tune = json(&["--json", "tune"]);
+    let first = &tune["held"][0];
+    assert_eq!((&first["volume"], &first["reason"]), (&"v".into(), &"limit".into()), "{tune}");
+    // Without limits nothing is held back any more.
+    assert!(place.blockd(&["set", "v", "--iops", "0"]).status.success());
+    let clock = Clock::start();
+    while held(&daemon.get("/metrics").1, "blockd_held_back", "limit") > 0.0 {
+        assert!(clock.elapsed() < LIMIT);
+    }
+    ends.store(true, Ordering::Relaxed);
+    reader.join().unwrap();
+    assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
+}
+
+/// A write that waits for space, and whose connection is not received from meanwhile.
+#[test]
+fn a_connection_that_waits_for_space_is_seen_while_it_waits() {
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    daemon.listen();
+    let mut client = place.with_reserve("v");
+    let data = vec![7; 256 << 10];
+    // All of the volume is more than the pool has, with its metadata.
+    let writer = std::thread::spawn(move || {
+        for at in 0..256 {
+            while !client.room() {
+                client.receive()?;
+            }
+            client.send(Request::Write { offset: at * (256 << 10), data: &data, fua: false })?;
+        }
+        while client.in_flight() > 0 {
+            client.receive()?;
+        }
+        Ok::<_, blockd::nbd_client::ClientError>(())
+    });
+    let clock = Clock::start();
+    let mut longest = 0.0;
+    // Counted while it lasts: the hold has not ended.
+    while longest < 1.0 {
+        let (_, metrics) = daemon.get("/metrics");
+        if held(&metrics, "blockd_held_back", "space") == 1.0 {
+            longest = held(&metrics, "blockd_hold_seconds_total", "space");
+        }
+        assert!(clock.elapsed() < LIMIT, "{metrics}");
+    }
+    let tune = place.blockd(&["tune"]);
+    let text = String::from_utf8(tune.stdout).unwrap();
+    assert!(text.contains("(space): the pool is full: blockd pool grow default"), "{text}");
+    assert!(place.blockd(&["del", "v", "--force"]).status.success());
+    assert!(writer.join().unwrap().is_err());
     assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
 }
 

@@ -14,6 +14,7 @@ mod extend_request;
 mod features;
 mod grow;
 mod health;
+mod holds;
 mod import_export;
 mod man;
 mod map;

@@ -1,11 +1,14 @@
-//! `blockd tune`: what marks and quantum should be, from what was written lately.
+//! `blockd tune`: what marks and quantum should be, from what was written lately, and what to do
+//! about volumes that are held back.
 
 use std::time::Duration;
 
-use blockd_api::v1::GetPoolRequest;
+use blockd_api::v1::{GetPoolRequest, StatsRequest, StatsResponse};
 use serde::Serialize;
 
 use super::args::duration;
+use super::holds::{self, WHOLE};
+use super::output::percent;
 use super::{Context, amount, shapes};
 use crate::error::Error;
 use crate::units::{self, exact};
@@ -13,8 +16,10 @@ use crate::units::{self, exact};
 /// Propose marks and quantum for a pool
 ///
 /// From the speed at which the pool was filled lately, its peak of the last minutes, and the time
-/// that has to be lived through until somebody has made it larger. Changes nothing: what is printed
-/// goes into the configuration, which the daemon reads again on SIGHUP.
+/// that has to be lived through until somebody has made it larger. Looks at the pool for two
+/// seconds and names volumes that are held back meanwhile, with what can be done about that.
+/// Changes nothing: what is printed goes into the configuration, which the daemon reads again on
+/// SIGHUP.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd tune --outage 2m")]
 pub(crate) struct Tune {
@@ -40,7 +45,24 @@ struct Proposal {
     needed_bytes: u64,
     free_bytes: u64,
     enough: bool,
+    /// Volumes that are held back now.
+    held: Vec<HeldVolume>,
 }
+
+/// A volume that is held back, and why.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct HeldVolume {
+    volume: String,
+    reason: &'static str,
+    /// All connections and queues together: 1000000000 for each that was all the time.
+    ns_per_second: u64,
+    advice: String,
+}
+
+/// How long volumes are watched.
+const WATCH: Duration = Duration::from_secs(2);
+/// Shorter holds are not reported: a twentieth of one connection's time, in nanoseconds a second.
+const LEAST_HOLD: u64 = WHOLE / 20;
 
 /// A volume that is written alone gets through an outage with two grants.
 const GRANTS: u64 = 2;
@@ -62,15 +84,63 @@ fn propose(pool: &str, rate: u64, free: u64, extent: u64, volumes: u64, outage: 
         needed_bytes: needed,
         free_bytes: free,
         enough: free >= needed,
+        held: Vec::new(),
     }
+}
+
+/// What can be done for a volume that is held back for this reason.
+fn advice(pool: &str, volume: &str, reason: &str) -> String {
+    match reason {
+        "limit" => format!(
+            "raise its limits with blockd set {pool}/{volume} --iops N --bandwidth SIZE, or 0 for none"
+        ),
+        "space" => {
+            format!("the pool is full: blockd pool grow {pool}, or delete or discard something")
+        }
+        "memory" => "raise buffer_size in [workers]".to_owned(),
+        _ => {
+            "others have their turns: raise count in [workers] while processors are idle, or move \
+              it to another pool while they are not"
+                .to_owned()
+        }
+    }
+}
+
+/// Volumes that were held back between two answers.
+fn held_volumes(then: &StatsResponse, now: &StatsResponse) -> Vec<HeldVolume> {
+    let interval_ns = now.time_ns.saturating_sub(then.time_ns);
+    let mut list = Vec::new();
+    for stats in &now.volumes {
+        let before = then
+            .volumes
+            .iter()
+            .find(|one| (&one.pool, &one.volume) == (&stats.pool, &stats.volume));
+        for held in holds::between(Some(stats), before, interval_ns) {
+            if held.ns_per_second >= LEAST_HOLD {
+                list.push(HeldVolume {
+                    volume: stats.volume.clone(),
+                    reason: held.reason,
+                    ns_per_second: held.ns_per_second,
+                    advice: advice(&stats.pool, &stats.volume, held.reason),
+                });
+            }
+        }
+    }
+    list.sort_by_key(|one| std::cmp::Reverse(one.ns_per_second));
+    list
 }
 
 impl Tune {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let mut client = context.client().await?;
         let request = GetPoolRequest { name: self.pool };
-        let pool = shapes::pool(context.client().await?.get_pool(request).await?.pool)?;
+        let pool = shapes::pool(client.get_pool(request).await?.pool)?;
+        let request = StatsRequest { pool: pool.name.clone(), volume: String::new() };
+        let then = client.stats(request.clone()).await?;
+        tokio::time::sleep(WATCH).await;
+        let now = client.stats(request).await?;
         let volumes = pool.volume_count.saturating_sub(pool.snapshot_count);
-        let proposal = propose(
+        let mut proposal = propose(
             &pool.name,
             amount(pool.write_rate_bytes),
             amount(pool.free_bytes),
@@ -78,6 +148,7 @@ impl Tune {
             volumes.into(),
             self.outage.as_secs().max(1),
         );
+        proposal.held = held_volumes(&then, &now);
         context.output.either(&proposal, || human(&proposal))
     }
 }
@@ -93,9 +164,15 @@ fn human(proposal: &Proposal) -> String {
             size(proposal.needed_bytes)
         ),
     };
+    let held = proposal.held.iter().map(|one| {
+        let share = percent(one.ns_per_second, WHOLE);
+        let HeldVolume { volume, reason, advice, .. } = one;
+        format!("# Volume {volume} was held back {share} of the time ({reason}): {advice}.\n")
+    });
+    let held: String = held.collect();
     let enough = if proposal.enough { "is enough" } else { "is NOT enough" };
     format!(
-        "# Pool {}: {seen}.\n# {} are free, which {enough}.\n[pool.space]\nlow = \"{low}\"\n\
+        "# Pool {}: {seen}.\n# {} are free, which {enough}.\n{held}[pool.space]\nlow = \"{low}\"\n\
          very_low = \"{very_low}\"\nquantum = \"{}\"\n",
         proposal.pool,
         size(proposal.free_bytes),
@@ -115,6 +192,37 @@ mod tests {
         assert_eq!(proposal.quantum_bytes, 750 << 20);
         assert!(proposal.enough);
         assert!(!propose("p", 100 << 20, 1 << 30, 256 << 10, 4, 60).enough);
+    }
+
+    #[test]
+    fn volumes_that_are_held_back_are_named_with_what_to_do() {
+        let answer = |time_ns, ns: [u64; 4]| {
+            let hold = |(at, ns): (usize, u64)| {
+                let reason = holds::REASONS[at].0.into();
+                blockd_api::v1::HoldStats { reason, count: 1, ns, now: 0 }
+            };
+            let volumes = vec![blockd_api::v1::VolumeStats {
+                pool: "p".to_owned(),
+                volume: "v".to_owned(),
+                holds: ns.into_iter().enumerate().map(hold).collect(),
+                ..Default::default()
+            }];
+            StatsResponse { time_ns, volumes, ..Default::default() }
+        };
+        let then = answer(WHOLE, [1, 2, 3, 4]);
+        let now = answer(3 * WHOLE, [WHOLE / 5, 2 * WHOLE, WHOLE / 2, WHOLE / 20]);
+        let mut proposal = propose("p", 0, 1 << 30, 256 << 10, 0, 5);
+        proposal.held = held_volumes(&then, &now);
+        let reasons: Vec<_> = proposal.held.iter().map(|one| one.reason).collect();
+        assert_eq!(reasons, ["limit", "space", "turn"]);
+        let text = human(&proposal);
+        let line = "# Volume v was held back 99.9 % of the time (limit): raise its limits with \
+                    blockd set p/v --iops N --bandwidth SIZE, or 0 for none.\n";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("(space): the pool is full: blockd pool grow p"), "{text}");
+        assert!(text.contains("(turn): others have their turns"), "{text}");
+        let config = text.lines().find(|line| !line.starts_with('#'));
+        assert_eq!(config, Some("[pool.space]"));
     }
 
     #[test]

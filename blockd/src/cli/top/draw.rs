@@ -7,6 +7,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
 use super::model::{PoolRow, STAGES, Snapshot, Sort, VolumeRow};
+use crate::cli::holds::{REASONS, WHOLE};
 use crate::cli::output::{human_ns, percent};
 use crate::units;
 
@@ -25,8 +26,10 @@ pub(crate) struct View {
 
 /// Pools shown at most; the volumes need the room.
 const MAX_POOLS: usize = 6;
+/// Volumes that are held back shown at most, those first that are for longest.
+const MAX_HELD: usize = 4;
 
-const HELP: [&str; 10] = [
+const HELP: [&str; 11] = [
     "q  quit",
     "s  sort by name, operations, bytes, latency, mapped",
     "p  pause, and go on",
@@ -37,20 +40,26 @@ const HELP: [&str; 10] = [
     "written/s: bytes written for the first time, lately",
     "waiting: volumes with writes that wait for space",
     "slowed: volumes slowed down, as the pool is nearly full",
+    "held back: share of the time, 100 % for each connection",
 ];
 
 /// Draws everything.
 pub(crate) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, view: &View) {
     let pools = u16::try_from(snapshot.pools.len().clamp(1, MAX_POOLS)).unwrap_or(1);
+    let held = held_volumes(snapshot);
+    // Nothing is drawn of it while no volume is held back.
+    let held_rows = u16::try_from(held.len()).unwrap_or(0);
+    let held_rows = if held.is_empty() { 0 } else { held_rows + 2 };
     let rows = [
         Constraint::Length(1),
         Constraint::Length(pools + 2),
         Constraint::Length(pools + 2),
         Constraint::Fill(1),
         Constraint::Fill(1),
+        Constraint::Length(held_rows),
         Constraint::Length(1),
     ];
-    let [top, pool_area, space_area, volume_area, latency_area, bottom] =
+    let [top, pool_area, space_area, volume_area, latency_area, held_area, bottom] =
         Layout::vertical(rows).areas(frame.area());
     frame.render_widget(heading(snapshot, view), top);
     frame.render_widget(pool_table(&snapshot.pools, view), pool_area);
@@ -60,6 +69,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, view: &View) {
     let shown = &snapshot.volumes[first..];
     frame.render_widget(volume_table(shown), volume_area);
     frame.render_widget(latency_table(shown), latency_area);
+    frame.render_widget(held_table(&held), held_area);
     frame.render_widget(Line::from(footer(view)).style(dim()), bottom);
     if view.help {
         help(frame);
@@ -199,6 +209,31 @@ fn latency_table(volumes: &[VolumeRow]) -> Table<'static> {
     Table::new(rows, widths).header(heading.style(bold()))
 }
 
+/// Volumes that are held back, or were in the interval.
+fn held_volumes(snapshot: &Snapshot) -> Vec<&VolumeRow> {
+    let mut held: Vec<_> =
+        snapshot.volumes.iter().filter(|volume| volume.held_back() != (0, 0)).collect();
+    held.sort_by_key(|volume| std::cmp::Reverse(volume.held_back()));
+    held.truncate(MAX_HELD);
+    held
+}
+
+fn held_table(volumes: &[&VolumeRow]) -> Table<'static> {
+    let rows = volumes.iter().map(|volume| {
+        let reasons = volume.held.iter().map(|held| match held.ns_per_second {
+            0 => right("-"),
+            ns => right(percent(ns, WHOLE)),
+        });
+        let now = right(volume.held_back().1.to_string());
+        Row::new(std::iter::once(Cell::from(label(volume))).chain(reasons).chain([now]))
+    });
+    let reasons = REASONS.iter().map(|(_, name)| right(name.to_uppercase()));
+    let heading = std::iter::once(Cell::from("HELD BACK")).chain(reasons).chain([right("NOW")]);
+    let lengths = [10, 10, 10, 10, 5];
+    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
+    Table::new(rows, widths).header(Row::new(heading).style(bold()))
+}
+
 fn help(frame: &mut Frame<'_>) {
     let width = HELP.iter().map(|line| line.len()).max().unwrap_or(0) + 4;
     let height = HELP.len() + 2;
@@ -264,7 +299,7 @@ mod tests {
     #[test]
     fn the_screen_is_as_drawn_here() {
         let expected = include_str!("screen.txt");
-        assert_eq!(screen(&View::default(), (100, 17)), expected);
+        assert_eq!(screen(&View::default(), (100, 20)), expected);
     }
 
     #[test]

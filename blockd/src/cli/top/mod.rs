@@ -19,8 +19,11 @@ use model::{Answers, Snapshot};
 /// For each pool, how full it is, how fast it fills, when it will be full at that speed, and how
 /// many volumes have writes that wait for space or are slowed down. Rates are operations and MiB a
 /// second; latencies are the median and the 99th percentile of the last second's requests, for
-/// each stage that a request goes through. Keys: q quits, s sorts, p pauses, h helps. With --json,
-/// or where the output is no terminal, a snapshot each second.
+/// each stage that a request goes through. HELD BACK is the share of the time that connections and
+/// queues of a volume were held back before a request was taken, 100 % for each that always was:
+/// because others have their turn on the worker or the media, for the volume's limits, for space
+/// in a full pool, or for IO memory. Keys: q quits, s sorts, p pauses, h helps. With --json, or
+/// where the output is no terminal, a snapshot each second.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd top\n  blockd top --once")]
 pub(crate) struct Top {

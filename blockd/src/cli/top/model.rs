@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use blockd_api::v1::{self, Operation, Stage};
 use serde::Serialize;
 
+use crate::cli::holds::{self, Held};
 use crate::cli::{amount, shapes};
 
 /// The stages in the order that a request goes through them.
@@ -104,6 +105,8 @@ pub(crate) struct VolumeRow {
     pub blocked: u64,
     /// Writes that were slowed down in the interval, as the pool is nearly full.
     pub slowed: u64,
+    /// How long its connections and queues were held back, by reason.
+    pub held: Vec<Held>,
 }
 
 impl VolumeRow {
@@ -112,6 +115,13 @@ impl VolumeRow {
     pub(crate) fn label(&self) -> String {
         let kind = if self.is_snapshot { " (snapshot)" } else { "" };
         format!("{}{kind}", self.name)
+    }
+
+    /// How long its connections and queues were held back for all reasons together, and how many
+    /// are now.
+    #[must_use]
+    pub(crate) fn held_back(&self) -> (u64, u64) {
+        self.held.iter().fold((0, 0), |sum, one| (sum.0 + one.ns_per_second, sum.1 + one.now))
     }
 }
 
@@ -265,6 +275,7 @@ impl Pair<'_> {
                 (Some(now), Some(then)) => now.slowed.saturating_sub(then.slowed),
                 _ => 0,
             },
+            held: holds::between(self.now.copied(), self.then.copied(), self.interval_ns),
         }
     }
 
@@ -355,6 +366,12 @@ pub(crate) mod tests {
             parked: 3,
             blocked: 2,
             slowed: slow,
+            holds: vec![v1::HoldStats {
+                reason: v1::Hold::Limit.into(),
+                count: reads,
+                ns: slow * 45_000_000,
+                now: 1,
+            }],
             ..Default::default()
         }
     }
@@ -469,7 +486,11 @@ pub(crate) mod tests {
             r#""writes_per_second":2000,"read_bytes_per_second":4194304,"#,
             r#""write_bytes_per_second":8388608,"errors":0,"connections":2,"parked":3,"#,
             r#""latency":[{"stage":"map","p50_ns":1000,"p99_ns":2000000}],"#,
-            r#""is_snapshot":false,"blocked":2,"slowed":40}]}"#,
+            r#""is_snapshot":false,"blocked":2,"slowed":40,"held":["#,
+            r#"{"reason":"turn","ns_per_second":0,"now":0},"#,
+            r#"{"reason":"limit","ns_per_second":900000000,"now":1},"#,
+            r#"{"reason":"space","ns_per_second":0,"now":0},"#,
+            r#"{"reason":"memory","ns_per_second":0,"now":0}]}]}"#,
         );
         assert_eq!(serde_json::to_string(&snapshot).unwrap(), expected);
     }

@@ -1,10 +1,11 @@
 //! A snapshot as plain text, for logs and pipes.
 
 use super::model::{STAGES, Snapshot};
+use crate::cli::holds::{REASONS, WHOLE};
 use crate::cli::output::table::{Side, Table};
-use crate::cli::output::{Output, human_ns};
+use crate::cli::output::{Output, human_ns, percent};
 
-/// Pools, their space, volumes and latencies, a table each.
+/// Pools, their space, volumes, latencies and holds, a table each.
 #[must_use]
 pub(super) fn snapshot(snapshot: &Snapshot, output: &Output) -> String {
     let tables = [
@@ -12,6 +13,7 @@ pub(super) fn snapshot(snapshot: &Snapshot, output: &Output) -> String {
         space(snapshot, output),
         volumes(snapshot, output),
         latencies(snapshot),
+        held(snapshot),
     ];
     let texts = tables.map(|table| table.render(output.terminal()));
     texts.join("\n") + "\n"
@@ -115,6 +117,23 @@ fn latencies(snapshot: &Snapshot) -> Table {
     table
 }
 
+/// Why volumes are held back, and for how much of the time.
+fn held(snapshot: &Snapshot) -> Table {
+    let mut columns = vec![("held back", Side::Left)];
+    columns.extend(REASONS.iter().map(|&(_, name)| (name, Side::Right)));
+    columns.push(("now", Side::Right));
+    let mut table = Table::new(&columns);
+    for volume in &snapshot.volumes {
+        let reasons = volume.held.iter().map(|held| match held.ns_per_second {
+            0 => "-".into(),
+            ns => percent(ns, WHOLE).into(),
+        });
+        let now = volume.held_back().1.to_string().into();
+        table.row(std::iter::once(volume.label().into()).chain(reasons).chain([now]));
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::model::tests::answers;
@@ -122,7 +141,7 @@ mod tests {
     use crate::cli::output::terminal::Terminal;
 
     #[test]
-    fn a_snapshot_is_four_tables() {
+    fn a_snapshot_is_five_tables() {
         let shown = Snapshot::between(Some(&answers(2)), &answers(4));
         let text = snapshot(&shown, &Output::with(false, false, Terminal::none()));
         let expected = "\
@@ -139,6 +158,10 @@ data                default  10 GiB  512 MiB    1000     2000     4 MiB      8 M
 LATENCY                   MAP  WAIT        MEDIA  COMMIT         TOTAL
 archive (snapshot)          -     -            -       -             -
 data                1 us/2 ms     -  40 us/80 ms       -  50 us/100 ms
+
+HELD BACK           TURN   LIMIT  SPACE  MEMORY  NOW
+archive (snapshot)     -       -      -       -    0
+data                   -  90.0 %      -       -    1
 
 ";
         assert_eq!(text, expected);
