@@ -122,8 +122,8 @@ fn judge(attack: Attack, name: &str, got: Seen, beside_equal: Seen) -> Option<St
         (false, _) => 0.5,
         // Its share of the media is a half; the equal neighbour leaves it no more.
         (true, true) => 0.45,
-        // A queue of the window's length is ahead of each request.
-        (true, false) => 0.004,
+        // Requests that the device has begun are ahead of each of its own, one of each worker.
+        (true, false) => 0.05,
     };
     let ratio = got.bytes.max(got.done) as f64 / beside_equal.bytes.max(beside_equal.done) as f64;
     if ratio < floor {

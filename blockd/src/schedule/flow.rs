@@ -142,7 +142,6 @@ pub(super) struct Flow {
     pub(super) tenant: usize,
     pub(super) owner: Owner,
     pub(super) memory: u64,
-    pub(super) requests: u64,
     /// Requests that wait for the pool, and bytes of their payload.
     pub(super) waiting: u32,
     pub(super) waiting_bytes: u64,
@@ -160,7 +159,6 @@ impl Flow {
             tenant,
             owner,
             memory: 0,
-            requests: 0,
             waiting: 0,
             waiting_bytes: 0,
             hold: None,

@@ -51,10 +51,10 @@ impl Memory {
         wanted * (1 + 2 * FLOW_TIMES) + of_tenant * FLOW_TIMES + of_flow > self.free * FLOW_TIMES
     }
 
-    /// Whether a flow may have one more, where a volume and the flow hold so many.
-    pub(super) fn allows_one(&self, tenant: u64, flow: u64, weight: u64, divided: bool) -> bool {
+    /// Whether a volume that holds so many may have one more.
+    pub(super) const fn allows_one(&self, tenant: u64, weight: u64, divided: bool) -> bool {
         let below = tenant * DEFAULT_WEIGHT < self.free * weight;
-        self.free > 0 && (below || flow == 0 || !divided)
+        self.free > 0 && (below || tenant == 0 || !divided)
     }
 
     /// How much of what is wanted a flow may have; 0 for nothing yet. `wanted`: all, and the least

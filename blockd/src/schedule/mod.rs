@@ -16,6 +16,7 @@
 //!
 //! The scheduler does no IO and reads no clock, so that a simulation can drive it.
 
+mod demand;
 mod flow;
 mod memory;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::stats::VolumeStats;
+pub use demand::{Capacity, Defences, Demand, FlowId, Hold, Owner, TenantId, cost};
 use flow::{Flow, Tenant};
 use memory::Memory;
 pub use memory::{LEAST_PIECE, PAGE};
@@ -53,125 +55,6 @@ const MAX_WAITING_BYTES: u64 = 64 << 10;
 const LITTLE_COST: u64 = 64 << 10;
 /// A volume that has not asked for this long is not active.
 const ACTIVE_NS: u64 = 1_000_000_000;
-
-/// Why a flow is held back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Hold {
-    /// Others have their turn, on the worker or on the media.
-    Turn,
-    /// The limits of the volume.
-    Limit,
-    /// Its writes wait for space already.
-    Space,
-    /// Payload memory or requests.
-    Memory,
-}
-
-impl Hold {
-    /// All of them, in the order of their counters.
-    pub const ALL: [Self; 4] = [Self::Turn, Self::Limit, Self::Space, Self::Memory];
-
-    /// Its name in metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Turn => "turn",
-            Self::Limit => "limit",
-            Self::Space => "space",
-            Self::Memory => "memory",
-        }
-    }
-}
-
-/// A volume as one worker serves it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TenantId(usize);
-
-/// A connection or queue of a volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FlowId(usize);
-
-/// Who owns a flow: its place among the worker's connections or queues.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Owner {
-    /// A connection. Its requests take memory and places of the worker.
-    Connection(usize),
-    /// A queue of a block device. Its requests have their own memory and places.
-    Queue(usize),
-}
-
-/// What a request needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Demand {
-    /// Bytes that are moved.
-    pub bytes: u64,
-    /// Bytes of payload memory, 0 for none.
-    pub memory: u64,
-    /// The least of them that is of use.
-    pub least_memory: u64,
-    /// Counts against the volume's limits.
-    pub counted: bool,
-    /// May come to wait for space.
-    pub allocates: bool,
-}
-
-impl Demand {
-    /// A request without payload memory.
-    #[must_use]
-    pub const fn new(bytes: u64, counted: bool, allocates: bool) -> Self {
-        Self { bytes, memory: 0, least_memory: 0, counted, allocates }
-    }
-
-    /// The bytes that are moved with so much payload memory.
-    const fn part(&self, memory: u64) -> u64 {
-        if self.memory > 0 && memory < self.bytes { memory } else { self.bytes }
-    }
-
-    /// The same with payload memory, of which a part is enough to begin with.
-    #[must_use]
-    pub fn with_memory(self, memory: u64, whole: bool) -> Self {
-        let least = if whole { memory } else { memory.min(PAGE) };
-        Self { memory, least_memory: least, ..self }
-    }
-}
-
-/// The cost of a request that moves so many bytes.
-#[must_use]
-pub const fn cost(bytes: u64) -> u64 {
-    bytes + REQUEST_COST
-}
-
-/// Defences that a test can switch off to see that it notices.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Defences {
-    /// The worker's turn is divided.
-    pub turns: bool,
-    /// Memory is divided.
-    pub memory: bool,
-    /// The media queue is divided.
-    pub media: bool,
-    /// Limits hold back before memory is taken.
-    pub limits: bool,
-    /// A full pool holds back its writers.
-    pub space: bool,
-    /// The media queue is short while volumes with little in flight use it.
-    pub latency: bool,
-}
-
-impl Defences {
-    /// As the daemon has them.
-    pub const ALL: Self =
-        Self { turns: true, memory: true, media: true, limits: true, space: true, latency: true };
-}
-
-/// How much a worker has to divide.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Capacity {
-    /// Bytes of payload memory.
-    pub memory: u64,
-    /// Requests of connections.
-    pub requests: u64,
-}
 
 /// The pool of a tenant as one worker uses it.
 #[derive(Debug)]
@@ -276,25 +159,27 @@ impl Scheduler {
 
     /// Serves a connection or queue of a volume.
     pub fn add_flow(&mut self, tenant: TenantId, owner: Owner) -> FlowId {
-        FlowId(insert(&mut self.flows, Flow::new(tenant.0, owner)))
+        let at = insert(&mut self.flows, Flow::new(tenant.0, owner));
+        let is_connection = matches!(owner, Owner::Connection(_));
+        FlowId { at, tenant: tenant.0, is_connection }
     }
 
     /// Ends the service of a flow that has nothing in flight.
     pub fn remove_flow(&mut self, flow: FlowId) {
         self.forget_hold(flow);
-        self.flows[flow.0] = None;
+        self.flows[flow.at] = None;
     }
 
     /// A flow that is held back no longer wants what it asked for.
     pub fn forget_hold(&mut self, flow: FlowId) {
-        let Some(one) = self.flows[flow.0].as_mut() else { return };
+        let Some(one) = self.flows[flow.at].as_mut() else { return };
         if one.hold.is_none() {
             return;
         }
         self.holds -= 1;
         if let Some(tenant) = self.tenants[one.tenant].as_mut() {
             tenant.end_hold(one, self.now);
-            tenant.queue.retain(|&other| other != flow.0);
+            tenant.queue.retain(|&other| other != flow.at);
         }
         one.hold = None;
     }
@@ -345,7 +230,7 @@ impl Scheduler {
     /// What holds it back. [`Self::next_runnable`] names the flow when it may ask again.
     #[inline]
     pub fn admit(&mut self, flow: FlowId, demand: &Demand) -> Result<u64, Hold> {
-        match self.admit_alone(flow.0, demand) {
+        match self.admit_alone(flow, demand) {
             Some(memory) => Ok(memory),
             None => self.admit_among_others(flow, demand),
         }
@@ -355,24 +240,21 @@ impl Scheduler {
     /// worker and of its pool, nothing holds it back, and there is plenty of memory. It makes the
     /// same decisions as [`Self::check`], with as few instructions as possible.
     #[inline]
-    fn admit_alone(&mut self, at: usize, demand: &Demand) -> Option<u64> {
-        let flow = self.flows.get_mut(at)?.as_mut()?;
-        let tenant = self.tenants.get_mut(flow.tenant)?.as_mut()?;
+    fn admit_alone(&mut self, id: FlowId, demand: &Demand) -> Option<u64> {
+        let tenant = self.tenants.get_mut(id.tenant)?.as_mut()?;
         let media = self.medias.get_mut(tenant.media)?;
-        let is_plain = tenant.is_plain && tenant.queue.is_empty() && flow.hold.is_none();
+        let is_plain = tenant.is_plain && tenant.queue.is_empty();
         if !is_plain || self.active > 1 || tenant.knows_others(media) {
             return None;
         }
-        let (memory, is_connection) = match flow.owner {
-            Owner::Connection(_) => (demand.memory, true),
-            Owner::Queue(_) => (0, false),
-        };
-        if is_connection {
+        let mut memory = 0;
+        if id.is_connection {
+            let flow = self.flows.get_mut(id.at)?.as_mut()?;
+            memory = demand.memory;
             let is_scarce = self.memory.is_scarce(memory, tenant.memory, flow.memory);
-            if is_scarce || tenant.requests >= self.requests.free() {
+            if is_scarce || flow.hold.is_some() || tenant.requests >= self.requests.free() {
                 return None;
             }
-            flow.requests += 1;
             tenant.requests += 1;
             self.requests.take(1);
             flow.memory += memory;
@@ -389,13 +271,13 @@ impl Scheduler {
 
     #[inline(never)]
     fn admit_among_others(&mut self, flow: FlowId, demand: &Demand) -> Result<u64, Hold> {
-        match self.check(flow.0, demand) {
+        match self.check(flow.at, demand) {
             Ok(memory) => {
-                self.take(flow.0, demand, memory);
+                self.take(flow.at, demand, memory);
                 Ok(memory)
             }
             Err(hold) => {
-                self.hold(flow.0, demand, hold);
+                self.hold(flow.at, demand, hold);
                 Err(hold)
             }
         }
@@ -412,7 +294,7 @@ impl Scheduler {
     pub fn revoke(&mut self, flow: FlowId, demand: &Demand, memory: u64) {
         self.free_memory(flow, memory);
         self.complete(flow, cost(demand.part(memory)));
-        self.hold(flow.0, demand, Hold::Memory);
+        self.hold(flow.at, demand, Hold::Memory);
     }
 
     fn check(&mut self, at: usize, demand: &Demand) -> Result<u64, Hold> {
@@ -466,7 +348,7 @@ impl Scheduler {
             return Ok(0);
         }
         let divided = self.defences.memory;
-        if !self.requests.allows_one(tenant.requests, flow.requests, tenant.weight, divided) {
+        if !self.requests.allows_one(tenant.requests, tenant.weight, divided) {
             return Err(Hold::Memory);
         }
         if demand.memory == 0 {
@@ -506,7 +388,6 @@ impl Scheduler {
             *spent += cost;
         }
         if matches!(flow.owner, Owner::Connection(_)) {
-            flow.requests += 1;
             tenant.requests += 1;
             self.requests.take(1);
             flow.memory += memory;
@@ -702,12 +583,10 @@ impl Scheduler {
     }
 
     /// An admitted request has ended.
+    #[inline]
     pub fn complete(&mut self, flow: FlowId, cost: u64) {
-        let Some(one) = self.flows[flow.0].as_mut() else { return };
-        let is_connection = matches!(one.owner, Owner::Connection(_));
-        let Some(tenant) = self.tenants[one.tenant].as_mut() else { return };
-        if is_connection {
-            one.requests = one.requests.saturating_sub(1);
+        let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant) else { return };
+        if flow.is_connection {
             tenant.requests = tenant.requests.saturating_sub(1);
             self.requests.give_back(1);
         }
@@ -721,7 +600,7 @@ impl Scheduler {
     /// [`Self::end_extra`].
     pub fn begin_extra(&mut self, flow: FlowId, cost: u64) {
         self.change_in_flight(flow, cost, true);
-        let tenant = self.flows[flow.0].as_ref().map(|one| one.tenant);
+        let tenant = self.flows[flow.at].as_ref().map(|one| one.tenant);
         if let Some(tenant) = tenant.and_then(|at| self.tenants[at].as_mut()) {
             tenant.deficit -= i64::try_from(cost).unwrap_or(i64::MAX);
         }
@@ -733,7 +612,7 @@ impl Scheduler {
     }
 
     fn change_in_flight(&mut self, flow: FlowId, cost: u64, begins: bool) {
-        let tenant = self.flows[flow.0].as_ref().map(|one| one.tenant);
+        let tenant = self.flows[flow.at].as_ref().map(|one| one.tenant);
         let Some(tenant) = tenant.and_then(|at| self.tenants[at].as_mut()) else { return };
         let media = &mut self.medias[tenant.media];
         for value in [&mut tenant.in_flight, &mut media.in_flight] {
@@ -746,7 +625,7 @@ impl Scheduler {
     /// long the queue of the others may be.
     #[inline(never)]
     pub fn observe_media(&mut self, flow: FlowId, is_write: bool, ns: u64) {
-        let Some(flow) = self.flows[flow.0].as_ref() else { return };
+        let Some(flow) = self.flows[flow.at].as_ref() else { return };
         let Some(tenant) = self.tenants[flow.tenant].as_ref() else { return };
         let media = &mut self.medias[tenant.media];
         // One that is held back would have more in flight if it could.
@@ -776,7 +655,7 @@ impl Scheduler {
 
     /// Payload memory of a flow is free again.
     pub fn free_memory(&mut self, flow: FlowId, bytes: u64) {
-        let Some(one) = self.flows[flow.0].as_mut() else { return };
+        let Some(one) = self.flows[flow.at].as_mut() else { return };
         one.memory = one.memory.saturating_sub(bytes);
         if let Some(tenant) = self.tenants[one.tenant].as_mut() {
             tenant.memory = tenant.memory.saturating_sub(bytes);
@@ -787,7 +666,7 @@ impl Scheduler {
     /// A request begins to wait for the pool: it uses the media no longer.
     pub fn begin_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
         self.change_in_flight(flow, cost, false);
-        if let Some(one) = self.flows[flow.0].as_mut() {
+        if let Some(one) = self.flows[flow.at].as_mut() {
             one.waiting += 1;
             one.waiting_bytes += bytes;
         }
@@ -796,11 +675,11 @@ impl Scheduler {
     /// It goes on.
     pub fn end_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
         self.change_in_flight(flow, cost, true);
-        if let Some(one) = self.flows[flow.0].as_mut() {
+        if let Some(one) = self.flows[flow.at].as_mut() {
             one.waiting = one.waiting.saturating_sub(1);
             one.waiting_bytes = one.waiting_bytes.saturating_sub(bytes);
         }
-        self.resume_flow(flow.0);
+        self.resume_flow(flow.at);
     }
 
     fn activate(&mut self, at: usize) {

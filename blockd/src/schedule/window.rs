@@ -8,8 +8,8 @@ use crate::limit::Limiter;
 const MAX_WORKERS: usize = 16;
 
 /// Most cost of the requests that one pool has in flight while several volumes use it. It keeps a
-/// local disk busy (100 requests of 4 KiB, 14 of 128 KiB), and an SSD serves a queue of that length in 1
-/// to 4 ms.
+/// local disk busy (100 requests of 4 KiB, 14 of 128 KiB), and an SSD serves a queue of that length
+/// in 1 to 4 ms.
 pub const WINDOW_COST: u64 = 2 << 20;
 
 /// The window shrinks to this while volumes with little in flight are slowed down by others: a
@@ -153,8 +153,8 @@ pub struct VolumeShare {
 /// what that means for the window.
 ///
 /// Such a volume cannot make up for a long queue by a longer one of its own. A window whose queue
-/// takes about as long as an idle device answers keeps the device busy, and slows it down by half at
-/// the most.
+/// takes about as long as an idle device needs to answer keeps the device busy, and slows the volume
+/// down by half at the most.
 #[derive(Debug, Default)]
 pub(super) struct Latency {
     /// Of reads and of writes: the best time, and a moving average.

@@ -216,9 +216,7 @@ impl Executor {
 
     /// A request that waited for space goes on: there is some.
     pub(super) fn note_space(&mut self, at: usize) {
-        if !std::mem::replace(&mut self.slots[at].has_waited, false) {
-            return;
-        }
+        self.slots[at].has_waited = false;
         if let Some(attached) = &self.volumes[self.slots[at].volume] {
             self.scheduler.set_full(attached.tenant, false);
         }

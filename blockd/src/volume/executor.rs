@@ -342,7 +342,7 @@ impl Executor {
     /// to wait for a commit, wakes nobody who wasn't known to wait for it then.
     #[must_use]
     pub fn has_ready(&mut self) -> bool {
-        self.scheduler.has_runnable()
+        (self.scheduler.has_holds() && self.scheduler.has_runnable())
             || !self.ready.is_empty()
             || !self.done.is_empty()
             || self.pools.iter().any(PoolPart::moved)
@@ -376,7 +376,9 @@ impl Executor {
             }
             match self.plan(at) {
                 Ok(Step::Issue { covered }) => {
-                    self.note_space(at);
+                    if self.slots[at].has_waited {
+                        self.note_space(at);
+                    }
                     // A copy is never alone.
                     if self.slots[at].plan.ops().len() > 1 {
                         self.begin_copies(at);
@@ -393,7 +395,9 @@ impl Executor {
                     }
                 }
                 Ok(Step::Done { covered }) => {
-                    self.note_space(at);
+                    if self.slots[at].has_waited {
+                        self.note_space(at);
+                    }
                     if self.is_flush(at) {
                         self.answer_flushed(at);
                         return;
@@ -636,7 +640,7 @@ impl Executor {
         let Some(request) = slot.request.take() else { return };
         slot.ticket = None;
         let total = self.now.saturating_sub(slot.arrived);
-        if let Some(flow) = slot.flow.take() {
+        if let Some(flow) = slot.flow {
             if slot.extra > 0 {
                 self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
             }
@@ -656,11 +660,22 @@ impl Executor {
         if slot.state == state {
             return;
         }
+        if matches!((slot.state, state), (State::Ready, State::Idle)) {
+            // Nothing of it is counted.
+            slot.state = state;
+            return;
+        }
+        if slot.state.is_wait() || state.is_wait() {
+            self.note_wait(at, state);
+        }
+        let slot = &mut self.slots[at];
         let ns = self.now.saturating_sub(slot.since);
         if let Some(attached) = &self.volumes[slot.volume] {
             let stats = &attached.stats;
             let seen = &self.pools[attached.pool].seen;
-            if let (State::Media, Some(device)) = (state, only_device(&slot.plan)) {
+            if state == State::Media
+                && let Some(device) = only_device(&slot.plan)
+            {
                 seen.begin(at, device, self.now);
             }
             match slot.state {
@@ -687,10 +702,6 @@ impl Executor {
                 stats.parked.add(1);
             }
         }
-        if self.slots[at].state.is_wait() || state.is_wait() {
-            self.note_wait(at, state);
-        }
-        let slot = &mut self.slots[at];
         slot.since = self.now;
         slot.state = state;
     }

@@ -43,8 +43,11 @@ impl Executor {
         let Some(attached) = &self.volumes[self.slots[at].volume] else { return };
         let pool = attached.pool;
         let part = &mut self.pools[pool];
+        if part.parked.is_empty() {
+            return;
+        }
         let events = part.handle.mapper().events();
-        if !part.parked.is_empty() && events != part.events {
+        if events != part.events {
             part.events = events;
             self.retry_parked(pool, ring);
         }

@@ -72,6 +72,11 @@ impl Attack {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
+    /// Whether it makes the media work, as a neighbour may that does no harm.
+    pub(super) const fn uses_media(self) -> bool {
+        matches!(self, Self::Zeroes | Self::Hog | Self::Copies)
+    }
+
     /// Whether victims connect once the attack is on. Where connections are what is short, an idle
     /// connection of a victim may give way to others by design.
     pub(super) const fn is_met_by_new_connections(self) -> bool {

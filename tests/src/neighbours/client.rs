@@ -123,6 +123,9 @@ pub(super) fn tcp(
     let to = SockaddrIn::from(to);
     let stream = TcpStream::from(connected(AddressFamily::Inet, Some(&from), &to, patience)?);
     stream.set_nodelay(true)?;
+    // Closed by a reset, as when a host is gone. An orderly end follows what was sent before it,
+    // and a server that holds a client back does not see it behind a window that is closed.
+    setsockopt(&stream, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?;
     Ok(stream)
 }
 

@@ -34,6 +34,9 @@ pub use victim::{Figures, Victim};
 
 /// The least part of a victim's throughput that is left to it.
 const LEAST_SHARE: f64 = 0.5;
+/// The same beside those that use the media as much as any neighbour may: a victim with one request
+/// at a time waits for their share of the queue.
+const LEAST_SHARE_OF_MEDIA: f64 = 0.05;
 /// The most by which its worst latency grows, in milliseconds.
 const MOST_BEYOND_MS: f64 = 1000.0;
 /// Descriptors of this process: connections of the attack with most of them, twice.
@@ -82,7 +85,8 @@ impl Cell {
 
     fn judge(&mut self) {
         let share = self.share();
-        if share < LEAST_SHARE {
+        let least = if self.attack.uses_media() { LEAST_SHARE_OF_MEDIA } else { LEAST_SHARE };
+        if share < least {
             self.misses.push(format!("share {share:.2}"));
         }
         let beyond = self.beside_attack.worst_ms - self.beside_neighbour.worst_ms;

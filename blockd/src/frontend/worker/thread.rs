@@ -287,6 +287,9 @@ impl WorkerThread {
 
     /// Goes on with what the scheduler held back, in its order.
     fn resume_held(&mut self) {
+        if !self.executor.has_holds() {
+            return;
+        }
         while let Some(owner) = self.executor.next_runnable() {
             match owner {
                 Owner::Queue(at) => {
@@ -310,8 +313,8 @@ impl WorkerThread {
     /// Counts what connections and queues that are held back wait for, and looks for clients that
     /// have left meanwhile.
     fn watch_held(&mut self) {
-        let is_due = self.now.saturating_sub(self.watched) >= duration_ns(WATCH_SLEEP);
-        if !is_due || !self.executor.has_holds() {
+        let is_due = |since| self.now.saturating_sub(since) >= duration_ns(WATCH_SLEEP);
+        if !self.executor.has_holds() || !is_due(self.watched) {
             return;
         }
         self.watched = self.now;

@@ -349,7 +349,6 @@ impl Connection {
         if self.phase != Phase::Open && self.closing_since.is_none() {
             self.closing_since = Some(now);
         }
-        self.idle_since.set(if self.is_half_received() { u64::MAX } else { self.received_at });
         if self.phase == Phase::Dead {
             return;
         }

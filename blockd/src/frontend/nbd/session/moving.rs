@@ -38,6 +38,7 @@ impl Connection {
 
     /// The worker that the connection can be given to now.
     pub fn moves_now(&mut self) -> Option<usize> {
+        self.moves_to?;
         let is_quiet = self.phase == Phase::Open
             && !self.receiving
             && !self.sending

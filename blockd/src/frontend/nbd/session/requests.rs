@@ -41,6 +41,7 @@ impl Connection {
         } else {
             self.input.clear(context.ring);
         }
+        self.idle_since.set(if self.is_half_received() { u64::MAX } else { self.received_at });
     }
 
     /// Does one step. `false`: more has to be received first, or given back.
