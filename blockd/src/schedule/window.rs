@@ -153,8 +153,8 @@ pub struct VolumeShare {
 /// what that means for the window.
 ///
 /// Such a volume cannot make up for a long queue by a longer one of its own. A window whose queue
-/// takes about as long as an idle device needs to answer keeps the device busy, and slows the volume
-/// down by half at the most.
+/// takes about as long as an idle device needs to answer keeps the device busy, and slows the
+/// volume down by half at the most.
 #[derive(Debug, Default)]
 pub(super) struct Latency {
     /// Of reads and of writes: the best time, and a moving average.
