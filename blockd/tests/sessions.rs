@@ -87,7 +87,9 @@ impl Server {
             return Err("not created".into());
         };
         let buffer_bytes = 4 << 20;
-        let workers = Workers::start(WorkerOptions { buffer_bytes, ..WorkerOptions::default() })?;
+        // Connections move between the workers, however little these have to do.
+        let options = WorkerOptions { buffer_bytes, saturated: 0, ..WorkerOptions::default() };
+        let workers = Workers::start(options)?;
         runtime.block_on(workers.add_pool(&pool))?;
         let target = Target { pool: pool.clone(), volume, name: "v".to_owned() };
         let socket = directory.join("nbd.sock");
@@ -207,6 +209,57 @@ fn check_status(client: &mut Client, bytes: &[u8]) {
         }
     }
     assert!(data > 0 && data <= bytes.len());
+}
+
+/// Both workers serve both volumes, so that each gives away a connection every second.
+#[test]
+fn connections_move_between_workers_and_lose_nothing() {
+    let server = Server::start("moving", Place::Tmpfs);
+    let control = Control::Create { name: "w".to_owned(), size: SIZE, block_size: 512 };
+    let created = server.runtime.block_on(server.pool.control(control)).expect("a volume");
+    let Outcome::Created(volume) = created else { panic!("no volume") };
+    let target = Target { pool: server.pool.clone(), volume, name: "w".to_owned() };
+    let socket = server.directory.join("other.sock");
+    let address = Address::Unix { path: socket.clone(), mode: 0o600 };
+    let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
+    let sessions = Arc::new(server.workers.clone());
+    let listener = server.runtime.block_on(async {
+        bind(options).map(|bound| bound.serve(Arc::new(One(target)), sessions))
+    });
+    let listener = listener.expect("another listener");
+    let [form, _, _] = forms();
+    let other = Uri { server: ServerAddress::Unix(socket), export: String::new() };
+    let other = || Client::connect(&other, &form).expect("a connection");
+    let mut clients = vec![server.connect(form.clone()), server.connect(form.clone())];
+    clients.extend([other(), other()]);
+    let moved = || server.workers.worker_stats().iter().map(|stats| stats.moved.get()).sum::<u64>();
+    let clock = blockd::clock::Clock::start();
+    let mut round = 0_u8;
+    while moved() < 4 && clock.elapsed() < Duration::from_secs(60) {
+        round = round.wrapping_add(1);
+        for (at, client) in (0_u8..).zip(&mut clients) {
+            // A part of the volume for each, in several requests at a time.
+            let (offset, fill) = (u64::from(at) << 23, round.wrapping_add(at));
+            for piece in 0..4 {
+                let data = &[fill; BLOCK];
+                let offset = offset + piece * BLOCK as u64;
+                client.send(Request::Write { offset, data, fua: false }).expect("a request");
+            }
+            for _ in 0..4 {
+                assert_eq!(client.receive().expect("an answer").result, Ok(()));
+            }
+            let mut data = vec![0; 4 * BLOCK];
+            client.read(offset, &mut data).expect("a read");
+            assert!(data.iter().all(|&byte| byte == fill), "client {at}, round {round}");
+        }
+    }
+    assert!(moved() >= 4, "{} moves", moved());
+    assert_eq!(server.workers.connections().len(), 4);
+    for client in clients {
+        client.disconnect().expect("a goodbye");
+    }
+    server.runtime.block_on(listener.stop());
+    server.stop();
 }
 
 #[test]

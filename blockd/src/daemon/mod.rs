@@ -229,6 +229,7 @@ impl Daemon {
             send_limit: config.nbd.send_timeout,
             receive_limit: config.nbd.receive_timeout,
             idle_limit: config.nbd.idle_timeout,
+            ..WorkerOptions::default()
         })
         .map_err(frontend_error)?;
         let serving = Arc::new(Serving(workers.clone()));

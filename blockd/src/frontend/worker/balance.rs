@@ -14,7 +14,7 @@ use super::placement::Placement;
 
 /// Parts of a thousand of a processor from which a worker is saturated, and below which it takes
 /// connections of one that is.
-const SATURATED: u64 = 900;
+pub(super) const SATURATED: u64 = 900;
 const RELAXED: u64 = 500;
 
 /// How much a worker has to do.
@@ -35,11 +35,11 @@ impl Load {
         self.placed.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Sets what part of the time was used. Returns whether the worker is saturated.
-    pub(super) fn set_busy(&self, used_ns: u64, of_ns: u64) -> bool {
+    /// Sets what part of the time was used, and returns it in thousandths.
+    pub(super) fn set_busy(&self, used_ns: u64, of_ns: u64) -> u64 {
         let busy = used_ns.saturating_mul(1000) / of_ns.max(1);
         self.busy.store(busy, Ordering::Relaxed);
-        busy >= SATURATED
+        busy
     }
 
     /// What is compared: whether it is saturated, then what it serves.
@@ -149,9 +149,9 @@ mod tests {
         let (idle, busy) = (Load::default(), Load::default());
         (0..9).for_each(|_| idle.place());
         assert!(idle.rank() > busy.rank());
-        assert!(busy.set_busy(950_000_000, 1_000_000_000));
+        assert_eq!(busy.set_busy(950_000_000, 1_000_000_000), 950);
         assert!(idle.rank() < busy.rank());
-        assert!(!busy.set_busy(10, 1000));
+        assert_eq!(busy.set_busy(10, 1000), 10);
         assert!(idle.rank() > busy.rank());
     }
 }

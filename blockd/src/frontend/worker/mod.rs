@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Undelivered, mailbox};
 use crate::pool::{self, MAX_WORKERS, PoolHandle};
 use crate::stats::{Counter, VolumeStats, WorkerStats};
-use balance::{Load, Moves, Moving};
+use balance::{Load, Moves, Moving, SATURATED};
 use placement::Placement;
 
 /// Messages that may wait for a worker.
@@ -42,6 +42,8 @@ pub struct WorkerOptions {
     pub buffer_bytes: usize,
     /// Requests of one connection that are carried out at a time.
     pub max_requests: usize,
+    /// Thousandths of a processor from which a worker gives connections to another one.
+    pub saturated: u64,
     /// How long a client may leave its replies unread.
     pub send_limit: Duration,
     /// How long a client may send nothing in the middle of a request.
@@ -56,6 +58,7 @@ impl Default for WorkerOptions {
             count: 2,
             buffer_bytes: 16 << 20,
             max_requests: 128,
+            saturated: SATURATED,
             send_limit: Duration::from_secs(60),
             receive_limit: Duration::from_secs(30),
             idle_limit: None,

@@ -385,7 +385,8 @@ impl WorkerThread {
     fn balance(&mut self) {
         let used = thread_cpu_ns();
         let elapsed = self.now.saturating_sub(self.looked);
-        let is_saturated = self.parts.load.set_busy(used.saturating_sub(self.used_ns), elapsed);
+        let busy = self.parts.load.set_busy(used.saturating_sub(self.used_ns), elapsed);
+        let is_saturated = busy >= self.parts.options.saturated;
         self.used_ns = used;
         let mut least: Option<(u64, usize)> = None;
         for (at, one) in self.connections.iter_mut().enumerate() {
