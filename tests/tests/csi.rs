@@ -353,9 +353,10 @@ fn h38_nobody_answers_for_a_node_that_is_down_and_nothing_is_made_up_when_it_is_
     assert!(late.contains(&stopped) && late.contains(&list), "{stopped:?}, {list:?}");
     assert_eq!(condition(&driver, &id).unwrap().message, "healthy");
     rig.plugin.kill().unwrap();
-    // The first call meets a connection that breaks.
-    let gone = [Code::Unavailable, Code::Unknown];
-    assert!(gone.contains(&condition(&monitor, &id).unwrap_err().code()));
+    // The first call meets a connection that breaks, or that has not done so yet.
+    let gone = [Code::Unavailable, Code::Unknown, Code::DeadlineExceeded, Code::Cancelled];
+    let first = condition(&monitor, &id).unwrap_err().code();
+    assert!(gone.contains(&first), "{first:?}");
     refused(condition(&monitor, &id), Code::Unavailable).unwrap();
     rig.plugin.start().unwrap();
     let driver = rig.plugin.driver().unwrap();
