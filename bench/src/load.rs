@@ -55,7 +55,7 @@ impl Pattern {
     }
 }
 
-/// Answers [`Event`]s so that exactly so many requests are made.
+/// Answers [`Event`]s so that a fixed number of requests is made.
 pub fn exactly(requests: u64) -> impl FnMut(Event) -> bool {
     let mut started = 0;
     move |event| {

@@ -82,7 +82,7 @@ impl Ring {
         Self::with_slots_of(file, slots, 1)
     }
 
-    /// As [`Self::new`], with buffers of so many pages.
+    /// As [`Self::new`], with buffers of this number of pages.
     pub fn with_slots_of(file: File, slots: usize, slot_pages: usize) -> Result<Self> {
         ensure!(slots > 0 && slots < FIRST_COMMAND, "{slots} slots");
         ensure!((1..=MAX_SLOT_PAGES).contains(&slot_pages), "{slot_pages} pages per slot");

@@ -358,7 +358,7 @@ fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
     run(small.pool.close()).expect("an orderly close");
 }
 
-/// A worker that nobody waits for sleeps, also after slowed writes were cancelled.
+/// A worker without requests sleeps after waiting writes were cancelled.
 #[test]
 fn a_client_that_leaves_cancels_its_waiting_writes_and_the_worker_sleeps() {
     let small = Small::new("left", DeviceKind::File);

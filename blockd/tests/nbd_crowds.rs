@@ -151,7 +151,7 @@ fn a_full_listener_closes_the_longest_idle_connection_of_the_peer_that_has_most(
     let mut first = server.enter(ONE);
     let mut second = server.enter(ONE);
     let mut third = server.enter(ONE);
-    assert_eq!(begin(&mut server.connect(ONE)), rep::ERR_POLICY, "nobody is idle yet");
+    assert_eq!(begin(&mut server.connect(ONE)), rep::ERR_POLICY, "no connection is idle yet");
     assert_eq!(server.metric("blockd_listener_full_refused_total"), 1);
     let clock = Clock::start();
     let mut newest = loop {

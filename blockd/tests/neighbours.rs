@@ -109,8 +109,8 @@ fn run(attack: Attack, victim: ClientSpec, defences: Defences) -> Seen {
     world.seen(victim)
 }
 
-/// Attacks that use the media queue as anybody may: a victim with one request at a time waits for
-/// the queue that its neighbours are entitled to, which is bounded, and a deep one gets its share.
+/// Attacks that use the media queue as any volume may. A victim with one request at a time waits
+/// for the queue that its neighbours are entitled to, which is bounded; a deep one gets its share.
 const fn uses_media(attack: Attack) -> bool {
     matches!(attack, Attack::LongReads | Attack::LongWritesElsewhere | Attack::ManyConnections)
 }

@@ -24,8 +24,8 @@ const VOLUME: u64 = 32 << 20;
 /// Operations of a traced run: more of them take longer to read than to run.
 const MOST_TRACED: u64 = 4000;
 
-/// A row's operations are counted in so many parts, and the median is shown: what the daemon does
-/// now and then, whatever the operations are, takes millions of instructions and is in one of them.
+/// A row is counted in this many parts, and the median is shown: periodic work of the daemon takes
+/// millions of instructions and falls into one part.
 const PARTS: u64 = 8;
 
 /// How a volume is reached.

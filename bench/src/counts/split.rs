@@ -209,7 +209,7 @@ mod tests {
     fn time_away_from_the_processor_is_not_counted() {
         let events = parse(TRACE).unwrap();
         assert_eq!(sum(&events, &[12]), (150, 1));
-        // It enters once, and nobody knows since when it was outside.
+        // The first entry: the time spent outside before it is unknown.
         assert_eq!(sum(&events, &[7]), (0, 1));
     }
 }

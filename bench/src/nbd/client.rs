@@ -90,8 +90,8 @@ impl Client {
     /// Keeps `pattern.depth` requests in flight until `event` says that there were enough, and
     /// waits for those that are left. All requests that become possible at once are sent at once.
     ///
-    /// `event` is asked before each request and told of each reply, with the number of its place
-    /// among those in flight.
+    /// `event` is called before each request and after each reply, with the request's number among
+    /// those in flight.
     ///
     /// # Errors
     /// When the server hangs up, or fails a request.

@@ -31,8 +31,8 @@ pub(super) fn start(image: &Image, blockd: &Path) -> Result<Server> {
     Ok(server)
 }
 
-/// Starts the daemon on the image's file without a volume, with so many workers or as many as it
-/// has by default.
+/// Starts the daemon on the image's file without a volume. Without `workers` it has as many
+/// as by default.
 pub(crate) fn start_empty(image: &Image, blockd: &Path, workers: Option<u32>) -> Result<Server> {
     fs::create_dir_all(&image.folder)?;
     let file = image.folder.join("blockd.toml");

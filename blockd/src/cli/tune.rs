@@ -15,9 +15,9 @@ use crate::units::{self, exact};
 
 /// Propose marks and quantum for a pool
 ///
-/// From the speed at which the pool was filled lately, its peak of the last minutes, and the time
-/// that has to be lived through until somebody has made it larger. Looks at the pool for two
-/// seconds and names volumes that are held back meanwhile, with what can be done about that.
+/// Uses the recent fill rate of the pool, its peak of the last minutes, and the time until an
+/// operator has made the pool larger. Watches the pool for two seconds, and names volumes that are
+/// held back meanwhile, with a remedy for each.
 /// Changes nothing: what is printed goes into the configuration, which the daemon reads again on
 /// SIGHUP.
 #[derive(Debug, clap::Args)]

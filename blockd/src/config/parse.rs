@@ -617,7 +617,7 @@ impl Source<'_> {
         if address.is_empty() {
             return Ok(None);
         }
-        // Without a host it is the loopback: whoever wants others to read metrics names an address.
+        // Without a host the address is the loopback; metrics for other hosts need an address.
         if let Ok(port) = address.parse() {
             return Ok(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
         }

@@ -88,7 +88,7 @@ impl Demand {
     }
 }
 
-/// The cost of a request that moves so many bytes.
+/// The cost of a request that moves `bytes` bytes.
 #[must_use]
 pub const fn cost(bytes: u64) -> u64 {
     bytes + REQUEST_COST

@@ -2,7 +2,7 @@
 //!
 //! After Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches"
 //! (IEEE/ACM Transactions on Networking, 1998): the limit of each user is what is free, times its
-//! weight. Some memory always stays free, without a share being kept for anybody who is idle.
+//! weight. Some memory always stays free, without a share being kept for idle users.
 
 use super::DEFAULT_WEIGHT;
 
@@ -12,8 +12,8 @@ pub const PAGE: u64 = 4096;
 /// and a volume without any whatever others hold.
 pub const LEAST_PIECE: u64 = 64 << 10;
 
-/// A flow may hold so many times what its volume has left: one greedy connection leaves a ninth of
-/// its volume's share for the others, and the share does not depend on how many they are.
+/// A flow may hold this many times what its volume has left: one greedy connection leaves a ninth
+/// of its volume's share for the others, and the share does not depend on how many they are.
 const FLOW_TIMES: u64 = 8;
 
 /// How much there is, and how much of it is free.
@@ -51,7 +51,7 @@ impl Memory {
         wanted * (1 + 2 * FLOW_TIMES) + of_tenant * FLOW_TIMES + of_flow > self.free * FLOW_TIMES
     }
 
-    /// Whether a volume that holds so many may have one more.
+    /// Whether a volume that holds `tenant` requests may have one more.
     pub(super) const fn allows_one(&self, tenant: u64, weight: u64, divided: bool) -> bool {
         let below = tenant * DEFAULT_WEIGHT < self.free * weight;
         self.free > 0 && (below || tenant == 0 || !divided)
@@ -70,7 +70,7 @@ impl Memory {
         if !divided {
             return if self.free >= wanted { wanted } else { 0 };
         }
-        // The volume's limit is `free * weight`, after this request; the flow's is so many times
+        // The volume's limit is `free * weight`, after this request; the flow's is a multiple of
         // what the volume then has left. Solved for the request, with weights of 100 for 1.
         let limit = self.free * weight / DEFAULT_WEIGHT;
         let left = limit.saturating_sub(of_tenant) * FLOW_TIMES;
@@ -88,7 +88,7 @@ impl Memory {
     }
 }
 
-/// The largest piece of the allocator, a power of two of pages, that fits in so many bytes.
+/// The largest piece of the allocator, a power of two of pages, that fits in `bytes`.
 fn pages(bytes: u64) -> u64 {
     if bytes < PAGE { 0 } else { 1 << bytes.ilog2() }
 }
@@ -97,7 +97,7 @@ fn pages(bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// What each of so many greedy tenants of these weights ends with, of 16 MiB.
+    /// What each greedy tenant of these weights ends with, of 16 MiB.
     fn greedy(weights: &[u64]) -> Vec<u64> {
         let mut memory = Memory::new(16 << 20);
         let mut held = vec![0; weights.len()];

@@ -76,7 +76,7 @@ impl Executor {
             && attached.in_flight == 0
             && let Some(attached) = self.volumes[volume.0].take()
         {
-            // The figures stay, and nobody of this volume waits here any longer.
+            // The counters stay; no request of this volume waits here any longer.
             attached.stats.blocked.set(0);
             attached.stats.blocked_ns.set(0);
             self.scheduler.remove_tenant(attached.tenant);
@@ -266,7 +266,7 @@ impl Executor {
     }
 
     /// Fails requests of a connection whose client is gone: those that wait for space, and those
-    /// that would come to that later. With `unread`, nobody reads the answers of the others, and
+    /// that would come to that later. With `unread`, the answers of the others have no reader, and
     /// long ones are not gone on with.
     pub fn cancel_flow(&mut self, flow: FlowId, unread: bool) {
         self.scheduler.forget_hold(flow);

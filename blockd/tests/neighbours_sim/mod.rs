@@ -26,7 +26,7 @@ const REQUESTS: u64 = 8192;
 pub(crate) enum Kind {
     /// Reads, and takes the replies.
     Read,
-    /// Reads, and takes a reply only after so many microseconds.
+    /// Reads, and takes a reply only after this number of microseconds.
     SlowRead(u64),
     /// Reads, and never takes a reply.
     UnreadReplies,
@@ -160,7 +160,7 @@ impl World {
         self.tenants.len() - 1
     }
 
-    /// Limits a volume to so many bytes a second.
+    /// Limits the bandwidth of a volume, in bytes per second.
     pub(crate) fn limit(&mut self, tenant: usize, share: &VolumeShare, bandwidth: u64) {
         share.limiter.set(0, bandwidth);
         let TenantAt { worker, id, .. } = self.tenants[tenant];
@@ -211,7 +211,7 @@ impl World {
         self.schedulers[worker].free_memory(flow, memory_held);
     }
 
-    /// Lets so many microseconds go by.
+    /// Advances the simulation by `us` microseconds.
     pub(crate) fn run(&mut self, us: u64) {
         let end = self.now + us * 1000;
         while self.now < end {

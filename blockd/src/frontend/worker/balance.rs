@@ -122,7 +122,7 @@ impl Moves {
         (least.0 < RELAXED).then_some(least.1)
     }
 
-    /// Begins to move a connection, unless somebody needs that none moves.
+    /// Begins to move a connection, unless moves are on hold.
     pub(super) fn start(&self) -> Option<Moving> {
         self.state.moving.fetch_add(1, Ordering::SeqCst);
         let moving = Moving(Arc::clone(&self.state));

@@ -140,7 +140,7 @@ enum Mail {
     RemovePool([u8; 16], oneshot::Sender<bool>),
     Connect(OwnedFd, Box<nbd::Session<Target>>, Option<Moving>),
     CloseVolume([u8; 16], VolumeId, oneshot::Sender<usize>),
-    /// The connection of that id, if it has been idle for so many nanoseconds.
+    /// The connection of that id, if it has been idle for this number of nanoseconds.
     CloseIdle(u64, u64, oneshot::Sender<bool>),
     Drain(Duration, oneshot::Sender<()>),
     StartQueue(Box<QueueSpec>, oneshot::Sender<Result<(), FrontendError>>),

@@ -77,7 +77,7 @@ impl Connection {
         None
     }
 
-    /// Closes the connection if its client has sent no request for so many nanoseconds, and none is
+    /// Closes the connection if its client has sent no request for `idle` nanoseconds, and none is
     /// being worked on.
     pub fn close_idle(&mut self, now: u64, idle: u64) -> bool {
         let is_idle = self.is_idle() && now.saturating_sub(self.received_at) >= idle;

@@ -185,7 +185,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Takes a negotiated connection over, with so many requests at a time at the most.
+    /// Takes over a negotiated connection, with at most `requests` requests in flight.
     #[expect(clippy::too_many_arguments, reason = "the parts of a connection")]
     pub fn new(
         id: u64,
@@ -292,7 +292,7 @@ impl Connection {
     }
 
     /// The client is gone, or has asked for its last. Its requests that wait for space are failed;
-    /// with `unread`, so is everything that nobody reads the answer of.
+    /// with `unread`, so are requests whose answers have no reader.
     fn leave(&mut self, unread: bool, context: &mut Context<'_>) {
         self.close();
         self.has_left = true;
