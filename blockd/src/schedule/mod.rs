@@ -295,6 +295,11 @@ impl Scheduler {
         self.free_memory(flow, memory);
         self.complete(flow, cost(demand.part(memory)));
         self.hold(flow.at, demand, Hold::Memory);
+        // Not again in this turn: nothing gives memory back before it ends.
+        self.granted = self.granted.filter(|&(at, _)| at != flow.at);
+        if let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant) {
+            tenant.stuck_in = self.turn;
+        }
     }
 
     fn check(&mut self, at: usize, demand: &Demand) -> Result<u64, Hold> {
@@ -492,8 +497,11 @@ impl Scheduler {
         let Some(&at) = tenant.queue.front() else { return false };
         let Some(flow) = self.flows[at].as_ref() else { return true };
         let demand = flow.demand;
+        if tenant.stuck_in == self.turn && !in_next_turn {
+            return false;
+        }
         if !tenant.is_free {
-            if contended && tenant.deficit <= 0 || (tenant.stuck_in == self.turn && !in_next_turn) {
+            if contended && tenant.deficit <= 0 {
                 return false;
             }
             let is_within = tenant.is_within_share(&self.medias[tenant.media], cost(demand.bytes));
@@ -574,6 +582,9 @@ impl Scheduler {
         let tenant_at = flow.tenant;
         let Some(tenant) = self.tenants[tenant_at].as_mut() else { return };
         if !tenant.is_free && flow.waits_enough(tenant.is_full) {
+            return;
+        }
+        if tenant.queue.contains(&at) {
             return;
         }
         tenant.queue.push_back(at);
