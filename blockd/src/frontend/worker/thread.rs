@@ -358,6 +358,8 @@ impl WorkerThread {
                 self.remove(at);
             } else if let Some(to) = connection.moves_now() {
                 self.hand_over(at, to);
+                // It stays if it could not move, and receives again.
+                self.note(at);
             } else if connection.is_stalled() && connection.marks.stall() {
                 self.stalled.push(at);
             }

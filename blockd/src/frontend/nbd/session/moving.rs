@@ -27,13 +27,19 @@ impl Connection {
         if self.moves_to.is_none() {
             return false;
         }
-        let is_half = self.payload.is_some() || self.skip > 0 || self.input.available() > 0;
-        let waits = self.stalled || self.blocked || self.held || !self.waiting_reads.is_empty();
-        if is_half || waits {
+        if self.has_unfinished() {
             self.moves_to = None;
             return false;
         }
         true
+    }
+
+    /// Whether a part of a request was received, or the connection waits for anything. The bytes
+    /// received so far would be lost with a move.
+    fn has_unfinished(&self) -> bool {
+        let is_half = self.payload.is_some() || self.skip > 0 || self.input.available() > 0;
+        let waits = self.stalled || self.blocked || self.held || !self.waiting_reads.is_empty();
+        is_half || waits
     }
 
     /// The worker that the connection can be given to now.
@@ -42,6 +48,7 @@ impl Connection {
         let is_quiet = self.phase == Phase::Open
             && !self.receiving
             && !self.sending
+            && !self.has_unfinished()
             && self.in_flight == 0
             && self.backlog.is_empty()
             && self.message.as_ref().is_none_or(|message| message.is_empty());
