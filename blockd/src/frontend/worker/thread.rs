@@ -449,7 +449,10 @@ impl WorkerThread {
                 self.parts.load.place();
                 self.connect(stream, *session);
             }
-            Err(_) => tracing::warn!("a worker has ended: a connection is dropped"),
+            Err(_) => {
+                thread.load.end();
+                tracing::warn!("a worker has ended: a connection is dropped");
+            }
         }
     }
 
