@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
-use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
+use blockd_mapper::plan::{Answer, CommitTicket, ParkReason, Step};
 use blockd_mapper::space::{OnFull, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
@@ -385,7 +385,7 @@ impl Executor {
                     }
                     self.slots[at].covered = covered;
                     self.slots[at].error = None;
-                    self.enter_state(at, State::Media);
+                    self.begin_media(at);
                     if !self.start_stage(at, 0, ring) {
                         return;
                     }
@@ -545,7 +545,7 @@ impl Executor {
         if let (Some(flow), 1..) = (slot.flow, slot.extra) {
             self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
         }
-        self.enter_state(at, State::Ready);
+        self.end_media(at);
         let slot = &mut self.slots[at];
         match answer {
             Ok(Answer::Done) => slot.done += slot.covered,
@@ -653,68 +653,6 @@ impl Executor {
         self.free.push(at);
         self.done.push_back(request.complete(result));
     }
-
-    /// Notes how long the state that ends has lasted.
-    pub(super) fn enter_state(&mut self, at: usize, state: State) {
-        let slot = &mut self.slots[at];
-        if slot.state == state {
-            return;
-        }
-        if matches!((slot.state, state), (State::Ready, State::Idle)) {
-            // Nothing of it is counted.
-            slot.state = state;
-            return;
-        }
-        if slot.state.is_wait() || state.is_wait() {
-            self.note_wait(at, state);
-        }
-        let slot = &mut self.slots[at];
-        let ns = self.now.saturating_sub(slot.since);
-        if let Some(attached) = &self.volumes[slot.volume] {
-            let stats = &attached.stats;
-            let seen = &self.pools[attached.pool].seen;
-            if state == State::Media
-                && let Some(device) = only_device(&slot.plan)
-            {
-                seen.begin(at, device, self.now);
-            }
-            match slot.state {
-                State::Media => {
-                    stats.stage(Stage::Media).record(ns);
-                    if self.scheduler.observes_media()
-                        && let (Some(flow), Some(write)) = (slot.flow, is_transfer(slot))
-                    {
-                        self.scheduler.observe_media(flow, write, ns);
-                    }
-                    seen.end(at, self.now);
-                }
-                State::Committing => stats.stage(Stage::Commit).record(ns),
-                State::Parked | State::Starved => {
-                    stats.stage(Stage::Wait).record(ns);
-                    stats.parked.set(stats.parked.get().saturating_sub(1));
-                    if slot.reason == ParkReason::Slowed {
-                        stats.slowed_ns.add(ns);
-                    }
-                }
-                State::Idle | State::Ready => {}
-            }
-            if matches!(state, State::Parked | State::Starved) {
-                stats.parked.add(1);
-            }
-        }
-        slot.since = self.now;
-        slot.state = state;
-    }
-}
-
-/// Whether a request that is read or written in one go is a write; `None` for others.
-fn is_transfer(slot: &Slot) -> Option<bool> {
-    let is_short = slot.plan.ops().len() == 1;
-    match slot.request.as_ref().filter(|_| is_short)?.operation {
-        Operation::Read => Some(false),
-        Operation::Write { fua: false } => Some(true),
-        _ => None,
-    }
 }
 
 /// Whether a request waits for space that is not on its way, or is slowed down as little is left.
@@ -724,18 +662,6 @@ pub(super) fn lacks_space(reason: ParkReason, volume: &Attachment) -> bool {
         ParkReason::Space => volume.is_out_of_space(),
         _ => false,
     }
-}
-
-/// The device that a plan is about, if that is one alone.
-fn only_device(plan: &Plan) -> Option<u8> {
-    let mut found = None;
-    for op in plan.ops().iter().filter(|op| op.kind != OpKind::ReadZeroes) {
-        match found {
-            Some(device) if device != op.device.0 => return None,
-            _ => found = Some(op.device.0),
-        }
-    }
-    found
 }
 
 fn count(stats: &VolumeStats, request: &Request, result: Result<(), BlockError>, total_ns: u64) {

@@ -29,32 +29,51 @@ impl Executor {
 
     /// Starts the operations of one stage. Gives whether all of them have ended already.
     pub(super) fn start_stage(&mut self, at: usize, stage: u8, ring: &mut Ring) -> bool {
-        self.slots[at].stage = stage;
-        // So that those that end at once don't end the stage.
-        self.slots[at].outstanding = 1;
-        // What is done at once comes first: it uses the buffer while nothing else does.
+        let slot = &mut self.slots[at];
+        slot.stage = stage;
+        // So that operations that end at once don't end the stage.
+        slot.outstanding = 1;
+        if let &[op] = self.slots[at].plan.ops() {
+            if op.stage == stage {
+                let is_at_once = self.is_at_once(at, &op, ring);
+                self.start_op(at, op, is_at_once, ring);
+            }
+        } else {
+            self.start_ops(at, stage, ring);
+        }
+        let slot = &mut self.slots[at];
+        slot.outstanding -= 1;
+        slot.outstanding == 0
+    }
+
+    /// Starts the operations of a stage of a plan that has several.
+    #[inline(never)]
+    fn start_ops(&mut self, at: usize, stage: u8, ring: &mut Ring) {
+        // Operations in memory come first: they use the buffer while no other one does.
         for in_memory in [true, false] {
             for index in 0..self.slots[at].plan.ops().len() {
-                let mut op = self.slots[at].plan.ops()[index];
-                // A plan speaks of what is left of the request, the buffer is that of all of it.
-                op.buffer_offset += self.slots[at].done;
-                if op.stage != stage || self.is_at_once(at, &op, ring) != in_memory {
-                    continue;
-                }
-                if in_memory {
-                    let result = self.do_at_once(at, &op, ring);
-                    if let Err(IoError::Media | IoError::Gone) = result {
-                        let error = std::io::Error::from_raw_os_error(libc::EIO);
-                        self.failed(Some((at, op.device.0, None)), &error);
-                    }
-                    self.note(at, result);
-                } else {
-                    self.start_or_wait(at, op, ring);
+                let op = self.slots[at].plan.ops()[index];
+                if op.stage == stage && self.is_at_once(at, &op, ring) == in_memory {
+                    self.start_op(at, op, in_memory, ring);
                 }
             }
         }
-        self.slots[at].outstanding -= 1;
-        self.slots[at].outstanding == 0
+    }
+
+    fn start_op(&mut self, at: usize, op: PlanOp, is_at_once: bool, ring: &mut Ring) {
+        let mut op = op;
+        // The plan covers the rest of the request, the buffer all of it.
+        op.buffer_offset += self.slots[at].done;
+        if is_at_once {
+            let result = self.do_at_once(at, &op, ring);
+            if let Err(IoError::Media | IoError::Gone) = result {
+                let error = std::io::Error::from_raw_os_error(libc::EIO);
+                self.failed(Some((at, op.device.0, None)), &error);
+            }
+            self.note(at, result);
+        } else {
+            self.start_or_wait(at, op, ring);
+        }
     }
 
     /// Whether an operation needs no ring.

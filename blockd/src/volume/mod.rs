@@ -5,6 +5,7 @@ mod copy;
 mod executor;
 mod media;
 mod slot;
+mod states;
 mod waiting;
 
 pub use executor::{Executor, VolumeRef};

@@ -105,7 +105,9 @@ impl Connection {
             self.input.skip(used);
             let job = self.begin_job(asked, Kind::Read, offset, len);
             self.issue(job, Operation::Read, offset, part, Some(buffer), context);
-            self.read_on(job, context);
+            if part < len {
+                self.read_on(job, context);
+            }
             return true;
         }
         let demand = match command {
