@@ -45,6 +45,11 @@ pub(crate) fn run(root: &Path) -> bool {
     });
     steps.run("tidy", || tidy::run(root).map(|()| Outcome::Passed));
     steps.run("requirements", || requirements::run(root, false).map(|()| Outcome::Passed));
+    // In CI, all tests follow.
+    if !command::in_ci() {
+        let help = ["test", "--quiet", "--package", "blockd", "--test", "cli_offline", "document"];
+        cargo_step(&mut steps, root, "docs/CLI.md", &help);
+    }
     steps.run("alert rules and dashboard", || rules::run(root).map(|()| Outcome::Passed));
     manifests(&mut steps, root);
     steps.finish()
