@@ -10,7 +10,7 @@ use crate::proto;
 use crate::proto::volume_capability::AccessType;
 use crate::proto::volume_capability::access_mode::Mode as Wire;
 
-/// Who may use a volume at the same time.
+/// The access mode: which nodes and pods may use a volume at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mode {
     /// The old mode, from before [`Mode::SingleWriter`] and [`Mode::MultiWriter`].
@@ -28,7 +28,8 @@ pub const MODES: [Mode; 4] =
     [Mode::Writer, Mode::ReaderOnly, Mode::SingleWriter, Mode::MultiWriter];
 
 const SUPPORTED_MODES: &str = "SINGLE_NODE_WRITER, SINGLE_NODE_READER_ONLY, \
-                               SINGLE_NODE_SINGLE_WRITER or SINGLE_NODE_MULTI_WRITER: volumes are of \
+                               SINGLE_NODE_SINGLE_WRITER or SINGLE_NODE_MULTI_WRITER: volumes are \
+                               of \
                                one node";
 
 impl Mode {
@@ -106,7 +107,7 @@ impl FileSystem {
     }
 }
 
-/// What a mounted volume is mounted with.
+/// The mount options of a mounted volume.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Mount {
     /// `None`: what the storage class says, or the default.
@@ -203,7 +204,8 @@ impl Capability {
     /// Reads a list that has to have something. All of it is looked at.
     ///
     /// # Errors
-    /// It is empty, or one is not taken. What is malformed comes before what is not supported.
+    /// The list is empty, or a capability is refused. Malformed capabilities are reported before
+    /// unsupported ones.
     pub fn parse_all(field: &str, list: &[proto::VolumeCapability]) -> Result<Vec<Self>, Refusal> {
         if list.is_empty() {
             return Err(Refusal::Malformed(Error::missing(field)));
@@ -338,7 +340,7 @@ mod tests {
         assert!(matches!(&refused, Err(Refusal::Unsupported(_))), "{refused:?}");
         let text = Error::from(refused.unwrap_err()).to_string();
         assert!(text.starts_with("c[1].access_mode.mode is MULTI_NODE_MULTI_WRITER:"), "{text}");
-        // What is malformed comes first, wherever it is.
+        // Malformed capabilities are reported first, wherever they are in the list.
         let refused = Capability::parse_all("c", &[wrong, good, unknown]);
         assert!(matches!(&refused, Err(Refusal::Malformed(_))), "{refused:?}");
     }

@@ -12,7 +12,7 @@ use crate::ids::Names;
 use crate::limits::MAX_STRING;
 use crate::quantity::{self, Ratio};
 
-/// What a claim without a size gets, as Kubernetes' users are used to.
+/// The size of a volume whose claim has none, as is usual in Kubernetes.
 const DEFAULT_SIZE: &str = "1Gi";
 
 /// Smallest sizes: what a file system needs to be of any use.
@@ -139,13 +139,13 @@ impl Minimum {
 /// All that is configured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// What a claim without a size gets.
+    /// The size of a volume whose claim has none.
     pub default_size: Bytes,
     /// Smallest sizes.
     pub minimum: Minimum,
     /// One of them is the default.
     pub classes: Vec<Class>,
-    /// Conditions of volumes are told.
+    /// Whether conditions of volumes are reported.
     pub health: bool,
     /// SINGLE_NODE_MULTI_WRITER is advertised, so that Kubernetes sends the newer access modes.
     pub multi_writer: bool,

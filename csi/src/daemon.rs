@@ -27,8 +27,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Largest answer: a list of 65 536 volumes with long names.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
-/// Bytes of a stream's answers that may be under way to us while nobody takes them: about one of
-/// its messages. HTTP/2 allows no less than 65 535.
+/// Flow control window of a stream in bytes, which bounds the answers in flight while the caller
+/// does not read: about one message. HTTP/2 allows no less than 65 535.
 const STREAM_WINDOW: u32 = 128 * 1024;
 
 /// The same for all streams together: more than there can be, so that none waits for another.
@@ -38,7 +38,7 @@ const STREAMS_WINDOW: u32 = 128 * STREAM_WINDOW;
 #[derive(Clone, Debug)]
 pub struct Daemon {
     client: ControlClient<Channel>,
-    /// A connection of their own: what nobody takes of a stream must not hold up a call.
+    /// A separate connection: unread messages of a stream must not delay calls.
     streams: ControlClient<Channel>,
     /// How long the next message of a stream may take.
     call_time: Duration,
@@ -139,7 +139,7 @@ impl Daemon {
         Ok(volumes)
     }
 
-    /// What a volume holds, range by range.
+    /// Streams the ranges of a volume with their state.
     ///
     /// # Errors
     /// What the daemon refused, or that it does not answer.
@@ -153,7 +153,7 @@ impl Daemon {
         Ok(Differences { stream, daemon: self.clone() })
     }
 
-    /// How volumes are; `None` when the daemon is too old to tell.
+    /// Returns the health of volumes; `None` when the daemon is too old to report it.
     ///
     /// # Errors
     /// What the daemon refused, or that it does not answer.

@@ -25,7 +25,7 @@ pub enum Error {
         field: String,
         /// Its value, as it can stand in a line.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: String,
     },
     /// A size that can't be.
@@ -35,13 +35,13 @@ pub enum Error {
         field: String,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: String,
     },
     /// There is nothing of that name.
     #[error("{what} {name} does not exist")]
     NotFound {
-        /// What kind of thing: volume, snapshot, path.
+        /// The kind of object: volume, snapshot, path.
         what: &'static str,
         /// Its id, as it can stand in a line.
         name: String,
@@ -49,15 +49,15 @@ pub enum Error {
     /// The name is taken by something else.
     #[error("{what} {name} exists with {field} {existing}, asked for {asked}")]
     Exists {
-        /// What kind of thing.
+        /// The kind of object.
         what: &'static str,
         /// Its name, as it can stand in a line.
         name: String,
         /// The property that differs.
         field: &'static str,
-        /// What it is.
+        /// The existing value.
         existing: String,
-        /// What was asked for.
+        /// The requested value.
         asked: String,
     },
     /// There is no room.
@@ -69,7 +69,7 @@ pub enum Error {
         requested: Bytes,
         /// Bytes that can still be given.
         free: Bytes,
-        /// What is counted, if it is not what is free; begins with a comma then.
+        /// The meaning of the figure, if it is not the free space; begins with a comma then.
         why: String,
     },
     /// The volume can't be where it is wanted.
@@ -83,7 +83,7 @@ pub enum Error {
     /// It is in use, or in another state than it has to be.
     #[error("{what} {problem}")]
     InUse {
-        /// What it is about.
+        /// The object of the call.
         what: String,
         /// In which state it is, and what would help.
         problem: String,
@@ -91,9 +91,9 @@ pub enum Error {
     /// Something else is being done with it, or the caller has to start again.
     #[error("{what} {problem}")]
     Aborted {
-        /// What it is about.
+        /// The object of the call.
         what: String,
-        /// What is being done.
+        /// The operation in progress.
         problem: String,
     },
     /// The daemon does not answer.
@@ -101,13 +101,13 @@ pub enum Error {
     Unavailable {
         /// Where it was looked for.
         address: String,
-        /// What happened.
+        /// The problem.
         problem: String,
     },
-    /// The caller's time is over. What was begun goes on, and a repeat finds it.
+    /// The caller's deadline expired. The operation continues, and a repeat finds its result.
     #[error("not done within {milliseconds} ms; it goes on")]
     Late {
-        /// What the caller gave.
+        /// The caller's deadline.
         milliseconds: u128,
     },
     /// A stream was given up: it is to be begun again where it stopped.
@@ -116,19 +116,19 @@ pub enum Error {
         /// Why.
         what: String,
     },
-    /// The caller of a stream has gone. Nobody hears of it.
+    /// The caller of a stream disconnected. The error is not delivered.
     #[error("the caller hung up")]
     HungUp,
     /// As much is worked on as may be.
     #[error("there are as many {what} at once as there may be: try again later")]
     Busy {
-        /// What there are too many of.
+        /// The kind of object whose limit is reached.
         what: &'static str,
     },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
-        /// What was done, and to what.
+        /// The failed operation, and its object.
         what: String,
         /// The answer.
         source: io::Error,
@@ -136,17 +136,18 @@ pub enum Error {
     /// Not foreseen: a bug, or a tool that failed.
     #[error("{what}: {problem}")]
     Unexpected {
-        /// What was done.
+        /// The failed operation.
         what: String,
-        /// What happened.
+        /// The problem.
         problem: String,
     },
-    /// What the daemon refused.
+    /// An error of the daemon.
     #[error("{}", .0.message)]
     Daemon(Box<v1::ErrorDetail>),
 }
 
-/// Longest value that is shown: more tells nobody anything, and a status has to fit a header.
+/// Longest value that is shown: longer values are not helpful, and a status has to fit into a
+/// header.
 const MAX_SHOWN: usize = 160;
 
 /// Longest message of a status, for the same reason.
@@ -231,7 +232,7 @@ impl Error {
         }
     }
 
-    /// What the daemon calls it, if it is the daemon's.
+    /// The daemon's kind of the error, if it comes from the daemon.
     #[must_use]
     pub fn daemon_kind(&self) -> Option<ErrorKind> {
         match self {
@@ -269,7 +270,7 @@ const fn code_of(kind: ErrorKind) -> Code {
 }
 
 impl From<Error> for Status {
-    /// Without details: the specification wants none.
+    /// Without details, as the specification requires.
     fn from(error: Error) -> Self {
         Self::new(error.code(), cut(error.to_string(), MAX_MESSAGE))
     }

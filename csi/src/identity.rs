@@ -1,4 +1,4 @@
-//! The identity service: who we are, what we can do, and whether we are ready.
+//! The identity service: the plugin's name, its capabilities, and its readiness.
 
 use std::sync::Arc;
 

@@ -2,13 +2,11 @@
 //!
 //! With P for the driver's prefix: volume NAME of pool POOL is the daemon's `P` `body(NAME)`, with
 //! the id `POOL/` and that. Its snapshot S is the daemon's `P` `body(NAME)` `@` `body(S)`, with the
-//! id `POOL/` and that, so that its source is known as long as it is there. What has another prefix
-//! is somebody else's.
-//!
-//! A group of snapshots is told by the names of its members, so that nothing has to be stored: its
-//! body is `~g`, how many there are, and a digest of its name. Each member is the daemon's `P`
-//! `body(SOURCE)` `@` and that body, and the group has the id `POOL/P` and that body. No name of a
-//! user's is its own body with a `~` in it, and `g` is no digit of a digest.
+//! id `POOL/` and that, so that its source is known as long as it exists. Names with another prefix
+//! are foreign. The names of its members identify a group of snapshots, so that nothing has to be
+//! stored: its body is `~g`, how many there are, and a digest of its name. Each member is the
+//! daemon's `P` `body(SOURCE)` `@` and that body, and the group has the id `POOL/P` and that body.
+//! No name of a user's is its own body with a `~` in it, and `g` is no digit of a digest.
 
 use std::fmt;
 
@@ -72,10 +70,10 @@ pub struct GroupId {
     body: String,
 }
 
-/// What a name of the daemon is.
+/// Classifies a name of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Somebody else's, or nothing that we would make.
+    /// A foreign name, or one that this driver would never use.
     Foreign,
     /// A volume of the controller's.
     Volume,
@@ -185,7 +183,7 @@ impl Names {
         Ok(())
     }
 
-    /// What the volume of this name is.
+    /// Returns the id of the volume of this name.
     #[must_use]
     pub fn volume(&self, pool: &str, name: &str) -> VolumeId {
         VolumeId { pool: pool.to_owned(), name: format!("{}{}", self.prefix, body(name)) }
@@ -199,7 +197,7 @@ impl Names {
         (kind == Kind::Volume).then(|| VolumeId { pool: pool.to_owned(), name: name.to_owned() })
     }
 
-    /// What the snapshot of this name is, of that volume.
+    /// Returns the id of the snapshot of this name, of that volume.
     #[must_use]
     pub fn snapshot(&self, source: &VolumeId, name: &str) -> SnapshotId {
         let [plain, digest] = Self::snapshot_bodies(name);
@@ -227,7 +225,7 @@ impl Names {
             .then(|| SnapshotId { pool: pool.to_owned(), name: name.to_owned() })
     }
 
-    /// What the group of this name and of so many snapshots is; at most [`MAX_GROUP`].
+    /// Returns the id of the group of this name with `count` snapshots; at most [`MAX_GROUP`].
     #[must_use]
     pub fn group(&self, pool: &str, name: &str, count: usize) -> GroupId {
         let less_one = count.saturating_sub(1).min(MAX_GROUP - 1);
@@ -270,7 +268,7 @@ impl Names {
         format!("{}{EPHEMERAL}{:032x}", self.prefix, xxh3_128(id.as_bytes()))
     }
 
-    /// What a name of the daemon is.
+    /// Classifies a name of the daemon.
     #[must_use]
     pub fn kind(&self, name: &str) -> Kind {
         let Some(rest) = name.strip_prefix(&self.prefix) else { return Kind::Foreign };
@@ -290,7 +288,7 @@ impl Names {
     }
 }
 
-/// What stands for a name: itself where that is possible.
+/// Returns the body of a name: the name itself where possible, else a digest.
 fn body(name: &str) -> String {
     if is_plain(name) { name.to_owned() } else { digest(name) }
 }
@@ -300,7 +298,7 @@ fn digest(name: &str) -> String {
 }
 
 fn group_digest(name: &str) -> String {
-    // What is left out makes a clash no likelier than one in 2^120.
+    // The truncated digest keeps the probability of a collision below 2^-120.
     let mut digits = format!("{:032x}", xxh3_128(name.as_bytes()));
     digits.truncate(GROUP_DIGITS);
     digits
@@ -418,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_told_by_the_names_of_its_snapshots() {
+    fn the_names_of_its_snapshots_identify_a_group() {
         let names = Names::new(DEFAULT_DRIVER);
         let volume = names.volume("default", UUID);
         for count in 1..=MAX_GROUP {

@@ -1,8 +1,7 @@
 //! The CSI plugin of blockd: makes its volumes usable in Kubernetes, by version 1.12 of the
-//! Container Storage Interface.
-//!
-//! It does the life of volumes and no IO: what it knows it asks of the daemon, by `blockd.v1`,
-//! and of the mount table. It can be killed and started at any time.
+//! Container Storage Interface. It manages the life cycle of volumes and does no IO: its state
+//! comes from the daemon, by `blockd.v1`, and from the mount table. It can be killed and started at
+//! any time.
 #![forbid(unsafe_code)]
 
 pub mod bytes;

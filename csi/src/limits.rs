@@ -15,7 +15,7 @@ pub const MAX_NAME: usize = 128;
 /// Bytes of a map, keys and values together: the general limit of the specification.
 pub const MAX_MAP: usize = 4096;
 
-/// Bytes of a path: that of the operating system, which the specification asks for.
+/// Bytes of a path: the limit of the operating system, as the specification requires.
 pub const MAX_PATH: usize = 4096;
 
 /// Bytes of all mount flags together: the limit of the specification.

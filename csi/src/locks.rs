@@ -1,4 +1,4 @@
-//! One call for each volume at a time; a second one is told so at once.
+//! Locks that admit one call for each volume at a time; a second call is refused at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 
-/// What is being worked on.
+/// The objects with a call in progress.
 #[derive(Clone, Default, Debug)]
 pub struct Locks(Arc<Mutex<BTreeSet<String>>>);
 
-/// Ends the exclusion when it goes. Belongs to the task that does the work, so that a caller who
-/// hangs up ends nothing.
+/// Releases the lock when dropped. The task that does the work owns it, so that the lock stays held
+/// when the caller disconnects.
 #[derive(Debug)]
 #[must_use = "the lock ends when this goes"]
 pub struct Guard {

@@ -5,7 +5,7 @@ use tracing_subscriber::EnvFilter;
 use crate::error::Error;
 use crate::options::LogFormat;
 
-/// What says how much is logged, in the form of `tracing`.
+/// The environment variable with the log filter, in the form of `tracing`.
 const VARIABLE: &str = "BLOCKD_CSI_LOG";
 
 /// Begins to log. Once in a process.

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Runs one of them until it is told to end.
+/// Runs one of them until a signal stops it.
 fn run<F: Future<Output = Result<(), Error>>>(
     log_format: LogFormat,
     work: impl FnOnce(Stop) -> F,

@@ -1,4 +1,4 @@
-//! What is counted, and told over HTTP in the OpenMetrics text format.
+//! Counters of the plugin, served over HTTP in the OpenMetrics text format.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -41,7 +41,7 @@ const HEALTHZ: &str = "/healthz";
 /// Connections at once. There are a few scrapers, and they are quick.
 const CONNECTIONS: usize = 16;
 
-/// How long a connection may live: a scraper that wants more comes again.
+/// Longest life of a connection: a scraper reconnects after that.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
 
 /// The type of a page of metrics.
@@ -145,7 +145,7 @@ impl Metrics {
         registry.register("operations_in_flight", "Calls that are worked on", in_flight.clone());
         registry.register(
             "class_available_bytes",
-            "What can still be made of a class here, as GetCapacity tells it",
+            "Bytes of a class that can still be allocated on this node, as in GetCapacity",
             capacities.clone(),
         );
         let registry = Arc::new(Mutex::new(all));
@@ -175,10 +175,10 @@ impl Metrics {
         self.in_flight.inc_by(by);
     }
 
-    /// What can still be made of each class, in bytes. Classes that are not among them are told no
-    /// more.
+    /// Sets the bytes that can still be allocated of each class. Other classes are no longer
+    /// exported.
     pub fn capacities(&self, of_classes: &[(String, i64)]) {
-        // Whoever reads meanwhile sees those before or those after.
+        // A concurrent scrape sees either the old or the new figures.
         let _registry = self.registry.lock();
         self.capacities.clear();
         for (class, bytes) in of_classes {
@@ -204,7 +204,8 @@ impl Metrics {
         bound.map_err(|error| Error::io(format_args!("serve metrics on {address}"), error))
     }
 
-    /// Serves them for ever. `refresh` measures what is measured only when somebody asks.
+    /// Serves the metrics for ever. `refresh` updates the metrics that are measured only on a
+    /// scrape.
     pub async fn serve<R: Future<Output = ()> + Send + 'static>(
         self,
         listener: TcpListener,
@@ -326,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_conflicts_are_told_by_method_code_and_mode() {
+    fn calls_and_conflicts_are_counted_by_method_code_and_mode() {
         let metrics = Metrics::new("csi.blockd.io");
         metrics.observe("CreateVolume", tonic::Code::Ok, Duration::from_millis(3));
         metrics.observe("CreateVolume", tonic::Code::Aborted, Duration::from_millis(300));
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn half_requests_keep_nobody_from_metrics_and_liveness() {
+    async fn half_requests_do_not_block_metrics_and_liveness() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         use tokio::net::TcpStream;
 
@@ -411,7 +412,7 @@ mod tests {
             include_str!("../../docs/METRICS.md")
         );
         let metrics = Metrics::new("csi.blockd.io");
-        // What never happened is not told at all.
+        // Events that never happened are not exported.
         metrics.observe("Probe", tonic::Code::Ok, Duration::ZERO);
         metrics.publish_conflict(Mode::SingleWriter);
         metrics.capacities(&[("thin".to_owned(), 1)]);

@@ -73,8 +73,8 @@ pub struct Options {
     #[arg(long)]
     pub strict_single_node_writer: bool,
 
-    /// Make volumes larger on their own node, when NodeExpandVolume asks for that, and don't offer
-    /// ControllerExpandVolume: csi-resizer knows no nodes
+    /// Grow volumes on their own node, in NodeExpandVolume, and do not offer
+    /// ControllerExpandVolume: csi-resizer has no notion of nodes
     #[arg(long)]
     pub expand_on_node: bool,
 
@@ -154,7 +154,8 @@ pub(crate) fn check_driver(name: &str) -> Result<(), Error> {
         return Ok(());
     }
     let allowed = format!(
-        "a domain name of 1 to {MAX_DRIVER} letters, digits, dashes and dots, which begins and ends \
+        "a domain name of 1 to {MAX_DRIVER} letters, digits, dashes and dots, which begins and \
+         ends \
          with a letter or digit"
     );
     Err(Error::invalid("driver-name", name, allowed))

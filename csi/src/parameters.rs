@@ -1,5 +1,5 @@
-//! Parameters of storage classes and of volume attributes classes, and what of them goes on to the
-//! node. What is not known is refused by name.
+//! Parameters of storage classes and of volume attributes classes, and the part that is passed to
+//! the node. Unknown parameters are refused by name.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,8 @@ use crate::limits;
 use crate::pmem;
 use crate::quantity;
 
-/// What the sidecars of Kubernetes add: the file system's type, names of claims and the like.
+/// Prefix of parameters that the sidecars of Kubernetes add: the file system's type, names of
+/// claims and the like.
 const SIDECARS: &str = "csi.storage.k8s.io/";
 
 /// The same, of older sidecars.
@@ -34,7 +35,7 @@ pub struct Keys {
     driver: String,
 }
 
-/// What a storage class says.
+/// The parameters of a storage class.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ClassParameters {
     /// The device class; `None`: the default one.
@@ -43,20 +44,20 @@ pub struct ClassParameters {
     pub mkfs_options: Option<String>,
     /// The file system, where a capability names none.
     pub file_system: Option<FileSystem>,
-    /// What can be changed later, as the class has it.
+    /// The mutable parameters in the class.
     pub mutable: Mutable,
-    /// What it says of persistent memory.
+    /// The parameters of persistent memory.
     pub pmem: pmem::Parameters,
 }
 
-/// What can be changed while a volume is there. `None`: as it is.
+/// Parameters that can be changed while a volume exists. `None`: unchanged.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Mutable {
     /// Requests a second; 0: no limit.
     pub iops: Option<u64>,
     /// Bytes a second; 0: no limit.
     pub bandwidth: Option<Bytes>,
-    /// What becomes of writes when the pool is full, and the milliseconds of a timeout.
+    /// The behaviour of writes when the pool is full, and the milliseconds of a timeout.
     pub on_full: Option<(v1::OnFull, u32)>,
     /// Bytes set aside; 0: none.
     pub reservation: Option<Bytes>,
@@ -71,7 +72,7 @@ impl Mutable {
         *self == Self::default()
     }
 
-    /// What `other` says, and where that says nothing what this does.
+    /// Merges two sets: the values of `other`, and those of `self` where `other` has none.
     #[must_use]
     pub fn under(self, other: Self) -> Self {
         Self {
@@ -217,7 +218,8 @@ impl Keys {
 
     fn unknown(&self, field: &str, key: &str, also: &str) -> Error {
         let allowed = format!(
-            "one of {also}iops, bandwidth, on-full, on-full-timeout, reservation, quota, each after \
+            "one of {also}iops, bandwidth, on-full, on-full-timeout, reservation, quota, each \
+             after \
              {}/",
             self.driver
         );
@@ -262,7 +264,7 @@ pub fn mkfs_options(field: &str, text: &str) -> Result<Vec<String>, Error> {
 }
 
 fn count(field: &str, text: &str) -> Result<u64, Error> {
-    // What the daemon takes is beyond what any device does; what `i64` holds is enough.
+    // The daemon accepts values beyond any device; the range of `i64` is enough.
     let fits = text.parse().ok().filter(|count: &u64| i64::try_from(*count).is_ok());
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     fits.filter(|_| digits).ok_or_else(|| Error::invalid(field, text, "a whole number"))
@@ -367,7 +369,7 @@ mod tests {
                 assert!(error.to_string().contains(&format!("parameters is {shown}:")), "{error}");
             }
         }
-        // What only a storage class has is not mutable.
+        // Parameters that only a storage class has are not mutable.
         assert!(keys.mutable("m", &map(&[("usage", "FileIO")])).is_err());
         assert!(keys.mutable("m", &map(&[("d/device-class", "a")])).is_err());
         assert!(keys.mutable("m", &map(&[("csi.storage.k8s.io/pvc/name", "a")])).is_err());

@@ -1,4 +1,4 @@
-//! What all services share, and how a call is worked on.
+//! The state that all services share, and the processing of a call.
 
 mod stream;
 
@@ -25,7 +25,7 @@ use crate::topology::Place;
 pub(crate) use self::stream::Streams;
 pub use self::stream::{Answers, Sink};
 
-/// What was set when the plugin was started.
+/// The settings from the start of the plugin.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The driver's name.
@@ -48,16 +48,16 @@ pub struct Settings {
     pub expand_on_node: bool,
 }
 
-/// What all services share.
+/// The state that all services share.
 #[derive(Debug)]
 pub struct Plugin {
-    /// What was set at the start.
+    /// The settings from the start.
     pub settings: Settings,
     /// The daemon.
     pub daemon: Daemon,
     /// One call for each volume at a time.
     pub locks: Locks,
-    /// What is counted.
+    /// The counters.
     pub metrics: Metrics,
     /// Held from seeing what may still be promised of a pool until it is promised.
     pub(crate) promises: Mutex<()>,
@@ -90,7 +90,7 @@ impl Call {
         Self { method, subject, deadline, is_quiet: false }
     }
 
-    /// A call that only asks: not worth a line in the log if it goes well.
+    /// Marks a call that only reads: it is not logged if it succeeds.
     #[must_use]
     pub fn quiet(self) -> Self {
         Self { is_quiet: true, ..self }
@@ -228,9 +228,8 @@ impl Plugin {
     }
 
     /// The volume of an id of the controller's, and what the daemon says of it.
-    ///
     /// # Errors
-    /// NOT_FOUND: there is none, or it is somebody else's. Or the daemon does not answer.
+    /// NOT_FOUND: it does not exist, or is foreign. Or the daemon does not answer.
     pub async fn volume(&self, id: &str) -> Result<(VolumeId, v1::Volume), Error> {
         let absent = || Error::not_found("volume", id);
         let volume_id = self.settings.names.parse_volume(id).ok_or_else(absent)?;
@@ -321,8 +320,8 @@ impl Pools {
     }
 }
 
-/// Why a pool is not one for a class, where both are known. That a class of persistent memory gets
-/// none in fact must not be found out by a crash.
+/// Returns why a pool does not fit a class, where both are known. A mismatch must be refused here:
+/// a volume without real persistent memory would otherwise show only at a crash.
 fn unfit(pool: &v1::Pool, class: &Class) -> Option<&'static str> {
     let is_direct = pool.kind() == v1::PoolKind::PmemDirect;
     let in_memory = |device: &v1::Device| device.kind() == v1::DeviceKind::Pmem;

@@ -1,9 +1,10 @@
-//! What storage classes and inline volumes say of persistent memory, and what of it goes together.
+//! Parameters of persistent memory in storage classes and inline volumes, and their valid
+//! combinations.
 //!
-//! A device of ublk has no DAX, so that applications map memory only where they get the kernel's
-//! own device. The same is true of images for virtual machines: on a device of ublk, stores of a
-//! virtual machine would reach only the host's page cache, and a flush in the virtual machine would
-//! not write them back. What is impossible is refused, never made less.
+//! A device of ublk has no DAX, so that applications map memory only with the kernel's own device.
+//! The same is true of images for virtual machines: on a device of ublk, stores of a virtual
+//! machine would reach only the host's page cache, and a flush in the virtual machine would not
+//! write them back. Impossible requests are refused, never downgraded.
 
 use blockd_api::v1;
 
@@ -25,11 +26,11 @@ pub const KATA_PARTITION: &str = "kata-partition";
 /// mkfs makes none below 64 MiB for such a layout.
 const MAPPED_XFS: Bytes = Bytes::constant(576 * 1_048_576);
 
-/// What a volume with an image for virtual machines needs beyond the smallest size of a file
+/// The overhead of a volume with an image for virtual machines beyond the smallest size of a file
 /// system: another file system around it, with its journal, and the image's own front.
 const AROUND_IMAGE: Bytes = Bytes::constant(64 * 1_048_576);
 
-/// What a volume is used for.
+/// The usage of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
     /// Applications map it.
@@ -58,7 +59,7 @@ impl Usage {
     }
 }
 
-/// What was said. `None`: nothing.
+/// The parameters as given. `None`: not given.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Parameters {
     pub usage: Option<Usage>,
@@ -96,7 +97,7 @@ impl Parameters {
         Ok(true)
     }
 
-    /// What it comes to for volumes of a class. `prefix` goes before the names of fields in errors.
+    /// Derives the plan for volumes of a class. `prefix` precedes the names of fields in errors.
     ///
     /// # Errors
     /// INVALID_ARGUMENT: some of it does not go together, or not with the class.
@@ -158,9 +159,9 @@ pub struct Plan {
     pub erase_after: Option<bool>,
     /// It holds an image that virtual machines see as a device of persistent memory.
     pub kata: bool,
-    /// What they see has a partition table.
+    /// Whether virtual machines see a partition table.
     pub kata_partition: bool,
-    /// What its size counts.
+    /// Whether its size includes the overhead.
     pub semantics: v1::SizeSemantics,
     /// It is a namespace of its own.
     pub is_direct: bool,
@@ -212,7 +213,7 @@ impl Plan {
         }
     }
 
-    /// What of a volume goes into its context: what the node has to know, and what users want to.
+    /// Returns the context of a volume: facts for the node, and information for users.
     #[must_use]
     pub fn context(&self, pool: &v1::Pool, volume: &v1::Volume) -> Vec<(&'static str, String)> {
         let Some(usage) = self.usage else { return Vec::new() };
@@ -238,8 +239,8 @@ impl Plan {
         context
     }
 
-    /// The step of sizes that are asked of a pool. What a namespace needs beside comes on top, and
-    /// only the pool knows how much: it rounds then. `block` is the logical block.
+    /// Returns the step of sizes in requests to a pool. The overhead of a namespace is added by the
+    /// pool, which then rounds. `block` is the logical block.
     #[must_use]
     pub fn granule(&self, pool: &v1::Pool, block: Bytes) -> Bytes {
         let leaves_it = self.is_direct && self.semantics == v1::SizeSemantics::Usable;
@@ -254,7 +255,7 @@ impl Plan {
         }
         let of_pool = Bytes::new(pool.minimum_volume_bytes).unwrap_or_default();
         let of_use = match fs {
-            // What a pool gives at the least is a device that is of use.
+            // The pool's minimum is a usable device.
             None if !of_pool.is_zero() => Bytes::ZERO,
             Some(FileSystem::Xfs) if self.usage == Some(Usage::AppDirect) => of_use.max(MAPPED_XFS),
             _ => of_use,
@@ -264,7 +265,8 @@ impl Plan {
     }
 }
 
-/// What a volume takes of its pool, as its claim is told: at least what it shows of itself.
+/// Returns the bytes that a volume takes of its pool, which is its claim's capacity: at least its
+/// visible size.
 #[must_use]
 pub fn charged(volume: &v1::Volume) -> i64 {
     volume.charged_bytes.max(volume.size_bytes)
@@ -348,7 +350,7 @@ mod tests {
         for wrong in ["", "appdirect", "fileio", "Volatile"] {
             assert!(plan(Kind::PmemDirect, &[("usage", wrong)]).is_err(), "{wrong}");
         }
-        // The reason is told.
+        // The error has the reason.
         let error = plan(Kind::PmemPooled, &[("usage", "AppDirect")]).unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
         assert!(error.to_string().contains("devices of ublk, which have no DAX"), "{error}");

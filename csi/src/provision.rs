@@ -1,5 +1,5 @@
-//! Making and growing volumes: what may be promised of a pool, and everything that makes a volume
-//! that of its class. Each step can be repeated, and finishes what was cut.
+//! Creates and grows volumes: limits of provisioning, and all settings that a class gives its
+//! volumes. Each step can be repeated, and completes an interrupted one.
 
 use blockd_api::v1::{self, ErrorKind};
 
@@ -12,9 +12,9 @@ use crate::pmem::{self, Plan};
 use crate::quantity::Ratio;
 use crate::sizes::{MAX_VOLUME, Range, Rules};
 
-/// A volume as it is to be.
+/// The properties of a volume to create.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
+pub struct CreateSpec<'a> {
     /// Its class.
     pub class: &'a Class,
     /// The class's pool, by name.
@@ -25,13 +25,13 @@ pub struct Wish<'a> {
     pub size: Bytes,
     /// Bytes that it may have at the most, with what is needed to keep it; 0: any.
     pub limit: Bytes,
-    /// What is set for it.
+    /// Its mutable parameters.
     pub mutable: &'a Mutable,
     /// How it lies in persistent memory.
     pub pmem: Plan,
 }
 
-/// What can still be made in a pool.
+/// The capacity that is left in a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Capacity {
     /// Bytes of all that can be made.
@@ -43,13 +43,14 @@ pub struct Capacity {
 /// The smallest step of sizes: the logical block of the class's volumes.
 #[must_use]
 pub fn granule(pool: &v1::Pool, class: &Class) -> Bytes {
-    // Without a wish the daemon takes the smallest block that the pool's devices have.
+    // Without a requested block size the daemon takes the smallest block of the pool's devices.
     let of_devices = pool.devices.iter().map(|device| device.block_size).max();
     let smallest = of_devices.unwrap_or_default().max(512);
     Bytes::constant(i64::from(class.block_size.max(smallest)))
 }
 
-/// What may still be promised: ratio times size, rounded down, less what was promised already.
+/// Returns the bytes that can still be provisioned: ratio times size, rounded down, less the
+/// provisioned bytes.
 #[must_use]
 pub fn promisable(ratio: Ratio, size: Bytes, promised: u128) -> Bytes {
     let left = ratio.times(size).saturating_sub(promised);
@@ -64,7 +65,7 @@ pub fn promised(volumes: &[v1::Volume]) -> u128 {
     sizes.map(|bytes| Bytes::new(bytes).unwrap_or_default().wide()).sum()
 }
 
-/// What can still be made of a class in its pool.
+/// Returns the capacity of a class that is left in a pool.
 ///
 /// # Errors
 /// The daemon does not answer.
@@ -88,8 +89,8 @@ pub async fn capacity(plugin: &Plugin, pool: &v1::Pool, class: &Class) -> Result
     Ok(Capacity { available: left.round_down(step), maximum })
 }
 
-/// What can still be made of a class in all of its pools: the sum, and the best of them, since no
-/// volume lies in two.
+/// Returns the capacity of a class that is left in all of its pools: the sum, and the maximum over
+/// the pools, since no volume spans two.
 ///
 /// # Errors
 /// The daemon does not answer.
@@ -130,9 +131,9 @@ pub async fn best_pool<'a>(
     best.map(|(_, pool)| pool).ok_or_else(|| pools.missing(class))
 }
 
-/// Bytes that can still be set aside for one volume more: what is free, less what is set aside for
-/// others and what all of them are mapped by. It is at most what the daemon would grant, never
-/// more, so that it never refuses what is told here.
+/// Returns the bytes that can still be set aside for another volume: the free space, less the space
+/// set aside for others and the metadata of all of them. It never exceeds the daemon's own limit,
+/// so that the daemon never refuses a reported capacity.
 fn thick_room(pool: &v1::Pool, volumes: &[v1::Volume]) -> Bytes {
     /// By the format, a page of 4 KiB maps 256 extents, and an index 64 of such pages or more.
     const PAGE: u128 = 4096;
@@ -170,9 +171,9 @@ fn wanted(volume: &v1::Volume) -> u128 {
     if quota == 0 { bytes } else { bytes.min(quota) }
 }
 
-/// Bytes beyond which no volume more can have all of its space: what is free or was granted to who
-/// has no claim to it, less what is set aside for others. What the volume is mapped by comes on
-/// top, so that the daemon has the last word; it is never asked for what can't be.
+/// Returns an upper limit for another thick volume: the space that is free or granted without a
+/// reservation, less the space set aside for others. The volume's metadata comes on top, so that
+/// the daemon decides finally; impossible requests are refused before.
 fn thick_limit(pool: &v1::Pool, volumes: &[v1::Volume]) -> Bytes {
     let extent = u128::from(pool.extent_size.max(1));
     let set_aside: u128 = volumes.iter().map(|volume| unmet(volume, extent) * extent).sum();
@@ -194,7 +195,7 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
     let asked = v1::GetPoolRequest { name: pool.to_owned() };
     let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
     let volumes = plugin.daemon.volumes(pool).await?;
-    // What is told is what GetCapacity tells.
+    // The error has the same figure as GetCapacity.
     let (most, free, why) = if class.is_thick {
         let why = ", less what is set aside for others and what maps it".to_owned();
         (thick_limit(&found, &volumes), thick_room(&found, &volumes), why)
@@ -219,52 +220,52 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
 /// # Errors
 /// RESOURCE_EXHAUSTED with what is free and what was asked for; ALREADY_EXISTS when there is
 /// something else of that name. Nothing is left then that was not there before.
-pub async fn create(plugin: &Plugin, wish: &Wish<'_>) -> Result<v1::Volume, Error> {
-    // What a namespace needs beside its size only the daemon knows, and others need not wait until
-    // that has been overwritten.
-    let is_direct = wish.class.kind == Kind::PmemDirect;
+pub async fn create(plugin: &Plugin, spec: &CreateSpec<'_>) -> Result<v1::Volume, Error> {
+    // Only the daemon knows the overhead of a namespace, and other calls need not wait until the
+    // space has been overwritten.
+    let is_direct = spec.class.kind == Kind::PmemDirect;
     let mut promises = None;
     if !is_direct {
         promises = Some(plugin.promises.lock().await);
     }
-    if !is_direct && plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
-        check_room(plugin, wish.class, wish.pool, wish.size).await?;
+    if !is_direct && plugin.daemon.find_volume(spec.pool, spec.name).await?.is_none() {
+        check_room(plugin, spec.class, spec.pool, spec.size).await?;
     }
     let asked = v1::CreateVolumeRequest {
-        name: wish.name.to_owned(),
-        pool: wish.pool.to_owned(),
-        block_size: wish.class.block_size,
-        size_bytes: wish.size.get(),
-        ..wish.pmem.request(wish.limit)
+        name: spec.name.to_owned(),
+        pool: spec.pool.to_owned(),
+        block_size: spec.class.block_size,
+        size_bytes: spec.size.get(),
+        ..spec.pmem.request(spec.limit)
     };
     let answer = match plugin.daemon.create_volume(asked).await {
         Err(error) if is_direct && error.daemon_kind() == Some(ErrorKind::NoSpace) => {
-            return Err(no_piece(plugin, wish).await.unwrap_or(error));
+            return Err(no_piece(plugin, spec).await.unwrap_or(error));
         }
-        answer => answer.map_err(|error| beyond_limit(error, wish.limit))?,
+        answer => answer.map_err(|error| beyond_limit(error, spec.limit))?,
     };
     drop(promises);
     let volume = answer.volume.unwrap_or_default();
     let takes = Bytes::new(pmem::charged(&volume)).unwrap_or_default();
-    if !wish.limit.is_zero() && takes > wish.limit {
+    if !spec.limit.is_zero() && takes > spec.limit {
         if answer.changed {
-            remove(plugin, wish.pool, wish.name).await;
+            remove(plugin, spec.pool, spec.name).await;
         }
-        let allowed = format!("no less than {takes}, which {} bytes take", wish.size);
-        return Err(Error::out_of_range("capacity_range.limit_bytes", wish.limit, allowed));
+        let allowed = format!("no less than {takes}, which {} bytes take", spec.size);
+        return Err(Error::out_of_range("capacity_range.limit_bytes", spec.limit, allowed));
     }
-    finish(plugin, wish, volume, answer.changed).await
+    finish(plugin, spec, volume, answer.changed).await
 }
 
-/// What there is where a namespace finds no room: too little, or too little in one piece.
-async fn no_piece(plugin: &Plugin, wish: &Wish<'_>) -> Option<Error> {
-    let asked = v1::GetPoolRequest { name: wish.pool.to_owned() };
+/// Returns the error of a namespace without space: too little in total, or too little in one piece.
+async fn no_piece(plugin: &Plugin, spec: &CreateSpec<'_>) -> Option<Error> {
+    let asked = v1::GetPoolRequest { name: spec.pool.to_owned() };
     let found = plugin.daemon.get_pool(asked).await.ok()?.pool?;
     let largest = Bytes::new(found.largest_volume_bytes)?;
     let free = Bytes::new(found.free_bytes)?;
-    let regions = if wish.class.others.is_empty() { "" } else { ", in the best of its regions" };
+    let regions = if spec.class.others.is_empty() { "" } else { ", in the best of its regions" };
     let why = format!(", {largest} of them in one piece{regions}");
-    Some(Error::NoSpace { pool: wish.pool.to_owned(), requested: wish.size, free, why })
+    Some(Error::NoSpace { pool: spec.pool.to_owned(), requested: spec.size, free, why })
 }
 
 /// A limit that can't be kept is out of range, whatever else a daemon refuses.
@@ -281,53 +282,57 @@ fn beyond_limit(error: Error, limit: Bytes) -> Error {
 ///
 /// # Errors
 /// As [`create`].
-pub async fn clone(plugin: &Plugin, wish: &Wish<'_>, snapshot: &str) -> Result<v1::Volume, Error> {
+pub async fn clone(
+    plugin: &Plugin,
+    spec: &CreateSpec<'_>,
+    snapshot: &str,
+) -> Result<v1::Volume, Error> {
     let promises = plugin.promises.lock().await;
-    if plugin.daemon.find_volume(wish.pool, wish.name).await?.is_none() {
-        check_room(plugin, wish.class, wish.pool, wish.size).await?;
+    if plugin.daemon.find_volume(spec.pool, spec.name).await?.is_none() {
+        check_room(plugin, spec.class, spec.pool, spec.size).await?;
     }
     let asked = v1::CloneVolumeRequest {
-        name: wish.name.to_owned(),
-        pool: wish.pool.to_owned(),
+        name: spec.name.to_owned(),
+        pool: spec.pool.to_owned(),
         snapshot: snapshot.to_owned(),
-        size_bytes: wish.size.get(),
+        size_bytes: spec.size.get(),
         ..Default::default()
     };
     let answer = plugin.daemon.clone_volume(asked).await?;
     drop(promises);
     let volume = answer.volume.unwrap_or_default();
-    finish(plugin, wish, volume, answer.changed).await
+    finish(plugin, spec, volume, answer.changed).await
 }
 
-/// Sets what is to be set for a volume that is there. One that was made just now, or was never
-/// written, goes away again if that fails: nobody was told of it.
+/// Applies the settings to an existing volume. If that fails, a volume that was created just now,
+/// or was never written, is deleted again: its creation was not answered yet.
 ///
 /// # Errors
 /// As [`create`].
 pub async fn finish(
     plugin: &Plugin,
-    wish: &Wish<'_>,
+    spec: &CreateSpec<'_>,
     volume: v1::Volume,
     is_new: bool,
 ) -> Result<v1::Volume, Error> {
     if volume.state() == v1::VolumeState::Creating {
-        let what = format!("volume {}", wish.name);
+        let what = format!("volume {}", spec.name);
         return Err(Error::Aborted { what, problem: "is still being made".to_owned() });
     }
-    let is_thick = wish.class.is_thick;
+    let is_thick = spec.class.is_thick;
     let settings = volume.settings.unwrap_or_default();
-    let mut request = wish.mutable.request(wish.pool, wish.name);
+    let mut request = spec.mutable.request(spec.pool, spec.name);
     request.thick = is_thick.then_some(true);
     if is_set(&settings, &request) {
         if settings.thick && !is_thick {
-            let it = ("volume", wish.name);
+            let it = ("volume", spec.name);
             return Err(Error::exists(it, "all its space set aside:", "thick", "thin"));
         }
         return Ok(volume);
     }
     if !is_untouched(&settings) {
         // Another request was finished before: settings are made at once or not at all.
-        let it = ("volume", wish.name);
+        let it = ("volume", spec.name);
         let (existing, asked) = (describe(&settings), "other parameters");
         return Err(Error::exists(it, "parameters", existing, asked));
     }
@@ -335,11 +340,11 @@ pub async fn finish(
         Ok(answer) => Ok(answer.volume.unwrap_or_default()),
         Err(error) => {
             let is_empty = volume.valid_bytes == 0 && volume.origin_id == 0 && !volume.attached;
-            // A caller that is told of a refusal may never come back; one that is told that the
-            // daemon is away does, and finishes it.
+            // A caller that receives a refusal may not retry; one that receives UNAVAILABLE does,
+            // and completes it.
             let is_refused = error.daemon_kind().is_some();
             if is_refused && (is_new || is_empty) {
-                remove(plugin, wish.pool, wish.name).await;
+                remove(plugin, spec.pool, spec.name).await;
             }
             Err(error)
         }
@@ -376,7 +381,7 @@ fn is_set(settings: &v1::VolumeSettings, request: &v1::ConfigureVolumeRequest) -
         && same(request.bandwidth_bytes, &settings.bandwidth_bytes)
 }
 
-/// Whether nothing was ever set. What becomes of writes when the pool is full is always something.
+/// Whether no setting was ever changed. The behaviour on a full pool always has a value.
 fn is_untouched(settings: &v1::VolumeSettings) -> bool {
     let v1::VolumeSettings { thick, reservation_bytes, quota_bytes, iops, bandwidth_bytes, .. } =
         settings;
@@ -416,8 +421,8 @@ pub async fn expand(
     grow(plugin, &class, &volume, size).await
 }
 
-/// The class that a volume is of. That is written nowhere: it is one of its pool's and its kind,
-/// and where several are, the one that promises most.
+/// Returns the class of a volume. It is not stored: it is a class of the volume's pool and kind,
+/// and of several the one with the highest ratio.
 fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
     let is_thick = volume.settings.is_some_and(|settings| settings.thick);
     let is_here = |class: &&Class| {

@@ -6,11 +6,12 @@ use std::fmt;
 use crate::bytes::Bytes;
 use crate::error::Error;
 
-/// What is accepted as a size.
-pub const SIZE_FORM: &str = "a number of bytes, or of Ki, Mi, Gi, Ti, Pi, Ei (each 1024 times the one \
+/// The accepted form of a size.
+pub const SIZE_FORM: &str = "a number of bytes, or of Ki, Mi, Gi, Ti, Pi, Ei (each 1024 times the \
+                             one \
                              before) or k, M, G, T, P, E (each 1000 times)";
 
-/// What is accepted as a ratio.
+/// The accepted form of a ratio.
 pub const RATIO_FORM: &str = "a decimal number from 1 to 1000000, with at most 9 digits behind the \
                               point";
 
@@ -149,8 +150,7 @@ impl Ratio {
         Ok(Self { numerator, denominator })
     }
 
-    /// So many times as much, rounded down. More than `int64` holds only counts as that much where
-    /// it is given to somebody.
+    /// Multiplies a size, rounded down. The product may exceed `int64`; callers clamp it.
     #[must_use]
     pub fn times(self, bytes: Bytes) -> u128 {
         // 2^63 times 10^15 is below 2^128.

@@ -36,12 +36,11 @@ use crate::topology::Place;
 /// Calls of one connection at once: more wait. The tests of the specification make two hundred.
 const CALLS_AT_ONCE: usize = 1024;
 
-/// Largest request. What the limits allow is far below; what is above them is told so by name up to
-/// here.
+/// Largest request. Valid requests are far smaller; requests above the limits, up to this size, get
+/// an error that names the field.
 const MAX_REQUEST: usize = 4 * 1024 * 1024;
 
-/// How long calls may go on after the plugin was told to end: less than the 30 s after which
-/// Kubernetes kills.
+/// How long calls may continue after SIGTERM: less than the 30 s after which Kubernetes kills.
 const ENDING_TIME: Duration = Duration::from_secs(20);
 
 /// Serves until `stop` ends.
@@ -79,7 +78,7 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
     let listener = bind(&path)?;
     if let Some(listener) = metrics {
         let about = Arc::clone(&plugin);
-        let refresh = move || controller::tell_capacity(Arc::clone(&about));
+        let refresh = move || controller::refresh_capacity_metrics(Arc::clone(&about));
         tokio::spawn(plugin.metrics.clone().serve(listener, refresh));
     }
     if controller.is_some() {
@@ -133,8 +132,8 @@ async fn drain(plugin: &Plugin) {
     }
 }
 
-/// Binds the endpoint for nobody but this user. What a plugin that died has left is removed; a
-/// socket that somebody listens on, or a file that is no socket, is not.
+/// Binds the endpoint for this user only. A stale socket of a dead plugin is removed; a socket with
+/// a listener, or a file that is no socket, is not.
 fn bind(path: &Path) -> Result<UnixListener, Error> {
     let name = || format!("endpoint {}", path.display());
     if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
@@ -152,8 +151,8 @@ fn bind(path: &Path) -> Result<UnixListener, Error> {
         removed.map_err(|error| Error::io(format_args!("remove {}", path.display()), error))?;
     }
     let failed = |error: io::Error| Error::io(format_args!("bind {}", name()), error);
-    // The socket comes into being under another name, so that nobody else can connect before its
-    // rights are set.
+    // The socket is created under another name, so that no other user can connect before its mode
+    // is set.
     let fresh = fresh_name(path);
     let _ = fs::remove_file(&fresh);
     let listener = UnixListener::bind(&fresh).map_err(failed)?;

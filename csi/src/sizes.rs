@@ -8,7 +8,7 @@ use crate::proto::CapacityRange;
 /// The largest volume of a pool: 2^50 bytes, by its format.
 pub const MAX_VOLUME: Bytes = Bytes::constant(1_125_899_906_842_624);
 
-/// What is asked for; 0 is "not given" for each.
+/// The requested sizes; 0 is "not given" for each.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Range {
     /// At least.
@@ -17,10 +17,10 @@ pub struct Range {
     pub limit: Bytes,
 }
 
-/// What is possible.
+/// The possible sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// What is meant when nothing is asked for.
+    /// The size when none is requested.
     pub default: Bytes,
     /// Nothing smaller is made.
     pub minimum: Bytes,

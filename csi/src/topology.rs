@@ -35,7 +35,7 @@ impl Place {
         segments.all(|(key, value)| key.eq_ignore_ascii_case(&self.key) && *value == self.node)
     }
 
-    /// Refuses what excludes this node. What is only preferred excludes nothing.
+    /// Refuses requirements that exclude this node. Preferences exclude nothing.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED: the volume is wanted elsewhere.

@@ -119,7 +119,7 @@ fn the_plugin_takes_its_arguments_and_sees_the_folders_they_name() {
             path.display()
         );
     }
-    // What the plugin mounts for pods has to be seen outside of its own.
+    // The plugin's mounts for pods have to be visible outside of its own pod.
     for below in ["pods", "plugins/kubernetes.io/csi"] {
         let path = options.kubelet_dir.join(below);
         let mount = &mounts[path.to_str().unwrap()];
@@ -143,7 +143,7 @@ fn each_mount_of_a_container_is_a_volume_of_the_pod() {
             assert!(names.contains(&&mount["name"]), "{mount} of {}", container["name"]);
         }
     }
-    // The kubelet is told the path by which it finds the socket, not the one in the pod.
+    // The kubelet receives the socket's path on the host, not the one in the pod.
     let plugin = pod["volumes"].as_array().unwrap().iter().find(|one| one["name"] == "plugin");
     let folder = plugin.unwrap()["hostPath"]["path"].as_str().unwrap();
     assert_eq!(folder, format!("/var/lib/kubelet/plugins/{DEFAULT_DRIVER}"));
@@ -152,8 +152,8 @@ fn each_mount_of_a_container_is_a_volume_of_the_pod() {
     assert!(registrar.contains(&path), "{registrar:?}");
 }
 
-/// The sidecars, and what makes them those of volumes that are of one node. That they have no flag
-/// that does not exist is seen to by `cargo ci manifests`, in every rendering.
+/// The sidecars, and the flags that node-local volumes need. `cargo ci manifests` checks in every
+/// rendering that their flags exist.
 const SIDECARS: [(&str, &[&str]); 6] = [
     ("node-driver-registrar", &["kubelet-registration-path"]),
     ("liveness-probe", &[]),
@@ -297,7 +297,8 @@ fn p32_nodes_that_compete_for_a_claim_wait_before() {
     }
 }
 
-/// What a liveness probe asks must not depend on the daemon, which another plugin would not mend.
+/// A liveness probe must not depend on the daemon, since a restart of the plugin would not repair
+/// it.
 #[test]
 fn liveness_is_the_plugins_own_and_readiness_the_daemons() {
     let plugin = container("blockd-csi");

@@ -1,4 +1,5 @@
-//! What is asked, which snapshots it is about, and telling it.
+//! Requests of the snapshot metadata service: checks them, finds their snapshots, streams the
+//! ranges.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ type Field = (&'static str, String);
 
 /// A request of either kind.
 pub(super) struct Asked {
-    /// What is compared with. `None`: with nothing.
+    /// The base snapshot of the comparison; `None` for the allocated ranges of the target.
     pub(super) base: Option<Field>,
     pub(super) target: Field,
     pub(super) from: i64,
@@ -27,11 +28,11 @@ pub(super) struct Asked {
     pub(super) secrets: HashMap<String, String>,
 }
 
-/// A snapshot, and what the daemon says of it.
+/// A snapshot, and its description by the daemon.
 type Found = (SnapshotId, v1::Volume);
 
 impl Asked {
-    /// Looks through the request without asking the daemon. How many ranges a message may have.
+    /// Checks the request without a call of the daemon. Returns how many ranges a message may have.
     fn check(&self) -> Result<usize, Error> {
         for (field, id) in self.base.iter().chain([&self.target]) {
             limits::required(field, id)?;
@@ -79,8 +80,8 @@ fn check_pair((base_id, base): &Found, (target_id, target): &Found) -> Result<()
     Ok(())
 }
 
-/// Tells what was asked for, message by message.
-pub(super) async fn tell<T>(
+/// Streams the requested ranges, message by message.
+pub(super) async fn send<T>(
     plugin: Arc<Plugin>,
     asked: Asked,
     sink: Sink<T>,

@@ -55,7 +55,7 @@ impl SnapshotMetadata for Service {
             volume_capacity_bytes: size,
             block_metadata,
         };
-        self.plugin.stream(call, |sink| look::tell(plugin, asked, sink, message)).await
+        self.plugin.stream(call, |sink| look::send(plugin, asked, sink, message)).await
     }
 
     async fn get_metadata_delta(
@@ -77,6 +77,6 @@ impl SnapshotMetadata for Service {
             volume_capacity_bytes: size,
             block_metadata,
         };
-        self.plugin.stream(call, |sink| look::tell(plugin, asked, sink, message)).await
+        self.plugin.stream(call, |sink| look::send(plugin, asked, sink, message)).await
     }
 }

@@ -1,4 +1,4 @@
-//! From the ranges of the daemon, which tell of every byte, to those that a backup has to copy.
+//! Selects the ranges that a backup has to copy from the daemon's ranges, which cover every byte.
 
 use blockd_api::v1::{DiffVolumeResponse, RangeState, VolumeRange};
 
@@ -8,13 +8,13 @@ use crate::proto::BlockMetadata;
 /// Ranges of one message at the most: some 20 KiB, of which a few wait for their caller.
 pub(super) const MAX_RESULTS: usize = 1024;
 
-/// Which ranges are told.
+/// Selects which ranges are returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wanted {
     /// Those with data.
     Data,
-    /// Those that don't read as in the base: data, and zeroes where data was. Who left those out
-    /// would keep the data.
+    /// Ranges that differ from the base: data, and zeroes in place of the base's data. A backup
+    /// without the zeroes would keep the old data.
     Changed,
 }
 
@@ -25,24 +25,24 @@ pub(super) struct Ranges {
     wanted: Wanted,
     max: usize,
     size: i64,
-    /// What comes next has to begin here.
+    /// The offset at which the next range has to begin.
     at: i64,
     /// Begin and end of the last one, which may still become longer.
     last: Option<(i64, i64)>,
     done: Vec<BlockMetadata>,
-    has_told: bool,
+    has_message: bool,
 }
 
 impl Ranges {
     /// From a byte on, of a volume of that size; at most `max` in a message.
     pub(super) const fn new(wanted: Wanted, max: usize, from: i64, size: i64) -> Self {
-        Self { wanted, max, size, at: from, last: None, done: Vec::new(), has_told: false }
+        Self { wanted, max, size, at: from, last: None, done: Vec::new(), has_message: false }
     }
 
     /// Takes a message of the daemon's.
     ///
     /// # Errors
-    /// It does not go on where the last one ended, or tells of another volume.
+    /// The message does not continue at the end of the last one, or describes another volume.
     pub(super) fn take(&mut self, part: &DiffVolumeResponse) -> Result<(), Error> {
         if part.volume_bytes != self.size {
             return Err(broken(format_args!("of {} bytes, not {}", part.volume_bytes, self.size)));
@@ -88,16 +88,16 @@ impl Ranges {
         if self.done.len() < self.max {
             return None;
         }
-        self.has_told = true;
+        self.has_message = true;
         let rest = self.done.split_off(self.max);
         Some(std::mem::replace(&mut self.done, rest))
     }
 
-    /// The ranges of the last messages; at least one message was there in the end, so that the
-    /// volume's size is told also where there is nothing else.
+    /// Returns the ranges of the last messages. A stream has at least one message, which reports
+    /// the volume's size even without ranges.
     ///
     /// # Errors
-    /// The daemon ended before it had told all.
+    /// The daemon's stream ended before the end of the volume.
     pub(super) fn end(mut self) -> Result<Vec<Vec<BlockMetadata>>, Error> {
         if self.at != self.size {
             return Err(broken(format_args!("ended at {} of {}", self.at, self.size)));
@@ -107,7 +107,7 @@ impl Ranges {
         while let Some(full) = self.full() {
             messages.push(full);
         }
-        if !self.done.is_empty() || !self.has_told {
+        if !self.done.is_empty() || !self.has_message {
             messages.push(self.done);
         }
         Ok(messages)
@@ -184,7 +184,7 @@ mod tests {
         refused(&[wrong]);
     }
 
-    /// What a stretch of a volume is, and whether the daemon's message ends behind it.
+    /// The state of a stretch of a volume, and whether the daemon's message ends after it.
     fn stretches() -> impl Strategy<Value = Vec<(i64, RangeState, bool)>> {
         let state =
             prop_oneof![Just(RangeState::Same), Just(RangeState::Data), Just(RangeState::Zero)];
@@ -193,12 +193,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_byte_that_is_wanted_is_told_once_and_no_other(
+        fn each_selected_byte_is_reported_exactly_once(
             stretches in stretches(), max in 1_usize..9,
         ) {
             let size: i64 = stretches.iter().map(|(len, _, _)| len).sum();
             let mut ranges = Ranges::new(Wanted::Changed, max, 0, size);
-            let (mut at, mut waiting, mut told, mut expected) = (0, vec![], vec![], vec![]);
+            let (mut at, mut waiting, mut messages, mut expected) = (0, vec![], vec![], vec![]);
             let mut part_from = 0;
             for (len, state, ends) in stretches {
                 waiting.push((at, len, state));
@@ -211,20 +211,21 @@ mod tests {
                     waiting.clear();
                     part_from = at;
                     while let Some(full) = ranges.full() {
-                        told.push(full);
+                        messages.push(full);
                     }
                 }
             }
             let mut last = part(&waiting, size);
             last.next_bytes = if waiting.is_empty() { part_from } else { at };
             ranges.take(&last).unwrap();
-            told.extend(ranges.end().unwrap());
-            prop_assert!(!told.is_empty() && told.iter().all(|message| message.len() <= max));
-            prop_assert!(told.len() == 1 || told.iter().all(|message| !message.is_empty()));
-            let told = pairs(&told.concat());
+            messages.extend(ranges.end().unwrap());
+            prop_assert!(!messages.is_empty());
+            prop_assert!(messages.iter().all(|message| message.len() <= max));
+            prop_assert!(messages.len() == 1 || messages.iter().all(|message| !message.is_empty()));
+            let messages = pairs(&messages.concat());
             // They never touch: neighbours are one.
-            prop_assert!(told.windows(2).all(|two| two[0].0 + two[0].1 < two[1].0));
-            let bytes: Vec<i64> = told.iter().flat_map(|(at, len)| *at..at + len).collect();
+            prop_assert!(messages.windows(2).all(|two| two[0].0 + two[0].1 < two[1].0));
+            let bytes: Vec<i64> = messages.iter().flat_map(|(at, len)| *at..at + len).collect();
             prop_assert_eq!(bytes, expected);
         }
     }

@@ -1,4 +1,4 @@
-//! The snapshot metadata service on a daemon that tells what its test wants.
+//! The snapshot metadata service with a daemon whose streams follow a script of the test.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -10,13 +10,13 @@ use tonic::Code;
 
 use super::*;
 use crate::plugin::Streams;
-use crate::testing::{MIB, Rig, Told};
+use crate::testing::{MIB, Rig, StreamStep};
 
 const SIZE: i64 = 8 * MIB;
 const FIRST: &str = "default/csi.a@1";
 const SECOND: &str = "default/csi.a@2";
 
-/// A volume of 8 MiB with two snapshots, another with one, and what is somebody else's.
+/// A volume of 8 MiB with two snapshots, another with one, and foreign volumes.
 fn rig() -> Rig {
     let rig = Rig::simple();
     for name in ["csi.a", "csi.b", "somebodys"] {
@@ -47,14 +47,18 @@ fn part(from: i64, count: i64, size: i64) -> v1::DiffVolumeResponse {
     }
 }
 
-/// Tells of the whole volume in messages of so many ranges.
-fn tell_in(rig: &Rig, count: i64) {
-    rig.fake.tell(
+/// Scripts streams over the whole volume in messages of `count` ranges.
+fn script_messages_of(rig: &Rig, count: i64) {
+    rig.fake.script_streams(
         |_| (),
         move |request, number| {
             let from = request.from_bytes + i64::try_from(number).unwrap() * count * 4096;
             let left = (SIZE - from) / 4096;
-            if left <= 0 { Told::End } else { Told::Part(part(from, count.min(left), SIZE)) }
+            if left <= 0 {
+                StreamStep::End
+            } else {
+                StreamStep::Part(part(from, count.min(left), SIZE))
+            }
         },
     );
 }
@@ -73,7 +77,7 @@ fn whole(id: &str) -> proto::GetMetadataAllocatedRequest {
 
 type Messages = Result<Vec<proto::GetMetadataDeltaResponse>, Status>;
 
-async fn ask(service: &Service, request: proto::GetMetadataDeltaRequest) -> Messages {
+async fn call(service: &Service, request: proto::GetMetadataDeltaRequest) -> Messages {
     let answers = service.get_metadata_delta(Request::new(request)).await?;
     answers.into_inner().collect::<Result<Vec<_>, _>>().await
 }
@@ -85,12 +89,12 @@ fn code(answer: &Messages) -> Code {
 #[tokio::test]
 async fn messages_are_no_longer_than_asked_and_all_of_one_style_and_size() {
     let rig = rig();
-    tell_in(&rig, 100);
+    script_messages_of(&rig, 100);
     let service = Service::new(rig.plugin());
     let ranges = usize::try_from(SIZE / 8192).unwrap();
     for (asked, most) in [(1, 1), (7, 7), (0, 1024), (1024, 1024), (1025, 1024), (i32::MAX, 1024)] {
         let request = proto::GetMetadataDeltaRequest { max_results: asked, ..delta(FIRST, SECOND) };
-        let messages = ask(&service, request).await.unwrap();
+        let messages = call(&service, request).await.unwrap();
         assert_eq!(messages.len(), ranges.div_ceil(most), "{asked}");
         for message in &messages {
             assert!((1..=most).contains(&message.block_metadata.len()));
@@ -101,17 +105,17 @@ async fn messages_are_no_longer_than_asked_and_all_of_one_style_and_size() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_told_by_the_call() {
+async fn an_invalid_request_fails_the_call() {
     let rig = rig();
-    tell_in(&rig, 100);
+    script_messages_of(&rig, 100);
     let service = Service::new(rig.plugin());
     let long = "x".repeat(129);
     for (base, target) in [("", SECOND), (FIRST, ""), (&long, SECOND), (FIRST, &long)] {
-        assert_eq!(code(&ask(&service, delta(base, target)).await), Code::InvalidArgument);
+        assert_eq!(code(&call(&service, delta(base, target)).await), Code::InvalidArgument);
     }
     for unknown in ["default/csi.a@3", "default/csi.a", "default/somebodys@1", "x", "x/csi.a@1"] {
-        assert_eq!(code(&ask(&service, delta(unknown, SECOND)).await), Code::NotFound);
-        assert_eq!(code(&ask(&service, delta(FIRST, unknown)).await), Code::NotFound);
+        assert_eq!(code(&call(&service, delta(unknown, SECOND)).await), Code::NotFound);
+        assert_eq!(code(&call(&service, delta(FIRST, unknown)).await), Code::NotFound);
     }
     for (offset, expected) in [
         (-1, Code::OutOfRange),
@@ -124,30 +128,30 @@ async fn what_is_wrong_with_a_request_is_told_by_the_call() {
         if offset == SIZE {
             let end =
                 v1::DiffVolumeResponse { volume_bytes: SIZE, next_bytes: SIZE, ranges: vec![] };
-            rig.fake.tell(
+            rig.fake.script_streams(
                 |_| (),
                 move |_, number| {
-                    if number == 0 { Told::Part(end.clone()) } else { Told::End }
+                    if number == 0 { StreamStep::Part(end.clone()) } else { StreamStep::End }
                 },
             );
         } else {
-            tell_in(&rig, 100);
+            script_messages_of(&rig, 100);
         }
         let request = delta(FIRST, SECOND);
         let request = proto::GetMetadataDeltaRequest { starting_offset: offset, ..request };
-        assert_eq!(code(&ask(&service, request).await), expected, "{offset}");
+        assert_eq!(code(&call(&service, request).await), expected, "{offset}");
     }
     for max_results in [-1, i32::MIN] {
         let request = proto::GetMetadataDeltaRequest { max_results, ..delta(FIRST, SECOND) };
-        assert_eq!(code(&ask(&service, request).await), Code::InvalidArgument);
+        assert_eq!(code(&call(&service, request).await), Code::InvalidArgument);
     }
-    let answer = ask(&service, delta("default/csi.b@1", SECOND)).await;
+    let answer = call(&service, delta("default/csi.b@1", SECOND)).await;
     assert_eq!(code(&answer), Code::InvalidArgument);
-    let answer = ask(&service, delta(SECOND, FIRST)).await;
+    let answer = call(&service, delta(SECOND, FIRST)).await;
     assert!(answer.unwrap_err().message().contains("older than default/csi.a@1"));
     let secrets = HashMap::from([("k".to_owned(), "hush".repeat(2000))]);
     let request = proto::GetMetadataDeltaRequest { secrets, ..delta(FIRST, SECOND) };
-    let status = ask(&service, request).await.unwrap_err();
+    let status = call(&service, request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(!status.message().contains("hush"));
 }
@@ -155,10 +159,10 @@ async fn what_is_wrong_with_a_request_is_told_by_the_call() {
 #[tokio::test]
 async fn a_snapshot_of_a_former_volume_of_the_same_name_is_of_another_volume() {
     let rig = rig();
-    tell_in(&rig, 100);
+    script_messages_of(&rig, 100);
     let service = Service::new(rig.plugin());
     rig.fake.change("default", "csi.a@2", |one| one.origin_id = 77);
-    assert_eq!(code(&ask(&service, delta(FIRST, SECOND)).await), Code::InvalidArgument);
+    assert_eq!(code(&call(&service, delta(FIRST, SECOND)).await), Code::InvalidArgument);
     assert_eq!(rig.fake.streams().opened.load(Ordering::SeqCst), 0);
 }
 
@@ -166,11 +170,11 @@ async fn a_snapshot_of_a_former_volume_of_the_same_name_is_of_another_volume() {
 async fn a_snapshot_that_was_made_anew_meanwhile_is_not_taken_for_the_old_one() {
     let rig = rig();
     let service = Service::new(rig.plugin());
-    rig.fake.tell(
+    rig.fake.script_streams(
         |fake| fake.change("default", "csi.a@1", |one| one.id = 99),
-        |_, _| Told::Part(part(0, SIZE / 4096, SIZE)),
+        |_, _| StreamStep::Part(part(0, SIZE / 4096, SIZE)),
     );
-    let answer = ask(&service, delta(FIRST, SECOND)).await;
+    let answer = call(&service, delta(FIRST, SECOND)).await;
     assert_eq!(code(&answer), Code::NotFound);
 }
 
@@ -184,22 +188,22 @@ async fn a_stream_that_fails_in_the_middle_is_an_error_and_never_a_short_one() {
         let detail = v1::ErrorDetail { kind, message: "gone".to_owned(), ..Default::default() };
         Status::with_details(Code::NotFound, "gone", detail.encode_to_vec().into())
     };
-    let ends: [(fn() -> Told, Code); 4] = [
-        (|| Told::Failed(Status::unavailable("dies")), Code::Unavailable),
-        (|| Told::Failed(Status::internal("breaks")), Code::Unavailable),
-        (|| Told::End, Code::Internal),
-        (|| Told::Part(part(0, 1, SIZE)), Code::Internal),
+    let ends: [(fn() -> StreamStep, Code); 4] = [
+        (|| StreamStep::Failed(Status::unavailable("dies")), Code::Unavailable),
+        (|| StreamStep::Failed(Status::internal("breaks")), Code::Unavailable),
+        (|| StreamStep::End, Code::Internal),
+        (|| StreamStep::Part(part(0, 1, SIZE)), Code::Internal),
     ];
     for (end, expected) in ends {
-        rig.fake.tell(
+        rig.fake.script_streams(
             |_| (),
             move |_, number| {
-                if number == 0 { Told::Part(part(0, 100, SIZE)) } else { end() }
+                if number == 0 { StreamStep::Part(part(0, 100, SIZE)) } else { end() }
             },
         );
         for max_results in [0, 1] {
             let request = proto::GetMetadataDeltaRequest { max_results, ..delta(FIRST, SECOND) };
-            assert_eq!(code(&ask(&service, request).await), expected);
+            assert_eq!(code(&call(&service, request).await), expected);
             let request = proto::GetMetadataAllocatedRequest { max_results, ..whole(FIRST) };
             let answers = service.get_metadata_allocated(Request::new(request)).await;
             let answers = match answers {
@@ -210,14 +214,14 @@ async fn a_stream_that_fails_in_the_middle_is_an_error_and_never_a_short_one() {
             assert!([expected, Code::Internal].contains(&answers.unwrap_err().code()));
         }
     }
-    rig.fake.tell(
+    rig.fake.script_streams(
         |_| (),
         move |_, number| match number {
-            0 => Told::Part(part(0, 100, SIZE)),
-            _ => Told::Failed(deleted()),
+            0 => StreamStep::Part(part(0, 100, SIZE)),
+            _ => StreamStep::Failed(deleted()),
         },
     );
-    assert_eq!(code(&ask(&service, delta(FIRST, SECOND)).await), Code::NotFound);
+    assert_eq!(code(&call(&service, delta(FIRST, SECOND)).await), Code::NotFound);
 }
 
 /// Waits until the daemon's streams are over.
@@ -228,27 +232,27 @@ async fn all_gone(rig: &Rig) {
     }
 }
 
-/// Tells without end, in messages of about 60 KiB.
-fn tell_for_ever(rig: &Rig) {
+/// Scripts streams without an end, in messages of about 60 KiB.
+fn script_endless_stream(rig: &Rig) {
     rig.fake.change("default", "csi.a@2", |one| one.size_bytes = 1 << 50);
-    rig.fake.tell(
+    rig.fake.script_streams(
         |_| (),
         |_, number| {
             let from = i64::try_from(number).unwrap() * 4096 * 4096;
-            Told::Part(part(from, 4096, 1 << 50))
+            StreamStep::Part(part(from, 4096, 1 << 50))
         },
     );
 }
 
-/// Messages of the daemon that may be under way while nobody reads: a window of 128 KiB, what both
-/// ends of the connection have in their buffers, and the one that is worked on; all in all less
-/// than 2 MiB, in messages of some 60 KiB.
+/// Limit of the daemon's messages in flight while the caller does not read: a window of 128 KiB,
+/// the buffers of both ends of the connection, and the message in progress; in total less than 2
+/// MiB, in messages of some 60 KiB.
 const MOST_TAKEN: usize = 40;
 
 #[tokio::test]
 async fn a_caller_who_stops_reading_holds_bounded_memory_and_is_given_up() {
     let rig = rig();
-    tell_for_ever(&rig);
+    script_endless_stream(&rig);
     let plugin = rig.plugin_with(Streams::new(4, Duration::from_millis(100)));
     let service = Service::new(Arc::clone(&plugin));
     let request = Request::new(delta(FIRST, SECOND));
@@ -257,7 +261,7 @@ async fn a_caller_who_stops_reading_holds_bounded_memory_and_is_given_up() {
     let taken = rig.fake.streams().taken.load(Ordering::SeqCst);
     assert!((1..MOST_TAKEN).contains(&taken), "{taken}");
     assert_eq!(plugin.working(), 0);
-    // Who comes back finds what was there, and that it is not all.
+    // A caller that resumes reading receives the buffered messages, and then the error.
     let mut messages = 0;
     let status = loop {
         match answers.next().await.expect("the error comes last") {
@@ -277,7 +281,7 @@ async fn a_caller_who_stops_reading_holds_bounded_memory_and_is_given_up() {
 #[tokio::test]
 async fn a_caller_who_stops_reading_is_ended_by_its_deadline() {
     let rig = rig();
-    tell_for_ever(&rig);
+    script_endless_stream(&rig);
     let service = Service::new(rig.plugin());
     let mut request = Request::new(delta(FIRST, SECOND));
     request.set_timeout(Duration::from_millis(400));
@@ -302,7 +306,7 @@ async fn a_caller_who_stops_reading_is_ended_by_its_deadline() {
 #[tokio::test]
 async fn a_caller_who_hangs_up_frees_the_daemons_stream() {
     let rig = rig();
-    tell_for_ever(&rig);
+    script_endless_stream(&rig);
     let plugin = rig.plugin();
     let service = Service::new(Arc::clone(&plugin));
     let request = Request::new(delta(FIRST, SECOND));
@@ -311,11 +315,11 @@ async fn a_caller_who_hangs_up_frees_the_daemons_stream() {
     drop(answers);
     all_gone(&rig).await;
     // The same while the daemon says nothing.
-    rig.fake.tell(
+    rig.fake.script_streams(
         |_| (),
         |_, number| match number {
-            0 => Told::Part(part(0, 4096, 1 << 50)),
-            _ => Told::Silence,
+            0 => StreamStep::Part(part(0, 4096, 1 << 50)),
+            _ => StreamStep::Silence,
         },
     );
     let request = Request::new(delta(FIRST, SECOND));
@@ -332,7 +336,7 @@ async fn a_caller_who_hangs_up_frees_the_daemons_stream() {
 #[tokio::test]
 async fn no_more_streams_are_worked_on_than_there_may_be_and_all_end_with_the_plugin() {
     let rig = rig();
-    tell_for_ever(&rig);
+    script_endless_stream(&rig);
     let plugin = rig.plugin_with(Streams::new(3, Duration::from_secs(600)));
     let service = Service::new(Arc::clone(&plugin));
     let mut open = Vec::new();
@@ -340,9 +344,9 @@ async fn no_more_streams_are_worked_on_than_there_may_be_and_all_end_with_the_pl
         let request = Request::new(delta(FIRST, SECOND));
         open.push(service.get_metadata_delta(request).await.unwrap().into_inner());
     }
-    let answer = ask(&service, delta(FIRST, SECOND)).await;
+    let answer = call(&service, delta(FIRST, SECOND)).await;
     assert_eq!(code(&answer), Code::ResourceExhausted);
-    // Calls of the other kind go on beside streams that nobody reads.
+    // Other calls continue while streams are not read.
     let version = plugin.daemon.version(v1::VersionRequest {}).await;
     assert!(version.unwrap().ready);
     plugin.end_streams();

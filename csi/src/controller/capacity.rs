@@ -1,4 +1,4 @@
-//! GetCapacity: what can still be made of a class, here.
+//! GetCapacity: the capacity of a class that is left on this node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::plugin::Plugin;
 use crate::proto;
 use crate::provision::{self, Capacity};
 
-/// What can't be made has no room.
+/// The capacity of a class that cannot be created here.
 const NONE: Capacity = Capacity { available: Bytes::ZERO, maximum: Bytes::ZERO };
 
-/// How long the daemon may take while a scraper waits: it waits ten seconds, unless it is told
-/// otherwise.
-const TELLING_TIME: Duration = Duration::from_secs(3);
+/// Timeout of the daemon's answer during a scrape. Prometheus' default scrape timeout is ten
+/// seconds.
+const DAEMON_TIME: Duration = Duration::from_secs(3);
 
-/// Brings the metrics of capacities up to date. Without an answer of the daemon there are none:
-/// what was so before would be a guess.
-pub async fn tell(plugin: Arc<Plugin>) {
-    let figures = tokio::time::timeout(TELLING_TIME, of_classes(&plugin)).await;
+/// Updates the metrics of capacities. Without an answer of the daemon they are absent, since older
+/// figures may be wrong.
+pub async fn refresh_metrics(plugin: Arc<Plugin>) {
+    let figures = tokio::time::timeout(DAEMON_TIME, of_classes(&plugin)).await;
     plugin.metrics.capacities(&figures.ok().and_then(Result::ok).unwrap_or_default());
 }
 
@@ -72,7 +72,7 @@ pub(super) async fn get(
             let of_use = settings.config.minimum.of(file_system);
             plan.minimum(pool, of_use, file_system)
         };
-        // Who says nothing gets the smallest of all.
+        // A request without capabilities gets the smallest minimum.
         capabilities.iter().map(|one| least(file_system(one))).max().unwrap_or_else(|| least(None))
     };
     let pools = plugin.pools().await?;

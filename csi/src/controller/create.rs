@@ -17,7 +17,7 @@ use crate::plugin::{Plugin, Pools};
 use crate::pmem::{self, Plan};
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use crate::provision::{self, Wish};
+use crate::provision::{self, CreateSpec};
 use crate::sizes::{Range, Rules};
 
 /// A request that was looked through, without asking the daemon.
@@ -32,7 +32,7 @@ struct Asked {
     content: Option<proto::VolumeContentSource>,
 }
 
-/// What a volume is to begin as.
+/// The content source of a new volume.
 enum Source {
     Nothing,
     /// `None`: it is gone.
@@ -56,7 +56,7 @@ pub(super) async fn create(
     refuse_elsewhere(&plugin, &pools, &id).await?;
     let source = Source::find(&plugin, &pools, &asked).await?;
     let mutable = asked.parameters.mutable.clone().under(asked.mutable.clone());
-    let wish = |size| Wish {
+    let spec = |size| CreateSpec {
         class: &asked.class,
         pool: &id.pool,
         name: &id.name,
@@ -68,14 +68,14 @@ pub(super) async fn create(
     let volume = match plugin.daemon.find_volume(&id.pool, &id.name).await? {
         Some(present) => {
             let size = asked.check_present(&present, &source)?;
-            let volume = provision::finish(&plugin, &wish(size), present, false).await?;
+            let volume = provision::finish(&plugin, &spec(size), present, false).await?;
             source.forget(&plugin, &id).await?;
             volume
         }
         None => {
             source.check_new(pool)?;
             let size = asked.size(&plugin, pool, &source)?;
-            source.make(&plugin, &id, &wish(size)).await?
+            source.make(&plugin, &id, &spec(size)).await?
         }
     };
     let context = asked.context(&plugin, pool, &volume);
@@ -153,7 +153,7 @@ impl Asked {
                     return Ok(pool);
                 }
             }
-            // What begins as something else has to be where that is.
+            // A volume with a source has to be in the source's pool.
             if let Some(of) = self.content.as_ref().and_then(|one| source_pool(plugin, one)) {
                 serving.retain(|pool| pool.name == of);
                 if let [pool] = serving.as_slice() {
@@ -206,7 +206,7 @@ impl Asked {
                 granule: self.granule(pool),
             };
             let size = self.range.choose(&rules)?;
-            // What it takes is a multiple of the step, whatever else is needed to keep it.
+            // The charged size is a multiple of the step, including the overhead.
             let step = pmem::step(pool);
             let takes = if self.pmem.is_direct { size.round_up(step) } else { Some(size) };
             let limit = self.range.limit;
@@ -216,7 +216,7 @@ impl Asked {
             }
             return Ok(size);
         };
-        // What it begins as is there, with its file system: no smallest size is asked of it.
+        // The source already has its file system, so that no minimum size applies.
         let smallest = Bytes::new(origin.size_bytes).unwrap_or_default();
         let Range { required, limit } = self.range;
         let (field, wanted) = if !required.is_zero() && required < smallest {
@@ -246,7 +246,7 @@ impl Asked {
         Some(given.unwrap_or(FileSystem::Ext4))
     }
 
-    /// What the node has to know and can't see.
+    /// The volume context: facts that the node cannot determine itself.
     fn context(
         &self,
         plugin: &Plugin,
@@ -304,7 +304,7 @@ impl Source {
         }
     }
 
-    /// What it is, if there is something and it is there.
+    /// The source volume, if there is one and it still exists.
     const fn volume(&self) -> Option<&v1::Volume> {
         match self {
             Self::Nothing => None,
@@ -320,8 +320,9 @@ impl Source {
         }
     }
 
-    /// Whether a volume that is there was made from it. What it was made from may be gone since:
-    /// then it is taken for the one that is asked for, unless that is there.
+    /// Whether an existing volume was made from this source. The source of the existing volume may
+    /// be deleted by now; then it counts as the requested one, unless the requested one still
+    /// exists.
     fn is_of(&self, present: &v1::Volume) -> bool {
         let has_origin = present.origin_id != 0;
         match self {
@@ -361,12 +362,12 @@ impl Source {
         &self,
         plugin: &Plugin,
         id: &VolumeId,
-        wish: &Wish<'_>,
+        spec: &CreateSpec<'_>,
     ) -> Result<v1::Volume, Error> {
         let source = match self {
-            Self::Nothing => return provision::create(plugin, wish).await,
+            Self::Nothing => return provision::create(plugin, spec).await,
             Self::Snapshot(snapshot, _) => {
-                return provision::clone(plugin, wish, &snapshot.name).await;
+                return provision::clone(plugin, spec, &snapshot.name).await;
             }
             Self::Volume(source, _) => source,
         };
@@ -375,7 +376,7 @@ impl Source {
         let member = v1::SnapshotMember { volume: source.name.clone(), name: snapshot.clone() };
         let asked = v1::CreateSnapshotsRequest { pool: id.pool.clone(), members: vec![member] };
         plugin.daemon.create_snapshots(asked).await?;
-        let made = provision::clone(plugin, wish, &snapshot).await;
+        let made = provision::clone(plugin, spec, &snapshot).await;
         match made {
             Ok(volume) => {
                 self.forget(plugin, id).await?;

@@ -22,7 +22,7 @@ use crate::proto;
 use crate::proto::controller_server::Controller;
 use crate::proto::controller_service_capability::{self, Rpc, rpc};
 
-pub use self::capacity::tell as tell_capacity;
+pub use self::capacity::refresh_metrics as refresh_capacity_metrics;
 pub(crate) use self::snapshots::{
     check_parameters as check_snapshot_parameters, find as find_snapshot,
     to_wire as snapshot_to_wire,
@@ -36,7 +36,7 @@ pub struct Service {
     plugin: Arc<Plugin>,
 }
 
-/// What it can do. Three of these can be switched off.
+/// The capabilities of the controller. Three of these can be disabled.
 const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,

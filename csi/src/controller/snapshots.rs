@@ -123,7 +123,7 @@ pub(super) async fn list(
     Ok(proto::ListSnapshotsResponse { entries, next_token })
 }
 
-/// The snapshot of an id; `None` if there is none, or it is somebody else's.
+/// Returns the snapshot of an id; `None` if it does not exist or is foreign.
 pub(crate) async fn find(
     plugin: &Plugin,
     id: &str,
@@ -137,7 +137,7 @@ pub(crate) async fn find(
     Ok(found.map(|found| (id, found)))
 }
 
-/// A snapshot as it is told of.
+/// Converts a snapshot to its CSI message.
 pub(crate) fn to_wire(names: &Names, snapshot: &v1::Volume) -> proto::Snapshot {
     let id = SnapshotId { pool: snapshot.pool.clone(), name: snapshot.name.clone() };
     let ms = snapshot.made_unix_ms.max(0);

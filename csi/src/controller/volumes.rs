@@ -90,12 +90,12 @@ pub(super) async fn list(
     plugin: Arc<Plugin>,
     request: proto::ListVolumesRequest,
 ) -> Result<proto::ListVolumesResponse, Error> {
-    // What is wrong with the page is told before the daemon is asked.
+    // An invalid page is refused before the call to the daemon.
     let is_id = |token: &str| plugin.settings.names.parse_volume(token).is_some();
     page::<()>(Vec::new(), request.max_entries, &request.starting_token, is_id)?;
     let mut volumes = ours(&plugin).await?;
     volumes.retain(|(_, kind)| *kind == Kind::Volume);
-    let conditions = Conditions::ask(&plugin, None).await?;
+    let conditions = Conditions::fetch(&plugin, None).await?;
     let lost = lost(&plugin, conditions.as_ref(), &volumes).await?;
     let volumes = volumes.into_iter().map(|(volume, _)| volume).chain(lost);
     let entries = volumes.map(|volume| {
@@ -152,7 +152,7 @@ pub(super) async fn get(
         Ok(found) => found,
         Err(error) => of_failed_pool(&plugin, &request.volume_id, error).await?,
     };
-    let conditions = match Conditions::ask(&plugin, Some((&id.pool, &id.name))).await {
+    let conditions = match Conditions::fetch(&plugin, Some((&id.pool, &id.name))).await {
         // It was deleted just now.
         Err(error) if error.is_absent() => {
             return Err(Error::not_found("volume", &request.volume_id));
@@ -180,7 +180,7 @@ async fn of_failed_pool(
         return Err(error);
     };
     let (pool, name) = (parsed.pool.as_str(), parsed.name.as_str());
-    match Conditions::ask(plugin, Some((pool, name))).await {
+    match Conditions::fetch(plugin, Some((pool, name))).await {
         Ok(Some(all)) if all.lost().any(|one| one == (pool, name)) => {
             let volume = nameless(pool, name);
             Ok((parsed, volume))
@@ -189,8 +189,8 @@ async fn of_failed_pool(
     }
 }
 
-/// A volume as it is told of later: its size, and what it was made from as long as that is there.
-/// The context is what its creation answered, and is not kept.
+/// Converts an existing volume to its CSI message: its size, and its source as long as that exists.
+/// The context is part of the answer to the creation only, and is not stored.
 fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
     let is_snapshot = plugin.settings.names.kind(&volume.origin) == Kind::Snapshot;
     let content_source = is_snapshot.then(|| {

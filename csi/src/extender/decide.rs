@@ -6,23 +6,23 @@ use super::demand::Demand;
 use super::score::{self, Mode, Rule};
 use crate::bytes::Bytes;
 
-/// What is known of a node.
+/// The known figures of a node.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Figures {
-    /// What can still be made there, by class.
+    /// Bytes that can still be allocated there, by class.
     pub capacities: BTreeMap<String, Bytes>,
     /// Why there is no more than that, if something failed.
     pub problem: Option<String>,
 }
 
-/// Whether a pod that asks for this can go to a node: equal is enough.
+/// Whether a pod with this demand fits on a node: equal is enough.
 ///
 /// # Errors
-/// Why it can't, for whoever wonders why the pod waits.
+/// The reason, which Kubernetes shows for a pending pod.
 pub fn predicate(demand: &Demand, node: &Figures) -> Result<(), String> {
     for (class, wanted) in demand {
         let Some(free) = node.capacities.get(class) else {
-            let why = node.problem.as_deref().unwrap_or("the node tells of no such class");
+            let why = node.problem.as_deref().unwrap_or("the node reports no such class");
             return Err(format!("no capacity known of class {class}: {why}"));
         };
         if free.wide() < *wanted {
@@ -32,9 +32,9 @@ pub fn predicate(demand: &Demand, node: &Figures) -> Result<(), String> {
     Ok(())
 }
 
-/// What each node is worth to a pod that asks for this, from 0 to 10, in their order. A node is
-/// worth what it is in the class where it is worth the least; to a pod that asks for nothing they
-/// are all alike.
+/// Returns each node's score for a pod with this demand, from 0 to 10, in the order of the nodes. A
+/// node's score is the lowest over the requested classes; for a pod without demand all scores are
+/// equal.
 #[must_use]
 pub fn prioritize(demand: &Demand, nodes: &[Figures], rule: &Rule) -> Vec<i64> {
     let capacity =
@@ -103,7 +103,7 @@ mod tests {
         let wanted = demand(&[("thin", 1)]);
         assert_eq!(
             predicate(&wanted, &node(&[("thick", 100)])).unwrap_err(),
-            "no capacity known of class thin: the node tells of no such class"
+            "no capacity known of class thin: the node reports no such class"
         );
         let away = Figures { problem: Some("no answer".to_owned()), ..Figures::default() };
         assert_eq!(
@@ -117,7 +117,7 @@ mod tests {
         let nodes = [node(&[("a", 600)]), node(&[("a", 1100)]), node(&[("a", 99)]), node(&[])];
         let wanted = demand(&[("a", 100)]);
         assert_eq!(prioritize(&wanted, &nodes, &rule(Mode::Bytes)), [5, 10, 0, 0]);
-        // Below a gibibyte the older rule tells nothing apart.
+        // Below a gibibyte the older rule does not distinguish capacities.
         assert_eq!(prioritize(&wanted, &nodes, &rule(Mode::Legacy)), [1, 1, 1, 0]);
         assert_eq!(prioritize(&demand(&[]), &nodes, &rule(Mode::Bytes)), [0, 0, 0, 0]);
     }

@@ -1,4 +1,4 @@
-//! What a pod asks for: the bytes of its volumes, by class.
+//! The demand of a pod: the bytes of its volumes, by class.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What nodes have: by their annotations, and otherwise as their plugins tell it in their metrics.
+//! Capacities of nodes: from their annotations, or else from the metrics of their plugins.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::clock::Clock;
 use crate::error::shown;
 use crate::quantity;
 
-/// The metric that plugins tell it by.
+/// The metric in which plugins export their capacity.
 pub(super) const METRIC: &str = "blockd_csi_class_available_bytes";
 
-/// How long one node may take. The scheduler waits five seconds for an extender, unless it is told
-/// otherwise, and all nodes have to fit.
+/// Timeout of one node. The scheduler's default timeout for an extender is five seconds, and all
+/// nodes have to fit.
 const NODE_TIME: Duration = Duration::from_millis(1500);
 
 /// Nodes that are asked at once: sockets, far below the usual limit of 1024 files.
 const AT_ONCE: usize = 128;
 
-/// How long an answer counts: the scheduler asks twice for a pod, and at once.
+/// How long an answer is cached: the scheduler calls twice for a pod, in quick succession.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Answers that are kept: as many nodes as Kubernetes has.
@@ -41,7 +41,7 @@ const MAX_KEPT: usize = 5000;
 /// Longest answer: a plugin's metrics are some tens of KiB, and a class adds a line.
 const MAX_ANSWER: usize = 1 << 20;
 
-type Told = Result<BTreeMap<String, Bytes>, String>;
+type Capacities = Result<BTreeMap<String, Bytes>, String>;
 
 /// Where figures come from.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Source {
     driver: Arc<str>,
     port: u16,
     places: Arc<Semaphore>,
-    kept: Arc<Mutex<HashMap<String, (Clock, Told)>>>,
+    kept: Arc<Mutex<HashMap<String, (Clock, Capacities)>>>,
 }
 
 /// A node that is asked about.
@@ -86,8 +86,8 @@ impl Source {
         Self { driver: driver.into(), port, places, kept: Arc::default() }
     }
 
-    /// What the nodes have of the classes that are asked for, in their order. A node that takes
-    /// longer than `limit` has none.
+    /// Returns the nodes' figures for the requested classes, in the order of the nodes. A node that
+    /// does not answer within `limit` has none.
     pub(super) async fn figures(
         &self,
         nodes: &[Place],
@@ -111,13 +111,13 @@ impl Source {
             };
             known.problem = Some("no answer in time".to_owned());
             let source = self.clone();
-            asked.spawn(async move { (at, source.told(host).await) });
+            asked.spawn(async move { (at, source.capacities(host).await) });
         }
         let all = async {
             while let Some(ended) = asked.join_next().await {
-                let Ok((at, told)) = ended else { continue };
+                let Ok((at, found)) = ended else { continue };
                 let Some(known) = figures.get_mut(at) else { continue };
-                match told {
+                match found {
                     Ok(capacities) => {
                         known.problem = None;
                         for (class, bytes) in capacities {
@@ -128,7 +128,7 @@ impl Source {
                 }
             }
         };
-        // Nodes that were not heard of by then keep the reason that they have.
+        // Nodes that did not answer by then keep their earlier reason.
         let _ = tokio::time::timeout(limit, all).await;
         figures
     }
@@ -148,30 +148,30 @@ impl Source {
         figures
     }
 
-    /// What the plugin of that host tells, or told a moment ago.
-    async fn told(&self, host: String) -> Told {
-        if let Some((since, told)) = self.kept.lock().get(&host)
+    /// Returns the capacities that the plugin of a host exports, at most [`FRESH`] old.
+    async fn capacities(&self, host: String) -> Capacities {
+        if let Some((since, found)) = self.kept.lock().get(&host)
             && since.elapsed() < FRESH
         {
-            return told.clone();
+            return found.clone();
         }
         let asked = tokio::time::timeout(NODE_TIME, async {
             let _place = self.places.acquire().await;
             get(&host, self.port).await
         });
-        let told = match asked.await {
+        let found = match asked.await {
             Ok(text) => text.and_then(|text| parse(&text, &self.driver)),
             Err(_) => Err("no answer in time".to_owned()),
         };
-        let told = told.map_err(|problem| format!("{}:{}: {problem}", shown(&host), self.port));
+        let found = found.map_err(|problem| format!("{}:{}: {problem}", shown(&host), self.port));
         let mut kept = self.kept.lock();
         if kept.len() >= MAX_KEPT {
             kept.retain(|_, (since, _)| since.elapsed() < FRESH);
         }
         if kept.len() < MAX_KEPT {
-            kept.insert(host, (Clock::start(), told.clone()));
+            kept.insert(host, (Clock::start(), found.clone()));
         }
-        told
+        found
     }
 }
 
@@ -196,7 +196,7 @@ async fn get(host: &str, port: u16) -> Result<String, String> {
 }
 
 /// Reads the capacities of a driver's classes out of its metrics.
-fn parse(text: &str, driver: &str) -> Told {
+fn parse(text: &str, driver: &str) -> Capacities {
     let mut capacities = BTreeMap::new();
     let mut others = false;
     for line in text.lines() {
@@ -215,7 +215,7 @@ fn parse(text: &str, driver: &str) -> Told {
     }
     match (capacities.is_empty(), others) {
         (true, true) => Err("is the plugin of another driver".to_owned()),
-        (true, false) => Err(format!("tells no {METRIC}: its blockd does not answer")),
+        (true, false) => Err(format!("exports no {METRIC}: its blockd does not answer")),
         (false, _) => Ok(capacities),
     }
 }
@@ -257,14 +257,14 @@ mod tests {
     #[test]
     fn p35_what_a_plugin_writes_is_read() {
         let metrics = Metrics::new(DEFAULT_DRIVER);
-        let told = [("thin", 524_288_000), ("a.b-c", 0), ("thick", i64::MAX)];
-        metrics.capacities(&told.map(|(class, bytes)| (class.to_owned(), bytes)));
+        let reported = [("thin", 524_288_000), ("a.b-c", 0), ("thick", i64::MAX)];
+        metrics.capacities(&reported.map(|(class, bytes)| (class.to_owned(), bytes)));
         let read = parse(&metrics.render(), DEFAULT_DRIVER).unwrap();
         let expected: BTreeMap<String, Bytes> =
-            told.map(|(class, bytes)| (class.to_owned(), Bytes::new(bytes).unwrap())).into();
+            reported.map(|(class, bytes)| (class.to_owned(), Bytes::new(bytes).unwrap())).into();
         assert_eq!(read, expected);
         assert!(parse(&metrics.render(), "other.example.com").is_err());
-        // The daemon is away: nothing is told, rather than what was so before.
+        // Without the daemon no figure is exported, instead of an outdated one.
         metrics.capacities(&[]);
         assert!(parse(&metrics.render(), DEFAULT_DRIVER).unwrap_err().contains("does not answer"));
     }

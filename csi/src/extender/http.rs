@@ -31,8 +31,8 @@ use crate::connections::{Answering, Connections};
 use crate::error::{Error, shown};
 use crate::metrics::OPENMETRICS;
 
-/// Longest request: some thousands of whole nodes. With more, the scheduler is told that its
-/// extender keeps them, and sends names.
+/// Longest request: some thousands of whole nodes. With more, configure the scheduler to send names
+/// only (`nodeCacheCapable`).
 const MAX_REQUEST: usize = 32 << 20;
 
 /// Requests whose bodies are in memory at once, for the same reason.
@@ -257,7 +257,7 @@ impl Extender {
         decided.collect()
     }
 
-    /// What the nodes are worth.
+    /// Returns the scores of the nodes.
     async fn prioritize(&self, arguments: Args) -> Result<Vec<HostPriority>, Error> {
         let clock = Clock::start();
         let demand = self.demand(&arguments.pod.unwrap_or_default()).await?;
@@ -280,7 +280,8 @@ fn remaining(clock: Clock) -> Duration {
     ANSWER_TIME.saturating_sub(clock.elapsed())
 }
 
-/// What of a node is looked at. One that makes no sense has no figures, and says so by that.
+/// The relevant parts of a node. A node that cannot be parsed has no figures, which is the reason
+/// that is reported for it.
 fn whole(node: &Value) -> Place {
     use serde::Deserialize as _;
     Place::of(super::wire::Node::deserialize(node).unwrap_or_default())

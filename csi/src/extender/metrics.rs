@@ -1,4 +1,4 @@
-//! What is counted of the extender's requests, under the names that PMEM-CSI has.
+//! Metrics of the extender's requests, under the names that PMEM-CSI uses.
 
 use hyper::{Method, StatusCode};
 use parking_lot::Mutex;

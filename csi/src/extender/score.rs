@@ -1,5 +1,5 @@
-//! What room is worth, from 0 to 10. Whole numbers only: equal capacities score alike on every
-//! machine.
+//! Scores of capacities, from 0 to 10. Whole numbers only: equal capacities have equal scores on
+//! every machine.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::quantity;
 /// The most that the scheduler takes of an extender.
 pub const MAX: i64 = 10;
 
-/// What is accepted as a divisor.
+/// The accepted form of a divisor.
 const DIVISOR_FORM: &str = "a decimal number above 0 and of at most 1000000, with at most 9 digits \
                             behind the point";
 
@@ -83,7 +83,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// What divides this class.
+    /// Returns the divisor of this class.
     #[must_use]
     pub fn divisor(&self, class: &str) -> Divisor {
         self.divisors.get(class).copied().unwrap_or(self.default)
@@ -121,7 +121,7 @@ pub fn bytes(capacity: Bytes, wanted: u128, most_left: u128) -> i64 {
     1 + i64::try_from(part).unwrap_or_default()
 }
 
-/// The older rules are about whole gibibytes: the one place where a size is taken for so many.
+/// Rounds to whole gibibytes, the unit of the older rules. No other code rounds to them.
 fn gibibytes(capacity: Bytes) -> u128 {
     const GIBIBYTE: u128 = 1024 * 1024 * 1024;
     capacity.wide() / GIBIBYTE
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn t30_bytes_tell_nodes_apart_below_a_gibibyte_too() {
+    fn t30_scores_differ_by_bytes_below_a_gibibyte_too() {
         let most = 1000 * u128::from(MIB.unsigned_abs());
         let wanted = 100 * u128::from(MIB.unsigned_abs());
         let score = |mib: i64| bytes(size(mib * MIB), wanted, most);

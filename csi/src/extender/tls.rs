@@ -9,7 +9,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::error::Error;
 
-/// For any client: who may ask what room there is need not show who it is.
+/// Returns an acceptor for any client: capacities are not secret, so that clients need no
+/// certificate.
 ///
 /// # Errors
 /// A file can't be read, is no PEM, or the two don't belong together.

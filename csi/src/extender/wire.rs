@@ -1,5 +1,5 @@
-//! What the scheduler sends and takes, as its extenders have it, and the objects that are read from
-//! the API server: JSON with Go's names.
+//! The messages between scheduler and extender, and the objects that are read from the API server:
+//! JSON with Go's names.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct Args {
     pub node_names: Option<Vec<String>>,
 }
 
-/// What of a pod concerns volumes.
+/// The parts of a pod that concern volumes.
 #[derive(Deserialize, Default, Debug)]
 pub struct Pod {
     /// Its name and annotations.
@@ -42,7 +42,7 @@ pub struct Metadata {
     /// Its namespace, if it is in one.
     #[serde(default)]
     pub namespace: Option<String>,
-    /// What others have written to it.
+    /// Annotations, which other programs may write.
     #[serde(default)]
     pub annotations: Option<BTreeMap<String, String>>,
 }
@@ -62,13 +62,13 @@ pub struct Volume {
     /// Its name in the pod.
     #[serde(default)]
     pub name: String,
-    /// That of an inline volume.
+    /// The source of an inline volume.
     #[serde(default)]
     pub csi: Option<Csi>,
-    /// That of a claim.
+    /// The source of a claim.
     #[serde(default)]
     pub persistent_volume_claim: Option<ClaimSource>,
-    /// That of a generic ephemeral volume.
+    /// The source of a generic ephemeral volume.
     #[serde(default)]
     pub ephemeral: Option<EphemeralSource>,
 }
@@ -174,7 +174,7 @@ pub struct StorageClass {
 #[derive(Deserialize, Debug)]
 #[serde(rename_all = "camelCase")]
 pub struct Csi {
-    /// Whose it is.
+    /// The name of its driver.
     pub driver: String,
     /// Size and class, for one.
     #[serde(default)]
@@ -184,7 +184,7 @@ pub struct Csi {
 /// Nodes go back as they came, with whatever they have.
 #[derive(Deserialize, Serialize, Default, Debug)]
 pub struct NodeList {
-    /// What is said of the list itself.
+    /// Metadata of the list itself.
     #[serde(default)]
     pub metadata: Value,
     /// The nodes.
@@ -192,7 +192,7 @@ pub struct NodeList {
     pub items: Option<Vec<Value>>,
 }
 
-/// What of a node is looked at.
+/// The relevant parts of a node.
 #[derive(Deserialize, Default, Debug)]
 pub struct Node {
     /// Its name and annotations.
@@ -235,7 +235,7 @@ pub struct FilterResult {
     pub error: String,
 }
 
-/// What a node is worth.
+/// The score of a node.
 #[derive(Serialize, PartialEq, Eq, Debug)]
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority {

@@ -1,6 +1,6 @@
-//! What the calls do. A group is there as long as a snapshot of it is: the daemon makes all of them
-//! with one record, so that a group is never made by half, and a deletion that was cut is finished
-//! by its repeat.
+//! The calls of the group service. A group exists as long as one of its snapshots: the daemon
+//! creates all of them with one record, so that no group is created in part, and a repeat finishes
+//! an interrupted deletion.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::proto;
 const SOURCES: &str = "source_volume_ids";
 const SNAPSHOTS: &str = "snapshot_ids";
 
-/// Snapshot ids that are looked at: a list that is longer than any group is told so by its length,
-/// without being gone through.
+/// Limit of snapshot ids in a request: a list that is longer than any group is refused by its
+/// length, without a look at its items.
 const MAX_LISTED: usize = 1024;
 
 /// A snapshot of a group, and what the daemon says of it.
@@ -119,7 +119,7 @@ fn check_each(field: &str, ids: &[String], limit: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the sources are: all of them there, and of one pool.
+/// Returns the source volumes: all of them exist, in one pool.
 async fn sources(
     plugin: &Plugin,
     all: &[(v1::Volume, Kind)],
@@ -222,8 +222,8 @@ fn check_same(
     Ok(())
 }
 
-/// Refuses a list that is not that of the group's snapshots. Those that are gone already, as an
-/// earlier deletion was cut, are told by their names.
+/// Refuses a list that is not that of the group's snapshots. Snapshots that an interrupted deletion
+/// has already removed are recognised by their names.
 fn check_listed(
     names: &Names,
     group: &GroupId,

@@ -35,7 +35,7 @@ fn strings(list: &[&str]) -> Vec<String> {
     list.iter().map(|one| (*one).to_owned()).collect()
 }
 
-fn wish(name: &str, sources: &[&str]) -> proto::CreateVolumeGroupSnapshotRequest {
+fn group_request(name: &str, sources: &[&str]) -> proto::CreateVolumeGroupSnapshotRequest {
     proto::CreateVolumeGroupSnapshotRequest {
         name: name.to_owned(),
         source_volume_ids: strings(sources),
@@ -68,7 +68,7 @@ impl Both {
     }
 
     async fn create(&self, name: &str, sources: &[&str]) -> Result<Group, Status> {
-        let request = Request::new(wish(name, sources));
+        let request = Request::new(group_request(name, sources));
         let answer = self.groups.create_volume_group_snapshot(request).await?;
         Ok(answer.into_inner().group_snapshot.unwrap())
     }
@@ -191,11 +191,11 @@ async fn members_that_are_missing_foreign_twice_or_apart_are_refused_and_nothing
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let text = refused(both.create("g", &many).await, Code::InvalidArgument);
     assert!(text.contains("17 entries long: must be at most 16"), "{text}");
-    let mut unknown = wish("g", &[&a]);
+    let mut unknown = group_request("g", &[&a]);
     unknown.parameters.insert("speed".to_owned(), "high".to_owned());
     let answer = both.groups.create_volume_group_snapshot(Request::new(unknown)).await;
     assert!(refused(answer.map(|_| ()), Code::InvalidArgument).contains("speed"));
-    let mut long = wish("g", &[&a]);
+    let mut long = group_request("g", &[&a]);
     long.secrets.insert("k".to_owned(), "v".repeat(4096));
     let answer = both.groups.create_volume_group_snapshot(Request::new(long)).await;
     let text = refused(answer.map(|_| ()), Code::InvalidArgument);

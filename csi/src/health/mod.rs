@@ -1,7 +1,6 @@
-//! What is said of a volume's condition: causes from whoever sees them become one short line.
-//!
-//! Pure. Causes come from the daemon and from what the node part sees of devices, mounts
-//! and file systems; each of them belongs to one side only, so that a fault is told once.
+//! Conditions of volumes: combines the causes that controller and node report into one short line.
+//! Pure. Causes come from the daemon and from the node part's checks of devices, mounts and file
+//! systems; each cause belongs to one side only, so that a fault is reported once.
 
 pub mod split;
 
@@ -13,7 +12,7 @@ use crate::proto::VolumeCondition;
 /// design of volume health counts with.
 pub const MAX_MESSAGE: usize = crate::limits::MAX_STRING;
 
-/// What is said when nothing is wrong. The specification wants a message then, too.
+/// The message of a healthy volume. The specification requires a message then, too.
 pub const HEALTHY: &str = "healthy";
 
 /// Stands between causes.
@@ -25,9 +24,9 @@ const CUT: &str = "...";
 /// How bad it is; the worst is the greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Severity {
-    /// What was known of it is old, or could not be found out.
+    /// The state is outdated, or could not be determined.
     Unknown,
-    /// It works, and somebody should see to it.
+    /// The volume works, and needs attention.
     Warning,
     /// Something does not work.
     Failure,
@@ -48,24 +47,23 @@ impl Cause {
         Self { severity: Severity::Failure, message: message.into() }
     }
 
-    /// Somebody should see to it.
+    /// Returns a cause of severity `warning`.
     #[must_use]
     pub fn warning(message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, message: message.into() }
     }
 
-    /// It can't be told how it is.
+    /// Returns a cause of severity `unknown`.
     #[must_use]
     pub fn unknown(message: impl Into<String>) -> Self {
         Self { severity: Severity::Unknown, message: message.into() }
     }
 }
 
-/// Causes as a condition: the worst first.
-///
-/// By the specification a normal volume is available and operates optimally. One with any cause is
-/// not known to, so each makes it abnormal: a warning since it is no optimum, and what can't be
-/// told since the last that was known would be old.
+/// Causes as a condition: the worst first. Returns the condition of a volume with these causes. By
+/// the specification a normal volume is available and operates optimally, so that any cause makes
+/// it abnormal: a warning since the volume is not optimal, and `unknown` since the last known state
+/// is outdated.
 #[must_use]
 pub fn condition(mut causes: Vec<Cause>) -> VolumeCondition {
     causes.sort_by_key(|cause| Reverse(cause.severity));
@@ -80,8 +78,8 @@ pub fn condition(mut causes: Vec<Cause>) -> VolumeCondition {
     VolumeCondition { abnormal: !causes.is_empty(), message }
 }
 
-/// Of a volume that nobody looked after, as with a daemon that is older than this plugin. Nothing
-/// speaks against it, so it is not abnormal; that it is well would be a lie.
+/// Returns the condition of a volume that was not checked, as with a daemon that is older than this
+/// plugin. Without a known fault it is not abnormal, and without a check it is not healthy.
 #[must_use]
 pub fn unknown(why: &str) -> VolumeCondition {
     let message = joined(&[line(&Cause::unknown(why))]);
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_looked_after_is_neither_abnormal_nor_healthy() {
+    fn an_unchecked_volume_is_neither_abnormal_nor_healthy() {
         let said = unknown("the daemon is older");
         assert_eq!((said.abnormal, said.message.as_str()), (false, "unknown: the daemon is older"));
     }

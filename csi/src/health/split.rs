@@ -1,23 +1,23 @@
-//! Which side tells of what, by the table in `docs/KUBERNETES.md`: the controller of pools, maps
-//! and what is below them, the node of devices, mounts and file systems. Both may be asked about
-//! one volume, and nobody wants to hear of one fault twice.
+//! Assigns each cause to one side, by the table in `docs/KUBERNETES.md`: the controller reports
+//! faults of pools, maps and the devices below them, the node those of devices, mounts and file
+//! systems. Both may be called for one volume, and no fault may be reported twice.
 
 use blockd_api::v1::{self, HealthCode};
 
 use super::{Cause, Severity};
 
-/// Who tells of something that the daemon has found.
+/// The side that reports a cause that the daemon has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// ListVolumes and ControllerGetVolume.
     Controller,
-    /// NodeGetVolumeStats, which asks the daemon for it.
+    /// NodeGetVolumeStats, which requests it from the daemon.
     Node,
     /// NodeGetVolumeStats, which sees it for itself: what the daemon says of it is not used.
     NodeAlone,
 }
 
-/// Who tells of this. What a newer daemon may know besides is of the daemon's side.
+/// Returns the side that reports this code. Codes of a newer daemon belong to the controller.
 #[must_use]
 pub const fn side(code: HealthCode) -> Side {
     match code {
@@ -41,9 +41,9 @@ pub const fn side(code: HealthCode) -> Side {
     }
 }
 
-/// What one side tells of a volume's causes.
+/// Returns the causes that one side reports.
 #[must_use]
-pub fn told_by(wanted: Side, causes: &[v1::Cause]) -> Vec<Cause> {
+pub fn causes_for(wanted: Side, causes: &[v1::Cause]) -> Vec<Cause> {
     causes.iter().filter(|cause| side(cause.code()) == wanted).map(of_wire).collect()
 }
 
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn h22_what_the_daemon_finds_is_told_by_one_side() {
+    fn h22_each_cause_of_the_daemon_is_reported_by_one_side() {
         assert!(all().count() >= 17);
         for code in all() {
             for of_pool in [false, true] {
@@ -81,14 +81,13 @@ mod tests {
                     ..Default::default()
                 };
                 let sides = [Side::Controller, Side::Node, Side::NodeAlone];
-                let told = sides.map(|side| told_by(side, std::slice::from_ref(&cause)).len());
-                assert_eq!(told.iter().sum::<usize>(), 1, "{code:?}");
+                let counts = sides.map(|side| causes_for(side, std::slice::from_ref(&cause)).len());
+                assert_eq!(counts.iter().sum::<usize>(), 1, "{code:?}");
             }
         }
     }
 
-    /// What nobody would hear of if the node did not look itself: it does, in the tests of the node
-    /// part.
+    /// Faults that only the node's own checks can find; the tests of the node part cover them.
     #[test]
     fn h22_what_the_node_sees_for_itself_is_devices_and_missing_volumes() {
         let alone: Vec<HealthCode> = all().filter(|code| side(*code) == Side::NodeAlone).collect();
@@ -104,8 +103,8 @@ mod tests {
             let name = format!("`{}`", name.to_lowercase().replace('_', "-"));
             let line = text.lines().find(|line| line.starts_with("| ") && line.contains(&name));
             let line = line.unwrap_or_else(|| panic!("{name} is not in the table"));
-            let told = if side(code) == Side::Controller { "controller" } else { "node" };
-            assert!(line.contains(&format!("| {told} |")), "{line}");
+            let reporter = if side(code) == Side::Controller { "controller" } else { "node" };
+            assert!(line.contains(&format!("| {reporter} |")), "{line}");
         }
     }
 
@@ -168,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn a_code_of_a_newer_daemon_is_told_by_the_controller() {
+    fn the_controller_reports_codes_of_a_newer_daemon() {
         let newer = v1::Cause { code: 4711, message: "new".to_owned(), ..Default::default() };
-        assert_eq!(told_by(Side::Controller, &[newer]), [Cause::unknown("new")]);
+        assert_eq!(causes_for(Side::Controller, &[newer]), [Cause::unknown("new")]);
     }
 }

@@ -17,8 +17,8 @@ use std::os::unix::fs::FileExt;
 pub use self::options::Options;
 use self::table::{SECTOR, Table};
 
-/// What is before the data: partition table and superblock. Also the alignment of everything, so
-/// that a page of 2 MiB in the machine is one on the host.
+/// Bytes before the data: partition table and superblock. Also the alignment of everything, so that
+/// a page of 2 MiB in the machine is one on the host.
 pub const FRONT: u64 = 2 << 20;
 
 /// The smallest image: nothing smaller holds a file system worth the name.
@@ -34,7 +34,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// As large as fits into so many bytes. `None` when that is too little for an image.
+    /// Returns the largest image that fits into `bytes`; `None` when that is too small for an
+    /// image.
     #[must_use]
     pub const fn within(bytes: u64, has_table: bool) -> Option<Self> {
         let size = bytes - bytes % FRONT;
@@ -59,8 +60,8 @@ impl Image {
         self.size - self.file_system()
     }
 
-    /// Makes a file such an image. What is at the place of the file system stays as it is; holes
-    /// stay holes.
+    /// Writes such an image to a file. The area of the file system is left unchanged; holes stay
+    /// holes.
     ///
     /// # Errors
     /// It can't be written.
@@ -77,7 +78,7 @@ impl Image {
         file.sync_all()
     }
 
-    /// Reads what a file is. An error tells why it is none.
+    /// Reads the image from a file. The error says why the file is not an image.
     ///
     /// # Errors
     /// It can't be read, or is no image of ours.
@@ -197,7 +198,7 @@ mod tests {
         let file = file();
         let image = Image::within(32 * MIB, false).unwrap();
         image.write(&file).unwrap();
-        // What is in the file system is none of its business.
+        // The content of the file system does not matter.
         file.write_all_at(&[0xff; 4096], FRONT).unwrap();
         assert_eq!(Image::read(&file).unwrap(), image);
         for place in [446 + 8, 446 + 12, 511, 4096, 4096 + 16, 4096 + 57, 4096 + 4000, 8191] {

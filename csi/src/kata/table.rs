@@ -17,7 +17,7 @@ const LINUX: u8 = 0x83;
 /// Where it begins and ends in cylinders, heads and sectors: beyond what these can say.
 const BEYOND: [u8; 3] = [0xfe, 0xff, 0xff];
 
-/// What it says, in sectors.
+/// The partition's position, in sectors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Table {
     first: u32,
@@ -25,8 +25,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Of a partition that begins at this byte and has so many. What it can't count is as much as
-    /// it can, as partitioning tools have it.
+    /// Describes a partition by its first byte and its length in bytes. Values beyond the range of
+    /// a field are stored as the largest value, as partitioning tools do.
     pub(super) fn new(first: u64, bytes: u64) -> Self {
         let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
         Self { first: sectors(first), count: sectors(bytes) }
@@ -44,7 +44,7 @@ impl Table {
         sector
     }
 
-    /// What a sector says, if it is one of ours.
+    /// Decodes a sector that this driver wrote.
     pub(super) fn decode(sector: &[u8; SECTOR]) -> Option<Self> {
         let number = |at: usize| {
             let bytes = sector.get(ENTRY + at..ENTRY + at + 4)?;

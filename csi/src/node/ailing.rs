@@ -30,7 +30,7 @@ fn block() -> Rig {
     rig
 }
 
-/// What is said of it at its target path; each cause on its own.
+/// Returns the causes at its target path, each on its own.
 fn said(rig: &Rig) -> Vec<String> {
     rig.stats(TARGET).unwrap().causes.into_iter().map(|cause| cause.message).collect()
 }
@@ -89,7 +89,7 @@ fn h10_unmounted_by_hand_is_abnormal_until_it_is_published_again() {
 }
 
 #[test]
-fn h10_a_stage_that_was_unmounted_is_told_at_both_paths() {
+fn h10_an_unmounted_stage_is_reported_at_both_paths() {
     let rig = mounted("ext4");
     let unmount = |state: &mut State| state.mounts.retain(|it| it.path != Path::new(STAGING));
     let expected = "it was unmounted from its staging path";
@@ -108,7 +108,7 @@ fn d9_a_path_that_never_was_one_of_the_volume_is_not_found() {
     }
     rig.world.unmount(Path::new(TARGET), false).unwrap();
     assert_eq!(rig.stats("/t/2").unwrap_err().code(), Code::NotFound);
-    // What was unpublished in order is none of its paths any more.
+    // A path that was unpublished no longer belongs to the volume.
     rig.publish(&mount("/t/3")).unwrap();
     rig.unpublish("/t/3").unwrap();
     assert_eq!(rig.stats("/t/3").unwrap_err().code(), Code::NotFound);
@@ -127,7 +127,7 @@ fn h1_a_volume_that_is_gone_is_abnormal_where_it_was_and_not_found_elsewhere() {
 }
 
 #[test]
-fn something_else_at_its_path_is_told_by_what_it_is() {
+fn another_mount_at_its_path_is_reported_by_name() {
     let expected = "something else is mounted at its target path: ext4 of /dev/sdz";
     let cover = |state: &mut State| {
         let mut other = state.mounts[1].clone();
@@ -139,7 +139,7 @@ fn something_else_at_its_path_is_told_by_what_it_is() {
 }
 
 #[test]
-fn a_device_that_is_gone_or_not_served_is_told_once() {
+fn a_missing_or_unserved_device_is_reported_once() {
     type Begin = fn(&mut State);
     let cases: [(&str, Begin); 5] = [
         ("block device ublkb1 is gone", |state| state.fault.bytes = Some(None)),
@@ -178,7 +178,7 @@ fn a_volume_that_was_detached_under_its_mount_has_no_device() {
 }
 
 #[test]
-fn the_file_of_a_block_volume_that_is_another_device_is_told() {
+fn a_block_volume_path_with_another_device_is_reported() {
     let begin = |state: &mut State| state.fault.bound = Node::Other;
     let expected = "the file at its target path is not block device ublkb1";
     comes_and_goes(&block(), expected, false, begin, heal);
@@ -192,7 +192,7 @@ fn h11_bad_blocks_of_the_device_are_counted() {
 }
 
 #[test]
-fn h8_errors_that_a_file_system_has_counted_are_told() {
+fn h8_errors_counted_by_a_file_system_are_reported() {
     for name in ["ext4", "btrfs"] {
         let begin = |state: &mut State| state.fault.errors = 3;
         let expected = format!("{name} has counted 3 errors");
@@ -201,14 +201,14 @@ fn h8_errors_that_a_file_system_has_counted_are_told() {
 }
 
 #[test]
-fn h8_a_file_system_that_was_shut_down_is_told_and_takes_no_further_look() {
+fn h8_a_file_system_that_was_shut_down_is_reported_without_further_checks() {
     let begin = |state: &mut State| state.fault.shut_down = true;
     let expected = "its xfs was shut down: it answers with IO errors";
     comes_and_goes(&mounted("xfs"), expected, false, begin, heal);
 }
 
 #[test]
-fn h8_a_file_system_that_has_become_read_only_is_told() {
+fn h8_a_file_system_that_became_read_only_is_reported() {
     fn all(state: &mut State, read_only: bool) {
         for entry in &mut state.mounts {
             (entry.read_only, entry.whole_read_only) = (read_only, read_only);
@@ -255,7 +255,7 @@ fn what_was_mounted_to_be_read_is_healthy() {
 }
 
 #[test]
-fn h9_a_full_file_system_is_told_with_its_numbers() {
+fn h9_a_full_file_system_is_reported_with_its_numbers() {
     let usage = |total: i64, available: i64| Usage { total, used: total - available, available };
     let rig = mounted("ext4");
     let plenty = usage(65_536, 1);
@@ -293,7 +293,7 @@ fn h9_a_full_file_system_is_told_with_its_numbers() {
 }
 
 #[test]
-fn h45_several_causes_at_once_are_all_told_the_worst_first() {
+fn h45_all_of_several_causes_are_reported_the_worst_first() {
     let rig = mounted("ext4");
     {
         let mut state = rig.world.state();

@@ -1,5 +1,5 @@
-//! How devices and file systems of this machine are, as the kernel tells it in `/sys` and by what
-//! is in memory already: nothing is opened, and no IO is made.
+//! Conditions of this machine's devices and file systems, as the kernel reports them in `/sys` and
+//! from memory: nothing is opened, and no IO is done.
 
 use std::fs;
 use std::io;
@@ -105,7 +105,7 @@ fn number(path: &Path) -> Option<u64> {
     text(path)?.trim().parse().ok()
 }
 
-/// What a file of the kernel says. Without one nothing is known, and nothing is wrong.
+/// Reads a file of the kernel. Without the file nothing is known, which is no fault.
 fn text(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }

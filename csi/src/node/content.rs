@@ -1,14 +1,14 @@
-//! What a device holds, as `blkid` says it, and what may be done with it.
+//! Detects the content of a device with `blkid`, and decides how the device may be used.
 
 /// Exit code of `blkid` when it finds nothing that it knows.
 pub const NOTHING: i32 = 2;
 /// Exit code when several things claim the device.
 pub const AMBIVALENT: i32 = 8;
 
-/// What was found on a device.
+/// The content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing that is known. Whether it is empty only the daemon can tell.
+    /// No known signature. Only the daemon knows whether the device is empty.
     Nothing,
     /// A file system.
     FileSystem(String),
@@ -16,7 +16,7 @@ pub enum Content {
     Other(String),
 }
 
-/// What to do with a device that is to be mounted.
+/// The steps before a device can be mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Make this file system.
@@ -44,7 +44,7 @@ impl Content {
                 (Some(kind), Some(usage), _) if usage == "filesystem" => Self::FileSystem(kind),
                 (Some(kind), ..) => Self::Other(kind),
                 (None, _, Some(table)) => Self::Other(format!("a partition table ({table})")),
-                // What it says about sizes alone is no content.
+                // Output about sizes alone is no content.
                 (None, _, None) => Self::Nothing,
             }),
             Some(code) => Err(format!("blkid ended with {code}")),
@@ -52,8 +52,9 @@ impl Content {
         }
     }
 
-    /// Decides. `wanted` is empty when nobody said which file system; `empty`: nothing was ever
-    /// written to it; `ours`: what it holds is left of a file system that was being made here.
+    /// Decides how to prepare a device. `wanted` is empty when no file system was requested;
+    /// `empty`: nothing was ever written to it; `ours`: its content is the rest of an interrupted
+    /// mkfs of this driver.
     #[must_use]
     pub fn plan(&self, wanted: &str, empty: bool, ours: bool) -> Plan {
         let or_default = if wanted.is_empty() { DEFAULT } else { wanted };
@@ -73,7 +74,7 @@ impl Content {
 /// File systems that are made, grown and mounted.
 pub const KNOWN: [&str; 3] = ["ext4", "xfs", "btrfs"];
 
-/// When nobody says which.
+/// The file system when none is requested.
 pub const DEFAULT: &str = "ext4";
 
 /// How a file system is made.
@@ -102,8 +103,8 @@ pub fn maker(file_system: &str, making: &Making) -> (String, Vec<String>) {
             "-E",
             "nodiscard,lazy_itable_init=0,lazy_journal_init=1,stride=512,stripe_width=512",
         ],
-        // Files take pages of 2 MiB from the start, as their folders tell them. What is shared
-        // between files can't be mapped by all kernels.
+        // Files use pages of 2 MiB from the start, which they inherit from their directory. Some
+        // kernels cannot map extents that files share.
         "xfs" if making.mapped => &[
             "-q",
             "-f",
@@ -137,8 +138,8 @@ pub fn smallest_growth(file_system: &str) -> u64 {
 /// The bytes of a device that say how large the file system on it is.
 pub const SUPERBLOCKS_BYTES: usize = (64 << 10) + 4096;
 
-/// The size of a file system in bytes, by the beginning of its device. `None` when it can't be
-/// told.
+/// Returns the size of a file system in bytes, from the beginning of its device; `None` if it
+/// cannot be determined.
 #[must_use]
 pub fn size_of(file_system: &str, start: &[u8]) -> Option<u64> {
     let u32_le = |at: usize| Some(u32::from_le_bytes(start.get(at..at + 4)?.try_into().ok()?));
@@ -172,7 +173,7 @@ pub fn size_of(file_system: &str, start: &[u8]) -> Option<u64> {
     }
 }
 
-/// What became of a check, by the exit code of `e2fsck -p`.
+/// Interprets the exit code of `e2fsck -p`.
 ///
 /// # Errors
 /// When it left errors, or could not be run.
@@ -304,14 +305,14 @@ mod tests {
         has("Block size", "4096");
         has("RAID stride", "512");
         has("RAID stripe width", "512");
-        let ask = ["-r", "-c", "sb 0", "-c", "p blocksize unit width features_ro_compat"];
-        let ask: Vec<String> = ask
+        let arguments = ["-r", "-c", "sb 0", "-c", "p blocksize unit width features_ro_compat"];
+        let arguments: Vec<String> = arguments
             .iter()
             .chain(&["-c", "addr rootino", "-c", "p core.extsize"])
             .chain(&["-c", "p core.extszinherit"])
             .map(|&word| word.to_owned())
             .collect();
-        let said = tool("xfs_db", &ask, &folder.join("xfs"));
+        let said = tool("xfs_db", &arguments, &folder.join("xfs"));
         for line in ["blocksize = 4096", "unit = 512", "width = 512", "core.extsize = 512"] {
             assert!(said.lines().any(|there| there == line), "{line}: {said}");
         }

@@ -13,7 +13,7 @@ use super::modes::{Access, Target};
 use super::publish;
 use super::records::Place;
 use super::stage;
-use super::steps::Wish;
+use super::steps::FileSystemSpec;
 use super::world::{Kind, Result, Wanted, World};
 use crate::capability::Mode;
 use crate::pmem::Plan;
@@ -36,8 +36,8 @@ enum Shape {
     Direct,
     /// The same as it is.
     DirectBlock,
-    /// What is shown is in an image, on a device of the daemon's or the kernel's own. The usage of
-    /// the second is AppDirect.
+    /// The file system is in an image, on a device of the daemon or, with usage AppDirect, of the
+    /// kernel (`true`).
     Kata(bool),
     /// An image on the kernel's own device.
     InlineKata,
@@ -56,10 +56,10 @@ const SHAPES: [Shape; 10] = [
     Shape::InlineKata,
 ];
 
-pub(super) fn wish(file_system: &str) -> Wish {
+pub(super) fn spec(file_system: &str) -> FileSystemSpec {
     let options = Options::parse(&["noatime".to_owned()]).unwrap();
     let making = Making::default();
-    Wish { file_system: file_system.to_owned(), options, hash: 7, making, dax: false }
+    FileSystemSpec { file_system: file_system.to_owned(), options, hash: 7, making, dax: false }
 }
 
 pub(super) fn wanted(size_bytes: i64) -> Wanted {
@@ -70,7 +70,7 @@ pub(super) fn target(path: &str, mode: Mode, access: Access) -> Target {
     Target { path: path.into(), mode, read_only: false, access }
 }
 
-/// What a life of a volume consists of.
+/// A step in the life of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Stage,
@@ -141,11 +141,11 @@ impl Shape {
         if self.is_block() { Access::Block } else { Access::Mount }
     }
 
-    fn wish(self) -> Option<Wish> {
+    fn spec(self) -> Option<FileSystemSpec> {
         match self {
-            Self::Mount(name) => Some(wish(name)),
-            Self::Direct => Some(Wish { dax: true, ..wish("ext4") }),
-            Self::Reader | Self::Inline | Self::Kata(_) | Self::InlineKata => Some(wish("ext4")),
+            Self::Mount(name) => Some(spec(name)),
+            Self::Direct => Some(FileSystemSpec { dax: true, ..spec("ext4") }),
+            Self::Reader | Self::Inline | Self::Kata(_) | Self::InlineKata => Some(spec("ext4")),
             Self::Block | Self::DirectBlock => None,
         }
     }
@@ -166,7 +166,7 @@ impl Shape {
     }
 
     fn call(self, fake: &Fake, place: &Place, call: Call) -> Result<()> {
-        // Only who makes it says what it is.
+        // Only the creating call passes the image's description.
         let makes = matches!(call, Call::Stage)
             || (self == Self::InlineKata && matches!(call, Call::Publish(_)));
         let asked = kata::ImageSpec { partition: false, app_direct: self != Self::Kata(false) };
@@ -175,23 +175,24 @@ impl Shape {
     }
 
     fn call_in(self, fake: &Fake, world: &dyn World, place: &Place, call: Call) -> Result<()> {
-        let (path, wish) = (Path::new(STAGING), self.wish());
+        let (path, spec) = (Path::new(STAGING), self.spec());
         match call {
             Call::Stage => {
-                let wish = wish.as_ref();
+                let spec = spec.as_ref();
                 let mode = self.mode();
-                stage::stage(world, &stage::Ask { volume: ID, place, path, mode, wish })
+                stage::stage(world, &stage::Request { volume: ID, place, path, mode, spec })
             }
             Call::Publish(number) => {
                 let target = &self.target(number);
-                if let (Self::Inline | Self::InlineKata, Some(wish)) = (self, &wish) {
+                if let (Self::Inline | Self::InlineKata, Some(spec)) = (self, &spec) {
                     let pmem = Plan { is_direct: self.has_image(), ..Plan::default() };
                     let wanted = &Wanted { pmem, ..wanted(SIZE) };
-                    let ask = ephemeral::Ask { volume: ID, place, target, wish, wanted };
-                    return ephemeral::publish(world, &ask);
+                    let request = ephemeral::Request { volume: ID, place, target, spec, wanted };
+                    return ephemeral::publish(world, &request);
                 }
-                let ask = publish::Ask { volume: ID, place, staging: path, target, strict: false };
-                publish::publish(world, &ask)
+                let request =
+                    publish::Request { volume: ID, place, staging: path, target, strict: false };
+                publish::publish(world, &request)
             }
             Call::Write => {
                 let mut state = fake.state();
@@ -233,7 +234,7 @@ impl Shape {
         }
     }
 
-    /// What undoes what was done before a call and by it. What it has begun to undo goes on.
+    /// Returns the calls that undo this call and those before it. A started undo continues.
     fn undone(self, at: usize) -> Vec<Call> {
         let mut undone = Vec::new();
         for (index, call) in self.life()[..=at].iter().enumerate() {
@@ -252,7 +253,7 @@ impl Shape {
     }
 }
 
-/// What became of a life in which something went wrong.
+/// The outcome of a volume's life with an injected fault.
 struct Life {
     world: Fake,
     place: Place,
@@ -288,7 +289,7 @@ impl Life {
         panic!("{}: {call:?} is not mended by its repeat: {last:?}", self.case);
     }
 
-    /// What holds after a call that was done.
+    /// Checks the invariants after a call that succeeded.
     fn check(&self, call: Call) {
         if let Call::Publish(number) = call {
             let target = self.shape.target(number);
@@ -459,7 +460,7 @@ fn an_inline_volume_of_a_pod_that_is_gone_is_swept_away() {
         let _ = life.world.delete(&life.place);
         life.nothing_is_left();
     });
-    // The pod's folder is there: it comes back, and wants its data.
+    // The pod's folder exists: the pod comes back, and needs its data.
     let life = Life::new(Shape::Inline, "kept".to_owned());
     life.insist(Call::Publish(0));
     life.insist(Call::Write);

@@ -4,18 +4,18 @@
 use super::modes::{Access, Target};
 use super::records::{Place, Record};
 use super::stage;
-use super::steps::{self, Wish};
+use super::steps::{self, FileSystemSpec};
 use super::world::{Kind, Mount, Mounted, Result, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
 
-/// What is asked for.
+/// A request to publish an inline volume.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct Request<'a> {
     pub volume: &'a str,
     pub place: &'a Place,
     pub target: &'a Target,
-    pub wish: &'a Wish,
+    pub spec: &'a FileSystemSpec,
     pub wanted: &'a Wanted,
 }
 
@@ -24,32 +24,35 @@ pub struct Ask<'a> {
 ///
 /// # Errors
 /// When it is published elsewhere or otherwise, or a step fails.
-pub fn publish(world: &dyn World, ask: &Ask<'_>) -> Result<()> {
-    let new = || Record { ephemeral: true, ..Record::new(ask.volume, ask.place) };
-    let record = world.record(ask.volume).unwrap_or_else(new);
+pub fn publish(world: &dyn World, request: &Request<'_>) -> Result<()> {
+    let new = || Record { ephemeral: true, ..Record::new(request.volume, request.place) };
+    let record = world.record(request.volume).unwrap_or_else(new);
     if !record.ephemeral {
-        return Err(Error::in_use(format_args!("volume {}", ask.volume), "is no inline volume"));
+        return Err(Error::in_use(
+            format_args!("volume {}", request.volume),
+            "is no inline volume",
+        ));
     }
     let table = world.mounts()?;
     if let Some(there) = record.targets.iter().find(|there| table.at(&there.path).is_some()) {
-        if there.path != ask.target.path {
+        if there.path != request.target.path {
             let problem = format!("is published at {}", there.path.display());
-            return Err(Error::in_use(format_args!("volume {}", ask.volume), problem));
+            return Err(Error::in_use(format_args!("volume {}", request.volume), problem));
         }
-        if there.read_only != ask.target.read_only {
+        if there.read_only != request.target.read_only {
             let path = there.path.to_string_lossy();
-            let (existing, asked) = (there.read_only, ask.target.read_only);
+            let (existing, asked) = (there.read_only, request.target.read_only);
             let what = ("target path", path.as_ref());
             return Err(Error::exists(what, "readonly", existing, asked));
         }
-    } else if table.at(&ask.target.path).is_some() {
-        return Err(steps::foreign(&ask.target.path));
+    } else if table.at(&request.target.path).is_some() {
+        return Err(steps::foreign(&request.target.path));
     }
-    let wanted = Record { targets: vec![ask.target.clone()], ..record };
+    let wanted = Record { targets: vec![request.target.clone()], ..record };
     let complete = wanted.complete;
-    let result = begin(world, &wanted).and_then(|()| show(world, wanted.clone(), ask));
+    let result = begin(world, &wanted).and_then(|()| show(world, wanted.clone(), request));
     if result.is_err() && !complete {
-        // What can't be undone now is written down, and undone when its publication ends.
+        // Steps that cannot be undone now are recorded, and undone when the publication ends.
         let _ = end(world, &wanted);
     }
     result
@@ -60,26 +63,26 @@ fn begin(world: &dyn World, record: &Record) -> Result<()> {
     if same { Ok(()) } else { world.keep(record) }
 }
 
-fn show(world: &dyn World, mut record: Record, ask: &Ask<'_>) -> Result<()> {
-    let path = ask.target.path.as_path();
+fn show(world: &dyn World, mut record: Record, request: &Request<'_>) -> Result<()> {
+    let path = request.target.path.as_path();
     // Where it was made, should the default pool be another now.
     let place = record.place.clone();
-    world.create(&place, ask.wanted)?;
+    world.create(&place, request.wanted)?;
     let volume = world.attach(&place, false)?;
-    let device = steps::device_of(ask.volume, &volume)?;
+    let device = steps::device_of(request.volume, &volume)?;
     if !world.mounts()?.shows(path, device) {
         // Of a device that is gone.
         steps::unmount(world, path)?;
-        let file_system = steps::prepare(world, &mut record, &volume, ask.wish)?;
+        let file_system = steps::prepare(world, &mut record, &volume, request.spec)?;
         steps::make(world, path, Kind::Folder)?;
-        let options = stage::options(ask.wish, &file_system, ask.target.read_only);
+        let options = stage::options(request.spec, &file_system, request.target.read_only);
         let mount = Mount { device, file_system: &file_system, path, options: &options };
         if world.mount(&mount)? != Mounted::Done {
-            let what = format_args!("volume {}", ask.volume);
+            let what = format_args!("volume {}", request.volume);
             return Err(Error::in_use(what, "can't be written"));
         }
     }
-    steps::check_dax(world, ask.volume, ask.wish, path)?;
+    steps::check_dax(world, request.volume, request.spec, path)?;
     if !record.complete {
         record.complete = true;
         world.keep(&record)?;
@@ -88,9 +91,8 @@ fn show(world: &dyn World, mut record: Record, ask: &Ask<'_>) -> Result<()> {
 }
 
 /// Takes all of it away, wherever it stands.
-///
 /// # Errors
-/// When somebody uses it, or a step fails; a repeat goes on.
+/// When it is in use, or a step fails; a repeat continues.
 pub(super) fn end(world: &dyn World, record: &Record) -> Result<()> {
     for target in &record.targets {
         steps::unmount(world, &target.path)?;
@@ -101,8 +103,8 @@ pub(super) fn end(world: &dyn World, record: &Record) -> Result<()> {
     world.forget(&record.volume)
 }
 
-/// Ends a volume that was never complete, or whose pod is gone with the folder that its path lay
-/// in: nobody will ask for it any more. At the start.
+/// Removes, at the start, a volume that was never complete, or whose pod is gone with the directory
+/// of its path: no further request for it will come.
 ///
 /// # Errors
 /// When a step fails.

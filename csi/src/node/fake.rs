@@ -24,14 +24,14 @@ pub(super) enum Wrong {
     DiesAfter,
     /// It fails and has no effect, or half of one.
     FailsBefore,
-    /// It has its effect and nobody is told.
+    /// The step has its effect, and the caller receives no answer.
     FailsAfter,
 }
 
 pub(super) const WRONGS: [Wrong; 4] =
     [Wrong::DiesBefore, Wrong::DiesAfter, Wrong::FailsBefore, Wrong::FailsAfter];
 
-/// What a device holds.
+/// The content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Held {
     Nothing,
@@ -42,7 +42,7 @@ pub(super) enum Held {
         bytes: i64,
         /// Not unmounted in order.
         dirty: bool,
-        /// Somebody's.
+        /// Whether it holds user data.
         data: bool,
     },
     Other(&'static str),
@@ -55,11 +55,11 @@ pub(super) struct Stored {
     pub(super) held: Held,
     pub(super) minor: Option<u32>,
     pub(super) read_only: bool,
-    /// What the kernel goes on to show of its size.
+    /// The size that the kernel still shows.
     pub(super) shown: i64,
     /// Its device is the kernel's own.
     pub(super) own: bool,
-    /// What is in its file system: an image, which is a device while there is a loop device.
+    /// The image in its file system, which is a device while it has a loop device.
     pub(super) image: Option<Box<Stored>>,
 }
 
@@ -77,7 +77,7 @@ impl Stored {
     }
 }
 
-/// What has gone wrong with a device or the file system on it, beside what calls do.
+/// Faults of a device or its file system, independent of calls.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) node: Node,
@@ -116,11 +116,11 @@ pub(super) struct State {
     pub(super) mounts: Vec<Entry>,
     pub(super) paths: BTreeMap<PathBuf, Kind>,
     pub(super) records: BTreeMap<String, Record>,
-    /// Paths that somebody has opened something at.
+    /// Paths below which a file is open.
     pub(super) busy: BTreeSet<PathBuf>,
-    /// Devices that somebody has open.
+    /// Devices that a process has open.
     pub(super) holders: BTreeSet<u32>,
-    /// A tool of a killed process goes on for so many looks at it.
+    /// How many checks a tool of a killed process survives.
     pub(super) orphan: u32,
     pub(super) conflicts: Vec<Mode>,
     /// File systems go on without DAX.
@@ -164,8 +164,8 @@ impl Fake {
         std::mem::take(&mut self.state().dead)
     }
 
-    /// The machine is switched off and on: mounts and who had something open are gone, and so are
-    /// devices; the daemon makes those anew, with other numbers.
+    /// Reboots the machine: mounts, open files and devices are gone; the daemon adds the devices
+    /// again, with other numbers.
     pub(super) fn reboot(&self) {
         let mut state = self.state();
         state.dead = false;
@@ -531,7 +531,7 @@ impl World for Fake {
     fn content(&self, device: &Device) -> Result<Content> {
         self.whole(|state| {
             Ok(match &state.of(device).held {
-                // What a killed tool has written may look like anything.
+                // The output of a killed tool may look like any content.
                 Held::Nothing | Held::Raw | Held::Partial => Content::Nothing,
                 Held::FileSystem { kind, .. } => Content::FileSystem(kind.clone()),
                 Held::Other(what) => Content::Other((*what).to_owned()),

@@ -1,7 +1,8 @@
 //! Options of mounts, as a storage class has them: some are flags of the mount, the rest is for the
 //! file system.
 //!
-//! They may hold secrets, so no error and no log shows one; an error tells which it is by position.
+//! They may hold secrets, so no error and no log shows one; an error names the flag by its
+//! position.
 
 use nix::mount::MsFlags;
 
@@ -57,7 +58,7 @@ const CLEARED: [(&str, MsFlags); 8] = [
     ("nolazytime", MsFlags::MS_LAZYTIME),
 ];
 
-/// What a mount is called with.
+/// The arguments of a mount call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub flags: MsFlags,
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_told_from_what_is_for_the_file_system() {
+    fn mount_flags_are_separated_from_file_system_options() {
         let options = parse(&["noatime,discard", "nosuid", "commit=30", "defaults"]).unwrap();
         assert_eq!(options.flags, MsFlags::MS_NOATIME | MsFlags::MS_NOSUID);
         assert_eq!(options.data, "discard,commit=30");

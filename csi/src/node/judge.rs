@@ -1,5 +1,5 @@
-//! What is wrong with a volume by what is seen of it on this node: its device, its mounts and its
-//! file system. Pure, and about nothing that the daemon knows better.
+//! Derives the causes of a volume from its state on this node: its device, its mounts and its file
+//! system. Pure, and limited to faults that the daemon does not know.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const FULL_BYTES: i64 = 1_048_576;
 /// Of a small one it is this part instead.
 const FULL_PART: i64 = 256;
 
-/// What a path is to a volume.
+/// The role of a path for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Staging,
@@ -157,7 +157,7 @@ pub fn block_usage(volume: &Volume) -> Usage {
     Usage { total, used, available: total.saturating_sub(used) }
 }
 
-/// What a look that has not come back says of a volume.
+/// The cause that a check which has not returned reports for a volume.
 #[must_use]
 pub fn silent(seconds: u64) -> Cause {
     Cause::failure(format!("its file system or device has not answered for {seconds} s"))

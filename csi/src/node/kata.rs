@@ -12,7 +12,7 @@ use super::content::{Content, Making, Plan};
 use super::flags::Options;
 use super::mountinfo::{Device, Table};
 use super::records::{Place, Record};
-use super::steps::{self, Wish};
+use super::steps::{self, FileSystemSpec};
 use super::world::{
     DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
 };
@@ -65,7 +65,7 @@ pub fn through<T>(
     let spec = match (asked, world.record(id)) {
         (Some(spec), _) => Some(spec),
         (None, Some(record)) => record.kata.then_some(NOT_STAGED),
-        // What was forgotten is still mounted.
+        // A mount without a record is still there.
         (None, None) => {
             let folder = world.vm_folder(place)?;
             world.mounts()?.at(&folder).map(|_| NOT_STAGED)
@@ -127,7 +127,7 @@ impl Vm<'_> {
         }
         // Of a device that is gone, with what was over it.
         self.take_apart(place)?;
-        let wish = Wish {
+        let spec = FileSystemSpec {
             file_system: AROUND.to_owned(),
             options: Options::parse(&[]).unwrap_or_else(|_| unreachable!("nothing to refuse")),
             hash: 0,
@@ -139,11 +139,11 @@ impl Vm<'_> {
         let formatting = self.stored(place).kata_formatting;
         match content.plan(AROUND, empty, formatting) {
             Plan::Mount(_) => self.world.check(device, AROUND)?,
-            Plan::Refuse(what) => return Err(steps::refused(&self.stored(place), &wish, &what)),
+            Plan::Refuse(what) => return Err(steps::refused(&self.stored(place), &spec, &what)),
             Plan::Format(_) => {
                 self.refuse_busy(device)?;
                 self.set_formatting(place, true)?;
-                self.world.format(device, AROUND, &wish.making)?;
+                self.world.format(device, AROUND, &spec.making)?;
                 self.set_formatting(place, false)?;
             }
         }
@@ -156,8 +156,8 @@ impl Vm<'_> {
         let mut last = None;
         for word in tries {
             let options = match *word {
-                "" => wish.options.clone(),
-                word => wish.options.clone().with(word),
+                "" => spec.options.clone(),
+                word => spec.options.clone().with(word),
             };
             let mount = Mount { device, file_system: AROUND, path: &folder, options: &options };
             match self.world.mount(&mount) {
@@ -259,7 +259,7 @@ impl World for Vm<'_> {
 
     fn detach(&self, place: &Place) -> Result<()> {
         self.take_apart(place)?;
-        // What a file system that was not finished has left would be taken for somebody's data.
+        // The rest of an interrupted mkfs would be taken for user data.
         if self.stored(place).kata_formatting && self.world.volume(place)?.is_some() {
             let volume = self.world.attach(place, false)?;
             let device = steps::device_of(self.id, &volume)?;
@@ -286,7 +286,8 @@ impl World for Vm<'_> {
         self.world.record(volume)
     }
 
-    /// With what only this knows: who keeps a record may have read it before that changed.
+    /// Stores a record together with this state: the caller may have read the record before it
+    /// changed.
     fn keep(&self, record: &Record) -> Result<()> {
         let stored = self.world.record(&record.volume);
         let kata_formatting = stored.is_some_and(|stored| stored.kata_formatting);

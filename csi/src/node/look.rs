@@ -12,12 +12,12 @@ use crate::error::Error;
 use crate::health::Cause;
 use crate::sizes::Range;
 
-/// What a path shows of a volume.
+/// The state of a volume at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Empty when it can't be told.
+    /// Empty when it cannot be determined.
     pub usage: Option<Shown>,
-    /// What is wrong; empty when nothing is.
+    /// The faults; empty for a healthy volume.
     pub causes: Vec<Cause>,
 }
 
@@ -98,7 +98,7 @@ pub fn stats(
     let look = device.map(|device| world.device_look(device)).transpose()?;
     let mut causes = judge::device(volume, look.as_ref());
     if !there {
-        // Without a device it can't be there: that is told already.
+        // Without a device it cannot be mounted: that is reported already.
         if device.is_some() {
             let role = known.map_or(Role::Target, |(role, _)| role);
             causes.push(judge::not_there(role, table.at(path)));
@@ -118,7 +118,7 @@ pub fn stats(
             of_file_system(world, entry, device, path, &mut causes)?
         }
         (Access::Block, Some(_), Some(device)) if world.node_at(path, device)? != Node::Right => {
-            // Where the node itself is wrong, that is told already.
+            // A wrong node is reported already.
             if causes.is_empty() {
                 causes.push(judge::wrong_node(device));
             }
@@ -165,7 +165,7 @@ pub fn expand(
     {
         found.volume = larger;
     }
-    // What a claim was told is what is taken; what is seen may be less.
+    // The claim's capacity is the charged size; the visible size may be smaller.
     let (size, capacity) = (found.volume.size_bytes, found.volume.capacity_bytes());
     let text = |what: &str| format!("{what} {capacity}, which the volume has");
     if required.get() > capacity {

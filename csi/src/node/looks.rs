@@ -17,7 +17,7 @@ use crate::error::Error;
 /// the rest of them is for staging and publishing what does not hang.
 const AT_ONCE: usize = 64;
 
-/// What became of a look.
+/// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
     Done(T),
@@ -54,8 +54,8 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// Looks at a volume. What takes longer than `limit` goes on by itself, and until it ends this
-    /// volume is not looked at again.
+    /// Checks a volume. A check that takes longer than `limit` continues in the background, and
+    /// until it ends this volume is not checked again.
     ///
     /// # Errors
     /// The look ended in the middle.
@@ -68,7 +68,7 @@ impl Looks {
         let look = Arc::clone(self.volumes.lock().entry(volume.to_owned()).or_default());
         let seen = self.wait(&look, limit, work).await;
         let mut volumes = self.volumes.lock();
-        // The map's own and this one: nobody else looks.
+        // Only the map's reference and this one exist: no other caller waits.
         if Arc::strong_count(&look) <= 2 {
             volumes.remove(volume);
         }
@@ -81,7 +81,7 @@ impl Looks {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Seen<T>> {
-        // Whoever was late once is not waited for again.
+        // A check that was late once is not waited for again.
         if let Some(age) = look.age().filter(|age| *age >= limit) {
             return Ok(Seen::Silent(age));
         }
@@ -94,7 +94,7 @@ impl Looks {
             let work = move || {
                 let done = work();
                 *mine.since.lock() = None;
-                // The turn last: who has it then is the only one that looks.
+                // The permit last: its holder is the only one that checks.
                 drop((mine, place, turn));
                 done
             };
@@ -107,7 +107,7 @@ impl Looks {
         }
     }
 
-    /// Volumes that are looked at, or that somebody waits to look at.
+    /// Volumes with a check in progress or queued.
     #[must_use]
     pub fn count(&self) -> usize {
         self.volumes.lock().len()
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_that_panics_is_told_and_the_next_one_is_made() {
+    async fn a_check_that_panics_is_reported_and_the_next_one_runs() {
         let looks = Looks::default();
         assert!(looks.look("a", LONG, || panic!("wanted")).await.is_err());
         assert_eq!(looks.look("a", LONG, || 1).await.unwrap(), Seen::Done(1));

@@ -1,5 +1,5 @@
-//! Steps on this machine: mounts, folders, devices, and the tools of file systems. Each is told in
-//! the log before it is done, without options: they may hold secrets.
+//! Steps on this machine: mounts, folders, devices, and the tools of file systems. Each step is
+//! logged before it runs, without options, as those may hold secrets.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -27,7 +27,7 @@ const TOOLS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bi
 /// Loop devices, by the kernel's list of numbers.
 const LOOP_MAJOR: u32 = 7;
 
-/// What a tool said is shown up to here: its last lines tell why it failed.
+/// Limit of a tool's output in errors: its last lines have the reason of the failure.
 const SAID_BYTES: usize = 400;
 
 /// The mount table as it is now.
@@ -50,10 +50,10 @@ pub fn mount_device(it: &Mount<'_>) -> Result<Mounted> {
     match mount(Some(&device.path), *path, Some(*file_system), options.flags, data) {
         Ok(()) => Ok(Mounted::Done),
         Err(Errno::EROFS | Errno::EACCES) => Ok(Mounted::NeedsWriting),
-        // What btrfs answers then.
+        // The error of btrfs in this case.
         Err(Errno::EIO) if options.read_only() => Ok(Mounted::NeedsWriting),
         Err(Errno::EBUSY) => Err(Error::in_use(device.path.display(), "is in use")),
-        // What ext4 answers; xfs goes on without.
+        // The error of ext4; xfs continues without DAX.
         Err(Errno::EINVAL | Errno::EOPNOTSUPP) if options.has_dax() => {
             let problem = "can't be mounted with DAX, which usage AppDirect needs: see dmesg";
             Err(Error::in_use(device.path.display(), problem))
@@ -84,7 +84,7 @@ pub fn make_read_only(path: &Path) -> Result<()> {
     let failed =
         |errno: Errno| Error::io(format!("making {} read-only", path.display()), errno.into());
     let has = statvfs(path).map_err(failed)?.flags();
-    // What is not named here is taken away by the call.
+    // The call removes attributes that are not listed here.
     let kept = [
         (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
         (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
@@ -120,7 +120,7 @@ pub fn unmount(path: &Path, lazily: bool) -> Result<()> {
     }
 }
 
-/// What is at a path; links are not followed.
+/// Returns the kind of a path's object; links are not followed.
 ///
 /// # Errors
 /// When it can't be found out.
@@ -227,8 +227,8 @@ pub fn is_free(device: &Device) -> Result<bool> {
     }
 }
 
-/// Loop devices over a device's node, as the kubelet has one over each block volume that it shows.
-/// They neither claim the device nor are they processes, so that nobody else sees them.
+/// Returns the loop devices over a device's node, as the kubelet has one over each published block
+/// volume. They neither claim the device nor belong to a process, so that other checks miss them.
 ///
 /// # Errors
 /// When they can't be listed.
@@ -273,7 +273,7 @@ pub fn file_system_bytes(device: &Device, file_system: &str) -> Result<Option<u6
     Ok(content::size_of(file_system, &start))
 }
 
-/// What a device holds.
+/// Detects the content of a device.
 ///
 /// # Errors
 /// When it can't be found out.
@@ -409,7 +409,7 @@ fn run<S: AsRef<OsStr>>(program: &str, words: &[S], last: Option<&Path>) -> Resu
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(program);
     command.args(words).args(last).stdin(Stdio::null());
-    // What is said is compared, and the tools are looked for in all the places.
+    // The tools' output is compared, and the tools are searched in all the usual directories.
     command.env("LC_ALL", "C").env("PATH", format!("{path}:{TOOLS}"));
     command.output().map_err(|error| Error::io(format!("starting {program}"), error))
 }
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_none_is_told() {
+    fn a_path_that_is_no_device_node_is_an_error() {
         let device = |path: &str| Device { path: path.into(), major: 259, minor: 0 };
         assert!(is_node(&device("/dev/null")).is_err());
         assert!(is_node(&device("/nowhere")).unwrap_err().to_string().contains("that of the host"));
@@ -469,7 +469,8 @@ mod tests {
 
     #[test]
     fn loop_devices_are_known_by_the_node_they_are_over() {
-        let list = "/dev/loop0 \\x20\\x200:5\\x20 312\n/dev/loop1  0:5   31\n/dev/loop2 8:1 312\n/dev/loop3\n";
+        let list = "/dev/loop0 \\x20\\x200:5\\x20 312\n/dev/loop1  0:5   31\n/dev/loop2 8:1 \
+                    312\n/dev/loop3\n";
         assert_eq!(over(list, "0:5 312"), ["/dev/loop0"]);
         assert_eq!(over(list, "0:5 31"), ["/dev/loop1"]);
         assert!(over("", "0:5 31").is_empty());

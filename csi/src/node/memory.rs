@@ -92,8 +92,8 @@ pub fn has_dax(table: &Table, path: &Path) -> Result<bool> {
     Ok(by_options)
 }
 
-/// Fills a file system with an image, all of which has its space: a machine that maps it could not
-/// be told that there is none.
+/// Fills a file system with a fully allocated image: a virtual machine that maps it cannot handle a
+/// lack of space.
 ///
 /// # Errors
 /// When there is no room for one, or it can't be written.
@@ -196,7 +196,7 @@ mod tests {
             assert!(!is_blank(&device).unwrap(), "{at}");
             file.write_all_at(&[0], at).unwrap();
         }
-        // In the middle nobody leaves a mark.
+        // No known content has a signature in the middle.
         file.write_all_at(&[1], 32 << 20).unwrap();
         assert!(is_blank(&device).unwrap());
         fs::remove_file(path).unwrap();

@@ -1,8 +1,8 @@
 //! The node service: makes volumes usable on this host.
 //!
-//! `stage`, `publish`, `ephemeral` and `look` are made of the steps of `world`, and are mended by
-//! their repeat wherever they end. What they know lies in `records`; the mount table (`mountinfo`)
-//! and the daemon are believed before it.
+//! `stage`, `publish`, `ephemeral` and `look` are made of the steps of `world`, and are completed
+//! by their repeat wherever they end. Their state is in `records`; the mount table (`mountinfo`)
+//! and the daemon take precedence over it.
 
 #[cfg(test)]
 mod ailing;
@@ -65,7 +65,7 @@ pub struct Service {
     looks: Looks,
 }
 
-/// What it can do. The last two can be switched off.
+/// The capabilities of the node. The last two can be disabled.
 const CAPABILITIES: [rpc::Type; 5] = [
     rpc::Type::StageUnstageVolume,
     rpc::Type::GetVolumeStats,
@@ -107,7 +107,7 @@ impl Service {
         });
     }
 
-    /// Ends inline volumes that nobody will ask for.
+    /// Removes inline volumes that no request will name any more.
     async fn sweep(&self, volumes: Vec<String>) -> Vec<Result<()>> {
         let mut results = Vec::new();
         for volume in volumes {
@@ -151,9 +151,9 @@ impl Service {
         let path = self.path("staging_target_path", &asked.staging_target_path)?;
         request::maps(&asked.publish_context, &asked.secrets)?;
         let capability = request::capability(asked.volume_capability.as_ref())?;
-        let wish = request::wish(&self.plugin, &capability, &asked.volume_context)?;
+        let spec = request::file_system_spec(&self.plugin, &capability, &asked.volume_context)?;
         let image = request::kata(&self.plugin, &asked.volume_context);
-        if image.is_some() && wish.is_none() {
+        if image.is_some() && spec.is_none() {
             let allowed = "mount: the volume holds an image for virtual machines";
             return Err(Error::invalid("volume_capability.access_type", "block", allowed));
         }
@@ -161,14 +161,16 @@ impl Service {
         let lock = self.plugin.locks.take(&asked.volume_id)?;
         let work = move |world: &Real| {
             let _lock = lock;
-            let ask = stage::Ask {
+            let request = stage::Request {
                 volume: &asked.volume_id,
                 place: &place,
                 path: &path,
                 mode: capability.mode,
-                wish: wish.as_ref(),
+                spec: spec.as_ref(),
             };
-            kata::through(world, ask.volume, &place, image, |world| stage::stage(world, &ask))
+            kata::through(world, request.volume, &place, image, |world| {
+                stage::stage(world, &request)
+            })
         };
         self.blocking(work).await
     }
@@ -176,7 +178,7 @@ impl Service {
     async fn unstage(&self, asked: proto::NodeUnstageVolumeRequest) -> Result<()> {
         request::id(&asked.volume_id)?;
         let path = self.path("staging_target_path", &asked.staging_target_path)?;
-        // What can't exist is not staged.
+        // An id that cannot exist is not staged.
         let Some(place) = request::place(&self.plugin, &asked.volume_id) else { return Ok(()) };
         let lock = self.plugin.locks.take(&asked.volume_id)?;
         let work = move |world: &Real| {
@@ -194,12 +196,12 @@ impl Service {
         request::maps(&asked.publish_context, &asked.secrets)?;
         let capability = request::capability(asked.volume_capability.as_ref())?;
         let inline = request::is_ephemeral(&asked.volume_context);
-        let wish = if inline {
+        let spec = if inline {
             None
         } else {
-            request::wish(&self.plugin, &capability, &asked.volume_context)?
+            request::file_system_spec(&self.plugin, &capability, &asked.volume_context)?
         };
-        let asks_for_reading = wish.as_ref().is_some_and(|wish| wish.options.read_only());
+        let asks_for_reading = spec.as_ref().is_some_and(|spec| spec.options.read_only());
         let target = Target {
             path,
             mode: capability.mode,
@@ -209,17 +211,19 @@ impl Service {
         let lock = self.plugin.locks.take(&asked.volume_id)?;
         if inline {
             let (id, context) = (asked.volume_id, asked.volume_context);
-            let (place, wanted, wish) =
+            let (place, wanted, spec) =
                 request::inline(&self.plugin, &id, &capability, &context).await?;
             let work = move |world: &Real| {
                 let _lock = lock;
                 let (volume, place) = (id.as_str(), &place);
-                let (target, wish, wanted) = (&target, &wish, &wanted);
-                let ask = ephemeral::Ask { volume, place, target, wish, wanted };
+                let (target, spec, wanted) = (&target, &spec, &wanted);
+                let request = ephemeral::Request { volume, place, target, spec, wanted };
                 let partition = wanted.pmem.kata_partition;
                 let image = kata::ImageSpec { partition, app_direct: true };
                 let image = wanted.pmem.kata.then_some(image);
-                kata::through(world, volume, place, image, |world| ephemeral::publish(world, &ask))
+                kata::through(world, volume, place, image, |world| {
+                    ephemeral::publish(world, &request)
+                })
             };
             return self.blocking(work).await;
         }
@@ -229,8 +233,9 @@ impl Service {
         let work = move |world: &Real| {
             let _lock = lock;
             let (volume, place) = (asked.volume_id.as_str(), &place);
-            let ask = publish::Ask { volume, place, staging: &staging, target: &target, strict };
-            kata::through(world, volume, place, None, |world| publish::publish(world, &ask))
+            let request =
+                publish::Request { volume, place, staging: &staging, target: &target, strict };
+            kata::through(world, volume, place, None, |world| publish::publish(world, &request))
         };
         self.blocking(work).await
     }
@@ -244,7 +249,7 @@ impl Service {
         if !asked.staging_target_path.is_empty() {
             return self.path("staging_target_path", &asked.staging_target_path);
         }
-        // That there is no such volume comes first.
+        // A missing volume is reported first.
         let (id, place) = (asked.volume_id.clone(), place.clone());
         self.blocking(move |world| steps::existing(world, &id, &place).map(drop)).await?;
         let what = format!("volume {}", crate::error::shown(&asked.volume_id));
@@ -306,8 +311,8 @@ impl Service {
             Err(_) if volume.is_none() => return Err(Error::not_found("volume", &id)),
             path => absent(path, &asked.volume_path)?,
         };
-        let told = match &volume {
-            Some(_) if health => self.told(&place).await?,
+        let daemon_causes = match &volume {
+            Some(_) if health => self.daemon_causes(&place).await?,
             _ => Vec::new(),
         };
         let (world, volume_id) = (Arc::clone(&self.world), id.clone());
@@ -325,17 +330,17 @@ impl Service {
                 return Err(Error::Late { milliseconds: limit.as_millis() });
             }
         };
-        stats.causes.extend(told);
+        stats.causes.extend(daemon_causes);
         if health {
             return Ok(answer(stats, true));
         }
-        // Nobody hears of conditions: it can only be said that nothing is there.
+        // With conditions disabled the call can only report that nothing is mounted.
         stats.usage.ok_or_else(|| Error::not_found("path", &asked.volume_path))?;
         Ok(answer(stats, false))
     }
 
-    /// A volume in a pool that has failed, at a path that is known to be its: it is not looked at,
-    /// and that its pool has failed is told by the controller.
+    /// A volume in a failed pool, at a path that is known to belong to it: it is not checked, and
+    /// the controller reports the failed pool.
     async fn unserved(
         &self,
         asked: proto::NodeGetVolumeStatsRequest,
@@ -351,8 +356,8 @@ impl Service {
         Ok(proto::NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition })
     }
 
-    /// What the daemon knows of a volume that is for the node to tell.
-    async fn told(&self, place: &Place) -> Result<Vec<Cause>> {
+    /// Returns the daemon's causes for a volume that the node reports.
+    async fn daemon_causes(&self, place: &Place) -> Result<Vec<Cause>> {
         let request = v1::HealthRequest {
             pool: place.pool.clone(),
             volume: place.name.clone(),
@@ -360,13 +365,13 @@ impl Service {
         };
         let health = match self.plugin.daemon.find_health(request).await {
             Ok(health) => health.unwrap_or_default(),
-            // It was deleted just now: whoever asks next is told.
+            // It was deleted just now: the next call reports that.
             Err(error) if error.is_absent() => v1::HealthResponse::default(),
             Err(error) => return Err(error),
         };
         let causes = health.volumes.iter().flat_map(|volume| &volume.causes);
         let causes: Vec<v1::Cause> = causes.cloned().collect();
-        Ok(split::told_by(Side::Node, &causes))
+        Ok(split::causes_for(Side::Node, &causes))
     }
 
     async fn expand(
@@ -427,7 +432,7 @@ fn adopt(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> 
     world.keep(&record)
 }
 
-/// Tells of what is remembered and no longer mounted. It is mounted again when that is asked for.
+/// Logs recorded mounts that no longer exist. They are mounted again on request.
 fn compare(world: &dyn World, records: &[Record]) -> Result<()> {
     let table = world.mounts()?;
     for record in records {

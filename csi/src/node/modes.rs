@@ -1,5 +1,5 @@
-//! Access modes on this node: who may have a volume beside whom. Pure, so that a conflict is
-//! answered without asking anybody.
+//! Access modes on this node: which publications of a volume may coexist. Pure, so that a conflict
+//! is answered without any call.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::capability::Mode;
 
-/// Whether both want the same of a device. A volume that was staged before an upgrade or downgrade
-/// of the client goes on in the mode that the client now knows.
+/// Whether both modes need the same kind of device. A volume that was staged before an upgrade or
+/// downgrade of the client continues in the mode that the client uses now.
 #[must_use]
 pub fn stage_alike(one: Mode, other: Mode) -> bool {
     (one == Mode::ReaderOnly) == (other == Mode::ReaderOnly)
@@ -78,7 +78,7 @@ pub mod named {
     }
 }
 
-/// What becomes of a publication beside those that are there.
+/// The decision on a publication beside the existing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is there already.
@@ -87,7 +87,7 @@ pub enum Verdict {
     New,
     /// Its path is taken by one of another kind: `ALREADY_EXISTS`.
     Different,
-    /// One of the two wants to be alone: `FAILED_PRECONDITION`. Published where, and in which mode.
+    /// One of the two is exclusive: `FAILED_PRECONDITION`. The index of the existing publication.
     Conflict(usize),
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// How the kernel marks the path of something that was removed while it was mounted.
 const REMOVED: &[u8] = b"//deleted";
 
-/// How the kernel marks a file system that it has stopped, of itself or because it was told to.
+/// The kernel's marks of a stopped file system, after an error or on request.
 const STOPPED: [&[u8]; 2] = [b"emergency_ro", b"shutdown"];
 
 /// A block device by its numbers, and the path it was mounted or bound from.
@@ -22,7 +22,7 @@ pub struct Entry {
     /// Numbers of the file system's device. Some file systems have numbers of their own here.
     pub major: u32,
     pub minor: u32,
-    /// What of the file system is mounted: a path in it. Of a bound file, that file.
+    /// The mounted path within the file system. For a bound file, that file.
     pub root: PathBuf,
     /// Where.
     pub path: PathBuf,
@@ -36,7 +36,7 @@ pub struct Entry {
     /// Its files are mapped as they are.
     pub dax: bool,
     pub kind: String,
-    /// What was mounted: mostly the path of a device.
+    /// The source of the mount: mostly the path of a device.
     pub source: PathBuf,
 }
 
@@ -65,8 +65,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Reads the kernel's text. A line that is no line of a mount table is told, since what is not
-    /// seen would be mounted twice, or left behind.
+    /// Parses the kernel's text. An invalid line is an error, since an unseen mount would be
+    /// mounted twice, or left behind.
     ///
     /// # Errors
     /// The first such line.
@@ -77,7 +77,7 @@ impl Table {
         Ok(Self { entries: entries.collect::<Result<_, _>>()? })
     }
 
-    /// What is seen at this path, if something is mounted there itself.
+    /// Returns the uppermost mount at exactly this path, if there is one.
     #[must_use]
     pub fn at(&self, path: &Path) -> Option<&Entry> {
         self.entries.iter().rev().find(|entry| entry.path == path)
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_cannot_be_written_is_told_from_a_mount_that_cannot() {
+    fn a_read_only_file_system_is_distinguished_from_a_read_only_mount() {
         let line = |of_mount: &str, of_file_system: &str| {
             let text = format!("40 22 259:3 / /a {of_mount} - ext4 /dev/ublkb3 {of_file_system}");
             let entry = Table::parse(text.as_bytes()).unwrap().entries.remove(0);

@@ -35,7 +35,7 @@ pub fn check(kubelet: &Path, path: &str) -> io::Result<Result<PathBuf, Refused>>
     let folder = File::open(&real)?;
     let within = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
     let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(within);
-    // As much of it as is there. What is made below that is made by us.
+    // The existing part of the path. This driver creates everything below it.
     for part in rest.ancestors().filter(|part| !part.as_os_str().is_empty()) {
         match openat2(&folder, part, how) {
             Ok(_) => return Ok(Ok(real.join(rest))),
@@ -53,7 +53,7 @@ pub fn check(kubelet: &Path, path: &str) -> io::Result<Result<PathBuf, Refused>>
     Ok(Ok(real.join(rest)))
 }
 
-/// What of a path lies below kubelet's folder, by its words alone.
+/// Returns the part of a path below the kubelet's folder, without a look at the file system.
 fn below(kubelet: &Path, path: &str) -> Result<PathBuf, Refused> {
     if path.len() > LONGEST_BYTES {
         return Err(Refused::Form("at most 4095 bytes"));

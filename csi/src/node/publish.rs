@@ -11,9 +11,9 @@ use super::world::{Kind, Result, World};
 use crate::capability::Mode;
 use crate::error::Error;
 
-/// What is asked for.
+/// A request to publish a staged volume.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct Request<'a> {
     pub volume: &'a str,
     pub place: &'a Place,
     pub staging: &'a Path,
@@ -26,15 +26,15 @@ pub struct Ask<'a> {
 ///
 /// # Errors
 /// When it is not staged there, another workload has it, or a step fails.
-pub fn publish(world: &dyn World, ask: &Ask<'_>) -> Result<()> {
-    let record = world.record(ask.volume);
+pub fn publish(world: &dyn World, request: &Request<'_>) -> Result<()> {
+    let record = world.record(request.volume);
     let table = world.mounts()?;
-    // First, since it needs nobody else: clients try again and again.
-    let record = record.map(|record| beside(world, &table, record, ask)).transpose()?;
-    let volume = steps::existing(world, ask.volume, ask.place)?;
+    // First, since it needs no other service: clients retry often.
+    let record = record.map(|record| beside(world, &table, record, request)).transpose()?;
+    let volume = steps::existing(world, request.volume, request.place)?;
     let not_staged = || {
-        let problem = format!("is not staged at {}", ask.staging.display());
-        Error::in_use(format_args!("volume {}", ask.volume), problem)
+        let problem = format!("is not staged at {}", request.staging.display());
+        Error::in_use(format_args!("volume {}", request.volume), problem)
     };
     let (Some(mut record), Some(device)) = (record, &volume.device) else {
         return Err(not_staged());
@@ -42,50 +42,55 @@ pub fn publish(world: &dyn World, ask: &Ask<'_>) -> Result<()> {
     let staged = record
         .stage
         .as_ref()
-        .filter(|stage| stage.path == ask.staging && steps::is_staged(&table, stage, &volume));
+        .filter(|stage| stage.path == request.staging && steps::is_staged(&table, stage, &volume));
     let stage = staged.cloned().ok_or_else(not_staged)?;
-    if stage.access != ask.target.access {
+    if stage.access != request.target.access {
         let text = format!("is staged as {:?}", stage.access).to_lowercase();
-        return Err(Error::in_use(format_args!("volume {}", ask.volume), text));
+        return Err(Error::in_use(format_args!("volume {}", request.volume), text));
     }
-    if !modes::stage_alike(stage.mode, ask.target.mode) {
+    if !modes::stage_alike(stage.mode, request.target.mode) {
         let text = format!("is staged for {}", stage.mode.name());
-        return Err(Error::in_use(format_args!("volume {}", ask.volume), text));
+        return Err(Error::in_use(format_args!("volume {}", request.volume), text));
     }
     let from = match stage.access {
         Access::Mount => stage.path.as_path(),
         Access::Block => device.path.as_path(),
     };
-    note(world, &table, &mut record, ask.target, device)?;
-    show(world, ask.target, device, from)
+    note(world, &table, &mut record, request.target, device)?;
+    show(world, request.target, device, from)
 }
 
-/// Judges it by those that are there. One that is written down and not mounted any more stands in
-/// nobody's way.
-fn beside(world: &dyn World, table: &Table, mut record: Record, ask: &Ask<'_>) -> Result<Record> {
+/// Checks the request against the existing publications. A recorded publication that is no longer
+/// mounted causes no conflict.
+fn beside(
+    world: &dyn World,
+    table: &Table,
+    mut record: Record,
+    request: &Request<'_>,
+) -> Result<Record> {
     loop {
-        let gone = match modes::judge(&record.targets, ask.target, ask.strict) {
+        let gone = match modes::judge(&record.targets, request.target, request.strict) {
             Verdict::Repeat | Verdict::New => return Ok(record),
             Verdict::Different => {
-                let path = &ask.target.path;
+                let path = &request.target.path;
                 let found = record.targets.iter().position(|target| target.path == *path);
                 let (Some(index), Some(_)) = (found, table.at(path)) else {
                     record.targets.retain(|target| target.path != *path);
                     continue;
                 };
-                return Err(different(&record.targets[index], ask.target));
+                return Err(different(&record.targets[index], request.target));
             }
             Verdict::Conflict(index) => index,
         };
         let other = &record.targets[gone];
         if table.at(&other.path).is_some() {
-            world.count_conflict(ask.target.mode);
+            world.count_conflict(request.target.mode);
             let (path, mode) = (other.path.display(), other.mode.name());
             let problem = format!(
                 "is published at {path} as {mode}, which does not go with {}",
-                ask.target.mode.name()
+                request.target.mode.name()
             );
-            return Err(Error::in_use(format_args!("volume {}", ask.volume), problem));
+            return Err(Error::in_use(format_args!("volume {}", request.volume), problem));
         }
         record.targets.remove(gone);
     }
@@ -149,9 +154,8 @@ fn show(world: &dyn World, target: &Target, device: &Device, from: &Path) -> Res
 
 /// Undoes a publication, wherever it ended. `place` is where the volume would be, if its id is of
 /// the form of ours.
-///
 /// # Errors
-/// When somebody uses it, or something else is at that path.
+/// When it is in use, or something else is at that path.
 pub fn unpublish(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> {
     let record = world.record(id);
     let table = world.mounts()?;

@@ -26,13 +26,12 @@ use crate::plugin::Plugin;
 use crate::provision;
 use crate::sizes::Range;
 
-/// How often a device is asked for again that somebody has open, and how long after: the kernel
-/// lets go of a device a moment after its last mount has gone, and so do programs that look at new
-/// devices.
+/// How often, and after which pause, the detach of an open device is retried: the kernel releases a
+/// device shortly after its last unmount, and so do programs that probe new devices.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What the steps are done with. They block, so none is done in a thread that serves calls.
+/// The state that the steps use. They block, so none runs in a thread that serves calls.
 #[derive(Debug)]
 pub struct Real {
     plugin: Arc<Plugin>,
@@ -61,7 +60,7 @@ impl Real {
         Handle::current().block_on(future)
     }
 
-    /// Takes a device away that nobody has, not even a loop device.
+    /// Detaches a device that has no user, not even a loop device.
     fn detach_unused(&self, place: &Place, volume: &Volume) -> Result<()> {
         let loops = volume.device.as_ref().map(machine::loops_over).transpose()?;
         if let Some(name) = loops.iter().flatten().next() {
@@ -102,7 +101,7 @@ impl Real {
     }
 }
 
-/// What of a volume matters here.
+/// The parts of a volume that matter here.
 fn shown(volume: &v1::Volume) -> Volume {
     // A device that is no front end of the daemon's is the kernel's own.
     let own = volume.front_end() == FrontEnd::Unspecified && !volume.device_path.is_empty();
@@ -140,9 +139,9 @@ fn attach_own(volume: &v1::Volume, read_only: bool) -> Result<Volume> {
     Ok(Volume { read_only, ..attached })
 }
 
-/// The end of its use: nobody has it, and it can be written again.
+/// Ends the use of a device: it has no user, and becomes writable again.
 fn release_own(place: &Place, device: &Device) -> Result<()> {
-    // Without its node it is nobody's.
+    // Without its node no process can have it open.
     if condition::node(&device.path, device)? != Node::Right {
         return Ok(());
     }
@@ -214,7 +213,7 @@ impl World for Real {
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
         tracing::debug!(volume = place.name, "create");
         let class = self.plugin.settings.config.class("class", Some(&wanted.class))?;
-        let wish = provision::Wish {
+        let spec = provision::CreateSpec {
             class,
             pool: &place.pool,
             name: &place.name,
@@ -223,7 +222,7 @@ impl World for Real {
             mutable: &Mutable::default(),
             pmem: wanted.pmem,
         };
-        self.wait(provision::create(&self.plugin, &wish)).map(drop)
+        self.wait(provision::create(&self.plugin, &spec)).map(drop)
     }
 
     fn delete(&self, place: &Place) -> Result<()> {

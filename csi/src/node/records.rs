@@ -1,5 +1,6 @@
-//! What this node knows of a volume beyond the mount table and the daemon: one small file for each,
-//! written before what it speaks of is done. So whatever was begun is found again.
+//! Records of this node's volumes, with the state that neither the mount table nor the daemon has:
+//! one small file for each volume, written before the step that it describes. So every started step
+//! is found again.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -26,7 +27,7 @@ pub struct Stage {
     #[serde(with = "named")]
     pub mode: Mode,
     pub access: Access,
-    /// The file system; empty for a device, and while nobody said which.
+    /// The file system; empty for a device, and while none was requested.
     pub file_system: String,
     /// A hash of the mount options: they may hold secrets, and are only compared.
     pub options: u64,
@@ -44,7 +45,7 @@ pub struct Place {
     pub name: String,
 }
 
-/// What is known of a volume.
+/// The record of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub version: u32,
@@ -56,7 +57,7 @@ pub struct Record {
     /// An ephemeral volume was published at least once: it may hold data.
     #[serde(default)]
     pub complete: bool,
-    /// It was empty, and a file system is being made on it: what it holds now is nobody's data.
+    /// It was empty, and a file system is being made on it: its content is not user data.
     pub formatting: bool,
     /// It holds an image for virtual machines, and what is shown is in there.
     #[serde(default)]
@@ -126,7 +127,7 @@ impl Records {
         Ok(Self { folder: folder.to_path_buf(), known: Mutex::new(known) })
     }
 
-    /// What is known of a volume.
+    /// The record of a volume.
     #[must_use]
     pub fn get(&self, volume: &str) -> Option<Record> {
         self.known().get(volume).cloned()
@@ -181,7 +182,7 @@ impl Records {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, Record>> {
-        // Whoever died with the lock has left a whole map.
+        // A thread that panicked with the lock left a complete map.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

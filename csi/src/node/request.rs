@@ -9,7 +9,7 @@ use super::kata;
 use super::modes;
 use super::paths::{self, Refused};
 use super::records::Place;
-use super::steps::Wish;
+use super::steps::FileSystemSpec;
 use super::world::{Result, Wanted};
 use crate::bytes::Bytes;
 use crate::capability::{Access, Capability, FileSystem, Mount};
@@ -25,7 +25,7 @@ use crate::sizes::{Range, Rules};
 /// Says that a volume lives with its pod.
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
-/// What such a volume may be told, beside what sidecars and kubelet add.
+/// The attributes of such a volume, beside those that sidecars and kubelet add.
 const INLINE: &str = "size, class, fsType, usage, eraseAfter, kataContainers or sizeSemantics";
 
 /// An id of a volume.
@@ -95,15 +95,15 @@ pub fn access(capability: &Capability) -> modes::Access {
     if capability.is_block() { modes::Access::Block } else { modes::Access::Mount }
 }
 
-/// What is wanted of a file system; `None` for a device.
+/// Returns the requested file system; `None` for a device.
 ///
 /// # Errors
 /// A mount option is none, or the volume's context is not of ours.
-pub fn wish(
+pub fn file_system_spec(
     plugin: &Plugin,
     capability: &Capability,
     context: &HashMap<String, String>,
-) -> Result<Option<Wish>> {
+) -> Result<Option<FileSystemSpec>> {
     limits::map("volume_context", context)?;
     let Access::Mount(mount) = &capability.access else { return Ok(None) };
     let keys = &plugin.settings.keys;
@@ -123,7 +123,7 @@ pub fn wish(
     let in_image = kata(plugin, context).is_some();
     let name = file_system.map(|one| one.name().to_owned()).unwrap_or_default();
     let making = Making { mapped, options: mkfs.transpose()?.unwrap_or_default() };
-    Ok(Some(Wish { making, dax: mapped && !in_image, ..options(mount, name)? }))
+    Ok(Some(FileSystemSpec { making, dax: mapped && !in_image, ..options(mount, name)? }))
 }
 
 /// The image for virtual machines in a volume, if its context has one. The usage is AppDirect
@@ -139,8 +139,8 @@ pub fn kata(plugin: &Plugin, context: &HashMap<String, String>) -> Option<kata::
     })
 }
 
-fn options(mount: &Mount, file_system: String) -> Result<Wish> {
-    // What the flags are is not told: they may hold secrets.
+fn options(mount: &Mount, file_system: String) -> Result<FileSystemSpec> {
+    // The flags are not shown: they may hold secrets.
     let refused = |position| {
         let field = format!("volume_capability.mount.mount_flags[{position}]");
         Error::invalid(field, "not shown", "an option of a mount")
@@ -148,7 +148,7 @@ fn options(mount: &Mount, file_system: String) -> Result<Wish> {
     let options = Options::parse(&mount.flags).map_err(refused)?;
     let text = mount.flags.join("\0");
     let hash = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
-    Ok(Wish { file_system, options, hash, making: Making::default(), dax: false })
+    Ok(FileSystemSpec { file_system, options, hash, making: Making::default(), dax: false })
 }
 
 /// Whether a volume lives with its pod.
@@ -166,7 +166,7 @@ pub async fn inline(
     id: &str,
     capability: &Capability,
     context: &HashMap<String, String>,
-) -> Result<(Place, Wanted, Wish)> {
+) -> Result<(Place, Wanted, FileSystemSpec)> {
     limits::map("volume_context", context)?;
     let Access::Mount(mount) = &capability.access else {
         let field = "volume_capability.access_type";
@@ -207,12 +207,12 @@ pub async fn inline(
     let place = Place { pool: pool.name.clone(), name: settings.names.ephemeral(id) };
     let wanted = Wanted { size_bytes: size.get(), class: class.name.clone(), pmem };
     let mapped = pmem.usage == Some(pmem::Usage::AppDirect);
-    let wish = Wish {
+    let spec = FileSystemSpec {
         making: Making { mapped, options: Vec::new() },
         dax: pmem.is_mapped() && !pmem.kata,
         ..options(mount, file_system.name().to_owned())?
     };
-    Ok((place, wanted, wish))
+    Ok((place, wanted, spec))
 }
 
 #[cfg(test)]

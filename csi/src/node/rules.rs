@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::dying::{ID, STAGING, target, wanted, wish};
+use super::dying::{ID, STAGING, spec, target, wanted};
 use super::ephemeral;
 use super::fake::{Fake, Held};
 use super::kata;
@@ -13,7 +13,7 @@ use super::modes::{Access, Target};
 use super::publish;
 use super::records::Place;
 use super::stage;
-use super::steps::Wish;
+use super::steps::FileSystemSpec;
 use super::world::{Kind, Result, Usage, World};
 use crate::bytes::Bytes;
 use crate::capability::Mode;
@@ -42,15 +42,15 @@ impl Node {
     }
 
     pub(super) fn stage_at(&self, path: &str, mode: Mode, file_system: Option<&str>) -> Result<()> {
-        let wish = file_system.map(wish);
-        let ask = stage::Ask {
+        let spec = file_system.map(spec);
+        let request = stage::Request {
             volume: ID,
             place: &self.place,
             path: Path::new(path),
             mode,
-            wish: wish.as_ref(),
+            spec: spec.as_ref(),
         };
-        stage::stage(&self.world, &ask)
+        stage::stage(&self.world, &request)
     }
 
     pub(super) fn publish(&self, target: &Target) -> Result<()> {
@@ -59,8 +59,8 @@ impl Node {
 
     fn publish_strictly(&self, target: &Target, strict: bool) -> Result<()> {
         let staging = Path::new(STAGING);
-        let ask = publish::Ask { volume: ID, place: &self.place, staging, target, strict };
-        publish::publish(&self.world, &ask)
+        let request = publish::Request { volume: ID, place: &self.place, staging, target, strict };
+        publish::publish(&self.world, &request)
     }
 
     pub(super) fn unpublish(&self, path: &str) -> Result<()> {
@@ -183,8 +183,9 @@ fn publishing_wants_a_stage_of_the_same_kind_at_the_same_path() {
     assert_eq!(code(node.publish(&block)), Code::FailedPrecondition);
     let staging = Path::new("/elsewhere");
     let target = &mount("/t/1");
-    let ask = publish::Ask { volume: ID, place: &node.place, staging, target, strict: false };
-    assert_eq!(code(publish::publish(&node.world, &ask)), Code::FailedPrecondition);
+    let request =
+        publish::Request { volume: ID, place: &node.place, staging, target, strict: false };
+    assert_eq!(code(publish::publish(&node.world, &request)), Code::FailedPrecondition);
     assert!(node.world.record(ID).unwrap().targets.is_empty());
 }
 
@@ -230,7 +231,7 @@ fn a_conflict_is_answered_without_the_daemon_and_survives_a_restart() {
     assert_eq!(code(node.publish(&second)), Code::FailedPrecondition);
     // The mount table alone is looked at; it lies in memory.
     assert_eq!(node.world.state().steps, before + 1);
-    // After a restart of the machine nothing is mounted, and nobody is in the way.
+    // After a reboot nothing is mounted, so that nothing conflicts.
     node.world.reboot();
     node.stage(Mode::SingleWriter, "ext4").unwrap();
     node.publish(&second).unwrap();
@@ -298,14 +299,14 @@ fn what_others_mounted_is_left() {
     let node = node(Held::Nothing);
     let other = Fake::default();
     let place = other.add("other", SIZE, file_system("ext4"));
-    let ask = stage::Ask {
+    let request = stage::Request {
         volume: "default/other",
         place: &place,
         path: Path::new("/foreign"),
         mode: Mode::Writer,
-        wish: Some(&wish("ext4")),
+        spec: Some(&spec("ext4")),
     };
-    stage::stage(&other, &ask).unwrap();
+    stage::stage(&other, &request).unwrap();
     let mut entry = other.state().mounts[0].clone();
     entry.minor = 99;
     node.world.state().mounts.push(entry);
@@ -393,7 +394,7 @@ fn a_file_system_grows_in_use_and_a_repeat_changes_nothing() {
 }
 
 #[test]
-fn a_node_that_is_told_to_makes_the_volume_larger_itself() {
+fn a_node_with_expand_on_node_makes_the_volume_larger_itself() {
     let node = node(Held::Nothing);
     node.stage(Mode::Writer, "ext4").unwrap();
     node.publish(&mount("/t/1")).unwrap();
@@ -431,10 +432,10 @@ fn own(held: Held) -> Node {
 
 impl Node {
     fn stage_mapped(&self, mode: Mode) -> Result<()> {
-        let wish = Wish { dax: true, ..wish("ext4") };
+        let spec = FileSystemSpec { dax: true, ..spec("ext4") };
         let (place, path) = (&self.place, Path::new(STAGING));
-        let ask = stage::Ask { volume: ID, place, path, mode, wish: Some(&wish) };
-        stage::stage(&self.world, &ask)
+        let request = stage::Request { volume: ID, place, path, mode, spec: Some(&spec) };
+        stage::stage(&self.world, &request)
     }
 }
 
@@ -455,7 +456,7 @@ fn p23_a_file_system_without_dax_is_no_app_direct_and_does_not_stay() {
         let node = self::node(file_system("ext4"));
         assert_eq!(code(node.stage_mapped(mode)), Code::FailedPrecondition);
         assert!(node.world.state().mounts.is_empty(), "{mode:?}");
-        // Without the wish it is mounted as ever.
+        // Without DAX in the spec it is mounted as usual.
         let node = own(file_system("ext4"));
         node.stage(mode, "ext4").unwrap();
         assert!(!node.world.state().mounts[0].dax, "{mode:?}");
@@ -515,11 +516,12 @@ fn p27_what_is_in_an_image_is_mounted_and_what_is_around_it_is_not_in_the_way() 
 
 impl Node {
     fn stage_image(&self, app_direct: bool) -> Result<()> {
-        let wish = wish("xfs");
+        let spec = spec("xfs");
         let asked = Some(kata::ImageSpec { partition: false, app_direct });
         let (place, path) = (&self.place, Path::new(STAGING));
-        let ask = stage::Ask { volume: ID, place, path, mode: Mode::Writer, wish: Some(&wish) };
-        kata::through(&self.world, ID, place, asked, |world| stage::stage(world, &ask))
+        let request =
+            stage::Request { volume: ID, place, path, mode: Mode::Writer, spec: Some(&spec) };
+        kata::through(&self.world, ID, place, asked, |world| stage::stage(world, &request))
     }
 
     fn unstage_image(&self) -> Result<()> {
@@ -584,13 +586,18 @@ fn existing_image_without_dax_stays_mounted_is_not_staged_again_and_keeps_its_da
 fn an_inline_volume_lives_from_publication_to_its_end() {
     let world = Fake::default();
     let place = Place { pool: "default".to_owned(), name: "csi.~e0".to_owned() };
-    let wish = wish("xfs");
+    let spec = spec("xfs");
     let wanted = wanted(SIZE);
     let publish_at = |path: &str, read_only| {
         let target = &Target { read_only, ..target(path, Mode::Writer, Access::Mount) };
-        let ask =
-            ephemeral::Ask { volume: "csi-1", place: &place, target, wish: &wish, wanted: &wanted };
-        ephemeral::publish(&world, &ask)
+        let request = ephemeral::Request {
+            volume: "csi-1",
+            place: &place,
+            target,
+            spec: &spec,
+            wanted: &wanted,
+        };
+        ephemeral::publish(&world, &request)
     };
     publish_at("/t/1", false).unwrap();
     publish_at("/t/1", false).unwrap();
@@ -609,10 +616,10 @@ fn an_inline_volume_in_use_does_not_end() {
     let world = Fake::default();
     let place = Place { pool: "default".to_owned(), name: "csi.~e0".to_owned() };
     let target = &target("/t/1", Mode::Writer, Access::Mount);
-    let wish = &wish("ext4");
+    let spec = &spec("ext4");
     let wanted = &wanted(SIZE);
-    let ask = ephemeral::Ask { volume: "csi-1", place: &place, target, wish, wanted };
-    ephemeral::publish(&world, &ask).unwrap();
+    let request = ephemeral::Request { volume: "csi-1", place: &place, target, spec, wanted };
+    ephemeral::publish(&world, &request).unwrap();
     world.state().busy.insert("/t/1".into());
     let refused = publish::unpublish(&world, "csi-1", &place, Path::new("/t/1"));
     assert_eq!(code(refused), Code::FailedPrecondition);

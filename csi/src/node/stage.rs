@@ -6,34 +6,34 @@ use super::content::Plan;
 use super::modes::{self, Access};
 use super::mountinfo::Table;
 use super::records::{Place, Record, Stage};
-use super::steps::{self, Wish};
+use super::steps::{self, FileSystemSpec};
 use super::world::{Kind, Mount, Mounted, Result, Volume, World};
 use crate::capability::Mode;
 use crate::error::Error;
 
-/// What is asked for.
+/// A request to stage a volume.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct Request<'a> {
     pub volume: &'a str,
     pub place: &'a Place,
     pub path: &'a Path,
     pub mode: Mode,
     /// `None`: the device itself.
-    pub wish: Option<&'a Wish>,
+    pub spec: Option<&'a FileSystemSpec>,
 }
 
-impl Ask<'_> {
+impl Request<'_> {
     fn stage(&self) -> Stage {
         Stage {
             path: self.path.to_path_buf(),
             mode: self.mode,
-            access: if self.wish.is_some() { Access::Mount } else { Access::Block },
-            file_system: self.wish.map(|wish| wish.file_system.clone()).unwrap_or_default(),
-            options: self.wish.map(|wish| wish.hash).unwrap_or_default(),
+            access: if self.spec.is_some() { Access::Mount } else { Access::Block },
+            file_system: self.spec.map(|spec| spec.file_system.clone()).unwrap_or_default(),
+            options: self.spec.map(|spec| spec.hash).unwrap_or_default(),
             made_folder: false,
             read_only: Some(
                 self.mode == Mode::ReaderOnly
-                    || self.wish.is_some_and(|wish| wish.options.read_only()),
+                    || self.spec.is_some_and(|spec| spec.options.read_only()),
             ),
         }
     }
@@ -62,51 +62,52 @@ impl Ask<'_> {
 ///
 /// # Errors
 /// When it is staged in another way, holds something else, or a step fails.
-pub fn stage(world: &dyn World, ask: &Ask<'_>) -> Result<()> {
-    let volume = steps::existing(world, ask.volume, ask.place)?;
-    let mut record = world.record(ask.volume).unwrap_or_else(|| Record::new(ask.volume, ask.place));
+pub fn stage(world: &dyn World, request: &Request<'_>) -> Result<()> {
+    let volume = steps::existing(world, request.volume, request.place)?;
+    let mut record =
+        world.record(request.volume).unwrap_or_else(|| Record::new(request.volume, request.place));
     let table = world.mounts()?;
-    let mut wanted = ask.stage();
+    let mut wanted = request.stage();
     match &record.stage {
         Some(there) if steps::is_staged(&table, there, &volume) => {
-            if there.path != ask.path {
+            if there.path != request.path {
                 let problem = format!("is staged at {}", there.path.display());
-                return Err(Error::in_use(format_args!("volume {}", ask.volume), problem));
+                return Err(Error::in_use(format_args!("volume {}", request.volume), problem));
             }
-            if let Some((field, existing, wanted)) = ask.difference(there) {
-                let what = ("staged volume", ask.volume);
+            if let Some((field, existing, wanted)) = request.difference(there) {
+                let what = ("staged volume", request.volume);
                 return Err(Error::exists(what, field, existing, wanted));
             }
         }
         // It is written down and not there any more, as after a restart of the machine.
-        Some(there) if there.path != ask.path => {
+        Some(there) if there.path != request.path => {
             steps::unmount(world, &there.path)?;
             if there.made_folder {
                 steps::remove(world, &there.path)?;
             }
         }
         Some(_) => {}
-        None => refuse_foreign(&table, ask, &volume)?,
+        None => refuse_foreign(&table, request, &volume)?,
     }
-    let same = record.stage.as_ref().filter(|there| there.path == ask.path);
+    let same = record.stage.as_ref().filter(|there| there.path == request.path);
     wanted.made_folder = same.is_some_and(|there| there.made_folder);
     if record.stage.as_ref() != Some(&wanted) {
         record.stage = Some(wanted);
         world.keep(&record)?;
     }
-    let read_only = ask.mode == Mode::ReaderOnly;
-    match ask.wish {
-        None => steps::attach(world, ask.place, &volume, read_only).map(drop),
-        Some(wish) if read_only => read(world, &mut record, ask, wish, &volume),
-        Some(wish) => write(world, &mut record, ask, wish, &volume),
+    let read_only = request.mode == Mode::ReaderOnly;
+    match request.spec {
+        None => steps::attach(world, request.place, &volume, read_only).map(drop),
+        Some(spec) if read_only => read(world, &mut record, request, spec, &volume),
+        Some(spec) => write(world, &mut record, request, spec, &volume),
     }
 }
 
 /// A path that nothing of ours was ever mounted at.
-fn refuse_foreign(table: &Table, ask: &Ask<'_>, volume: &Volume) -> Result<()> {
-    let ours = volume.device.as_ref().is_some_and(|device| table.shows(ask.path, device));
-    if ask.wish.is_some() && table.at(ask.path).is_some() && !ours {
-        return Err(steps::foreign(ask.path));
+fn refuse_foreign(table: &Table, request: &Request<'_>, volume: &Volume) -> Result<()> {
+    let ours = volume.device.as_ref().is_some_and(|device| table.shows(request.path, device));
+    if request.spec.is_some() && table.at(request.path).is_some() && !ours {
+        return Err(steps::foreign(request.path));
     }
     Ok(())
 }
@@ -115,25 +116,25 @@ fn refuse_foreign(table: &Table, ask: &Ask<'_>, volume: &Volume) -> Result<()> {
 fn write(
     world: &dyn World,
     record: &mut Record,
-    ask: &Ask<'_>,
-    wish: &Wish,
+    request: &Request<'_>,
+    spec: &FileSystemSpec,
     volume: &Volume,
 ) -> Result<()> {
-    let volume = steps::attach(world, ask.place, volume, false)?;
-    let device = steps::device_of(ask.volume, &volume)?;
+    let volume = steps::attach(world, request.place, volume, false)?;
+    let device = steps::device_of(request.volume, &volume)?;
     let table = world.mounts()?;
-    if !table.shows(ask.path, device) {
+    if !table.shows(request.path, device) {
         // Of a device that is gone.
-        steps::unmount(world, ask.path)?;
-        let file_system = steps::prepare(world, record, &volume, wish)?;
-        folder(world, record, ask)?;
-        mount(world, ask, wish, &volume, &file_system)?;
+        steps::unmount(world, request.path)?;
+        let file_system = steps::prepare(world, record, &volume, spec)?;
+        folder(world, record, request)?;
+        mount(world, request, spec, &volume, &file_system)?;
     }
-    steps::check_dax(world, ask.volume, wish, ask.path)?;
-    if wish.options.read_only() {
+    steps::check_dax(world, request.volume, spec, request.path)?;
+    if spec.options.read_only() {
         return Ok(());
     }
-    steps::grow(world, device, ask.path)
+    steps::grow(world, device, request.path)
 }
 
 /// Mounts for reading, from a device that can't be written. A file system that has to be made, or
@@ -141,26 +142,26 @@ fn write(
 fn read(
     world: &dyn World,
     record: &mut Record,
-    ask: &Ask<'_>,
-    wish: &Wish,
+    request: &Request<'_>,
+    spec: &FileSystemSpec,
     volume: &Volume,
 ) -> Result<()> {
     let begun = volume.device.is_some() && !volume.read_only;
-    if !begun && mount_read_only(world, record, ask, wish, volume)? {
+    if !begun && mount_read_only(world, record, request, spec, volume)? {
         return Ok(());
     }
     // Left by an earlier try, if it is there.
-    steps::unmount(world, ask.path)?;
-    let volume = steps::existing(world, ask.volume, ask.place)?;
-    let volume = steps::attach(world, ask.place, &volume, false)?;
-    let file_system = steps::prepare(world, record, &volume, wish)?;
-    folder(world, record, ask)?;
-    mount(world, ask, wish, &volume, &file_system)?;
-    steps::unmount(world, ask.path)?;
-    if mount_read_only(world, record, ask, wish, &volume)? {
+    steps::unmount(world, request.path)?;
+    let volume = steps::existing(world, request.volume, request.place)?;
+    let volume = steps::attach(world, request.place, &volume, false)?;
+    let file_system = steps::prepare(world, record, &volume, spec)?;
+    folder(world, record, request)?;
+    mount(world, request, spec, &volume, &file_system)?;
+    steps::unmount(world, request.path)?;
+    if mount_read_only(world, record, request, spec, &volume)? {
         return Ok(());
     }
-    let what = format!("volume {}", ask.volume);
+    let what = format!("volume {}", request.volume);
     Err(Error::in_use(what, "can't be mounted for reading alone"))
 }
 
@@ -168,30 +169,30 @@ fn read(
 fn mount_read_only(
     world: &dyn World,
     record: &mut Record,
-    ask: &Ask<'_>,
-    wish: &Wish,
+    request: &Request<'_>,
+    spec: &FileSystemSpec,
     volume: &Volume,
 ) -> Result<bool> {
-    let volume = steps::attach(world, ask.place, volume, true)?;
-    let device = steps::device_of(ask.volume, &volume)?;
-    if world.mounts()?.shows(ask.path, device) {
-        steps::check_dax(world, ask.volume, wish, ask.path)?;
+    let volume = steps::attach(world, request.place, volume, true)?;
+    let device = steps::device_of(request.volume, &volume)?;
+    if world.mounts()?.shows(request.path, device) {
+        steps::check_dax(world, request.volume, spec, request.path)?;
         return Ok(true);
     }
-    steps::unmount(world, ask.path)?;
+    steps::unmount(world, request.path)?;
     let content = world.content(device)?;
     let empty = steps::is_empty(world, &volume, device)?;
-    match content.plan(&wish.file_system, empty, record.formatting) {
-        Plan::Refuse(what) => Err(steps::refused(record, wish, &what)),
+    match content.plan(&spec.file_system, empty, record.formatting) {
+        Plan::Refuse(what) => Err(steps::refused(record, spec, &what)),
         Plan::Format(_) => Ok(false),
         Plan::Mount(file_system) => {
-            folder(world, record, ask)?;
-            let options = options(wish, &file_system, true);
-            let path = ask.path;
+            folder(world, record, request)?;
+            let options = options(spec, &file_system, true);
+            let path = request.path;
             let mount = Mount { device, file_system: &file_system, path, options: &options };
             let done = world.mount(&mount)? == Mounted::Done;
             if done {
-                steps::check_dax(world, ask.volume, wish, ask.path)?;
+                steps::check_dax(world, request.volume, spec, request.path)?;
             }
             Ok(done)
         }
@@ -199,29 +200,29 @@ fn mount_read_only(
 }
 
 /// The staging path, written down if it is made here.
-fn folder(world: &dyn World, record: &mut Record, ask: &Ask<'_>) -> Result<()> {
-    if world.kind(ask.path)?.is_none()
+fn folder(world: &dyn World, record: &mut Record, request: &Request<'_>) -> Result<()> {
+    if world.kind(request.path)?.is_none()
         && let Some(stage) = record.stage.as_mut().filter(|stage| !stage.made_folder)
     {
         stage.made_folder = true;
         world.keep(record)?;
     }
-    steps::make(world, ask.path, Kind::Folder)
+    steps::make(world, request.path, Kind::Folder)
 }
 
 fn mount(
     world: &dyn World,
-    ask: &Ask<'_>,
-    wish: &Wish,
+    request: &Request<'_>,
+    spec: &FileSystemSpec,
     volume: &Volume,
     file_system: &str,
 ) -> Result<()> {
-    let device = steps::device_of(ask.volume, volume)?;
-    let options = options(wish, file_system, false);
-    match world.mount(&Mount { device, file_system, path: ask.path, options: &options })? {
+    let device = steps::device_of(request.volume, volume)?;
+    let options = options(spec, file_system, false);
+    match world.mount(&Mount { device, file_system, path: request.path, options: &options })? {
         Mounted::Done => Ok(()),
         Mounted::NeedsWriting => {
-            Err(Error::in_use(format_args!("volume {}", ask.volume), "can't be written"))
+            Err(Error::in_use(format_args!("volume {}", request.volume), "can't be written"))
         }
     }
 }
@@ -229,12 +230,12 @@ fn mount(
 /// The options of a mount of ours. A clone of xfs has the number of its source, and is refused
 /// beside it without `nouuid`.
 #[must_use]
-pub fn options(wish: &Wish, file_system: &str, read_only: bool) -> super::flags::Options {
-    let mut options = wish.options.clone();
+pub fn options(spec: &FileSystemSpec, file_system: &str, read_only: bool) -> super::flags::Options {
+    let mut options = spec.options.clone();
     if read_only {
         options.flags |= nix::mount::MsFlags::MS_RDONLY;
     }
-    if wish.dax {
+    if spec.dax {
         // Each as its oldest kernels know it.
         options = options.with(if file_system == "ext4" { "dax" } else { "dax=always" });
     }
@@ -286,8 +287,8 @@ pub fn unstage(world: &dyn World, id: &str, place: &Place, path: &Path) -> Resul
     Ok(())
 }
 
-/// What a file system that was not finished has left is nobody's data, and would be taken for
-/// somebody's when this is forgotten.
+/// Removes the rest of an interrupted mkfs: it is not user data, but would be taken for it once the
+/// record is gone.
 fn unformat(world: &dyn World, record: &mut Record, volume: &Volume) -> Result<()> {
     let volume = steps::attach(world, &record.place, volume, false)?;
     let device = steps::device_of(&record.volume, &volume)?;

@@ -1,4 +1,4 @@
-//! What staging and publishing have in common.
+//! Steps that staging and publishing share.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ use crate::error::Error;
 /// two.
 const MOST_MOUNTS: u32 = 16;
 
-/// What a client wants of a file system.
+/// The file system that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct FileSystemSpec {
     /// Empty: what is there, or the usual one.
     pub file_system: String,
     pub options: Options,
@@ -80,14 +80,14 @@ pub fn prepare(
     world: &dyn World,
     record: &mut Record,
     volume: &Volume,
-    wish: &Wish,
+    spec: &FileSystemSpec,
 ) -> Result<String> {
     let device = device_of(&record.volume, volume)?;
     let content = world.content(device)?;
     let empty = is_empty(world, volume, device)?;
-    match content.plan(&wish.file_system, empty, record.formatting) {
+    match content.plan(&spec.file_system, empty, record.formatting) {
         Plan::Mount(there) => {
-            // What is still mounted elsewhere is not for tools.
+            // Tools must not run on a device that is still mounted elsewhere.
             let mounts = world.mounts()?.entries;
             let free = |entry: &Entry| entry.kind == "devtmpfs" || !entry.is_of(device);
             if mounts.iter().all(free) {
@@ -95,14 +95,14 @@ pub fn prepare(
             }
             Ok(there)
         }
-        Plan::Refuse(what) => Err(refused(record, wish, &what)),
+        Plan::Refuse(what) => Err(refused(record, spec, &what)),
         Plan::Format(name) => {
             free(world, record, device)?;
             if !record.formatting {
                 record.formatting = true;
                 world.keep(record)?;
             }
-            world.format(device, &name, &wish.making)?;
+            world.format(device, &name, &spec.making)?;
             record.formatting = false;
             world.keep(record)?;
             Ok(name)
@@ -123,8 +123,8 @@ pub fn is_empty(world: &dyn World, volume: &Volume, device: &Device) -> Result<b
 ///
 /// # Errors
 /// When they are not: then it is mounted no more.
-pub fn check_dax(world: &dyn World, id: &str, wish: &Wish, path: &Path) -> Result<()> {
-    if !wish.dax || world.has_dax(path)? {
+pub fn check_dax(world: &dyn World, id: &str, spec: &FileSystemSpec, path: &Path) -> Result<()> {
+    if !spec.dax || world.has_dax(path)? {
         return Ok(());
     }
     unmount(world, path)?;
@@ -135,8 +135,8 @@ pub fn check_dax(world: &dyn World, id: &str, wish: &Wish, path: &Path) -> Resul
 
 /// Why a device is left alone.
 #[must_use]
-pub fn refused(record: &Record, wish: &Wish, what: &str) -> Error {
-    let wanted = if wish.file_system.is_empty() { "a file system" } else { &wish.file_system };
+pub fn refused(record: &Record, spec: &FileSystemSpec, what: &str) -> Error {
+    let wanted = if spec.file_system.is_empty() { "a file system" } else { &spec.file_system };
     let problem = format!("holds {what}, where {wanted} is wanted; it is left as it is");
     Error::in_use(format_args!("volume {}", record.volume), problem)
 }
@@ -174,11 +174,10 @@ pub fn grow(world: &dyn World, device: &Device, path: &Path) -> Result<()> {
     }
 }
 
-/// Takes all away that is mounted at a path. What is only a device's node goes even while somebody
-/// has it open through there: the device stays until he lets go of it.
-///
+/// Removes all mounts at a path. A mount of a device's node is removed even while a process has it
+/// open through this path: the device stays until that process closes it.
 /// # Errors
-/// When somebody uses it.
+/// When it is in use.
 pub fn unmount(world: &dyn World, path: &Path) -> Result<()> {
     for _ in 0..MOST_MOUNTS {
         let table = world.mounts()?;

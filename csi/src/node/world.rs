@@ -1,6 +1,6 @@
-//! What the node part acts on: the daemon, the mount table, folders, devices and its own records.
-//! Each method is one step. A call is made of such steps, may die between any two of them, and is
-//! mended by its repeat: tests hold it to that with a world that dies.
+//! The interface of the node part to the daemon, the mount table, folders, devices and its own
+//! records. Each method is one step. A call consists of such steps, may be interrupted between any
+//! two of them, and is completed by its repeat: tests check this with a world that dies.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::capability::Mode;
 use crate::error::Error;
 use crate::sizes::Range;
 
-/// What a step ends with.
+/// The result of a step.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A volume as the daemon has it.
@@ -31,8 +31,8 @@ pub struct Volume {
     pub thick: bool,
     /// Why its device is not served, by the daemon; empty when it is.
     pub problem: String,
-    /// Its device is the kernel's own, and there from the start. What was written to it only the
-    /// device itself can tell.
+    /// Its device belongs to the kernel and exists from the start. Only reading the device shows
+    /// whether it was written.
     pub own: bool,
     /// Applications can map it as it is.
     pub dax: bool,
@@ -41,7 +41,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// What its claim was told.
+    /// Returns the capacity that its claim has.
     #[must_use]
     pub fn capacity_bytes(&self) -> i64 {
         self.charged_bytes.max(self.size_bytes)
@@ -84,7 +84,7 @@ pub struct Wanted {
     pub pmem: crate::pmem::Plan,
 }
 
-/// What a path is, links not followed.
+/// The kind of a path's object, links not followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Folder,
@@ -117,7 +117,7 @@ pub struct Usage {
     pub available: i64,
 }
 
-/// What everything here acts on.
+/// The environment of the node part.
 pub trait World: Send + Sync {
     /// The volume; `None` when the daemon has none of that name.
     fn volume(&self, place: &Place) -> Result<Option<Volume>>;
@@ -127,7 +127,7 @@ pub trait World: Send + Sync {
     }
     /// Makes it a block device, if it is none yet.
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume>;
-    /// Takes the device away, if nobody uses it; also when there is none, or no volume.
+    /// Detaches the device if it is not in use; also succeeds without a device or volume.
     fn detach(&self, place: &Place) -> Result<()>;
     /// Makes it as large as is asked for; `None`: that is for the controller to do.
     fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>>;
@@ -136,7 +136,7 @@ pub trait World: Send + Sync {
     /// Deletes it, if it is there.
     fn delete(&self, place: &Place) -> Result<()>;
 
-    /// What is known of a volume.
+    /// Returns the record of a volume.
     fn record(&self, volume: &str) -> Option<Record>;
     /// Writes it down, durably.
     fn keep(&self, record: &Record) -> Result<()>;
@@ -150,10 +150,10 @@ pub trait World: Send + Sync {
     fn bind(&self, from: &Path, to: &Path) -> Result<()>;
     /// Makes what is mounted there read-only, through that path alone.
     fn make_read_only(&self, path: &Path) -> Result<()>;
-    /// Takes the uppermost mount away. `lazily`: also when somebody has opened what it shows.
+    /// Removes the uppermost mount. `lazily`: also while its files are open.
     fn unmount(&self, path: &Path, lazily: bool) -> Result<()>;
 
-    /// What is there, if anything.
+    /// Returns the kind of the object at a path, if there is one.
     fn kind(&self, path: &Path) -> Result<Option<Kind>>;
     /// Makes a folder; that above it is there.
     fn make_folder(&self, path: &Path) -> Result<()>;
@@ -164,12 +164,12 @@ pub trait World: Send + Sync {
 
     /// Bytes of the device as the kernel shows it.
     fn device_bytes(&self, device: &Device) -> Result<u64>;
-    /// Whether nobody else has the device for himself: no mount, no tool that a former process of
-    /// ours has started.
+    /// Whether no other user claims the device: no mount, and no tool that an earlier process of
+    /// this driver started.
     fn is_free(&self, device: &Device) -> Result<bool>;
-    /// Bytes that the file system on it takes, if that can be told.
+    /// Returns the bytes of the file system on it, if they can be determined.
     fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>>;
-    /// What it holds.
+    /// Detects its content.
     fn content(&self, device: &Device) -> Result<Content>;
     /// Gives all of it back.
     fn wipe(&self, device: &Device) -> Result<()>;
@@ -190,7 +190,7 @@ pub trait World: Send + Sync {
     fn loop_of(&self, file: &Path) -> Result<Option<Loop>>;
     /// Makes one.
     fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop>;
-    /// Takes it away. Nobody uses it.
+    /// Detaches a loop device that is not in use.
     fn detach_loop(&self, device: &Device) -> Result<()>;
 
     /// Bytes and inodes of what is mounted there.
@@ -200,11 +200,11 @@ pub trait World: Send + Sync {
     fn device_look(&self, device: &Device) -> Result<DeviceLook>;
     /// Whether that path is the node of this device.
     fn node_at(&self, path: &Path, device: &Device) -> Result<Node>;
-    /// Errors that the file system on it has counted, as it tells them without IO.
+    /// Returns the errors that the file system on it has counted, without IO.
     fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64>;
     /// False: what is mounted there answers with errors only, as when it was shut down.
     fn answers(&self, path: &Path) -> Result<bool>;
 
-    /// Somebody was refused for the mode of somebody else.
+    /// Counts a publication that was refused for the access mode of another one.
     fn count_conflict(&self, mode: Mode);
 }

@@ -1,5 +1,5 @@
-//! Calls with many answers. What waits for a caller is bounded, a caller who does not read is given
-//! up, and a stream that ends without having said all ends with an error.
+//! Calls with many answers. The number of buffered answers is bounded, a caller that does not read
+//! is cancelled, and an incomplete stream ends with an error.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -23,11 +23,11 @@ const WAITING: usize = 2;
 /// Streams at once. A node has a few backups at a time; each stream keeps one of the daemon open.
 const AT_ONCE: usize = 64;
 
-/// How long an answer may wait for its caller: as long as the daemon may for its own, so that a
-/// caller who writes what it was told to a slow disk is not given up.
+/// Timeout of an answer that the caller does not read: as long as the daemon's own, so that a
+/// caller that copies to a slow disk between reads is not cancelled.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What holds streams in bounds.
+/// The limits of streams.
 #[derive(Debug)]
 pub(crate) struct Streams {
     places: Arc<Semaphore>,
@@ -77,7 +77,7 @@ impl<T> Sink<T> {
 pub struct Answers<T> {
     first: Option<T>,
     rest: mpsc::Receiver<T>,
-    /// Told when the work has ended. `None`: the caller knows.
+    /// Receives the result of the work. `None`: it was already delivered to the caller.
     fate: Option<oneshot::Receiver<Result<(), Error>>>,
 }
 
@@ -120,7 +120,7 @@ impl Plugin {
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
         let (send, mut rest) = mpsc::channel(WAITING);
-        let (tell, fate) = oneshot::channel();
+        let (report, fate) = oneshot::channel();
         let work = work(Sink { send: send.clone(), patience: self.streams.patience });
         let plugin = Arc::clone(self);
         let working = Working::begin(&self.working, &self.metrics);
@@ -132,7 +132,7 @@ impl Plugin {
             plugin.metrics.observe(call.method, code, time);
             call.log(code, result.as_ref().err(), time);
             drop(working);
-            let _ = tell.send(result);
+            let _ = report.send(result);
         });
         let first = rest.recv().await;
         let mut answers = Answers { first, rest, fate: Some(fate) };
@@ -165,13 +165,13 @@ impl Plugin {
         }
     }
 
-    /// Ends all streams with an error: there is no telling how long their callers go on.
+    /// Ends all streams with an error, since their duration has no bound.
     pub fn end_streams(&self) {
         self.streams.ending.send_replace(true);
     }
 }
 
-/// What a stream ends with at its deadline; never, without one.
+/// Resolves with the error of a stream at its deadline; never, without one.
 async fn late(deadline: Option<Duration>) -> Error {
     let Some(limit) = deadline else { return pending().await };
     tokio::time::sleep(limit.saturating_sub(SLACK.min(limit / 4))).await;

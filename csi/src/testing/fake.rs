@@ -35,7 +35,8 @@ struct State {
     is_dead: bool,
     delay: Duration,
     log: Vec<&'static str>,
-    /// What is wrong, by pool and volume; a pool's has no volume. Who isn't here is healthy.
+    /// The causes by pool and volume; those of a pool have no volume name. Objects without an entry
+    /// are healthy.
     causes: BTreeMap<(String, String), Vec<v1::Cause>>,
     /// Pools that failed.
     failed: BTreeSet<String>,
@@ -48,9 +49,9 @@ struct State {
 }
 
 /// The message of that number, to that request.
-pub(crate) type Part = dyn Fn(&v1::DiffVolumeRequest, usize) -> Told + Send + Sync;
+pub(crate) type Part = dyn Fn(&v1::DiffVolumeRequest, usize) -> StreamStep + Send + Sync;
 
-/// What its streams do.
+/// The behaviour of its streams.
 #[derive(Clone)]
 pub(crate) struct Script {
     /// When one is opened.
@@ -58,8 +59,8 @@ pub(crate) struct Script {
     pub(crate) part: Arc<Part>,
 }
 
-/// A message of a stream, or how it ends; nothing: it never goes on.
-pub(crate) enum Told {
+/// The next step of a scripted stream: a message, its end, or silence for ever.
+pub(crate) enum StreamStep {
     Part(v1::DiffVolumeResponse),
     Failed(Status),
     End,
@@ -72,7 +73,7 @@ pub(crate) struct Streams {
     pub(crate) opened: AtomicUsize,
     /// Messages that were taken.
     pub(crate) taken: AtomicUsize,
-    /// Streams that are over, or that nobody listens to any more.
+    /// Streams that ended, or that were dropped by their reader.
     pub(crate) gone: AtomicUsize,
 }
 
@@ -92,19 +93,19 @@ impl Stream for Ranges {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let told = (self.script.part)(&self.request, self.number);
+        let step = (self.script.part)(&self.request, self.number);
         self.number += 1;
-        match told {
-            Told::Part(part) => {
+        match step {
+            StreamStep::Part(part) => {
                 self.counts.taken.fetch_add(1, Ordering::SeqCst);
                 Poll::Ready(Some(Ok(part)))
             }
-            Told::Failed(status) => {
+            StreamStep::Failed(status) => {
                 self.is_over = true;
                 Poll::Ready(Some(Err(status)))
             }
-            Told::End => Poll::Ready(None),
-            Told::Silence => Poll::Pending,
+            StreamStep::End => Poll::Ready(None),
+            StreamStep::Silence => Poll::Pending,
         }
     }
 }
@@ -160,11 +161,11 @@ impl Fake {
         std::mem::take(&mut state.is_dead)
     }
 
-    /// From now on its streams of ranges do this.
-    pub(crate) fn tell(
+    /// Sets the behaviour of its streams of ranges from now on.
+    pub(crate) fn script_streams(
         &self,
         opened: fn(&Self),
-        part: impl Fn(&v1::DiffVolumeRequest, usize) -> Told + Send + Sync + 'static,
+        part: impl Fn(&v1::DiffVolumeRequest, usize) -> StreamStep + Send + Sync + 'static,
     ) {
         self.0.lock().script = Some(Script { opened, part: Arc::new(part) });
     }
@@ -178,8 +179,8 @@ impl Fake {
         self.0.lock().delay = delay;
     }
 
-    /// What is wrong with a volume from now on, or with a pool where the volume has no name. The
-    /// worst is the first. Nothing: it is healthy again.
+    /// Sets the causes of a volume from now on, or of a pool if `volume` is empty. The worst is the
+    /// first. Without causes it is healthy again.
     pub(crate) fn set_causes(&self, pool: &str, volume: &str, causes: &[v1::Cause]) {
         let key = (pool.to_owned(), volume.to_owned());
         self.0.lock().causes.insert(key, causes.to_vec());
@@ -272,7 +273,7 @@ impl State {
             name: name.to_owned(),
             is_default: at == 0,
             size_bytes: size,
-            // What is set aside is free as long as it is not written.
+            // Space set aside counts as free until it is written.
             free_bytes: size,
             state: match self.failed.contains(name) {
                 true => v1::PoolState::Failed.into(),
@@ -528,12 +529,12 @@ impl State {
             causes
         };
         let severity = |causes: &[v1::Cause]| causes.first().map_or(0, |worst| worst.severity);
-        let is_told = |severity: i32| !asked.abnormal_only || severity != 0;
+        let is_listed = |severity: i32| !asked.abnormal_only || severity != 0;
         let mut answer = v1::HealthResponse::default();
         for (pool, _) in self.pools.iter().filter(|of| is_wanted(&of.0) && !one) {
             let causes = causes(pool, "");
             let severity = severity(&causes);
-            if is_told(severity) {
+            if is_listed(severity) {
                 let pool = pool.clone();
                 answer.pools.push(v1::PoolHealth { pool, severity, causes, ..Default::default() });
             }
@@ -541,7 +542,7 @@ impl State {
         for (pool, volume) in self.volumes.keys().filter(|key| is_wanted(&key.0)) {
             let causes = causes(pool, volume);
             let severity = severity(&causes);
-            if is_told(severity) && (!one || *volume == asked.volume) {
+            if is_listed(severity) && (!one || *volume == asked.volume) {
                 answer.volumes.push(v1::VolumeHealth {
                     pool: pool.clone(),
                     volume: volume.clone(),
@@ -563,7 +564,7 @@ impl State {
         if !asked.since.is_empty() {
             self.get(&asked.pool, &asked.since)?;
         }
-        let script = self.script.clone().expect("what to tell");
+        let script = self.script.clone().expect("a script of the stream");
         self.streams.opened.fetch_add(1, Ordering::SeqCst);
         let counts = Arc::clone(&self.streams);
         Ok(Ranges { script, request: asked, number: 0, counts, is_over: false })
@@ -685,7 +686,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_set_is_told_and_all_others_are_healthy() {
+    async fn causes_that_were_set_are_reported_and_others_are_healthy() {
         let fake = Fake::new(&[("p", 1 << 30)]);
         fake.add("p", "a", 1 << 20);
         fake.add("p", "b", 1 << 20);
@@ -697,8 +698,8 @@ mod tests {
             ..Default::default()
         };
         let all = fake.health(Request::new(asked("", false))).await.unwrap().into_inner();
-        let told: Vec<i32> = all.volumes.iter().map(|one| one.severity).collect();
-        assert_eq!((all.pools.len(), told), (1, vec![0, severity]));
+        let severities: Vec<i32> = all.volumes.iter().map(|one| one.severity).collect();
+        assert_eq!((all.pools.len(), severities), (1, vec![0, severity]));
         let one = fake.health(Request::new(asked("b", true))).await.unwrap().into_inner();
         assert_eq!((one.pools.len(), one.volumes.len()), (0, 1));
         assert!(fake.health(Request::new(asked("c", false))).await.is_err());

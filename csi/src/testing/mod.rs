@@ -22,7 +22,7 @@ use crate::parameters::Keys;
 use crate::plugin::{Plugin, Settings, Streams};
 use crate::topology::Place;
 
-pub(crate) use self::fake::{Fake, Told};
+pub(crate) use self::fake::{Fake, StreamStep};
 pub(crate) use self::pmem::Memory;
 
 /// 2^20.
@@ -85,7 +85,7 @@ impl Rig {
         crate::controller::Service::new(self.plugin())
     }
 
-    /// What there is, by pool and name: its size and what is set for it.
+    /// Returns all volumes by pool and name, with their size and settings.
     pub(crate) fn state(&self) -> BTreeMap<(String, String), (i64, v1::VolumeSettings)> {
         let entry = |volume: v1::Volume| {
             let settings = volume.settings.unwrap_or_default();

@@ -42,7 +42,7 @@ impl Memory {
         Self { direct: true, step, ..Self::pooled(region, size) }
     }
 
-    /// What clients see of so much: the kernel keeps 64 bytes for each page, and 2 MiB.
+    /// Returns the visible bytes of `charged`: the kernel keeps 64 bytes for each page, and 2 MiB.
     pub(crate) fn usable(charged: i64) -> i64 {
         let pages = (charged / 64 + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
         (charged - pages - 2 * MIB).max(0)

@@ -19,11 +19,12 @@ async fn what_is_promised_is_ratio_times_the_pool_and_the_refusal_names_both_num
     let configuration = "[[class]]\nname = 'a'\noverprovision_ratio = '1.5'\n";
     let rig = Rig::new(&[("default", 1000 * MIB)], configuration);
     let service = rig.controller();
-    make(&service, wish("a", 1000 * MIB)).await;
-    // Somebody else's volume counts, and a snapshot does not.
+    make(&service, volume_request("a", 1000 * MIB)).await;
+    // A foreign volume counts, and a snapshot does not.
     rig.fake.add("default", "data", 100 * MIB);
     snapshot(&service, "default/csi.a", "s").await;
-    let (code, text) = refused(service.create_volume(Request::new(wish("b", 401 * MIB))).await);
+    let (code, text) =
+        refused(service.create_volume(Request::new(volume_request("b", 401 * MIB))).await);
     assert_eq!(code, Code::ResourceExhausted);
     let (requested, free) = (401 * MIB, 400 * MIB);
     let said = format!(
@@ -33,13 +34,13 @@ async fn what_is_promised_is_ratio_times_the_pool_and_the_refusal_names_both_num
         1100 * MIB
     );
     assert_eq!(text, said);
-    make(&service, wish("b", 400 * MIB)).await;
+    make(&service, volume_request("b", 400 * MIB)).await;
     // A clone is a volume that can be written.
-    let wish = proto::CreateVolumeRequest {
+    let request = proto::CreateVolumeRequest {
         volume_content_source: from_snapshot("default/csi.a@s"),
-        ..wish("c", 0)
+        ..volume_request("c", 0)
     };
-    let (code, _) = refused(service.create_volume(Request::new(wish)).await);
+    let (code, _) = refused(service.create_volume(Request::new(request)).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert_eq!(rig.fake.volumes().len(), 4);
 }
@@ -52,11 +53,11 @@ async fn a_pool_of_exactly_500_mib_takes_a_claim_of_500_mib() {
     ] {
         let rig = Rig::new(&[("default", 500 * MIB)], configuration);
         let service = rig.controller();
-        let wish = proto::CreateVolumeRequest {
+        let request = proto::CreateVolumeRequest {
             volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
-            ..wish("claim", 500 * MIB)
+            ..volume_request("claim", 500 * MIB)
         };
-        assert_eq!(make(&service, wish).await.capacity_bytes, 524_288_000);
+        assert_eq!(make(&service, request).await.capacity_bytes, 524_288_000);
     }
 }
 
@@ -65,13 +66,14 @@ async fn many_small_volumes_fill_a_pool_of_2_gib_to_the_last_byte() {
     let rig = Rig::new(&[("default", 2 * GIB)], "[[class]]\nname = 'a'\noverprovision_ratio = 1\n");
     let service = rig.controller();
     for number in 0..256 {
-        let made = make(&service, wish(&format!("v{number}"), 8 * MIB)).await;
+        let made = make(&service, volume_request(&format!("v{number}"), 8 * MIB)).await;
         assert_eq!(made.capacity_bytes, 8 * MIB);
     }
-    let (code, _) = refused(service.create_volume(Request::new(wish("more", 8 * MIB))).await);
+    let (code, _) =
+        refused(service.create_volume(Request::new(volume_request("more", 8 * MIB))).await);
     assert_eq!(code, Code::ResourceExhausted);
     delete(&service, "default/csi.v7").await.unwrap();
-    make(&service, wish("more", 8 * MIB)).await;
+    make(&service, volume_request("more", 8 * MIB)).await;
 }
 
 #[tokio::test]
@@ -79,26 +81,27 @@ async fn thick_volumes_have_their_space_or_are_not_there() {
     let configuration = "[[class]]\nname = 'a'\nkind = 'thick'\n";
     let rig = Rig::new(&[("default", 100 * MIB)], configuration);
     let service = rig.controller();
-    make(&service, wish("a", 60 * MIB)).await;
+    make(&service, volume_request("a", 60 * MIB)).await;
     let settings = rig.fake.volume("default", "csi.a").unwrap().settings.unwrap();
     assert!(settings.thick);
-    let (code, text) = refused(service.create_volume(Request::new(wish("b", 41 * MIB))).await);
+    let (code, text) =
+        refused(service.create_volume(Request::new(volume_request("b", 41 * MIB))).await);
     assert_eq!(code, Code::ResourceExhausted);
-    let told = service.get_capacity(Request::new(proto::GetCapacityRequest::default())).await;
-    let (requested, free) = (41 * MIB, told.unwrap().into_inner().available_capacity);
+    let answer = service.get_capacity(Request::new(proto::GetCapacityRequest::default())).await;
+    let (requested, free) = (41 * MIB, answer.unwrap().into_inner().available_capacity);
     assert!((32 * MIB..40 * MIB).contains(&free), "{free}");
     let said = format!(
         "pool default: {requested} bytes requested, {free} bytes free, less what is set aside for \
          others and what maps it"
     );
     assert_eq!(text, said);
-    // What only the daemon can see is refused by it, and nothing is left.
+    // The daemon refuses requests that only it can judge, and leaves nothing behind.
     let thin = Rig::simple();
-    let wish = proto::CreateVolumeRequest {
+    let request = proto::CreateVolumeRequest {
         parameters: map(&[("csi.blockd.io/reservation", "2Gi")]),
-        ..wish("c", 8 * MIB)
+        ..volume_request("c", 8 * MIB)
     };
-    let (code, _) = refused(thin.controller().create_volume(Request::new(wish)).await);
+    let (code, _) = refused(thin.controller().create_volume(Request::new(request)).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert!(thin.fake.volumes().is_empty());
 }
@@ -110,7 +113,8 @@ async fn one_that_was_never_finished_goes_away_when_there_is_no_space_and_data_n
         let rig = Rig::new(&[("default", 100 * MIB)], configuration);
         rig.fake.add("default", "csi.a", 101 * MIB);
         rig.fake.change("default", "csi.a", |volume| volume.valid_bytes = i64::from(has_data));
-        let answer = rig.controller().create_volume(Request::new(wish("a", 101 * MIB))).await;
+        let answer =
+            rig.controller().create_volume(Request::new(volume_request("a", 101 * MIB))).await;
         assert_eq!(refused(answer).0, Code::ResourceExhausted);
         assert_eq!(rig.fake.volume("default", "csi.a").is_some(), has_data);
     }
@@ -122,15 +126,15 @@ async fn a_clone_for_which_there_is_no_room_leaves_no_snapshot() {
                          [[class]]\nname = 'b'\nkind = 'thick'\n";
     let rig = Rig::new(&[("default", 100 * MIB)], configuration);
     let service = rig.controller();
-    make(&service, wish("source", 60 * MIB)).await;
+    make(&service, volume_request("source", 60 * MIB)).await;
     let before = rig.state();
     for parameters in [class("a"), class("b")] {
-        let wish = proto::CreateVolumeRequest {
+        let request = proto::CreateVolumeRequest {
             volume_content_source: from_volume("default/csi.source"),
             parameters,
-            ..wish("copy", 120 * MIB)
+            ..volume_request("copy", 120 * MIB)
         };
-        let (code, _) = refused(service.create_volume(Request::new(wish)).await);
+        let (code, _) = refused(service.create_volume(Request::new(request)).await);
         assert_eq!(code, Code::ResourceExhausted);
         assert_eq!(rig.state(), before);
     }
@@ -156,12 +160,18 @@ async fn smallest_sizes_are_those_of_the_file_system() {
         ("g", vec![block(Mode::SingleNodeWriter), fs("btrfs"), fs("ext4")], map(&[]), 200),
     ];
     for (name, volume_capabilities, parameters, mib) in cases {
-        let wish = proto::CreateVolumeRequest { volume_capabilities, parameters, ..wish(name, 1) };
-        let limited =
-            proto::CreateVolumeRequest { capacity_range: range(1, mib * MIB - 1), ..wish.clone() };
+        let request = proto::CreateVolumeRequest {
+            volume_capabilities,
+            parameters,
+            ..volume_request(name, 1)
+        };
+        let limited = proto::CreateVolumeRequest {
+            capacity_range: range(1, mib * MIB - 1),
+            ..request.clone()
+        };
         let (code, _) = refused(service.create_volume(Request::new(limited)).await);
         assert_eq!(code, Code::OutOfRange);
-        assert_eq!(make(&service, wish).await.capacity_bytes, mib * MIB, "{name}");
+        assert_eq!(make(&service, request).await.capacity_bytes, mib * MIB, "{name}");
     }
 }
 
@@ -177,25 +187,25 @@ async fn what_the_node_has_to_know_is_in_the_context() {
     let mounted = proto::CreateVolumeRequest {
         parameters,
         volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
-        ..wish("a", 0)
+        ..volume_request("a", 0)
     };
     let context = make(&service, mounted.clone()).await.volume_context;
     let expected =
         map(&[("csi.blockd.io/mkfs-options", "-m single"), ("csi.blockd.io/fstype", "btrfs")]);
     assert_eq!(context, expected);
     assert_eq!(make(&service, mounted).await.volume_context, expected);
-    assert!(make(&service, wish("b", 0)).await.volume_context.is_empty());
+    assert!(make(&service, volume_request("b", 0)).await.volume_context.is_empty());
 }
 
 #[tokio::test]
-async fn capacity_is_told_by_class_place_and_capability() {
+async fn capacity_depends_on_class_topology_and_capability() {
     let configuration = "[[class]]\nname = 'a'\ndefault = true\noverprovision_ratio = 3\n\
                          [[class]]\nname = 'b'\nkind = 'thick'\npool = 'two'\n\
                          [[class]]\nname = 'gone'\npool = 'none'\n";
     let rig = Rig::new(&[("default", GIB), ("two", GIB)], configuration);
     let service = rig.controller();
-    let ask = |request: proto::GetCapacityRequest| service.get_capacity(Request::new(request));
-    let told = |answer: Result<Response<proto::GetCapacityResponse>, Status>| {
+    let get = |request: proto::GetCapacityRequest| service.get_capacity(Request::new(request));
+    let figures = |answer: Result<Response<proto::GetCapacityResponse>, Status>| {
         let answer = answer.unwrap().into_inner();
         (
             answer.available_capacity,
@@ -204,18 +214,18 @@ async fn capacity_is_told_by_class_place_and_capability() {
         )
     };
     let all = proto::GetCapacityRequest::default();
-    assert_eq!(told(ask(all.clone()).await), (3 * GIB, 3 * GIB, 8 * MIB));
-    make(&service, wish("v", 100 * MIB)).await;
+    assert_eq!(figures(get(all.clone()).await), (3 * GIB, 3 * GIB, 8 * MIB));
+    make(&service, volume_request("v", 100 * MIB)).await;
     let left = 3 * GIB - 100 * MIB;
-    assert_eq!(told(ask(all.clone()).await), (left, left, 8 * MIB));
+    assert_eq!(figures(get(all.clone()).await), (left, left, 8 * MIB));
     let mounted = proto::GetCapacityRequest {
         volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
         parameters: map(&[("csi.storage.k8s.io/fstype", "xfs")]),
         ..all.clone()
     };
-    assert_eq!(told(ask(mounted).await), (left, left, 300 * MIB));
+    assert_eq!(figures(get(mounted).await), (left, left, 300 * MIB));
     let thick = proto::GetCapacityRequest { parameters: class("b"), ..all.clone() };
-    let (available, maximum, _) = told(ask(thick).await);
+    let (available, maximum, _) = figures(get(thick).await);
     // All of it can't be one volume: it has to be mapped.
     assert_eq!(available, maximum);
     assert!((GIB - 8 * MIB..GIB).contains(&maximum), "{maximum}");
@@ -223,26 +233,26 @@ async fn capacity_is_told_by_class_place_and_capability() {
         |key: &str, value: &str| Some(proto::Topology { segments: map(&[(key, value)]) });
     let here = topology("csi.blockd.io/node", "n1");
     let here = proto::GetCapacityRequest { accessible_topology: here, ..all.clone() };
-    assert_eq!(told(ask(here).await).0, left);
+    assert_eq!(figures(get(here).await).0, left);
     for accessible_topology in [topology("csi.blockd.io/node", "n2"), topology("other/node", "n1")]
     {
         let there = proto::GetCapacityRequest { accessible_topology, ..all.clone() };
-        let (available, maximum, _) = told(ask(there).await);
+        let (available, maximum, _) = figures(get(there).await);
         assert_eq!((available, maximum), (0, 0));
     }
     let shared = proto::GetCapacityRequest {
         volume_capabilities: vec![mount(Mode::MultiNodeMultiWriter)],
         ..all.clone()
     };
-    assert_eq!(told(ask(shared).await).0, 0);
+    assert_eq!(figures(get(shared).await).0, 0);
     let gone = proto::GetCapacityRequest { parameters: class("gone"), ..all.clone() };
-    assert_eq!(told(ask(gone).await).0, 0);
+    assert_eq!(figures(get(gone).await).0, 0);
     for wrong in [
         proto::GetCapacityRequest { parameters: class("unknown"), ..all.clone() },
         proto::GetCapacityRequest { parameters: map(&[("speed", "1")]), ..all.clone() },
         proto::GetCapacityRequest { volume_capabilities: vec![mount(Mode::Unknown)], ..all },
     ] {
-        assert_eq!(refused(ask(wrong).await).0, Code::InvalidArgument);
+        assert_eq!(refused(get(wrong).await).0, Code::InvalidArgument);
     }
 }
 
@@ -259,7 +269,7 @@ async fn a_volume_that_is_wanted_elsewhere_is_refused() {
                 requisite,
                 preferred: Vec::new(),
             }),
-            ..wish("a", 8 * MIB)
+            ..volume_request("a", 8 * MIB)
         }
     };
     let answer = service.create_volume(Request::new(wanted(&["n2", "n3"]))).await;
@@ -271,7 +281,7 @@ async fn a_volume_that_is_wanted_elsewhere_is_refused() {
 #[tokio::test]
 async fn a_class_without_its_pool_makes_nothing() {
     let rig = Rig::new(&[("default", GIB)], "[[class]]\nname = 'a'\npool = 'none'\n");
-    let answer = rig.controller().create_volume(Request::new(wish("a", 8 * MIB))).await;
+    let answer = rig.controller().create_volume(Request::new(volume_request("a", 8 * MIB))).await;
     let (code, text) = refused(answer);
     assert_eq!(code, Code::FailedPrecondition);
     assert_eq!(text, "pool of class a is not there: none");
@@ -285,7 +295,7 @@ fn sizes() -> impl Strategy<Value = i64> {
 }
 
 #[tokio::test]
-async fn every_size_from_1_b_to_16_tib_is_made_listed_and_told_to_the_byte() {
+async fn every_size_from_1_b_to_16_tib_is_created_listed_and_reported_to_the_byte() {
     let configuration =
         "[minimum]\nblock = 1\n[[class]]\nname = 'a'\noverprovision_ratio = 1000000\n";
     let rig = Rig::new(&[("default", 16_384 * GIB)], configuration);
@@ -296,7 +306,7 @@ async fn every_size_from_1_b_to_16_tib_is_made_listed_and_told_to_the_byte() {
         let name = format!("v{number}");
         let exact = proto::CreateVolumeRequest {
             capacity_range: range(required, required),
-            ..wish(&name, 0)
+            ..volume_request(&name, 0)
         };
         let rounded = (required + 511) / 512 * 512;
         match service.create_volume(Request::new(exact)).await {
@@ -308,7 +318,10 @@ async fn every_size_from_1_b_to_16_tib_is_made_listed_and_told_to_the_byte() {
             Err(status) => {
                 assert_eq!(status.code(), Code::OutOfRange, "{required}: {status:?}");
                 assert_ne!(required % 512, 0);
-                assert_eq!(make(&service, wish(&name, required)).await.capacity_bytes, rounded);
+                assert_eq!(
+                    make(&service, volume_request(&name, required)).await.capacity_bytes,
+                    rounded
+                );
             }
         }
         let request =

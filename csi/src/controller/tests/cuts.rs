@@ -22,7 +22,7 @@ fn rig() -> Rig {
 /// A volume of 8 MiB with a snapshot.
 async fn prepare(rig: &Rig) {
     let service = rig.controller();
-    make(&service, wish("source", 8 * MIB)).await;
+    make(&service, volume_request("source", 8 * MIB)).await;
     snapshot(&service, "default/csi.source", "kept").await;
 }
 
@@ -59,20 +59,24 @@ async fn cut_everywhere(work: for<'a> fn(&'a Service) -> Work<'a>) -> u32 {
     cuts
 }
 
-fn create(service: &Service, wish: proto::CreateVolumeRequest) -> Work<'_> {
-    Box::pin(async move { service.create_volume(Request::new(wish)).await.map(|_| ()) })
+fn create(service: &Service, request: proto::CreateVolumeRequest) -> Work<'_> {
+    Box::pin(async move { service.create_volume(Request::new(request)).await.map(|_| ()) })
 }
 
 #[tokio::test]
 async fn a_creation_that_is_cut_anywhere_is_finished_by_its_repeat() {
-    let cuts = cut_everywhere(|service| create(service, wish("new", 8 * MIB))).await;
+    let cuts = cut_everywhere(|service| create(service, volume_request("new", 8 * MIB))).await;
     assert!(cuts >= 16, "{cuts}");
     let cuts = cut_everywhere(|service| {
         let parameters = map(&[("csi.blockd.io/device-class", "thick")]);
         let mutable_parameters = map(&[("csi.blockd.io/iops", "100")]);
         create(
             service,
-            proto::CreateVolumeRequest { parameters, mutable_parameters, ..wish("new", 8 * MIB) },
+            proto::CreateVolumeRequest {
+                parameters,
+                mutable_parameters,
+                ..volume_request("new", 8 * MIB)
+            },
         )
     })
     .await;
@@ -83,16 +87,16 @@ async fn a_creation_that_is_cut_anywhere_is_finished_by_its_repeat() {
 async fn a_clone_that_is_cut_anywhere_is_finished_and_leaves_no_snapshot() {
     let cuts = cut_everywhere(|service| {
         let volume_content_source = from_snapshot("default/csi.source@kept");
-        let wish = wish("new", 16 * MIB);
-        create(service, proto::CreateVolumeRequest { volume_content_source, ..wish })
+        let request = volume_request("new", 16 * MIB);
+        create(service, proto::CreateVolumeRequest { volume_content_source, ..request })
     })
     .await;
     assert!(cuts >= 20, "{cuts}");
     let cuts = cut_everywhere(|service| {
         let volume_content_source = from_volume("default/csi.source");
         let parameters = map(&[("csi.blockd.io/device-class", "thick")]);
-        let wish = wish("new", 16 * MIB);
-        create(service, proto::CreateVolumeRequest { volume_content_source, parameters, ..wish })
+        let request = volume_request("new", 16 * MIB);
+        create(service, proto::CreateVolumeRequest { volume_content_source, parameters, ..request })
     })
     .await;
     assert!(cuts >= 32, "{cuts}");
@@ -147,11 +151,12 @@ async fn what_a_clone_has_left_goes_when_the_plugin_starts_or_its_source_goes() 
     for goes_with_source in [false, true] {
         let service = rig.controller();
         let volume_content_source = from_volume("default/csi.source");
-        let wish = proto::CreateVolumeRequest { volume_content_source, ..wish("new", 0) };
+        let request =
+            proto::CreateVolumeRequest { volume_content_source, ..volume_request("new", 0) };
         rig.fake.take_log();
         for call in 1.. {
             rig.fake.die_at(call, true);
-            service.create_volume(Request::new(wish.clone())).await.unwrap_err();
+            service.create_volume(Request::new(request.clone())).await.unwrap_err();
             rig.fake.heal();
             if rig.fake.take_log().last() == Some(&"create_snapshots") {
                 break;
@@ -176,13 +181,13 @@ async fn a_daemon_that_is_away_is_unavailable_and_found_when_it_is_back() {
     let service = rig.controller();
     rig.fake.die_at(1, false);
     for _ in 0..3 {
-        let answer = service.create_volume(Request::new(wish("a", 8 * MIB))).await;
+        let answer = service.create_volume(Request::new(volume_request("a", 8 * MIB))).await;
         let (code, text) = refused(answer);
         assert_eq!(code, Code::Unavailable);
         assert!(text.starts_with("blockd at "), "{text}");
     }
     rig.fake.heal();
-    make(&service, wish("a", 8 * MIB)).await;
+    make(&service, volume_request("a", 8 * MIB)).await;
 }
 
 #[tokio::test]
@@ -190,20 +195,21 @@ async fn a_caller_whose_time_is_over_tears_nothing_apart() {
     let rig = rig();
     let service = rig.controller();
     rig.fake.delay(Duration::from_millis(150));
-    let mut request = Request::new(wish("a", 8 * MIB));
+    let mut request = Request::new(volume_request("a", 8 * MIB));
     request.set_timeout(Duration::from_millis(100));
     let (code, text) = refused(service.create_volume(request).await);
     assert_eq!(code, Code::DeadlineExceeded);
     assert_eq!(text, "not done within 100 ms; it goes on");
     // The lock is held for as long as it goes on.
-    let (code, _) = refused(service.create_volume(Request::new(wish("a", 8 * MIB))).await);
+    let (code, _) =
+        refused(service.create_volume(Request::new(volume_request("a", 8 * MIB))).await);
     assert_eq!(code, Code::Aborted);
     while service.plugin.working() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(rig.fake.volume("default", "csi.a").is_some());
     rig.fake.delay(Duration::ZERO);
-    make(&service, wish("a", 8 * MIB)).await;
+    make(&service, volume_request("a", 8 * MIB)).await;
     assert_eq!(rig.fake.volumes().len(), 1);
 }
 
@@ -215,7 +221,7 @@ async fn two_hundred_calls_for_one_volume_make_one_volume() {
         .map(|_| {
             let service = service.clone();
             tokio::spawn(async move {
-                service.create_volume(Request::new(wish("a", 8 * MIB))).await.map(|_| ())
+                service.create_volume(Request::new(volume_request("a", 8 * MIB))).await.map(|_| ())
             })
         })
         .collect();

@@ -7,19 +7,19 @@ use super::*;
 use crate::proto::controller_service_capability::{Type as Kind, rpc};
 use crate::testing::{MIB, Rig};
 
-type Told = Vec<(String, Option<proto::VolumeCondition>)>;
+type Listed = Vec<(String, Option<proto::VolumeCondition>)>;
 
-async fn list(service: &Service, max_entries: i32, starting_token: String) -> (Told, String) {
+async fn list(service: &Service, max_entries: i32, starting_token: String) -> (Listed, String) {
     let request = proto::ListVolumesRequest { max_entries, starting_token };
     let answer = service.list_volumes(Request::new(request)).await.unwrap().into_inner();
-    let told = answer.entries.into_iter().map(|entry| {
+    let listed = answer.entries.into_iter().map(|entry| {
         let condition = entry.status.and_then(|status| status.volume_condition);
         (entry.volume.unwrap().volume_id, condition)
     });
-    (told.collect(), answer.next_token)
+    (listed.collect(), answer.next_token)
 }
 
-async fn all(service: &Service) -> Told {
+async fn all(service: &Service) -> Listed {
     list(service, 0, String::new()).await.0
 }
 
@@ -50,7 +50,7 @@ async fn offers(service: &Service) -> bool {
 }
 
 #[tokio::test]
-async fn h13_every_volume_of_a_list_has_its_condition_and_one_call_tells_of_all() {
+async fn h13_every_volume_of_a_list_has_its_condition_from_a_single_call() {
     let rig = Rig::simple();
     let service = rig.controller();
     for number in 0..1000 {
@@ -59,11 +59,11 @@ async fn h13_every_volume_of_a_list_has_its_condition_and_one_call_tells_of_all(
     let gone = cause(HealthCode::DeviceGone, Severity::Failure, "device sdb is gone");
     rig.fake.set_causes("default", "csi.v0500", &[gone]);
     rig.fake.take_log();
-    let told = all(&service).await;
+    let listed = all(&service).await;
     let asked = |log: Vec<&str>| log.iter().filter(|name| **name == "health").count();
     assert_eq!(asked(rig.fake.take_log()), 1);
-    assert_eq!(told.len(), 1000);
-    for (id, condition) in told {
+    assert_eq!(listed.len(), 1000);
+    for (id, condition) in listed {
         let ill = id.ends_with("0500");
         let expected = said(ill, if ill { "device sdb is gone" } else { "healthy" });
         assert_eq!(condition, expected, "{id}");
@@ -80,7 +80,7 @@ async fn h13_every_volume_of_a_list_has_its_condition_and_one_call_tells_of_all(
 async fn h14_get_volume_has_the_volume_its_status_and_the_same_condition_as_the_list() {
     let rig = Rig::simple();
     let service = rig.controller();
-    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     assert_eq!(condition_of(&service, &id).await, said(false, "healthy"));
     let causes = [
         cause(HealthCode::ProbeLate, Severity::Unknown, "not heard of for 9 s"),
@@ -102,8 +102,8 @@ async fn h14_get_volume_has_the_volume_its_status_and_the_same_condition_as_the_
 async fn h16_a_volume_deleted_behind_our_back_is_not_found_and_not_listed() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("a", 8 * MIB)).await;
-    let id = make(&service, wish("b", 8 * MIB)).await.volume_id;
+    make(&service, volume_request("a", 8 * MIB)).await;
+    let id = make(&service, volume_request("b", 8 * MIB)).await.volume_id;
     rig.fake.remove("default", "csi.b");
     assert_eq!(get(&service, &id).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(get(&service, "").await.unwrap_err().code(), Code::InvalidArgument);
@@ -112,10 +112,10 @@ async fn h16_a_volume_deleted_behind_our_back_is_not_found_and_not_listed() {
 }
 
 #[tokio::test]
-async fn h22_what_the_node_sees_is_not_told_by_the_controller() {
+async fn h22_the_controller_does_not_report_faults_that_the_node_detects() {
     let rig = Rig::simple();
     let service = rig.controller();
-    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     let node = [HealthCode::DeviceNotServed, HealthCode::VolumeMissing, HealthCode::BadBlocks];
     let causes = node.map(|code| cause(code, Severity::Failure, "seen"));
     rig.fake.set_causes("default", "csi.a", &causes);
@@ -126,7 +126,7 @@ async fn h22_what_the_node_sees_is_not_told_by_the_controller() {
 async fn a_volume_has_the_same_condition_attached_and_detached() {
     let rig = Rig::simple();
     let service = rig.controller();
-    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     let slow = cause(HealthCode::DeviceSlow, Severity::Warning, "device sdb: slow");
     for causes in [&[][..], &[slow]] {
         rig.fake.set_causes("default", "csi.a", causes);
@@ -153,7 +153,7 @@ async fn h4_volumes_of_a_pool_that_failed_are_abnormal_and_not_gone() {
     let pools = [("default", 1024 * MIB), ("b", 1024 * MIB), ("theirs", 1024 * MIB)];
     let rig = Rig::new(&pools, configuration);
     let service = rig.controller();
-    let well = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let well = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     rig.fake.add("b", "csi.lost", 8 * MIB);
     rig.fake.add("b", "no-volume-of-ours", 8 * MIB);
     rig.fake.add("theirs", "csi.lost", 8 * MIB);
@@ -175,9 +175,10 @@ async fn h4_volumes_of_a_pool_that_failed_are_abnormal_and_not_gone() {
 async fn an_older_daemon_leaves_conditions_unknown_and_lists_whole() {
     let rig = Rig::simple();
     let service = rig.controller();
-    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     rig.fake.is_old(true);
-    let expected = said(false, "unknown: the daemon is older than its plugin and does not tell");
+    let expected =
+        said(false, "unknown: the daemon is older than its plugin and does not report conditions");
     assert_eq!(condition_of(&service, &id).await, expected);
     assert_eq!(all(&service).await, [(id.clone(), expected)]);
     rig.fake.is_old(false);
@@ -188,7 +189,7 @@ async fn an_older_daemon_leaves_conditions_unknown_and_lists_whole() {
 async fn h38_a_daemon_that_is_away_is_unavailable_and_no_volume_is_called_healthy() {
     let rig = Rig::simple();
     let service = rig.controller();
-    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     // Each call of the two in turn, and what comes before them.
     for call in 1..=3 {
         rig.fake.die_at(call, false);
@@ -203,13 +204,13 @@ async fn h38_a_daemon_that_is_away_is_unavailable_and_no_volume_is_called_health
 }
 
 #[tokio::test]
-async fn h37_switched_off_nothing_is_offered_asked_or_told() {
+async fn h37_disabled_conditions_are_not_offered_requested_or_reported() {
     let on = Rig::simple();
     assert!(offers(&on.controller()).await);
     let rig = Rig::new(&[("default", 1024 * MIB)], "[health]\nenabled = false\n");
     let service = rig.controller();
     assert!(!offers(&service).await);
-    let id = make(&service, wish("a", 8 * MIB)).await.volume_id;
+    let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
     let failed = cause(HealthCode::IoErrors, Severity::Failure, "x");
     rig.fake.set_causes("default", "csi.a", &[failed]);
     assert_eq!(all(&service).await, [(id.clone(), None)]);

@@ -1,4 +1,4 @@
-//! What is missing, malformed, too long or not supported.
+//! Fields that are missing, malformed, too long or not supported.
 
 use tonic::{Code, Request};
 
@@ -20,14 +20,14 @@ macro_rules! refuse {
 async fn what_is_missing_or_too_long_is_refused_by_every_method() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("a", 8 * MIB)).await;
+    make(&service, volume_request("a", 8 * MIB)).await;
     rig.fake.take_log();
     let long = "x".repeat(1 << 20);
     for id in [String::new(), long.clone(), "x".repeat(129)] {
         let capability = vec![block(Mode::SingleNodeWriter)];
         refuse! {
             service, id,
-            create_volume(wish(&id, 8 * MIB));
+            create_volume(volume_request(&id, 8 * MIB));
             delete_volume(
                 proto::DeleteVolumeRequest { volume_id: id.clone(), ..Default::default() }
             );
@@ -75,13 +75,17 @@ async fn maps_over_4_kib_long_tokens_and_what_is_left_out_are_refused() {
         list_snapshots(
             proto::ListSnapshotsRequest { snapshot_id: long.clone(), ..Default::default() }
         );
-        create_volume(proto::CreateVolumeRequest { parameters: big.clone(), ..wish("b", 1) });
-        create_volume(proto::CreateVolumeRequest { secrets: big.clone(), ..wish("b", 1) });
         create_volume(
-            proto::CreateVolumeRequest { mutable_parameters: big.clone(), ..wish("b", 1) }
+            proto::CreateVolumeRequest { parameters: big.clone(), ..volume_request("b", 1) }
         );
         create_volume(
-            proto::CreateVolumeRequest { volume_capabilities: Vec::new(), ..wish("b", 1) }
+            proto::CreateVolumeRequest { secrets: big.clone(), ..volume_request("b", 1) }
+        );
+        create_volume(
+            proto::CreateVolumeRequest { mutable_parameters: big.clone(), ..volume_request("b", 1) }
+        );
+        create_volume(
+            proto::CreateVolumeRequest { volume_capabilities: Vec::new(), ..volume_request("b", 1) }
         );
         delete_volume(proto::DeleteVolumeRequest { volume_id: id.clone(), secrets: big.clone() });
         get_capacity(proto::GetCapacityRequest { parameters: big.clone(), ..Default::default() });
@@ -108,7 +112,7 @@ async fn names_have_any_character_that_is_not_banned() {
     let names =
         ["a/b", "a@b", "~a", "ä ö\tü\n", "..", ".", "node-1", "\u{10ffff}", &"n".repeat(128)];
     for name in names {
-        let made = make(&service, wish(name, 8 * MIB)).await;
+        let made = make(&service, volume_request(name, 8 * MIB)).await;
         assert!(made.volume_id.len() <= 128);
         let taken = snapshot(&service, &made.volume_id, name).await;
         assert!(taken.snapshot_id.len() <= 128);
@@ -117,7 +121,8 @@ async fn names_have_any_character_that_is_not_banned() {
     }
     assert_eq!(rig.fake.volumes().len(), 2 * names.len());
     for name in ["a\0", "\u{7f}", "\u{85}", "\u{1b}[2J"] {
-        let (code, _) = refused(service.create_volume(Request::new(wish(name, 8 * MIB))).await);
+        let (code, _) =
+            refused(service.create_volume(Request::new(volume_request(name, 8 * MIB))).await);
         assert_eq!(code, Code::InvalidArgument);
     }
 }
@@ -135,9 +140,11 @@ async fn sizes_that_are_negative_overflow_or_contradict_each_other_make_nothing(
         (0, 1, Code::OutOfRange),
         (8 * MIB + 1, 8 * MIB + 1, Code::OutOfRange),
     ] {
-        let wish =
-            proto::CreateVolumeRequest { capacity_range: range(required, limit), ..wish("a", 0) };
-        let (refusal, text) = refused(service.create_volume(Request::new(wish)).await);
+        let request = proto::CreateVolumeRequest {
+            capacity_range: range(required, limit),
+            ..volume_request("a", 0)
+        };
+        let (refusal, text) = refused(service.create_volume(Request::new(request)).await);
         assert_eq!(refusal, code, "{text}");
         let wrong = if required == 0 { limit } else { required };
         assert!(text.contains(&wrong.to_string()) || text.contains(&limit.to_string()), "{text}");
@@ -162,9 +169,11 @@ async fn a_mode_that_is_unknown_missing_or_of_several_nodes_is_refused_and_other
     for wrong in wrong.chain([no_mode, no_type]) {
         // Wherever it is in the list.
         for list in [vec![wrong.clone()], vec![good.clone(), wrong]] {
-            let wish =
-                proto::CreateVolumeRequest { volume_capabilities: list, ..wish("a", 32 * MIB) };
-            let (code, text) = refused(service.create_volume(Request::new(wish)).await);
+            let request = proto::CreateVolumeRequest {
+                volume_capabilities: list,
+                ..volume_request("a", 32 * MIB)
+            };
+            let (code, text) = refused(service.create_volume(Request::new(request)).await);
             assert_eq!(code, Code::InvalidArgument, "{text}");
         }
     }
@@ -178,8 +187,9 @@ async fn a_mode_that_is_unknown_missing_or_of_several_nodes_is_refused_and_other
         // The mode is nothing that a volume has: it can be asked for with another.
         for capability in [mount(mode), block(mode)] {
             let volume_capabilities = vec![capability];
-            let wish = proto::CreateVolumeRequest { volume_capabilities, ..wish("a", 32 * MIB) };
-            make(&service, wish).await;
+            let request =
+                proto::CreateVolumeRequest { volume_capabilities, ..volume_request("a", 32 * MIB) };
+            make(&service, request).await;
         }
     }
     assert_eq!(rig.fake.volumes().len(), 1);
@@ -189,8 +199,8 @@ async fn a_mode_that_is_unknown_missing_or_of_several_nodes_is_refused_and_other
 async fn what_is_not_supported_is_not_confirmed_and_says_why() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("a", 8 * MIB)).await;
-    let ask = |volume_capabilities: Vec<_>, parameters, mutable_parameters| {
+    make(&service, volume_request("a", 8 * MIB)).await;
+    let call = |volume_capabilities: Vec<_>, parameters, mutable_parameters| {
         let request = proto::ValidateVolumeCapabilitiesRequest {
             volume_id: "default/csi.a".to_owned(),
             volume_capabilities,
@@ -203,7 +213,7 @@ async fn what_is_not_supported_is_not_confirmed_and_says_why() {
     };
     let good = vec![mount(Mode::SingleNodeWriter), block(Mode::SingleNodeSingleWriter)];
     let class = map(&[("csi.blockd.io/device-class", "default")]);
-    let answer = ask(good.clone(), class.clone(), map(&[])).await.unwrap().into_inner();
+    let answer = call(good.clone(), class.clone(), map(&[])).await.unwrap().into_inner();
     let confirmed = answer.confirmed.unwrap();
     assert_eq!((confirmed.volume_capabilities, confirmed.parameters), (good.clone(), class));
     assert_eq!(confirmed.volume_context, map(&[("a", "b")]));
@@ -216,12 +226,12 @@ async fn what_is_not_supported_is_not_confirmed_and_says_why() {
         (good.clone(), map(&[("csi.blockd.io/device-class", "x")]), none(), "device-class is x"),
         (good.clone(), none(), map(&[("speed", "1")]), "a key of mutable_parameters is speed"),
     ] {
-        let answer = ask(list, parameters, mutable).await.unwrap().into_inner();
+        let answer = call(list, parameters, mutable).await.unwrap().into_inner();
         assert!(answer.confirmed.is_none());
         assert!(answer.message.contains(said), "{}", answer.message);
     }
     for mode in [Mode::Unknown] {
-        let answer = ask(vec![good[0].clone(), mount(mode)], none(), none()).await;
+        let answer = call(vec![good[0].clone(), mount(mode)], none(), none()).await;
         assert_eq!(refused(answer).0, Code::InvalidArgument);
     }
 }
@@ -240,7 +250,7 @@ async fn the_capabilities_are_those_that_are_offered() {
         .collect();
     kinds.sort_unstable();
     assert_eq!(kinds, [1, 3, 4, 5, 6, 7, 9, 11, 12, 13, 14, 15]);
-    // What is not offered is not there.
+    // Calls that are not offered are unimplemented.
     let request = proto::ControllerPublishVolumeRequest::default();
     let answer = service.controller_publish_volume(Request::new(request)).await;
     assert_eq!(refused(answer).0, Code::Unimplemented);

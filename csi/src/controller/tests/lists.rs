@@ -24,7 +24,7 @@ async fn what_is_not_ours_is_never_seen() {
     let configuration = "[[class]]\nname = 'a'\npool = 'one'\n";
     let rig = Rig::new(&[("default", 1024 * MIB), ("one", 1024 * MIB)], configuration);
     let service = rig.controller();
-    make(&service, wish("mine", 8 * MIB)).await;
+    make(&service, volume_request("mine", 8 * MIB)).await;
     snapshot(&service, "one/csi.mine", "s").await;
     rig.fake.add("one", "data", 8 * MIB);
     rig.fake.add("one", "csi-12345678.theirs", 8 * MIB);
@@ -89,7 +89,7 @@ async fn snapshots_are_found_by_id_and_source_and_what_is_unknown_is_an_empty_li
     let rig = Rig::simple();
     let service = rig.controller();
     for name in ["a", "b"] {
-        make(&service, wish(name, 8 * MIB)).await;
+        make(&service, volume_request(name, 8 * MIB)).await;
         for number in 0..3 {
             snapshot(&service, &format!("default/csi.{name}"), &format!("{name}{number}")).await;
         }

@@ -41,7 +41,7 @@ fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
 }
 
 /// A block volume of that name and size.
-fn wish(name: &str, required: i64) -> proto::CreateVolumeRequest {
+fn volume_request(name: &str, required: i64) -> proto::CreateVolumeRequest {
     proto::CreateVolumeRequest {
         name: name.to_owned(),
         capacity_range: range(required, 0),
@@ -63,13 +63,13 @@ fn from_volume(id: &str) -> Option<proto::VolumeContentSource> {
 /// The code that a call was refused with, and what was said.
 fn refused<T: std::fmt::Debug>(answer: Result<Response<T>, Status>) -> (Code, String) {
     let status = answer.unwrap_err();
-    assert!(status.details().is_empty(), "the specification wants no details");
+    assert!(status.details().is_empty(), "the specification allows no details");
     assert!(!status.message().is_empty());
     (status.code(), status.message().to_owned())
 }
 
-async fn make(service: &Service, wish: proto::CreateVolumeRequest) -> proto::Volume {
-    let answer = service.create_volume(Request::new(wish)).await.unwrap();
+async fn make(service: &Service, request: proto::CreateVolumeRequest) -> proto::Volume {
+    let answer = service.create_volume(Request::new(request)).await.unwrap();
     answer.into_inner().volume.unwrap()
 }
 

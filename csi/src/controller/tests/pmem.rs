@@ -1,4 +1,4 @@
-//! Volumes in persistent memory: usage, sizes, regions and what is told of them.
+//! Volumes in persistent memory: usage, sizes, regions and their volume context.
 
 use blockd_api::v1;
 use tonic::{Code, Request};
@@ -33,7 +33,7 @@ fn asked(
     class: &str,
     pairs: &[(&str, &str)],
 ) -> proto::CreateVolumeRequest {
-    proto::CreateVolumeRequest { parameters: of(class, pairs), ..wish(name, bytes) }
+    proto::CreateVolumeRequest { parameters: of(class, pairs), ..volume_request(name, bytes) }
 }
 
 fn mounted(request: proto::CreateVolumeRequest, fs_type: &str) -> proto::CreateVolumeRequest {
@@ -45,8 +45,12 @@ fn mounted(request: proto::CreateVolumeRequest, fs_type: &str) -> proto::CreateV
 
 async fn capacity(service: &Service, class: &str) -> (i64, i64, i64) {
     let request = proto::GetCapacityRequest { parameters: of(class, &[]), ..Default::default() };
-    let told = service.get_capacity(Request::new(request)).await.unwrap().into_inner();
-    (told.available_capacity, told.maximum_volume_size.unwrap(), told.minimum_volume_size.unwrap())
+    let capacity = service.get_capacity(Request::new(request)).await.unwrap().into_inner();
+    (
+        capacity.available_capacity,
+        capacity.maximum_volume_size.unwrap(),
+        capacity.minimum_volume_size.unwrap(),
+    )
 }
 
 #[tokio::test]
@@ -58,11 +62,11 @@ async fn p19_a_namespace_is_charged_with_what_keeps_it_and_holds_what_was_asked_
     let volume = rig.fake.volume("direct", "csi.a").unwrap();
     assert!(volume.size_bytes >= 2 * GIB && volume.dax && volume.erase_after);
     let context = &made.volume_context;
-    let told = |word: &str| context[&format!("csi.blockd.io/{word}")].as_str();
-    assert_eq!(told("usable-bytes"), volume.size_bytes.to_string());
-    assert_eq!(told("charged-bytes"), (3 * GIB).to_string());
-    assert_eq!((told("usage"), told("durability")), ("AppDirect", "power-safe"));
-    assert_eq!((told("region"), told("numa-node"), told("erase-after")), ("0xd1", "1", "true"));
+    let value = |word: &str| context[&format!("csi.blockd.io/{word}")].as_str();
+    assert_eq!(value("usable-bytes"), volume.size_bytes.to_string());
+    assert_eq!(value("charged-bytes"), (3 * GIB).to_string());
+    assert_eq!((value("usage"), value("durability")), ("AppDirect", "power-safe"));
+    assert_eq!((value("region"), value("numa-node"), value("erase-after")), ("0xd1", "1", "true"));
     // A repeat answers the same.
     assert_eq!(make(&service, asked("a", 2 * GIB, "direct", &[])).await, made);
     // As other drivers have it: what is asked for is what is taken.
@@ -111,27 +115,27 @@ async fn p16_sizes_are_rounded_up_unless_the_limit_forbids() {
 
 /// The seed's case of 127 GB, a hundredth of it: 63 and 1 are made, and 63 deleted.
 #[tokio::test]
-async fn p3_no_room_in_one_piece_is_told_apart_from_no_room() {
+async fn p3_fragmented_space_is_distinguished_from_a_lack_of_space() {
     let rig =
         Rig::new(&[("direct", 128 * MIB)], "[[class]]\nname = 'direct'\nkind = 'pmem-direct'\n");
     rig.fake.set_memory("direct", Memory::direct("0xd1", 128 * MIB, MIB));
     let service = rig.controller();
     let charged = [("sizeSemantics", "charged")];
-    let wish = |name: &str, mib| asked(name, mib * MIB, "direct", &charged);
+    let volume_request = |name: &str, mib| asked(name, mib * MIB, "direct", &charged);
     for (name, mib) in [("a", 63), ("b", 16)] {
-        make(&service, wish(name, mib)).await;
+        make(&service, volume_request(name, mib)).await;
     }
     delete(&service, "direct/csi.a").await.unwrap();
     let (available, maximum, minimum) = capacity(&service, "direct").await;
     assert_eq!(available, 112 * MIB);
     assert!(maximum > 55 * MIB && maximum <= 63 * MIB, "{maximum}");
     assert_eq!(minimum, MIB);
-    let (code, text) = refused(service.create_volume(Request::new(wish("c", 65))).await);
+    let (code, text) = refused(service.create_volume(Request::new(volume_request("c", 65))).await);
     assert_eq!(code, Code::ResourceExhausted);
     let free = 112 * MIB;
     assert!(text.contains(&format!("{free} bytes free, {maximum} of them in one piece")), "{text}");
-    // What counts all that is taken may take the whole piece.
-    make(&service, wish("c", 63)).await;
+    // With sizes that include the overhead a volume may take the whole piece.
+    make(&service, volume_request("c", 63)).await;
 }
 
 #[tokio::test]
@@ -149,10 +153,10 @@ async fn p6_a_volume_lies_in_one_region_and_the_best_one_is_the_limit() {
         }
         let service = rig.controller();
         let charged = [("sizeSemantics", "charged")];
-        let wish = |name: &str, mib| asked(name, mib * MIB, "a", &charged);
+        let volume_request = |name: &str, mib| asked(name, mib * MIB, "a", &charged);
         // One goes to each: the emptier one is taken.
-        let first = make(&service, wish("v0", 512)).await;
-        let second = make(&service, wish("v1", 512)).await;
+        let first = make(&service, volume_request("v0", 512)).await;
+        let second = make(&service, volume_request("v1", 512)).await;
         let regions: Vec<&str> = [&first, &second]
             .map(|one| one.volume_context["csi.blockd.io/region"].as_str())
             .to_vec();
@@ -161,11 +165,12 @@ async fn p6_a_volume_lies_in_one_region_and_the_best_one_is_the_limit() {
         let (available, maximum, _) = capacity(&service, "a").await;
         assert!(available <= GIB && available > 960 * MIB, "{kind}: {available}");
         assert!(maximum <= 512 * MIB && maximum > 480 * MIB, "{kind}: {maximum}");
-        let (code, _) = refused(service.create_volume(Request::new(wish("v2", 600))).await);
+        let (code, _) =
+            refused(service.create_volume(Request::new(volume_request("v2", 600))).await);
         assert_eq!(code, Code::ResourceExhausted, "{kind}");
         // A repeat finds it where it is, whatever is emptier now.
         delete(&service, &first.volume_id).await.unwrap();
-        assert_eq!(make(&service, wish("v1", 512)).await, second);
+        assert_eq!(make(&service, volume_request("v1", 512)).await, second);
         assert_eq!(rig.fake.volumes().len(), 1);
     }
 }
@@ -317,7 +322,7 @@ async fn growing_is_for_the_daemon_to_refuse() {
     let (code, text) = refused(answer.await);
     assert_eq!(code, Code::FailedPrecondition);
     assert!(text.contains("is a namespace"), "{text}");
-    // What it takes is what its claim was told.
+    // The charged size equals the capacity in the claim.
     let answer = service.controller_expand_volume(Request::new(expand("direct/csi.a", 2 * GIB)));
     assert_eq!(answer.await.unwrap().into_inner().capacity_bytes, 2 * GIB);
     let answer = service.controller_expand_volume(Request::new(expand("pooled/csi.b", 9 * MIB)));

@@ -9,33 +9,34 @@ use crate::testing::{MIB, Rig};
 async fn a_volume_is_made_once_and_answered_again() {
     let rig = Rig::simple();
     let service = rig.controller();
-    let made = make(&service, wish("pvc-1", 37 * MIB)).await;
+    let made = make(&service, volume_request("pvc-1", 37 * MIB)).await;
     assert_eq!(made.volume_id, "default/csi.pvc-1");
     assert_eq!(made.capacity_bytes, 38_797_312);
     let segments = &made.accessible_topology[0].segments;
     assert_eq!(*segments, map(&[("csi.blockd.io/node", "n1")]));
-    assert_eq!(make(&service, wish("pvc-1", 37 * MIB)).await, made);
+    assert_eq!(make(&service, volume_request("pvc-1", 37 * MIB)).await, made);
     // After it has grown it still is what was asked for, as long as there is no limit.
     rig.fake.change("default", "csi.pvc-1", |volume| volume.size_bytes = 40 * MIB);
-    assert_eq!(make(&service, wish("pvc-1", 37 * MIB)).await.capacity_bytes, 40 * MIB);
+    assert_eq!(make(&service, volume_request("pvc-1", 37 * MIB)).await.capacity_bytes, 40 * MIB);
 }
 
 #[tokio::test]
 async fn the_same_name_with_another_size_source_or_pool_is_taken() {
-    let configuration = "[[class]]\nname = 'a'\ndefault = true\n[[class]]\nname = 'b'\npool = 'two'\n\
+    let configuration = "[[class]]\nname = 'a'\ndefault = true\n[[class]]\nname = 'b'\npool = \
+                         'two'\n\
                          [[class]]\nname = 'c'\nkind = 'thick'\n";
     let rig = Rig::new(&[("default", 1024 * MIB), ("two", 1024 * MIB)], configuration);
     let service = rig.controller();
-    make(&service, wish("source", 8 * MIB)).await;
+    make(&service, volume_request("source", 8 * MIB)).await;
     snapshot(&service, "default/csi.source", "s").await;
     snapshot(&service, "default/csi.source", "other").await;
     let of_snapshot = proto::CreateVolumeRequest {
         volume_content_source: from_snapshot("default/csi.source@s"),
-        ..wish("clone", 8 * MIB)
+        ..volume_request("clone", 8 * MIB)
     };
     let of_volume = proto::CreateVolumeRequest {
         volume_content_source: from_volume("default/csi.source"),
-        ..wish("copy", 8 * MIB)
+        ..volume_request("copy", 8 * MIB)
     };
     make(&service, of_snapshot.clone()).await;
     make(&service, of_volume.clone()).await;
@@ -45,26 +46,32 @@ async fn the_same_name_with_another_size_source_or_pool_is_taken() {
         ..of_snapshot.clone()
     };
     let cases = [
-        wish("source", 16 * MIB),
-        proto::CreateVolumeRequest { capacity_range: range(0, 4 * MIB), ..wish("source", 0) },
-        proto::CreateVolumeRequest { parameters: class("b"), ..wish("source", 8 * MIB) },
+        volume_request("source", 16 * MIB),
+        proto::CreateVolumeRequest {
+            capacity_range: range(0, 4 * MIB),
+            ..volume_request("source", 0)
+        },
+        proto::CreateVolumeRequest { parameters: class("b"), ..volume_request("source", 8 * MIB) },
         proto::CreateVolumeRequest {
             mutable_parameters: map(&[("csi.blockd.io/iops", "2")]),
-            ..wish("limited", 8 * MIB)
+            ..volume_request("limited", 8 * MIB)
         },
-        wish("clone", 8 * MIB),
-        wish("copy", 8 * MIB),
+        volume_request("clone", 8 * MIB),
+        volume_request("copy", 8 * MIB),
         another,
         proto::CreateVolumeRequest { name: "copy".to_owned(), ..of_snapshot.clone() },
         proto::CreateVolumeRequest { name: "clone".to_owned(), ..of_volume.clone() },
         proto::CreateVolumeRequest { name: "source".to_owned(), ..of_volume.clone() },
-        wish("thick", 8 * MIB),
+        volume_request("thick", 8 * MIB),
     ];
     let limited = map(&[("csi.blockd.io/iops", "1")]);
-    let limited =
-        proto::CreateVolumeRequest { mutable_parameters: limited, ..wish("limited", 8 * MIB) };
+    let limited = proto::CreateVolumeRequest {
+        mutable_parameters: limited,
+        ..volume_request("limited", 8 * MIB)
+    };
     make(&service, limited.clone()).await;
-    let thick = proto::CreateVolumeRequest { parameters: class("c"), ..wish("thick", 8 * MIB) };
+    let thick =
+        proto::CreateVolumeRequest { parameters: class("c"), ..volume_request("thick", 8 * MIB) };
     make(&service, thick.clone()).await;
     let before = rig.state();
     for case in cases {
@@ -76,7 +83,7 @@ async fn the_same_name_with_another_size_source_or_pool_is_taken() {
     for same in [of_snapshot.clone(), of_volume.clone(), limited, thick] {
         make(&service, same).await;
     }
-    // What they were made from may be gone: they are still the ones that were asked for.
+    // Their sources may be deleted: a repeat still finds the requested volumes.
     delete_snapshot(&service, "default/csi.source@s").await.unwrap();
     delete(&service, "default/csi.source").await.unwrap();
     make(&service, of_snapshot).await;
@@ -87,7 +94,7 @@ async fn the_same_name_with_another_size_source_or_pool_is_taken() {
 async fn volumes_are_made_from_snapshots_and_volumes_also_larger_ones() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("source", 8 * MIB)).await;
+    make(&service, volume_request("source", 8 * MIB)).await;
     let taken = snapshot(&service, "default/csi.source", "s").await;
     assert_eq!(taken.snapshot_id, "default/csi.source@s");
     assert_eq!(taken.source_volume_id, "default/csi.source");
@@ -100,21 +107,21 @@ async fn volumes_are_made_from_snapshots_and_volumes_also_larger_ones() {
         for (suffix, required, size) in
             [("same", 0, 8 * MIB), ("equal", 8 * MIB, 8 * MIB), ("more", 16 * MIB, 16 * MIB)]
         {
-            let wish = proto::CreateVolumeRequest {
+            let request = proto::CreateVolumeRequest {
                 volume_content_source: source.clone(),
-                ..wish(&format!("{name}-{suffix}"), required)
+                ..volume_request(&format!("{name}-{suffix}"), required)
             };
-            let made = make(&service, wish).await;
+            let made = make(&service, request).await;
             assert_eq!(made.capacity_bytes, size);
             assert_eq!(made.content_source, source);
         }
         for (required, limit) in [(8 * MIB - 512, 0), (0, 8 * MIB - 1), (1, 4 * MIB)] {
-            let wish = proto::CreateVolumeRequest {
+            let request = proto::CreateVolumeRequest {
                 volume_content_source: source.clone(),
                 capacity_range: range(required, limit),
-                ..wish("less", 0)
+                ..volume_request("less", 0)
             };
-            let (code, text) = refused(service.create_volume(Request::new(wish)).await);
+            let (code, text) = refused(service.create_volume(Request::new(request)).await);
             assert_eq!(code, Code::OutOfRange, "{text}");
         }
     }
@@ -138,7 +145,7 @@ async fn a_source_that_is_missing_elsewhere_or_no_source_is_refused() {
         "[[class]]\nname = 'a'\ndefault = true\n[[class]]\nname = 'b'\npool = 'two'\n";
     let rig = Rig::new(&[("default", 1024 * MIB), ("two", 1024 * MIB)], configuration);
     let service = rig.controller();
-    make(&service, wish("source", 8 * MIB)).await;
+    make(&service, volume_request("source", 8 * MIB)).await;
     snapshot(&service, "default/csi.source", "s").await;
     let class = map(&[("csi.blockd.io/device-class", "b")]);
     let cases = [
@@ -153,16 +160,17 @@ async fn a_source_that_is_missing_elsewhere_or_no_source_is_refused() {
     ];
     for (volume_content_source, code) in cases {
         let shown = format!("{volume_content_source:?}");
-        let wish = proto::CreateVolumeRequest { volume_content_source, ..wish("new", 0) };
-        assert_eq!(refused(service.create_volume(Request::new(wish)).await).0, code, "{shown}");
+        let request =
+            proto::CreateVolumeRequest { volume_content_source, ..volume_request("new", 0) };
+        assert_eq!(refused(service.create_volume(Request::new(request)).await).0, code, "{shown}");
     }
     for source in [from_snapshot("default/csi.source@s"), from_volume("default/csi.source")] {
-        let wish = proto::CreateVolumeRequest {
+        let request = proto::CreateVolumeRequest {
             volume_content_source: source,
             parameters: class.clone(),
-            ..wish("new", 0)
+            ..volume_request("new", 0)
         };
-        let (code, text) = refused(service.create_volume(Request::new(wish)).await);
+        let (code, text) = refused(service.create_volume(Request::new(request)).await);
         assert_eq!(code, Code::InvalidArgument, "{text}");
     }
     assert_eq!(rig.fake.volumes().len(), 2);
@@ -172,7 +180,7 @@ async fn a_source_that_is_missing_elsewhere_or_no_source_is_refused() {
 async fn a_volume_in_use_is_not_deleted_and_one_that_is_gone_is() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("a", 8 * MIB)).await;
+    make(&service, volume_request("a", 8 * MIB)).await;
     rig.fake.change("default", "csi.a", |volume| volume.attached = true);
     let status = delete(&service, "default/csi.a").await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -193,7 +201,7 @@ async fn a_volume_in_use_is_not_deleted_and_one_that_is_gone_is() {
 async fn snapshots_live_on_without_their_volume() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("a", 8 * MIB)).await;
+    make(&service, volume_request("a", 8 * MIB)).await;
     let taken = snapshot(&service, "default/csi.a", "s").await;
     delete(&service, "default/csi.a").await.unwrap();
     assert_eq!(snapshot(&service, "default/csi.a", "s").await, taken);
@@ -202,7 +210,8 @@ async fn snapshots_live_on_without_their_volume() {
     let found = service.get_snapshot(Request::new(request)).await.unwrap().into_inner();
     assert_eq!(found.snapshot.unwrap(), taken);
     let volume_content_source = from_snapshot(&taken.snapshot_id);
-    make(&service, proto::CreateVolumeRequest { volume_content_source, ..wish("b", 0) }).await;
+    make(&service, proto::CreateVolumeRequest { volume_content_source, ..volume_request("b", 0) })
+        .await;
     for _ in 0..2 {
         delete_snapshot(&service, &taken.snapshot_id).await.unwrap();
     }
@@ -216,7 +225,7 @@ async fn a_snapshots_name_is_that_of_one_source() {
     let rig = Rig::simple();
     let service = rig.controller();
     for name in ["a", "b"] {
-        make(&service, wish(name, 8 * MIB)).await;
+        make(&service, volume_request(name, 8 * MIB)).await;
     }
     let long = "ä".repeat(64);
     for name in ["s", &long] {
@@ -248,7 +257,7 @@ async fn a_snapshots_name_is_that_of_one_source() {
 async fn volumes_grow_to_exactly_what_is_asked_for_and_never_shrink() {
     let rig = Rig::simple();
     let service = rig.controller();
-    make(&service, wish("a", 8 * MIB)).await;
+    make(&service, volume_request("a", 8 * MIB)).await;
     let expand = |required, limit, capability: Option<proto::VolumeCapability>| {
         let request = proto::ControllerExpandVolumeRequest {
             volume_id: "default/csi.a".to_owned(),
@@ -312,7 +321,11 @@ async fn only_what_is_named_is_modified() {
     let service = rig.controller();
     let mutable_parameters =
         map(&[("csi.blockd.io/iops", "7"), ("csi.blockd.io/on-full", "error")]);
-    make(&service, proto::CreateVolumeRequest { mutable_parameters, ..wish("a", 8 * MIB) }).await;
+    make(
+        &service,
+        proto::CreateVolumeRequest { mutable_parameters, ..volume_request("a", 8 * MIB) },
+    )
+    .await;
     let modify = |id: &str, parameters: &[(&str, &str)]| {
         let request = proto::ControllerModifyVolumeRequest {
             volume_id: id.to_owned(),

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::ids::{DEFAULT_DRIVER, Names};
 use crate::metrics::Metrics as PluginMetrics;
 
-/// An extender that asks plugins at this port.
+/// An extender that scrapes plugins at this port.
 fn extender(metrics_port: u16) -> Extender {
     let config = Config::parse("", &Names::new(DEFAULT_DRIVER)).unwrap();
     // No pod of these tests has a claim, but for one: nothing listens there.
@@ -37,7 +37,7 @@ async fn start(metrics_port: u16) -> SocketAddr {
     address
 }
 
-/// A request as somebody else's client writes it, and the answer's status and body.
+/// Sends a request as a foreign client writes it; returns the answer's status and body.
 async fn call(address: SocketAddr, method: &str, path: &str, body: String) -> (u16, String) {
     let (method, path) = (method.to_owned(), path.to_owned());
     let exchange = move || {
@@ -64,7 +64,7 @@ async fn post(address: SocketAddr, path: &str, body: &Value) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// A pod with an inline volume of so many bytes.
+/// A pod with an inline volume of that size.
 fn pod(bytes: i64) -> Value {
     let volume = json!({
         "name": "v",
@@ -93,7 +93,7 @@ fn at(name: &str, address: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t25_a_node_tells_its_capacity_by_annotation_and_goes_back_as_it_came() {
+async fn t25_capacity_is_read_from_annotations_and_nodes_are_returned_unchanged() {
     let address = start(1).await;
     let nodes = [
         annotated("exact", "524288000"),
@@ -125,7 +125,7 @@ async fn t25_a_node_tells_its_capacity_by_annotation_and_goes_back_as_it_came() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p35_nodes_are_asked_at_their_plugins_metrics_all_at_once() {
-    // A plugin that tells, one that is silent for ever, and one where nobody listens.
+    // A plugin that exports the metric, one that never answers, and a port without a listener.
     let metrics = PluginMetrics::new(DEFAULT_DRIVER);
     metrics.capacities(&[("default".to_owned(), 1_000_000)]);
     let listener = PluginMetrics::bind((Ipv4Addr::new(127, 0, 0, 2), 0).into()).await.unwrap();
@@ -141,7 +141,7 @@ async fn p35_nodes_are_asked_at_their_plugins_metrics_all_at_once() {
     });
     let address = start(port).await;
     let mut nodes = vec![
-        at("tells", "127.0.0.2"),
+        at("exports", "127.0.0.2"),
         at("garbled", "127.0.0.4"),
         at("away", "127.0.0.5"),
         json!({ "metadata": { "name": "nowhere" } }),
