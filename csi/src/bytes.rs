@@ -35,7 +35,7 @@ impl Bytes {
     /// As a field of a message has it.
     ///
     /// # Errors
-    /// It is negative.
+    /// The value is negative.
     pub fn from_wire(field: &str, bytes: i64) -> Result<Self, Error> {
         Self::new(bytes).ok_or_else(|| Error::invalid(field, bytes, "from 0 to 2^63 - 1"))
     }

@@ -147,9 +147,9 @@ pub struct Capability {
 /// Why a capability was not taken.
 #[derive(Debug)]
 pub enum Refusal {
-    /// It says nothing, or nothing that can be understood.
+    /// The capability is empty or malformed.
     Malformed(Error),
-    /// It says what is not possible here.
+    /// The capability is valid but not supported here.
     Unsupported(Error),
 }
 

@@ -78,7 +78,7 @@ pub struct Class {
     pub is_thick: bool,
     /// How much may be promised of a pool, beside its size. Of thin classes only.
     pub overprovision_ratio: Ratio,
-    /// It is meant where a storage class names none.
+    /// Whether this is the default for storage classes that name none.
     pub is_default: bool,
     /// Logical block of its volumes; 0: the smallest that the pool can have.
     pub block_size: u32,
@@ -155,7 +155,7 @@ impl Config {
     /// Reads a file; without one, there is one thin class on the daemon's default pool.
     ///
     /// # Errors
-    /// It can't be read, or something in it is wrong.
+    /// The file cannot be read, or has an invalid value.
     pub fn load(path: Option<&Path>, names: &Names) -> Result<Self, Error> {
         let Some(path) = path else { return Self::parse("", names) };
         let failed = |error| Error::io(format_args!("read {}", path.display()), error);

@@ -1,7 +1,6 @@
-//! The connection to the daemon: `blockd.v1` over its Unix socket, each call bounded in time.
-//!
-//! It is made when it is needed, and anew when the daemon was away: a plugin outlives any number of
-//! daemons.
+//! The connection to the daemon: `blockd.v1` over its Unix socket, each call bounded in time. The
+//! connection is opened on demand, and again after the daemon was away: a plugin outlives any
+//! number of daemons.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,7 +53,7 @@ macro_rules! calls {
                 /// The call of that name.
                 ///
                 /// # Errors
-                /// What the daemon refused, or that it does not answer.
+                /// The daemon's error, or the daemon does not answer.
                 pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, Error> {
                     let mut client = self.client.clone();
                     let mut answer = client.$name(request.clone()).await;
@@ -118,7 +117,7 @@ impl Daemon {
     /// A volume or snapshot; `None` if there is none of that name.
     ///
     /// # Errors
-    /// What the daemon refused, or that it does not answer.
+    /// The daemon's error, or the daemon does not answer.
     pub async fn find_volume(&self, pool: &str, name: &str) -> Result<Option<v1::Volume>, Error> {
         let asked = v1::GetVolumeRequest { name: name.to_owned(), pool: pool.to_owned() };
         match self.get_volume(asked).await {
@@ -131,7 +130,7 @@ impl Daemon {
     /// All volumes and snapshots of a pool, or of all pools where it has no name.
     ///
     /// # Errors
-    /// What the daemon refused, or that it does not answer.
+    /// The daemon's error, or the daemon does not answer.
     pub async fn volumes(&self, pool: &str) -> Result<Vec<v1::Volume>, Error> {
         let asked = v1::ListVolumesRequest { pool: pool.to_owned(), brief: true };
         let mut volumes = self.list_volumes(asked).await?.volumes;
@@ -142,7 +141,7 @@ impl Daemon {
     /// Streams the ranges of a volume with their state.
     ///
     /// # Errors
-    /// What the daemon refused, or that it does not answer.
+    /// The daemon's error, or the daemon does not answer.
     pub async fn diff_volume(&self, request: v1::DiffVolumeRequest) -> Result<Differences, Error> {
         let mut client = self.streams.clone();
         let mut answer = client.diff_volume(request.clone()).await;
@@ -156,7 +155,7 @@ impl Daemon {
     /// Returns the health of volumes; `None` when the daemon is too old to report it.
     ///
     /// # Errors
-    /// What the daemon refused, or that it does not answer.
+    /// The daemon's error, or the daemon does not answer.
     pub async fn find_health(
         &self,
         request: v1::HealthRequest,
@@ -211,7 +210,7 @@ impl Differences {
     /// The next message; `None` after the last.
     ///
     /// # Errors
-    /// What the daemon ended with, or that nothing comes.
+    /// The daemon's error, or a timeout.
     pub async fn next(&mut self) -> Result<Option<v1::DiffVolumeResponse>, Error> {
         let late = |_| Status::deadline_exceeded("");
         let next = tokio::time::timeout(self.daemon.call_time, self.stream.message()).await;

@@ -80,7 +80,7 @@ pub enum Error {
         /// Where we are.
         node: String,
     },
-    /// It is in use, or in another state than it has to be.
+    /// The object is in use, or in the wrong state.
     #[error("{what} {problem}")]
     InUse {
         /// The object of the call.

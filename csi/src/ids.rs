@@ -174,7 +174,7 @@ impl Names {
     /// Refuses a pool whose name is too long for ids.
     ///
     /// # Errors
-    /// It is.
+    /// The name is too long.
     pub fn check_pool(&self, field: &str, pool: &str) -> Result<(), Error> {
         if pool.len() > self.max_pool() {
             let allowed = format!("at most {} bytes, so that ids have 128", self.max_pool());

@@ -31,7 +31,7 @@ pub const MAX_TOPOLOGIES: usize = 16_384;
 /// A string that may be empty.
 ///
 /// # Errors
-/// It is too long.
+/// The field is too long.
 pub fn string(field: &str, value: &str) -> Result<(), Error> {
     if value.len() > MAX_STRING {
         return Err(too_long(field, value.len(), MAX_STRING));
@@ -42,7 +42,7 @@ pub fn string(field: &str, value: &str) -> Result<(), Error> {
 /// A string that has to be there.
 ///
 /// # Errors
-/// It is empty, or too long.
+/// The field is empty, or too long.
 pub fn required(field: &str, value: &str) -> Result<(), Error> {
     if value.is_empty() {
         return Err(Error::missing(field));
@@ -53,7 +53,7 @@ pub fn required(field: &str, value: &str) -> Result<(), Error> {
 /// The name of a new volume or snapshot.
 ///
 /// # Errors
-/// It is empty, too long, or has a character that the specification bans.
+/// The field is empty, too long, or has a character that the specification forbids.
 pub fn name(field: &str, value: &str) -> Result<(), Error> {
     if value.is_empty() {
         return Err(Error::missing(field));
@@ -84,7 +84,7 @@ const fn is_banned(c: char) -> bool {
 /// A map that may be empty.
 ///
 /// # Errors
-/// It is too long.
+/// The field is too long.
 pub fn map(field: &str, map: &HashMap<String, String>) -> Result<(), Error> {
     let bytes = map.iter().map(|(key, value)| key.len().saturating_add(value.len()));
     let bytes = bytes.fold(0, usize::saturating_add);
@@ -98,7 +98,7 @@ pub fn map(field: &str, map: &HashMap<String, String>) -> Result<(), Error> {
 /// folder is for the caller to see.
 ///
 /// # Errors
-/// It is empty, too long, relative, or goes up.
+/// The path is empty, too long, relative, or has a `..`.
 pub fn path(field: &str, value: &str) -> Result<(), Error> {
     any_path(field, value)?;
     let goes_up = value.split('/').any(|part| part == ".." || part == ".");
@@ -111,7 +111,7 @@ pub fn path(field: &str, value: &str) -> Result<(), Error> {
 /// A path that has to be there, and may lead to nowhere.
 ///
 /// # Errors
-/// It is empty, or too long.
+/// The field is empty, or too long.
 pub fn any_path(field: &str, value: &str) -> Result<(), Error> {
     if value.is_empty() {
         return Err(Error::missing(field));
@@ -125,7 +125,7 @@ pub fn any_path(field: &str, value: &str) -> Result<(), Error> {
 /// A list that may be empty.
 ///
 /// # Errors
-/// It is too long.
+/// The field is too long.
 pub fn list(field: &str, len: usize, limit: usize) -> Result<(), Error> {
     if len > limit {
         let allowed = format!("at most {limit} entries");

@@ -11,7 +11,7 @@ const VARIABLE: &str = "BLOCKD_CSI_LOG";
 /// Begins to log. Once in a process.
 ///
 /// # Errors
-/// What is to be logged can't be read.
+/// The log filter cannot be parsed.
 pub fn start(format: LogFormat) -> Result<(), Error> {
     let wanted = std::env::var(VARIABLE).unwrap_or_else(|_| "info".to_owned());
     let filter =

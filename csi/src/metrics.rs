@@ -198,7 +198,7 @@ impl Metrics {
     /// Binds a port.
     ///
     /// # Errors
-    /// It can't be had.
+    /// The address cannot be bound.
     pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
         let bound = TcpListener::bind(address).await;
         bound.map_err(|error| Error::io(format_args!("serve metrics on {address}"), error))

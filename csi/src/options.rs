@@ -122,7 +122,7 @@ impl Options {
     /// The path of the endpoint.
     ///
     /// # Errors
-    /// It is no path of a Unix socket.
+    /// The text is not a path of a Unix socket.
     pub fn socket(&self) -> Result<PathBuf, Error> {
         let refused = || {
             let allowed = format!("unix:// and an absolute path of at most {MAX_SOCKET} bytes");

@@ -236,7 +236,7 @@ pub fn is_of_sidecars(key: &str) -> bool {
 /// The file system of that name; `None` for nothing.
 ///
 /// # Errors
-/// It is not supported. `field` is what the error names.
+/// The value is not supported. The error names `field`.
 pub fn file_system(field: &str, name: &str) -> Result<Option<FileSystem>, Error> {
     if name.is_empty() {
         return Ok(None);

@@ -35,7 +35,7 @@ const AROUND_IMAGE: Bytes = Bytes::constant(64 * 1_048_576);
 pub enum Usage {
     /// Applications map it.
     AppDirect,
-    /// It is read and written, and no sector of it tears.
+    /// The device is read and written in sectors that do not tear.
     FileIo,
 }
 
@@ -52,7 +52,7 @@ impl Usage {
     /// Reads a parameter.
     ///
     /// # Errors
-    /// It is something else. `field` is what the error names.
+    /// The value is invalid. The error names `field`.
     pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
         let known = [Self::AppDirect, Self::FileIo].into_iter().find(|one| one.name() == text);
         known.ok_or_else(|| Error::invalid(field, text, "AppDirect or FileIO"))
@@ -157,13 +157,13 @@ pub struct Plan {
     pub usage: Option<Usage>,
     /// `None`: as the daemon has it.
     pub erase_after: Option<bool>,
-    /// It holds an image that virtual machines see as a device of persistent memory.
+    /// Whether it holds an image that virtual machines see as a device of persistent memory.
     pub kata: bool,
     /// Whether virtual machines see a partition table.
     pub kata_partition: bool,
     /// Whether its size includes the overhead.
     pub semantics: v1::SizeSemantics,
-    /// It is a namespace of its own.
+    /// Whether the volume is a namespace of its own.
     pub is_direct: bool,
 }
 
@@ -281,7 +281,7 @@ pub fn step(pool: &v1::Pool) -> Bytes {
 /// A boolean, as Go's `strconv.ParseBool` reads it: what storage classes have always had.
 ///
 /// # Errors
-/// It is something else. `field` is what the error names.
+/// The value is invalid. The error names `field`.
 pub fn boolean(field: &str, text: &str) -> Result<bool, Error> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),

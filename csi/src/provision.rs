@@ -400,7 +400,7 @@ fn describe(settings: &v1::VolumeSettings) -> String {
 /// Makes a volume as large as is asked for, if it is not, and says what it is then.
 ///
 /// # Errors
-/// It can't be so large, or is larger than it may be.
+/// The volume cannot have this size, or exceeds its limit.
 pub async fn expand(
     plugin: &Plugin,
     volume: v1::Volume,

@@ -28,7 +28,7 @@ const RATIO_DIGITS: usize = 9;
 /// Kubernetes does. `field` is what the error names.
 ///
 /// # Errors
-/// It is no size, or more than 2^63 - 1 bytes.
+/// The text is not a size, or more than 2^63 - 1 bytes.
 pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
     parse(text).ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
 }
@@ -38,7 +38,7 @@ pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
 /// `field` is the subject of the error.
 ///
 /// # Errors
-/// It is no size, or more than 2^63 - 1 bytes.
+/// The text is not a size, or more than 2^63 - 1 bytes.
 pub fn of_object(field: &str, text: &str) -> Result<Bytes, Error> {
     let read = parse(text).or_else(|| parse_power(text));
     read.ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
@@ -137,7 +137,7 @@ impl Ratio {
     /// Reads a ratio. `field` is what the error names.
     ///
     /// # Errors
-    /// It is none, or below 1.
+    /// The text is not a ratio, or below 1.
     pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
         let refused = || Error::invalid(field, text, RATIO_FORM);
         if text.split_once('.').is_some_and(|(_, part)| part.len() > RATIO_DIGITS) {

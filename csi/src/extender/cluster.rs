@@ -151,7 +151,7 @@ impl Session {
 /// Returns a name as it can stand in a path of the API.
 ///
 /// # Errors
-/// It is not a name of Kubernetes.
+/// The name is not valid in Kubernetes.
 pub(super) fn segment<'a>(field: &str, name: &'a str) -> Result<&'a str, Error> {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_inner = |byte: u8| is_plain(byte) || byte == b'-' || byte == b'.';

@@ -67,7 +67,7 @@ pub(super) struct Extender {
 /// Binds a port.
 ///
 /// # Errors
-/// It can't be had.
+/// The address cannot be bound.
 pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     let bound = TcpListener::bind(address).await;
     bound.map_err(|error| Error::io(format_args!("listen on {address}"), error))

@@ -59,7 +59,7 @@ impl Divisor {
     /// Reads one. `field` is what the error names.
     ///
     /// # Errors
-    /// It is no such number.
+    /// The text is not such a number.
     pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
         let refused = || Error::invalid(field, text, DIVISOR_FORM);
         let (numerator, denominator) = quantity::decimal(text).ok_or_else(refused)?;

@@ -64,7 +64,7 @@ impl Image {
     /// holes.
     ///
     /// # Errors
-    /// It can't be written.
+    /// The file cannot be written.
     pub fn write(&self, file: &File) -> io::Result<()> {
         if file.metadata()?.len() != self.size {
             file.set_len(self.size)?;
@@ -81,7 +81,7 @@ impl Image {
     /// Reads the image from a file. The error says why the file is not an image.
     ///
     /// # Errors
-    /// It can't be read, or is no image of ours.
+    /// The file cannot be read, or is not an image of this driver.
     pub fn read(file: &File) -> io::Result<Self> {
         let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
         let size = file.metadata()?.len();

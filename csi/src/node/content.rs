@@ -23,7 +23,7 @@ pub enum Plan {
     Format(String),
     /// Mount this one, which is there.
     Mount(String),
-    /// It holds this, and is left alone.
+    /// The device has this content, and is left alone.
     Refuse(String),
 }
 

@@ -22,7 +22,7 @@ pub(super) enum Wrong {
     /// The process dies before, or in the middle where there is one.
     DiesBefore,
     DiesAfter,
-    /// It fails and has no effect, or half of one.
+    /// The step fails with no effect or half of it.
     FailsBefore,
     /// The step has its effect, and the caller receives no answer.
     FailsAfter,

@@ -90,7 +90,7 @@ pub fn wrong_node(device: &Device) -> Cause {
     Cause::failure(format!("the file at its target path is not block device {}", name(device)))
 }
 
-/// It is at this path, and not where it is staged: the next publication fails until then.
+/// The volume is at this path, and not where it is staged: the next publication fails until then.
 #[must_use]
 pub fn not_staged() -> Cause {
     Cause::warning("it was unmounted from its staging path")
@@ -123,7 +123,7 @@ pub fn errors(kind: &str, count: u64) -> Option<Cause> {
     (count > 0).then(|| Cause::failure(format!("{kind} has counted {count} errors")))
 }
 
-/// It answers with errors only.
+/// The file system returns only errors.
 #[must_use]
 pub fn shut_down(kind: &str) -> Cause {
     Cause::failure(format!("its {} was shut down: it answers with IO errors", shown(kind)))
@@ -163,7 +163,7 @@ pub fn silent(seconds: u64) -> Cause {
     Cause::failure(format!("its file system or device has not answered for {seconds} s"))
 }
 
-/// It was not looked at.
+/// The volume was not checked.
 #[must_use]
 pub fn crowded() -> Cause {
     Cause::unknown("not looked at, since too many other volumes do not answer")

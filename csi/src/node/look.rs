@@ -42,7 +42,7 @@ pub enum Shown {
 struct Found {
     volume: Volume,
     access: Access,
-    /// It is there, as the mount table and the daemon say.
+    /// The volume is at this path, by the mount table and the daemon.
     there: bool,
 }
 

@@ -21,9 +21,9 @@ const AT_ONCE: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
     Done(T),
-    /// It, or one before it, has been under way for so long.
+    /// This check, or an earlier one, has been running for this time.
     Silent(Duration),
-    /// It was not begun: too many others do not come back.
+    /// The check was not started: too many others do not return.
     Crowded,
 }
 

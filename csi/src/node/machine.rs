@@ -42,7 +42,7 @@ pub fn mounts() -> Result<Table> {
 /// Mounts a file system.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn mount_device(it: &Mount<'_>) -> Result<Mounted> {
     let Mount { device, file_system, path, options } = it;
     tracing::debug!(device = %device.path.display(), path = %path.display(), file_system, "mount");
@@ -68,7 +68,7 @@ pub fn mount_device(it: &Mount<'_>) -> Result<Mounted> {
 /// Shows what is at one path at another.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn bind(from: &Path, to: &Path) -> Result<()> {
     tracing::debug!(from = %from.display(), to = %to.display(), "bind");
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
@@ -78,7 +78,7 @@ pub fn bind(from: &Path, to: &Path) -> Result<()> {
 /// Makes a mount read-only and leaves its other flags.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn make_read_only(path: &Path) -> Result<()> {
     tracing::debug!(path = %path.display(), "make read-only");
     let failed =
@@ -137,7 +137,7 @@ pub fn kind(path: &Path) -> Result<Option<Kind>> {
 /// Makes a folder.
 ///
 /// # Errors
-/// What the kernel says; a folder that is there is fine.
+/// The kernel's error; an existing folder is no error.
 pub fn make_folder(path: &Path) -> Result<()> {
     tracing::debug!(path = %path.display(), "make folder");
     made(path, DirBuilder::new().mode(0o750).create(path))
@@ -146,7 +146,7 @@ pub fn make_folder(path: &Path) -> Result<()> {
 /// Makes an empty file.
 ///
 /// # Errors
-/// What the kernel says; a file that is there is fine.
+/// The kernel's error; an existing file is no error.
 pub fn make_file(path: &Path) -> Result<()> {
     tracing::debug!(path = %path.display(), "make file");
     let mut options = OpenOptions::new();
@@ -352,7 +352,7 @@ pub fn grow(device: &Device, file_system: &str, path: &Path) -> Result<()> {
 /// Bytes and inodes of what is mounted at a path.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn usage(path: &Path) -> Result<(Usage, Usage)> {
     let failed = |errno: Errno| Error::io(format!("usage of {}", path.display()), errno.into());
     let stat = statvfs(path).map_err(failed)?;

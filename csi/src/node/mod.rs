@@ -82,7 +82,7 @@ impl Service {
     /// For this plugin.
     ///
     /// # Errors
-    /// What is remembered can't be read.
+    /// The records cannot be read.
     pub fn open(plugin: Arc<Plugin>) -> Result<Self, Error> {
         let world = Arc::new(Real::open(Arc::clone(&plugin))?);
         let service = Self { plugin, world, looks: Looks::default() };

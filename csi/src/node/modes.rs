@@ -81,9 +81,9 @@ pub mod named {
 /// The decision on a publication beside the existing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is there already.
+    /// The same publication exists already.
     Repeat,
-    /// It comes to the others.
+    /// The publication is added to the others.
     New,
     /// Its path is taken by one of another kind: `ALREADY_EXISTS`.
     Different,

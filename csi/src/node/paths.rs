@@ -13,9 +13,9 @@ pub const LONGEST_BYTES: usize = 4095;
 /// Why a path is not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is not of the form: what would be.
+    /// The path has the wrong form; the accepted one.
     Form(&'static str),
-    /// It does not lie in kubelet's folder, which is this.
+    /// The path is not below the kubelet's folder, which is this.
     Outside(PathBuf),
     /// A link lies on its way.
     Link,

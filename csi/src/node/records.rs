@@ -33,7 +33,7 @@ pub struct Stage {
     pub options: u64,
     /// Its folder was made here, and so goes with it.
     pub made_folder: bool,
-    /// It was mounted to be read only. Not known of what an older version has staged.
+    /// Whether it was mounted read-only. Unknown for volumes that an older version staged.
     #[serde(default)]
     pub read_only: Option<bool>,
 }
@@ -52,17 +52,17 @@ pub struct Record {
     /// As CSI calls it.
     pub volume: String,
     pub place: Place,
-    /// It lives as long as it is published.
+    /// Whether this is an inline volume, which lives as long as it is published.
     pub ephemeral: bool,
     /// An ephemeral volume was published at least once: it may hold data.
     #[serde(default)]
     pub complete: bool,
-    /// It was empty, and a file system is being made on it: its content is not user data.
+    /// Whether mkfs is in progress on a device that was empty: its content is not user data.
     pub formatting: bool,
-    /// It holds an image for virtual machines, and what is shown is in there.
+    /// Whether it holds an image for virtual machines, which has the published file system.
     #[serde(default)]
     pub kata: bool,
-    /// It was empty, and the file system around the image is being made.
+    /// Whether mkfs of the file system around the image is in progress on a device that was empty.
     #[serde(default)]
     pub kata_formatting: bool,
     #[serde(default)]

@@ -31,7 +31,7 @@ const INLINE: &str = "size, class, fsType, usage, eraseAfter, kataContainers or 
 /// An id of a volume.
 ///
 /// # Errors
-/// It is missing or too long.
+/// The field is missing or too long.
 pub fn id(id: &str) -> Result<()> {
     limits::required("volume_id", id)
 }
@@ -39,7 +39,7 @@ pub fn id(id: &str) -> Result<()> {
 /// A path that is below kubelet's folder, as the mount table has it.
 ///
 /// # Errors
-/// It is missing, or leads elsewhere.
+/// The path is missing, or leads elsewhere.
 pub fn path(plugin: &Plugin, field: &str, path: &str) -> Result<PathBuf> {
     limits::path(field, path)?;
     let kubelet = &plugin.settings.kubelet_dir;
@@ -83,7 +83,7 @@ pub fn place(plugin: &Plugin, id: &str) -> Option<Place> {
 /// The capability of a stage or publication.
 ///
 /// # Errors
-/// It is missing, malformed, or not supported.
+/// The capability is missing, malformed, or not supported.
 pub fn capability(wire: Option<&crate::proto::VolumeCapability>) -> Result<Capability> {
     let parsed = Capability::parse("volume_capability", wire);
     parsed.map_err(crate::capability::Refusal::exceeds)

@@ -30,7 +30,7 @@ struct State {
     volumes: BTreeMap<(String, String), v1::Volume>,
     next_id: u32,
     calls: u32,
-    /// It dies with this call, and whether that is done before.
+    /// The call with which the daemon dies, and whether the call takes effect before.
     dies_at: Option<(u32, bool)>,
     is_dead: bool,
     delay: Duration,
@@ -40,7 +40,7 @@ struct State {
     causes: BTreeMap<(String, String), Vec<v1::Cause>>,
     /// Pools that failed.
     failed: BTreeSet<String>,
-    /// It knows nothing of health.
+    /// Whether it is an old daemon without health.
     is_old: bool,
     script: Option<Script>,
     streams: Arc<Streams>,
