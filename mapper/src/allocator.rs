@@ -21,7 +21,7 @@ pub struct BadRegion {
     pub count: u64,
 }
 
-/// Free and used extents of a pool. Whoever shares it locks it.
+/// Free and used extents of a pool. Threads that share it use a lock.
 #[derive(Debug, Default)]
 pub struct Allocator {
     /// In the order of their extents, not overlapping. A pool has one per device and growth.
@@ -222,8 +222,8 @@ impl Region {
     }
 }
 
-/// Bits with a tree of "this word is all ones" above them. What pads the last word of a level is
-/// set, so that it is never found.
+/// Bits with a tree of "this word is all ones" above them. The padding bits of the last word of a
+/// level are set, so that they are never found.
 #[derive(Debug)]
 struct BitTree {
     /// The bits first, then each level above; the last has one word.

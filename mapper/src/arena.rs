@@ -16,7 +16,7 @@ use crate::units::LeafId;
 /// Leaves that are made at once: 2 MiB of memory.
 pub const LEAVES_PER_BLOCK: u32 = if cfg!(loom) { 2 } else { 512 };
 
-/// What the pool knows of a leaf besides its entries: one cache line.
+/// The pool's state of a leaf besides its entries: one cache line.
 #[derive(Debug, Default)]
 #[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
 #[repr(C, align(64))]
@@ -67,7 +67,7 @@ pub struct Arena {
     blocks: Box<[OnceLock<Block>]>,
     /// First leaf of the free list, which runs through [`LeafMeta`] so that it needs no memory.
     free: Mutex<u32>,
-    /// Length of the free list, for those who only want to know.
+    /// Length of the free list, for information.
     free_count: AtomicU32,
     /// Blocks made; held while one is added.
     made: Mutex<u32>,
@@ -115,7 +115,7 @@ impl Arena {
         &block.leaves[index]
     }
 
-    /// What is known of the leaf with this id. Panics as [`Arena::leaf`] does.
+    /// Returns the state of the leaf with this id. Panics as [`Arena::leaf`] does.
     #[must_use]
     #[inline]
     pub fn meta(&self, id: LeafId) -> &LeafMeta {
@@ -162,7 +162,8 @@ impl Arena {
         *self.made.lock() * LEAVES_PER_BLOCK
     }
 
-    /// Makes blocks of leaves until so many are free. Allocates: not for the path of a request.
+    /// Makes blocks of leaves until `at_least_free` are free. Allocates: not for the path of a
+    /// request.
     pub fn refill(&self, at_least_free: u32) -> Result<(), ArenaFull> {
         let mut made = self.made.lock();
         while self.free_count() < at_least_free {

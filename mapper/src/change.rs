@@ -56,7 +56,7 @@ pub(crate) struct Site<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) volume: &'a Volume,
     pub(crate) directory: &'a Directory,
-    /// The ring slot of whoever makes the change; a record's room was reserved there.
+    /// The ring slot of the thread that makes the change; room for a record was reserved there.
     pub(crate) ring_slot: usize,
 }
 
@@ -68,8 +68,8 @@ impl Site<'_> {
             .map_or(Mapping::UNMAPPED, |leaf| self.pool.arena.leaf(leaf).load(extent.entry()))
     }
 
-    /// Whether nobody else refers to an extent mapped by this volume (R10: a dropped reference
-    /// counts until it is durable and drained).
+    /// Whether only this volume refers to an extent that it maps (R10: a dropped reference counts
+    /// until it is durable and drained).
     pub(crate) fn is_exclusive(&self, extent: ExtentIndex, physical: PhysicalExtent) -> bool {
         self.directory.load(extent.slot()).is_some_and(|leaf| {
             self.pool.arena.meta(leaf).references.load(Ordering::Acquire) == 1
@@ -98,8 +98,8 @@ impl Site<'_> {
         self.show(id, lsn, extent, old, new);
     }
 
-    /// Changes one entry as part of a structure change, whose record says it all. Returns what it
-    /// let go of.
+    /// Changes one entry as part of a structure change, whose record describes the whole change.
+    /// Returns the dropped reference.
     pub(crate) fn set_unrecorded(
         &self,
         spares: &mut Spares,
@@ -117,7 +117,7 @@ impl Site<'_> {
         let meta = self.pool.arena.meta(id);
         let leaf = self.pool.arena.leaf(id);
         let entry = extent.entry();
-        // Before the entry: who sees the change must not take its LSN for durable (R7).
+        // Before the entry: a thread that sees the change must not take its LSN for durable (R7).
         meta.last_lsn.fetch_max(lsn.0, Ordering::AcqRel);
         if old.physical == new.physical && old.valid & !new.valid == 0 {
             leaf.grow(entry, new.valid);
@@ -173,8 +173,8 @@ impl Site<'_> {
         }
     }
 
-    /// What the change lets go of. The engine drops the reference once that is durable and
-    /// drained (R4, R10).
+    /// Returns the reference that the change drops. The engine drops the reference once that is
+    /// durable and drained (R4, R10).
     fn dropped(&self, old: Mapping, new: Mapping) -> Dropped {
         let Some(physical) = old.physical else { return Dropped::Nothing };
         if new.physical == Some(physical) {
@@ -273,8 +273,8 @@ impl Site<'_> {
             new.last_lsn.load(Ordering::Relaxed) >= old.last_lsn.load(Ordering::Relaxed),
             "a leaf that stops being shared keeps its last LSN",
         );
-        // Lookups of this volume may still be on the shared leaf: whoever is left alone with it
-        // must not change it before they have ended.
+        // Lookups of this volume may still be on the shared leaf: its last owner must not change it
+        // before they have ended.
         self.drop_leaf(shared, slot);
         own
     }

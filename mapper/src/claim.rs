@@ -1,4 +1,4 @@
-//! Who may write to a pool on storage that several hosts reach: the rules of the claim page.
+//! The rules of the claim page, which decide which host may write to a pool on shared storage.
 //!
 //! A [`Claimant`] does no IO and reads no clock. It is polled for the next [`Action`] and gets the
 //! results. First it is an opener, which ends as owner or refused; then it renews its claim until
@@ -47,7 +47,7 @@ impl ClaimTiming {
     pub const LEAST_WAIT_NS: u64 = 2_000_000_000;
 }
 
-/// What a claimant is to do next.
+/// The next step of a claimant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Read the page past all caches; then [`Claimant::read`].
@@ -57,22 +57,22 @@ pub enum Action {
     Write(Claim),
     /// Nothing to do before this time.
     Wait(u64),
-    /// It has come to its end.
+    /// The claimant has finished.
     End,
 }
 
 /// How far a claimant is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// It may not touch the pool yet.
+    /// The claimant may not access the pool yet.
     Opening,
-    /// It may read the pool, and write until [`Claimant::writes_until`].
+    /// The claimant may read the pool, and write until [`Claimant::writes_until`].
     Owner,
     /// Another open has the pool, or takes it.
     Refused(ClaimPage),
     /// Another open has taken the pool.
     Lost(ClaimPage),
-    /// It has given the pool up.
+    /// The claimant has released the pool.
     Released,
 }
 
@@ -152,7 +152,7 @@ pub struct Claimant {
     own: Claim,
     timing: ClaimTiming,
     stage: Stage,
-    /// It has owned, or written its claim where no wait was needed.
+    /// Whether it has owned the pool, or written its claim where no wait was needed.
     is_owner: bool,
     hold_until: u64,
     writes_until: u64,
@@ -215,7 +215,7 @@ impl Claimant {
         self.submit_by
     }
 
-    /// What is to be done next.
+    /// Returns the next step.
     pub fn poll(&mut self, now: u64) -> Action {
         if let Stage::Own { next } = self.stage
             && now >= next
@@ -379,8 +379,8 @@ impl Claimant {
         }
     }
 
-    /// A read or write of an owner has failed: tries again. What was written may be there or not,
-    /// and both are its own.
+    /// Retries after a failed read or write of an owner. The write may have landed or not; both
+    /// states are the owner's own.
     pub fn failed(&mut self, now: u64) {
         match self.stage {
             Stage::Own { .. } | Stage::Renew { .. } => {

@@ -25,11 +25,11 @@ pub struct NewDevice {
     pub size: u64,
     /// Its logical block in bytes.
     pub block_size: u32,
-    /// What kind of storage it is; the number means something to the caller only.
+    /// The kind of storage; only the caller interprets the number.
     pub class: u8,
 }
 
-/// What a new pool is made of.
+/// The parameters of a new pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreateOptions {
     /// Random identity of the pool.

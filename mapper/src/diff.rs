@@ -1,11 +1,12 @@
-//! What a volume holds beside another of its family, range by range.
+//! Differences between two volumes of a family, range by range.
 //!
 //! Nothing is tracked for this: volumes of a family share leaves at the same slot, and extents at
-//! the same place, for as long as neither has changed there. So whoever refers to the same leaf
-//! holds the same in all of it; and where both refer to the same extent, a sub-block that is valid
-//! in both is the same one, since a shared extent is never written in place (R10). What is called
-//! the same is the same. The other way round, data may be equal: what was written again with equal
-//! bytes, and the rest of an extent that was copied because a part of it was written.
+//! the same place, for as long as neither has changed there. So volumes that refer to the same leaf
+//! have the same content in all of it; and where both refer to the same extent, a sub-block that is
+//! valid in both is the same one, since a shared extent is never written in place (R10). A range
+//! reported as the same is the same. The reverse does not hold: a range reported as changed may
+//! have equal data, if it was written again with equal bytes, or copied with an extent of which
+//! another part was written.
 
 use crate::directory::Directory;
 use crate::error::MapperError;
@@ -17,17 +18,17 @@ use crate::sync::Ordering;
 use crate::units::{LeafId, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
-/// What comparing two leaves entry by entry costs, beside looking at a slot.
+/// The cost of comparing two leaves entry by entry, in slots.
 const LEAF_WORK: u64 = 64;
 
 /// How a range of a volume compares with the base.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RangeState {
-    /// It reads as it does in the base.
+    /// The range reads as in the base.
     Same,
-    /// It was written since, and has to be read. Without a base: it has data.
+    /// The range was written since, and has to be read. Without a base: it has data.
     Data,
-    /// It reads as zeroes, and did not in the base. Without a base: it has no data.
+    /// The range reads as zeroes, and did not in the base. Without a base: it has no data.
     Zero,
 }
 
@@ -38,11 +39,11 @@ pub struct DiffRange {
     pub offset: u64,
     /// Bytes, at least one.
     pub len: u64,
-    /// What it holds.
+    /// The state of the range.
     pub state: RangeState,
 }
 
-/// What is asked of [`Engine::diff`](crate::engine::Engine::diff).
+/// A request to [`Engine::diff`](crate::engine::Engine::diff).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiffRequest {
     /// The volume or snapshot whose content is wanted.
@@ -66,7 +67,7 @@ pub struct DiffPart {
     pub ranges: Vec<DiffRange>,
     /// Where to go on; none when all is said.
     pub next: Option<u64>,
-    /// Bytes of the volume. Whoever applies the difference gives its copy this size.
+    /// Bytes of the volume, to which a copy is resized when the difference is applied.
     pub size: u64,
 }
 
@@ -158,7 +159,8 @@ impl Comparison<'_> {
     }
 }
 
-/// What a sub-block holds, beside what it held, and how many from it on hold the same.
+/// Compares a sub-block with its old state. Returns the result, and the number of sub-blocks from
+/// it on with the same one.
 fn run_of(new: Mapping, old: Option<Mapping>, bit: u64) -> (RangeState, u64) {
     let same = old.map_or(0, |old| {
         let kept = if old.physical == new.physical { new.valid & old.valid } else { 0 };

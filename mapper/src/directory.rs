@@ -60,8 +60,8 @@ impl Directory {
     pub fn mark_dirty(&self, slot: SlotIndex) -> bool {
         let bit = 1 << (slot.0 % SLOTS_PER_WORD);
         self.dirty.get((slot.0 / SLOTS_PER_WORD) as usize).is_some_and(|word| {
-            // Never a look first and a write only if needed: the look could see a mark that is
-            // being taken by somebody who doesn't see the change yet.
+            // Always writes, without a check before: the check could see a mark that another thread
+            // is taking without having seen the change.
             word.fetch_or(bit, Ordering::AcqRel) & bit == 0
         })
     }
@@ -87,7 +87,7 @@ impl Directory {
         if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) }
     }
 
-    /// Copies slots and marks to a directory that nobody else uses yet, as far as it reaches.
+    /// Copies slots and marks to a directory that is not shared yet, up to its length.
     pub fn copy_to(&self, other: &Self) {
         // Zeroes are not written: both sides may be memory that nothing has touched.
         for (from, to) in self.slots.iter().zip(&other.slots) {
@@ -190,7 +190,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// A change is in the hands of whoever took its mark, or still marked.
+    /// A change was taken with its mark, or is still marked.
     fn no_change_is_lost(mark: fn(&Directory)) {
         loom::model(move || {
             let directory = Arc::new(Directory::new(1).unwrap());

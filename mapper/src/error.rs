@@ -11,9 +11,9 @@ pub enum MapperError {
     Invalid {
         /// The argument's name.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: u64,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: &'static str,
     },
     /// A volume name breaks a rule. Nothing was changed.
@@ -60,7 +60,7 @@ pub enum MapperError {
     /// A group of snapshots names the same volume or the same name twice. Nothing was changed.
     #[error("the group has {what} {which} twice")]
     GroupTwice {
-        /// What is there twice: a volume or a name.
+        /// The duplicate object: a volume or a name.
         what: &'static str,
         /// Which one.
         which: String,
@@ -107,7 +107,7 @@ pub enum MapperError {
     /// A limit of the mapper is reached.
     #[error("{what}: the limit is {limit}")]
     Limit {
-        /// What ran out.
+        /// The exhausted resource.
         what: &'static str,
         /// How many there may be.
         limit: u64,
@@ -128,7 +128,7 @@ pub enum MapperError {
     Device {
         /// The caller's name for it, or the UUID of one that is missing.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The pool uses features that this build may only read.
@@ -146,7 +146,7 @@ pub enum MapperError {
     /// An IO of the mapper itself failed. Final until the pool is opened again (R8).
     #[error("{operation} on device {device} failed: {error}")]
     Io {
-        /// What was being done.
+        /// The failed operation.
         operation: &'static str,
         /// The caller's index of the device.
         device: u8,

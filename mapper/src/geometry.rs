@@ -26,7 +26,7 @@ pub const MAX_PHYSICAL_EXTENTS: u64 = 1 << 40;
 pub const DEVICE_SHIFT: u32 = 36;
 /// Smallest and largest extent, in bytes.
 pub const EXTENT_SIZE_RANGE: std::ops::RangeInclusive<u32> = (64 << 10)..=(1 << 20);
-/// The extent size a pool gets when nobody says otherwise, in bytes.
+/// The default extent size of a pool, in bytes.
 pub const DEFAULT_EXTENT_SIZE: u32 = 256 << 10;
 /// Smallest logical block, in bytes.
 pub const MIN_BLOCK_SIZE: u32 = 512;

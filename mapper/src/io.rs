@@ -1,4 +1,4 @@
-//! What the mapper asks of the caller's IO: commands that own their memory.
+//! Commands of the mapper to the caller's IO; they own their memory.
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -109,7 +109,7 @@ pub struct IoCommand {
     pub id: u64,
     /// The caller's index of the device.
     pub device: DeviceIndex,
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
 }
 
@@ -131,7 +131,7 @@ pub enum IoOp {
     Write {
         /// First byte, a multiple of 4096.
         offset: u64,
-        /// What.
+        /// The data to write.
         buffer: IoBuffer,
         /// Durable when it completes.
         fua: bool,

@@ -48,7 +48,7 @@ pub struct IoEpochs {
 }
 
 impl IoEpochs {
-    /// Epoch 0 with nobody inside.
+    /// Creates epoch 0 without participants.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl IoEpochs {
         self.epoch.0.load(Ordering::Acquire)
     }
 
-    /// Advances the epoch if nobody is inside under the one before the present. Engine only.
+    /// Advances the epoch if no participant is left in the one before the present. Engine only.
     pub fn try_advance(&self) -> bool {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -7,17 +7,17 @@
 //! # What a reader can see
 //!
 //! [`Leaf::load`] reads word 0, word 1 and word 0 again and starts over if word 0 changed. Every
-//! store is a release and the first two loads are acquires, so whoever sees a store also sees all
-//! that its writer stored before. A reader gets exactly the old or exactly the new mapping of each
-//! change. Case by case:
+//! store is a release and the first two loads are acquires, so a thread that sees a store also sees
+//! all earlier stores of its writer. A reader gets exactly the old or exactly the new mapping of
+//! each change. Case by case:
 //!
 //! * *Bits grow, same extent* ([`Leaf::grow`]): one store of word 1. Old or new bits.
 //! * *Other bits, same extent* (a discard of part of it): one store of word 1, then the counter.
 //!   Old or new bits, and both were right at some time during the read.
-//! * *Unmapped to mapped*: word 1, then word 0. Before the second store the entry is unmapped,
-//!   whose bits nobody looks at. Whoever sees the new word 0 sees the new bits.
-//! * *Mapped to unmapped*: word 0, then word 1. Whoever pairs the old word 0 with the cleared bits
-//!   finds word 0 changed when reading it again.
+//! * *Unmapped to mapped*: word 1, then word 0. Before the second store the entry is unmapped, so
+//!   that its bits are not read. A reader that sees the new word 0 sees the new bits.
+//! * *Mapped to unmapped*: word 0, then word 1. A reader that pairs the old word 0 with the cleared
+//!   bits finds word 0 changed when reading it again.
 //! * *Mapped to another extent* (a copied extent is published, a rollback): word 0 becomes `BUSY`,
 //!   then word 1, then word 0. With two stores in either order, some reader would pair one extent
 //!   with the bits of the other and read sub-blocks there that hold another volume's data. A
@@ -111,7 +111,7 @@ impl Leaf {
         entry.word.store(word, Ordering::Release);
     }
 
-    /// Takes over every mapping of another leaf. The caller holds the stripe of both, and nobody
+    /// Takes over every mapping of another leaf. The caller holds the stripe of both, and no thread
     /// reads `self` yet.
     pub fn copy_from(&self, other: &Self) {
         for index in 0..LEAF_ENTRIES {

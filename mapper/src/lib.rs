@@ -1,9 +1,7 @@
-//! The thin extent mapper of blockd: maps volumes onto a pool's extents, allocates on first
-//! write, survives power loss and the death of its process.
-//!
-//! It does no IO, reads no clock, spawns no thread and draws no random number. Requests, IO
-//! results and time come in; IO commands and answers go out. One object so serves every front-end,
-//! the simulator and the fuzzers.
+//! The thin extent mapper of blockd: maps volumes onto a pool's extents, allocates on first write,
+//! survives power loss and the death of its process. The mapper does no IO, reads no clock, spawns
+//! no thread and draws no random number. Requests, IO results and time come in; IO commands and
+//! answers go out. One implementation thus serves every front-end, the simulator and the fuzzers.
 //!
 //! (Under loom only the parts are built whose interleavings it explores.)
 //!

@@ -22,7 +22,7 @@ macro_rules! mutations {
                 match self { $(Self::$name => $rule,)* }
             }
 
-            /// What is taken away.
+            /// Describes the removed rule.
             #[must_use]
             pub const fn what(self) -> &'static str {
                 match self { $(Self::$name => $what,)* }
@@ -40,7 +40,8 @@ mutations! {
     ShortFlushDuringCommit "R3" "the short flush is taken while a commit is on its way";
     ReuseAtOnce "R4" "a dropped extent is free at once";
     ReuseAtCapture "R4" "a dropped extent is free once its drop is captured";
-    ReleaseUndurable "R4" "extents of a deleted or rolled-back volume are free before that is durable";
+    ReleaseUndurable "R4" "extents of a deleted or rolled-back volume are free before that is \
+                           durable";
     DrainOneEpoch "R4" "a dropped extent is drained after one advance of the epoch";
     ReuseUndrained "R4" "a dropped extent is free while older IO may still use it";
     ClearBitsRead "R5a" "clear bits are read from the media";
@@ -69,7 +70,7 @@ mutations! {
     RingEmptiedAtReplay "R13" "the ring is emptied when it has been replayed";
     ReplayedIsDurable "R13" "replayed records are taken for durable";
     NoStamp "R14" "any ring is accepted, whatever its open id";
-    NextNotWritten "R14" "the ring is not told the next open id before the superblock";
+    NextNotWritten "R14" "the next open id is not written to the ring before the superblock";
     NoRestamp "R14" "a ring that is accepted by its next open id is not restamped";
     EpochLate "R15" "log blocks of a new epoch are written before its superblock";
     GroupInPieces "R6" "a group of snapshots has a record for each of them";
@@ -85,14 +86,14 @@ mutations! {
     PagesInPlace "R17c" "pages that the present superblock refers to are written over";
     NoIdleCheckpoint "R17d" "no checkpoint is taken when no LSN was assigned since the last";
     ShrinkWholeExtents "R18" "a shrink drops whole extents only";
-    DiffTrustsShared "diff" "a leaf that anybody shares is taken for the same in both";
+    DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
 
 /// Defines the situations that are counted.
 macro_rules! situations {
     ($($name:ident $what:literal;)*) => {
-        /// Something inside the mapper that tests want to have met.
+        /// A situation inside the mapper that tests have to cover.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Situation {
@@ -103,7 +104,7 @@ macro_rules! situations {
             /// Every situation there is.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// What happened.
+            /// Describes the situation.
             #[must_use]
             pub const fn what(self) -> &'static str {
                 match self { $(Self::$name => $what,)* }
@@ -118,13 +119,13 @@ situations! {
     LeafEmptied "a leaf without entries was dropped";
     SlotDropped "a whole slot was discarded with one record";
     CommitWrapped "a commit went around the log's end";
-    LogFull "a commit could not take all changes for want of room in the log";
+    LogFull "a commit could not take all changes for lack of room in the log";
     ReservesTaken "idle reserves of other volumes served one that waited";
     RecoveredFreed "extents that only replay had seen became free";
     PagesShrunk "metadata extents were given back to the pool";
     EmptiedUnderWrite "the last write over a discarded extent unmapped it";
     CopyCancelled "all bits of a copy were cancelled";
-    Passdown "freed extents were told to the media";
+    Passdown "freed extents were passed down to the media";
 }
 
 #[cfg(feature = "mutations")]

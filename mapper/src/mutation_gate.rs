@@ -1,9 +1,10 @@
-//! The mutation gate: what the engine may take as complete, and how it gets everybody out.
+//! The mutation gate: which changes the engine may take as complete, and how it waits for all
+//! threads to leave.
 //!
 //! Every mapping change happens between [`MutationGate::enter`] and the drop of the guard,
 //! including the publication of its record. A thread that enters leaves a marker: no LSN that it
-//! will take is below it. The engine computes a cut from the markers without stopping anybody, or
-//! closes the gate for microseconds.
+//! will take is below it. The engine computes a cut from the markers without stopping any thread,
+//! or closes the gate for microseconds.
 //!
 //! # Why a cut holds
 //!
@@ -75,8 +76,8 @@ impl MutationGate {
         Lsn(self.next_lsn.0.load(Ordering::Acquire) - 1)
     }
 
-    /// An LSN up to which every assigned one is published: its guard is dropped. Stops nobody.
-    /// While nobody is inside, it is the last assigned one.
+    /// An LSN up to which every assigned one is published: its guard is dropped. Blocks no thread.
+    /// While no thread is inside, it is the last assigned LSN.
     #[must_use]
     pub fn cut(&self) -> Lsn {
         let last = self.last_assigned().0;
@@ -86,7 +87,7 @@ impl MutationGate {
         Lsn(markers.fold(last, |cut, marker| cut.min(marker - 1)))
     }
 
-    /// Closes the gate and waits until nobody is inside. Engine only, and not from inside.
+    /// Closes the gate and waits until no thread is inside. Engine only, and not from inside.
     ///
     /// # Panics
     ///
@@ -142,7 +143,8 @@ impl Drop for MutationGuard<'_> {
     }
 }
 
-/// The gate while it is closed: nobody is inside, and nobody gets in. Dropping it opens the gate.
+/// The gate while it is closed: no thread is inside, and none can enter. Dropping it opens the
+/// gate.
 #[derive(Debug)]
 #[must_use = "the gate is closed while this lives"]
 pub struct ClosedGate<'a> {

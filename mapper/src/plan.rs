@@ -1,10 +1,10 @@
-//! What a request needs from the media, in arrays that the caller owns and uses again.
+//! Plans: the media operations of a request, in arrays that the caller owns and reuses.
 
 use crate::error::MapperError;
 use crate::geometry::MAX_DEVICES;
 use crate::units::{DeviceIndex, ExtentIndex, VolumeId};
 
-/// What the caller does next with a request.
+/// The caller's next step with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Do the operations of the plan, stage 0 before stage 1, then call `complete`. The plan
@@ -24,7 +24,7 @@ pub enum Step {
     Park(ParkReason),
 }
 
-/// What the caller does after the IO of a request.
+/// The caller's step after the IO of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// Answer the client now.
@@ -64,7 +64,7 @@ pub struct CommitTicket {
 /// One operation on the media, or on the client's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlanOp {
-    /// What to do.
+    /// The kind of operation.
     pub kind: OpKind,
     /// Operations of stage 1 start when all of stage 0 have ended well.
     pub stage: u8,
@@ -76,8 +76,8 @@ pub struct PlanOp {
     pub len: u64,
     /// Where the bytes are in the request's buffer, for reads and writes.
     pub buffer_offset: u64,
-    /// Of what is written: no map shows what lies there, neither the present one nor one that a
-    /// crash could bring back. However it is cut short, nobody sees half of it.
+    /// For writes: no map shows the target, neither the present one nor one that a crash could
+    /// bring back. So an interrupted write is never visible in part.
     pub unseen: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct SlowPiece {
     pub(crate) token: u64,
 }
 
-/// What an armed plan has to undo or finish.
+/// The steps that an armed plan has to undo or finish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlanKind {
     /// Nothing is in flight.
@@ -136,7 +136,7 @@ pub struct Plan {
     pub(crate) volume: VolumeId,
     /// A FUA write that a commit has to make durable.
     pub(crate) fua_commit: bool,
-    /// It is not slowed down any more, however full the pool is.
+    /// Whether the request is exempt from throttling, however full the pool is.
     pub(crate) hurried: bool,
     /// Completed writes per device when a flush was sent.
     pub(crate) flushed: [u64; MAX_DEVICES],

@@ -1,4 +1,4 @@
-//! What workers and the engine share of an open pool.
+//! The state of an open pool that workers and the engine share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Order
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
-/// Most workers of a pool: a bit each in a word tells who waits, and the engine has the last.
+/// Limit of workers of a pool: each has a bit in a word of waiters, and the engine has the last
+/// one.
 pub const MAX_WORKERS: usize = 63;
 
 /// Settings of an open pool that its format doesn't fix.
@@ -41,7 +42,7 @@ pub struct Tuning {
     pub spare_leaves: u32,
     /// Leaves at the most. The default is for 64 TiB fully mapped at the default extent.
     pub max_leaves: u32,
-    /// Tell the media of freed extents.
+    /// Whether freed extents are passed down to the media.
     pub passdown: bool,
     /// An error of a write-through on these devices is of that write alone. Where there is a page
     /// cache above them it may be of an earlier one, which is lost with it: then writes are made
@@ -86,7 +87,7 @@ impl Default for Tuning {
 pub struct Space {
     /// Whole extents of all devices.
     pub total: u64,
-    /// Extents nobody has: new grants come from here.
+    /// Extents without an owner: new grants come from here.
     pub free: u64,
     /// Granted to volumes and not used yet.
     pub reserved: u64,
@@ -133,7 +134,7 @@ pub struct Pool {
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
     pub(crate) read_only: bool,
-    /// Who takes an extent needs an allowance for it.
+    /// Whether taking an extent needs an allowance.
     pub(crate) slows_down: AtomicBool,
     /// The last place in the order of volumes that wait for space.
     pub(crate) waiting_order: AtomicU64,
@@ -141,7 +142,7 @@ pub struct Pool {
     pub(crate) quantum: AtomicU64,
     /// Times that extents were granted to a volume.
     pub(crate) grants: AtomicU64,
-    /// Requests are served: a failure is told to clients by errors.
+    /// Whether requests are served: then clients learn of a failure by errors.
     pub(crate) serving: AtomicBool,
     failed: AtomicBool,
     failure: Mutex<Option<MapperError>>,
@@ -158,7 +159,7 @@ pub(crate) struct Progress {
     pub(crate) finished: AtomicU64,
 }
 
-/// Who wants what.
+/// Wake-up state of workers and the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
     /// Rises whenever a parked request may now succeed.
@@ -189,7 +190,7 @@ pub(crate) struct PagePromises {
     /// A checkpoint waits for slow writes in flight on dirty slots, which have no promise and
     /// would dirty their slots once more: no more of them are let in.
     pub(crate) strict: AtomicBool,
-    /// Somebody parked for want of a page since the last checkpoint began.
+    /// Whether a change parked for lack of a page since the last checkpoint began.
     pub(crate) wanted: AtomicBool,
 }
 
@@ -208,7 +209,7 @@ pub(crate) struct FreeSpace {
     pub(crate) devices: Vec<Allocator>,
     /// Where the next search starts.
     cursor: usize,
-    /// Something was given back that nobody had.
+    /// Whether an extent without an owner was freed.
     pub(crate) freed_twice: bool,
 }
 
@@ -393,14 +394,14 @@ impl Pool {
     }
 
     /// Stops the pool for good. The ring is poisoned first: after a failed flush the device may
-    /// have lost data that the ring calls valid (R8). While the pool is being opened, only a
-    /// failed flush does that, and nobody has been told.
+    /// have lost data that the ring calls valid (R8). While the pool is being opened, only a failed
+    /// flush does that, and no client has received an error.
     pub(crate) fn fail(&self, error: MapperError) {
         let flush = matches!(error, MapperError::Io { operation: "flush", .. });
         match self.serving.load(Ordering::SeqCst) {
             _ if active(Mutation::RingAfterFailure) => {}
             true => self.ring.poison(),
-            false if flush => self.ring.poison_unheard(),
+            false if flush => self.ring.poison_unreported(),
             false => {}
         }
         // A pool that is closing has stopped already, but its close must not succeed now.
@@ -416,8 +417,8 @@ impl Pool {
         self.stop(error);
     }
 
-    /// Stops the pool, whose claim was lost to another open: the caller submits no more writes.
-    /// What the ring holds may still be needed, if that open gives up before it writes.
+    /// Stops the pool, whose claim was lost to another open: the caller submits no more writes. The
+    /// ring's contents may still be needed, if that open ends before it writes.
     pub fn lose_claim(&self, node: u32) {
         self.stop(MapperError::ClaimLost { node });
     }
@@ -429,7 +430,7 @@ impl Pool {
         self.bump();
     }
 
-    /// Tells everybody who parked something to try again.
+    /// Wakes all workers with parked requests to retry them.
     pub(crate) fn bump(&self) {
         self.wake.0.events.fetch_add(1, Ordering::SeqCst);
         let parked = self.wake.0.parked.swap(0, Ordering::SeqCst);
@@ -448,8 +449,8 @@ impl Pool {
         place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Lets the engine look at who waits once more, after [`crate::worker::Attachment::ask_again`]
-    /// was called.
+    /// Lets the engine check the waiting volumes once more, after
+    /// [`crate::worker::Attachment::ask_again`] was called.
     pub fn look_again(&self) {
         self.want_engine();
     }
@@ -579,7 +580,7 @@ impl Pool {
     }
 }
 
-/// What [`Pool::assemble`] needs.
+/// The parameters of [`Pool::assemble`].
 #[derive(Debug)]
 pub(crate) struct PoolParts {
     pub(crate) pool_id: [u8; 16],

@@ -38,7 +38,8 @@ impl VecRingMemory {
         Self((0..words_needed(slots, capacity)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// What another memory holds now: taking over a ring mends it, and a reader changes nothing.
+    /// Returns a copy of another memory's present content: adopting a ring repairs it, and a reader
+    /// must not change it.
     pub(crate) fn copy_of(memory: &dyn RingMemory) -> Self {
         let word = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Acquire));
         Self(memory.words().iter().map(word).collect())
@@ -63,7 +64,7 @@ pub enum RingProblem {
         /// Its version.
         found: u64,
     },
-    /// It belongs to another pool.
+    /// The ring belongs to another pool.
     #[error("delta ring belongs to another pool")]
     Foreign,
     /// The host was started again since.
@@ -72,7 +73,7 @@ pub enum RingProblem {
     /// A flush failed (rule R8): only what is on the media may be used.
     #[error("delta ring is poisoned by a failed flush")]
     Poisoned,
-    /// It holds something that no sequence of stores leaves behind.
+    /// The ring has content that no sequence of stores leaves behind.
     #[error(transparent)]
     Corrupt(#[from] FormatError),
 }
@@ -93,9 +94,9 @@ pub struct RingRecord {
     pub units: u64,
     /// When it happened.
     pub lsn: Lsn,
-    /// What happened.
+    /// The change.
     pub change: Change,
-    /// What it let go of.
+    /// The reference that it dropped.
     pub dropped: Dropped,
 }
 
@@ -109,7 +110,7 @@ pub struct DeltaRing {
     producers: Box<[CachePadded<Producer>]>,
 }
 
-/// What a slot's producer knows. Not in shared memory: adopting finds it out again.
+/// The state of a slot's producer. Not in shared memory: adopting reconstructs it.
 #[derive(Debug)]
 struct Producer {
     /// Position of the last unit published.
@@ -193,14 +194,14 @@ impl DeltaRing {
         put(&self.memory.words()[W_CURRENT], id, Ordering::SeqCst);
     }
 
-    /// Forbids every later process to take the ring over (R8). Clients were told by errors.
+    /// Forbids every later process to adopt the ring (R8). Clients received errors.
     pub fn poison(&self) {
         put(&self.memory.words()[W_POISONED], POISONED, Ordering::SeqCst);
     }
 
-    /// The same before the pool served anybody: nobody was told.
-    pub(crate) fn poison_unheard(&self) {
-        poison_unheard(&*self.memory);
+    /// The same before the pool served clients, so that none received an error.
+    pub(crate) fn poison_unreported(&self) {
+        poison_unreported(&*self.memory);
     }
 
     /// Whether that was done.
@@ -221,8 +222,8 @@ impl DeltaRing {
         self.capacity
     }
 
-    /// Position of the slot's last published unit; 0 before the first. What lies up to here and
-    /// isn't trimmed can be [`read`](Self::read).
+    /// Position of the slot's last published unit; 0 before the first. Units up to here that are
+    /// not trimmed can be [`read`](Self::read).
     #[must_use]
     pub fn head(&self, slot: usize) -> u64 {
         self.producers[slot].0.head.load(Ordering::Acquire)
@@ -241,7 +242,7 @@ impl DeltaRing {
         (self.used(slot) + reserved) * 2 >= self.capacity
     }
 
-    /// Promises room for so many units. For the slot's producer only.
+    /// Reserves room for `units` units. For the slot's producer only.
     #[must_use]
     pub fn reserve(&self, slot: usize, units: u64) -> bool {
         let producer = &self.producers[slot].0;
@@ -300,8 +301,8 @@ impl DeltaRing {
 
     /// The change at a position. `None` if it isn't published yet, or not as a whole.
     ///
-    /// Never `None` for the first position of a change up to [`head`](Self::head) that isn't
-    /// trimmed, unless somebody else wrote to the memory.
+    /// Never `None` for the first position of a change up to [`head`](Self::head) that is not
+    /// trimmed, unless another program wrote to the memory.
     #[must_use]
     pub fn read(&self, slot: usize, position: u64) -> Option<RingRecord> {
         match self.group(slot, position, u64::MAX) {
@@ -363,16 +364,16 @@ pub(crate) fn names(memory: &dyn RingMemory, open_id: u64) -> bool {
     word(W_CURRENT) == Some(open_id) || word(W_NEXT) == Some(open_id)
 }
 
-/// Forbids every later process to take over what this memory holds, although nobody was told of
-/// the failure: whoever opens next must accept the loss.
-pub(crate) fn poison_unheard(memory: &dyn RingMemory) {
+/// Forbids every later process to adopt this memory, although no client received an error: the next
+/// opening must accept the loss.
+pub(crate) fn poison_unreported(memory: &dyn RingMemory) {
     if let Some(word) = memory.words().get(W_POISONED) {
         put(word, POISONED_UNHEARD, Ordering::SeqCst);
     }
 }
 
-/// Whether clients were told of the failure that poisoned the ring.
-pub(crate) fn poison_was_told(memory: &dyn RingMemory) -> bool {
+/// Whether clients received errors of the failure that poisoned the ring.
+pub(crate) fn poison_was_reported(memory: &dyn RingMemory) -> bool {
     memory.words().get(W_POISONED).is_some_and(|word| word.load(Ordering::Acquire) == POISONED)
 }
 

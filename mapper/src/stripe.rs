@@ -31,8 +31,8 @@ pub(crate) struct SlowWrite {
     pub(crate) own: u64,
     /// Sub-blocks copied from the source.
     pub(crate) copied: u64,
-    /// Sub-blocks that this write fills up with zeroes around its own bytes: nobody else may
-    /// write into them meanwhile.
+    /// Sub-blocks that this write fills up with zeroes around its own bytes: no other write may
+    /// touch them meanwhile.
     pub(crate) filled: u64,
     /// Sub-blocks that a discard has cleared since (R5c).
     pub(crate) cancelled: u64,
@@ -61,12 +61,12 @@ impl Stripe {
         self.in_flight.len() >= MAX_IN_FLIGHT
     }
 
-    /// Somebody waits for room in the table.
+    /// Records that a request waits for room in the table.
     pub(crate) fn await_room(&mut self) {
         self.awaited = true;
     }
 
-    /// Whether somebody waited for room; from now on nobody does.
+    /// Whether a request waited for room; clears the flag.
     pub(crate) fn take_awaited(&mut self) -> bool {
         std::mem::take(&mut self.awaited)
     }

@@ -41,14 +41,14 @@ impl Backoff {
         }
     }
 
-    /// Tells loom that nothing happens here until another thread runs.
+    /// Yields to loom: nothing happens here until another thread runs.
     #[cfg(loom)]
     pub(crate) fn wait(&mut self) {
         loom::thread::yield_now();
     }
 }
 
-/// What may be made as zeroed memory that nothing has touched yet.
+/// Types that may be created as zeroed memory without initialisation.
 #[cfg(not(loom))]
 pub(crate) use zerocopy::FromZeros as Zeroed;
 

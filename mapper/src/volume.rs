@@ -18,7 +18,7 @@ use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 pub(crate) const OPEN: u8 = 0;
 /// A structure change waits for writes in flight; new writes park.
 pub(crate) const GATED: u8 = 1;
-/// The volume is gone; whoever still holds it gets an error.
+/// The volume was deleted; remaining holders receive an error.
 pub(crate) const DELETED: u8 = 2;
 
 /// Extents of one worker's slice of a volume's reserve. Small, so that what an idle worker sits on
@@ -29,7 +29,7 @@ pub(crate) const SLICE: usize = 8;
 /// Separate runs that a reserve may hold; a grant stops when the list is full.
 const MAX_RUNS: usize = 64;
 
-/// What never changes of a volume.
+/// The immutable properties of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) id: VolumeId,
@@ -67,13 +67,13 @@ pub(crate) struct Volume {
     kept: AtomicU64,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
-    /// What was granted last has not been touched yet, and when that was.
+    /// Whether the last grant has not been used yet, and its time.
     pub(crate) fresh: AtomicBool,
     pub(crate) granted_ns: AtomicU64,
     /// A write has found no extent since the last grant: its place in the order of those that wait,
     /// 0 for none.
     pub(crate) starves: AtomicU64,
-    /// Who waits has been looked at, and there is nothing for it, now or on its way.
+    /// Whether the engine checked the waiting requests and no extent is available or on its way.
     pub(crate) out_of_space: AtomicBool,
     /// Extents that it may take while the pool is slowed down.
     pub(crate) allowance: AtomicI64,
@@ -142,7 +142,7 @@ impl Volume {
         Err(MapperError::OutOfRange { offset, len, size, block_size })
     }
 
-    /// What is set from now on.
+    /// Changes the settings.
     pub(crate) fn set(&self, settings: VolumeSettings, geometry: Geometry) {
         *self.settings.lock() = settings;
         self.settings_version.fetch_add(1, Ordering::Release);
@@ -151,7 +151,7 @@ impl Volume {
         self.follow_size(geometry);
     }
 
-    /// What is set aside for a volume that takes all it may depends on its size.
+    /// Updates the space set aside for a thick volume, which depends on its size.
     pub(crate) fn follow_size(&self, geometry: Geometry) {
         let extents = self.set_aside_at(self.size.load(Ordering::Acquire), geometry);
         self.set_aside.store(extents, Ordering::Relaxed);
@@ -236,8 +236,8 @@ impl Volume {
         }
     }
 
-    /// Takes one extent's allowance. Who is in a hurry goes into debt, which those pay who come
-    /// later.
+    /// Takes one extent's allowance. A hurried request may overdraw it, which delays later
+    /// requests.
     pub(crate) fn take_allowance(&self, hurried: bool) -> bool {
         let least = if hurried { i64::MIN + 1 } else { 1 };
         let take = |left: i64| (left >= least).then(|| left - 1);
@@ -276,11 +276,11 @@ impl Volume {
         self.attachments.lock().iter().find_map(|one| one.slice.lock().pop())
     }
 
-    /// A write has found no extent and waits for a grant, after so many grants. By whoever made it
-    /// the volume's turn.
+    /// Counts a write that found no extent and waits for a grant, after `grants` grants. Called by
+    /// the thread that queued the volume.
     pub(crate) fn count_grant_wait(&self, grants: u64) {
         self.grant_waits.fetch_add(1, Ordering::Relaxed);
-        // What was granted since then it could not have found.
+        // Later grants were not visible to the write.
         if self.reserved() > 0 && self.grants.load(Ordering::Acquire) == grants {
             self.passed_reserves.fetch_add(1, Ordering::Relaxed);
         }
@@ -363,7 +363,7 @@ impl Reserve {
     }
 }
 
-/// A few extents that one worker allocates from without asking anybody.
+/// A few extents from which one worker allocates without synchronisation.
 #[derive(Debug, Default)]
 pub(crate) struct Slice {
     extents: [PhysicalExtent; SLICE],
@@ -404,7 +404,7 @@ impl Slice {
     }
 }
 
-/// What the engine may look at of a worker's attachment.
+/// The part of a worker's attachment that the engine may read.
 #[derive(Debug, Default)]
 pub(crate) struct AttachmentShared {
     /// Writes of this worker on this volume in flight. Written by the worker alone.

@@ -262,7 +262,7 @@ fn a_deleted_volume_is_let_go_of_in_pieces_and_only_after_reads_of_it() {
     assert!(rig.engine.space().free >= free + 600 * (64 << 10));
 }
 
-/// What of a write in flight has to stay whole, whatever cuts it short: what some map shows.
+/// Parts of an interrupted write that a map can show have to stay whole.
 #[test]
 fn p24_only_what_no_map_shows_may_be_cut_short() {
     let mut rig = Rig::new(&[32 * MIB]);
@@ -294,7 +294,7 @@ fn p24_only_what_no_map_shows_may_be_cut_short() {
     rig.discard(&volume, 8192, 4096);
     rig.flush(&volume).unwrap();
     assert_eq!(unseen(&mut rig, 8192, 4096), [true]);
-    // What a copy is written to was nobody's.
+    // The target of a copy had no owner.
     let snapshot = Control::Snapshot { source: id, name: "s".into() };
     assert!(matches!(rig.control(snapshot).unwrap(), Outcome::Created(_)));
     let copied = unseen(&mut rig, 8192, 4096);

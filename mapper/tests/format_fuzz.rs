@@ -41,7 +41,7 @@ fn superblock() {
     });
 }
 
-/// What a tool expects that has no parent to ask.
+/// The expectation of a tool that has no parent page.
 fn orphan(kind: PageKind, level: u8) -> PageExpect {
     PageExpect { pool_id: POOL, kind, level, index: 2, tree: None, sum: None }
 }

@@ -23,7 +23,7 @@ use common::{Media, Rig};
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// What media hold that were never written.
+/// The content of media that were never written.
 const FILLER: u8 = 0xEE;
 
 struct Image<'a>(&'a Media);
@@ -96,7 +96,7 @@ fn image(text: &str) -> Media {
     media
 }
 
-/// What a reader has to say of an image: its dump, what the check counts, and the volumes' bytes.
+/// Returns a reader's view of an image: its dump, the counts of the check, and the volumes' bytes.
 fn answers(media: &Media) -> String {
     let devices = media.open_options().devices;
     let mut text = String::new();
@@ -209,8 +209,8 @@ fn images_of_the_format_give_the_answers_they_always_gave() {
     }
 }
 
-/// What is made today is read by the code that reads the images, and says the same where it is
-/// about volumes. Where things lie may differ.
+/// A new image is read by the code that reads the golden images, and has the same volumes. The
+/// layout may differ.
 #[test]
 fn pools_made_today_hold_what_the_images_hold() {
     for (name, make) in SAMPLES {

@@ -44,7 +44,7 @@ fn a_group_is_made_once_and_named_in_the_order_asked_for() {
     let again = rig.control(group(&[(a, "of a"), (b, "of b")]));
     assert_eq!(again, Ok(Outcome::ExistingGroup(vec![ids[1], ids[0]])));
     rig.check();
-    // What only the log holds is the same after a loss of power.
+    // State that only the log holds survives a loss of power.
     let mut rig = Rig::open(rig.kill()).unwrap();
     let again = rig.control(group(&[(a, "of a"), (b, "of b")]));
     assert_eq!(again, Ok(Outcome::ExistingGroup(vec![ids[1], ids[0]])));

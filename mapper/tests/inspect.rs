@@ -171,8 +171,9 @@ fn copies_of_the_superblock_are_looked_at_one_by_one() {
     }
 }
 
-/// What a check says of the copies of the superblock, and one of a pool that is served.
-fn told_of_copies(media: &Media) -> [Vec<Severity>; 2] {
+/// Returns a check's findings on the copies of the superblock, offline and for a pool that is
+/// served.
+fn findings_on_copies(media: &Media) -> [Vec<Severity>; 2] {
     let mut image = Image(media);
     let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
     let served = check_checkpoint(&mut reader, &mut |_| Ok(())).unwrap();
@@ -228,7 +229,7 @@ fn a_copy_that_no_crash_leaves_so_is_warned_of() {
         let mut bad = media.clone();
         let (device, at) = spots[0];
         change(&mut bad.devices[device][at..at + PAGE], &own(at).unwrap());
-        assert_eq!(told_of_copies(&bad), [vec![left], vec![served]], "{what}");
+        assert_eq!(findings_on_copies(&bad), [vec![left], vec![served]], "{what}");
         assert!(!checked(&bad).damaged, "{what}");
         let report = repaired(&mut bad, RepairOptions::default());
         assert!(!report.changed, "{what}: a repair would drop what is in the delta ring");
@@ -344,7 +345,7 @@ fn a_dump_that_makes_no_pool_is_refused_by_line() {
     let map = text.lines().find(|line| line.starts_with("map 0 ")).unwrap();
     let first = map.split(' ').nth(3).unwrap();
     let elsewhere = |extent: &str| map.replacen(first, extent, 1);
-    for (from, to, told) in [
+    for (from, to, message) in [
         (map, elsewhere("0").as_str(), "belongs to something else"),
         (map, elsewhere("99999999").as_str(), "belongs to something else"),
         (map, &map.replacen("map 0", "map 300", 1), "beyond the leaf"),
@@ -358,7 +359,7 @@ fn a_dump_that_makes_no_pool_is_refused_by_line() {
         ("leaf 1 ", "leaf 7 ", "out of order or beyond"),
     ] {
         let error = forged(&text, from, to).unwrap_err().to_string();
-        assert!(error.starts_with("line ") && error.contains(told), "{to}: {error}");
+        assert!(error.starts_with("line ") && error.contains(message), "{to}: {error}");
     }
 }
 
@@ -450,12 +451,12 @@ fn repair_keeps_what_is_sound_and_names_what_is_not() {
                     let found = contents(bad);
                     for (name, at) in differences(&expected, &found) {
                         losses[usize::from(strict)] += 1;
-                        let told = report.lost.iter().chain(&report.salvaged);
+                        let reported = report.lost.iter().chain(&report.salvaged);
                         let named = |part: &Lost| {
                             let volume = name.starts_with(&format!("{} ", part.name));
                             part.volume.0 == 0 || (volume && part.range.contains(&at))
                         };
-                        assert!(told.clone().any(named), "{spot:?} {name} {at}: {report:?}");
+                        assert!(reported.clone().any(named), "{spot:?} {name} {at}: {report:?}");
                     }
                 }
             }
@@ -484,7 +485,7 @@ fn repair_follows_the_log_as_far_as_it_goes() {
 }
 
 #[test]
-fn a_device_without_a_superblock_is_told_by_what_is_left() {
+fn a_device_without_a_superblock_is_identified_by_elimination() {
     let mut media = closed(family(&[12 * MIB, 8 * MIB], 100 << 20));
     let expected = contents(media.clone());
     for (device, at) in found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1) {

@@ -17,8 +17,8 @@ use tools::{
     scanned,
 };
 
-/// Media that lose power: after so many writes nothing is done any more, and of what was not
-/// flushed a drawn part is lost, in units of sectors.
+/// Media that lose power: after a number of writes nothing is done any more, and a random part of
+/// the unflushed data is lost, in units of sectors.
 struct Losing<'a> {
     media: &'a mut Media,
     left: u64,
@@ -173,7 +173,7 @@ fn what_a_repair_gives_up_a_dump_from_before_brings_back() {
                 repaired(&mut bad, RepairOptions { dry_run: false, strict });
                 let after = dumped(&bad);
                 assert!(after.1.lost.is_empty(), "{spot:?}: {:?}", after.1);
-                // What was repaired makes the round of dump and restore as it is.
+                // A repaired pool survives dump and restore unchanged.
                 let left = contents(bad.clone());
                 let mut again = bad.clone();
                 restored(&mut again, &after.0);

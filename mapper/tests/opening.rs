@@ -1,4 +1,4 @@
-//! What opening refuses, and with which words; what it reports; more space while open.
+//! Refusals of an opening and their messages; its report; more space while open.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -276,7 +276,7 @@ fn who_only_looks_sees_what_was_answered_and_leaves_the_ring_as_it_is() {
     let read = rig.read(&volume, 0, data.len());
     assert!(read[..64 << 10].iter().all(|&b| b == 0));
     assert_eq!(read[64 << 10..], data[64 << 10..]);
-    // What nobody may write can't be made durable, and no timer is to try.
+    // A read-only pool cannot be made durable, and no timer may try.
     assert_eq!(rig.flush(&volume), Err(MapperError::ReadOnly));
     rig.now += 3_600_000_000_000;
     rig.settle();
@@ -290,7 +290,7 @@ fn who_only_looks_sees_what_was_answered_and_leaves_the_ring_as_it_is() {
 }
 
 #[test]
-fn who_only_looks_is_told_where_answered_writes_cannot_be_shown() {
+fn a_reader_is_refused_where_answered_writes_cannot_be_shown() {
     let (media, memory, _) = killed_with_ring();
     let look = |ring: Option<Arc<VecRingMemory>>, accept_loss| {
         let ring = ring.map(|memory| -> Arc<dyn RingMemory> { memory });
@@ -353,8 +353,8 @@ fn the_log_and_the_ring_of_another_pool_are_not_replayed() {
 
 #[test]
 fn nothing_is_flushed_before_the_ring_is_known_to_be_the_pools() {
-    // A flush that fails may drop what the ring calls valid, and only a ring that is there can be
-    // told. One that comes back later would bring stale data with it.
+    // A flush that fails may drop data that the ring calls valid, and only a ring that is present
+    // can be marked. A ring that comes back later would bring stale data.
     let (mut media, memory, data) = killed_with_ring();
     let strangers = Arc::new(VecRingMemory::new(3, 256));
     let options = OpenOptions { ring: Some(strangers), accept_loss: false, ..media.open_options() };
@@ -537,7 +537,7 @@ fn workers_are_limited_and_names_come_back() {
     assert_eq!(pool.worker().unwrap().slot(), 0);
 }
 
-/// What a guest may write: pages that look like this pool's superblock, far newer.
+/// A guest may write pages that look like this pool's superblock, far newer.
 #[test]
 fn a_superblock_planted_by_a_client_is_data() {
     for front in [true, false] {

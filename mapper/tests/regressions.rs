@@ -34,7 +34,7 @@ fn a_write_that_fills_up_is_woken_when_the_one_before_it_fails() {
     rig.settle();
     assert!(
         rig.pool.events() != ev && rig.pool.take_wakeups() != 0,
-        "LOST: nobody is woken after 100 s"
+        "LOST: no wake-up within 100 s"
     );
 }
 
@@ -195,7 +195,7 @@ fn a_replayed_shrink_finds_the_leaf_it_needs() {
 
 // a worker starves while another worker's slice, and another volume's reserve, hold extents
 #[test]
-fn nobody_starves_beside_unused_extents() {
+fn no_volume_starves_beside_unused_extents() {
     let mut rig = Rig::new(&[32 * MIB]);
     let a = rig.create("a", 1 << 30);
     let b = rig.create("b", 1 << 30);
@@ -255,7 +255,7 @@ fn a_huge_resize_stops_no_writes() {
     panic!("stalled for ever");
 }
 
-// slow writes in flight on dirty slots at a cut: pages nobody promised
+// slow writes in flight on dirty slots at a cut: pages that were not promised
 #[test]
 fn writes_in_flight_at_a_cut_get_their_pages() {
     let mut media = Media::new(&[64 * MIB]);
@@ -383,8 +383,8 @@ fn a_close_and_a_discard_at_once() {
         rig.now += 5_000_000_000;
         rig.settle();
         let mut w = rig.pool.worker().unwrap();
-        let go = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let g2 = go.clone();
+        let started = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let g2 = started.clone();
         let h = std::thread::spawn(move || {
             let v = w.attach(a).unwrap();
             g2.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -396,7 +396,7 @@ fn a_close_and_a_discard_at_once() {
                 _ => 0,
             }
         });
-        while !go.load(std::sync::atomic::Ordering::SeqCst) {}
+        while !started.load(std::sync::atomic::Ordering::SeqCst) {}
         for _ in 0..(round * 7 % 300) {
             std::hint::spin_loop();
         }

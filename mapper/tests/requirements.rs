@@ -45,8 +45,8 @@ fn sizes_are_exact_to_the_block() {
         rig.worker.detach(volume);
     }
     rig.check();
-    let told: Vec<u64> = rig.engine.volumes().iter().map(|v| v.size).collect();
-    assert_eq!(told, sizes);
+    let listed: Vec<u64> = rig.engine.volumes().iter().map(|v| v.size).collect();
+    assert_eq!(listed, sizes);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_full_pool_that_grows_goes_on() {
     let events = rig.pool.events();
     rig.media.devices[0].resize(16 * MIB, 0xEE);
     rig.control(Control::GrowDevice { device: 0, size: 16 << 20 }).unwrap();
-    assert!(rig.pool.events() > events && rig.pool.take_wakeups() != 0, "nobody was told");
+    assert!(rig.pool.events() > events && rig.pool.take_wakeups() != 0, "no worker was woken");
     rig.write(&volume, parked_at, &block).unwrap();
     let all = rig.read(&volume, 0, usize::try_from(parked_at + EXTENT).unwrap());
     assert!(all.iter().all(|&b| b == 3));
@@ -192,6 +192,6 @@ fn h11_volumes_are_found_by_the_places_of_their_extents() {
     let all = [(DeviceIndex(0), 0, 1 << 40), (DeviceIndex(1), 0, 1 << 40)];
     assert_eq!(rig.pool.who_maps(&all), [(ids[0], 10), (ids[1], 20)]);
     assert_eq!(rig.pool.who_maps(&[]), []);
-    // Places that nobody maps: behind all devices.
+    // Offsets beyond all devices.
     assert_eq!(rig.pool.who_maps(&[(DeviceIndex(0), 1 << 30, 5)]), []);
 }

@@ -1,4 +1,4 @@
-//! The space policy in the real mapper: what is set aside, what is refused, who waits for what.
+//! The space policy in the real mapper: reservations, refusals and waiting writes.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -149,7 +149,7 @@ fn a_thick_volume_grows_only_into_what_is_free() {
     assert!(matches!(refused, MapperError::NoSpace { .. }), "{refused}");
     assert_eq!(rig.engine.volumes()[0].size, 16 << 20, "nothing was changed");
     rig.control(Control::Resize { volume: thick, size: 20 << 20 }).unwrap();
-    // What it may not map is not set aside either.
+    // Space beyond its quota is not set aside either.
     let settings = VolumeSettings { quota: 24 << 20, ..settings };
     configure(&mut rig, thick, settings).unwrap();
     rig.control(Control::Resize { volume: thick, size: 1 << 30 }).unwrap();
@@ -166,7 +166,7 @@ fn what_is_set_aside_for_one_is_no_room_for_another() {
     // It holds a quantum now that is part of what was set aside for it.
     assert_eq!(fill_some(&mut rig, &volume, 1), 1);
     assert!(rig.engine.volumes()[0].reserved >= 32 * EXTENT);
-    // What it holds is set aside, and so is what it is still to get: 40 MiB together.
+    // Its mapped space is set aside, and so is the rest of its reservation: 40 MiB together.
     let space = rig.engine.space();
     let others = space.free + space.reserved + EXTENT - (40 << 20);
     let refused = configure(&mut rig, two, some(others + EXTENT));
@@ -281,7 +281,7 @@ fn a_quota_stops_its_volume_and_no_other() {
     let (volume, free) = (rig.attach(small), rig.attach(other));
     assert_eq!(fill(&mut rig, &volume, 0), 16);
     assert!(volume.is_out_of_space());
-    // What is mapped can be written; what is discarded can be mapped again.
+    // Mapped extents can be written; discarded ones can be mapped again.
     assert_eq!(try_write(&mut rig, &volume, 3, false), None);
     rig.discard(&volume, 5 * EXTENT, usize::try_from(EXTENT).unwrap());
     rig.flush(&volume).unwrap();
@@ -296,7 +296,7 @@ fn a_quota_stops_its_volume_and_no_other() {
 }
 
 #[test]
-fn a_reserve_that_nobody_uses_serves_who_waits() {
+fn an_unused_reserve_serves_waiting_volumes() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (idle, busy) = (rig.create("idle", 1 << 30), rig.create("busy", 1 << 30));
     let (idle, busy) = (rig.attach(idle), rig.attach(busy));
@@ -343,7 +343,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until it is parked, or so many extents.
+    /// Writes until it is parked, at most `most` extents.
     fn run(&mut self, rig: &mut Rig, most: u64) -> u64 {
         for written in 0..most {
             let hurry = self.since.is_some_and(|since| rig.now - since >= CAP);
@@ -406,13 +406,13 @@ fn sixteen_writers_have_equal_shares_of_what_is_left() {
     let from = slow_from.expect("it was slowed down");
     let shares: Vec<u64> = writers.iter().zip(&from).map(|(one, from)| one.next - from).collect();
     let mean = shares.iter().sum::<u64>() / 16;
-    assert!(mean > 20, "too little to tell: {shares:?}");
+    assert!(mean > 20, "too few writes for a comparison: {shares:?}");
     let fair = |share: &u64| share.abs_diff(mean) * 5 <= mean;
     assert!(shares.iter().all(fair), "{shares:?} beside {mean}");
     rig.check();
 }
 
-/// Writes until the pool has been full for a while. Gives what was told meanwhile.
+/// Writes until the pool has been full for a while. Returns the reported changes of state.
 fn until_full(rig: &mut Rig, writers: &mut [Writer], rng: &mut fastrand::Rng) -> Vec<SpaceChange> {
     let (mut changes, mut limit_before, mut full_for) = (Vec::new(), u64::MAX, 0);
     let speed = rng.u64(1..6);
@@ -485,7 +485,7 @@ fn story(seed: u64) {
             }
         }
         let after: u64 = writers.iter().map(|one| one.next).sum();
-        assert!(after > before, "round {round}: nobody went on");
+        assert!(after > before, "round {round}: no write continued");
     }
     for writer in writers {
         rig.worker.detach(writer.volume);
@@ -506,7 +506,7 @@ fn pools_fill_slow_down_wait_and_go_on() {
     }
 }
 
-/// What is known of the only volume, or of the first.
+/// Returns the summary of the only volume, or of the first.
 fn summary(rig: &Rig) -> VolumeSummary {
     rig.pool.summaries().remove(0)
 }
@@ -583,7 +583,7 @@ fn what_is_free_is_handed_out_by_the_engine_alone_and_on_demand() {
     let held = |space: &blockd_mapper::pool::Space| space.reserved + space.mapped;
     assert!(after.free < before.free);
     assert_eq!(before.free - after.free, held(&after) - held(&before));
-    // Who asks for nothing has nothing.
+    // A volume without requests has no reserve.
     assert_eq!((rig.pool.summaries()[2].grants, rig.pool.summaries()[2].reserved), (0, 0));
     drop(idle);
     // Nothing has two owners.
@@ -591,7 +591,7 @@ fn what_is_free_is_handed_out_by_the_engine_alone_and_on_demand() {
 }
 
 #[test]
-fn writes_go_on_from_the_reserve_while_nobody_grants() {
+fn writes_continue_from_the_reserve_without_grants() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (one, two) = (rig.create("a", 1 << 30), rig.create("b", 1 << 30));
     let volumes = [rig.attach(one), rig.attach(two)];
@@ -600,14 +600,14 @@ fn writes_go_on_from_the_reserve_while_nobody_grants() {
     }
     let reserves: Vec<u64> = rig.pool.summaries().iter().map(|one| one.reserved / EXTENT).collect();
     assert!(reserves.iter().all(|&reserve| reserve >= 32), "{reserves:?}");
-    // From here on nobody looks after the pool, however long that lasts.
+    // From here on the engine does not run.
     rig.now += 600 * SECOND;
     for (volume, reserve) in volumes.iter().zip(reserves) {
         for extent in 1..=reserve {
             assert_eq!(try_write(&mut rig, volume, extent, false), None, "extent {extent}");
         }
         assert_eq!(try_write(&mut rig, volume, 1000, false), Some(ParkReason::Space));
-        // What needs no space doesn't wait.
+        // Requests that need no space do not wait.
         assert_eq!(try_write(&mut rig, volume, 0, false), None);
         let mut plan = Plan::with_capacity(64);
         let read = rig.worker.read(volume, EXTENT, 4096, &mut plan).unwrap();
@@ -622,7 +622,7 @@ fn writes_go_on_from_the_reserve_while_nobody_grants() {
 }
 
 /// A writer of 20 extents a second that begins at `next`, until the pool has this state. Fails if
-/// one of its writes can't go on at once, or if it takes longer than so many seconds.
+/// one of its writes can't go on at once, or if it takes longer than `seconds`.
 fn write_until(
     rig: &mut Rig,
     volume: &Attachment,
@@ -661,7 +661,7 @@ fn an_outage_that_the_marks_were_made_for_is_lived_through() {
     let state = |rig: &Rig| rig.engine.space_watch().state();
     for round in 0..2 {
         write_until(&mut rig, &volume, &mut next, 300, |rig| state(rig) == SpaceState::Low);
-        // Now somebody is called, and comes at the very end.
+        // Now the engine runs again at the very end of the outage.
         let back = rig.now + OUTAGE * SECOND;
         write_until(&mut rig, &volume, &mut next, 2 * OUTAGE, |rig| rig.now >= back);
         assert_eq!(state(&rig), SpaceState::Low, "round {round}");
@@ -672,7 +672,7 @@ fn an_outage_that_the_marks_were_made_for_is_lived_through() {
         write_until(&mut rig, &volume, &mut next, 1, |rig| state(rig) == SpaceState::Normal);
     }
     assert_eq!(summary(&rig).grant_waits, 1);
-    // Nobody comes the third time: there is what was written in three more outages.
+    // The third time the engine does not run: the reserve covers three more outages.
     write_until(&mut rig, &volume, &mut next, 300, |rig| state(rig) == SpaceState::Low);
     let late = |rig: &Rig| state(rig) == SpaceState::VeryLow;
     let passed = write_until(&mut rig, &volume, &mut next, 300, late);
@@ -693,8 +693,8 @@ fn what_is_below_the_pool_counts_where_it_is_less() {
         rig.settle();
         assert_eq!(rig.engine.space_watch().state(), state, "{free:?}");
     }
-    let told = std::iter::from_fn(|| rig.engine.take_space_change());
-    assert_eq!(told.map(|change| change.to).collect::<Vec<_>>(), [Low, VeryLow, Full, Normal]);
+    let reported = std::iter::from_fn(|| rig.engine.take_space_change());
+    assert_eq!(reported.map(|change| change.to).collect::<Vec<_>>(), [Low, VeryLow, Full, Normal]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn a_run_follows_the_one_before() {
     assert_eq!(allocator.allocate_run(64), Some((PhysicalExtent(100), 64)));
     assert_eq!(allocator.allocate_run(1), Some((PhysicalExtent(164), 1)));
     assert_eq!(allocator.allocate_run(300), Some((PhysicalExtent(165), 300)));
-    // What is freed is not used again before the cursor comes round.
+    // Freed extents are not reused before the cursor wraps around.
     assert!(allocator.free(PhysicalExtent(100), 64));
     assert_eq!(allocator.allocate_run(64), Some((PhysicalExtent(465), 64)));
     assert_eq!(allocator.lowest_free(), Some(PhysicalExtent(100)));

@@ -1,10 +1,9 @@
-//! What volumes and snapshots take, and what would come free without them.
-//!
-//! This is counted when somebody asks, not kept. To keep it, the last but one reference to an
-//! extent that goes would have to find out whose the last one is, in the middle of a write; and
-//! nobody asks between two writes. So it is a walk over the leaves of the volumes in question, in
-//! pieces of bounded work: 1 TiB of 256 KiB extents is 16,384 leaves, some 20 calls. What is
-//! counted while the volumes are written is out of date when it is told, and says so.
+//! Space accounting: the space of volumes and snapshots, and the space that their deletion would
+//! free. The figures are counted on request, not maintained. Maintaining them would require the
+//! drop of the last but one reference to an extent to find the owner of the last one, in the middle
+//! of a write; and requests are rare compared with writes. So it is a walk over the leaves of the
+//! volumes in question, in pieces of bounded work: 1 TiB of 256 KiB extents is 16,384 leaves, some
+//! 20 calls. Figures counted while the volumes are written are marked as outdated.
 
 use std::sync::Arc;
 
@@ -20,20 +19,20 @@ use super::Engine;
 
 /// Work of one call, counted in slots: about a millisecond.
 const WORK_PER_CALL: u64 = 65_536;
-/// What looking at a leaf's entries costs, beside looking at a slot.
+/// The cost of examining a leaf's entries, in slots.
 const LEAF_WORK: u64 = 64;
 /// Volumes counted together at the most: at each slot each leaf is compared with each, entry by
-/// entry, which is a million comparisons for so many, about a millisecond.
+/// entry, which is a million comparisons for the maximum, about a millisecond.
 pub const MAX_ACCOUNTED: usize = 64;
 
-/// What some volumes and snapshots take, in bytes.
+/// The space of some volumes and snapshots, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Figures {
     /// Extents that they refer to; one that two of them share is counted once.
     pub mapped: u64,
     /// Valid sub-blocks, each volume counted for itself.
     pub valid: u64,
-    /// Extents that nobody but them refers to.
+    /// Extents that only they refer to.
     pub exclusive: u64,
     /// Extents that others refer to as well.
     pub shared: u64,
@@ -45,8 +44,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// What the pool would have free, for data or for pages of the map, once all of them were
-    /// deleted and the walks behind that were done.
+    /// The space that becomes free, for data or for pages of the map, once all of them are deleted
+    /// and reclaimed.
     #[must_use]
     pub const fn gives_back(&self) -> u64 {
         self.exclusive + self.reserved
@@ -131,15 +130,15 @@ impl Engine {
         }))
     }
 
-    /// Whether anything may still hold what nobody refers to any more: what a change has dropped
-    /// counts until that change is durable, and for some moments after it.
+    /// Whether unreferenced extents may not be free yet: a dropped reference counts until its
+    /// change is durable, and for a short time after it.
     fn is_letting_go(&self) -> bool {
         self.durable() < self.pool.gate.last_assigned()
             || !self.pool.leaf_drops.lock().is_empty()
             || !self.releases.is_idle()
     }
 
-    /// Counts without stopping; for tests and tools, where nobody waits for the thread.
+    /// Counts without stopping; for tests and tools, where blocking the thread is allowed.
     pub fn figures(&self, volumes: &[VolumeId]) -> Result<Figures, MapperError> {
         let mut walk = self.begin_account(volumes)?;
         loop {
@@ -166,8 +165,8 @@ impl Engine {
             }
         }
         if let ([_], [(leaf, _)]) = (directories, leaves.as_slice()) {
-            // A leaf that somebody else holds as well keeps its extents, all of them: of a volume
-            // of which most is shared, as of a snapshot, hardly anything has to be looked into.
+            // A leaf that other volumes share keeps all of its extents: for a volume that is mostly
+            // shared, such as a snapshot, few leaves have to be examined.
             let meta = self.pool.arena.meta(*leaf);
             if meta.references.load(Ordering::Acquire) > 1 {
                 walk.shared += u64::from(meta.mapped.load(Ordering::Relaxed));
@@ -184,7 +183,7 @@ impl Engine {
                 let mapping = self.pool.arena.leaf(leaf).load(entry);
                 walk.valid += u64::from(mapping.valid.count_ones()) * held;
                 let Some(physical) = mapping.physical else { continue };
-                // A leaf that somebody else holds as well keeps its extents.
+                // A leaf that other volumes share keeps its extents.
                 let held_by = self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
                 let gone = u64::from(u64::from(held_by) == held);
                 match seen.iter_mut().find(|(other, _)| *other == physical) {

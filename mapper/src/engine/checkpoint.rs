@@ -99,7 +99,7 @@ impl Checkpoint {
         (self.pending.len() - self.next) as u64 + self.index_pages
     }
 
-    pub(crate) fn want(&mut self) {
+    pub(crate) fn request(&mut self) {
         self.wanted = true;
     }
 }
@@ -163,8 +163,8 @@ impl Engine {
             let note = Note { pool: &pool, volume: volume.identity.id, lineage };
             note.dirty_slots(&volume.directory.load(), tree, &mut self.checkpoint.pending);
         }
-        // Nobody is promised a page that this checkpoint needs: the limits are set anew when it is
-        // known how many are left. Writes in flight that found their slot dirty have no promise,
+        // No page that this checkpoint needs is promised: the limits are updated once the number of
+        // remaining pages is known. Writes in flight that found their slot dirty have no promise,
         // and it is clean now.
         pool.pages.0.limit.store(0, Ordering::SeqCst);
         pool.pages.0.limit_freeing.store(0, Ordering::SeqCst);
@@ -395,7 +395,7 @@ impl Engine {
         true
     }
 
-    /// What the catalogue says of the volume at a place of a page.
+    /// Returns the catalogue's record of the volume at a place of a page.
     fn record(&self, page: usize, index: usize) -> Option<VolumeRecord> {
         let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
         let id = (*self.catalogue.places.get(page * per_page + index)?)?;

@@ -170,7 +170,7 @@ impl Engine {
         } else {
             self.commit.consumed = self.commit.consumed.max(cut);
             if cut < assigned {
-                // Somebody is just publishing; a flush may wait for that.
+                // Another thread is publishing; a flush may wait for that.
                 self.pool.wake.0.commit.store(true, Ordering::SeqCst);
             }
         }
@@ -252,7 +252,8 @@ impl Engine {
         }
     }
 
-    /// Remembers what the record let go of; it counts when the record is durable (R10).
+    /// Remembers the reference that the record drops; it takes effect when the record is durable
+    /// (R10).
     fn note_drop(&mut self, slot: usize, record: &RingRecord) {
         if record.position < self.commit.adopted[slot] {
             return;
@@ -311,7 +312,7 @@ impl Engine {
         let progress = &self.pool.progress.0;
         progress.durable.fetch_max(consumed.0, Ordering::SeqCst);
         progress.finished.store(progress.captured.load(Ordering::SeqCst), Ordering::SeqCst);
-        // Before anybody is told that there is room.
+        // Before any waiter is woken for the new room.
         self.trim();
         if !self.recovered.is_empty() && self.uncommitted() == 0 {
             met(Situation::RecoveredFreed);
@@ -321,7 +322,7 @@ impl Engine {
             }
         }
         self.rise(consumed);
-        // Who asked while it was under way is served by the next one.
+        // Requests that arrived while it was under way are served by the next one.
         self.pool.want_engine();
     }
 

@@ -41,7 +41,7 @@ pub enum Control {
         /// Which.
         volume: VolumeId,
     },
-    /// Changes a volume's size. What a smaller size cuts off never comes back.
+    /// Changes a volume's size. Data beyond a smaller size is lost for good.
     Resize {
         /// Which.
         volume: VolumeId,
@@ -111,20 +111,20 @@ pub enum Control {
     Close,
 }
 
-/// What a command has changed.
+/// The result of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The volume, snapshot or clone is new.
     Created(VolumeId),
-    /// It was there already, just as asked for.
+    /// The volume existed already, with the requested properties.
     Existing(VolumeId),
     /// The snapshots of the group are new, in the order in which they were asked for.
     CreatedGroup(Vec<VolumeId>),
     /// They were there already, and all of one cut.
     ExistingGroup(Vec<VolumeId>),
-    /// It is gone.
+    /// The volume was deleted.
     Deleted,
-    /// It was gone before.
+    /// The volume did not exist.
     AlreadyDeleted,
     /// The size was changed from this one, in bytes.
     Resized {
@@ -133,10 +133,10 @@ pub enum Outcome {
     },
     /// The volume has other settings from now on.
     Configured {
-        /// What they were.
+        /// The former settings.
         before: VolumeSettings,
     },
-    /// It was so before.
+    /// The command changed nothing.
     Unchanged,
     /// The volume holds what the snapshot holds.
     RolledBack,
@@ -144,7 +144,7 @@ pub enum Outcome {
     Committed,
     /// The map is written.
     Checkpointed,
-    /// The pool has so many extents more.
+    /// The number of extents by which the pool has grown.
     Grown {
         /// Extents gained.
         extents: u64,
@@ -183,7 +183,7 @@ struct Undurable {
     outcome: Outcome,
 }
 
-/// What a command comes to.
+/// A prepared command.
 pub(super) enum Prepared {
     Change(Change, Vec<Arc<Volume>>, Outcome),
     /// Nothing is to be done; true once all before is durable.
@@ -198,7 +198,7 @@ pub(crate) struct Controls {
     undurable: Vec<Undurable>,
     outcomes: VecDeque<(ControlId, Result<Outcome, MapperError>)>,
     next: u64,
-    /// What the caller said last; 0 if it never did.
+    /// The last wall time from the caller; 0 if there was none.
     pub(super) now: WallTime,
     pub(crate) next_volume_id: u32,
     /// First ancestors, also of volumes that are gone: records of theirs may be under way.
@@ -265,7 +265,7 @@ impl Controls {
 }
 
 impl Engine {
-    /// Says what time it is by the host's clock. What is made from now on carries it.
+    /// Sets the wall time of the host's clock, which new volumes and snapshots record.
     pub fn set_wall_time(&mut self, now: WallTime) {
         self.controls.now = now;
     }
@@ -330,7 +330,7 @@ impl Engine {
         if matches!(self.controls.queue.front(), Some((_, Control::Close)))
             && !self.controls.undurable.is_empty()
         {
-            // What was done before it is answered before it.
+            // Commands are answered in the order in which they were done.
             self.pool.want_commit();
             return false;
         }
@@ -391,7 +391,7 @@ impl Engine {
     }
 
     fn begin_checkpoint_for(&mut self, id: ControlId, outcome: Outcome) {
-        self.checkpoint.want();
+        self.checkpoint.request();
         self.pool.want_engine();
         let after = self.checkpoint.finished;
         self.controls.current = Some(Current::Checkpoint { id, after, outcome });
@@ -520,7 +520,7 @@ impl Engine {
         self.pool.volumes.read().values().find(|v| v.identity.name == *name).cloned()
     }
 
-    /// The first of so many ids in a row that were never used.
+    /// Returns the first of `count` consecutive ids that were never used.
     pub(super) fn next_ids(&self, count: u32) -> Result<VolumeId, MapperError> {
         let limit = super::structure::MAX_VOLUMES;
         let next = self.controls.next_volume_id.max(1);

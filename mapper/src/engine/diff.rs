@@ -6,23 +6,24 @@ use crate::sync::Ordering;
 
 use super::Engine;
 
-/// Work of one call, counted in slots: about a millisecond. What is mapped at a slot is not looked
-/// at where both sides share its leaf.
+/// Work of one call, counted in slots: about a millisecond. Entries of a slot are not examined if
+/// both sides share its leaf.
 const WORK_PER_CALL: u64 = 65_536;
 /// Ranges of one call at the most, whatever is asked for: 24 bytes each.
 const MAX_RANGES: usize = 65_536;
 
 impl Engine {
-    /// What a volume or snapshot holds, as a whole or since another of its family.
+    /// Returns the ranges of a volume or snapshot, all of them or those changed since another of
+    /// its family.
     ///
     /// Applying it to a copy of the base (resize to `size`, copy `RangeState::Data`, zero
-    /// `RangeState::Zero`) makes a copy of the volume. What lies beyond the base's end counts as
-    /// zeroes there. Ranges are whole sub-blocks, cut off at the volume's end.
+    /// `RangeState::Zero`) makes a copy of the volume. The area beyond the base's end counts as
+    /// zeroes. Ranges are whole sub-blocks, cut off at the volume's end.
     ///
     /// Does a bounded amount of work, so that it can be called on the pool's thread: an answer may
-    /// have no more than one range although more was asked for. `next` is a byte of the volume and
-    /// may be kept for as long as one likes. A volume that is written meanwhile is told as it is
-    /// when the call looks there: for a copy of one moment ask for a snapshot.
+    /// have only one range although more were requested. `next` is a byte of the volume and may be
+    /// kept for as long as one likes. A volume that is written meanwhile is described as it is
+    /// during the call: use a snapshot for a consistent copy.
     ///
     /// # Errors
     /// If one of the two doesn't exist, if they are of different families (both are named), or if

@@ -1,4 +1,4 @@
-//! Grants of extents to volumes, of pages to dirty leaves, of leaves to everybody.
+//! Grants of extents to volumes, of pages to dirty leaves, of leaves to all workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,12 +62,12 @@ impl Engine {
         self.space.waiting = waiting;
     }
 
-    /// Whether there is news for who waits.
+    /// Grants extents to the waiting volumes. Returns whether any waiter has to be woken.
     fn grant_to_all(&mut self, waiting: &mut Vec<Waiting>, volumes: &Volumes) -> bool {
         if waiting.is_empty() {
             return self.note_stuck(waiting, false);
         }
-        // Who can't go on comes first, in the order in which they came to that.
+        // Volumes that are blocked come first, in the order in which they blocked.
         waiting.sort_unstable_by_key(|one| one.order);
         let mut granted = self.grant_to(waiting, self.quantum(volumes.len()), volumes);
         let mut comes_later = false;
@@ -110,7 +110,7 @@ impl Engine {
     }
 
     /// Extents that a volume could still use: none beyond its quota, and none beyond its size as
-    /// long as it shares with nobody and so never copies.
+    /// long as it shares no extents and so never copies.
     fn room(&self, volume: &Volume, volumes: &Volumes) -> u64 {
         self.room_in_quota(volume).min(self.room_in_size(volume, volumes))
     }
@@ -134,7 +134,7 @@ impl Engine {
         let size = volume.size.load(Ordering::Acquire);
         let size = size.div_ceil(self.pool.geometry.extent_size());
         let starves = volume.starves.load(Ordering::Acquire) > 0;
-        // Another worker of it may hold what it has: who starves gets one whatever it holds.
+        // Another worker of the volume may hold its extents: a starving worker gets one regardless.
         size.saturating_sub(held).max(u64::from(starves))
     }
 
@@ -161,7 +161,7 @@ impl Engine {
         }
         let granted = reserve.total() - before;
         if granted > 0 {
-            // Under the lock: who sees the extents sees that they were granted.
+            // Under the lock: a thread that sees the extents sees that they were granted.
             volume.grants.fetch_add(1, Ordering::AcqRel);
             self.pool.grants.fetch_add(1, Ordering::Relaxed);
         }
@@ -220,13 +220,13 @@ impl Engine {
         self.trees.values().map(|t| t.tree.level_count() as u64).max().unwrap_or(1)
     }
 
-    /// Index pages that so many changed slots may touch.
+    /// Returns the number of index pages that `dirty` changed slots may touch.
     pub(super) fn index_pages(&self, dirty: u64) -> u64 {
         let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
         all.min(dirty * self.levels())
     }
 
-    /// Most slots that may be dirty when so many pages are free.
+    /// Returns the limit of dirty slots with `pages` free pages.
     fn dirty_limit(&self, pages: u64) -> u64 {
         let left = pages.saturating_sub(self.fixed_pages());
         let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
@@ -270,7 +270,7 @@ impl Engine {
             if limit >= wanted || self.pool.read_only {
                 break;
             }
-            // What is only ahead of need is not taken from what is set aside.
+            // Grants ahead of demand are not taken from the space set aside.
             let is_ahead = limit >= (dirty + PAGES_AT_HAND).min(slots);
             if is_ahead && !self.has_more_than_set_aside() || !self.add_page_extent() {
                 break;
@@ -286,7 +286,7 @@ impl Engine {
         let rose = freeing > limits.limit_freeing.swap(freeing, Ordering::SeqCst);
         limits.limit.store(limit, Ordering::SeqCst);
         let rose = limit > before || rose;
-        // Somebody may have met the limit while it was lower for a moment.
+        // A writer may have met the limit while it was lower for a moment.
         let met_it = limit > self.dirty_or_promised()
             && self.pool.pages.0.wanted.swap(false, Ordering::SeqCst);
         if rose || given || met_it {
@@ -294,8 +294,8 @@ impl Engine {
         }
     }
 
-    /// Gives metadata extents back that are far from being needed. The limit is lowered first, and
-    /// what is promised by then looked at again: nobody is promised what is given away.
+    /// Returns metadata extents that are not needed soon. The limit is lowered first, and the
+    /// promised pages are checked again, so that no promised page is returned.
     fn shrink_pages(&mut self, wanted: u64, reserve: u64) -> bool {
         let free = self.pages.free_pages();
         let limit = self.dirty_limit(free.saturating_sub(reserve));
@@ -322,7 +322,7 @@ impl Engine {
         pages.dirty.load(Ordering::Relaxed) + promised
     }
 
-    /// Whether changes park, or soon will, for want of pages that a checkpoint would free.
+    /// Whether changes park, or soon will, for lack of pages that a checkpoint would free.
     pub(super) fn pages_are_short(&self) -> bool {
         let pages = &self.pool.pages.0;
         let dirty = pages.dirty.load(Ordering::Relaxed);

@@ -51,7 +51,7 @@ impl Engine {
         Ok(Prepared::Change(change, gated, outcome))
     }
 
-    /// What can be said without looking whether any of the snapshots is there.
+    /// Checks a group without a look at whether any of the snapshots exists.
     fn check_group(
         &self,
         members: &[(VolumeId, String)],

@@ -32,7 +32,7 @@ impl Pool {
     pub fn largest_size(&self, device: u8) -> Option<u64> {
         let counts = self.counts.get(usize::from(device))?.get()?;
         let extents = counts.capacity().min(1 << DEVICE_SHIFT);
-        // What does not make a whole extent is left alone.
+        // A partial extent at the end is not used.
         Some((extents + 1).saturating_mul(self.geometry.extent_size()) - 1)
     }
 }

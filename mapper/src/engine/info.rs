@@ -1,4 +1,4 @@
-//! What can be asked of a pool: its space, its volumes, and whether all of it adds up.
+//! Queries of a pool: its space, its volumes, and the consistency of its accounts.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct VolumeInfo {
     pub kind: VolumeKind,
     /// First ancestor: what has the same was made from one another.
     pub lineage: VolumeId,
-    /// What it was made from; 0 for nothing.
+    /// The volume that it was made from; 0 for none.
     pub origin: VolumeId,
     /// Bytes a client sees.
     pub size: u64,
@@ -32,7 +32,7 @@ pub struct VolumeInfo {
     pub mapped: u64,
     /// Bytes of valid sub-blocks.
     pub valid: u64,
-    /// Bytes of extents that nobody else refers to.
+    /// Bytes of extents that no other volume refers to.
     pub exclusive: u64,
     /// Bytes of extents that others refer to as well.
     pub shared: u64,
@@ -42,13 +42,13 @@ pub struct VolumeInfo {
     pub created: Lsn,
     /// When that was; 0 where it isn't known.
     pub made: WallTime,
-    /// What is set for it.
+    /// Its settings.
     pub settings: VolumeSettings,
     /// A write of it waits for an extent, and none is on its way.
     pub out_of_space: bool,
 }
 
-/// What a volume or snapshot is, without what it takes.
+/// The properties of a volume or snapshot, without its space.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeSummary {
     /// Identity.
@@ -59,7 +59,7 @@ pub struct VolumeSummary {
     pub kind: VolumeKind,
     /// First ancestor: what has the same can be compared.
     pub lineage: VolumeId,
-    /// What it was made from; 0 for nothing.
+    /// The volume that it was made from; 0 for none.
     pub origin: VolumeId,
     /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
     pub created: Lsn,
@@ -75,7 +75,7 @@ pub struct VolumeSummary {
     pub reserved: u64,
     /// When that was; 0 where it isn't known.
     pub made: WallTime,
-    /// What is set for it.
+    /// Its settings.
     pub settings: VolumeSettings,
     /// Bytes that are set aside for it and that it doesn't have yet.
     pub unmet: u64,
@@ -90,7 +90,7 @@ pub struct VolumeSummary {
 }
 
 impl VolumeSummary {
-    /// The same with what was counted: bytes that nobody else refers to.
+    /// Adds the counted bytes that no other volume refers to.
     #[must_use]
     pub fn with_exclusive(self, exclusive: u64) -> VolumeInfo {
         let exclusive = exclusive.min(self.mapped);
@@ -131,7 +131,8 @@ impl Pool {
     /// All volumes and snapshots, by id, without counting anything. May be called from any thread.
     #[must_use]
     pub fn summaries(&self) -> Vec<VolumeSummary> {
-        // Counting takes locks of each volume; whoever makes or deletes one doesn't wait for that.
+        // Counting takes locks of each volume; creating or deleting a volume does not wait for
+        // that.
         let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
         let summary = |volume: &std::sync::Arc<crate::volume::Volume>| VolumeSummary {
             id: volume.identity.id,
@@ -198,8 +199,7 @@ impl Engine {
         self.superblock.epoch
     }
 
-    /// Volumes that are gone and whose extents are still being let go, a bounded number at each
-    /// poll. They come free as this gets less.
+    /// Deleted volumes whose extents are still being reclaimed, a bounded number at each poll.
     #[must_use]
     pub fn releasing(&self) -> Vec<super::Releasing> {
         self.releases.releasing().collect()
@@ -216,7 +216,7 @@ impl Engine {
             let mapped = volume.mapped.load(Ordering::Relaxed) * extent;
             let lineage = volume.identity.lineage;
             let family = volumes.iter().filter(|other| other.identity.lineage == lineage).count();
-            // Who has no relatives shares nothing.
+            // A volume without relatives shares nothing.
             let alone = family == 1;
             let exclusive = if alone { mapped } else { self.exclusive_extents(volume) * extent };
             VolumeInfo {
@@ -313,20 +313,20 @@ impl Engine {
                 let (m, v) = crate::change::totals(self.pool.arena.leaf(leaf));
                 (mapped, valid) = (mapped + m, valid + v);
             }
-            let told =
+            let recorded =
                 (volume.mapped.load(Ordering::Relaxed), volume.valid.load(Ordering::Relaxed));
-            if told != (mapped, valid) {
+            if recorded != (mapped, valid) {
                 let id = volume.identity.id;
                 return Err(format!(
-                    "volume {id}: accounts {told:?}, counted {:?}",
+                    "volume {id}: accounts {recorded:?}, counted {:?}",
                     (mapped, valid)
                 ));
             }
         }
         for (&leaf, &(references, _)) in &recount.leaves {
-            let told = self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
-            if told != references {
-                return Err(format!("leaf {leaf}: {references} references, counted {told}"));
+            let counted = self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
+            if counted != references {
+                return Err(format!("leaf {leaf}: {references} references, counted {counted}"));
             }
             for entry in 0..LEAF_ENTRIES {
                 if let Some(physical) = self.pool.arena.leaf(leaf).load(entry).physical {
@@ -387,7 +387,7 @@ mod tests {
     use crate::volume::{Identity, Volume};
 
     #[test]
-    fn nobody_waits_for_the_list_of_volumes_while_they_are_counted() {
+    fn listing_volumes_does_not_wait_for_their_accounting() {
         let memory = Arc::new(VecRingMemory::new(1, 16));
         let pool = Arc::new(Pool::assemble(PoolParts {
             pool_id: [1; 16],
@@ -417,7 +417,8 @@ mod tests {
             let pool = Arc::clone(&pool);
             move || pool.summaries()
         });
-        // Two hold it here; the third is who counts, and waits for what is locked.
+        // Two references are held here; the third belongs to the counting thread, which waits for
+        // the lock.
         for _ in 0..1_000_000 {
             if Arc::strong_count(&volume) > 2 {
                 break;

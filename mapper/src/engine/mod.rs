@@ -133,7 +133,7 @@ pub struct Engine {
     builder: WalBlockBuilder,
 }
 
-/// What the opening of a pool has found out; an engine is made of it.
+/// The result of opening a pool, from which an engine is made.
 #[derive(Debug)]
 pub(crate) struct EngineParts {
     pub(crate) pool: Arc<Pool>,
@@ -198,7 +198,7 @@ impl Engine {
     /// caller's monotonic clock. To be called until it gives `None`, after each event.
     pub fn poll(&mut self, now_ns: u64) -> Option<IoCommand> {
         self.now_ns = self.now_ns.max(now_ns);
-        // One step may be what another waits for; whoever sees that says the engine is wanted.
+        // One step may unblock another, which then requests another turn of the engine.
         for _ in 0..STEPS_PER_POLL {
             // Before what waits is given out: after a failure nothing more may be written (R8).
             if self.closed || self.has_failed() {
@@ -251,8 +251,8 @@ impl Engine {
         }
     }
 
-    /// Has all free space told to the media, as what comes free is: a former process may have freed
-    /// some and ended before it did that. Allocation goes on meanwhile.
+    /// Passes all free space down to the media, as freed extents are: a former process may have
+    /// freed some and ended before it did that. Allocation goes on meanwhile.
     pub fn scrub(&mut self) {
         if self.pool.tuning.passdown && !self.pool.read_only {
             self.releases.begin_scrub();
@@ -260,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// Whether something that was let go of, or is free, is still to be told to the media.
+    /// Whether freed or free extents still have to be passed down to the media.
     #[must_use]
     pub fn is_scrubbed(&self) -> bool {
         self.releases.is_idle() && !self.releases.is_scrubbing()
@@ -269,7 +269,7 @@ impl Engine {
     /// When [`Self::poll`] should be called at the latest, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        // What a reader found in log and ring stays there: no timer has to do with it.
+        // A reader leaves log and ring as they are, so that no timer runs.
         if self.has_failed() || self.pool.read_only {
             return None;
         }
@@ -299,7 +299,7 @@ impl Engine {
         self.pool.durable_lsn()
     }
 
-    /// Everything up to here is durable now: whoever waited for that goes on.
+    /// Everything up to this LSN is durable now: wakes the requests that waited for it.
     pub(crate) fn rise(&mut self, durable: Lsn) {
         let lsn =
             self.pool.progress.0.durable.fetch_max(durable.0, Ordering::SeqCst).max(durable.0);
@@ -319,7 +319,7 @@ impl Engine {
         self.commit.consumed = self.pool.durable_lsn();
     }
 
-    /// What replay brought is durable; nothing is left of the former process.
+    /// The replayed changes are durable; no state of the former process is left.
     pub(crate) fn is_recovered(&self) -> bool {
         self.commit.is_idle()
             && self.checkpoint.is_idle()
@@ -330,11 +330,11 @@ impl Engine {
 
     /// Has the map written out at the next opportunity.
     pub(crate) fn want_checkpoint(&mut self) {
-        self.checkpoint.want();
+        self.checkpoint.request();
         self.pool.want_engine();
     }
 
-    /// Leaves for so many changes, made if there are none.
+    /// Ensures that there are leaves for `changes` changes.
     pub(crate) fn ensure_leaves(&mut self, changes: usize) -> Result<(), MapperError> {
         if self.spares.ensure(&self.pool, changes) {
             return Ok(());
@@ -345,7 +345,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets go at once of what replay has dropped: nobody reads yet.
+    /// Frees at once what replay has dropped: no reader exists yet.
     pub(crate) fn settle_replayed(&mut self) {
         let drops = std::mem::take(&mut *self.pool.leaf_drops.lock());
         for drop in drops {
@@ -395,7 +395,7 @@ impl Engine {
     }
 }
 
-/// Nothing may be left unwritten for want of a buffer: the pool stops instead.
+/// Nothing may be left unwritten for lack of a buffer: the pool stops instead.
 const NO_MEMORY: MapperError = MapperError::Limit { what: "memory for IO", limit: 0 };
 
 /// Rounds of steps in one poll: workers that keep asking must not keep the caller in it.

@@ -9,7 +9,7 @@ use crate::units::{DeviceIndex, PhysicalExtent};
 /// isn't stuck behind a second of writes.
 pub(crate) const MAX_WRITES_OUT: usize = 4;
 
-/// What a command is for.
+/// The purpose of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// A data flush of the running commit.
@@ -24,7 +24,7 @@ pub(crate) enum Purpose {
     Super,
     /// A flush between superblock pairs.
     SuperFlush,
-    /// A freed run is told to the media before it is reused.
+    /// Passes a freed run down to the media before it is reused.
     Passdown { first: PhysicalExtent, count: u64 },
 }
 

@@ -20,11 +20,11 @@ const SLOTS_PER_STEP: u32 = 1024;
 const LEAVES_PER_STEP: usize = 64;
 /// Extents released in one go.
 const EXTENTS_PER_STEP: usize = 4096;
-/// Free extents told to the media at a time: they can't be granted meanwhile, which is some
+/// Free extents passed down to the media at a time: they cannot be granted meanwhile, which is some
 /// milliseconds for as many as a volume is granted at a time.
 const SCRUBBED_AT_A_TIME: u64 = 64;
 
-/// Something a change let go of.
+/// A reference that a change dropped.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     Extent {
@@ -43,15 +43,15 @@ pub(crate) enum Item {
     },
 }
 
-/// A deleted volume, or the former content of one that was rolled back, whose extents are being let
-/// go in the background.
+/// A deleted volume, or the former content of one that was rolled back, whose extents are being
+/// reclaimed in the background.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Releasing {
     /// Which volume or snapshot it was.
     pub volume: VolumeId,
     /// Extents that it mapped.
     pub extents: u64,
-    /// Of these, those still to be let go. Shared ones count too: they go on to be used.
+    /// Of these, those still to be reclaimed. Shared ones count too, although they stay in use.
     pub left: u64,
 }
 
@@ -74,20 +74,20 @@ pub(crate) struct Releases {
     undrained: VecDeque<(u64, Item)>,
     undrained_leaves: VecDeque<(u64, Item)>,
     walks: VecDeque<Walk>,
-    /// Extents freed since the engine last told anybody.
+    /// Extents freed since the engine last woke waiters.
     pub(crate) freed: u64,
     /// Pages that no tree to be written refers to any more.
     pub(crate) dead_pages: Vec<PageAddress>,
-    /// Runs to be told to the media before they are free.
+    /// Runs to be passed down to the media before they are free.
     passdown: Vec<(PhysicalExtent, u64)>,
     passing_down: u64,
-    /// Free extents from here on are still to be told to the media, though nobody let go of them
-    /// since the pool was opened.
+    /// Free extents from here on are still to be passed down to the media, although they were free
+    /// when the pool was opened.
     scrub: Option<PhysicalExtent>,
 }
 
 impl Releases {
-    /// A reference let go by the change with this LSN.
+    /// Records a reference that the change with this LSN drops.
     pub(crate) fn drop_at(&mut self, lsn: Lsn, item: Item) {
         self.undurable.push_back((lsn, item));
     }
@@ -116,7 +116,7 @@ impl Releases {
         self.undurable.is_empty() && !self.has_drains() && self.passing_down == 0
     }
 
-    /// Has all that is free told to the media, piece by piece.
+    /// Begins to pass all free extents down to the media, piece by piece.
     pub(crate) fn begin_scrub(&mut self) {
         self.scrub = Some(PhysicalExtent(0));
     }
@@ -147,7 +147,7 @@ impl Releases {
             || !self.passdown.is_empty()
     }
 
-    /// Volumes whose extents are still to be let go, in the order in which that is done.
+    /// Volumes whose extents are still to be reclaimed, in the order of reclaim.
     pub(crate) fn releasing(&self) -> impl Iterator<Item = Releasing> {
         let waiting = self.undrained_leaves.iter().map(|(_, item)| item);
         let waiting = waiting.chain(self.undurable.iter().map(|(_, item)| item));
@@ -222,8 +222,8 @@ impl Releases {
         worked + 1
     }
 
-    /// Lets go of everything at once, for replay: extents are counted out, and the free map is
-    /// derived afterwards.
+    /// Frees everything at once, for replay: extents are counted out, and the free map is derived
+    /// afterwards.
     pub(crate) fn settle(&mut self, pool: &Pool) {
         while let Some((_, item)) = self.undurable.pop_front() {
             match item {
@@ -243,7 +243,7 @@ impl Releases {
         self.freed = 0;
     }
 
-    /// One directory fewer holds the leaf; with the last one its extents are let go too.
+    /// One directory fewer holds the leaf; with the last one its extents are freed too.
     pub(crate) fn release_leaf(&mut self, pool: &Pool, leaf: LeafId, stripe: usize) {
         let _stripe = pool.stripes[stripe].lock();
         let meta = pool.arena.meta(leaf);

@@ -1,4 +1,5 @@
-//! Carries the space policy out: who waits, who is slowed down, and what there is to tell.
+//! Carries out the space policy: queues waiting volumes, throttles writers, and reports changes of
+//! state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,24 +15,24 @@ use crate::volume::Volume;
 use super::Engine;
 use super::grant::Volumes;
 
-/// How often allowances are given out while somebody waits for one.
+/// How often allowances are given out while a volume waits for one.
 const TICK_NS: u64 = 20_000_000;
-/// Allowances that nobody took are kept for so long: a pause is no reason for a burst.
+/// How long unused allowances are kept: a pause must not allow a burst.
 const CREDIT_NS: u64 = 1_000_000_000;
 /// However slow, a volume gets an extent each second.
 const FLOOR_NS: u64 = 1_000_000_000;
-/// One page of the index for so many leaves, with its levels: an index page has room for more.
+/// Leaves for each index page, including upper levels: an index page has room for more.
 const LEAVES_PER_INDEX: u64 = 64;
 /// Pages for the catalogue and what is rounded away.
 const PAGES_BESIDES: u64 = 4;
-/// Changes kept for who takes them: more than a pool has in the time between two polls.
+/// Limit of queued changes of state: more than a pool has in the time between two polls.
 const MAX_CHANGES: usize = 64;
 
 /// A volume that asks for extents, or can't go on without.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) volume: Arc<Volume>,
-    /// Rising with the time at which it ran out; the highest for who hasn't.
+    /// Order in which volumes ran out of space; the highest value for those that did not.
     pub(super) order: u64,
 }
 
@@ -51,7 +52,7 @@ impl Waiting {
     }
 }
 
-/// What the engine knows of its pool's space over time.
+/// The engine's state of its pool's space over time.
 #[derive(Debug)]
 pub(crate) struct SpacePolicy {
     watch: SpaceWatch,
@@ -59,12 +60,12 @@ pub(crate) struct SpacePolicy {
     free_below: Option<u64>,
     /// Extents granted less those taken back, since the last look.
     granted: u64,
-    /// Somebody waits for an extent that doesn't come.
+    /// Whether a volume waits for an extent and none is on its way.
     stuck: bool,
-    /// What somebody else was granted may be had in a moment.
+    /// Whether extents granted to another volume may become available soon.
     comes_later: bool,
     looked_ns: u64,
-    /// What was seen then counts no longer.
+    /// Whether the last observation is outdated.
     outdated: bool,
     /// Bytes that may be taken, and when that was counted.
     credit: u64,
@@ -136,7 +137,7 @@ impl Engine {
     }
 
     /// How full the pool is and how fast it fills. As long as it isn't normal, [`Self::poll`] is to
-    /// be called once a second: it may become so by itself, and is told of again.
+    /// be called once a second: it may become so by itself, and its state is reported again.
     #[must_use]
     pub const fn space_watch(&self) -> &SpaceWatch {
         &self.space.watch
@@ -171,7 +172,7 @@ impl Engine {
         }
         self.controls.has_settings = true;
         self.mark_record(id);
-        // Who waits may go on with another quota or policy.
+        // Waiting writes may continue with another quota or policy.
         volume.out_of_space.store(false, Ordering::Release);
         self.pool.want_engine();
         self.pool.bump();
@@ -217,11 +218,11 @@ impl Engine {
     }
 
     pub(super) fn space_deadline(&self) -> Option<u64> {
-        let waits = self.space.comes_later || self.slows_somebody();
+        let waits = self.space.comes_later || self.throttles_a_volume();
         waits.then(|| self.space.looked_ns.saturating_add(TICK_NS))
     }
 
-    fn slows_somebody(&self) -> bool {
+    fn throttles_a_volume(&self) -> bool {
         self.pool.slows_down.load(Ordering::Relaxed)
             && self.pool.volumes.read().values().any(|v| v.slowed.load(Ordering::Acquire) > 0)
     }
@@ -258,7 +259,7 @@ impl Engine {
         }
     }
 
-    /// Bytes that can be granted to somebody for whom nothing is set aside.
+    /// Bytes that can be granted to a volume without space set aside.
     #[must_use]
     pub fn available(&self) -> u64 {
         let set_aside = self.set_aside(&self.pool.volumes.read());
@@ -298,7 +299,7 @@ impl Engine {
         self.space.credit = u64::try_from(credit).unwrap_or(u64::MAX);
 
         let mut waiting = std::mem::take(&mut self.space.waiting);
-        // Who comes late has had as much as the others: the past is not made up for.
+        // A new volume starts with the share of the others: the past is not compensated.
         let had = self.space.served;
         let slowed = |volume: &Arc<Volume>| {
             let waits = volume.slowed.load(Ordering::Acquire) > 0;
@@ -324,7 +325,8 @@ impl Engine {
         }
     }
 
-    /// Notes who waits for an extent that doesn't come. Whether there is news for them.
+    /// Records the volumes that wait for an extent without one on its way. Returns whether they
+    /// have to be woken.
     pub(super) fn note_stuck(&mut self, waiting: &[Waiting], comes_later: bool) -> bool {
         self.space.stuck = false;
         self.space.comes_later = comes_later;
@@ -335,7 +337,7 @@ impl Engine {
             let by_quota = quota > 0 && volume.held() >= quota;
             if coming && !by_quota {
                 if self.releases.awaits_commit() {
-                    // What was let go can be had again once that is durable (R4).
+                    // Dropped extents can be granted again once their change is durable (R4).
                     self.pool.want_commit();
                 }
                 continue;
@@ -363,8 +365,8 @@ fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> u6
     extents + pages.div_ceil(pool.geometry.pages_per_extent())
 }
 
-/// So many extents for all of these, as evenly as that goes: what is left over goes to those that
-/// have had least. Gives what the one that has had least has had then.
+/// Shares `extents` among these volumes as evenly as possible: the remainder goes to those with the
+/// smallest share. Returns the smallest share afterwards.
 fn share(waiting: &[Waiting], extents: u64) -> u64 {
     let each = extents / waiting.len() as u64;
     let more = extents % waiting.len() as u64;

@@ -36,7 +36,7 @@ struct New {
 pub(crate) const MAX_VOLUMES: usize = 1 << 16;
 
 impl Engine {
-    /// Carries out a structure change with this LSN. What it lets go of waits until the LSN is
+    /// Carries out a structure change with this LSN. Its dropped references wait until the LSN is
     /// durable.
     pub(crate) fn apply_structure(&mut self, change: &Change, lsn: Lsn) -> Result<(), MapperError> {
         match *change {
@@ -83,7 +83,7 @@ impl Engine {
         PageTree::new(id.0, u64::from(self.pool.geometry.slots_for(size)), 1)
     }
 
-    /// Adds a volume that nobody has seen yet.
+    /// Adds a volume that no other thread has seen yet.
     pub(crate) fn add_volume(&mut self, volume: Volume) -> Result<(), MapperError> {
         let id = volume.identity.id;
         if self.trees.len() >= MAX_VOLUMES {
@@ -138,7 +138,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets go of everything that the volume has mapped so far.
+    /// Drops everything that the volume has mapped so far.
     fn release_all(&mut self, volume: &Volume, directory: Arc<Directory>, lsn: Lsn) {
         let Identity { id, lineage, .. } = volume.identity;
         let extents = volume.mapped.load(Ordering::Relaxed);
@@ -243,7 +243,7 @@ impl Engine {
     fn install_directory(&mut self, volume: &Volume, directory: Directory, size: u64) {
         let slots = u64::from(directory.slot_count());
         let changed = volume.directory.load().slot_count() != directory.slot_count();
-        // Shrinking: the size first, so that nobody looks for what is cut off.
+        // Shrinking: the size first, so that no lookup reaches the part that is cut off.
         volume.size.store(size, Ordering::Release);
         volume.directory.store(Arc::new(directory));
         volume.shape.fetch_add(1, Ordering::SeqCst);
@@ -276,7 +276,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets go of what lies beyond a new, smaller size, down to the sub-block (R18).
+    /// Drops everything beyond a new, smaller size, down to the sub-block (R18).
     fn cut_off(
         &mut self,
         volume: &Volume,
@@ -320,7 +320,7 @@ impl Engine {
     }
 }
 
-/// What is left of an entry when the volume ends at `size` bytes.
+/// Returns the rest of an entry when the volume ends at `size` bytes.
 fn cut_mapping(
     geometry: crate::geometry::Geometry,
     now: Mapping,

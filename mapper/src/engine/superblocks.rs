@@ -25,7 +25,7 @@ enum State {
     FirstFlush,
     SecondPair,
     SecondFlush,
-    /// Durable, and not yet looked at by who asked for it.
+    /// Durable, and not yet seen by its requester.
     Done,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct PageTree {
 }
 
 impl PageTree {
-    /// A tree for so many pages. `min_levels` is 1 for volumes, 0 for the catalogue.
+    /// Creates a tree for `pages` pages. `min_levels` is 1 for volumes, 0 for the catalogue.
     pub(crate) fn new(id: u32, pages: u64, min_levels: usize) -> Self {
         let mut levels = Vec::new();
         let mut count = pages.max(1);
@@ -81,7 +81,7 @@ impl PageTree {
         if self.root().is_none() { 0 } else { u8::try_from(self.levels.len()).unwrap_or(u8::MAX) }
     }
 
-    /// What a page of the lowest level is referred to by.
+    /// Returns the reference to a page of the lowest level.
     pub(crate) fn get(&self, index: u64) -> PageRef {
         let (node, entry) = place(index);
         match self.levels.first() {

@@ -1,4 +1,4 @@
-//! Who uses which extents: for pictures of a pool.
+//! The usage of extents: for pictures of a pool.
 
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::Pool;
@@ -6,7 +6,7 @@ use crate::units::{DeviceIndex, VolumeId};
 
 use super::Engine;
 
-/// What an extent of the media is used for.
+/// The usage of an extent of the media.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Use {
     /// Superblocks, log, and pages of the map.
@@ -26,7 +26,7 @@ pub struct UsedExtent {
     pub device: DeviceIndex,
     /// Position on the device, in extents.
     pub extent: u64,
-    /// What for.
+    /// The usage of the run.
     pub usage: Use,
 }
 

@@ -23,7 +23,7 @@ pub const RECORDS_PER_PAGE: u64 = 15;
 const RECORDS: usize = 15;
 const RECORD_SIZE: usize = 256;
 
-/// What a volume record stands for.
+/// The kind of a volume record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum VolumeKind {
@@ -40,7 +40,7 @@ pub struct VolumeRecord {
     pub id: VolumeId,
     /// Identity of the first ancestor; its own if it has none.
     pub lineage: VolumeId,
-    /// What it was made from; 0 if from nothing.
+    /// The volume that it was made from; 0 for none.
     pub origin: VolumeId,
     /// Volume or snapshot.
     pub kind: VolumeKind,
@@ -58,7 +58,7 @@ pub struct VolumeRecord {
     pub levels: u8,
     /// Its name.
     pub name: VolumeName,
-    /// What is set for it.
+    /// Its settings.
     pub settings: VolumeSettings,
 }
 
@@ -236,8 +236,8 @@ impl RawRecord {
         }))
     }
 
-    /// What is set, where the pool has such. Without, the bytes belong to nobody, or to a feature
-    /// that this code doesn't know.
+    /// Reads the settings, if the pool has any. Else the bytes are unused, or belong to a feature
+    /// that this code does not know.
     fn settings(&self, index: usize, limits: &Limits) -> Result<VolumeSettings, Problem> {
         if limits.has_volume_settings() {
             let kind = u64::from(self.settings[0]);
@@ -251,7 +251,7 @@ impl RawRecord {
         Ok(VolumeSettings::default())
     }
 
-    /// What belongs to features that this code doesn't know, where such are in use.
+    /// Checks reserved bytes, unless features that this code does not know use them.
     fn check_reserved(&self, index: usize, at: usize) -> Result<(), Problem> {
         check_reserved(&[self.reserved_a], at + 51)?;
         if self.flags.get() != 0 {

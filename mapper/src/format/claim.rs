@@ -17,7 +17,7 @@ const MAGIC: [u8; 8] = *b"BLOCKDow";
 const CRC_AT: usize = 8;
 const VERSION: u16 = 1;
 
-/// What a claim says about its open.
+/// The state of the open that wrote a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClaimState {
     /// The open has ended in order.
@@ -33,7 +33,7 @@ pub enum ClaimState {
 pub struct Claim {
     /// The pool that was claimed.
     pub pool_id: PoolId,
-    /// What it says.
+    /// The state of its open.
     pub state: ClaimState,
     /// Random and not 0: identity of the open.
     pub open_id: u64,
@@ -90,7 +90,7 @@ impl Claim {
     }
 }
 
-/// What lies in the place of the claim page.
+/// The content of the claim page's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClaimPage {
     /// Zeroes: the pool was never claimed.

@@ -26,7 +26,7 @@ pub struct DeviceRecord {
     pub extents: u64,
     /// Bytes of its logical block.
     pub block_size: u32,
-    /// What kind of storage it is; the number means something to the caller only.
+    /// The kind of storage; only the caller interprets the number.
     pub class: u8,
 }
 

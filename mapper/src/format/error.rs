@@ -9,11 +9,11 @@ use crate::units::{DeviceIndex, PageAddress};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{structure}{place}: {problem}")]
 pub struct FormatError {
-    /// What should have been there.
+    /// The expected structure.
     pub structure: Structure,
     /// Where.
     pub place: Place,
-    /// What was found and what was expected.
+    /// The found and the expected content.
     pub problem: Problem,
 }
 
@@ -69,7 +69,7 @@ pub enum Place {
     Page(PageAddress),
     /// A record of the delta ring.
     Ring {
-        /// Whose part of the ring.
+        /// The slot of the ring.
         slot: u32,
         /// The record's position, counted from 1 over the life of the ring.
         position: u64,
@@ -88,7 +88,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with a structure.
+/// The problem of a structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -103,9 +103,9 @@ pub enum Problem {
     /// Something else lies there.
     #[error("magic is {found:#x}, expected {expected:#x}")]
     Magic {
-        /// What lies there.
+        /// The found value.
         found: u64,
-        /// What should.
+        /// The expected value.
         expected: u64,
     },
     /// The bytes changed after they were sealed.
@@ -147,8 +147,9 @@ pub enum Problem {
         /// Its value.
         found: u64,
     },
-    /// It belongs to another pool.
-    #[error("pool is {:#034x}, expected {:#034x}", u128::from_be_bytes(*found), u128::from_be_bytes(*expected))]
+    /// The structure belongs to another pool.
+    #[error("pool is {:#034x}, expected \
+             {:#034x}", u128::from_be_bytes(*found), u128::from_be_bytes(*expected))]
     ForeignPool {
         /// The pool it belongs to.
         found: [u8; 16],
@@ -162,7 +163,7 @@ pub enum Problem {
         field: &'static str,
         /// Its value.
         found: u64,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: &'static str,
     },
     /// A field holds another value than its place in the structure demands.
@@ -172,7 +173,7 @@ pub enum Problem {
         field: &'static str,
         /// Its value.
         found: u64,
-        /// What it should be.
+        /// The expected value.
         expected: u64,
     },
     /// An entry of a table holds what it mustn't.
@@ -184,7 +185,7 @@ pub enum Problem {
         field: &'static str,
         /// Its value.
         found: u64,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: &'static str,
     },
     /// A reserved byte is in use.

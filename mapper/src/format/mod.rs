@@ -39,10 +39,8 @@ pub const INDEX_FANOUT: u64 = 252;
 /// Index levels of a tree: 252^4 leaves are more than the 2^26 of the largest volume.
 pub const MAX_LEVELS: u8 = 4;
 
-/// How a parent names its child: where it lies, and what it must look like.
-///
-/// The sum is what tells a write that was lost or went elsewhere: the page found may be sound in
-/// itself and still not be the child.
+/// How a parent names its child: where it lies, and what it must look like. The sum detects a write
+/// that was lost or misdirected: the page found may be sound in itself and still not be the child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageRef {
     /// Where the child lies; 0 when there is none.
@@ -62,7 +60,7 @@ impl PageRef {
     }
 }
 
-/// What a pool allows in entries and references.
+/// The limits of a pool for entries and references.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     full_bitmap: u64,
@@ -109,7 +107,7 @@ impl Limits {
         self.unknown_features
     }
 
-    /// What the layout itself can hold, for readers that know no pool.
+    /// The limits of the layout itself, for readers that know no pool.
     #[must_use]
     pub const fn layout() -> Self {
         Self {
@@ -157,7 +155,7 @@ pub const fn levels_for(children: u64) -> u8 {
     levels
 }
 
-/// Lowest pages that a tree of so many index levels can hold.
+/// Returns the number of lowest pages that a tree of this many index levels can hold.
 #[must_use]
 pub const fn capacity_of(levels: u8) -> u64 {
     // 252^8 is the highest power below 2^64.

@@ -14,7 +14,7 @@ pub const PAGE_HEADER_SIZE: usize = 64;
 const MAGIC: [u8; 4] = *b"BDpg";
 const CRC_AT: usize = 8;
 
-/// What a page holds.
+/// The kind of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageKind {
@@ -36,7 +36,7 @@ impl PageKind {
     }
 }
 
-/// What a writer says about a page.
+/// The stamp that a writer puts on a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageStamp {
     /// The pool.
@@ -56,22 +56,22 @@ pub struct PageStamp {
 /// The header of a page that was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageHeader {
-    /// What it holds.
+    /// Its kind.
     pub kind: PageKind,
     /// 0 for leaves and catalogue pages, from 1 up for index pages.
     pub level: u8,
     /// Entries in use.
     pub entries: u16,
-    /// What its writer said.
+    /// The stamp of its writer.
     pub stamp: PageStamp,
 }
 
-/// What a reader knows about a page before it has read it.
+/// The properties of a page that a reader expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageExpect {
     /// The pool.
     pub pool_id: PoolId,
-    /// What it holds.
+    /// Its kind.
     pub kind: PageKind,
     /// Its level.
     pub level: u8,
@@ -80,7 +80,7 @@ pub struct PageExpect {
     /// The tree, where only one can be right. Pages of volumes are shared with snapshots and
     /// carry the tree that wrote them first, so any tree is.
     pub tree: Option<u32>,
-    /// What its parent names. `None` for tools that look at orphans.
+    /// The sum in its parent. `None` for tools that examine orphans.
     pub sum: Option<u64>,
 }
 

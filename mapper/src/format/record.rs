@@ -40,7 +40,7 @@ const CONTINUED: u8 = 255;
 /// One snapshot of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupMember {
-    /// What it is made from.
+    /// The source volume.
     pub source: VolumeId,
     /// The snapshot's name.
     pub name: VolumeName,
@@ -51,7 +51,7 @@ pub struct GroupMember {
 pub enum Change {
     /// The extent's entry becomes exactly this.
     Map {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
         /// Which extent.
         extent: ExtentIndex,
@@ -62,14 +62,14 @@ pub enum Change {
     },
     /// The extent's entry becomes empty.
     Unmap {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
         /// Which extent.
         extent: ExtentIndex,
     },
     /// All 256 entries of a slot become empty.
     UnmapLeaf {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
         /// Which slot.
         slot: SlotIndex,
@@ -103,7 +103,7 @@ pub enum Change {
     Snapshot {
         /// The snapshot's identity.
         volume: VolumeId,
-        /// What it is made from.
+        /// The source volume.
         source: VolumeId,
         /// When it is made.
         made: WallTime,
@@ -114,7 +114,7 @@ pub enum Change {
     Clone {
         /// The clone's identity.
         volume: VolumeId,
-        /// What it is made from.
+        /// The source volume.
         source: VolumeId,
         /// The clone's bytes, no fewer than its source's.
         size: u64,

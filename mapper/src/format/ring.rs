@@ -43,7 +43,8 @@ pub(crate) const R_SUM: usize = 7;
 
 const LEAF_BIT: u64 = 1 << 63;
 
-/// What a change let go of: needed after process death, since nothing else remembers it.
+/// The reference that a change dropped: needed after process death, since it is stored nowhere
+/// else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dropped {
     /// Nothing.

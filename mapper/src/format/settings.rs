@@ -1,24 +1,24 @@
-//! What an administrator has set for one volume, as it is kept beside its record.
+//! Settings of one volume, as they are stored beside its record.
 
 use crate::format::Problem;
 
 /// Bytes of the settings in a volume record.
 pub const ENCODED: usize = 64;
 
-/// What becomes of a write that needs an extent when there is none for it.
+/// The behaviour of a write that needs an extent when none is available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFull {
-    /// It waits, however long.
+    /// The write waits without a limit.
     #[default]
     Block,
-    /// It waits for so many milliseconds, at least one; then it fails for want of space.
+    /// The write waits for this many milliseconds, at least one; then it fails for lack of space.
     Timeout(u32),
-    /// It fails at once for want of space.
+    /// The write fails at once for lack of space.
     Error,
 }
 
-/// What an administrator has set for one volume. Zero is "not set" everywhere, so that a version
-/// that doesn't know them leaves the defaults.
+/// The settings of one volume. Zero is "not set" everywhere, so that a version that doesn't know
+/// them leaves the defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VolumeSettings {
     /// See [`OnFull`].
@@ -117,7 +117,7 @@ impl VolumeSettings {
             iops: word(24),
             bandwidth: word(32),
         };
-        // What is left over must be zero, and every value one that could be set.
+        // The remaining bytes must be zero, and every value must be valid.
         (settings.encode() == *bytes && settings.check().is_ok()).then_some(settings)
     }
 }

@@ -21,7 +21,8 @@ use crate::format::devices::{RAW_DEVICES, RawDevice};
 pub const KNOWN_INCOMPAT: u64 = 0;
 /// Features that a writer must know to write. None exists yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
-/// Volume records may hold settings. Who doesn't know them leaves limits and reservations out.
+/// Volume records may hold settings. A reader that does not know them ignores limits and
+/// reservations.
 pub const VOLUME_SETTINGS: u64 = 1;
 /// The first device has a claim page, which its opens for writing renew where several hosts may
 /// reach the storage.
@@ -74,7 +75,7 @@ pub struct Superblock {
     pub wal_extents: u32,
     /// The first WAL block that replay needs.
     pub wal_tail_sequence: u64,
-    /// What that block must name as the sum of its predecessor.
+    /// The sum of its predecessor that this block must name.
     pub wal_tail_hash: u64,
     /// The trees hold every change up to this one and none above it.
     pub checkpoint_lsn: Lsn,
@@ -101,7 +102,7 @@ pub struct CopyOffsets {
     pub second_pair: [u64; 2],
 }
 
-/// Where the copies lie on a device that gives so many extents to the pool.
+/// Returns the offsets of the copies on a device with this many extents for the pool.
 #[must_use]
 pub const fn copy_offsets(geometry: Geometry, extents: u64) -> CopyOffsets {
     let last = extents.saturating_sub(1).saturating_mul(geometry.extent_size());

@@ -22,14 +22,14 @@ const HEADER_SIZE: usize = 64;
 const MAGIC: [u8; 4] = *b"BDwl";
 const CRC_AT: usize = 4;
 
-/// Where in a WAL of so many blocks the block with this sequence lies.
+/// Returns the position of the block with this sequence in a WAL of `blocks` blocks.
 #[must_use]
 pub const fn block_position(sequence: u64, wal_blocks: u64) -> u64 {
     // A WAL has at least one extent of blocks; the check keeps the function total.
     if wal_blocks == 0 { 0 } else { sequence % wal_blocks }
 }
 
-/// What the writer of a block says about it.
+/// The stamp that the writer puts on a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalStamp {
     /// The pool.
@@ -129,7 +129,7 @@ impl WalBlockBuilder {
     }
 }
 
-/// What a reader of the log knows about the next block.
+/// The properties of the next block that a reader of the log expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalExpect {
     /// The pool.
@@ -199,13 +199,13 @@ impl<'a> WalBlock<'a> {
         self.last
     }
 
-    /// What the next block must name.
+    /// Returns the sum that the next block must name.
     #[must_use]
     pub const fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// What the next block must be.
+    /// Returns the expected properties of the next block.
     #[must_use]
     pub const fn next(&self, expect: &WalExpect) -> WalExpect {
         WalExpect {

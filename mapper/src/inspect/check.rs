@@ -14,8 +14,8 @@ use super::owners::{Owner, Owners};
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{CopyState, Entries, Fault, LogEnd, Reader, State, VolumeView};
 
-/// Findings that are kept; of more, the number is told. A pool that is damaged all over has one
-/// for each page.
+/// Limit of stored findings; further ones are only counted. A pool that is damaged everywhere has
+/// one for each page.
 pub const MAX_FINDINGS: usize = 10_000;
 
 /// How bad it is.
@@ -43,14 +43,14 @@ pub struct Finding {
     pub name: Option<String>,
     /// The bytes of the volume it is about.
     pub range: Option<Range<u64>>,
-    /// What was found.
+    /// The description of the finding.
     pub text: String,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// What is not as it should be, in the order in which it was met.
+    /// The findings, in the order in which they were found.
     pub findings: Vec<Finding>,
     /// Findings beyond those kept.
     pub more: u64,
@@ -80,7 +80,7 @@ pub struct Report {
 pub struct Progress {
     /// Volumes done.
     pub volumes: u64,
-    /// Of so many.
+    /// The total.
     pub of: u64,
     /// Pages read.
     pub pages: u64,
@@ -212,9 +212,9 @@ impl<'p> Checker<'p> {
             let text = format!("features {unknown:#x} are unknown to this build: read-only for it");
             self.finding(Severity::Note, "superblock", None, None, text);
         }
-        // An orderly end leaves all copies equal, and who serves has begun by making them so. A
-        // crash may leave one pair of them torn or behind. Other damage is not called so where it
-        // would have a repair drop what a start of the daemon brings back.
+        // An orderly end leaves all copies equal, and so does the start of a daemon. A crash may
+        // leave one pair of them torn or behind. Other damage is not called so where it would have
+        // a repair drop what a start of the daemon brings back.
         let left = |severity| if self.clean { Severity::Damage } else { severity };
         let broken = |severity| if is_served { Severity::Damage } else { left(severity) };
         let newest = reader.superblock().generation;
@@ -309,7 +309,7 @@ impl<'p> Checker<'p> {
 
     fn clash(&self, physical: PhysicalExtent, other: Owner) -> String {
         match other {
-            Owner::Nobody => format!("extent {physical} can't be taken"),
+            Owner::Free => format!("extent {physical} can't be taken"),
             Owner::Fixed if self.owners.get(physical).is_none() => {
                 format!("extent {physical} lies on no device")
             }

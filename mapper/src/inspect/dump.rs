@@ -27,7 +27,7 @@ const PIECE: usize = 64 << 10;
 /// Something that can't be read any more, by volume and bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
-    /// Whose; 0 for records of the catalogue.
+    /// The volume; 0 for records of the catalogue.
     pub volume: VolumeId,
     /// Its name.
     pub name: String,
@@ -37,7 +37,7 @@ pub struct Lost {
     pub text: String,
 }
 
-/// What was written.
+/// The counts of a dump.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DumpReport {
     /// Volumes and snapshots.
@@ -46,12 +46,12 @@ pub struct DumpReport {
     pub leaves: u64,
     /// Changes of the log that are in it.
     pub log_changes: u64,
-    /// What is not in it because it can't be read.
+    /// The parts that are missing because they cannot be read.
     pub lost: Vec<Lost>,
 }
 
 /// Writes a pool, as it is at the end of its log, as text. `out` gets the text in pieces, and may
-/// refuse; `progress` is told how far it is.
+/// refuse; `progress` receives the progress.
 pub fn dump(
     reader: &mut Reader<'_>,
     out: &mut dyn FnMut(&str) -> Result<(), Stopped>,

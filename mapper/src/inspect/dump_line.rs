@@ -9,7 +9,7 @@ use crate::units::{Epoch, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use super::dump::{DUMP_VERSION, FIRST_WORDS};
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Line {
     Pool(PoolLine),

@@ -6,13 +6,13 @@ use crate::io::IoError;
 /// Why a piece of metadata can't be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It was read, and isn't what it must be.
+    /// The structure was read, and is damaged.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// It could not be read.
+    /// The structure could not be read.
     #[error("{structure}{place}: {error}")]
     Io {
-        /// What should have been there.
+        /// The expected structure.
         structure: Structure,
         /// Where.
         place: Place,
@@ -22,7 +22,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// What can't be used.
+    /// Returns the structure that cannot be used.
     #[must_use]
     pub const fn structure(&self) -> Structure {
         match self {

@@ -20,7 +20,7 @@ pub struct LogEntry<'a> {
     pub lsn: Lsn,
     /// The trees hold it already: replay skips it.
     pub in_checkpoint: bool,
-    /// What it does.
+    /// The change that it describes.
     pub change: &'a Change,
 }
 
@@ -128,7 +128,7 @@ fn lost_commit(
 ) -> Option<Fault> {
     let start = reader.superblock().wal_start;
     for ahead in 1..blocks.saturating_sub(read) {
-        // One that can't be read tells nothing: it may never have been written.
+        // An unreadable block proves nothing: it may never have been written.
         if block(reader, start, expect.sequence + ahead, bytes).is_ok()
             && begins_later_commit(bytes, expect, blocks)
         {

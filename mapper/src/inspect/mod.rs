@@ -29,6 +29,6 @@ pub use restore::DumpError;
 pub use state::{State, VolumeView};
 pub use walk::{Entries, Leaf, Stopped, Visitor};
 
-/// Ids that are left out where it is not known which were given out: more than anybody makes
-/// between two checkpoints, few of the 4 milliards that there are.
+/// Ids that are skipped when it is unknown which were used: more than are made between two
+/// checkpoints, and few of the 4 billion.
 const IDS_SKIPPED: u32 = 1 << 16;

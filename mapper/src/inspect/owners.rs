@@ -1,4 +1,4 @@
-//! Who has each extent of a pool: 16 bytes for each extent in use, in blocks of 4096 extents.
+//! Owners of a pool's extents: 16 bytes for each extent in use, in blocks of 4096 extents.
 
 use crate::format::superblock::{DeviceTable, Superblock};
 use crate::pool::split;
@@ -6,11 +6,11 @@ use crate::units::PhysicalExtent;
 
 const CHUNK: usize = 4096;
 
-/// Who has an extent.
+/// The owner of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Owner {
     #[default]
-    Nobody,
+    Free,
     /// A superblock area or the log.
     Fixed,
     /// The run kept for metadata.
@@ -34,11 +34,11 @@ pub struct Account {
     pub pages: u64,
     /// Extents of data.
     pub data: u64,
-    /// What is left.
+    /// The free extents.
     pub free: u64,
 }
 
-/// Who has each extent.
+/// The owners of all extents.
 #[derive(Debug)]
 pub(crate) struct Owners {
     devices: Vec<Vec<Option<Box<[Owner]>>>>,
@@ -66,27 +66,27 @@ impl Owners {
         owners
     }
 
-    /// Who has an extent; `None` if the pool has no such extent.
+    /// Returns the owner of an extent; `None` if the pool has no such extent.
     pub(crate) fn get(&self, extent: PhysicalExtent) -> Option<Owner> {
         let (device, chunk, at) = self.position(extent)?;
         let chunk = self.devices.get(device)?.get(chunk)?;
-        Some(chunk.as_ref().map_or(Owner::Nobody, |chunk| chunk[at]))
+        Some(chunk.as_ref().map_or(Owner::Free, |chunk| chunk[at]))
     }
 
-    /// Takes an extent that nobody has. Otherwise says who has it.
+    /// Takes an extent that has no owner. Otherwise returns the owner.
     pub(crate) fn claim(&mut self, extent: PhysicalExtent, owner: Owner) -> Result<(), Owner> {
         let Some((device, chunk, at)) = self.position(extent) else { return Err(Owner::Fixed) };
         let Some(chunk) = self.devices.get_mut(device).and_then(|d| d.get_mut(chunk)) else {
             return Err(Owner::Fixed);
         };
-        let chunk = chunk.get_or_insert_with(|| vec![Owner::Nobody; CHUNK].into());
-        if chunk[at] != Owner::Nobody {
+        let chunk = chunk.get_or_insert_with(|| vec![Owner::Free; CHUNK].into());
+        if chunk[at] != Owner::Free {
             return Err(chunk[at]);
         }
         chunk[at] = owner;
         let account = &mut self.account;
         let count = match owner {
-            Owner::Nobody => return Ok(()),
+            Owner::Free => return Ok(()),
             Owner::Fixed => &mut account.fixed,
             Owner::Reserve => &mut account.reserve,
             Owner::Pages => &mut account.pages,

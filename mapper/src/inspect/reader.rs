@@ -25,7 +25,7 @@ pub trait Media {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 
-/// What became of one copy of the superblock.
+/// The state of one copy of the superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyState {
     /// Equal to the one that counts.
@@ -48,7 +48,7 @@ pub struct SuperCopy {
     pub device: usize,
     /// The byte where it lies.
     pub offset: u64,
-    /// What became of it.
+    /// Its state.
     pub state: CopyState,
 }
 
@@ -106,7 +106,7 @@ impl<'m> Reader<'m> {
         self.geometry
     }
 
-    /// What entries and references of the pool keep.
+    /// Returns the limits of the pool's entries and references.
     #[must_use]
     pub const fn limits(&self) -> &Limits {
         &self.limits

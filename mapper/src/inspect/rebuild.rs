@@ -53,7 +53,7 @@ impl PageSource {
                 if room(&free) {
                     break 'all;
                 }
-                if owners.get(extent) == Some(Owner::Nobody) && !busy.contains(&extent) {
+                if owners.get(extent) == Some(Owner::Free) && !busy.contains(&extent) {
                     let pages = 0..geometry.pages_per_extent();
                     free.extend(pages.map(|page| geometry.page_address(extent, page)));
                 }
@@ -350,7 +350,7 @@ impl<'m> Builder<'m> {
         Ok(())
     }
 
-    /// What lies in the log could be taken for a part of the next one.
+    /// Clears the log, whose blocks could be taken for a part of the next one.
     fn clear_log(&mut self) -> Result<(), MapperError> {
         let size = usize::try_from(self.pages.geometry.extent_size()).unwrap_or(0);
         let zeroes = vec![0; size];

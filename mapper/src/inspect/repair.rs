@@ -28,7 +28,7 @@ use super::rebuild::{Builder, MediaMut, PageSource};
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Entries, Fault, IDS_SKIPPED, Media, Reader, State, VolumeView, reader};
 
-/// What a repair is to do.
+/// The options of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RepairOptions {
     /// Only say what would be done.
@@ -37,7 +37,7 @@ pub struct RepairOptions {
     pub strict: bool,
 }
 
-/// What a repair has done.
+/// The result of a repair.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RepairReport {
     /// Anything was damaged.
@@ -46,9 +46,10 @@ pub struct RepairReport {
     pub changed: bool,
     /// Volumes and snapshots of the pool as it is now.
     pub volumes: u64,
-    /// What reads as zeroes from now on.
+    /// The ranges that read as zeroes from now on.
     pub lost: Vec<Lost>,
-    /// What was found by its header alone: it may be older than it was.
+    /// The ranges that were found by the header of their page alone: they may be older than the
+    /// lost ones.
     pub salvaged: Vec<Lost>,
 }
 
@@ -65,11 +66,11 @@ pub fn repair(
     }
     let mut plan = {
         let mut reader = Reader::with(media, superblock.clone(), handles.clone())?;
-        let told = &mut |now| {
+        let report = &mut |now| {
             progress(now);
             Ok(())
         };
-        let found = check(&mut reader, told)?;
+        let found = check(&mut reader, report)?;
         if !found.damaged {
             let volumes = found.volumes + found.snapshots;
             return Ok(RepairReport { volumes, ..RepairReport::default() });
@@ -105,7 +106,7 @@ fn superblock(
             let handles = (0..count).map(|device| reader.handle(device).0).collect();
             return Ok((reader.superblock().clone(), handles));
         }
-        // What this build can't read is not lost: nothing may be written over it.
+        // Structures that this build cannot read are not lost: they must not be overwritten.
         Err(MapperError::Format(error)) if error.is_unsupported() => return Err(error.into()),
         Err(error) => error,
     };
@@ -151,7 +152,7 @@ struct Orphan {
     lsn: Lsn,
 }
 
-/// What becomes of the pool.
+/// The plan of a repair.
 struct Plan {
     options: RepairOptions,
     pool_id: PoolId,
@@ -225,7 +226,7 @@ impl Plan {
         if !self.options.strict && !self.missing.is_empty() {
             self.find_leaves(reader, progress);
         }
-        self.tell_missing();
+        self.report_missing();
         Ok(())
     }
 
@@ -334,8 +335,8 @@ impl Plan {
         }
     }
 
-    /// What was not found, as runs.
-    fn tell_missing(&mut self) {
+    /// Reports the slots that were not found, as runs.
+    fn report_missing(&mut self) {
         let mut runs: Vec<(VolumeId, Range<u64>)> = Vec::new();
         for (&(id, slot), found) in &self.missing {
             let slot = u64::from(slot);
@@ -359,8 +360,8 @@ impl Plan {
         (slots.start * self.span).min(size)..(slots.end * self.span).min(size)
     }
 
-    /// Takes the extents of a leaf; entries whose extent is somebody else's are dropped.
-    /// One that is old is cut to the volume's size as well.
+    /// Takes the extents of a leaf; entries whose extent belongs to another volume are dropped.
+    /// Entries of an old page are also cut to the volume's size.
     fn claim(
         &mut self,
         view: &VolumeView,
@@ -421,7 +422,7 @@ impl Plan {
         }
     }
 
-    /// What can't be read is zero.
+    /// Reads an extent; unreadable parts are zero.
     fn read_extent(&self, reader: &mut Reader<'_>, extent: PhysicalExtent, bytes: &mut [u8]) {
         if reader.bytes(extent, 0, bytes, Structure::LeafPage).is_ok() {
             return;
@@ -453,7 +454,8 @@ impl Plan {
         pages
     }
 
-    /// What is lost of the log may have made volumes, whose ids backups know.
+    /// Returns the next volume id. Lost parts of the log may have made volumes, whose ids backups
+    /// know.
     const fn next_volume_id(&self, lost: bool) -> u32 {
         let skipped = if lost { IDS_SKIPPED } else { 0 };
         self.state.next_volume_id.saturating_add(skipped)
@@ -467,7 +469,7 @@ impl Plan {
         handles: &[u8],
         lost: bool,
     ) -> Result<(), MapperError> {
-        // What no pool reaches, a superblock that was forged can say.
+        // A forged superblock can have values that no real pool reaches.
         let end = |what| MapperError::Limit { what, limit: u64::MAX };
         let generation = old.generation.checked_add(1).ok_or_else(|| end("generations"))?;
         let epoch = old.epoch.0.checked_add(1).ok_or_else(|| end("epochs"))?;
@@ -486,7 +488,7 @@ impl Plan {
             ..old.clone()
         };
         let source = PageSource::new(&superblock, &self.owners, &self.avoid, self.pages())?;
-        // What is read is the old tree; what is written lies elsewhere.
+        // The old tree is read; the new one is written elsewhere.
         let shared = RefCell::new(media);
         let [mut first, mut second, mut third] =
             [Shared(&shared), Shared(&shared), Shared(&shared)];
@@ -525,7 +527,7 @@ impl Visitor for Plan {
     }
 
     fn catalogue_lost(&mut self, places: Range<u64>, fault: &Fault) -> Result<(), Stopped> {
-        let text = format!("{fault}; what is not told as salvaged");
+        let text = format!("{fault}; the rest is not reported as salvaged");
         self.lose(VolumeId(0), String::new(), places.clone(), text);
         self.catalogue_missing.push(places);
         Ok(())

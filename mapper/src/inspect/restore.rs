@@ -23,7 +23,7 @@ use super::{Entries, IDS_SKIPPED, reader};
 /// Why a dump can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DumpError {
-    /// It is something else.
+    /// The file is not a dump.
     #[error("it is no dump of a pool: the first line must be \"blockd dump\" and a version")]
     NoDump,
     /// Another version wrote it.
@@ -38,24 +38,24 @@ pub enum DumpError {
         /// Lines there are.
         lines: u64,
     },
-    /// It isn't what was written.
+    /// The dump was changed.
     #[error(
-        "it was changed: its {lines} lines have sum {computed:016x}, the last line says {told}"
+        "it was changed: its {lines} lines have sum {computed:016x}, the last line says {recorded}"
     )]
     Edited {
         /// Lines there are.
         lines: u64,
         /// Their sum.
         computed: u64,
-        /// What the last line says.
-        told: String,
+        /// The sum in the last line.
+        recorded: String,
     },
     /// A line makes no sense.
     #[error("line {line}: {problem}")]
     Line {
         /// Which, from 1.
         line: u64,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
@@ -122,11 +122,11 @@ impl Scan {
         if lines == 0 {
             return Err(DumpError::NoDump);
         }
-        let Some((told_lines, told)) = self.end else { return Err(DumpError::Cut { lines }) };
+        let Some((recorded_lines, sum)) = self.end else { return Err(DumpError::Cut { lines }) };
         let computed = self.sum.digest();
-        if told_lines != lines || told != computed {
-            let told = format!("{told_lines} lines, {told:016x}");
-            return Err(DumpError::Edited { lines, computed, told });
+        if recorded_lines != lines || sum != computed {
+            let recorded = format!("{recorded_lines} lines, {sum:016x}");
+            return Err(DumpError::Edited { lines, computed, recorded });
         }
         if let Some(problem) = self.problem {
             return Err(problem);
@@ -137,7 +137,7 @@ impl Scan {
     }
 }
 
-/// What the lines say, so far as it is needed to judge those that follow.
+/// The state of the lines so far, as far as it is needed to check the following ones.
 #[derive(Debug, Default)]
 struct Content {
     pool: Option<PoolLine>,
@@ -160,7 +160,7 @@ struct Content {
     lost_slots: u64,
 }
 
-/// What follows from the lines before the first volume.
+/// The properties that follow from the lines before the first volume.
 #[derive(Debug)]
 struct Known {
     superblock: Superblock,
@@ -395,7 +395,7 @@ pub struct Plan {
     content: Content,
 }
 
-/// What was found on the devices that a dump is to be restored to.
+/// The content of the devices that a dump is to be restored to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     handles: Vec<u8>,
@@ -404,7 +404,7 @@ pub struct Target {
     next_volume_id: u32,
     /// Every device says by a superblock of its own that it is the one of the dump.
     pub known: bool,
-    /// What a later release has put onto the devices, which this one doesn't know.
+    /// The error of structures of a later release on the devices, which this one does not know.
     pub later: Option<MapperError>,
 }
 
@@ -470,8 +470,8 @@ impl Plan {
             }
             target.generation = target.generation.max(own.generation);
             target.epoch = target.epoch.max(own.epoch.0);
-            // No id is given out twice, since backups know snapshots by them. What the log of a
-            // pool in use has made is in no superblock yet.
+            // No id is used twice, since backups identify snapshots by them. Volumes in the log of
+            // a pool in use are in no superblock yet.
             if !own.clean || own.next_volume_id > pool.next_volume_id {
                 let next = own.next_volume_id.max(pool.next_volume_id);
                 let next = next.saturating_add(IDS_SKIPPED);

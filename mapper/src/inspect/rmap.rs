@@ -1,4 +1,4 @@
-//! Who owns a physical range.
+//! Reverse map: the owners of a physical range.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::dump::Lost;
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Fault, Reader, State, VolumeView};
 
-/// What a part of a device is used for.
+/// The usage of a part of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
     /// A superblock area.
@@ -24,7 +24,7 @@ pub enum Use {
     Reserve,
     /// A page of metadata.
     Page {
-        /// What it is.
+        /// The kind of structure.
         structure: Structure,
         /// Of which volume's tree; 0 for the catalogue.
         tree: u32,
@@ -46,25 +46,26 @@ pub enum Use {
     },
 }
 
-/// A range of a device that somebody has.
+/// A range of a device that has an owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// Bytes of the device.
     pub range: Range<u64>,
-    /// What for.
+    /// The usage of the range.
     pub usage: Use,
 }
 
-/// Who has what of a range. Where nothing is told it is free.
+/// The owners within a range. Parts without an entry are free.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RmapReport {
     /// In the order of bytes, then of volumes.
     pub claims: Vec<Claim>,
-    /// What could not be looked at, so that an owner may be missing.
+    /// The structures that could not be read, so that an owner may be missing.
     pub lost: Vec<Lost>,
 }
 
-/// Who has the bytes of a device, by its place in the pool's table, at the end of the log.
+/// Returns the owners of a range of a device, by its place in the pool's table, at the end of the
+/// log.
 pub fn rmap(
     reader: &mut Reader<'_>,
     device: usize,

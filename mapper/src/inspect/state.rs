@@ -1,5 +1,5 @@
-//! What catalogue and log say of the volumes: the catalogue's records, and over their trees what
-//! the log changes.
+//! The state of the volumes by catalogue and log: the catalogue's records, with the log's changes
+//! over their trees.
 //!
 //! The changes of the log lie in layers. A snapshot shares the layers of its source, so memory
 //! grows with the log and not with snapshots times changes.
@@ -18,7 +18,7 @@ use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId, WallTime};
 use super::walk::{Entries, PageUse, Stopped, Visitor};
 use super::{LogEnd, Reader, read_log, walk};
 
-/// What the log does to a slot.
+/// The log's changes of a slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct SlotChange {
     /// Everything from before is gone.
@@ -56,7 +56,7 @@ impl Layer {
     }
 }
 
-/// What is left of an entry when its volume ends at `size` bytes.
+/// Returns the rest of an entry when its volume ends at `size` bytes.
 pub(crate) fn cut_mapping(geometry: Geometry, mapping: Mapping, extent: u64, size: u64) -> Mapping {
     let start = extent * geometry.extent_size();
     if start >= size {
@@ -72,7 +72,8 @@ pub struct VolumeView {
     /// As the catalogue has it, or the log made it; with the size that the log left.
     /// The root is that of the tree below the changes of the log.
     pub record: VolumeRecord,
-    /// Whose tree it is; the volume's own id unless the log made or rolled back the volume.
+    /// The volume whose tree it is; the volume's own id unless the log made or rolled back the
+    /// volume.
     pub(crate) tree: VolumeId,
     /// Slots of that tree.
     pub(crate) tree_slots: u32,
@@ -104,7 +105,7 @@ impl VolumeView {
         }
     }
 
-    /// The layer that changes go into: nobody else's.
+    /// Returns the layer for changes, which is not shared.
     fn top(&mut self) -> &mut Layer {
         let shared = self.layers.last_mut().is_none_or(|top| Arc::get_mut(top).is_none());
         if shared {
@@ -155,7 +156,8 @@ impl State {
         }
     }
 
-    /// What the last checkpoint left. What can't be read is told to the visitor and left out.
+    /// Returns the state of the last checkpoint. Unreadable parts are reported to the visitor and
+    /// left out.
     pub fn of_checkpoint(
         reader: &mut Reader<'_>,
         visitor: &mut dyn Visitor,
@@ -170,7 +172,8 @@ impl State {
         Ok(state)
     }
 
-    /// Applies what the log holds behind the checkpoint. What can't be is told to the visitor.
+    /// Applies the changes of the log after the checkpoint. Changes that cannot be applied are
+    /// reported to the visitor.
     pub fn replay(
         &mut self,
         reader: &mut Reader<'_>,
@@ -316,7 +319,7 @@ impl State {
     }
 }
 
-/// For whoever wants the state and nothing else.
+/// For callers that need only the state.
 impl Visitor for () {
     fn page(&mut self, _: PageUse) -> Result<(), Stopped> {
         Ok(())

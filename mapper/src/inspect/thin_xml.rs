@@ -29,7 +29,7 @@ pub struct Gap {
     pub len: u64,
 }
 
-/// What must be zero on the media before dm-thin shows the same as blockd.
+/// The ranges that must be zero on the media before dm-thin shows the same as blockd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gaps {
     /// Ranges to be zeroed. Doing so changes nothing that blockd shows.

@@ -16,7 +16,7 @@ use super::{Fault, Reader, State, VolumeView};
 /// The entries of a leaf.
 pub type Entries = [Mapping; LEAF_ENTRIES];
 
-/// The visitor wants no more.
+/// The visitor stopped the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stopped;
 
@@ -25,7 +25,7 @@ pub struct Stopped;
 pub struct PageUse {
     /// Where it lies.
     pub address: PageAddress,
-    /// What it is.
+    /// The kind of structure.
     pub structure: Structure,
     /// The volume by way of which it was found; 0 for the catalogue.
     pub volume: u32,
@@ -38,7 +38,7 @@ pub struct PageUse {
 /// A leaf of a volume.
 #[derive(Debug, Clone, Copy)]
 pub struct Leaf<'a> {
-    /// Whose.
+    /// The volume.
     pub volume: &'a VolumeView,
     /// Which of the volume.
     pub slot: SlotIndex,
@@ -48,7 +48,7 @@ pub struct Leaf<'a> {
     pub fresh: Option<&'a Entries>,
 }
 
-/// Whoever looks at a pool.
+/// Callbacks of a walk over a pool.
 pub trait Visitor {
     /// A page that is in use, once each.
     fn page(&mut self, page: PageUse) -> Result<(), Stopped>;
@@ -111,8 +111,8 @@ pub(crate) fn catalogue(
         visitor.problem("catalogue", text)?;
     }
     let mut records = Vec::new();
-    let mut wants = vec![(superblock.catalogue_root, levels, 0_u64)];
-    while let Some((reference, level, index)) = wants.pop() {
+    let mut pending = vec![(superblock.catalogue_root, levels, 0_u64)];
+    while let Some((reference, level, index)) = pending.pop() {
         if reference.is_none() {
             continue;
         }
@@ -123,7 +123,7 @@ pub(crate) fn catalogue(
         } else {
             index_page(reader, reference, None, level, index).map(|found| {
                 for (child, reference) in (index * INDEX_FANOUT..).zip(found) {
-                    wants.push((reference, level - 1, child));
+                    pending.push((reference, level - 1, child));
                 }
             })
         };
@@ -186,7 +186,7 @@ pub(crate) fn leaf_page(
     Ok(entries)
 }
 
-/// What is known of a leaf that was met before.
+/// The state of a leaf that was visited before.
 #[derive(Debug, Clone, Copy)]
 enum Met {
     Number(u64),
@@ -196,7 +196,7 @@ enum Met {
     Bad(Fault, Option<u64>),
 }
 
-/// What makes a leaf: its page, and the changes of the log over it.
+/// Identifies a leaf: its page, and the changes of the log over it.
 type Key = (PageAddress, u32, Vec<usize>);
 
 /// A walk through the volumes of a state.
@@ -205,9 +205,9 @@ struct Walk<'a, 'm> {
     visitor: &'a mut dyn Visitor,
     met: HashMap<Key, Met>,
     next: u64,
-    /// Pages that were told, and the place in a tree for which a leaf page was first named.
-    told: HashMap<PageAddress, (SlotIndex, u64)>,
-    /// Whose tree each index page is of.
+    /// Pages that were reported, and the place in a tree for which a leaf page was first named.
+    reported: HashMap<PageAddress, (SlotIndex, u64)>,
+    /// The volume of each index page's tree.
     index_pages: HashMap<PageAddress, VolumeId>,
 }
 
@@ -217,8 +217,8 @@ pub fn volumes(
     state: &State,
     visitor: &mut dyn Visitor,
 ) -> Result<(), Stopped> {
-    let (met, told, index_pages) = (HashMap::new(), HashMap::new(), HashMap::new());
-    let mut walk = Walk { reader, visitor, met, next: 1, told, index_pages };
+    let (met, reported, index_pages) = (HashMap::new(), HashMap::new(), HashMap::new());
+    let mut walk = Walk { reader, visitor, met, next: 1, reported, index_pages };
     for view in state.volumes.values() {
         walk.visitor.volume(view)?;
         walk.volume(view)?;
@@ -236,8 +236,8 @@ impl Walk<'_, '_> {
             let text = format!("volume {id}: a tree of {levels} levels, expected {expected}");
             self.visitor.problem("tree", text)?;
         }
-        let mut wants = vec![(view.record.root, levels, 0_u64)];
-        while let Some((reference, level, index)) = wants.pop() {
+        let mut pending = vec![(view.record.root, levels, 0_u64)];
+        while let Some((reference, level, index)) = pending.pop() {
             if reference.is_none() {
                 continue;
             }
@@ -257,7 +257,7 @@ impl Walk<'_, '_> {
                     let mut children: Vec<_> =
                         children.map(|(child, to)| (to, level - 1, child)).collect();
                     children.reverse();
-                    wants.extend(children);
+                    pending.extend(children);
                 }
                 None => continue,
             }
@@ -268,7 +268,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The references of an index page; `None` if it can't be used, which the visitor was told.
+    /// Returns the references of an index page; `None` if it cannot be used, which is reported to
+    /// the visitor.
     fn index(
         &mut self,
         view: &VolumeView,
@@ -344,14 +345,14 @@ impl Walk<'_, '_> {
             match leaf_page(self.reader, reference, slot) {
                 Ok(read) => {
                     entries = read;
-                    self.tell_leaf(view, slot, reference)?;
+                    self.report_leaf(view, slot, reference)?;
                 }
                 Err(found) => fault = Some(found),
             }
         }
         view.apply(geometry, slot, &mut entries);
         let empty = entries.iter().all(|entry| !entry.is_mapped());
-        // What the log alone says of a damaged leaf is still told, beside the damage.
+        // Changes of the log to a damaged leaf are still reported, beside the damage.
         let met = match (fault, empty) {
             (Some(fault), _) => Met::Bad(fault, (!empty).then_some(self.next)),
             (None, true) => Met::Empty,
@@ -379,7 +380,7 @@ impl Walk<'_, '_> {
         self.visitor.lost(view, first..first + 1, fault)
     }
 
-    fn tell_leaf(
+    fn report_leaf(
         &mut self,
         view: &VolumeView,
         slot: SlotIndex,
@@ -392,7 +393,7 @@ impl Walk<'_, '_> {
             level: 0,
             index: u64::from(slot.0),
         };
-        if self.told.insert(reference.address, (slot, reference.sum)).is_none() {
+        if self.reported.insert(reference.address, (slot, reference.sum)).is_none() {
             self.visitor.page(page)?;
         }
         Ok(())
@@ -405,7 +406,7 @@ impl Walk<'_, '_> {
         slot: SlotIndex,
         reference: PageRef,
     ) -> Result<(), Stopped> {
-        let Some(&(at, sum)) = self.told.get(&reference.address) else { return Ok(()) };
+        let Some(&(at, sum)) = self.reported.get(&reference.address) else { return Ok(()) };
         if at == slot && sum == reference.sum {
             return Ok(());
         }

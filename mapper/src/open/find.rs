@@ -34,8 +34,8 @@ impl Copies {
         }
     }
 
-    /// Where a device's last copies may lie. What its own front says, or, if that can't be read,
-    /// what each size of extent would give, the last place first.
+    /// Returns the offsets at which a device's last copies may lie: by its own front, or, if that
+    /// cannot be read, by each size of extent, the last place first.
     pub(crate) fn back_offsets(&self, handle: usize, size: u64) -> Vec<u64> {
         let fits = |offset: &u64| offset.checked_add(FRONT).is_some_and(|end| end <= size);
         if let Some(own) = self.newest_where(handle, |offset| offset < FRONT) {

@@ -21,7 +21,7 @@ use crate::engine::pages::PageSpace;
 use crate::engine::tree::PageTree;
 use crate::engine::{Catalogue, VolumeTree};
 
-/// What a page is for.
+/// The purpose of a page.
 #[derive(Clone, Copy, Debug)]
 enum What {
     CatalogueIndex { level: u8, index: u64 },
@@ -32,7 +32,7 @@ enum What {
 
 /// A page to be read.
 #[derive(Clone, Copy, Debug)]
-struct Want {
+struct PageRead {
     reference: PageRef,
     what: What,
 }
@@ -41,25 +41,25 @@ struct Want {
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) first: PageAddress,
-    wants: Vec<Want>,
+    pending: Vec<PageRead>,
 }
 
 impl Batch {
     pub(super) fn pages(&self) -> usize {
-        self.wants.last().map_or(0, |last| {
+        self.pending.last().map_or(0, |last| {
             usize::try_from(last.reference.address.0 - self.first.0 + 1).unwrap_or(0)
         })
     }
 }
 
-/// The loader: a list of pages wanted, filled by the pages that were read.
+/// The loader: a list of pages to read, extended by the pages that were read.
 #[derive(Debug)]
 pub(super) struct Loader {
     superblock: Superblock,
     limits: Limits,
     /// Superblock areas, log and reserve: no entry may name them.
     fixed: BTreeSet<PhysicalExtent>,
-    wants: Vec<Want>,
+    pending: Vec<PageRead>,
     /// The list is in order.
     sorted: bool,
     /// Pages seen so far; only leaves may have several parents.
@@ -91,7 +91,7 @@ impl Loader {
         let mut loader = Self {
             limits: superblock.limits()?,
             fixed: fixed_extents(superblock).into_iter().chain(reserve.clone()).collect(),
-            wants: Vec::new(),
+            pending: Vec::new(),
             sorted: false,
             seen: BTreeSet::new(),
             leaves: HashMap::new(),
@@ -113,12 +113,12 @@ impl Loader {
             0 => What::Catalogue { index: 0 },
             level => What::CatalogueIndex { level, index: 0 },
         };
-        loader.want(root, what)?;
+        loader.request(root, what)?;
         Ok(loader)
     }
 
     /// Notes a page to be read. A page with two parents, other than a leaf, is refused.
-    fn want(&mut self, reference: PageRef, what: What) -> Result<(), MapperError> {
+    fn request(&mut self, reference: PageRef, what: What) -> Result<(), MapperError> {
         if reference.is_none() {
             return Ok(());
         }
@@ -133,32 +133,33 @@ impl Loader {
             ));
         }
         self.pages.mark_used(reference.address);
-        self.wants.push(Want { reference, what });
+        self.pending.push(PageRead { reference, what });
         self.sorted = false;
         Ok(())
     }
 
     /// The next pages to read, at most `max`; `None` when all are read.
     pub(super) fn next_batch(&mut self, pool: &Pool, max: usize) -> Option<Batch> {
-        if self.wants.is_empty() {
+        if self.pending.is_empty() {
             return None;
         }
         // Descending, so that the lowest is taken from the end.
         if !std::mem::replace(&mut self.sorted, true) {
-            self.wants.sort_unstable_by_key(|want| std::cmp::Reverse(want.reference.address));
+            self.pending
+                .sort_unstable_by_key(|page_read| std::cmp::Reverse(page_read.reference.address));
         }
-        let first = self.wants.last()?.reference.address;
+        let first = self.pending.last()?.reference.address;
         let extent = pool.geometry.page_place(first).0;
-        let mut wants = Vec::new();
-        while let Some(want) = self.wants.last() {
-            let address = want.reference.address;
+        let mut pending = Vec::new();
+        while let Some(page_read) = self.pending.last() {
+            let address = page_read.reference.address;
             let near = address.0 - first.0 < max as u64;
             if !near || pool.geometry.page_place(address).0 != extent {
                 break;
             }
-            wants.extend(self.wants.pop());
+            pending.extend(self.pending.pop());
         }
-        Some(Batch { first, wants })
+        Some(Batch { first, pending })
     }
 
     pub(super) fn read(
@@ -167,36 +168,38 @@ impl Loader {
         batch: &Batch,
         pages: &[Page],
     ) -> Result<(), MapperError> {
-        for want in &batch.wants {
-            let at =
-                usize::try_from(want.reference.address.0 - batch.first.0).unwrap_or(usize::MAX);
+        for page_read in &batch.pending {
+            let at = usize::try_from(page_read.reference.address.0 - batch.first.0)
+                .unwrap_or(usize::MAX);
             let page = pages.get(at).ok_or(MapperError::Internal("a page was not read"))?;
-            self.page(pool, *want, page)?;
+            self.page(pool, *page_read, page)?;
         }
         Ok(())
     }
 
-    fn page(&mut self, pool: &Pool, want: Want, page: &Page) -> Result<(), MapperError> {
-        let place = Place::Page(want.reference.address);
-        let (id, sum) = (self.superblock.pool_id, want.reference.sum);
-        match want.what {
+    fn page(&mut self, pool: &Pool, page_read: PageRead, page: &Page) -> Result<(), MapperError> {
+        let place = Place::Page(page_read.reference.address);
+        let (id, sum) = (self.superblock.pool_id, page_read.reference.sum);
+        match page_read.what {
             What::CatalogueIndex { level, index } => {
                 let expect = PageExpect::catalogue_index(id, level, index, sum);
                 let decoded = decode_index(&page.0, &expect, &self.limits, place)?;
-                self.catalogue.tree.install(level, index, want.reference, |i| decoded.entry(i));
+                self.catalogue
+                    .tree
+                    .install(level, index, page_read.reference, |i| decoded.entry(i));
                 for (child, reference) in (index * INDEX_FANOUT..).zip(decoded.iter()) {
                     let what = match level {
                         1 => What::Catalogue { index: child },
                         _ => What::CatalogueIndex { level: level - 1, index: child },
                     };
-                    self.want(reference, what)?;
+                    self.request(reference, what)?;
                 }
             }
             What::Catalogue { index } => {
                 let expect = PageExpect::catalogue(id, index, sum);
                 let decoded =
                     decode_catalogue(&page.0, &expect, pool.geometry, &self.limits, place)?;
-                self.catalogue.tree.install_single(want.reference);
+                self.catalogue.tree.install_single(page_read.reference);
                 for (at, record) in (index * RECORDS_PER_PAGE..).zip(decoded.records()) {
                     if let Some(record) = record {
                         self.volume(pool, at, record)?;
@@ -207,7 +210,7 @@ impl Loader {
                 let expect = PageExpect::index(id, level, index, sum);
                 let decoded = decode_index(&page.0, &expect, &self.limits, place)?;
                 if let Some(tree) = self.trees.get_mut(&volume) {
-                    tree.tree.install(level, index, want.reference, |i| decoded.entry(i));
+                    tree.tree.install(level, index, page_read.reference, |i| decoded.entry(i));
                 }
                 for (child, reference) in (index * INDEX_FANOUT..).zip(decoded.iter()) {
                     self.child(pool, volume, level, child, reference)?;
@@ -256,7 +259,7 @@ impl Loader {
         pool.volumes.write().insert(record.id, volume);
         self.records.insert(at, *record);
         let what = What::Index { volume: record.id, level: record.levels, index: 0 };
-        if record.levels > 0 { self.want(record.root, what) } else { Ok(()) }
+        if record.levels > 0 { self.request(record.root, what) } else { Ok(()) }
     }
 
     /// A page that an index page of a volume refers to.
@@ -272,7 +275,7 @@ impl Loader {
             return Ok(());
         }
         if level > 1 {
-            return self.want(reference, What::Index { volume, level: level - 1, index: child });
+            return self.request(reference, What::Index { volume, level: level - 1, index: child });
         }
         let slot = SlotIndex(u32::try_from(child).unwrap_or(u32::MAX));
         let of = pool.volume(volume)?;
@@ -304,7 +307,7 @@ impl Loader {
         meta.last_lsn.store(self.superblock.checkpoint_lsn.0, Ordering::Relaxed);
         directory.store(slot, Some(leaf));
         self.leaves.insert(reference.address, (leaf, slot));
-        self.want(reference, What::Leaf { volume, slot, leaf })
+        self.request(reference, What::Leaf { volume, slot, leaf })
     }
 }
 

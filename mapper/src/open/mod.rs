@@ -44,13 +44,13 @@ pub struct PresentDevice {
     pub block_size: u32,
 }
 
-/// What opening is for.
+/// The purpose of opening a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {
     /// To serve: the pool is this process's own from now on.
     ReadWrite,
-    /// To look: nothing is written, to the media or to the ring. What the ring holds is shown all
-    /// the same, out of a copy of it; it is on the media only when the pool is opened to serve.
+    /// To read: nothing is written, to the media or to the ring. The changes in the ring are shown
+    /// all the same, from a copy of it; they reach the media only when the pool is opened to serve.
     ReadOnly,
 }
 
@@ -76,7 +76,7 @@ pub struct OpenOptions {
     pub tuning: Tuning,
 }
 
-/// What was found.
+/// The report of an opening.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OpenReport {
     /// The pool had been closed in order.
@@ -98,7 +98,7 @@ pub struct Opened {
     pub pool: Arc<Pool>,
     /// For the pool thread.
     pub engine: Engine,
-    /// What was found.
+    /// The report.
     pub report: OpenReport,
 }
 
@@ -225,7 +225,7 @@ impl Opening {
             {
                 // R8, before the ring is even looked at: the device may have dropped what it calls
                 // valid.
-                crate::ring::poison_unheard(&**memory);
+                crate::ring::poison_unreported(&**memory);
             }
             self.failure.get_or_insert(MapperError::Io { operation, device, error });
             return;
@@ -283,7 +283,7 @@ impl Opening {
         Ok(())
     }
 
-    /// What a finished read has brought.
+    /// Processes a finished read.
     fn took(
         &mut self,
         device: DeviceIndex,
@@ -302,11 +302,11 @@ impl Opening {
                 (Some(loader), Some(pool), Some(batch)) => {
                     loader.read(pool, &batch, buffer.pages())
                 }
-                _ => Err(MapperError::Internal("a page nobody asked for")),
+                _ => Err(MapperError::Internal("a page without a request")),
             },
             Stage::Log => match &mut self.replay {
                 Some(replay) => replay.took(device, offset, buffer.pages()),
-                None => Err(MapperError::Internal("a block nobody asked for")),
+                None => Err(MapperError::Internal("a block without a request")),
             },
             _ => Ok(()),
         }
@@ -386,8 +386,8 @@ impl Opening {
     }
 
     /// Refuses a ring that isn't the one of the pool's last open, before anything is flushed: a
-    /// flush that fails may drop what that ring calls valid, and only a ring that is here can be
-    /// told so (R8). It would be believed when it comes back.
+    /// flush that fails may drop data that that ring calls valid, and only a ring that is present
+    /// can be marked so (R8). Otherwise it would be trusted when it comes back.
     fn refuse_other_ring(&mut self) -> Result<(), MapperError> {
         let found = self.copies.choose(&self.options.devices)?;
         let superblock = &found.superblock;
@@ -398,12 +398,12 @@ impl Opening {
         let Some(memory) = &self.options.ring else {
             return self.lost(NO_RING.to_owned());
         };
-        let told = crate::ring::names(&**memory, superblock.open_id)
-            && crate::ring::poison_was_told(&**memory);
+        let reported = crate::ring::names(&**memory, superblock.open_id)
+            && crate::ring::poison_was_reported(&**memory);
         let slots = self.options.tuning.workers + 1;
         match find_ring(memory, superblock, &self.options.boot_id, slots) {
             Ok(_) => Ok(()),
-            Err(RingUse::Poisoned) if told => Ok(()),
+            Err(RingUse::Poisoned) if reported => Ok(()),
             Err(problem) => self.lost(problem.to_string()),
         }
     }
@@ -476,10 +476,11 @@ impl Opening {
         }
         match adopt(&memory, superblock, &self.options.boot_id, slots) {
             Ok(ring) => Ok(ring),
-            // R8: what the ring calls valid, the device may have dropped. That was told by errors.
+            // R8: the device may have dropped data that the ring calls valid. Clients received
+            // errors.
             Err(problem @ RingUse::Poisoned)
                 if crate::ring::names(&*memory, superblock.open_id)
-                    && crate::ring::poison_was_told(&*memory) =>
+                    && crate::ring::poison_was_reported(&*memory) =>
             {
                 self.report.ring_problem = Some(problem.to_string());
                 fresh(memory)
@@ -744,7 +745,7 @@ fn make_engine(
     Engine::new(parts)
 }
 
-/// Marks what belongs to no volume as used. What a volume has already taken can't be metadata.
+/// Marks areas that belong to no volume as used. An extent of a volume cannot be metadata.
 fn note_fixed(pool: &Pool, superblock: &Superblock, pages: &PageSpace) -> Result<(), MapperError> {
     let mut space = pool.free_space.lock();
     let fixed = crate::engine::info::fixed_extents(superblock);

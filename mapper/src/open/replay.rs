@@ -133,7 +133,8 @@ impl Replay {
         Ok(())
     }
 
-    /// What the next block must be. With the rule taken out: whatever it says of itself.
+    /// Returns the expected properties of the next block. Without the rule they are the block's
+    /// own.
     fn expected(&self, page: &[u8]) -> WalExpect {
         if !active(Mutation::NoChain) {
             return self.expect;
@@ -282,18 +283,19 @@ impl Replay {
         site.mark_dirty(slot);
         let stripe = stripe_index(volume.identity.lineage, slot);
         self.engine.releases.release_leaf(&pool, leaf, stripe);
-        // Nothing is told to the media: what the release freed may be mapped in the durable state.
+        // Nothing is passed down to the media: extents that the release freed may be mapped in the
+        // durable state.
         self.settle();
         Ok(())
     }
 
-    /// Nobody reads while we replay: what was let go of is let go at once.
+    /// Frees dropped references at once, since no reader exists during replay.
     fn settle(&mut self) {
         self.engine.settle_replayed();
     }
 
-    /// The free map follows from the map. What only the durable state or one in between used
-    /// stays taken until the recovery commit is durable (R13).
+    /// The free map is derived from the map. Extents that only the durable state or an intermediate
+    /// one used stay taken until the recovery commit is durable (R13).
     fn derive_free_space(&mut self) -> Result<(), MapperError> {
         let pool = Arc::clone(&self.engine.pool);
         if self.changes == 0 {

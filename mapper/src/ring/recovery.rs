@@ -12,10 +12,10 @@ use crate::format::{FormatError, Limits, Place, PoolId, Problem, Structure};
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::Lsn;
 
-/// What lies at a position.
+/// The content at a position.
 pub(super) enum Group {
     Whole(RingRecord),
-    /// So many units of a change that was cut off.
+    /// This many units of an incomplete change.
     Partial(u64),
 }
 

@@ -6,8 +6,8 @@ thread_local! {
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Lets this thread do so many stores to rings; the ones after don't happen. `None` takes the
-/// limit away. Returns the stores that were left.
+/// Limits this thread to `stores` stores to rings; later ones are skipped. `None` removes the
+/// limit. Returns the stores that were left.
 pub fn stop_after(stores: Option<u64>) -> Option<u64> {
     LEFT.replace(stores)
 }

@@ -243,7 +243,7 @@ fn a_wrong_trim_position_is_seen() {
 }
 
 #[test]
-fn rings_of_others_are_told_apart() {
+fn rings_of_other_pools_are_refused() {
     let memory = filled(4, 3, 3);
     let adopt = |pool, boot| DeltaRing::adopt(memory.clone(), &pool, &boot).map(|_| ());
     assert_eq!(adopt([1; 16], BOOT), Err(RingProblem::Foreign));

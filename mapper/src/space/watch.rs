@@ -9,7 +9,7 @@ const AVERAGE_NS: u64 = 10_000_000_000;
 const PEAK_NS: u64 = 600_000_000_000;
 /// Samples are no closer than this: a grant is a step, not a rate.
 const SAMPLE_NS: u64 = 100_000_000;
-/// A state that isn't normal is told again after so long, to who has missed it.
+/// Interval after which a state other than normal is reported again, for readers that missed it.
 const REPEAT_NS: u64 = 30_000_000_000;
 /// The shortest time that an extension is expected to take, as long as none was seen.
 const LEAST_SECONDS: u32 = 5;
@@ -45,11 +45,11 @@ impl SpaceState {
 /// How much must be left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// So much of the pool, 0 to 100.
     Percent(u8),
-    /// What is written for the first time in so many seconds, as fast as it was lately.
+    /// The first writes of this many seconds at the recent rate.
     Seconds(u32),
 }
 
@@ -99,14 +99,14 @@ impl Marks {
     }
 }
 
-/// What there is to see of a pool at one moment, in bytes.
+/// An observation of a pool at one moment, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Observed {
     /// The whole pool.
     pub total: u64,
-    /// What can still be granted.
+    /// Bytes that can still be granted.
     pub free: u64,
-    /// Somebody waits for an extent, there is none, and none is on its way.
+    /// Whether a volume waits for an extent, there is none, and none is on its way.
     pub stuck: bool,
 }
 
@@ -115,7 +115,7 @@ pub struct Observed {
 pub struct SpaceChange {
     /// The state before.
     pub from: SpaceState,
-    /// The state now: the same when it is told again.
+    /// The state now: unchanged when it is reported again.
     pub to: SpaceState,
     /// Bytes left.
     pub free: u64,
@@ -138,9 +138,9 @@ pub struct SpaceWatch {
     /// Bytes a second.
     rate: u64,
     peak: u64,
-    /// What an extension takes, in nanoseconds; 0 as long as none was seen.
+    /// The duration of an extension in nanoseconds; 0 before the first one.
     extension_ns: u64,
-    told_ns: u64,
+    report_ns: u64,
 }
 
 impl SpaceWatch {
@@ -156,7 +156,7 @@ impl SpaceWatch {
             rate: 0,
             peak: 0,
             extension_ns: 0,
-            told_ns: now_ns,
+            report_ns: now_ns,
         }
     }
 
@@ -243,11 +243,11 @@ impl SpaceWatch {
         self.state = self.next_state();
         let is_new = self.state != from;
         let goes_on =
-            self.state != SpaceState::Normal && now_ns.saturating_sub(self.told_ns) >= REPEAT_NS;
+            self.state != SpaceState::Normal && now_ns.saturating_sub(self.report_ns) >= REPEAT_NS;
         if !is_new && !goes_on {
             return None;
         }
-        self.told_ns = now_ns;
+        self.report_ns = now_ns;
         let Observed { total, free, .. } = seen;
         Some(SpaceChange { from, to: self.state, free, total, rate: self.rate() })
     }
@@ -269,7 +269,7 @@ impl SpaceWatch {
             return SpaceState::Full;
         }
         let (very_low, low) = self.marks_in_bytes();
-        // Who is in a state leaves it only with a quarter more than what leads into it.
+        // Hysteresis: a state ends only with a quarter more free space than its threshold.
         let mark = |state, bytes: u64| {
             if self.state >= state { bytes.saturating_add(bytes / 4) } else { bytes }
         };
@@ -317,8 +317,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A writer of so many MiB a second, looked at ten times a second, until the pool has that
-    /// state or the time is over. Gives what is left.
+    /// Simulates a writer of `rate` MiB a second, observed ten times a second, until the pool has
+    /// that state or the time is over. Returns the free space.
     fn fill(watch: &mut SpaceWatch, now: &mut u64, free: u64, rate: u64, until: SpaceState) -> u64 {
         let mut free = free;
         for _ in 0..10_000 {
@@ -373,15 +373,15 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_left_with_more_than_it_was_entered_with_and_told_once() {
+    fn a_state_has_hysteresis_and_is_reported_once() {
         let marks = Marks { low: Mark::Bytes(1000), very_low: Mark::Bytes(100) };
         let mut watch = SpaceWatch::new(Some(marks), 0);
         let mut now = 0;
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for free in [2000, 999, 1001, 990, 1200, 1249, 1250, 99, 101, 124, 125, 0, 1, 5000] {
             now += 1;
             let seen = Observed { total: 4000, free, stuck: false };
-            told.extend(watch.observe(now, seen).map(|change| (free, change.from, change.to)));
+            reported.extend(watch.observe(now, seen).map(|change| (free, change.from, change.to)));
         }
         use SpaceState::{Full, Low, Normal, VeryLow};
         let expected = [
@@ -393,11 +393,11 @@ mod tests {
             (1, Full, VeryLow),
             (5000, VeryLow, Normal),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
     }
 
     #[test]
-    fn what_goes_on_is_told_again_every_30_seconds() {
+    fn a_lasting_state_is_reported_again_every_30_seconds() {
         let marks = Marks { low: Mark::Percent(10), very_low: Mark::Percent(2) };
         let mut watch = SpaceWatch::new(Some(marks), 0);
         let seen = Observed { total: 1000, free: 50, stuck: false };

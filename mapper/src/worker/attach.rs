@@ -12,7 +12,7 @@ use crate::space::VolumeSettings;
 use crate::units::VolumeId;
 use crate::volume::{AttachmentShared, Volume};
 
-/// What a worker needs to serve a volume: the volume, a counter of its own, a slice of extents.
+/// A worker's attachment to a volume: the volume, a counter of its own, a slice of extents.
 #[derive(Debug)]
 pub struct Attachment {
     pub(crate) volume: Arc<Volume>,
@@ -42,13 +42,15 @@ impl Attachment {
     }
 
     /// Whether a write has found no extent, and none is on its way: the pool is full, or the
-    /// volume's quota is used up. What is parked for want of space waits for somebody to act.
+    /// volume's quota is used up. Requests parked for lack of space wait for an administrator or a
+    /// deletion.
     #[must_use]
     pub fn is_out_of_space(&self) -> bool {
         self.volume.out_of_space.load(crate::sync::Ordering::Acquire)
     }
 
-    /// Who waited for space has been told that there is none. The next to come asks again.
+    /// Resets the full state after the waiting requests were refused. The next request checks
+    /// again.
     pub fn ask_again(&self) {
         self.volume.out_of_space.store(false, crate::sync::Ordering::Release);
     }
@@ -59,14 +61,14 @@ impl Attachment {
         self.volume.settings_version.load(crate::sync::Ordering::Acquire)
     }
 
-    /// What is set for the volume.
+    /// Returns the settings of the volume.
     #[must_use]
     pub fn settings(&self) -> VolumeSettings {
         *self.volume.settings.lock()
     }
 
-    /// The volume's directory. In a request's IO epoch: whoever swaps it waits for the epoch, so
-    /// one that is still found here is still whole.
+    /// The volume's directory. Within a request's IO epoch: a swap waits for the epoch, so the
+    /// directory found here stays valid.
     pub(crate) fn directory(&self) -> Ref<'_, Directory> {
         let version = self.volume.shape.load(crate::sync::Ordering::Acquire);
         if self.directory.borrow().0 != version {

@@ -1,4 +1,4 @@
-//! What of a volume has changed since a snapshot: for clients that copy only that.
+//! Ranges of a volume that changed since a snapshot, for incremental copies.
 
 use super::{Attachment, Worker};
 use crate::diff::{Comparison, DiffRange, Ranges, check_family};
@@ -22,10 +22,10 @@ pub struct Look {
 }
 
 impl Worker {
-    /// Describes a range beside a snapshot of the same family, or by itself, from its start on;
-    /// see [`Engine::diff`](crate::engine::Engine::diff) for what the states mean. What was in
-    /// `out` is gone; at least one range is there for a range that is not empty. `false`, and
-    /// nothing is there: the snapshot is not there any more.
+    /// Describes a range beside a snapshot of the same family, or by itself, from its start on; see
+    /// [`Engine::diff`](crate::engine::Engine::diff) for the meaning of the states. Replaces the
+    /// content of `out`, with at least one range if the described range is not empty. Returns
+    /// `false`, with `out` empty, if the snapshot no longer exists.
     ///
     /// # Errors
     /// If the volume is gone, the range is not within it, or the two are of different families.
@@ -39,12 +39,12 @@ impl Worker {
         // In an epoch, so that what is found stays: leaves, and extents that both refer to.
         out.clear();
         let parity = self.pool.epochs.enter(self.slot);
-        let told = self.compare(attachment, since, look, out);
+        let is_found = self.compare(attachment, since, look, out);
         self.pool.epochs.leave(self.slot, parity);
         if self.pool.has_stopped() {
             self.pool.want_engine();
         }
-        told
+        is_found
     }
 
     fn compare(
@@ -60,7 +60,7 @@ impl Worker {
             return Err(MapperError::NoVolume(volume.identity.id.to_string()));
         }
         volume.check_range(look.offset, look.len)?;
-        // Whoever is found here was not deleted when the epoch was entered.
+        // A volume found here was not deleted when the epoch was entered.
         let base = match since {
             None => None,
             Some(id) => match self.pool.volumes.read().get(&id) {

@@ -14,14 +14,14 @@ use crate::units::{ExtentIndex, SlotIndex};
 /// keep the worker from its other requests.
 const RECORDS_PER_CALL: u32 = 256;
 
-/// What becomes of an extent whose last valid sub-block is cleared.
+/// The treatment of an extent whose last valid sub-block is cleared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Emptied {
-    /// It goes back to the pool.
+    /// The extent returns to the pool.
     Unmap,
-    /// It stays, and an extent that is not mapped becomes so: room is kept for later writes.
+    /// The extent stays mapped, and an unmapped one is mapped: space is kept for later writes.
     Keep {
-        /// It has been slowed down for long enough.
+        /// Whether the request was throttled long enough.
         hurried: bool,
     },
 }
@@ -190,7 +190,8 @@ impl Worker {
         }
     }
 
-    /// What a change of the map needs besides the stripe. Given back by the record, or by hand.
+    /// Takes the resources of a map change besides the stripe. The record releases them, or the
+    /// caller.
     fn prepare(&mut self) -> Result<(), ParkReason> {
         if !self.ensure_spares(1) {
             return Err(ParkReason::Leaves);

@@ -90,8 +90,9 @@ impl Worker {
         Ok(Answer::Wait(self.fua_ticket()))
     }
 
-    /// R8: a write through that fails may have failed in its flush, and what that flush dropped can
-    /// be anybody's. Where there was no space nothing was written, so there was nothing to flush.
+    /// R8: a write through that fails may have failed in its flush, which may have dropped data of
+    /// any volume. If the error was a lack of space, nothing was written, so there was nothing to
+    /// flush.
     fn check_written_through(&self, plan: &Plan, result: Result<(), IoError>) {
         let through =
             |kind| matches!(kind, OpKind::Write { fua: true } | OpKind::WriteZeroes { fua: true });
@@ -189,7 +190,7 @@ impl Worker {
             None => in_place_mapping(write, now, own, alone),
         };
         if now.physical != Some(write.target) && new.physical != Some(write.target) && alone {
-            // Never shown to anybody, and no other write is aimed at it.
+            // Never visible, and not the target of another write.
             give_back(&pool, attachment, write.target);
         }
         if new == now {
@@ -197,7 +198,7 @@ impl Worker {
         } else {
             site.set(&mut self.spares, || guard.take_lsn(1), write.extent, now, new);
         }
-        // The copy is visible: whoever looks finds its target, and the source may be let go.
+        // The copy is visible: lookups find its target, and the source may be released.
         if let Some(source) = write.source
             && !active(Mutation::FastUnderCopy)
             && let Some((counts, local)) = pool.counts_of(source)

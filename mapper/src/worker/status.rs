@@ -1,4 +1,4 @@
-//! What of a volume holds data: for clients that copy only that.
+//! Ranges of a volume that hold data, for sparse copies.
 
 use super::read::lookup;
 use super::{Attachment, Worker};
@@ -6,7 +6,7 @@ use crate::error::MapperError;
 use crate::sync::Ordering;
 use crate::volume::DELETED;
 
-/// What a stretch of a volume holds.
+/// The content of a stretch of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// No extent is mapped: it reads as zeroes, and takes no space.
@@ -22,7 +22,7 @@ pub enum Content {
 pub struct Stretch {
     /// Bytes.
     pub len: u64,
-    /// What is there.
+    /// The content of the range.
     pub content: Content,
 }
 

@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// The extent to overwrite, if every touched sub-block is valid and nobody shares it.
+    /// The extent to overwrite, if every touched sub-block is valid and the extent is not shared.
     fn in_place(
         &self,
         directory: &Directory,
@@ -329,9 +329,9 @@ impl Worker {
             && cleared <= self.pool.progress.0.durable.load(Ordering::SeqCst)
     }
 
-    /// Whether the piece must wait for a slow write on the same extent: a copy lets nobody in and
-    /// waits for everybody; a sub-block that is being filled up belongs to one writer, and where
-    /// blocks are to stay whole so does any.
+    /// Whether the piece must wait for a slow write on the same extent: a copy excludes all others
+    /// and waits for all of them; a sub-block that is being filled up belongs to one writer, and
+    /// where blocks are to stay whole so does any.
     fn conflicts(
         &self,
         stripe: &mut Stripe,
@@ -348,7 +348,7 @@ impl Worker {
                 || other.filled & piece.touched != 0
                 || filled & other.own != 0
                 || (whole_blocks && other.own & piece.touched != 0);
-            // Its completion wakes whoever waits; marked under the mutex, so that none is missed.
+            // Its completion wakes the waiters; marked under the mutex, so that none is missed.
             other.awaited |= in_the_way;
             any |= in_the_way;
         }

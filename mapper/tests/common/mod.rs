@@ -165,7 +165,7 @@ impl Rig {
                 assert_eq!(ended, id);
                 return outcome;
             }
-            // What it waits for then is another thread of the test, which may not be running.
+            // It waits for another thread of the test, which may not be running.
             if round < 64 {
                 self.now += 1_000_000;
             } else {
@@ -329,7 +329,7 @@ impl Rig {
         self.engine.check_invariants().unwrap();
     }
 
-    /// What is left when the process dies: the media.
+    /// Kills the process; only the media are left.
     pub(crate) fn kill(self) -> Media {
         self.media
     }

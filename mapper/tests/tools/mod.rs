@@ -85,7 +85,7 @@ pub(crate) fn restored(media: &mut Media, text: &str) {
     restoring.finish().unwrap();
 }
 
-/// What a leaf maps, and how much of that is ever written here.
+/// The span of a leaf, and the part of it that tests write.
 pub(crate) const SPAN: u64 = 16 << 20;
 pub(crate) const WRITTEN: u64 = 2 << 20;
 
@@ -163,7 +163,7 @@ pub(crate) fn repaired(media: &mut Media, options: RepairOptions) -> RepairRepor
     repair(&mut Target(media), &devices, options, &mut |_| {}).unwrap()
 }
 
-/// Media that fail after so many writes.
+/// Media that fail after a number of writes.
 pub(crate) struct Cut<'a> {
     pub(crate) media: &'a mut Media,
     pub(crate) left: u64,
