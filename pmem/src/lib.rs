@@ -2,7 +2,7 @@
 //!
 //! - [`media`]: mapped memory; stores past the cache, fences, memory that has gone bad.
 //! - [`platform`]: regions and namespaces, read and made through sysfs.
-//! - [`recorder`]: a memory for tests, which tells what a loss of power could leave of it.
+//! - [`recorder`]: a memory for tests, which computes its possible states after a loss of power.
 #![deny(unsafe_code)]
 
 pub mod media;

@@ -1,11 +1,9 @@
-//! A memory that keeps a log of what is done to it, and tells what could be left of it after a loss
-//! of power at any moment.
-//!
-//! No emulator has a cache that could lose a store, so a fence that is missing shows on no virtual
-//! machine. Here a store is under way, word by word, until its thread fences: any of its words may
-//! have reached the memory and any may not, with the one exception that of two stores to the same
-//! word the later one is not overtaken. That is more than processors do, and nothing that they do
-//! is missing.
+//! A memory that logs all stores and fences, and computes its possible states after a loss of power
+//! at any moment. No emulator has a cache that could lose a store, so no virtual machine shows a
+//! missing fence. Here a store is under way, word by word, until its thread fences: any of its
+//! words may have reached the memory and any may not, with the one exception that of two stores to
+//! the same word the later one is not overtaken. This allows more than real processors do, and
+//! covers all that they do.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,10 +24,10 @@ enum Event {
 
 #[derive(Debug)]
 struct Log {
-    /// What was durable at the beginning.
+    /// The durable content at the beginning.
     first: Vec<u8>,
     events: Vec<Event>,
-    /// What threads read.
+    /// The content that threads read.
     present: Vec<u8>,
     threads: u32,
 }
@@ -69,14 +67,14 @@ impl Recorder {
         self.locked().events.len()
     }
 
-    /// What threads read now.
+    /// Returns the content that threads read now.
     #[must_use]
     pub fn present(&self) -> Vec<u8> {
         self.locked().present.clone()
     }
 
-    /// What could be left after a loss of power at a moment: every image where few stores are under
-    /// way and are taken as a whole, and beyond that as many as asked for, drawn by a seed.
+    /// Returns possible images after a loss of power at a moment: all of them with few stores in
+    /// flight, taken as a whole, and otherwise the requested number, drawn by a seed.
     #[must_use]
     pub fn images(&self, moment: usize, drawn: usize, seed: u64) -> Vec<Vec<u8>> {
         let log = self.locked();
@@ -131,7 +129,7 @@ impl Recorder {
     }
 }
 
-/// What is durable at a moment, and the stores that are under way, in their order.
+/// Returns the durable content at a moment, and the stores in flight, in their order.
 fn split(log: &Log, moment: usize) -> (Vec<u8>, Vec<(u64, Vec<u8>)>) {
     let mut durable = log.first.clone();
     let mut pending: Vec<(u32, u64, Vec<u8>)> = Vec::new();
@@ -139,8 +137,9 @@ fn split(log: &Log, moment: usize) -> (Vec<u8>, Vec<(u64, Vec<u8>)>) {
         match event {
             Event::Store { thread, at, bytes } => pending.push((*thread, *at, bytes.clone())),
             Event::Fence { thread } => {
-                // Of two stores to one word the later counts, whoever fences first: the word can't
-                // go back. What an earlier one of another thread left under way is over with it.
+                // Of two stores to one word the later counts, whichever thread fences first: the
+                // word cannot go back. What an earlier one of another thread left under way is over
+                // with it.
                 let mut after = BTreeMap::new();
                 for (number, (by, start, bytes)) in pending.iter().enumerate() {
                     if by == thread {

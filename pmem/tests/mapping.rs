@@ -133,7 +133,7 @@ fn memory_that_is_gone_is_an_error_and_the_rest_goes_on() {
 const DIES: &str = "BLOCKD_TEST_DIES";
 
 #[test]
-fn a_signal_that_somebody_sends_still_kills() {
+fn a_signal_from_another_process_still_kills() {
     if std::env::var_os(DIES).is_some() {
         let _map = mapping(&file());
         nix::sys::signal::raise(nix::sys::signal::Signal::SIGBUS).unwrap();
@@ -141,7 +141,7 @@ fn a_signal_that_somebody_sends_still_kills() {
     }
     let program: PathBuf = std::env::current_exe().unwrap();
     let mut command = Command::new(program);
-    command.env(DIES, "1").args(["--exact", "a_signal_that_somebody_sends_still_kills"]);
+    command.env(DIES, "1").args(["--exact", "a_signal_from_another_process_still_kills"]);
     let output = command.output().unwrap();
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{:?}", output.status);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockd_pmem::platform::choose;
-use blockd_pmem::platform::provision::{MAX_NAME, Wish};
+use blockd_pmem::platform::provision::{MAX_NAME, NamespaceSpec};
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule, Step};
 use blockd_pmem::platform::{
     Inventory, Mode, Namespace, PageMap, Platform, Region, Uuid, new_uuid, raw_size_for, usable_of,
@@ -429,7 +429,7 @@ impl DirectPool {
             content.next_id = content.next_id.saturating_add(1);
             content.records.push(record.clone());
         })?;
-        let order = Wish {
+        let order = NamespaceSpec {
             uuid,
             alt_name: self.label(&wish.name, uuid),
             mode: wish.usage.mode(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_pmem::media::{Domain, Durability};
-use blockd_pmem::platform::provision::Wish;
+use blockd_pmem::platform::provision::NamespaceSpec;
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule};
 use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
 use blockd_pmem::platform::{Kernel, Mode, PageMap, RegionKey, Uuid};
@@ -274,7 +274,7 @@ fn p7_a_namespace_of_another_mode_is_not_used_and_both_modes_are_named() {
         let (platform, region) = (rig.host.platform(), RegionKey::Cookie(1));
         let inventory = platform.read().unwrap();
         let own = inventory.namespaces().next().unwrap().1;
-        let anew = Wish {
+        let anew = NamespaceSpec {
             uuid: own.uuid.unwrap(),
             alt_name: own.alt_name.clone(),
             mode,
@@ -495,7 +495,7 @@ fn what_was_left_without_overwriting_is_not_there_for_the_next() {
 #[test]
 fn p51_foreign_namespaces_are_neither_shown_nor_touched() {
     let rig = Rig::new(GIB);
-    let theirs = Wish {
+    let theirs = NamespaceSpec {
         uuid: Uuid::of_random([9; 16]),
         alt_name: "blockd-a".to_owned(),
         mode: Mode::Fsdax,

@@ -1,14 +1,12 @@
-//! What can be done with persistent memory, whatever is behind it.
+//! The interface to persistent memory, independent of the implementation.
 
 use std::sync::Arc;
 
 use super::MediaError;
 
-/// Memory that is written past the caches.
-///
-/// What was written is as durable as the memory makes it once [`Media::fence`] has come back, and
-/// in no order before: any part of it may be there after a loss of power, in units of eight aligned
-/// bytes.
+/// Memory that is written past the caches. Access to persistent memory. Stores are as durable as
+/// the memory makes them once [`Media::fence`] has returned, and unordered before: any part of them
+/// may survive a loss of power, in units of eight aligned bytes.
 pub trait Media: Send + Sync {
     /// Bytes.
     fn len(&self) -> u64;

@@ -1,5 +1,5 @@
 //! The routines that touch mapped memory, in assembly: memory can go bad under a load or a store,
-//! and the signal that tells of it has to find out where in the routine it came.
+//! and the handler of that signal has to find the position within the routine.
 //!
 //! Between `blockd_pmem_begin` and `blockd_pmem_end` the same holds everywhere: nothing is on the
 //! stack but the return address, and `rdx` has the bytes that are left. The handler in

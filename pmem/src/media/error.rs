@@ -1,6 +1,6 @@
 //! How access to mapped memory fails.
 
-/// What is wrong.
+/// An error of mapped memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MediaError {
     /// A range leaves the memory.
@@ -19,7 +19,7 @@ pub enum MediaError {
         /// The first byte of the range that is bad.
         at: u64,
     },
-    /// The memory was found to be bad, or to be gone. What was written in front of it is there.
+    /// The memory was found to be bad, or to be gone. Stores before that byte were done.
     #[error("memory failed at byte {at}, or up to a line behind it")]
     Failed {
         /// The first byte that was not read or written.
@@ -28,9 +28,9 @@ pub enum MediaError {
     /// The operating system refused something.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// What it answered.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// A device can't be mapped as it is.
@@ -40,7 +40,7 @@ pub enum MediaError {
         what: &'static str,
         /// Its value.
         found: String,
-        /// What it may be.
+        /// The accepted values.
         allowed: &'static str,
     },
     /// A lane's place is not what it has to be.

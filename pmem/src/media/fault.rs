@@ -1,10 +1,10 @@
-//! Memory that goes bad raises SIGBUS. Where one of our routines was under way, it ends early and
-//! says how far it came; anything else goes to whoever had the signal before.
+//! Memory that goes bad raises SIGBUS. If one of our routines was running, it ends early and
+//! returns how far it came; any other fault is passed to the previous handler.
 //!
-//! The handler calls nothing that is not safe in a handler, and takes no lock: it reads the
-//! context and the table of mappings, writes one register, or hands the signal on. It does not run
-//! again inside itself (no `SA_NODEFER`): a second fault would be one of its own, and the kernel
-//! ends the process for that. A thread that blocks SIGBUS is not saved either; nobody here does.
+//! The handler calls nothing that is not safe in a handler, and takes no lock: it reads the context
+//! and the table of mappings, writes one register, or hands the signal on. It does not run again
+//! inside itself (no `SA_NODEFER`): a second fault would be one of its own, and the kernel ends the
+//! process for that. A thread that blocks SIGBUS is not protected; no thread of this project does.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -29,7 +29,7 @@ pub(super) fn arm() -> std::io::Result<()> {
     let armed = ARMED.get_or_init(|| {
         let failed = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         let former = FORMER.0.get().cast::<libc::sigaction>();
-        // SAFETY: reads the present action into memory that nobody else uses yet.
+        // SAFETY: reads the present action into memory that is not shared yet.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), former) } != 0 {
             return Err(failed());
         }
@@ -47,17 +47,17 @@ pub(super) fn arm() -> std::io::Result<()> {
     armed.map_err(std::io::Error::from_raw_os_error)
 }
 
-/// Mappings that the handler knows of: a pool has one for each of its devices, so this is plenty.
-/// One more than these is served like the others, but for what [`Known`] says.
+/// Limit of mappings that the handler knows: a pool has one for each of its devices, so this is
+/// plenty. Further ones are served like the others, except for the effect of [`Known`].
 const MAPPINGS: usize = 256;
 /// First and last byte of each; nothing where the last one is 0.
 static TABLE: [(AtomicUsize, AtomicUsize); MAPPINGS] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MAPPINGS];
 
-/// A mapping that the handler knows of until this is dropped. A host may tell its processes ahead
-/// of memory that has gone bad and that none of them has touched (`memory_failure_early_kill`), by
-/// a signal whose default is to end them: about a known mapping it is ignored, since an access to
-/// that memory is told again.
+/// A mapping that the handler knows of until this is dropped. A host may notify processes early of
+/// bad memory that none of them has accessed (`memory_failure_early_kill`), by a signal whose
+/// default is to end them. For a known mapping it is ignored, since an access to that memory raises
+/// another signal.
 #[derive(Debug)]
 pub(super) struct Known(Option<usize>);
 
@@ -66,8 +66,8 @@ impl Known {
     pub(super) fn new(range: &Range<usize>) -> Self {
         let last = range.end.saturating_sub(1);
         let take = |(first, end): &(AtomicUsize, AtomicUsize)| {
-            // Nobody looks at an entry before its first byte is there: it is at the end of memory
-            // until then.
+            // An entry is not used before its first byte is set: it is at the end of memory until
+            // then.
             let (free, taken) = (Ordering::AcqRel, Ordering::Relaxed);
             first.compare_exchange(0, usize::MAX, free, taken).ok()?;
             end.store(last, Ordering::Release);
@@ -96,16 +96,16 @@ fn is_known(address: usize) -> bool {
 
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands the handler a whole description of the signal.
-    let told = unsafe { &*info };
-    let code = told.si_code;
-    // A code above zero is the kernel's; others are sent by somebody.
+    let details = unsafe { &*info };
+    let code = details.si_code;
+    // A code above zero comes from the kernel; others come from a process.
     let is_fault = code > 0 && code != libc::BUS_MCEERR_AO;
     if is_fault && goes_on(context.cast()) {
         return;
     }
     if code == libc::BUS_MCEERR_AO {
         // SAFETY: signals of this code have an address.
-        let address = unsafe { told.si_addr() };
+        let address = unsafe { details.si_addr() };
         if is_known(address.addr()) {
             return;
         }

@@ -10,8 +10,8 @@
 //! 4. the lines are cleared; fence.
 //!
 //! When the lanes are opened, each line that is whole is carried out again, and cleared. So a line
-//! must never outlast its write: what was written to the same place later, through another lane or
-//! none, would be lost to it, whoever's it is by then. That is what the last step is for.
+//! must never outlast its write: it would overwrite later data at the same place, written through
+//! another lane or none, possibly by another volume. The last step prevents this.
 //!
 //! A write stores the bytes that it was given and no others: sectors of one block that are written
 //! at once do not touch each other. Writes of the same block wait for each other from the third
@@ -26,7 +26,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::{Media, MediaError};
 
-/// What is written as a whole, at the most, and never across two of them.
+/// The largest unit that is written as a whole; a write never spans two of them.
 pub const BLOCK: usize = 4096;
 /// Blocks of a lane: a write of 32 KiB needs no more fences than one of 4 KiB.
 const BLOCKS: usize = 8;
@@ -76,7 +76,7 @@ impl Line {
         crc32c::crc32c(&self.as_bytes()[..SUM_AT])
     }
 
-    /// What it says, if it is whole: one that was cut short is no line.
+    /// Parses the line if it is whole: an interrupted one is no line.
     fn parse(&self) -> Option<(u64, usize)> {
         let is_whole = self.magic.get() == MAGIC && self.sum.get() == self.checksum();
         let len = usize::try_from(self.len.get()).ok()?;
@@ -86,7 +86,7 @@ impl Line {
     }
 }
 
-/// What was found in lanes that were opened.
+/// The findings of opening lanes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Replayed {
     /// Writes that were carried out again.
@@ -94,8 +94,8 @@ pub struct Replayed {
     /// Where that was not possible, as the memory is bad there or in the lane: these bytes may be
     /// torn.
     pub failed: Vec<Range<u64>>,
-    /// Lanes whose lines can't be read, and that are not used: a write of each may have been under
-    /// way, nobody knows where.
+    /// Lanes whose lines cannot be read, and that are not used: each may have had a write in flight
+    /// at an unknown place.
     pub bad_lanes: usize,
 }
 
@@ -165,7 +165,7 @@ pub struct Lanes<M> {
 }
 
 impl<M: Media> Lanes<M> {
-    /// Makes lanes in an area, as many as fit there, and at least so many.
+    /// Makes lanes in an area, as many as fit, and at least `at_least`.
     ///
     /// # Errors
     /// The area is too small or misplaced, or bad.
@@ -181,7 +181,7 @@ impl<M: Media> Lanes<M> {
         Ok(lanes)
     }
 
-    /// Opens lanes, and carries out what was cut short. Nobody else may use the memory yet.
+    /// Opens lanes, and completes interrupted writes. The memory must not be in use yet.
     ///
     /// # Errors
     /// The area is too small or misplaced, or all of it is bad, or a line can't be cleared that was
@@ -353,7 +353,7 @@ impl<M: Media> Lanes<M> {
             match self.log(lane, &mut sequence, batch) {
                 Ok(()) => return self.place(lane, batch),
                 Err(error) => {
-                    // What it has of lines has to go before another lane does the same.
+                    // Its lines have to be cleared before another lane does the same.
                     self.lanes[lane].is_bad.store(true, Ordering::Release);
                     let _ = self.clear(lane, BLOCKS);
                     self.media.fence();
@@ -399,8 +399,8 @@ impl<M: Media> Lanes<M> {
         placed.and(cleared)
     }
 
-    /// Nobody else stores to these blocks from now on. Locks are taken in their order, so that no
-    /// two threads wait for each other.
+    /// Excludes other stores to these blocks. Locks are taken in their order, so that no two
+    /// threads wait for each other.
     fn lock(&self, batch: &Batch<'_>) -> [Option<MutexGuard<'_, ()>>; BLOCKS] {
         let mut order = [usize::MAX; BLOCKS];
         for ((target, _), index) in batch.parts().iter().zip(&mut order) {
@@ -453,7 +453,7 @@ fn in_blocks(at: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     })
 }
 
-/// What a fence makes last.
+/// The stores that a fence makes durable.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Data,

@@ -1,4 +1,4 @@
-//! What becomes of a write, by what it is written to.
+//! Durability levels of writes, by the memory that they are written to.
 
 /// How memory is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub enum Domain {
     Unknown,
 }
 
-/// What becomes of answered writes, the best first.
+/// The durability of answered writes, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Durability {
     /// They are there after power has failed: where there is a write cache, those that were

@@ -49,13 +49,13 @@ pub struct Mapping {
     /// A fence makes stores as durable as they get.
     is_write_through: bool,
     _known: fault::Known,
-    /// There are bad ranges, so that nobody has to look for them elsewhere.
+    /// Whether there are bad ranges, so that the common case needs no search.
     has_bad: AtomicBool,
     bad: RwLock<Box<[Range<u64>]>>,
 }
 
 // SAFETY: the memory belongs to the mapping until it is dropped, and can be touched by any thread;
-// all access goes through routines for which it does not matter who else writes there.
+// all access goes through routines that allow concurrent writes.
 unsafe impl Send for Mapping {}
 // SAFETY: the same.
 unsafe impl Sync for Mapping {}
@@ -64,7 +64,7 @@ impl Mapping {
     /// Opens a device or file, and maps it.
     ///
     /// # Errors
-    /// It can't be opened, or as [`Mapping::from_file`].
+    /// The file cannot be opened, or as [`Mapping::from_file`].
     pub fn open(path: &Path, options: &MappingOptions) -> Result<Self, MediaError> {
         let file = File::options().read(true).write(true).open(path);
         Self::from_file(Arc::new(file.map_err(MediaError::os("open it"))?), options)
@@ -74,8 +74,8 @@ impl Mapping {
     /// that a fence makes stores durable, any other file as the kernel can.
     ///
     /// # Errors
-    /// It is neither, its sysfs attributes can't be read, or the kernel refuses. A file that has
-    /// holes is not refused, and is to have none: see [`Mapping`].
+    /// The file is neither, its sysfs attributes cannot be read, or the kernel refuses. A file with
+    /// holes is not refused, but must have none: see [`Mapping`].
     pub fn from_file(file: Arc<File>, options: &MappingOptions) -> Result<Self, MediaError> {
         let data = file.metadata().map_err(MediaError::os("look at it"))?;
         let kind = data.file_type();
@@ -118,8 +118,7 @@ impl Mapping {
         self.medium
     }
 
-    /// What becomes of stores after a fence and, where it is no device and no file with DAX, after
-    /// a sync.
+    /// Returns the durability of stores after a fence and, without a device or DAX, after a sync.
     #[must_use]
     pub const fn durability(&self) -> Durability {
         self.durability
@@ -141,7 +140,7 @@ impl Mapping {
     /// long. A device has nothing to sync with.
     ///
     /// # Errors
-    /// What the kernel answered. What was stored may be durable or not.
+    /// The kernel's error. The stores may be durable or not.
     pub fn sync(&self) -> Result<(), MediaError> {
         engine::fence();
         if self.is_write_through || self.medium == Medium::DevDax {
@@ -155,7 +154,7 @@ impl Mapping {
     /// These ranges are not touched from now on; those that were not before may be again.
     pub fn set_bad(&self, bad: Vec<Range<u64>>) {
         let has_bad = !bad.is_empty();
-        // In this order a reader that is told that there are none has one that is on its way.
+        // In this order a reader that sees no bad range has one on its way at most.
         *self.bad.write().unwrap_or_else(PoisonError::into_inner) = bad.into();
         self.has_bad.store(has_bad, Ordering::Release);
     }
@@ -281,7 +280,7 @@ impl Media for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is that of the mapping, and nobody has it any more.
+        // SAFETY: the range is that of the mapping, and has no user any more.
         if let Err(error) = unsafe { munmap(self.base.cast(), self.len) } {
             // It only ever fails for ranges that are none: the memory stays until the process ends.
             debug_assert!(false, "unmapping: {error}");
@@ -293,7 +292,7 @@ impl Drop for Mapping {
 fn map(file: &File, len: usize, is_device: bool) -> Result<(*mut u8, Medium), MediaError> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let with = |flags| {
-        // SAFETY: a mapping at an address that the kernel chooses takes nobody's memory.
+        // SAFETY: a mapping at an address that the kernel chooses overlaps no other memory.
         unsafe { mmap(std::ptr::null_mut(), len, access, flags, file.as_fd(), 0) }
     };
     match with(MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
@@ -309,7 +308,7 @@ fn map(file: &File, len: usize, is_device: bool) -> Result<(*mut u8, Medium), Me
     }
 }
 
-/// What becomes of stores, and whether lines have to be written back for it.
+/// Returns the durability of stores, and whether cache lines have to be written back for it.
 fn judge(
     medium: Medium,
     domain: Domain,
@@ -351,7 +350,7 @@ fn dax_size(description: &Path) -> Result<u64, MediaError> {
     })
 }
 
-/// What the region says that a device is in, however deep.
+/// Returns the persistence domain of the region that a device is in, at any depth.
 fn domain(description: &Path) -> Result<Domain, MediaError> {
     let Ok(mut folder) = fs::canonicalize(description) else { return Ok(Domain::Unknown) };
     for _ in 0..MAX_DEPTH {
@@ -423,8 +422,8 @@ mod tests {
         }
     }
 
-    /// Sends this process what a kernel sends that finds memory bad before anybody touches it.
-    fn tell_of(address: *mut u8) {
+    /// Sends this process the signal of a kernel that finds bad memory before an access.
+    fn send_early_signal(address: *mut u8) {
         let mut words = [0_u64; 16];
         // Signal, errno and code, then the address: how the kernel lays it out.
         words[0] = u64::from(libc::SIGBUS.cast_unsigned());
@@ -448,11 +447,11 @@ mod tests {
         let map = Mapping::from_file(Arc::new(file), &MappingOptions::default()).unwrap();
         if std::env::var_os(ELSEWHERE).is_some() {
             let mut other = 0_u8;
-            tell_of(&raw mut other);
+            send_early_signal(&raw mut other);
             return;
         }
-        tell_of(map.base);
-        tell_of(map.base.wrapping_add(8191));
+        send_early_signal(map.base);
+        send_early_signal(map.base.wrapping_add(8191));
         map.read(0, &mut [0; 8192]).unwrap();
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         let name = "media::map::tests::news_of_bad_memory_in_a_mapping_does_not_kill";
@@ -500,7 +499,7 @@ mod tests {
             assert_eq!(of(medium, Domain::MemoryController, false), (known, best));
             assert_eq!(of(medium, Domain::CpuCache, false), (known, None));
         }
-        // Whatever anybody says of it.
+        // Regardless of the configuration.
         assert_eq!(of(Medium::File, Domain::CpuCache, true).0, Durability::Volatile);
     }
 }

@@ -23,14 +23,15 @@ pub enum Reason {
     NotEnough,
     /// Enough is free in all, and no piece is large enough.
     NotContiguous,
-    /// It is to grow, and the kernel would do that in front of it: more is free there than behind.
+    /// The namespace is to grow, and the kernel would extend it in front: more is free there than
+    /// behind.
     InFront {
         /// Bytes that are free right in front of it.
         front: u64,
         /// Bytes that are free right behind it.
         behind: u64,
     },
-    /// It can't be used for this, however much is free.
+    /// The region cannot be used for this, however much is free.
     Unsuited(&'static str),
 }
 
@@ -129,7 +130,7 @@ pub fn fits(region: &Region, needed: u64) -> Result<(), Refusal> {
 /// The region that takes it. `needed` says what it takes of each, as steps differ.
 ///
 /// # Errors
-/// When none can, for each the reason. That the sum of them could does not help.
+/// When none can, for each the reason. A sufficient sum does not help.
 pub fn choose<'a>(
     regions: impl IntoIterator<Item = &'a Region>,
     needed: impl Fn(&Region) -> Option<u64>,
@@ -208,7 +209,7 @@ mod tests {
 
     /// 127 GB: 63 and 1 were made, and 63 deleted. 126 are free, and no more than 63 in one piece.
     #[test]
-    fn p3_pieces_are_told_apart_from_too_little() {
+    fn p3_fragmentation_is_distinguished_from_too_little_space() {
         let regions = [region(1, 0, 126 * GIB, 63 * GIB)];
         let refused = chosen(&regions, 64 * GIB, Policy::MostFree).unwrap_err();
         assert_eq!(refused.refusals[0].reason, Reason::NotContiguous);

@@ -20,7 +20,7 @@ pub const MARKED_BYTES: u64 = 8 << 20;
 /// Zeroes for files that can't be zeroed otherwise.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// A block device that is being overwritten. Nobody else can mount it meanwhile.
+/// A block device that is being overwritten. It cannot be mounted meanwhile.
 #[derive(Debug)]
 pub struct Zeroing {
     file: File,
@@ -41,7 +41,7 @@ impl Zeroing {
         self.length
     }
 
-    /// Overwrites up to so many bytes more, durably. True when all is done.
+    /// Overwrites up to `bytes` more bytes, durably. Returns true when all is done.
     ///
     /// # Errors
     /// When the device can't be written.

@@ -1,4 +1,4 @@
-//! What can go wrong with a host's persistent memory.
+//! Errors of a host's persistent memory.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,9 +21,9 @@ pub enum PlatformError {
     Malformed {
         /// Which.
         path: PathBuf,
-        /// What it holds, the beginning of it.
+        /// The beginning of its content.
         text: String,
-        /// What it has to hold.
+        /// The expected content.
         expected: &'static str,
     },
     /// The kernel refused a value.
@@ -31,7 +31,7 @@ pub enum PlatformError {
     Write {
         /// Where.
         path: PathBuf,
-        /// What.
+        /// The value.
         value: String,
         /// The kernel's answer.
         source: io::Error,
@@ -41,15 +41,15 @@ pub enum PlatformError {
     NotDone {
         /// Where.
         path: PathBuf,
-        /// What was written.
+        /// The written value.
         wanted: String,
-        /// What is there.
+        /// The present value.
         found: String,
     },
     /// A device can't be opened, read or written.
     #[error("{what} {}", path.display())]
     Device {
-        /// What was done.
+        /// The operation.
         what: &'static str,
         /// Which.
         path: PathBuf,
@@ -59,17 +59,17 @@ pub enum PlatformError {
     /// A value is outside of what is allowed.
     #[error("{field} is {value}: must be {allowed}")]
     Invalid {
-        /// What it is a value of.
+        /// The field of the value.
         field: &'static str,
         /// The value.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: String,
     },
     /// No region has room, each for a reason of its own.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    /// It is in use, or in another state than it has to be.
+    /// The object is in use, or in the wrong state.
     #[error("{what} {problem}")]
     InUse {
         /// Which.
@@ -80,15 +80,15 @@ pub enum PlatformError {
     /// There is nothing of that name.
     #[error("{what} {name} does not exist")]
     NotFound {
-        /// What kind of thing.
+        /// The kind of object.
         what: &'static str,
         /// How it was called.
         name: String,
     },
-    /// This can't be done here, whatever the values.
+    /// The operation is not possible here, independent of its values.
     #[error("{what}: {problem}")]
     Unsupported {
-        /// What.
+        /// The operation.
         what: String,
         /// Why not.
         problem: String,
@@ -96,9 +96,9 @@ pub enum PlatformError {
     /// Something failed, and so did taking back what had been done until then.
     #[error("{error}; and taking it back failed: {after}")]
     NotTakenBack {
-        /// What failed first.
+        /// The first error.
         error: Box<PlatformError>,
-        /// What failed then.
+        /// The second error.
         after: Box<PlatformError>,
     },
 }

@@ -18,15 +18,15 @@ use super::sysfs::Folder;
 use super::users::User;
 use super::{Inventory, Platform};
 
-/// How long somebody who looks at each new device may have it open: udev, whose programs take
-/// fractions of a second each.
+/// How often to retry while a prober has a new device open: udev, whose programs take fractions of
+/// a second each.
 const LOOKED_AT_TRIES: u32 = 20;
 const LOOKED_AT_PAUSE: Duration = Duration::from_millis(250);
 
 impl Platform {
-    /// Makes a namespace larger, and bare: its new bytes, which may be another's, are to be seen by
-    /// nobody until it is restored. Only one whose pages are noted in ordinary memory can be: with
-    /// notes on the namespace the kernel fails to enable it afterwards.
+    /// Makes a namespace larger, and bare: its new bytes, which may be data of another namespace,
+    /// must not be visible until it is restored. Only one whose pages are noted in ordinary memory
+    /// can be: with notes on the namespace the kernel fails to enable it afterwards.
     ///
     /// # Errors
     /// When that is not possible, it is in use, or there is no room right behind it. It is as it
@@ -85,9 +85,9 @@ impl Platform {
         }
     }
 
-    /// Makes a namespace that was made bare what it was before, with so many bytes at most. Who
-    /// looks at it for a moment is waited for. Where it can't be enabled with them, as there is no
-    /// memory for notes about more pages, it has what it had before it grew, if that is told.
+    /// Restores the mode of a namespace that was made bare, with at most `size` bytes. Short-lived
+    /// users such as udev are waited for. If it cannot be enabled with that size for lack of memory
+    /// for page metadata, it gets its size from before the growth, if that is given.
     ///
     /// # Errors
     /// When it is in use, the kernel refuses, or it was nothing else. It may have no device then.
@@ -118,8 +118,8 @@ impl Platform {
         }
     }
 
-    /// Everything there is, once nobody looks at a device that has just come; what has it open for
-    /// longer is told as its user.
+    /// Reads the inventory once udev has finished with a new device; a process that has it open for
+    /// longer is reported as its user.
     ///
     /// # Errors
     /// As [`Self::read_with_users`].
@@ -185,8 +185,8 @@ impl Platform {
         }
     }
 
-    /// Gives a namespace that is disabled these sizes, one after the other. What fails is taken
-    /// back, and where that is not sure the error is one of [`PlatformError::NotTakenBack`].
+    /// Gives a disabled namespace these sizes, one after the other. A failed step is undone, and
+    /// where that is uncertain the error is [`PlatformError::NotTakenBack`].
     fn resize(
         &self,
         folder: &Folder,
@@ -245,17 +245,17 @@ fn not_taken_back(error: PlatformError, after: PlatformError) -> PlatformError {
     PlatformError::NotTakenBack { error: Box::new(error), after: Box::new(after) }
 }
 
-/// It has what it had: more than that it can't be enabled with.
+/// The error of a namespace that keeps its former size because it cannot be enabled with more.
 fn cut(uuid: Uuid, size: u64, error: &PlatformError) -> PlatformError {
     let problem = format!(
-        "can't be enabled with {size} bytes, as there is no memory for notes about so many pages, \
+        "can't be enabled with {size} bytes, as there is no memory for the metadata of its pages, \
          maybe, and has what it had ({})",
         error.text()
     );
     PlatformError::Unsupported { what: format!("namespace {uuid}"), problem }
 }
 
-/// It begins elsewhere: somebody made room in front of it in the last milliseconds.
+/// The error of a namespace that moved: space in front of it was freed in the last milliseconds.
 fn moved(namespace: &Namespace, began: Option<u64>, now: Option<u64>) -> PlatformError {
     let problem = format!(
         "began at address {began:?} and now begins at {now:?}: its bytes are all there, further \
@@ -275,7 +275,7 @@ fn sizes(region: &Region, namespace: &Namespace, size: u64) -> Result<Vec<u64>, 
     let step = check(region, namespace, size)?;
     let needed = size - namespace.size;
     let Some((front, behind)) = free_around(region, namespace) else {
-        let problem = "can't grow: the kernel does not tell where in its region it is".to_owned();
+        let problem = "can't grow: the kernel does not report its offset in the region".to_owned();
         return Err(PlatformError::Unsupported { what: namespace.to_string(), problem });
     };
     if behind < needed {

@@ -1,4 +1,4 @@
-//! What is written to the kernel, so that tests can have one of their own.
+//! Writes to the kernel, behind a trait so that tests can replace it.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -14,14 +14,14 @@ pub trait Kernel: fmt::Debug + Send + Sync {
     /// Writes a value to a file of sysfs, in one piece.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 
-    /// Opens a block device for nobody else: `EBUSY` where it is mounted, swapped to or part of
-    /// another one. It can't be mounted while it is open so.
+    /// Opens a block device exclusively: `EBUSY` if it is mounted, swapped to or part of another
+    /// one. It cannot be mounted while it is open so.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error.
     fn open_exclusive(&self, path: &Path) -> io::Result<File>;
 }
 

@@ -1,4 +1,4 @@
-//! What stays the same when everything is numbered anew.
+//! Keys of regions that stay the same when the kernel's numbers change.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub enum RegionKey {
     /// The cookie of its interleave set, which is never 0.
     Cookie(u64),
-    /// What serves instead where there is no cookie: who provides it, and which parts of that.
+    /// The replacement of a missing cookie: the provider, and its parts.
     Parts(String),
 }
 

@@ -1,10 +1,10 @@
-//! What persistent memory a host has, and making and removing namespaces of it: through sysfs
-//! alone.
+//! Persistent memory of a host: reads regions and namespaces, creates and removes namespaces,
+//! through sysfs alone.
 //!
-//! [`Platform`] reads and changes; what it reads is an [`Inventory`]. Regions are told apart by
+//! [`Platform`] reads and changes; what it reads is an [`Inventory`]. Regions are identified by
 //! [`RegionKey`] and namespaces by [`Uuid`]: the numbers of regions move from one boot to the next,
-//! and a name may be there twice. What can't be read is an error that names the file. Nothing is
-//! taken for absent because of an error.
+//! and a name may be there twice. An unreadable file is an error that names it. Nothing is taken
+//! for absent because of an error.
 //!
 //! [`step`], [`choose`] and [`share`] decide and touch nothing.
 
@@ -79,10 +79,10 @@ impl Places {
     }
 }
 
-/// What a host has.
+/// The persistent memory of a host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Inventory {
-    /// Whether the kernel knows of such memory at all: without its module, nothing is seen.
+    /// Whether the kernel supports such memory at all: without its module, nothing is seen.
     pub has_bus: bool,
     /// By key.
     pub regions: Vec<Region>,
@@ -139,7 +139,7 @@ impl Default for Platform {
 }
 
 impl Platform {
-    /// What is shown at these places, and changed through this kernel.
+    /// Returns a platform that reads these directories, and changes them through this kernel.
     #[must_use]
     pub fn new(places: Places, kernel: Arc<dyn Kernel>) -> Self {
         Self { places, kernel }
@@ -151,7 +151,7 @@ impl Platform {
         &self.places
     }
 
-    /// Reads regions and namespaces, without who uses them.
+    /// Reads regions and namespaces, without their users.
     ///
     /// # Errors
     /// When a file can't be read, or does not hold what it should.
@@ -159,7 +159,7 @@ impl Platform {
         let mut tries = 1;
         loop {
             match self.read_once() {
-                // What goes while it is looked at is there for one look and not for the next.
+                // An object that disappears during a scan is missing in the next one.
                 Err(PlatformError::Read { source, .. })
                     if is_of_what_goes(&source) && tries < READ_TRIES =>
                 {
@@ -176,8 +176,8 @@ impl Platform {
         let folder = Folder::new(self.places.nd_devices());
         let Some(names) = folder.list_if_there()? else { return Ok(inventory) };
         inventory.has_bus = true;
-        // Regions are enabled before their namespaces are there. What is enabled is looked at
-        // first, since the kernel then answers when all that it is about to list is listed.
+        // Regions are enabled before their namespaces appear. The enabled state is read first,
+        // since the kernel then answers only once all namespaces are listed.
         let mut enabled = Vec::new();
         for name in names.iter().filter(|name| is_numbered(name, "region")) {
             enabled.push((name, folder.at(name).has_link("driver")?));
@@ -193,7 +193,7 @@ impl Platform {
         Ok(inventory)
     }
 
-    /// Reads regions and namespaces, and who uses them.
+    /// Reads regions, namespaces and their users.
     ///
     /// # Errors
     /// When a file can't be read, or does not hold what it should.

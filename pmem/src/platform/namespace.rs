@@ -51,7 +51,7 @@ impl fmt::Display for PageMap {
     }
 }
 
-/// What kind of node a device has.
+/// The kind of a device's node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceClass {
     /// A block device.
@@ -65,7 +65,7 @@ pub enum DeviceClass {
 pub struct Device {
     /// Its name in the folder of nodes.
     pub name: String,
-    /// What kind of node that is.
+    /// The kind of that node.
     pub class: DeviceClass,
     /// Major and minor number.
     pub numbers: (u32, u32),
@@ -88,33 +88,33 @@ pub struct Namespace {
     pub name: String,
     /// Which one. One without labels has that of what is made of it, and a raw one none.
     pub uuid: Option<Uuid>,
-    /// What somebody called it. Others may be called the same.
+    /// The alternative name that an administrator gave it. Other namespaces may have the same.
     pub alt_name: String,
     /// As what it shows itself.
     pub mode: Mode,
     /// Where the pages are noted, of those that have pages.
     pub map: Option<PageMap>,
-    /// Its first byte, from its region's start; nothing where the kernel tells nobody but root.
+    /// Its first byte, from its region's start; none if the kernel reports it to root only.
     pub start: Option<u64>,
     /// Bytes that it takes of its region.
     pub size: u64,
     /// Bytes that its device has; unknown while it has none.
     pub usable: Option<u64>,
-    /// What mappings are aligned to, of those that have pages.
+    /// The alignment of mappings, for namespaces that have pages.
     pub align: Option<u64>,
     /// The region that it is in.
     pub region: RegionKey,
     /// Its device, while there is one.
     pub device: Option<Device>,
-    /// What the kernel has made of it, by its name; nothing for a raw one.
+    /// The name of the kernel device that claims it; none for a raw one.
     pub holder: Option<String>,
     /// Bytes of its device that are known to be bad.
     pub bad_blocks: Vec<Range<u64>>,
-    /// Who uses it, where that was asked for.
+    /// Its users, if they were requested.
     pub users: Vec<User>,
 }
 
-/// What stands for a namespace in messages.
+/// The name of a namespace in messages.
 impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.uuid {

@@ -1,10 +1,11 @@
-//! What of a namespace its device does not have: the kernel keeps notes there.
+//! The overhead of a namespace: the part that its device lacks, since the kernel keeps page
+//! metadata there.
 
 use super::namespace::{Mode, PageMap};
 
 /// At the front of what has pages: labels of the kernel.
 const INFO_BYTES: u64 = 8 << 10;
-/// The kernel notes so many bytes for each page.
+/// The kernel's metadata for each page, in bytes.
 const PAGE_NOTE_BYTES: u64 = 64;
 const PAGE: u64 = 4096;
 

@@ -1,32 +1,30 @@
 //! Namespaces that pools are made of: ours, by name and mode, and no more of a region than is
-//! allowed.
-//!
-//! That the name is ours does not make what is in it ours: a pool has a mark of its own at its
-//! front, and who opens it looks for that.
+//! allowed. The name of a namespace does not prove that its content is a pool: a pool has a mark of
+//! its own at its front, which is checked when it is opened.
 
 use super::choose::{self, NoRoom};
 use super::error::PlatformError;
 use super::key::{RegionKey, Uuid};
 use super::namespace::{Mode, Namespace, PageMap};
-use super::provision::Wish;
+use super::provision::NamespaceSpec;
 use super::region::Region;
 use super::share::{Share, share};
 use super::step::{HUGE_PAGE, Rule, Step};
 use super::{Inventory, Platform};
 
-/// What namespaces of our pools are called. Those of other names are never used or touched.
+/// The name of namespaces of pools. Namespaces with other names are never used or changed.
 pub const OWN_NAME: &str = "blockd";
 
 /// How much of a region pools may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// So many of a hundred parts of it.
+    /// A percentage of the region.
     Percentage(u8),
-    /// So many bytes, rounded up.
+    /// A number of bytes, rounded up.
     Bytes(u64),
 }
 
-/// What pools have of a region.
+/// The share of a region that pools have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolSpace {
     /// Its namespaces, by uuid.
@@ -42,7 +40,7 @@ pub fn own(region: &Region) -> impl Iterator<Item = &Namespace> {
     region.namespaces.iter().filter(|one| one.alt_name == OWN_NAME && one.mode == Mode::Devdax)
 }
 
-/// What is to be made of a region, without making it.
+/// Plans the namespaces to create in a region, without creating them.
 ///
 /// # Errors
 /// When the region has no step, or nothing is there and nothing can be made.
@@ -80,7 +78,8 @@ pub fn plan(region: &Region, target: Target) -> Result<Share, PlatformError> {
     Ok(found)
 }
 
-/// Refuses a region of which it can't be told what is ours: nothing is made beside that.
+/// Refuses a region whose pool namespaces cannot be identified, since a new one might be a
+/// duplicate.
 ///
 /// # Errors
 /// When the region, or one of its namespaces that are called ours, is not enabled, or is bare where
@@ -104,8 +103,8 @@ pub fn check_enabled(region: &Region) -> Result<(), PlatformError> {
 }
 
 impl Platform {
-    /// Makes what is missing of what pools are to have of a region. What is there already counts,
-    /// and none of it shrinks.
+    /// Creates the missing part of the pools' share of a region. Existing namespaces count, and
+    /// none of them shrinks.
     ///
     /// # Errors
     /// When there is no room, or the kernel refuses.
@@ -115,13 +114,13 @@ impl Platform {
         target: Target,
         uuid: Uuid,
     ) -> Result<PoolSpace, PlatformError> {
-        // What others make meanwhile would not be counted.
+        // Namespaces that others make meanwhile would not be counted.
         let lock = self.lock()?;
         let inventory = self.read()?;
         let share = plan(region_of(&inventory, key)?, target)?;
         let mut made = None;
         if share.to_make > 0 {
-            let wish = Wish {
+            let spec = NamespaceSpec {
                 uuid,
                 alt_name: OWN_NAME.to_owned(),
                 mode: Mode::Devdax,
@@ -129,7 +128,7 @@ impl Platform {
                 align: HUGE_PAGE,
                 size: share.to_make,
             };
-            self.create_under(&lock, key, &wish)?;
+            self.create_under(&lock, key, &spec)?;
             made = Some(uuid);
         }
         let inventory = self.read()?;
@@ -186,7 +185,7 @@ mod tests {
     fn p11_what_is_called_otherwise_is_not_ours() {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
         let platform = host.platform();
-        let theirs = Wish {
+        let theirs = NamespaceSpec {
             uuid: uuid(9),
             alt_name: "theirs".to_owned(),
             mode: Mode::Devdax,
@@ -196,8 +195,12 @@ mod tests {
         };
         platform.create(&RegionKey::Cookie(1), &theirs).unwrap();
         // Our name, and not what pools are made of.
-        let other =
-            Wish { uuid: uuid(8), alt_name: OWN_NAME.to_owned(), mode: Mode::Fsdax, ..theirs };
+        let other = NamespaceSpec {
+            uuid: uuid(8),
+            alt_name: OWN_NAME.to_owned(),
+            mode: Mode::Fsdax,
+            ..theirs
+        };
         platform.create(&RegionKey::Cookie(1), &other).unwrap();
         let space = ensure(&host, Target::Percentage(100), 1);
         assert_eq!(space.share.own, 0);

@@ -1,8 +1,8 @@
 //! Making and removing namespaces, by writing to sysfs alone.
 //!
 //! Each value that is written is read back. The kernel keeps seeds: a namespace, and one of each
-//! kind that can be made of it, which are as good as nothing until they are given values. What
-//! fails on the way is taken back.
+//! kind that can be made of it, which are as good as nothing until they are given values. A failed
+//! creation is undone.
 //!
 //! One process at a time does this, by a lock: seeds are there once. Other tools do not know the
 //! lock, so that what came of it is looked at in the end all the same.
@@ -39,17 +39,17 @@ const NODE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A namespace to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wish {
-    /// What it is known by. Chosen and noted by the caller before it is made, so that after a crash
-    /// what is left of it can be found.
+pub struct NamespaceSpec {
+    /// Its UUID. The caller chooses and records it before the creation, so that its rest can be
+    /// found after a crash.
     pub uuid: Uuid,
-    /// What people call it.
+    /// Its alternative name, for administrators.
     pub alt_name: String,
     /// As what it is to show itself.
     pub mode: Mode,
     /// Where its pages are noted.
     pub map: PageMap,
-    /// What mappings are aligned to.
+    /// The alignment of mappings.
     pub align: u64,
     /// Bytes that it takes of the region.
     pub size: u64,
@@ -95,32 +95,36 @@ impl Platform {
         Err(PlatformError::InUse { what, problem })
     }
 
-    /// Makes a namespace. What was there before is cleared from where file systems and pools have
-    /// their marks, before it is said to be there.
+    /// Creates a namespace. Old signatures are cleared where file systems and pools have them,
+    /// before the namespace is reported.
     ///
     /// # Errors
     /// When there is no room, or the kernel refuses. Nothing of it is left then, unless the error
     /// is [`PlatformError::NotTakenBack`].
-    pub fn create(&self, region: &RegionKey, wish: &Wish) -> Result<Namespace, PlatformError> {
+    pub fn create(
+        &self,
+        region: &RegionKey,
+        spec: &NamespaceSpec,
+    ) -> Result<Namespace, PlatformError> {
         let lock = self.lock()?;
-        self.create_under(&lock, region, wish)
+        self.create_under(&lock, region, spec)
     }
 
-    /// The same for who holds the lock already.
+    /// The same for a caller that holds the lock already.
     pub(super) fn create_under(
         &self,
         _lock: &Lock,
         region: &RegionKey,
-        wish: &Wish,
+        spec: &NamespaceSpec,
     ) -> Result<Namespace, PlatformError> {
         let inventory = self.read()?;
         let region = existing_region(&inventory, region)?;
-        check_wish(&inventory, region, wish)?;
-        let made = self.make(region, wish);
-        made.or_else(|error| self.take_back(&region.key, wish.uuid, error))
+        check_wish(&inventory, region, spec)?;
+        let made = self.make(region, spec);
+        made.or_else(|error| self.take_back(&region.key, spec.uuid, error))
     }
 
-    fn make(&self, region: &Region, wish: &Wish) -> Result<Namespace, PlatformError> {
+    fn make(&self, region: &Region, spec: &NamespaceSpec) -> Result<Namespace, PlatformError> {
         let folder = self.region_folder(region);
         let name = folder.text("namespace_seed")?;
         let seed = folder.at(&name);
@@ -129,14 +133,14 @@ impl Platform {
             let (what, problem) = (format!("the seed {name}"), format!("has {size} bytes already"));
             return Err(PlatformError::InUse { what, problem });
         }
-        self.set(&seed, "uuid", &wish.uuid.to_string())?;
-        self.set(&seed, "alt_name", &wish.alt_name)?;
-        self.set(&seed, "size", &wish.size.to_string())?;
-        match claim_of(wish.mode) {
+        self.set(&seed, "uuid", &spec.uuid.to_string())?;
+        self.set(&seed, "alt_name", &spec.alt_name)?;
+        self.set(&seed, "size", &spec.size.to_string())?;
+        match claim_of(spec.mode) {
             None => self.bind(&seed, &name, "nd_pmem")?,
-            Some(claim) => self.claim(&folder, &name, claim, wish)?,
+            Some(claim) => self.claim(&folder, &name, claim, spec)?,
         }
-        let made = self.made(wish)?;
+        let made = self.made(spec)?;
         self.clear_marks(&made)?;
         Ok(made)
     }
@@ -147,45 +151,45 @@ impl Platform {
         folder: &Folder,
         namespace: &str,
         claim: Claim,
-        wish: &Wish,
+        spec: &NamespaceSpec,
     ) -> Result<(), PlatformError> {
         let name = folder.text(claim.seed)?;
         let seed = folder.at(&name);
-        if wish.mode == Mode::Sector {
+        if spec.mode == Mode::Sector {
             self.set(&seed, "sector_size", "4096")?;
         } else {
-            let map = if wish.map == PageMap::Device { "pmem" } else { "ram" };
+            let map = if spec.map == PageMap::Device { "pmem" } else { "ram" };
             self.set(&seed, "mode", map)?;
-            self.set(&seed, "align", &wish.align.to_string())?;
+            self.set(&seed, "align", &spec.align.to_string())?;
         }
-        self.set(&seed, "uuid", &wish.uuid.to_string())?;
+        self.set(&seed, "uuid", &spec.uuid.to_string())?;
         self.set(&seed, "namespace", namespace)?;
         self.bind(&seed, &name, claim.driver)
     }
 
     /// The namespace as it has come out, if it is what was wished for.
-    fn made(&self, wish: &Wish) -> Result<Namespace, PlatformError> {
+    fn made(&self, spec: &NamespaceSpec) -> Result<Namespace, PlatformError> {
         let inventory = self.read()?;
-        let found = inventory.namespace(wish.uuid);
+        let found = inventory.namespace(spec.uuid);
         let (_, made) = found.ok_or_else(|| PlatformError::NotFound {
             what: "the namespace that was just made,",
-            name: wish.uuid.to_string(),
+            name: spec.uuid.to_string(),
         })?;
-        let has_map = matches!(wish.mode, Mode::Fsdax | Mode::Devdax);
+        let has_map = matches!(spec.mode, Mode::Fsdax | Mode::Devdax);
         let other = |problem: String| {
             Err(PlatformError::Unsupported { what: format!("{made} as it came out"), problem })
         };
-        if made.mode != wish.mode || made.size != wish.size {
+        if made.mode != spec.mode || made.size != spec.size {
             let (mode, size) = (made.mode, made.size);
-            return other(format!("{mode} of {size} bytes, not {} of {}", wish.mode, wish.size));
+            return other(format!("{mode} of {size} bytes, not {} of {}", spec.mode, spec.size));
         }
-        if has_map && (made.map, made.align) != (Some(wish.map), Some(wish.align)) {
+        if has_map && (made.map, made.align) != (Some(spec.map), Some(spec.align)) {
             return other(format!("map {:?} and align {:?}", made.map, made.align));
         }
         let Some(device) = &made.device else {
             return other("it has no device".to_owned());
         };
-        if made.alt_name != wish.alt_name {
+        if made.alt_name != spec.alt_name {
             return other(format!("it is called {:?}", made.alt_name));
         }
         self.await_node(&self.device_path(device))?;
@@ -219,11 +223,11 @@ impl Platform {
         }
     }
 
-    /// Removes a namespace of a region, as far as it was made; false if there is none. What is in
-    /// it stays on the media, until something else is written there.
+    /// Removes a namespace of a region, as far as it was made; false if there is none. Its content
+    /// stays on the media until it is overwritten.
     ///
     /// # Errors
-    /// When it is in use, the kernel refuses, or the region is in no state to tell whether there is
+    /// When it is in use, the kernel refuses, or the region's state does not show whether there is
     /// one.
     pub fn destroy(&self, region: &RegionKey, uuid: Uuid) -> Result<bool, PlatformError> {
         let _lock = self.lock()?;
@@ -285,7 +289,7 @@ impl Platform {
         Ok(())
     }
 
-    /// Takes its device away: nobody uses it, and nobody can begin to meanwhile.
+    /// Disables its device, which has no user and cannot get one meanwhile.
     pub(super) fn disable(
         &self,
         inventory: &Inventory,
@@ -321,7 +325,7 @@ impl Platform {
         }
         let path = self.device_path(device);
         if device.class == DeviceClass::Character {
-            // A character device can't be opened for nobody else.
+            // A character device cannot be opened exclusively.
             if inventory.unseen_processes > 0 {
                 let count = inventory.unseen_processes;
                 let problem = format!("may be in use: {count} processes can't be looked at");
@@ -354,8 +358,8 @@ impl Platform {
         }
     }
 
-    /// Reads what has come of a namespace that was enabled. What it was made into has its device a
-    /// moment later: the kernel registers that in a thread of its own.
+    /// Reads a namespace after it was enabled. Its device appears a moment later: the kernel
+    /// registers it in a separate thread.
     pub(super) fn read_when_enabled(&self, uuid: Uuid) -> Result<Inventory, PlatformError> {
         for _ in 1..ENABLE_TRIES {
             let inventory = self.read()?;
@@ -435,7 +439,11 @@ impl Platform {
     /// # Errors
     /// When it is not bare, in use, or the kernel refuses. It is bare again then, unless the error
     /// is [`PlatformError::NotTakenBack`].
-    pub fn convert(&self, region: &RegionKey, wish: &Wish) -> Result<Namespace, PlatformError> {
+    pub fn convert(
+        &self,
+        region: &RegionKey,
+        spec: &NamespaceSpec,
+    ) -> Result<Namespace, PlatformError> {
         let _lock = self.lock()?;
         let inventory = self.read_with_users()?;
         let region = existing_region(&inventory, region)?;
@@ -446,7 +454,7 @@ impl Platform {
         let [namespace] = region.namespaces.as_slice() else {
             return refused("has not just one namespace");
         };
-        let Some(claim) = claim_of(wish.mode) else {
+        let Some(claim) = claim_of(spec.mode) else {
             return refused("is made into something else than it is");
         };
         if region.labelled || namespace.mode != Mode::Raw {
@@ -454,11 +462,11 @@ impl Platform {
         }
         self.disable(&inventory, region, namespace)?;
         let folder = self.region_folder(region);
-        let wish = Wish { size: namespace.size, alt_name: String::new(), ..wish.clone() };
-        let claimed = self.claim(&folder, &namespace.name, claim, &wish);
-        claimed.and_then(|()| self.made(&wish)).map_err(|error| {
+        let spec = NamespaceSpec { size: namespace.size, alt_name: String::new(), ..spec.clone() };
+        let claimed = self.claim(&folder, &namespace.name, claim, &spec);
+        claimed.and_then(|()| self.made(&spec)).map_err(|error| {
             let name = &namespace.name;
-            match self.unclaim(region, &wish).and_then(|()| self.enable(region, name)) {
+            match self.unclaim(region, &spec).and_then(|()| self.enable(region, name)) {
                 Ok(()) => error,
                 Err(after) => {
                     let (error, after) = (Box::new(error), Box::new(after));
@@ -468,9 +476,9 @@ impl Platform {
         })
     }
 
-    fn unclaim(&self, region: &Region, wish: &Wish) -> Result<(), PlatformError> {
+    fn unclaim(&self, region: &Region, spec: &NamespaceSpec) -> Result<(), PlatformError> {
         let inventory = self.read_with_users()?;
-        match inventory.namespace(wish.uuid) {
+        match inventory.namespace(spec.uuid) {
             Some((_, namespace)) => self.disable(&inventory, region, namespace),
             None => Ok(()),
         }
@@ -578,29 +586,33 @@ fn in_use(namespace: &Namespace, by: &str) -> PlatformError {
     PlatformError::InUse { what: namespace.to_string(), problem: format!("is in use: {by}") }
 }
 
-fn check_wish(inventory: &Inventory, region: &Region, wish: &Wish) -> Result<(), PlatformError> {
+fn check_wish(
+    inventory: &Inventory,
+    region: &Region,
+    spec: &NamespaceSpec,
+) -> Result<(), PlatformError> {
     let invalid = |field, value: String, allowed: String| {
         Err(PlatformError::Invalid { field, value, allowed })
     };
-    let name = &wish.alt_name;
+    let name = &spec.alt_name;
     if name.is_empty() || name.len() > MAX_NAME || name.contains(|c: char| c.is_control()) {
         let allowed = format!("1 to {MAX_NAME} bytes without control characters");
         return invalid("the namespace's name", name.clone(), allowed);
     }
-    if let Some((_, other)) = inventory.namespace(wish.uuid) {
+    if let Some((_, other)) = inventory.namespace(spec.uuid) {
         let (what, problem) = (other.to_string(), "exists already".to_owned());
         return Err(PlatformError::InUse { what, problem });
     }
-    let step = Step::of(region, wish.align, Rule::Formula);
+    let step = Step::of(region, spec.align, Rule::Formula);
     match step {
-        Some(step) if wish.size > 0 && step.round_down(wish.size) == wish.size => {}
-        Some(step) => return invalid("size", wish.size.to_string(), step.to_string()),
-        None => return invalid("align", wish.align.to_string(), "less".to_owned()),
+        Some(step) if spec.size > 0 && step.round_down(spec.size) == spec.size => {}
+        Some(step) => return invalid("size", spec.size.to_string(), step.to_string()),
+        None => return invalid("align", spec.align.to_string(), "less".to_owned()),
     }
-    if usable_of(wish.mode, wish.map, wish.align, wish.size) == 0 {
-        let allowed = format!("more: nothing of it is left for a {} device", wish.mode);
-        return invalid("size", wish.size.to_string(), allowed);
+    if usable_of(spec.mode, spec.map, spec.align, spec.size) == 0 {
+        let allowed = format!("more: nothing of it is left for a {} device", spec.mode);
+        return invalid("size", spec.size.to_string(), allowed);
     }
-    let fits = choose::fits(region, wish.size);
+    let fits = choose::fits(region, spec.size);
     fits.map_err(|refusal| NoRoom { refusals: vec![refusal] }.into())
 }

@@ -13,12 +13,12 @@ use crate::media::Domain;
 /// Interleave sets of today have at most 16 ways; more is taken for a damaged file.
 const MAX_WAYS: u64 = 256;
 
-/// What a region is made of.
+/// The kind of memory of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionKind {
-    /// It keeps what is written.
+    /// Persistent memory.
     Pmem,
-    /// It is ordinary memory that shows itself as if.
+    /// Ordinary memory that is presented like persistent memory.
     Volatile,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for RegionKind {
 pub struct Dimm {
     /// As the kernel numbers it now.
     pub name: String,
-    /// What its maker calls it; nothing where the platform does not say.
+    /// The manufacturer's id; none if the platform does not report it.
     pub id: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct Region {
     pub key: RegionKey,
     /// As the kernel numbers it now.
     pub name: String,
-    /// What it is made of.
+    /// The kind of its memory.
     pub kind: RegionKind,
     /// Bytes in all.
     pub size: u64,
@@ -55,7 +55,7 @@ pub struct Region {
     pub available: u64,
     /// Bytes of the largest piece of those; all of them where the kernel does not say.
     pub max_available_extent: u64,
-    /// What sizes and places of namespaces are multiples of; unknown to old kernels.
+    /// Sizes and offsets of namespaces are multiples of this; old kernels do not report it.
     pub align: Option<u64>,
     /// The node of processors that it is near to.
     pub numa_node: Option<u32>,
@@ -231,7 +231,7 @@ fn provider(places: &Places, folder: &Folder) -> Result<String, PlatformError> {
     Folder::new(above.to_path_buf()).text("provider")
 }
 
-/// Two regions of one key could not be told apart.
+/// Refuses two regions with the same key, which could not be distinguished.
 pub(super) fn check_keys(regions: &[Region]) -> Result<(), PlatformError> {
     for pair in regions.windows(2) {
         if pair[0].key == pair[1].key {

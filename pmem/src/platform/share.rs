@@ -4,7 +4,7 @@ use super::error::PlatformError;
 use super::region::Region;
 use super::step::Step;
 
-/// What a share in percent comes to.
+/// The bytes of a share in percent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
     /// Bytes that may be ours.
@@ -36,8 +36,8 @@ pub fn checked_percentage(percent: u64) -> Result<u8, PlatformError> {
     })
 }
 
-/// What a percentage of a region comes to, when `own` bytes of it are ours already. Those of others
-/// are neither counted nor touched: they only leave less to be made.
+/// Returns the bytes of a percentage of a region of which pools already have `own` bytes. Foreign
+/// namespaces are neither counted nor changed: they only reduce the space that is left.
 #[must_use]
 pub fn share(region: &Region, percent: u8, own: u64, step: Step) -> Share {
     let part = u128::from(region.size) * u128::from(percent.min(100)) / 100;

@@ -8,17 +8,17 @@ use super::region::Region;
 /// 16 MiB have in common.
 const UNKNOWN_ALIGN: u64 = 96 << 20;
 
-/// What namespaces are aligned to when nothing else is asked for: a huge page.
+/// The default alignment of namespaces: a huge page.
 pub const HUGE_PAGE: u64 = 2 << 20;
 
-/// What a module of an interleave set gives at the least, by the older rule.
+/// The smallest part of a module of an interleave set, by the older rule.
 const COARSE: u64 = 1 << 30;
 
 /// By which rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Rule {
-    /// What the kernel needs: the least that a region's alignment and whole pages on each module
-    /// have in common.
+    /// The kernel's rule: the least common multiple of a region's alignment and whole pages on each
+    /// module.
     #[default]
     Formula,
     /// 1 GiB for each module of the interleave set.
@@ -49,7 +49,7 @@ impl Step {
         let least = least_common(page.checked_mul(ways)?, region_align.unwrap_or(UNKNOWN_ALIGN))?;
         let bytes = match rule {
             Rule::Formula => least,
-            // What the kernel needs is needed by this rule as well.
+            // The kernel's rule applies to this one as well.
             Rule::Coarse => least_common(COARSE.checked_mul(ways)?, least)?,
         };
         Some(Self { bytes, rule, page, ways, region_align })

@@ -170,5 +170,5 @@ impl Folder {
     }
 }
 
-/// What the kernel counts bad blocks and sizes of block devices in.
+/// The unit in which the kernel counts bad blocks and sizes of block devices.
 pub(super) const SECTOR: u64 = 512;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use super::provision::Wish;
+use super::provision::NamespaceSpec;
 use super::step::{HUGE_PAGE, Rule, Step};
 use super::testing::{FakeHost, FakeSpec, Shown};
 use super::*;
@@ -22,8 +22,8 @@ fn uuid(number: u8) -> Uuid {
     Uuid::of_random([number; 16])
 }
 
-fn wish(number: u8, size: u64) -> Wish {
-    Wish {
+fn spec(number: u8, size: u64) -> NamespaceSpec {
+    NamespaceSpec {
         uuid: uuid(number),
         alt_name: format!("volume-{number}"),
         mode: Mode::Fsdax,
@@ -54,7 +54,7 @@ fn p17_regions_of_1_2_and_6_ways_are_read() {
     }
 }
 
-/// The kernel gives ENODEV to who has a file open whose device has gone since.
+/// The kernel returns ENODEV for an open file whose device is gone.
 #[test]
 fn what_goes_while_it_is_read_is_looked_at_again_and_what_fails_is_not() {
     let says = |errno: rustix::io::Errno| is_of_what_goes(&errno.into());
@@ -87,7 +87,7 @@ fn regions_are_known_by_cookie_whatever_their_number() {
     let specs = [FakeSpec::new(1, GIB).at_node(0), FakeSpec::new(2, GIB).at_node(1)];
     let host = FakeHost::new(&specs);
     let platform = host.platform();
-    platform.create(&key(2), &wish(1, 64 * MIB)).unwrap();
+    platform.create(&key(2), &spec(1, 64 * MIB)).unwrap();
     let before = platform.read().unwrap();
     host.reboot();
     let after = platform.read().unwrap();
@@ -109,7 +109,7 @@ fn without_a_cookie_the_modules_are_the_key() {
     let text = inventory.regions[0].key.to_string();
     assert_eq!(text, "ACPI.NFIT:8680-57341200-00000000-0,8680-57341200-00000000-1");
     assert_eq!(text.parse(), Ok(inventory.regions[0].key.clone()));
-    // Two of one cookie can't be told apart: neither is used.
+    // Two regions with one cookie cannot be distinguished: neither is used.
     let host = FakeHost::new(&[FakeSpec::new(7, GIB), FakeSpec::new(7, GIB)]);
     let error = host.platform().read().unwrap_err();
     assert_eq!(
@@ -124,7 +124,7 @@ fn without_a_cookie_the_modules_are_the_key() {
 fn what_can_not_be_read_is_an_error_that_names_the_file() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB).of_ways(2)]);
     let platform = host.platform();
-    platform.create(&key(1), &wish(1, 64 * MIB)).unwrap();
+    platform.create(&key(1), &spec(1, 64 * MIB)).unwrap();
     let whole = platform.read_with_users().unwrap();
     let region = host.places().sys.join("bus/nd/devices/region0");
     let namespace = region.join("namespace0.0");
@@ -156,7 +156,7 @@ fn what_can_not_be_read_is_an_error_that_names_the_file() {
         for (bad, is_dir) in [("x\u{fffd}y\n", false), ("", true)] {
             fs::remove_file(&file).unwrap();
             if is_dir {
-                // What is there and can't be read as a file.
+                // An existing path that cannot be read as a file.
                 fs::create_dir(&file).unwrap();
             } else {
                 fs::write(&file, bad).unwrap();
@@ -185,11 +185,11 @@ fn each_mode_is_made_read_and_removed() {
         (Mode::Devdax, PageMap::Device, 124 * MIB, "dax0.4"),
     ];
     for (number, (mode, map, usable, device)) in (0..).zip(kinds) {
-        let wish = Wish { mode, map, ..wish(number, 128 * MIB) };
-        let made = platform.create(&key(1), &wish).unwrap();
+        let spec = NamespaceSpec { mode, map, ..spec(number, 128 * MIB) };
+        let made = platform.create(&key(1), &spec).unwrap();
         assert_eq!((made.mode, made.size, made.usable), (mode, 128 * MIB, Some(usable)));
         assert_eq!(made.device.as_ref().unwrap().name, device);
-        assert_eq!(made.alt_name, wish.alt_name);
+        assert_eq!(made.alt_name, spec.alt_name);
         let has_pages = matches!(mode, Mode::Fsdax | Mode::Devdax);
         assert_eq!(
             (made.map, made.align),
@@ -211,7 +211,7 @@ fn each_mode_is_made_read_and_removed() {
 fn a_region_that_is_not_enabled_is_read_and_hides_what_is_in_it() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
     let platform = host.platform();
-    platform.create(&key(1), &wish(1, 64 * MIB)).unwrap();
+    platform.create(&key(1), &spec(1, 64 * MIB)).unwrap();
     host.set_bad_blocks(1, 8, 8);
     for (shown, problem) in
         [(Shown::NotEnabled, "is not enabled"), (Shown::WithoutLabels, "has no labels now")]
@@ -224,7 +224,7 @@ fn a_region_that_is_not_enabled_is_read_and_hides_what_is_in_it() {
         let writes = host.writes();
         let error = platform.destroy(&key(1), uuid(1)).unwrap_err();
         assert_eq!(error.to_string(), format!("region 0x1 {problem}"));
-        assert!(platform.create(&key(1), &wish(2, 64 * MIB)).is_err());
+        assert!(platform.create(&key(1), &spec(2, 64 * MIB)).is_err());
         assert_eq!(host.writes(), writes);
     }
     host.show_region_as(1, Shown::Whole);
@@ -233,12 +233,12 @@ fn a_region_that_is_not_enabled_is_read_and_hides_what_is_in_it() {
 }
 
 #[test]
-fn names_may_be_there_twice_and_are_told() {
+fn duplicate_names_are_reported() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     for number in [1, 2] {
-        let wish = Wish { alt_name: "same".to_owned(), ..wish(number, 64 * MIB) };
-        platform.create(&key(1), &wish).unwrap();
+        let spec = NamespaceSpec { alt_name: "same".to_owned(), ..spec(number, 64 * MIB) };
+        platform.create(&key(1), &spec).unwrap();
     }
     let inventory = platform.read().unwrap();
     assert_eq!(inventory.duplicate_names(), [(key(1), "same".to_owned(), 2)]);
@@ -251,44 +251,44 @@ fn bad_wishes_are_refused_and_nothing_is_written() {
     let host =
         FakeHost::new(&[FakeSpec::new(1, GIB).of_ways(2), FakeSpec::new(2, GIB).without_labels()]);
     let platform = host.platform();
-    platform.create(&key(1), &wish(9, 64 * MIB)).unwrap();
+    platform.create(&key(1), &spec(9, 64 * MIB)).unwrap();
     let writes = host.writes();
     let long = "n".repeat(64);
     let refused = [
-        (key(3), wish(1, 64 * MIB), "region 0x3 does not exist"),
-        (key(2), wish(1, 64 * MIB), "has no labels"),
-        (key(1), wish(1, 20 * MIB), "multiples of 16777216"),
-        (key(1), wish(1, 0), "size is 0"),
-        (key(1), wish(1, 2 * GIB), "bytes needed"),
-        (key(1), wish(9, 64 * MIB), "exists already"),
-        (key(1), Wish { alt_name: long, ..wish(1, 64 * MIB) }, "1 to 63 bytes"),
-        (key(1), Wish { alt_name: String::new(), ..wish(1, 64 * MIB) }, "1 to 63 bytes"),
-        (key(1), Wish { align: GIB, ..wish(1, 64 * MIB) }, "multiples of 2147483648"),
+        (key(3), spec(1, 64 * MIB), "region 0x3 does not exist"),
+        (key(2), spec(1, 64 * MIB), "has no labels"),
+        (key(1), spec(1, 20 * MIB), "multiples of 16777216"),
+        (key(1), spec(1, 0), "size is 0"),
+        (key(1), spec(1, 2 * GIB), "bytes needed"),
+        (key(1), spec(9, 64 * MIB), "exists already"),
+        (key(1), NamespaceSpec { alt_name: long, ..spec(1, 64 * MIB) }, "1 to 63 bytes"),
+        (key(1), NamespaceSpec { alt_name: String::new(), ..spec(1, 64 * MIB) }, "1 to 63 bytes"),
+        (key(1), NamespaceSpec { align: GIB, ..spec(1, 64 * MIB) }, "multiples of 2147483648"),
     ];
-    for (region, wish, text) in refused {
-        let error = platform.create(&region, &wish).unwrap_err();
+    for (region, spec, text) in refused {
+        let error = platform.create(&region, &spec).unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
     }
     assert_eq!(host.writes(), writes);
 }
 
 #[test]
-fn p3_p52_pieces_are_seen_and_told_apart() {
+fn p3_p52_fragmentation_is_detected_and_distinguished() {
     let host = FakeHost::new(&[FakeSpec::new(1, 640 * MIB)]);
     let platform = host.platform();
     for number in 1..=4 {
-        platform.create(&key(1), &wish(number, 128 * MIB)).unwrap();
+        platform.create(&key(1), &spec(number, 128 * MIB)).unwrap();
     }
     platform.destroy(&key(1), uuid(2)).unwrap();
     let region = platform.read().unwrap().regions.remove(0);
     assert_eq!((region.available, region.max_available_extent), (256 * MIB, 128 * MIB));
-    let error = platform.create(&key(1), &wish(5, 256 * MIB)).unwrap_err();
+    let error = platform.create(&key(1), &spec(5, 256 * MIB)).unwrap_err();
     let PlatformError::NoRoom(refused) = &error else { panic!("{error}") };
     assert!(refused.is_fragmented(), "{error}");
-    let error = platform.create(&key(1), &wish(5, 272 * MIB)).unwrap_err();
+    let error = platform.create(&key(1), &spec(5, 272 * MIB)).unwrap_err();
     let PlatformError::NoRoom(refused) = &error else { panic!("{error}") };
     assert!(!refused.is_fragmented() && refused.is_space(), "{error}");
-    platform.create(&key(1), &wish(5, 128 * MIB)).unwrap();
+    platform.create(&key(1), &spec(5, 128 * MIB)).unwrap();
 }
 
 #[test]
@@ -296,8 +296,8 @@ fn what_an_old_file_system_left_is_cleared() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     for mode in [Mode::Fsdax, Mode::Sector, Mode::Devdax] {
-        let wish = Wish { mode, ..wish(1, 128 * MIB) };
-        let made = platform.create(&key(1), &wish).unwrap();
+        let spec = NamespaceSpec { mode, ..spec(1, 128 * MIB) };
+        let made = platform.create(&key(1), &spec).unwrap();
         let (path, size) = (host.device(&made.device.unwrap().name), made.usable.unwrap());
         let places =
             [0, 1024, 64 << 10, 2 * MIB, 8 * MIB - 4, size - 8 * MIB, size - 512, size - 4];
@@ -305,7 +305,7 @@ fn what_an_old_file_system_left_is_cleared() {
             fs::File::options().write(true).open(&path).unwrap().write_all_at(b"mark", at).unwrap();
         }
         platform.destroy(&key(1), uuid(1)).unwrap();
-        let made = platform.create(&key(1), &wish).unwrap();
+        let made = platform.create(&key(1), &spec).unwrap();
         let file = fs::File::open(host.device(&made.device.unwrap().name)).unwrap();
         for at in places {
             let mut found = [1; 4];
@@ -320,8 +320,8 @@ fn what_an_old_file_system_left_is_cleared() {
 fn p51_what_is_in_use_is_not_removed() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
-    platform.create(&key(1), &wish(1, 128 * MIB)).unwrap();
-    platform.create(&key(1), &Wish { mode: Mode::Devdax, ..wish(2, 128 * MIB) }).unwrap();
+    platform.create(&key(1), &spec(1, 128 * MIB)).unwrap();
+    platform.create(&key(1), &NamespaceSpec { mode: Mode::Devdax, ..spec(2, 128 * MIB) }).unwrap();
     let writes = host.writes();
     host.mount("pmem0", Some("/mnt/data"));
     let error = platform.destroy(&key(1), uuid(1)).unwrap_err();
@@ -360,10 +360,10 @@ fn making_survives_a_crash_at_every_step() {
             loop {
                 let host = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
                 let platform = host.platform();
-                platform.create(&key(1), &wish(1, 64 * MIB)).unwrap();
-                let wish = Wish { mode, ..wish(2, 128 * MIB) };
+                platform.create(&key(1), &spec(1, 64 * MIB)).unwrap();
+                let spec = NamespaceSpec { mode, ..spec(2, 128 * MIB) };
                 host.stop_after(steps);
-                let made = platform.create(&key(1), &wish);
+                let made = platform.create(&key(1), &spec);
                 if reboots {
                     host.reboot()
                 } else {
@@ -376,7 +376,7 @@ fn making_survives_a_crash_at_every_step() {
                 let left = platform.read().unwrap();
                 assert_eq!(left.regions[0].available, GIB - 64 * MIB, "{mode} {steps} {reboots}");
                 assert!(left.namespace(uuid(1)).unwrap().1.device.is_some());
-                let made = platform.create(&key(1), &wish).unwrap();
+                let made = platform.create(&key(1), &spec).unwrap();
                 assert_eq!(made.mode, mode);
                 assert!(host.torn().is_empty());
                 steps += 1;
@@ -394,8 +394,8 @@ fn removing_survives_a_crash_at_every_step() {
             loop {
                 let host = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
                 let platform = host.platform();
-                platform.create(&key(1), &wish(1, 64 * MIB)).unwrap();
-                platform.create(&key(1), &Wish { mode, ..wish(2, 128 * MIB) }).unwrap();
+                platform.create(&key(1), &spec(1, 64 * MIB)).unwrap();
+                platform.create(&key(1), &NamespaceSpec { mode, ..spec(2, 128 * MIB) }).unwrap();
                 host.stop_after(steps);
                 let removed = platform.destroy(&key(1), uuid(2));
                 if reboots {
@@ -432,7 +432,7 @@ fn what_the_kernel_refuses_is_taken_back() {
     for (end, errno) in refusals {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
         host.refuse(end, errno);
-        let error = host.platform().create(&key(1), &wish(1, 64 * MIB)).unwrap_err();
+        let error = host.platform().create(&key(1), &spec(1, 64 * MIB)).unwrap_err();
         if end == "namespace0.0/size" {
             // The same file takes it back, where there was nothing yet.
             assert_eq!(error.os_error(), Some(errno));
@@ -448,7 +448,7 @@ fn what_the_kernel_refuses_is_taken_back() {
 fn growing_is_for_maps_in_memory_only() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
-    let in_memory = Wish { map: PageMap::Memory, ..wish(1, 128 * MIB) };
+    let in_memory = NamespaceSpec { map: PageMap::Memory, ..spec(1, 128 * MIB) };
     let made = platform.create(&key(1), &in_memory).unwrap();
     let device = host.device(&made.device.unwrap().name);
     fs::File::options().write(true).open(&device).unwrap().write_all_at(b"kept", 9 * MIB).unwrap();
@@ -460,7 +460,7 @@ fn growing_is_for_maps_in_memory_only() {
     assert_eq!(&found, b"kept");
 
     // Something is behind it now: the kernel refuses, and it is as it was.
-    platform.create(&key(1), &wish(2, 128 * MIB)).unwrap();
+    platform.create(&key(1), &spec(2, 128 * MIB)).unwrap();
     let error = growth::grow(&platform, 1, 384 * MIB).unwrap_err();
     assert!(matches!(&error, PlatformError::NoRoom(no) if no.is_fragmented()), "{}", error.text());
     let inventory = platform.read().unwrap();
@@ -493,15 +493,15 @@ fn the_namespace_of_a_region_without_labels_is_converted() {
     let bare = &before.regions[0].namespaces[0];
     assert_eq!((bare.mode, bare.uuid, bare.size), (Mode::Raw, None, GIB));
     host.mount("pmem0", Some("/mnt"));
-    let wish = Wish { mode: Mode::Devdax, map: PageMap::Memory, ..wish(1, GIB) };
-    assert!(platform.convert(&key(1), &wish).unwrap_err().to_string().contains("mounted at /mnt"));
+    let spec = NamespaceSpec { mode: Mode::Devdax, map: PageMap::Memory, ..spec(1, GIB) };
+    assert!(platform.convert(&key(1), &spec).unwrap_err().to_string().contains("mounted at /mnt"));
     host.mount("pmem0", None);
     host.refuse("dax_pmem/bind", libc::ENOMEM);
-    let error = platform.convert(&key(1), &wish).unwrap_err();
+    let error = platform.convert(&key(1), &spec).unwrap_err();
     assert_eq!(error.os_error(), Some(libc::ENOMEM), "{}", error.text());
     assert_eq!(platform.read().unwrap(), before);
     let host = FakeHost::new(&[FakeSpec::new(1, GIB).without_labels()]);
-    let made = host.platform().convert(&key(1), &wish).unwrap();
+    let made = host.platform().convert(&key(1), &spec).unwrap();
     assert_eq!((made.mode, made.size, made.uuid), (Mode::Devdax, GIB, Some(uuid(1))));
     host.reboot();
     let inventory = host.platform().read().unwrap();
@@ -519,14 +519,14 @@ fn the_namespace_of_a_region_without_labels_is_converted() {
 fn p10_the_rest_is_left_byte_for_byte() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
-    let other = platform.create(&key(1), &wish(1, 256 * MIB)).unwrap();
+    let other = platform.create(&key(1), &spec(1, 256 * MIB)).unwrap();
     let path = host.device(&other.device.unwrap().name);
     fs::File::options().write(true).open(&path).unwrap().write_all_at(b"theirs", 7).unwrap();
     let region = platform.read().unwrap().regions.remove(0);
     let step = Step::of(&region, HUGE_PAGE, Rule::Formula).unwrap();
     let half = share::share(&region, 50, 0, step);
     assert_eq!(half.to_make, 512 * MIB);
-    platform.create(&key(1), &wish(2, half.to_make)).unwrap();
+    platform.create(&key(1), &spec(2, half.to_make)).unwrap();
     let after = platform.read().unwrap();
     assert_eq!(after.regions[0].available, 256 * MIB);
     assert_eq!(after.namespace(uuid(1)).unwrap().1.size, 256 * MIB);
@@ -541,7 +541,7 @@ fn two_makers_wait_for_each_other() {
     std::thread::scope(|scope| {
         for number in 1..=4 {
             let platform = host.platform();
-            scope.spawn(move || platform.create(&key(1), &wish(number, 64 * MIB)).unwrap());
+            scope.spawn(move || platform.create(&key(1), &spec(number, 64 * MIB)).unwrap());
         }
     });
     let inventory = host.platform().read().unwrap();

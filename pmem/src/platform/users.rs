@@ -1,4 +1,4 @@
-//! Who uses the devices of namespaces.
+//! Users of the devices of namespaces.
 //!
 //! A process that ends while it is looked at is none of them. One that can't be looked at is
 //! counted: what is not seen is not taken for unused.
@@ -26,7 +26,7 @@ pub enum User {
     },
     /// Another block device is made of it.
     Holder(String),
-    /// It is swapped to.
+    /// Swap.
     Swap,
     /// A process has it open or mapped.
     Process {
@@ -178,12 +178,12 @@ fn mounts(
         return Ok(());
     }
     let table = match fs::read_to_string(folder.join("mountinfo")) {
-        // What a thread of the kernel has.
+        // Kernel threads have no open files.
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(()),
         other => other?,
     };
-    // Among users of its own anybody can show nodes to himself, without the right to open them.
-    // What a node is shown for here stands in a table of the host's, too.
+    // In its own user namespace any process can bind nodes without the right to open them. A real
+    // use of a node is in a mount table of the host, too.
     let may_open = match (&own.1, users(&proc.join("self"))) {
         (Some(theirs), Some(ours)) => *theirs == ours,
         _ => true,
@@ -196,8 +196,8 @@ fn mounts(
         let mut words = words.skip_while(|word| *word != "-").skip(1);
         let kind = words.next().unwrap_or_default();
         let source = words.next().unwrap_or_default();
-        // A node by itself is shown elsewhere, as to what wants a raw volume: that may open it at
-        // any time. One that was removed since is still there for it.
+        // A node alone is bound elsewhere, as for a raw volume, whose user may open it at any time,
+        // even after it was removed.
         let root = root.strip_suffix("//deleted").unwrap_or(root);
         let node = (may_open && kind == "devtmpfs").then(|| format!("/dev{root}"));
         for one in wanted.iter_mut() {

@@ -1,6 +1,6 @@
 //! `blockd pmem adopt`.
 
-use blockd_pmem::platform::provision::Wish;
+use blockd_pmem::platform::provision::NamespaceSpec;
 use blockd_pmem::platform::step::HUGE_PAGE;
 use blockd_pmem::platform::{
     Inventory, Mode, Namespace, PageMap, Platform, Region, RegionKey, Uuid, new_uuid, usable_of,
@@ -98,8 +98,8 @@ impl Adopt {
 }
 
 /// Notes of pages are kept on the memory itself: there is more of it.
-fn wish(mode: Mode, namespace: &Namespace, uuid: Uuid) -> Wish {
-    Wish {
+fn wish(mode: Mode, namespace: &Namespace, uuid: Uuid) -> NamespaceSpec {
+    NamespaceSpec {
         uuid,
         alt_name: String::new(),
         mode,

@@ -48,7 +48,7 @@ impl Rig {
         self.writes.push(Write { at, bytes, begun, answered, plain: false });
     }
 
-    /// A write that needs no lane, as to a place that nobody sees yet.
+    /// A write that needs no lane, as to a place that is not visible yet.
     fn write_plainly(&mut self, thread: usize, at: u64, value: u8, len: usize) {
         let bytes = vec![value; len];
         let begun = self.recorder().moment();
@@ -124,8 +124,8 @@ impl Rig {
     }
 }
 
-/// What clients do: both threads over the same block in turn, parts of blocks, two blocks at once,
-/// and a plain write behind one through a lane.
+/// The clients' writes: both threads over the same block in turn, parts of blocks, two blocks at
+/// once, and a plain write behind one through a lane.
 fn story(left: Left) -> BTreeSet<String> {
     let mut rig = Rig::new(left);
     rig.write(0, DATA, 1, BLOCK);

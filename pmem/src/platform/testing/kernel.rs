@@ -1,4 +1,4 @@
-//! What the fake kernel does with a value that is written.
+//! The fake kernel's reaction to a written value.
 
 use std::path::Path;
 
@@ -89,7 +89,7 @@ fn attribute(region: &mut FakeRegion, device: &str, name: &str, text: &str) -> A
     Ok(())
 }
 
-/// What is not used goes, but for one.
+/// Removes unused seeds, except one.
 fn drop_idle(region: &mut FakeRegion, mode: Mode) {
     let seed = region.claim_seed(mode);
     region

@@ -38,15 +38,15 @@ pub struct FakeSpec {
     pub ways: u64,
     /// Bytes.
     pub size: u64,
-    /// What it says that it is aligned to.
+    /// The alignment that it reports.
     pub align: Option<u64>,
     /// Its node of processors.
     pub node: Option<u32>,
     /// Namespaces are kept in labels.
     pub labelled: bool,
-    /// What it says of power cuts.
+    /// The persistence domain that it reports.
     pub domain: Domain,
-    /// It is ordinary memory.
+    /// Whether it is ordinary memory.
     pub volatile: bool,
 }
 
@@ -66,7 +66,7 @@ impl FakeSpec {
         }
     }
 
-    /// The same with so many modules, aligned as the kernel would.
+    /// The same with this many modules, aligned as by the kernel.
     #[must_use]
     pub fn of_ways(self, ways: u64) -> Self {
         let align = 16 << 20;
@@ -179,13 +179,13 @@ impl FakeHost {
         self.state().writes
     }
 
-    /// So many writes are carried out from now on, and then none.
+    /// Carries out `writes` more writes, and then none.
     pub fn stop_after(&self, writes: usize) {
         self.state().writes_left = Some(writes);
     }
 
-    /// What a file holds when the writer is stopped is copied: the writer would not write it any
-    /// more either.
+    /// Copies a file when the writer is stopped, since the writer would not write it any more
+    /// either.
     pub fn keep_when_stopped(&self, from: &Path, to: &Path) {
         self.state().keeps = Some((from.to_owned(), to.to_owned()));
     }
@@ -205,8 +205,7 @@ impl FakeHost {
         self.state().refusals.push((end.to_owned(), errno, true));
     }
 
-    /// The device's node is shown there as well, as to what wants it by itself; by nothing, it
-    /// isn't any more.
+    /// Shows the device's node at another path as well, as for a raw volume; `None` removes it.
     pub fn show_at(&self, device: &str, point: Option<&str>) {
         let mut state = self.state();
         state.shown_at.retain(|(name, _)| name != device);
@@ -242,7 +241,7 @@ impl FakeHost {
         self.show();
     }
 
-    /// A region shows itself so from now on. What is in it stays.
+    /// Changes how a region is presented. Its content stays.
     pub fn show_region_as(&self, cookie: u64, shown: Shown) {
         for region in self.state().regions.iter_mut().filter(|one| one.spec.cookie == cookie) {
             region.shown = shown;
@@ -272,7 +271,7 @@ impl FakeHost {
         self.show();
     }
 
-    /// Marks so many sectors of a region as bad.
+    /// Marks `count` sectors of a region as bad.
     pub fn set_bad_blocks(&self, cookie: u64, first_sector: u64, count: u64) {
         for region in self.state().regions.iter_mut().filter(|one| one.spec.cookie == cookie) {
             region.bad_blocks.push((first_sector, count));
@@ -287,7 +286,7 @@ impl FakeHost {
         }
     }
 
-    /// Devices that were taken away while somebody used them.
+    /// Devices that were removed while they were in use.
     #[must_use]
     pub fn torn(&self) -> Vec<String> {
         self.state().torn.clone()

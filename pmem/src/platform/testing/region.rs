@@ -6,7 +6,7 @@ use super::{FakeSpec, Shown};
 use crate::platform::overhead::usable_of;
 use crate::platform::{Mode, PageMap};
 
-/// What a namespace was made into, as it stands on the media.
+/// The mode of a namespace, as it is stored on the media.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Info {
     pub(super) mode: Mode,
@@ -93,7 +93,7 @@ impl FakeRegion {
         region
     }
 
-    /// What labels and media have is found again, under other numbers.
+    /// Reboots: labels and media keep their content, under other numbers.
     pub(super) fn reboot(&mut self, number: usize) {
         self.number = number;
         self.claims.clear();
@@ -105,7 +105,7 @@ impl FakeRegion {
         }
         let numbers: Vec<u64> = self.namespaces.iter().map(|one| one.number).collect();
         for number in numbers {
-            // What can't be enabled is there without a device.
+            // A namespace that cannot be enabled has no device.
             let _ = self.probe(number);
         }
         self.add_seeds();

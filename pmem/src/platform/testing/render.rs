@@ -27,8 +27,8 @@ const BASE: u64 = 4 << 30;
 
 static VERSION: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the folders anew, and puts them into the place of the former ones at once: who reads
-/// meanwhile sees those, or that something is gone, as with a kernel.
+/// Makes the folders anew, and puts them into the place of the former ones at once: a concurrent
+/// reader sees those, or missing files, as with a kernel.
 pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
     let version = VERSION.fetch_add(1, Ordering::Relaxed);
     let (sys, proc) = (root.join(format!("sys-{version}")), root.join(format!("proc-{version}")));
@@ -64,7 +64,8 @@ pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
     Ok(())
 }
 
-/// Former versions that stay, so that who is in the middle of a folder of one reads it to its end.
+/// Former versions that stay, so that a reader in the middle of a folder of one reads it to its
+/// end.
 const KEPT: usize = 8;
 
 fn replace(root: &Path, name: &str, by: &Path) -> io::Result<()> {
@@ -250,8 +251,8 @@ fn show_namespace(
     Ok(Some(name))
 }
 
-/// Makes a device's file as long as the device. What is behind its end stays on the media, and is
-/// there again when a device reaches so far.
+/// Makes a device's file as long as the device. Data beyond its end stays on the media, and
+/// reappears when the device becomes longer.
 fn set_length(media: &Path, bytes: u64) -> io::Result<()> {
     let options = || File::options().create(true).truncate(false).read(true).write(true).clone();
     let file = options().open(media)?;

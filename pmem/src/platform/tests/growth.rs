@@ -7,15 +7,15 @@ use super::*;
 
 const OWN: &[u8] = b"its own";
 
-/// Namespaces of so many MiB, one after the other, in a region of 1 GiB. Those without a number are
-/// removed again.
+/// Namespaces with these sizes in MiB, one after the other, in a region of 1 GiB. Those without a
+/// number are removed again.
 fn host(parts: &[(Option<u8>, u64)]) -> (std::sync::Arc<FakeHost>, Platform) {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     for (at, (number, mib)) in (100..).zip(parts) {
         let map = PageMap::Memory;
-        let wish = Wish { map, ..wish(number.unwrap_or(at), mib * MIB) };
-        platform.create(&key(1), &wish).unwrap();
+        let spec = NamespaceSpec { map, ..spec(number.unwrap_or(at), mib * MIB) };
+        platform.create(&key(1), &spec).unwrap();
     }
     for at in (100..).zip(parts).filter(|(_, part)| part.0.is_none()).map(|(at, _)| at) {
         assert!(platform.destroy(&key(1), uuid(at)).unwrap());
@@ -42,7 +42,7 @@ fn place(host: &FakeHost, platform: &Platform, number: u8) -> (u64, u64) {
     (start / MIB, (start + one.size) / MIB)
 }
 
-/// As it is grown where nobody left anything.
+/// Grows a namespace into space without old data.
 pub(super) fn grow(platform: &Platform, number: u8, size: u64) -> Result<Namespace, PlatformError> {
     platform.grow_bare(uuid(number), size)?;
     platform.restore(uuid(number), size, None)
@@ -90,7 +90,7 @@ fn it_does_not_grow_where_the_kernel_would_take_what_is_in_front() {
     assert_eq!((host.writes(), host.torn()), (writes, Vec::new()));
     assert_eq!(place(&host, &platform, 1), (128, 192));
     // Once that is taken it can.
-    platform.create(&key(1), &Wish { map: PageMap::Memory, ..wish(3, 96 * MIB) }).unwrap();
+    platform.create(&key(1), &NamespaceSpec { map: PageMap::Memory, ..spec(3, 96 * MIB) }).unwrap();
     grow(&platform, 1, 112 * MIB).unwrap();
     assert_eq!(place(&host, &platform, 1), (128, 240));
 }
@@ -110,8 +110,7 @@ fn a_size_that_was_not_written_down_is_not_kept() {
         if failures < 3 {
             assert_eq!((now.size, now.mode, now.device.is_some()), (64 * MIB, Mode::Fsdax, true));
         } else {
-            // Nobody knows what is written down. Restoring does that once more, and fails, and
-            // then does not.
+            // The stored state is unknown. Restoring writes it again, and fails, and then succeeds.
             assert!(matches!(error, PlatformError::NotTakenBack { .. }), "{error}");
             assert_eq!((now.mode, now.device), (Mode::Raw, None));
             platform.ensure_enabled(uuid(1)).unwrap();
@@ -123,7 +122,8 @@ fn a_size_that_was_not_written_down_is_not_kept() {
     }
 }
 
-/// It died between two sizes: it begins where it did, and gets no more than it was to have.
+/// A growth that died between two sizes: the namespace keeps its offset, and gets no more than
+/// requested.
 #[test]
 fn wherever_the_writer_dies_it_begins_where_it_did() {
     let mut steps = 0;
@@ -164,7 +164,7 @@ fn one_that_can_t_be_enabled_larger_is_as_it_was() {
     }
 }
 
-/// Who was given its node by itself may open it at any time.
+/// A container that has the device's node may open it at any time.
 #[test]
 fn what_is_shown_elsewhere_is_in_use() {
     let (host, platform) = host(&[(Some(1), 64)]);
@@ -176,7 +176,7 @@ fn what_is_shown_elsewhere_is_in_use() {
     let error = grow(&platform, 1, 112 * MIB).unwrap_err();
     assert!(error.to_string().contains("/pods/volume"), "{error}");
     platform.destroy(&key(1), uuid(1)).unwrap_err();
-    // What was removed is still there for who was given it.
+    // A removed node is still available in the container that has it.
     host.show_at(&format!("{name}//deleted"), Some("/pods/volume"));
     host.show_at(&name, None);
     grow(&platform, 1, 112 * MIB).unwrap_err();
@@ -184,7 +184,7 @@ fn what_is_shown_elsewhere_is_in_use() {
     grow(&platform, 1, 112 * MIB).unwrap();
 }
 
-/// It was removed since it was seen, and another has its name and numbers.
+/// A namespace that was removed since the scan, and another has its name and numbers.
 #[test]
 fn a_device_that_is_anothers_by_now_is_not_overwritten() {
     let (host, platform) = host(&[(Some(1), 64)]);
@@ -192,7 +192,7 @@ fn a_device_that_is_anothers_by_now_is_not_overwritten() {
     platform.zeroing(&seen, 0).unwrap();
     platform.destroy(&key(1), uuid(1)).unwrap();
     host.reboot();
-    platform.create(&key(1), &Wish { map: PageMap::Memory, ..wish(2, 64 * MIB) }).unwrap();
+    platform.create(&key(1), &NamespaceSpec { map: PageMap::Memory, ..spec(2, 64 * MIB) }).unwrap();
     let now = namespace(&platform, 2);
     assert_eq!((&now.name, &now.device), (&seen.name, &seen.device));
     let error = platform.zeroing(&seen, 0).unwrap_err();
@@ -204,7 +204,7 @@ fn a_device_that_is_anothers_by_now_is_not_overwritten() {
 fn what_is_left_of_one_without_bytes_is_removed_with_it() {
     let (host, platform) = host(&[]);
     host.stop_after(2);
-    platform.create(&key(1), &wish(1, 64 * MIB)).unwrap_err();
+    platform.create(&key(1), &spec(1, 64 * MIB)).unwrap_err();
     host.restart();
     let seed = host.places().sys.join("bus/nd/devices/region0/namespace0.0/uuid");
     assert_eq!(fs::read_to_string(&seed).unwrap().trim(), uuid(1).to_string());
