@@ -19,7 +19,7 @@ pub struct Jobs {
     pub scratch: PathBuf,
 }
 
-/// What is run on.
+/// The device of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
     /// A block device.
@@ -37,7 +37,7 @@ pub struct Turn {
     pub server: Option<u32>,
 }
 
-/// What the job files leave open.
+/// The parameters of the job files.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Operations in flight.
@@ -58,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-/// What fio has shown of a turn.
+/// fio's results of a turn.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sample {
     /// Reads and writes per second.
@@ -161,7 +161,7 @@ impl Jobs {
         })
     }
 
-    /// What the threads of the server have run between the two files that fio left.
+    /// CPU time of the server's threads between the two files that fio wrote.
     fn cpu_ns(&self, number: usize) -> Result<f64> {
         let read = |when: &str| -> Result<f64> {
             let path = self.scratch.join(format!("{}.{when}.txt", section(number)));

@@ -31,8 +31,8 @@ impl Clock {
         self.0.elapsed().as_secs_f64()
     }
 
-    /// What one reading costs, in nanoseconds: the lowest mean of several hundred in a row. Short
-    /// stretches of time have it taken off.
+    /// The cost of one reading in nanoseconds: the lowest mean of several hundred in a row. It is
+    /// subtracted from short intervals.
     #[must_use]
     pub fn cost_ns(&self) -> f64 {
         const READINGS: u32 = 500;

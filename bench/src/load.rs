@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::ring::{Ended, Ring, SLOT_BYTES, SlotOp};
 
-/// What is requested.
+/// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pattern {
     /// Writes, otherwise reads.
@@ -23,10 +23,10 @@ pub struct Pattern {
     pub seed: Option<u64>,
 }
 
-/// What happens to a request, which is named by its place among those in flight.
+/// An event of a request, which is identified by its slot among those in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// It is about to be made; the answer says whether it is.
+    /// The request is about to be made; the answer says whether it is.
     Start(usize),
     /// Its reply is there.
     End(usize),

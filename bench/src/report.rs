@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// What a figure is held against.
+/// The target of a figure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Budget {
     /// Time or memory: at most so much. A noisy machine can miss it, so a miss is only shown.
@@ -16,7 +16,7 @@ pub enum Budget {
 /// One line of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// What was measured.
+    /// The name of the figure.
     pub name: String,
     /// How much.
     pub figure: f64,

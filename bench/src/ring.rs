@@ -35,7 +35,7 @@ pub enum Ended {
     Command(IoCommand, std::io::Result<()>),
 }
 
-/// What a slot has asked for.
+/// The operation of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotOp {
     /// Fill the slot's buffer from this byte of the file on.
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// A ring for a file, with so many slots. File and buffers are registered.
+    /// Creates a ring for a file, with `slots` slots. File and buffers are registered.
     pub fn new(file: File, slots: usize) -> Result<Self> {
         Self::with_slots_of(file, slots, 1)
     }

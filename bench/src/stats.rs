@@ -18,11 +18,11 @@ pub enum Verdict {
     Met,
     /// The whole interval is below the target.
     NotMet,
-    /// The machine was too noisy to tell.
+    /// The machine was too noisy for a verdict.
     NotResolved,
 }
 
-/// An interval this wide or wider doesn't tell whether a target is met.
+/// An interval this wide or wider does not show whether a target is met.
 pub const WIDEST: f64 = 0.10;
 
 impl Ratio {

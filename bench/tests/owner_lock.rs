@@ -56,7 +56,7 @@ fn start_owner(path: &Path) -> Child {
 }
 
 #[test]
-fn a_living_owner_keeps_everybody_else_out() {
+fn a_living_owner_excludes_all_others() {
     let pool = Pool::new("living");
     let first = pool.open().unwrap();
     let said = pool.open().unwrap_err();

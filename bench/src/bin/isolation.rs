@@ -1,4 +1,4 @@
-//! What tenants of one daemon get beside each other.
+//! Isolation bench: throughput and latency of tenants that share one daemon.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;

@@ -57,7 +57,7 @@ struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// What has come in so far.
+/// The results so far.
 #[derive(Default)]
 struct Findings {
     claims: Vec<Claim>,

@@ -1,4 +1,4 @@
-//! What snapshots cost, beside targets, on this machine.
+//! Snapshot bench: costs of snapshots on this machine, compared with targets.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

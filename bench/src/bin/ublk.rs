@@ -60,7 +60,7 @@ struct Arguments {
 /// Before the line with everything as JSON, for the program that has booted the machine.
 const JSON: &str = "@@json ";
 
-/// What has come in so far.
+/// The results so far.
 #[derive(Default)]
 struct Findings {
     claims: Vec<Claim>,
@@ -110,7 +110,7 @@ fn main() -> Result<()> {
         findings.after_snapshot = outcomes.iter().map(print::after_snapshot_json).collect();
     });
     findings.note("after-snapshot", done);
-    if bench.wants("restart") {
+    if bench.includes("restart") {
         let done = restart::rows(&bench).map(|rows| findings.pauses = rows);
         findings.note("restart", done);
     }
@@ -137,7 +137,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What stands in place of ramdisks.
+/// The replacement of ramdisks.
 const PMEM: &str = "three regions of persistent memory, two as character devices, one as a \
                     block device";
 
@@ -147,7 +147,7 @@ fn in_memory(bench: &Bench, watch: clock::Clock) -> Result<()> {
     rig.devices.prepare(bench)?;
     let rounds = bench.pairs * mapped::ROUNDS_PER_PAIR;
     let (mut claims, mut json) = (Vec::new(), Vec::new());
-    for workload in WORKLOADS.iter().filter(|one| bench.wants(&one.name())) {
+    for workload in WORKLOADS.iter().filter(|one| bench.includes(&one.name())) {
         let outcome = mapped::measure(bench, workload, &rig.devices)?;
         print::mapped(workload, &outcome);
         let said = print::mapped_claims(workload, &outcome, rounds);
@@ -192,7 +192,7 @@ fn bench(arguments: &Arguments) -> Result<Bench> {
     })
 }
 
-/// Everything that blocks written before are measured on. What serves them ends with it.
+/// The devices for workloads on blocks that are written before. Their servers end with it.
 struct Rig {
     devices: Devices,
     _daemons: Vec<Daemon>,
@@ -288,10 +288,10 @@ impl Rig {
 fn run_mapped(bench: &Bench, findings: &mut Findings) -> Result<()> {
     let wanted: Vec<_> = WORKLOADS
         .into_iter()
-        .filter(|workload| bench.wants(&workload.name()))
+        .filter(|workload| bench.includes(&workload.name()))
         .filter(|workload| !bench.quick || workload.quick || bench.only.is_some())
         .collect();
-    let counted = bench.wants("counts");
+    let counted = bench.includes("counts");
     if wanted.is_empty() && !counted {
         return Ok(());
     }

@@ -103,7 +103,7 @@ fn count(
     let engine = rig.engine_allocations - engine;
     let worker = allocations() - all - engine;
     let zero = Budget::Exactly(0.0);
-    let title = |who: &str| format!("allocations in {OPERATIONS} x {name}: {who}");
+    let title = |part: &str| format!("allocations in {OPERATIONS} x {name}: {part}");
     Ok([
         Row::new(title("worker"), worker as f64, "", zero),
         Row::new(title("engine"), engine as f64, "", zero),

@@ -138,7 +138,7 @@ pub struct Rig {
     pub worker: Worker,
     /// One plan, used again and again.
     pub plan: Plan,
-    /// What was found when it was opened.
+    /// The report of its opening.
     pub report: OpenReport,
     /// CPU time that opening took in the mapper, and with the media's share.
     pub open_cpu: [Duration; 2],
@@ -150,7 +150,7 @@ pub struct Rig {
 /// A command that was timed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timed {
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
     /// From its sending to its answer, IO included.
     pub ns: u64,
@@ -234,7 +234,7 @@ impl Rig {
         Ok(())
     }
 
-    /// What a front-end does after each request.
+    /// The work of a front-end after each request.
     #[inline]
     pub fn settle_if_wanted(&mut self) -> Result<()> {
         if self.pool.engine_wanted() { self.settle() } else { Ok(()) }
@@ -268,7 +268,7 @@ impl Rig {
         bail!("a command to the pool does not end")
     }
 
-    /// Lets everything go that nobody refers to any more, and makes that durable.
+    /// Reclaims everything that is no longer referenced, and makes that durable.
     pub fn release(&mut self) -> Result<()> {
         for _ in 0..1_000_000 {
             self.settle()?;

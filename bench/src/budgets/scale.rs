@@ -60,7 +60,7 @@ pub fn rows(scratch: &Scratch) -> Result<Vec<Row>> {
     ])
 }
 
-/// What a child process does; its result is printed as JSON.
+/// The work of a child process; its result is printed as JSON.
 pub fn in_child(arguments: &[String]) -> Result<()> {
     let [what, argument, path] = arguments else {
         anyhow::bail!("a child needs three arguments: {arguments:?}")
@@ -84,7 +84,7 @@ fn child(arguments: &[&str], path: &Path) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("a child's result")
 }
 
-/// A pool with a volume of so many TiB, every extent mapped, in random order.
+/// Builds a pool with a volume of `tib` TiB, every extent mapped, in random order.
 fn build(path: &Path, tib: u64) -> Result<Value> {
     let size = tib * TIB;
     let mut rig = Rig::create(Media::create(path, size + size / 32)?, None)?;

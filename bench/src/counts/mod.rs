@@ -1,4 +1,4 @@
-//! What an operation costs the server, counted instead of timed. Runs in a virtual machine with one
+//! The server's cost of an operation, counted instead of timed. Runs in a virtual machine with one
 //! processor whose clock advances by one nanosecond with each instruction (`qemu -icount shift=0`):
 //! there, CPU time is a number of instructions, and nothing else that runs on the host is in it.
 
@@ -75,7 +75,7 @@ pub const WORKLOADS: [Workload; 6] = [
     Workload { name: "write 128k, 8", write: true, bytes: 128 << 10, depth: 8, operations: 1000 },
 ];
 
-/// What a row's operations cost the server, each of them.
+/// The server's cost of each operation of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Cost {
     /// Instructions.
@@ -100,7 +100,7 @@ impl Cost {
     }
 }
 
-/// What is counted, and where.
+/// The operation and the device of a row.
 #[derive(Clone, Debug)]
 pub struct Bench {
     /// The daemon's program.
@@ -215,7 +215,7 @@ impl Volume {
     }
 }
 
-/// What a process has used so far.
+/// The resource usage of a process so far.
 struct Reading {
     /// Of all its threads, with those in which the kernel works for its rings.
     ns: u64,

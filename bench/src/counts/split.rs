@@ -13,7 +13,7 @@ use crate::nbd::process::Tree;
 
 /// Where tracing is mounted.
 const ROOT: &str = "/sys/kernel/tracing";
-/// What is traced.
+/// The traced events.
 const EVENTS: [&str; 3] =
     ["events/raw_syscalls/sys_enter", "events/raw_syscalls/sys_exit", "events/sched/sched_switch"];
 /// KiB for the events of a run: several times what the longest has. Lost events fail the run.
@@ -29,7 +29,7 @@ pub(super) struct Split {
     gap_ns: f64,
 }
 
-/// What was traced.
+/// The traced counts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Outcome {
     /// Nanoseconds outside the kernel.
@@ -59,7 +59,7 @@ impl Split {
     }
 }
 
-/// What tracing and the kernel's way out and in add to the time between two calls.
+/// The overhead that tracing and the kernel's exit and entry add to the time between two calls.
 fn gap() -> Result<f64> {
     let own = u32::try_from(nix::unistd::gettid().as_raw())?;
     begin(&[own])?;
@@ -132,9 +132,9 @@ fn parse(text: &str) -> Result<Vec<Event>> {
                 Some((name, head, fields))
             });
         let Some((name, head, fields)) = found else { continue };
-        let (who, head) = head.rsplit_once(" [").with_context(context)?;
+        let (task, head) = head.rsplit_once(" [").with_context(context)?;
         let ns = head.trim_end_matches(':').split_whitespace().next_back().with_context(context)?;
-        let thread = number(who.rsplit_once('-').with_context(context)?.1)?;
+        let thread = number(task.rsplit_once('-').with_context(context)?.1)?;
         let kind = match name.trim() {
             "sys_enter:" => Kind::Enter(thread),
             "sys_exit:" => Kind::Exit(thread),

@@ -1,4 +1,4 @@
-//! A disk of this machine: what it is, and whether somebody uses it.
+//! A disk of this machine: its properties and its users.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 /// The least that a pool and a volume fit on.
 const SMALLEST: u64 = 256 << 20;
-/// What is overwritten of both ends: where a pool has its superblocks, and others their tables.
+/// The part of both ends that is overwritten: a pool has its superblocks there, other formats their
+/// tables.
 const ENDS: usize = 4 << 20;
 
 /// A block device.
@@ -21,7 +22,7 @@ pub struct Disk {
     pub name: String,
     /// Bytes.
     pub bytes: u64,
-    /// What it says of itself, or the file behind a loop device.
+    /// Its model, or the file behind a loop device.
     pub model: String,
     /// Names of its partitions.
     pub partitions: Vec<String>,
@@ -60,10 +61,11 @@ impl Disk {
         Ok(Self { path, name, bytes, model, partitions, uses })
     }
 
-    /// Makes sure that nobody uses it. The kernel is asked as well: it refuses a second owner.
+    /// Refuses a disk that is in use. An exclusive open makes the kernel refuse a second owner as
+    /// well.
     ///
     /// # Errors
-    /// When somebody does; the message says who.
+    /// When it is in use; the message names the user.
     pub fn refuse_if_used(&self) -> Result<()> {
         if !self.uses.is_empty() {
             bail!("{} is not erased: {}", self.path.display(), self.uses.join("; "));
@@ -125,7 +127,7 @@ fn partitions(class: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Who uses a disk or a partition: file systems, swap, other devices on top.
+/// Returns the users of a disk or a partition: file systems, swap, other devices on top.
 fn uses(name: &str, class: &Path) -> Result<Vec<String>> {
     let mut uses = Vec::new();
     let number = fs::read_to_string(class.join("dev"))?;

@@ -52,7 +52,7 @@ pub struct Effort {
     pub bytes: u64,
 }
 
-/// What one workload has shown.
+/// The results of one workload.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
     /// Which.
@@ -104,7 +104,7 @@ pub struct Report {
     pub outcomes: Vec<Outcome>,
 }
 
-/// Runs everything on the disk by itself, then on a pool. What was on the disk is lost.
+/// Runs everything on the disk by itself, then on a pool. All data on the disk is lost.
 ///
 /// # Errors
 /// When fio or the daemon fails.

@@ -1,4 +1,4 @@
-//! blockd with one pool on the disk, started and told what to serve as by anybody.
+//! blockd with one pool on the disk, started and controlled by its public interfaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -116,5 +116,5 @@ impl Drop for Daemon {
     }
 }
 
-/// What the daemon says.
+/// The daemon's log.
 const LOG: &str = "log";

@@ -68,7 +68,7 @@ pub(super) fn serve(socket: OwnedFd) -> Result<u64> {
 }
 
 impl Memory {
-    /// It is never freed: a process is one server.
+    /// Creates the server. Its memory is never freed: a process is one server.
     fn new() -> &'static mut Self {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let memory = Box::leak(Box::new(Self {
@@ -91,7 +91,7 @@ impl Memory {
         memory
     }
 
-    /// One send of so many replies. A short one is completed by the kernel.
+    /// One send of `replies` replies. The kernel completes a short one.
     fn send(&mut self, replies: usize) -> Entry {
         self.message.msg_iovlen = 2 * replies;
         let send = opcode::SendMsg::new(types::Fixed(0), &raw const self.message);
@@ -99,7 +99,7 @@ impl Memory {
         send.flags(flags).build().user_data(SEND)
     }
 
-    /// A receive behind so many bytes of a request that has come in part.
+    /// A receive after the `behind` bytes of a request that arrived in part.
     fn receive(&mut self, behind: usize) -> Result<Entry> {
         let room = &mut self.requests[behind..];
         let len = u32::try_from(room.len())?;

@@ -65,7 +65,7 @@ impl Way {
     }
 }
 
-/// What one run has shown.
+/// The results of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Requests per second.
@@ -119,8 +119,8 @@ impl Server {
         self.child.id()
     }
 
-    /// Sends requests for so many seconds, [`DEPTH`] in flight, each in a call of its own as most
-    /// clients do it. The number of replies.
+    /// Sends requests for `seconds`, [`DEPTH`] in flight, each in a call of its own like most
+    /// clients. Returns the number of replies.
     pub fn load(&mut self, seconds: f64) -> Result<u64> {
         let request = [0x25; REQUEST_BYTES];
         let mut buffer = vec![0; DEPTH * REPLY_BYTES];
@@ -159,7 +159,7 @@ impl Server {
     }
 }
 
-/// One run of so many seconds.
+/// One run of `seconds`.
 pub fn run(way: Way, seconds: f64) -> Result<Figures> {
     let mut server = Server::start(way)?;
     let clock = Clock::start();

@@ -71,7 +71,7 @@ fn reply() -> Vec<u8> {
     reply
 }
 
-/// What a short `writev` has left.
+/// Writes the rest of a short `writev`.
 async fn finish(stream: &UnixStream, sent: usize, whole: usize) -> Result<()> {
     let mut at = sent;
     while at < whole {

@@ -1,5 +1,5 @@
-//! What tenants of one daemon get beside each other, over NBD on Unix sockets: shares of equal and
-//! unequal tenants, and the latency of one that needs little beside one that takes all it can.
+//! Isolation of tenants that share one daemon, over NBD on Unix sockets: shares of equal and
+//! unequal tenants, and the latency of a light tenant beside a heavy one.
 
 mod tenant;
 
@@ -40,7 +40,7 @@ pub struct Bench {
     pub only: Option<String>,
 }
 
-/// What is shown of a case.
+/// The figure that a case shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shown {
     /// The first tenant's part of all bytes.
@@ -59,7 +59,7 @@ struct Case {
     tenants: Vec<Shape>,
 }
 
-/// What a tenant asks for.
+/// The requests of a tenant.
 #[derive(Clone, Copy)]
 struct Shape {
     write: bool,
@@ -101,7 +101,7 @@ fn cases() -> Vec<Case> {
 pub struct Figure {
     /// Of which case.
     pub case: &'static str,
-    /// What.
+    /// The name of the case.
     pub name: &'static str,
     /// Digits behind the point.
     pub digits: usize,
@@ -111,7 +111,7 @@ pub struct Figure {
     pub before: Option<Spread>,
 }
 
-/// What the rounds of a case have shown.
+/// The results of the rounds of a case.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Spread {
     /// The median; of longest times the longest.

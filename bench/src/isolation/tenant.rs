@@ -18,7 +18,7 @@ pub(super) struct Tenant<'a> {
     pub(super) pattern: Pattern,
 }
 
-/// What a tenant got.
+/// The throughput and latency of a tenant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Found {
     /// Operations that ended while all tenants ran.

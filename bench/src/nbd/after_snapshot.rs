@@ -14,7 +14,7 @@ use super::ours;
 use super::server::{Image, Kind, Server};
 use crate::stats::median;
 
-/// One block is written for so many bytes: an extent of ours, so that most writes copy one.
+/// Bytes for each written block: a multiple of the extent size, so that most writes copy an extent.
 const PER_OPERATION: u64 = 512 << 10;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
@@ -58,7 +58,7 @@ fn once(jobs: &Jobs, place: &Place<'_>, kind: Kind, seed: u64) -> Result<Three> 
     if kind == Kind::Blockd {
         ours::snapshot(&image, blockd)?;
     } else {
-        // Nobody else may have the image open meanwhile.
+        // The image must not be open elsewhere meanwhile.
         drop(server);
         let mut command = Command::new("qemu-img");
         let output = command.args(["snapshot", "-c", "kept"]).arg(&image.file).output();

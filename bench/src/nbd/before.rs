@@ -14,7 +14,7 @@ use crate::stats::Ratio;
 /// This one beside the other one.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was done.
+    /// The name of the workload.
     pub name: String,
     /// Median operations a second of this one, and of the other one.
     pub iops: (f64, f64),

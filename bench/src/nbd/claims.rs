@@ -1,9 +1,9 @@
-//! What is claimed of the NBD server, and by which workload it is measured.
+//! The claims about the NBD server, and the workloads that measure them.
 
 use super::fio::FLUSHES;
 use super::server::Kind;
 
-/// What is compared.
+/// The compared figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
     /// Operations per second, ours by the other's.
@@ -43,7 +43,7 @@ pub struct Workload {
     pub connections: u32,
     /// Whether a quick run has it too.
     pub quick: bool,
-    /// What is claimed.
+    /// The claimed ratios.
     pub targets: &'static [Target],
 }
 
@@ -70,7 +70,7 @@ pub struct Stage {
     pub name: &'static str,
     /// Where the bytes are.
     pub medium: Medium,
-    /// Who is compared.
+    /// The compared servers.
     pub servers: &'static [Kind],
     /// By what.
     pub workloads: &'static [Workload],
@@ -105,7 +105,7 @@ const LARGE: [Workload; 2] = [
 /// Those of qemu-nbd that use O_DIRECT on a raw image.
 const QEMU_DIRECT: &[Kind] = &[Kind::QemuDirect, Kind::QemuNative];
 
-/// Everything that runs on servers that stay up. What first-touch is measured by stands by itself.
+/// All stages on servers that stay up. First-touch has its own definition.
 pub const STAGES: [Stage; 5] = [
     Stage {
         name: "tmpfs",
@@ -133,7 +133,7 @@ pub const STAGES: [Stage; 5] = [
         servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
         workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1]],
     },
-    // What of that is the price of blocks that are never torn.
+    // The part of the cost that whole blocks account for.
     Stage {
         name: "pmem-torn",
         medium: Medium::PmemTorn,

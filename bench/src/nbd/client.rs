@@ -1,4 +1,4 @@
-//! A client of our own, for what fio's cannot do: writes with a flush after exactly so many of
+//! An NBD client for workloads that fio cannot run: writes with a flush after an exact number of
 //! them, connections by the thousand, and an exact number of requests.
 
 use std::io::{Read, Write};

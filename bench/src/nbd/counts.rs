@@ -19,7 +19,7 @@ const BACKING: &str = "opcode==1||opcode==2||opcode==4||opcode==5||opcode==22||o
 const FLUSH: &str = "opcode==3";
 /// The tracepoint of a submitted request, by its newer and its older name.
 const SUBMIT: [&str; 2] = ["io_uring:io_uring_submit_req", "io_uring:io_uring_submit_sqe"];
-/// What an allocator of the system's library is called by.
+/// The allocation functions of the C library.
 const ALLOCATORS: [&str; 4] = ["malloc", "calloc", "realloc", "posix_memalign"];
 /// Our probes' name.
 const GROUP: &str = "blockd_bench";
@@ -92,11 +92,11 @@ pub(crate) fn since(
     sleeps
 }
 
-/// What the kernel calls its own threads in a process with a ring.
+/// The kernel's name of its own threads in a process with a ring.
 pub(crate) const KERNELS: &str = "iou-wrk";
 
-/// What the counts may be. What takes place once a second is in them, hence the last thousandths.
-/// Flushes wake somebody, and have no budget.
+/// The budget of a count. The last thousandths allow for work that runs once a second. Flushes wake
+/// another thread, and have no budget.
 fn budget(what: &str, job: &str) -> Budget {
     match what {
         "system calls" => Budget::AtMost(1.0),

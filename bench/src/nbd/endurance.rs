@@ -16,7 +16,7 @@ pub struct Extent {
     pub connects: u64,
 }
 
-/// What memory may grow by: what an allocator keeps back by chance.
+/// The allowed growth of memory, which covers random retention of an allocator.
 const MOST_MIB: f64 = 1.0;
 
 /// Runs operations and connections on a daemon that is warm and says how its memory has grown.
@@ -51,7 +51,7 @@ pub fn rows(jobs: &Jobs, server: &Server, extent: Extent) -> Result<Vec<Row>> {
     ])
 }
 
-/// So many connections, one after another: negotiated, one block read, closed.
+/// Opens `count` connections, one after another: negotiated, one block read, closed.
 fn connect(server: &Server, count: u64) -> Result<()> {
     for index in 0..count {
         let done = Client::connect(&server.uri).and_then(Client::read_and_leave);

@@ -15,7 +15,7 @@ pub struct Jobs {
     pub folder: PathBuf,
 }
 
-/// What the job files leave open.
+/// The parameters of the job files.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
     /// Of the export.
@@ -30,7 +30,7 @@ pub struct Settings<'a> {
     pub bytes: u64,
 }
 
-/// What fio has shown.
+/// fio's results.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Reads and writes per second.
@@ -39,9 +39,9 @@ pub struct Figures {
     pub operations: f64,
 }
 
-/// What has no job file, but a client of our own. With fio's NBD engine `fsync=16` sends flush
-/// after flush until the first is answered, so that a faster server gets fewer; and played from a
-/// list, it hangs up with requests in flight.
+/// A workload without a job file, which uses the bench's own client. With fio's NBD engine
+/// `fsync=16` sends flush after flush until the first is answered, so that a faster server gets
+/// fewer; and played from a list, it hangs up with requests in flight.
 pub const FLUSHES: &str = "randwrite-flush";
 
 impl Jobs {

@@ -21,7 +21,7 @@ const PER_OPERATION: u64 = 256 << 10;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
 
-/// What was measured.
+/// The results.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Bytes of the volume.
@@ -49,7 +49,7 @@ pub struct Place<'a> {
     pub blockd: Option<&'a Path>,
 }
 
-/// Measures so many pairs.
+/// Measures as many pairs as the effort demands.
 pub fn measure(jobs: &Jobs, place: &Place<'_>, effort: Effort) -> Result<Outcome> {
     let written = write_file(place)?;
     let mut samples: Vec<(String, Vec<Sample>)> = Vec::new();
@@ -99,7 +99,8 @@ impl Drop for Written {
     }
 }
 
-/// Allocates and writes all of the file, so that nobody's figures have the file system's in them.
+/// Allocates and writes all of the file, so that no server's figures contain the file system's
+/// allocation.
 pub(super) fn write_file(place: &Place<'_>) -> Result<Written> {
     let size = ours::pool_bytes(place.size);
     let mut options = OpenOptions::new();

@@ -39,7 +39,7 @@ impl Sample {
     }
 }
 
-/// What is known of one server under one workload.
+/// The results of one server under one workload.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Which.

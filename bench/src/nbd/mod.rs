@@ -170,7 +170,7 @@ impl Bench {
         measure::measure(&self.jobs, workload, servers, self.effort)
     }
 
-    /// What can be counted of our daemon, if it takes part.
+    /// The counts of the blockd daemon, if it takes part.
     pub fn counts(
         &self,
         stage: &Stage,

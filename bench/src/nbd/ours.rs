@@ -1,5 +1,4 @@
-//! How blockd is started and told what to serve: by its configuration and its command line, as by
-//! anybody.
+//! Starts blockd and sets up its volumes, by its configuration and its command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use crate::stats::{Ratio, Verdict, median};
 /// With fewer pairs than this a run shows figures, and no claim is met.
 pub const FEWEST_PAIRS: usize = 9;
 
-/// What is said of a claim.
+/// The verdict on a claim.
 #[must_use]
 pub fn verdict(ratio: Ratio, target: f64, pairs: usize) -> &'static str {
     if pairs < FEWEST_PAIRS || !ratio.median.is_finite() {

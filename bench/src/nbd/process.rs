@@ -1,4 +1,4 @@
-//! What a server's processes have used, from /proc.
+//! Resource usage of a server's processes, from /proc.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -76,7 +76,7 @@ impl Kind {
     }
 }
 
-/// What a server is to serve.
+/// The export of a server.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// A folder of the server's own in memory, for its socket and what it says.
@@ -85,7 +85,7 @@ pub struct Image {
     pub file: PathBuf,
     /// Bytes of the export.
     pub size: u64,
-    /// What blockd's pool lies on; what the other servers use, their names say.
+    /// The medium of blockd's pool; the names of the other servers include theirs.
     pub medium: Medium,
 }
 
@@ -101,9 +101,9 @@ pub struct Server {
     child: Child,
     /// The process that serves where it is not the child itself.
     daemon: Option<u32>,
-    /// What it says goes here.
+    /// Its log file.
     log: PathBuf,
-    /// What goes with the server.
+    /// Files that are removed with the server.
     leftover: Vec<PathBuf>,
 }
 
@@ -178,7 +178,7 @@ impl Server {
 
     fn end(&mut self) -> Result<()> {
         if let Some(daemon) = self.daemon {
-            // It lets a first signal pass when nobody connects.
+            // It ignores the first signal without a connection.
             for pid in Tree::new(daemon).pids()? {
                 let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL);
             }
@@ -187,7 +187,7 @@ impl Server {
         let clock = Clock::start();
         while self.child.try_wait()?.is_none() {
             if clock.seconds() > PATIENCE.as_secs_f64() {
-                eprintln!("note: {} did not end when told to", self.kind.name());
+                eprintln!("note: {} did not end on SIGTERM", self.kind.name());
                 self.child.kill()?;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -209,7 +209,7 @@ impl Drop for Server {
 
 /// nbd-server's export.
 const EXPORT: &str = "export";
-/// What a server says, beside its image.
+/// The log of a server, beside its image.
 const LOG: &str = "log";
 
 /// The address of an export on a Unix socket.

@@ -26,7 +26,7 @@ impl Bare {
         ensure!(size.is_some(), "nothing to map");
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let size = size.unwrap_or(NonZero::<usize>::MIN);
-        // SAFETY: a mapping at an address that the kernel chooses takes nobody's memory.
+        // SAFETY: a mapping at an address that the kernel chooses overlaps no other memory.
         let base = unsafe { mmap(None, size, access, MapFlags::MAP_SHARED, file, 0) }?;
         Ok(Self { base: base.cast(), len })
     }
@@ -83,13 +83,13 @@ impl Bare {
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        // SAFETY: the range is that of the mapping, and nobody has it any more.
+        // SAFETY: the range is that of the mapping, and has no user any more.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Nanoseconds for which this thread has run. What `getrusage` says is counted in ticks of the
-/// kernel on some hosts.
+/// Nanoseconds for which this thread has run. `getrusage` counts in ticks of the kernel on some
+/// hosts.
 ///
 /// # Errors
 /// The kernel has no such clock.

@@ -1,7 +1,7 @@
 //! The copy engine for persistent memory on memory of this host, beside the bare instructions.
 //!
-//! Both sides map the same file, so that the same pages are written. What they do differs in what
-//! is the engine's own: the checks of a range, the routines that outlive bad memory, lanes.
+//! Both sides map the same file, so that the same pages are written. They differ in the engine's
+//! own work: the checks of a range, the routines that survive bad memory, lanes.
 
 #[expect(unsafe_code, reason = "the bare instructions that the engine is held against")]
 pub mod bare;
@@ -40,7 +40,7 @@ pub struct Effort {
 /// One line of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Line {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: &'static str,
     /// Nanoseconds for one operation, the engine's.
     pub ours: f64,
@@ -53,7 +53,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// What is said of it. An interval that is wholly on one side leaves nothing to resolve.
+    /// The verdict. An interval that is wholly on one side resolves it.
     #[must_use]
     pub fn verdict(&self) -> Option<Verdict> {
         let most = self.most?;
@@ -292,7 +292,8 @@ impl Rig {
                     Ok(())
                 })
             };
-            // Who comes second finds its places where the first has been: each does once.
+            // The second run finds its addresses in the tables of the first: each side is second
+            // once.
             let first = our_side(self)?;
             let other = f64::midpoint(bare_side(self)?, bare_side(self)?);
             let one = f64::midpoint(first, our_side(self)?);

@@ -20,15 +20,15 @@ use crate::pool_options;
 use crate::ring::{Ended, Ring};
 
 /// Records of the delta ring per slot: 4 MiB. A commit begins when half are in use, so this sets
-/// how many first writes share a commit that nobody asked for.
+/// how many first writes share a commit without a flush request.
 const RING_RECORDS: u64 = 1 << 16;
 
-/// How often the owner lock is tried, and how long it is waited for in between: a former owner
-/// that was told to go has 5 seconds.
+/// How often the owner lock is tried, and how long it is waited for in between: a former owner has
+/// 5 seconds after its signal.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// What the engine has done so far.
+/// The counts of the engine so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineCounts {
     /// Nanoseconds in [`Engine::poll`] and [`Engine::complete`].
@@ -56,7 +56,7 @@ pub struct Driver {
     pub pool: Arc<Pool>,
     /// The data path.
     pub worker: Worker,
-    /// What the engine has done.
+    /// The counts of the engine.
     pub counts: EngineCounts,
     engine: Engine,
     /// A command of the engine has ended since it was polled last.
@@ -185,7 +185,7 @@ impl Driver {
     }
 }
 
-/// What is stepped until it has nothing more to do.
+/// An object that is stepped until it has no more work.
 trait Stepped {
     fn poll(&mut self) -> Option<IoCommand>;
     fn complete(&mut self, command: IoCommand, result: Result<(), IoError>);
@@ -234,8 +234,8 @@ fn run(ring: &mut Ring, stepped: &mut impl Stepped) -> Result<()> {
 }
 
 /// Holds the owner lock on the open file description that does the IO: the kernel keeps that
-/// description, and so the lock, until the last operation of the ring has ended. Whoever gets the
-/// lock therefore knows that every IO of the former owner has ended.
+/// description, and so the lock, until the last operation of the ring has ended. Once the lock is
+/// acquired, every IO of the former owner has therefore ended.
 fn lock(file: &File) -> Result<()> {
     for _ in 0..LOCK_TRIES {
         match file.try_lock() {
@@ -244,5 +244,5 @@ fn lock(file: &File) -> Result<()> {
             Err(TryLockError::Error(error)) => return Err(error).context("lock the device"),
         }
     }
-    bail!("the device has another owner, who did not let go in 5 seconds")
+    bail!("the device has another owner, which did not release it within 5 seconds")
 }

@@ -30,11 +30,11 @@ pub struct Job {
     pub writes: bool,
     /// Each block once.
     pub once: bool,
-    /// An fdatasync after so many writes.
+    /// Writes between two fdatasync calls.
     pub flush_each: Option<u64>,
 }
 
-/// What fio has shown.
+/// fio's results.
 #[derive(Clone, Copy, Debug)]
 pub struct FioFigures {
     /// Reads or writes per second.

@@ -33,7 +33,7 @@ pub struct Workload {
     pub target: Option<f64>,
 }
 
-/// A flush after so many writes.
+/// Writes between two flushes.
 const FLUSH_EACH: u64 = 16;
 
 /// All workloads, in the order in which they are run: those on a filled volume first.
@@ -66,7 +66,7 @@ pub struct Effort {
     pub pairs: usize,
 }
 
-/// What one workload has shown.
+/// The results of one workload.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Which.
@@ -96,14 +96,15 @@ impl Outcome {
     }
 }
 
-/// What the pump has shown on one place.
+/// The results of the pump on one device.
 #[derive(Clone, Debug)]
 pub struct Results {
     /// Of each workload.
     pub outcomes: Vec<Outcome>,
     /// Blocks read and compared after the pool was closed and opened again.
     pub verified: usize,
-    /// What two readings of the clock cost, in nanoseconds; taken off the times per operation.
+    /// The cost of two readings of the clock, in nanoseconds; subtracted from the times per
+    /// operation.
     pub clock_ns: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What every block holds, so that each one read can be checked against what was last written.
+//! Contents of blocks that identify the last write, so that each read can be checked.
 
 use anyhow::{Context, Result, ensure};
 use blockd_mapper::io::{IoBuffer, Page};

@@ -74,7 +74,7 @@ fn print_inside(outcome: &Outcome, clock_ns: f64) {
     );
 }
 
-/// What happened inside the mapper, over all runs of a workload.
+/// Events inside the mapper, over all runs of a workload.
 #[derive(Clone, Copy, Debug)]
 struct Inside {
     plan_ns: f64,

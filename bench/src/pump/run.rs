@@ -16,7 +16,7 @@ pub const DEPTH: usize = 32;
 /// seen all of a batch: with the whole queue in one, the disk would idle while it is planned.
 const BATCH: usize = 4;
 
-/// One request in so many is timed inside the mapper: two readings of the clock cost about as
+/// One request in this many is timed inside the mapper: two readings of the clock cost about as
 /// much as an overwrite's plan.
 const SAMPLE: u64 = 16;
 
@@ -32,14 +32,14 @@ pub enum Blocks<'a> {
     Once(std::slice::Iter<'a, u32>),
 }
 
-/// What a run does.
+/// The workload of a run.
 #[derive(Clone, Debug)]
 pub struct Work<'a> {
     /// Writes, not reads.
     pub writes: bool,
     /// Where.
     pub blocks: Blocks<'a>,
-    /// A flush after so many writes.
+    /// Writes between two flushes.
     pub flush_each: Option<u64>,
     /// At most so long; without it, until the blocks are used up.
     pub seconds: Option<f64>,
@@ -47,7 +47,7 @@ pub struct Work<'a> {
     pub thorough: bool,
 }
 
-/// What a run has shown.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     /// Reads or writes.
@@ -70,7 +70,7 @@ pub struct Figures {
     pub completions: u64,
     /// Heap allocations of the worker.
     pub allocations: u64,
-    /// What the engine did meanwhile.
+    /// The counts of the engine meanwhile.
     pub engine: EngineCounts,
     /// System calls.
     pub enters: u64,
@@ -85,7 +85,7 @@ enum State {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Want {
+enum Operation {
     Read,
     Write,
     Flush,
@@ -95,7 +95,7 @@ enum Want {
 struct Slot {
     plan: Plan,
     state: State,
-    want: Want,
+    operation: Operation,
     block: usize,
     timed: bool,
 }
@@ -131,7 +131,7 @@ pub fn run(
     let slot = |_| Slot {
         plan: Plan::with_capacity(Plan::MIN_OPS),
         state: State::Idle,
-        want: Want::Read,
+        operation: Operation::Read,
         block: 0,
         timed: false,
     };
@@ -210,7 +210,7 @@ impl Run<'_, '_> {
         slot.timed = self.begun.is_multiple_of(SAMPLE);
         if self.until_flush == 0 {
             self.until_flush = self.work.flush_each.unwrap_or(u64::MAX);
-            slot.want = Want::Flush;
+            slot.operation = Operation::Flush;
             return Ok(true);
         }
         let block = match &mut self.work.blocks {
@@ -226,7 +226,7 @@ impl Run<'_, '_> {
             },
         };
         slot.block = block;
-        slot.want = if self.work.writes { Want::Write } else { Want::Read };
+        slot.operation = if self.work.writes { Operation::Write } else { Operation::Read };
         if self.work.writes {
             self.until_flush -= 1;
             self.expected.begin(block, self.driver.ring.buffer(at)?);
@@ -243,23 +243,28 @@ impl Run<'_, '_> {
         let events = driver.pool.events();
         let before = allocations();
         let from = if slot.timed { driver.clock.ns() } else { 0 };
-        let step = match slot.want {
-            Want::Read => driver.worker.read(self.volume, offset, len, &mut slot.plan),
-            Want::Write => driver.worker.write(self.volume, offset, len, false, &mut slot.plan),
-            Want::Flush => driver.worker.flush(self.volume, &mut slot.plan),
+        let step = match slot.operation {
+            Operation::Read => driver.worker.read(self.volume, offset, len, &mut slot.plan),
+            Operation::Write => {
+                driver.worker.write(self.volume, offset, len, false, &mut slot.plan)
+            }
+            Operation::Flush => driver.worker.flush(self.volume, &mut slot.plan),
         };
-        if slot.timed && slot.want != Want::Flush {
+        if slot.timed && slot.operation != Operation::Flush {
             self.figures.plan_ns += driver.clock.ns() - from;
             self.figures.plans += 1;
         }
         self.figures.allocations += allocations() - before;
         match step? {
             Step::Issue { covered } => {
-                ensure!(slot.want == Want::Flush || covered == len, "a plan for {covered} bytes");
+                ensure!(
+                    slot.operation == Operation::Flush || covered == len,
+                    "a plan for {covered} bytes"
+                );
                 slot.state = State::InFlight;
                 self.start(at)
             }
-            Step::Done { .. } if slot.want == Want::Flush => self.ended(at),
+            Step::Done { .. } if slot.operation == Operation::Flush => self.ended(at),
             Step::Done { .. } => bail!("a read or write without IO"),
             Step::Wait(ticket) => {
                 slot.state = State::Committing(ticket);
@@ -310,13 +315,13 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Tells the mapper that a slot's IO has ended well.
+    /// Completes a slot's IO in the mapper.
     fn io_ended(&mut self, at: usize) -> Result<()> {
         let slot = &mut self.slots[at];
         let before = allocations();
         let from = if slot.timed { self.driver.clock.ns() } else { 0 };
         let answer = self.driver.worker.complete(self.volume, &mut slot.plan, Ok(()));
-        if slot.timed && slot.want != Want::Flush {
+        if slot.timed && slot.operation != Operation::Flush {
             self.figures.complete_ns += self.driver.clock.ns() - from;
             self.figures.completions += 1;
         }
@@ -331,8 +336,8 @@ impl Run<'_, '_> {
     fn ended(&mut self, at: usize) -> Result<()> {
         let slot = &mut self.slots[at];
         slot.state = State::Idle;
-        match slot.want {
-            Want::Read => {
+        match slot.operation {
+            Operation::Read => {
                 let page = &*self.driver.ring.buffer(at)?;
                 if self.work.thorough {
                     self.expected.check_all(slot.block, page)?;
@@ -341,11 +346,11 @@ impl Run<'_, '_> {
                 }
                 self.figures.ops += 1;
             }
-            Want::Write => {
+            Operation::Write => {
                 self.expected.end(slot.block);
                 self.figures.ops += 1;
             }
-            Want::Flush => self.figures.flushes += 1,
+            Operation::Flush => self.figures.flushes += 1,
         }
         self.idle.push(at);
         Ok(())

@@ -55,7 +55,7 @@ fn rate(
     }
     let seconds = clock.seconds();
     let expected = changed / EXTENT * 4096;
-    ensure!(found == expected, "{what}: {found} bytes of data were told, not {expected}");
+    ensure!(found == expected, "{what}: {found} bytes of data were reported, not {expected}");
     let rate = (volume.size() / EXTENT) as f64 / seconds / 1e6;
     Ok(Row::new(what, rate, "M extents/s", Budget::None))
 }

@@ -79,7 +79,7 @@ pub fn rows(places: &Places, quick: bool) -> Result<Vec<Row>> {
     ])
 }
 
-/// What the writers have done.
+/// The counts of the writers.
 #[derive(Debug, Default)]
 struct Watch {
     stop: AtomicBool,
@@ -161,7 +161,7 @@ impl Writer {
         self.worker.detach(self.attached);
     }
 
-    /// Writes until it is told to stop.
+    /// Writes until it is stopped.
     fn run(&mut self, watch: &Watch) -> Result<()> {
         let mut number = 0;
         while !watch.stop.load(Ordering::Relaxed) {

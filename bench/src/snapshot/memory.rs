@@ -64,7 +64,7 @@ fn clean(rig: &mut Rig, volume: &Attachment, size: &str) -> Result<Vec<Row>> {
         ),
         row(format!("{size}: writes stopped, longest of {ROUNDS}"), largest(&stop), Budget::None),
         row(format!("{size}: delete, until answered"), median(delete), Budget::None),
-        row(format!("{size}: delete, until all is let go"), median(gone), Budget::None),
+        row(format!("{size}: delete, until all is reclaimed"), median(gone), Budget::None),
     ])
 }
 

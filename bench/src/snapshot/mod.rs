@@ -1,4 +1,4 @@
-//! What snapshots cost: to take, to delete, to compare, and to have.
+//! Costs of snapshots: to take, to delete, to compare, and to keep.
 
 pub mod compare;
 pub mod file;

@@ -18,7 +18,7 @@ use crate::stats::{Ratio, median};
 const FILLED: u64 = 512 << 20;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
-/// One chunk in so many is written: more would often find one that is copied already.
+/// One chunk in this many is written: more would often find one that is copied already.
 const SPREAD: u64 = 4;
 /// Rounds: nothing is claimed.
 const ROUNDS: usize = 5;
@@ -27,7 +27,7 @@ const ROUNDS_QUICK: usize = 2;
 /// The three runs of a round, as the table has them.
 pub const RUNS: [&str; 3] = ["before", "first write after", "again"];
 
-/// What was measured with one size of chunks at one depth.
+/// The results with one size of chunks at one depth.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Bytes of an extent or a chunk.
@@ -83,7 +83,7 @@ fn name(chunk: u64, depth: u32) -> String {
 /// Measures all that is wanted.
 pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outcome>> {
     let wanted: Vec<(u64, u32)> =
-        CASES.into_iter().filter(|&(chunk, depth)| bench.wants(&name(chunk, depth))).collect();
+        CASES.into_iter().filter(|&(chunk, depth)| bench.includes(&name(chunk, depth))).collect();
     // Only when it is asked for, as `cargo ci bench snapshot` does.
     if wanted.is_empty() || bench.only.is_none() {
         return Ok(Vec::new());

@@ -88,7 +88,7 @@ impl Disk {
     }
 }
 
-/// What the kernel says of the ramdisks, for the report.
+/// The kernel's description of the ramdisks, for the report.
 pub fn words() -> Result<String> {
     let size = fs::read_to_string("/sys/block/ram0/size").context("no ramdisk: module brd")?;
     let sectors: u64 = size.trim().parse()?;

@@ -18,7 +18,7 @@ use crate::stats::{Ratio, median};
 /// This one beside the other one.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was done, and how requests were served.
+    /// The workload, and the mode in which requests were served.
     pub name: String,
     /// Median operations a second of this one, and of the other one.
     pub iops: (f64, f64),
@@ -40,7 +40,7 @@ impl Outcome {
 /// Which ramdisk this build has, and which the other one.
 const PLACES: [[Disk; 2]; 2] = [[Disk::First, Disk::Second], [Disk::Second, Disk::First]];
 
-/// Everything that is wanted. What is known is shown as it comes.
+/// Measures all selected workloads. Results are shown as they arrive.
 pub fn measure(bench: &Bench, before: &Path, show: impl Fn(&Outcome)) -> Result<Vec<Outcome>> {
     let now = bench.blockd.as_deref().context("there is no daemon to compare")?;
     // Each round is done at both places.
@@ -53,7 +53,7 @@ pub fn measure(bench: &Bench, before: &Path, show: impl Fn(&Outcome)) -> Result<
         }
     }
     for (chunk, depth) in first_touch::shapes() {
-        if bench.wants(&first_touch::name(chunk, depth)) {
+        if bench.includes(&first_touch::name(chunk, depth)) {
             for outcome in first_touches(bench, now, before, chunk, depth)? {
                 show(&outcome);
                 outcomes.push(outcome);
@@ -68,7 +68,7 @@ type Rounds = [Vec<(f64, f64)>; 2];
 
 fn mapped_in(bench: &Bench, now: &Path, before: &Path, mode: Mode) -> Result<Vec<Outcome>> {
     let wanted: Vec<_> =
-        WORKLOADS.into_iter().filter(|workload| bench.wants(&workload.name())).collect();
+        WORKLOADS.into_iter().filter(|workload| bench.includes(&workload.name())).collect();
     let mut rounds: Vec<Rounds> = vec![Rounds::default(); wanted.len()];
     let mut controls = vec![None; wanted.len()];
     for (place, disks) in PLACES.into_iter().enumerate() {
@@ -85,7 +85,7 @@ fn mapped_in(bench: &Bench, now: &Path, before: &Path, mode: Mode) -> Result<Vec
             let pairs = ours.samples.iter().zip(&theirs.samples);
             rounds[number][place] = pairs.map(|(a, b)| (a.iops, b.iops)).collect();
             let control = outcome.findings.first().map(|finding| finding.control);
-            // The wider one tells more of the machine.
+            // The wider one shows more of the machine's noise.
             let width = |one: &Ratio| one.high - one.low;
             if control.as_ref().map(width) > controls[number].as_ref().map(width) {
                 controls[number] = control;
@@ -145,11 +145,11 @@ fn first_touches(
         let now = start(now, "now", disks[0])?;
         let before = start(before, "before", disks[1])?;
         let once = |daemon: &Daemon, seed: u64| touched(bench, daemon, chunk, depth, seed);
-        // Nobody's first run counts.
+        // The first run of each device is not counted.
         once(&now, 0)?;
         once(&before, 0)?;
         for round in 1..=bench.pairs as u64 * mapped::ROUNDS_PER_PAIR as u64 {
-            // Who begins changes.
+            // The order alternates.
             let (ours, theirs) = if round % 2 == 0 {
                 let ours = once(&now, round)?;
                 (ours, once(&before, round)?)
@@ -204,8 +204,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slower_ramdisk_is_in_nobodys_ratio() {
-        // The second place is slower by a tenth, whoever has it.
+    fn a_slower_ramdisk_is_in_no_ratio() {
+        // The second ramdisk is slower by a tenth for either program.
         let rounds = [vec![(100.0, 90.0); 9], vec![(90.0, 100.0); 9]];
         let same = outcome("same".to_owned(), &rounds, None).unwrap();
         assert!((same.ratio.median - 1.0).abs() < 1e-9 && !same.is_worse(), "{same:?}");

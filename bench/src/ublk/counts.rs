@@ -20,9 +20,9 @@ use crate::stats::{Ratio, median};
 
 /// Operations in flight.
 const DEPTH: u32 = 32;
-/// What is counted under.
+/// The jobs under which counts are taken.
 pub const JOBS: [&str; 2] = ["randread", "randwrite"];
-/// What takes place once a second is in the counts, hence the last thousandths.
+/// Tolerance for work that runs once a second and is part of the counts.
 const NEARLY_NONE: f64 = 0.001;
 
 /// Counts of one device, for each operation.
@@ -37,13 +37,13 @@ struct Each {
     kernels: f64,
 }
 
-/// What counting has shown.
+/// The results of counting.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Ours, with what they may be.
     pub rows: Vec<Row>,
     /// Calls of `io_uring_enter` per operation, rublk's by ours: how many requests a call serves
-    /// depends on who runs when, so this is a ratio of pairs like any other.
+    /// depends on scheduling, so this is a ratio of pairs like any other.
     pub enters: Vec<(String, Ratio)>,
 }
 
@@ -77,9 +77,9 @@ fn enters(bench: &Bench, job: &str, pair: &Pair, name: &str, outcome: &mut Outco
             ratios.push(peer / one(device, &mut ours)?);
         }
     }
-    for (who, all) in [("rublk's", peers), ("our", ours)] {
+    for (owner, all) in [("rublk's", peers), ("our", ours)] {
         if let Some(each) = median(&all) {
-            let name = format!("{name}: {who} io_uring_enter per operation, median");
+            let name = format!("{name}: {owner} io_uring_enter per operation, median");
             outcome.rows.push(Row::new(name, each, "", Budget::None));
         }
     }
@@ -113,7 +113,7 @@ fn of_ours(bench: &Bench, job: &str, device: &Device, name: &str) -> Result<Vec<
 
 /// Runs a job and counts, then counts for as long with nothing to do, and takes that off.
 fn count(bench: &Bench, job: &str, device: &Device, wanted: &[What], seconds: f64) -> Result<Each> {
-    let pid = device.server.with_context(|| format!("nobody serves {}", device.name))?;
+    let pid = device.server.with_context(|| format!("no server of {}", device.name))?;
     let settings =
         Settings { depth: DEPTH, seconds, size: BYTES.to_string(), ..Settings::default() };
     let turn = Turn::device(&device.path, device.server);
@@ -122,7 +122,7 @@ fn count(bench: &Bench, job: &str, device: &Device, wanted: &[What], seconds: f6
     let start = Reading::take(&counter, pid)?;
     let samples = bench.jobs.run(job, &settings, std::slice::from_ref(&turn));
     let end = Reading::take(&counter, pid)?;
-    // Fewer calls are not enough of anybody's to matter.
+    // Fewer calls are too few for a comparison.
     let idle = if wanted.len() > 1 {
         std::thread::sleep(Duration::from_secs_f64(clock.seconds()));
         Reading::take(&counter, pid)?
@@ -146,7 +146,7 @@ fn count(bench: &Bench, job: &str, device: &Device, wanted: &[What], seconds: f6
     Ok(each)
 }
 
-/// What has been counted of a process at one moment.
+/// The counts of a process at one moment.
 #[derive(Clone)]
 struct Reading {
     counts: BTreeMap<What, u64>,

@@ -1,4 +1,4 @@
-//! blockd, started and told what to serve by its configuration and its command line.
+//! blockd, started and set up by its configuration and its command line.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +19,7 @@ use super::{Mode, shell};
 pub struct Pool {
     /// Its name.
     pub name: &'static str,
-    /// What it lies on.
+    /// The disk of the pool.
     pub disk: Disk,
     /// Bytes of an extent.
     pub extent: u64,
@@ -77,8 +77,8 @@ impl Daemon {
         Ok(child.wait()?)
     }
 
-    /// Makes a volume and its device. How it is served is what the daemon says, not what it was
-    /// told.
+    /// Makes a volume and its device. The mode of serving is the one that the daemon reports, not
+    /// the configured one.
     pub fn add(&self, pool: &str, volume: &str, bytes: u64) -> Result<(Device, Mode)> {
         let size = bytes.to_string();
         let words = ["add", "--size", &size, "--pool", pool, "--ublk", volume, "--json"];
@@ -143,7 +143,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What the daemon says.
+/// The daemon's log.
 const LOG: &str = "log";
 
 fn control(folder: &Path) -> PathBuf {

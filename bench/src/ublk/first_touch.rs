@@ -13,7 +13,7 @@ use super::{Bench, Mode};
 use crate::block::{Sample, Settings, Turn};
 use crate::stats::Ratio;
 
-/// Bytes of a volume: so many more than are written that nearly each write finds a new chunk.
+/// Bytes of a volume: far more than are written, so that nearly each write finds a new chunk.
 pub const VOLUME: u64 = 16 << 30;
 /// Bytes of an operation.
 pub const OPERATION: u64 = 4096;
@@ -25,7 +25,7 @@ const AT_DEPTH_1: u64 = 1536;
 /// Rounds beside dm-thin without zeroing, of which nothing is claimed.
 const UNCLAIMED: usize = 3;
 
-/// What stands beside what.
+/// The compared devices.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claimed {
     /// The name of the other.
@@ -36,7 +36,7 @@ pub struct Claimed {
     pub target: Option<f64>,
 }
 
-/// What was measured with one size of chunks at one depth.
+/// The results with one size of chunks at one depth.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Bytes of an extent or a chunk.
@@ -77,7 +77,7 @@ pub fn name(chunk: u64, depth: u32) -> String {
 
 /// How much first touch is claimed to be of our own overwrite.
 const OF_OVERWRITE: f64 = 0.9;
-/// What is claimed beside dm-thin that zeroes, by chunk and depth.
+/// The claims compared with dm-thin that zeroes, by chunk and depth.
 const CLAIMS: [(u64, u32, f64); 4] =
     [(256 << 10, 1, 2.0), (256 << 10, 32, 2.0), (64 << 10, 1, 1.5), (64 << 10, 32, 2.5)];
 
@@ -110,7 +110,7 @@ fn pools() -> [Pool; 2] {
 pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outcome>> {
     let wanted: Vec<(u64, u32, f64)> = CLAIMS
         .into_iter()
-        .filter(|(chunk, depth, _)| bench.wants(&name(*chunk, *depth)))
+        .filter(|(chunk, depth, _)| bench.includes(&name(*chunk, *depth)))
         .filter(|(_, depth, _)| !bench.quick || *depth == 32 || bench.only.is_some())
         .collect();
     if wanted.is_empty() {

@@ -91,7 +91,7 @@ impl Devices {
     }
 }
 
-/// What is known of one device under one workload.
+/// The results of one device under one workload.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Which.
@@ -127,7 +127,7 @@ pub struct Finding {
 pub struct Outcome {
     /// The devices.
     pub lines: Vec<Line>,
-    /// What the claims are about.
+    /// The findings for the claims.
     pub findings: Vec<Finding>,
 }
 
@@ -145,7 +145,7 @@ pub fn measure(bench: &Bench, workload: &Workload, devices: &Devices) -> Result<
         size: BYTES.to_string(),
         bytes: 0,
     };
-    // Nobody's first run counts.
+    // The first run of each device is not counted.
     let all: Vec<Turn> = devices.all().into_iter().map(turn).collect();
     let warm = Settings { seconds: 0.2, ..settings(0) };
     bench.jobs.run(workload.job, &warm, &all)?;

@@ -40,7 +40,7 @@ pub struct Bench {
 impl Bench {
     /// Whether something of this name is to be measured.
     #[must_use]
-    pub fn wants(&self, name: &str) -> bool {
+    pub fn includes(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
 }

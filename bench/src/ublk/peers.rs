@@ -38,7 +38,7 @@ impl Loop {
         Ok(Self { path })
     }
 
-    /// What is measured.
+    /// The device to measure.
     #[must_use]
     pub fn device(&self) -> Device {
         Device {
@@ -96,7 +96,7 @@ impl Rublk {
         PathBuf::from(format!("/dev/ublkb{}", self.number))
     }
 
-    /// What is measured.
+    /// The device to measure.
     #[must_use]
     pub fn device(&self) -> Device {
         Device {
@@ -118,12 +118,12 @@ impl Drop for Rublk {
     }
 }
 
-/// What a chunk is, and whether new ones are filled with zeroes before they are written.
+/// The size of a chunk, and whether new ones are filled with zeroes before they are written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Chunk {
     /// Bytes.
     pub bytes: u64,
-    /// As dm-thin does unless told otherwise.
+    /// As dm-thin does by default.
     pub zeroing: bool,
 }
 
@@ -220,7 +220,7 @@ impl Chunk {
     }
 }
 
-/// What is left behind is gone with the virtual machine.
+/// Ignores a failed cleanup, since the virtual machine ends anyway.
 fn note(done: Result<()>) {
     if let Err(error) = done {
         eprintln!("note: {error:#}");

@@ -35,7 +35,7 @@ pub fn mapped(workload: &Workload, outcome: &mapped::Outcome) {
     }
 }
 
-/// What a workload says of the claims.
+/// The claims that a workload measures.
 pub fn mapped_claims<'a>(
     workload: &'a Workload,
     outcome: &'a mapped::Outcome,
@@ -50,7 +50,7 @@ pub fn mapped_claims<'a>(
     })
 }
 
-/// What counting says of the claims.
+/// The claims that counting measures.
 pub fn enters_claims(outcome: &counts::Outcome, pairs: usize) -> impl Iterator<Item = Claim> + '_ {
     outcome.enters.iter().map(move |(name, ratio)| Claim {
         workload: format!("counts/{name}"),
@@ -128,7 +128,7 @@ pub fn after_snapshot_json(outcome: &after_snapshot::Outcome) -> Value {
     })
 }
 
-/// What first touch says of the claims.
+/// The claims that first touch measures.
 pub fn first_touch_claims(
     outcome: &first_touch::Outcome,
     pairs: usize,

@@ -39,7 +39,7 @@ pub fn rows(bench: &Bench) -> Result<Vec<Row>> {
     }
     bench.jobs.run("fill", &Settings::default(), &turns)?;
     let mut rows = Vec::new();
-    // What a request takes at most when nothing happens.
+    // The longest request without a restart.
     let quiet = pulse(bench, &turns, 0, || Ok(()))?;
     rows.push(row("nothing happens", quiet, Budget::None));
     for (signal, name) in [(Signal::SIGKILL, "kill -9"), (Signal::SIGTERM, "SIGTERM")] {

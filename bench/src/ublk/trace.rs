@@ -11,13 +11,13 @@ use anyhow::{Context, Result};
 const ROOT: &str = "/sys/kernel/tracing";
 /// Our probes' name.
 const GROUP: &str = "blockd_bench";
-/// What an allocator of the system's library is called by.
+/// The allocation functions of the C library.
 const ALLOCATORS: [&str; 4] = ["malloc", "calloc", "realloc", "posix_memalign"];
 /// Requests of io_uring that reach a file: reads and writes, with and without vectors and
 /// registered buffers. `io_uring.h` numbers them.
 const BACKING: &str = " if opcode==1||opcode==2||opcode==4||opcode==5||opcode==22||opcode==23";
 
-/// What is counted.
+/// The kind of a counter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum What {
     /// Calls of `io_uring_enter`.
@@ -97,7 +97,7 @@ impl Counter {
         Ok(())
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     ///
     /// # Errors
     /// When it can't be read.
