@@ -1,6 +1,6 @@
-//! What is built in release form: daemon and plugin as they are shipped, and, by the same command,
-//! the programs that test them. Built one by one, each would have features of its own in the
-//! packages that they share, which would be built again and again.
+//! Release builds: daemon and plugin as they are shipped, and, by the same command, the programs
+//! that test them. Built one by one, each would have features of its own in the packages that they
+//! share, which would be built again and again.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use crate::steps::Outcome;
 use crate::{command, setup};
 
-/// Binaries that start as they are shipped, and where tests are told of them.
+/// Binaries that start as they are shipped, and the variables that pass their paths to tests.
 const SHIPPED: [(&str, &str); 2] = [("BLOCKD_BIN", "blockd"), ("BLOCKD_CSI_BIN", "blockd-csi")];
 /// The package of programs that start them.
 const TESTS: &str = "blockd-tests";
@@ -66,7 +66,7 @@ fn packages(with_tests: bool) -> Vec<&'static str> {
 /// Looks whether tests that are built beside what is shipped switch anything on in it.
 ///
 /// # Errors
-/// When cargo cannot tell, or something has features that it is not shipped with.
+/// When cargo fails, or a binary has features that it is not shipped with.
 pub(crate) fn features(root: &Path) -> Result<Outcome> {
     let tree = |with_tests| {
         let mut cargo = command::cargo(root);

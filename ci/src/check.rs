@@ -6,8 +6,9 @@ use crate::command;
 use crate::steps::{Outcome, Steps};
 use crate::{built, manifests, requirements, rules, setup, tidy};
 
-/// What clippy is run on. The mapper is also built alone: the packages of a workspace share one set
-/// of features, which would hide a mapper that builds only with `mutations` on, or only without.
+/// The packages for clippy. The mapper is also built alone: the packages of a workspace share one
+/// set of features, which would hide a mapper that builds only with `mutations` on, or only
+/// without.
 const LINTED: [(&str, &[&str]); 3] = [
     ("clippy, workspace", &["--workspace"]),
     ("clippy, mapper alone", &["--package", "blockd-mapper"]),
@@ -29,7 +30,7 @@ pub(crate) fn run(root: &Path) -> bool {
     });
     steps.run("features of what is shipped", || built::features(root));
     cargo_step(&mut steps, root, "fmt", &["fmt", "--all", "--check"]);
-    // What runs after this in CI compiles all of it with the linter.
+    // The next step in CI compiles everything with the linter.
     let linted_later = command::in_ci() && command::linting(root).is_some();
     for (name, selection) in LINTED.into_iter().skip(usize::from(linted_later)) {
         let mut arguments = vec!["clippy", "--quiet", "--all-targets"];
@@ -55,7 +56,7 @@ pub(crate) fn run(root: &Path) -> bool {
     steps.finish()
 }
 
-/// What Kubernetes reads of `deploy/`.
+/// Checks the files of `deploy/` for Kubernetes.
 pub(crate) fn manifests(steps: &mut Steps, root: &Path) {
     steps.run("chart and manifests", || manifests::chart(root));
     steps.run("kustomize", || manifests::kustomize(root));

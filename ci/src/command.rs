@@ -39,21 +39,22 @@ pub(crate) fn cargo(root: &Path) -> Command {
         }
     }
     if in_ci() {
-        // Nobody opens a debugger there, and lines are named by what panics; to leave the rest out
-        // takes a sixth off what compilers need.
+        // No debugger runs there, and panics name their lines without debug information; leaving it
+        // out saves a sixth of the compile time.
         command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     }
     command
 }
 
-/// Whether nobody watches, and all of a change is looked at.
+/// Whether this runs in CI, where all of a change is checked.
 #[must_use]
 pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI").is_some()
 }
 
 /// The compiler for packages of the workspace that also lints, as `cargo clippy` calls it, if it is
-/// part of the toolchain. What is compiled for tests in any case need not be compiled for lints.
+/// part of the toolchain. Packages that are compiled for tests anyway need no separate compilation
+/// for lints.
 #[must_use]
 pub(crate) fn linting(root: &Path) -> Option<[(&'static str, OsString); 2]> {
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -167,7 +168,7 @@ pub(crate) fn installed(program: &str) -> bool {
     std::env::split_paths(&path).chain(extra).any(|dir| dir.join(program).is_file())
 }
 
-/// What a person would type to get the same.
+/// The equivalent command line.
 fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let mut line = Vec::new();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_nobody_has_is_not_installed() {
+    fn an_unknown_program_is_not_installed() {
         assert!(installed("sh"));
         assert!(!installed("no-such-program-anywhere"));
     }

@@ -20,7 +20,7 @@ use crate::clock::Stopwatch;
 use crate::{command, setup};
 use daemon::{Daemon, Folder};
 
-/// What clients see of the volume.
+/// The size of the volume that clients see.
 const VOLUME_SIZE: &str = "10G";
 
 /// The pool's file, sparse. Far less than what the volume promises.
@@ -29,7 +29,7 @@ const POOL_SIZE: &str = "2G";
 /// The daemon is killed once so much of the image has arrived, in percent.
 const KILL_AT_PERCENT: u64 = 25;
 
-/// An import may be done before anybody has seen it run.
+/// Attempts, since an import may end before the demo sees it running.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// Between two looks at how far the import is.
@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long an import may take on a slow machine.
 const IMPORT_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the demo found.
+/// The result of the demo.
 struct Verdict {
     files: u64,
     bytes: u64,
@@ -199,7 +199,7 @@ fn compare(folder: &Folder, exported: &Path, originals: &Path) -> Result<Verdict
     command::run(e2fsck.args(["-f", "-n"]).arg(exported))?;
     let copies = folder.path().join("copies");
     std::fs::create_dir(&copies)?;
-    // debugfs reads the file system without mounting it, as anybody.
+    // debugfs reads the file system without mounting it, without privileges.
     let mut debugfs = tool("debugfs");
     debugfs.args(["-R", &format!("rdump / {}", text(&copies)?)]).arg(exported);
     command::run(debugfs.stdin(Stdio::null()).stderr(Stdio::null()))?;
@@ -255,7 +255,7 @@ fn tail(path: &Path) -> String {
     let mut text = Vec::new();
     if let Ok(mut file) = File::open(path) {
         let size = file.metadata().map_or(0, |metadata| metadata.len());
-        // What cannot be read is not shown: this is for an error that is told anyway.
+        // Unreadable output is not shown: the error is reported anyway.
         let _ = file.seek(SeekFrom::Start(size.saturating_sub(BYTES)));
         let _ = file.read_to_end(&mut text);
     }
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_differ_are_told_apart() {
+    fn differing_files_are_found() {
         let dir = std::env::temp_dir().join(format!("blockd-demo-test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let paths = ["one", "same", "other"].map(|name| dir.join(name));

@@ -104,7 +104,8 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
     built::run(root, "ublk_bench", &all)
 }
 
-/// What operations cost the server, counted in a virtual machine whose clock counts instructions.
+/// Runs the bench of the server's cost per operation, counted in a virtual machine whose clock
+/// counts instructions.
 ///
 /// # Errors
 /// As [`bench_nbd`], and when a row has too many more instructions than before.
@@ -123,7 +124,7 @@ pub(crate) fn bench_counts(root: &Path, arguments: &[String]) -> Result<()> {
     built::run(root, "counts_bench", &all)
 }
 
-/// What tenants of one daemon get beside each other.
+/// Runs the bench of tenants that share one daemon.
 ///
 /// # Errors
 /// When something cannot be built or does not exit with 0, or a tool is missing.
@@ -185,8 +186,8 @@ pub(crate) fn bench_device(root: &Path, arguments: &[String]) -> Result<()> {
     command::run(cargo.stdin(Stdio::inherit()))
 }
 
-/// What snapshots cost, by itself, and what writes after them cost beside others: qcow2 over NBD,
-/// and dm-thin in a virtual machine.
+/// Runs the bench of snapshots, and of writes after them compared with others: qcow2 over NBD, and
+/// dm-thin in a virtual machine.
 ///
 /// # Errors
 /// As [`bench_nbd`].
@@ -209,7 +210,7 @@ pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What listing many volumes through the CSI plugin costs.
+/// Runs the bench of listing many volumes through the CSI plugin.
 ///
 /// # Errors
 /// When something cannot be built or does not exit with 0, or a tool is missing.

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use crate::steps::{Outcome, Steps};
 use crate::{built, command, setup};
 
-/// What the plugin starts.
+/// The tools that the plugin starts.
 const TOOLS: [setup::Tool; 12] = [
     setup::Tool { program: "blkid", package: "util-linux" },
     setup::Tool { program: "blockdev", package: "util-linux" },
@@ -96,11 +96,11 @@ impl Tree {
         for name in ["dev", "etc", "proc", "run", "sys", "tmp", "var/lib"] {
             fs::create_dir_all(folder.join(name))?;
         }
-        // The extender runs as nobody, and tools ask for names.
+        // The extender runs as the unprivileged user 65534, and tools look up its name.
         let people = "root:x:0:0:root:/:/none\nnobody:x:65534:65534:nobody:/:/none\n";
         fs::write(folder.join("etc/passwd"), people)?;
         fs::write(folder.join("etc/group"), "root:x:0:\ndisk:x:6:\nnogroup:x:65534:\n")?;
-        // resize2fs wants to know what is mounted, and a runtime need not make this link.
+        // resize2fs reads the mount table, and a runtime need not make this link.
         symlink("../proc/self/mounts", folder.join("etc/mtab"))?;
         Ok(Self { folder: folder.to_owned(), seen: BTreeSet::new() })
     }

@@ -1,5 +1,5 @@
-//! `cargo ci`: the one tool of the project. It needs nothing but cargo; whatever else a step
-//! wants, `setup` installs.
+//! `cargo ci`: the one tool of the project. It needs nothing but cargo; `setup` installs the other
+//! tools of its steps.
 
 #![forbid(unsafe_code)]
 
@@ -47,8 +47,8 @@ enum Action {
     },
     /// Alert rules, their tests and the dashboard of deploy/, by promtool
     Rules,
-    /// What deploy/ has for Kubernetes, by Helm and kustomize, by the schemas of its API, and by
-    /// tests of versions, probes and rights
+    /// Check the files of deploy/ for Kubernetes: by Helm and kustomize, by the schemas of its API,
+    /// and by tests of versions, probes and rights
     Manifests,
     /// Every test, in its short form unless asked otherwise
     Test {
@@ -83,8 +83,8 @@ enum Action {
         #[command(subcommand)]
         what: Option<Demos>,
     },
-    /// What images of daemon and plugin are made of, used as a root of its own; built by buildah if
-    /// it is here
+    /// Gather the contents of the images of daemon and plugin, try them as a root file system, and
+    /// build the images if buildah is installed
     Image {
         /// Of the release binaries that are there, without building them
         #[arg(long)]
@@ -134,9 +134,9 @@ enum Bench {
     /// Instructions, system calls and context switches of the server for each operation, in a
     /// virtual machine; arguments go to its binary
     Counts(Forwarded),
-    /// What tenants of one daemon get beside each other; arguments go to its binary
+    /// Measure tenants that share one daemon; arguments go to its binary
     Isolation(Forwarded),
-    /// What snapshots cost; arguments go to its binary
+    /// Measure the costs of snapshots; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and what that does to their IO; arguments go to its binary
     Csi(Forwarded),

@@ -2,9 +2,9 @@
 //! the schemas of the API.
 //!
 //! The chart goes through Helm's own engine with each file of values in its folder `ci`, the base
-//! and every component through kustomize. What comes of the chart's defaults has to be the base,
-//! every flag has to be one of the binary that is given it, and two deployments must not share a
-//! name.
+//! and every component through kustomize. The rendering of the chart's defaults has to equal the
+//! base, every flag has to be one of the binary that is given it, and two deployments must not
+//! share a name.
 
 mod flags;
 mod objects;
@@ -26,7 +26,7 @@ const COMPONENTS: &str = "deploy/kustomize/components";
 /// Values that the chart must refuse, with what is said.
 fn refused() -> [(&'static str, Value, &'static str); 6] {
     [
-        ("a kubelet nobody knows", json!({"kubelet": {"variant": "k9s"}}), "variant"),
+        ("an unknown kubelet", json!({"kubelet": {"variant": "k9s"}}), "variant"),
         ("an unknown key", json!({"kublet": {"variant": "k0s"}}), "kublet"),
         ("an interval without a unit", json!({"healthMonitor": {"interval": "5"}}), "interval"),
         ("a port beyond all", json!({"metrics": {"port": 65536}}), "port"),

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::steps::{Outcome, Steps};
 use crate::{built, command};
 
-/// What a package is made of.
+/// The definition of a package.
 #[derive(Debug, Clone, Copy)]
 struct Package {
     name: &'static str,
@@ -119,7 +119,7 @@ fn plugin(root: &Path, program: &Path, folder: &Path) -> Result<PathBuf> {
     finish(root, &PLUGIN, program, &tree, folder)
 }
 
-/// What every package has, and the archive.
+/// Adds the files of every package, and builds the archive.
 fn finish(
     root: &Path,
     package: &Package,

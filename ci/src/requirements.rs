@@ -16,7 +16,7 @@ const DOCUMENT: &str = "docs/REQUIREMENTS.md";
 /// Where the conformance suite has its cases: they are named like tests.
 const CASES: &str = "tests/src/csi/cases/";
 
-/// What runs in virtual machines: its functions are named like tests.
+/// The folder of tests in virtual machines: its functions are named like tests.
 const WORKLOADS: &str = "tests/src/workload/";
 
 /// Stands in place of a test while one is being written.
@@ -150,7 +150,7 @@ fn cells(line: &str) -> Option<Vec<&str>> {
     Some(inner.split('|').map(str::trim).collect())
 }
 
-/// What is wrong with one cell of the column `shown by`.
+/// Returns the problems of one cell of the column `shown by`.
 fn missing(
     evidence: &str,
     allow_pending: bool,
@@ -192,8 +192,8 @@ fn has_function(source: &str, name: &str) -> bool {
     })
 }
 
-/// Whether the file's table of cases of the conformance suite names this one. What it names runs;
-/// the compiler sees to it that it is there.
+/// Whether the file's table of cases of the conformance suite names this one. The compiler checks
+/// that the named case exists.
 fn has_case(source: &str, case: &str) -> bool {
     let table = source.lines().map(str::trim).skip_while(|line| !line.starts_with("cases! {"));
     let named = table.skip(1).take_while(|line| *line != "}");

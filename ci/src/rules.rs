@@ -46,7 +46,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         let missing = untested(&read(alerts)?, &read(tests)?);
         ensure!(missing.is_empty(), "{tests} does not raise, and not raise: {missing:?}");
         let unknown = unknown_metrics(&[read(alerts)?, read(dashboard)?].concat(), &known);
-        ensure!(unknown.is_empty(), "{alerts}, {dashboard}: nobody exports {unknown:?}");
+        ensure!(unknown.is_empty(), "{alerts}, {dashboard}: no program exports {unknown:?}");
         promtool(&["check", "rules", alerts])?;
         promtool(&["test", "rules", tests])?;
         let shown = rules_of(&read(dashboard)?).context(dashboard)?;
@@ -70,7 +70,7 @@ fn untested(alerts: &str, tests: &str) -> Vec<String> {
     names.filter(|name| !is_tested(name)).map(ToOwned::to_owned).collect()
 }
 
-/// What Kubernetes' own programs export and is asked for: the kubelet's, and the sidecars'.
+/// Metrics of Kubernetes' own programs that are used: the kubelet's, and the sidecars'.
 const FOREIGN: [&str; 2] =
     ["kubelet_volume_stats_health_status_abnormal", "csi_sidecar_operations_seconds"];
 
@@ -109,7 +109,7 @@ fn rules_of(dashboard: &str) -> Result<String> {
     for panel in dashboard["panels"].as_array().context("a dashboard has panels")? {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let text = target["expr"].as_str().context("a target has an expression")?;
-            // What Grafana fills in.
+            // Grafana's own variables.
             expressions.push(text.replace("$__rate_interval", "5m"));
         }
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_nobody_exports_is_named() {
+    fn a_metric_without_an_exporter_is_named() {
         let known = ["blockd_a_bytes", "blockd_b_seconds"].map(ToOwned::to_owned).into();
         let text = r#"rate(blockd_b_seconds_bucket{x="y"}[5m]) / blockd_a_bytes + kubelet_c > x"#;
         assert_eq!(unknown_metrics(text, &known), ["kubelet_c".to_owned()].into());

@@ -13,7 +13,7 @@ use crate::command;
 /// A program that a test or a bench starts, or a library that a build needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// The name of the program, or how the library's file begins: `.so` tells them apart.
+    /// The name of the program, or the beginning of the library's file name, which has `.so`.
     pub(crate) program: &'static str,
     /// The Debian package that has it.
     pub(crate) package: &'static str,
@@ -30,7 +30,7 @@ pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "util-linux
 /// Makes the file system that a whole-system test mounts.
 pub(crate) const MKFS: Tool = Tool { program: "mkfs.ext4", package: "e2fsprogs" };
 
-/// What virtual machines are made of.
+/// The tools for virtual machines.
 pub(crate) const MACHINES: [Tool; 10] = [
     LIBCLANG,
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
@@ -44,7 +44,7 @@ pub(crate) const MACHINES: [Tool; 10] = [
     MKFS,
 ];
 
-/// What workloads in virtual machines start there, beside the tools of [`MACHINES`].
+/// The tools that workloads start in virtual machines, beside [`MACHINES`].
 pub(crate) const WORKLOADS: [Tool; 25] = [
     FIO,
     PYTHON,
@@ -89,24 +89,24 @@ const NBD_SERVER: Tool = Tool { program: "nbd-server", package: "nbd-server" };
 /// Counts system calls of a server.
 const PERF: Tool = Tool { program: "perf", package: "linux-perf" };
 
-/// What programs for another kind of processor are linked with, and run by.
+/// The linker and the emulator for another processor architecture.
 pub(crate) const AARCH64: [Tool; 2] = [
     Tool { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
     Tool { program: "qemu-aarch64", package: "qemu-user" },
 ];
 
-/// What `cargo ci bench nbd` starts; plain tests do without. QEMU's tools come first: newer ones
+/// The tools of `cargo ci bench nbd`; tests do not need them. QEMU's tools come first: newer ones
 /// have both servers in one package.
 pub(crate) const NBD_BENCH: [Tool; 8] =
     [LIBCLANG, QEMU_NBD, QEMU_IMG, QEMU_STORAGE_DAEMON, NBDKIT, NBD_SERVER, PERF, FIO];
 
-/// What `cargo ci bench ublk` starts in its virtual machine, beside what machines are made of.
+/// The tools of `cargo ci bench ublk` in its virtual machine, beside [`MACHINES`].
 pub(crate) const UBLK_BENCH: [Tool; 2] = [FIO, LOSETUP];
-/// What `cargo ci bench --device` builds with and starts.
+/// The build dependencies and tools of `cargo ci bench --device`.
 pub(crate) const DEVICE_BENCH: [Tool; 2] = [LIBCLANG, FIO];
 
-/// What the demo builds with, and what it makes a file system with, checks it with, and reads it
-/// with, unmounted.
+/// The build dependencies of the demo, and its tools to make, check and read an unmounted file
+/// system.
 pub(crate) const DEMO: [Tool; 4] = [
     LIBCLANG,
     Tool { program: "mke2fs", package: "e2fsprogs" },
@@ -114,7 +114,7 @@ pub(crate) const DEMO: [Tool; 4] = [
     Tool { program: "debugfs", package: "e2fsprogs" },
 ];
 
-/// What tests of the daemon start: clients of others, and tools to look at file systems.
+/// The tools of the daemon's tests: third-party clients, and tools to examine file systems.
 pub(crate) const CLIENTS: [Tool; 10] = [
     QEMU_IMG,
     Tool { program: "qemu-io", package: "qemu-utils" },
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_told_from_its_likes() {
+    fn a_library_is_distinguished_from_similar_names() {
         let folder = std::env::temp_dir().join(format!("ci-libraries-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let has = |file: &str| {

@@ -9,9 +9,9 @@ use crate::clock::Stopwatch;
 /// How a step ended when it did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It ran and everything in it held.
+    /// The step ran and succeeded.
     Passed,
-    /// It could not run, for a reason that is not this machine's fault to mend. Printed, never
+    /// The step could not run, for a reason that cannot be fixed on this machine. Printed, never
     /// counted as passed.
     NotRun(&'static str),
 }

@@ -16,15 +16,14 @@ use anyhow::{Context, Result, bail};
 use crate::steps::{Outcome, Steps};
 use crate::{built, command, setup};
 
-/// Said when miri is not there. It comes with a nightly toolchain only, which this project does not
-/// ask anyone to have.
+/// Printed without miri, which needs a nightly toolchain; this project does not require one.
 const NO_MIRI: &str = "miri is not part of this toolchain";
 
 /// Modules of the mapper that miri looks at, by the end of their names: those that threads share.
 /// The rest would take hours.
 const UNDER_MIRI: [&str; 3] = ["leaf::", "epoch::", "ring::"];
 
-/// What one step may take, compilation included: about three times what it does on two slow cores.
+/// Time limit of one step, compilation included: about three times what it does on two slow cores.
 const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// The same for the long forms, the slowest of which are 200 rounds in a virtual machine.
 const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);
@@ -125,7 +124,7 @@ fn miri(root: &Path) -> Result<Outcome> {
     counted(&mut cargo)
 }
 
-/// Runs a command that prints like `cargo test`. That none ran is a failure: a filter that no
+/// Runs a command that prints like `cargo test`. A run without tests is a failure: a filter that no
 /// longer matches must not look like success.
 fn counted(command: &mut Command) -> Result<Outcome> {
     let output = command::run_and_keep(command)?;

@@ -56,7 +56,7 @@ fn end(pid: u32) {
     }
 }
 
-/// Who has which children, by /proc.
+/// Returns the children of each process, by /proc.
 fn children() -> BTreeMap<u32, Vec<u32>> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -28,7 +28,7 @@ impl Folder {
     pub(super) fn make() -> Result<Self> {
         let name = format!("blockd-demo-{}", std::process::id());
         let path = std::env::temp_dir().join(&name);
-        // Delta rings have to be on a tmpfs. Sockets want short paths.
+        // Delta rings have to be on a tmpfs. Sockets need short paths.
         let shared = Path::new("/dev/shm");
         let runtime = if shared.is_dir() { shared.join(&name) } else { path.join("run") };
         let folder = Self { path, runtime };

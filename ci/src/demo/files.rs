@@ -71,7 +71,7 @@ fn copy_some(place: &Path, into: &Path, limit: Gathered, gathered: &mut Gathered
         if fs::metadata(&from).map_or(true, |metadata| metadata.len() > MAX_FILE_BYTES) {
             continue;
         }
-        // What this user may not read, or what goes away meanwhile, is not copied.
+        // Files that this user may not read, or that disappear meanwhile, are not copied.
         let Ok(bytes) = fs::read(&from) else { continue };
         let to = into.join(place.strip_prefix("/")?).join(&relative);
         if let Some(parent) = to.parent() {

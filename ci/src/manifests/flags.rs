@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::objects;
 
-/// What is used of the sidecars, as their own documents name it.
+/// The used flags of the sidecars, as their own documents name them.
 const SIDECARS: [(&str, &[&str]); 7] = [
     ("csi-node-driver-registrar", &["csi-address", "kubelet-registration-path"]),
     ("livenessprobe", &["csi-address", "health-port", "probe-timeout"]),
@@ -94,7 +94,7 @@ impl Known {
                 program = format!("{program} {verb}");
             }
             let Some(flags) = self.0.get(&program) else {
-                // What an example runs is its own business.
+                // The commands of an example are not checked.
                 if program.starts_with("blockd") || image.starts_with("csi-") {
                     problems.push(format!("{program} is no program that is known"));
                 }

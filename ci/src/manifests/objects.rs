@@ -1,4 +1,4 @@
-//! What objects have to hold beside their schemas.
+//! Rules for objects beyond their schemas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ fn identity(object: &Value) -> (String, String, String) {
     (of(&object["kind"]), of(&metadata["namespace"]), of(&metadata["name"]))
 }
 
-/// What is wrong with the objects of one rendering.
+/// Returns the problems of the objects of one rendering.
 pub(super) fn problems(objects: &[Value]) -> Vec<String> {
     let mut problems = Vec::new();
     let mut seen = BTreeSet::new();
@@ -92,7 +92,7 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
 /// Where what the chart renders is not what the base has.
 pub(super) fn differences(chart: &[Value], base: &[Value]) -> Vec<String> {
     let map = |objects: &[Value]| -> BTreeMap<_, Value> {
-        // What only one of the two has: a chart's namespace is made by who installs it.
+        // Objects of only one of the two: a chart's namespace is created at its installation.
         let compared = objects
             .iter()
             .filter(|one| !matches!(text(&one["kind"]), "Namespace" | "Kustomization"));
@@ -154,7 +154,7 @@ fn differ(at: &str, ours: &Value, theirs: &Value, problems: &mut Vec<String>) {
     }
 }
 
-/// What two deployments side by side would both want to own.
+/// Returns the names that two deployments side by side would share.
 pub(super) fn shared(one: &[Value], other: &[Value]) -> Vec<String> {
     let ports = |objects: &[Value]| -> BTreeSet<String> {
         let containers = objects.iter().flat_map(containers);

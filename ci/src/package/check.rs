@@ -1,5 +1,5 @@
-//! What a package has to hold: its files and their rights, the scripts' behaviour when it is
-//! installed, upgraded, removed and purged, and a daemon that serves.
+//! Checks of a package: its files and their rights, the scripts' behaviour when it is installed,
+//! upgraded, removed and purged, and a daemon that serves.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::command;
 /// How long the installed daemon may take to serve, or to end.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Files of the daemon's package that somebody looks for, and their rights.
+/// Files that the daemon's package must have, and their rights.
 const DAEMON: [(&str, &str); 9] = [
     ("-rwxr-xr-x", "./usr/bin/blockd"),
     ("-rw-r--r--", "./etc/blockd/blockd.toml"),
@@ -49,7 +49,7 @@ pub(super) fn daemon(sources: &Path, package: &Path, folder: &Path) -> Result<()
     ensure!(fs::read(&config)? == shipped, "the configuration is not the one of the sources");
     let pool = root.path("var/lib/blockd/default.pool");
     serve(&root, &pool)?;
-    // What an administrator wrote stays when the next version comes, and when the package goes.
+    // Changes of an administrator survive the next version, and the removal of the package.
     let ours = format!("{}\n# ours\n", String::from_utf8(shipped)?);
     fs::write(&config, &ours)?;
     root.dpkg(&["--install", &name])?;

@@ -99,7 +99,7 @@ impl Binary {
     }
 }
 
-/// What a line of cargo's says has been built, if it is a program with tests.
+/// Parses a line of cargo's output; returns the built program if it has tests.
 fn binary(line: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["profile"]["test"] != Value::Bool(true) {

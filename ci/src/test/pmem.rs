@@ -11,7 +11,7 @@ use crate::{built, command, setup};
 
 /// Processors on which the memory is only synced, not written past the caches.
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
-/// What an emulated process can't do: be sent SIGBUS, and start itself again.
+/// Tests that an emulated process cannot run: they receive SIGBUS, or start themselves again.
 const NOT_EMULATED: [&str; 2] =
     ["news_of_bad_memory_in_a_mapping_does_not_kill", "memory_that_fails_elsewhere_still_kills"];
 

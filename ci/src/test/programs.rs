@@ -69,7 +69,7 @@ pub(super) fn run(steps: &mut Steps, root: &Path, long: bool) {
     together(steps, root, waiting, at_a_time);
 }
 
-/// What is run, and what it is called.
+/// Returns the name of the program's step, and its command.
 fn prepared(root: &Path, program: &Program, long: bool) -> (String, Command) {
     let (binary, short, extended) = *program;
     let arguments = if long { extended } else { short };
@@ -78,7 +78,7 @@ fn prepared(root: &Path, program: &Program, long: bool) -> (String, Command) {
     ([&[binary], arguments].concat().join(" "), command)
 }
 
-/// Runs some at a time. What each printed is shown when it has ended.
+/// Runs some at a time. The output of each is shown when it has ended.
 fn together(
     steps: &mut Steps,
     root: &Path,

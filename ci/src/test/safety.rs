@@ -17,7 +17,7 @@ struct Group {
     tests: &'static [&'static str],
 }
 
-/// What may go wrong, and the tests that show that it does not.
+/// A mistake, and the tests that show that it does no harm.
 struct Item {
     mistake: &'static str,
     groups: &'static [Group],
@@ -116,7 +116,7 @@ const ITEMS: &[Item] = &[
         )],
     },
     Item {
-        mistake: "another program wants the disk of a pool, or has it",
+        mistake: "another program opens the disk of a pool, or has it open",
         groups: &[file(
             "blockd",
             "devices",

@@ -34,7 +34,7 @@ const SIZE_PATH: [&str; 2] = ["csi/src/", "blockd/src/control/"];
 /// Sizes in gibibytes, and back.
 const UNITS: [&str; 2] = [concat!("<", "< 30"), concat!(">", "> 30")];
 
-/// Paths that exist on somebody's machine only.
+/// Paths that exist on a single machine only.
 const MACHINE_PATHS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
 

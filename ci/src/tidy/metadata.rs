@@ -1,4 +1,4 @@
-//! What `cargo metadata` says of the packages of the workspace.
+//! The packages of the workspace, by `cargo metadata`.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Tells code, comments and string literals of a Rust file apart, well enough for lints: no macro
-//! is expanded and nothing is parsed.
+//! Separates code, comments and string literals of a Rust file, well enough for lints: no macro is
+//! expanded and nothing is parsed.
 
 /// One line of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ impl Line {
     }
 }
 
-/// What the reader is inside of.
+/// The state of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Inside {
     Code,
@@ -32,7 +32,7 @@ struct Reader<'a> {
     inside: Inside,
     lines: Vec<Line>,
     line: Line,
-    /// The character before `rest`, to tell `r"` from the end of a name.
+    /// The character before `rest`, to distinguish `r"` from the end of a name.
     before: char,
 }
 
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn documentation_is_told_from_remarks() {
+    fn documentation_is_distinguished_from_remarks() {
         let found = lines("/// doc\n// remark\n//! doc\n");
         let doc: Vec<bool> = found.iter().map(Line::is_doc).collect();
         assert_eq!(doc, [true, false, true]);
