@@ -8,7 +8,7 @@
     blockd_reader.py IMAGE [IMAGE2 ...] check
 
 `read` writes the content of one volume, `dump` lists all and writes that of each to a file of its
-name (a name has no slash). `check` looks at what no single page tells: that no extent is used for
+name (a name has no slash). `check` verifies what no single page shows: that no extent is used for
 two things.
 
 It needs nothing but Python's standard library, and never writes to an image. The delta ring is not
@@ -302,7 +302,7 @@ class Pool:
         return records
 
     def _name(self, what, further, length):
-        """Takes a name of so many bytes off the further units."""
+        """Takes a name of `length` bytes off the further units."""
         count = -(-length // 24)
         require(1 <= count <= len(further), f"{what}: unsound length")
         name = b"".join(further[:count])
@@ -356,7 +356,7 @@ class Pool:
                     yield at, self.read_extent(physical, i * sub, min(sub, volume.size - at))
 
     def check(self):
-        """What the pages don't tell alone: who uses which extent. Returns the number of free ones."""
+        """Checks the users of all extents across pages. Returns the number of free extents."""
         sb, taken = self.sb, {}
         for device in sb.table:
             taken |= {device.first: "superblock", device.first + device.extents - 1: "superblock"}

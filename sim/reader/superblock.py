@@ -132,7 +132,7 @@ def superblocks_of(image):
     for end in ends:
         for at in (end, end + BLOCK):
             copy = superblock_at(image, at)
-            # Somebody's data may look like a superblock: it has to lie where it says it does.
+            # User data may look like a superblock: a real one lies at the offset that it names.
             if copy and (copy.table[copy.this_device].extents - 1) * copy.extent_size == end:
                 found.append(copy)
     return found

@@ -1,6 +1,6 @@
 //! A pool over plain memory with one worker, driven to rest after every step. Nothing fails here
-//! and nothing is reordered: those are the simulator's business. What is done to the media can be
-//! kept in a journal, for tests that cut it off somewhere.
+//! and nothing is reordered: the simulator covers those. The operations on the media can be
+//! recorded in a journal, for tests that interrupt it.
 
 mod journal;
 
@@ -22,9 +22,9 @@ pub use journal::{Event, Journal, image};
 
 /// Rounds after which something that should have ended never will.
 const PATIENCE: usize = 100_000;
-/// Attempts after which a parked request is given up: nobody else is there to make room.
+/// Attempts before a parked request counts as stuck: no other client exists that could free space.
 const ATTEMPTS: usize = 12;
-/// What a device holds before anything is written: nobody may count on zeroes.
+/// The content of a device before the first write: code must not rely on zeroes.
 const UNWRITTEN: u8 = 0xEE;
 /// Bytes of a block as [`Rig::blocks`] counts them.
 pub const BLOCK: usize = 4096;
@@ -46,12 +46,12 @@ impl inspect::Media for Image<'_> {
 pub struct Media {
     /// One entry for each device.
     pub devices: Vec<Vec<u8>>,
-    /// What was done to them, if anybody wants to know.
+    /// The journal of their operations, if it is recorded.
     pub journal: Option<Journal>,
 }
 
 impl Media {
-    /// Makes a pool on new devices of these sizes, with a log of so many bytes or the default.
+    /// Makes a pool on new devices of these sizes, with a log of this many bytes or the default.
     pub fn create(
         extent_size: u32,
         sizes: &[usize],
@@ -120,7 +120,7 @@ impl Media {
         Ok(())
     }
 
-    /// Adds bytes that nobody has written, at the end of a device or as a new one.
+    /// Adds unwritten bytes, at the end of a device or as a new one.
     pub fn extend(&mut self, device: usize, bytes: usize) {
         if device == self.devices.len() {
             self.devices.push(Vec::new());
@@ -168,12 +168,12 @@ pub enum Request<'a> {
         /// Durable on answer.
         fua: bool,
     },
-    /// Nobody needs so many bytes any more.
+    /// Discards a number of bytes.
     Discard {
         /// How many.
         len: usize,
     },
-    /// So many bytes read as zeroes.
+    /// Zeroes a number of bytes.
     Zeroes {
         /// How many.
         len: usize,
@@ -187,16 +187,16 @@ pub enum Request<'a> {
 pub struct Progress {
     /// Bytes done, from the start.
     pub bytes: usize,
-    /// What it waits for, and would for ever.
+    /// The reason for which it would wait for ever.
     pub stuck: Option<ParkReason>,
 }
 
 /// An open pool.
 #[derive(Debug)]
 pub struct Rig {
-    /// What it lies on.
+    /// Its media.
     pub media: Media,
-    /// What opening has found.
+    /// The report of the opening.
     pub report: OpenReport,
     engine: Engine,
     pool: Arc<Pool>,
@@ -268,7 +268,7 @@ impl Rig {
         true
     }
 
-    /// Does a control command. What the engine does behind its answer is left for later.
+    /// Does a control command. Work of the engine after its answer is left for later.
     pub fn control(&mut self, control: Control) -> Result<Outcome, MapperError> {
         self.engine.submit(control);
         for _ in 0..PATIENCE {
@@ -294,7 +294,7 @@ impl Rig {
         self.whole(id, offset, Request::Write { data, fua: false })
     }
 
-    /// What the worker says of a whole volume beside another.
+    /// Returns the worker's differences of a whole volume from another.
     pub fn changes(
         &mut self,
         id: VolumeId,
@@ -306,10 +306,10 @@ impl Rig {
             (Vec::new(), Vec::new(), 0);
         while offset < size {
             let look = Look { offset, len: size - offset, max_ranges: 3, max_work: 1 };
-            let told = self.worker.changes(&volume, since, &look, &mut part);
-            if told != Ok(true) {
+            let is_found = self.worker.changes(&volume, since, &look, &mut part);
+            if is_found != Ok(true) {
                 self.worker.detach(volume);
-                return told.map(|_| None);
+                return is_found.map(|_| None);
             }
             assert!((1..=3).contains(&part.len()), "{part:?}");
             for range in part.drain(..) {

@@ -102,7 +102,7 @@ struct Sample {
     last: Spot,
 }
 
-/// What became of it.
+/// The outcome.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Ending {
     Right,
@@ -221,8 +221,9 @@ impl Sample {
         counts
     }
 
-    /// What a copy becomes: rotten, zero, a page, itself of an older generation. (All copies of the
-    /// only device at their older generation would be the older pool, so the last is left out.)
+    /// The replacements of a copy: rotten, zero, a page, an older generation of itself. (All copies
+    /// of the only device at their older generation would be the older pool, so the last is left
+    /// out.)
     fn superblock_kinds(&self, spot: Spot) -> Vec<(String, Vec<u8>)> {
         let mut kinds = vec![("zeroed".to_owned(), vec![0; BLOCK])];
         for at in [0, 8, 41, 72, 88, 137, 165, 530, 4095] {

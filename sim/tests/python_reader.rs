@@ -18,7 +18,7 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// What a volume must hold.
+/// The expected content of a volume.
 #[derive(Clone)]
 struct Expected {
     id: VolumeId,
@@ -204,7 +204,7 @@ impl World {
     }
 }
 
-/// What the reader says of a pool.
+/// The reader's description of a pool.
 struct Info {
     clean: bool,
     pages: u64,
@@ -450,7 +450,7 @@ fn damaged_pages_and_log() {
 }
 
 /// The devices of a golden image: a line for each block that was written, where `*N` repeats the
-/// byte before N times. What was never written is 0xEE.
+/// byte before N times. Unwritten bytes are 0xEE.
 fn golden(text: &str) -> Media {
     let mut media = Media::default();
     for line in text.lines() {
@@ -493,7 +493,7 @@ fn golden_images() {
         fs::create_dir(&contents).unwrap();
         let list = place.run(&["dump", contents.to_str().unwrap()]).unwrap();
         place.run(&["check"]).unwrap();
-        let mut told = 0;
+        let mut printed = 0;
         for line in answers.lines() {
             if let Some((volume, sum)) =
                 line.strip_prefix("bytes ").and_then(|rest| rest.rsplit_once(' '))
@@ -501,7 +501,7 @@ fn golden_images() {
                 let bytes = fs::read(contents.join(volume)).unwrap();
                 let found = format!("{:016x}", blockd_mapper::format::checksum::sum(&bytes));
                 assert_eq!(found, sum, "{name}: {volume}");
-                told += 1;
+                printed += 1;
             }
             let kind = line.split(' ').next().unwrap();
             if let ("volume" | "snapshot", Some((head, volume))) = (kind, line.split_once(" name "))
@@ -513,8 +513,8 @@ fn golden_images() {
                 snapshots += usize::from(kind == "snapshot");
             }
         }
-        assert_eq!(told, list.lines().count(), "{name}: {list}");
-        volumes += told;
+        assert_eq!(printed, list.lines().count(), "{name}: {list}");
+        volumes += printed;
     }
     assert!(volumes >= 25 && snapshots >= 12, "{volumes} volumes, {snapshots} snapshots");
 }

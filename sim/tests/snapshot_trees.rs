@@ -80,7 +80,7 @@ fn what_is_not_durable_yet_is_not_called_exact() {
     let name = "kept".to_owned();
     let snapshot = rig.make(Control::Snapshot { source, name }).unwrap();
     rig.write(source, 0, &[2; BLOCK]).unwrap();
-    // The snapshot alone has the extent, and until the change is durable nobody can tell.
+    // The snapshot alone has the extent, which is not known until the change is durable.
     let before = rig.engine().figures(&[snapshot]).unwrap();
     assert!(!before.exact && before.exclusive == 0, "{before:?}");
     rig.control(Control::Commit).unwrap();
@@ -142,7 +142,7 @@ fn one_life(seed: u64, trees: u64) {
     rig.check().unwrap();
 }
 
-/// What is free, or is kept for pages.
+/// The bytes that are free, or kept for pages.
 fn available(rig: &Rig) -> u64 {
     let space = rig.engine().space();
     space.free + space.metadata
@@ -179,7 +179,7 @@ impl Tree<'_> {
         (!all.is_empty()).then(|| all[self.random.usize(..all.len())])
     }
 
-    /// Lets everything be durable and let go of, so that what is exclusive is known to be.
+    /// Makes everything durable and reclaims it, so that the exclusive space is known.
     fn settle(&mut self) {
         self.rig.control(Control::Commit).unwrap();
         for _ in 0..1000 {
@@ -298,7 +298,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Deletes one, and gets back what was foretold.
+    /// Deletes one, and checks that the predicted space is freed.
     fn delete(&mut self, id: VolumeId) {
         self.settle();
         let figures = self.rig.engine().figures(&[id]).unwrap();
@@ -345,8 +345,8 @@ impl Tree<'_> {
         self.compare_two(one, None);
         for info in self.rig.engine().volumes() {
             let figures = self.rig.engine().figures(&[info.id]).unwrap();
-            let told = (figures.mapped, figures.valid, figures.exclusive, figures.shared);
-            assert_eq!(told, (info.mapped, info.valid, info.exclusive, info.shared));
+            let counted = (figures.mapped, figures.valid, figures.exclusive, figures.shared);
+            assert_eq!(counted, (info.mapped, info.valid, info.exclusive, info.shared));
         }
         let some: Vec<VolumeId> = ids.into_iter().filter(|_| self.random.bool()).collect();
         if !some.is_empty() {

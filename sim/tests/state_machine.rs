@@ -101,7 +101,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a volume or snapshot must be.
+/// The expected state of a volume or snapshot.
 #[derive(Clone, Debug)]
 struct Volume {
     id: VolumeId,
@@ -399,7 +399,8 @@ impl Machine {
         self.compare_list();
         for (name, volume) in &self.volumes {
             let read = self.rig.read(volume.id, 0, volume.data.len()).unwrap();
-            let differs = read.iter().zip(&volume.data).position(|(read, want)| read != want);
+            let differs =
+                read.iter().zip(&volume.data).position(|(read, expected)| read != expected);
             assert_eq!(differs, None, "first byte of {name} that differs");
         }
     }

@@ -35,7 +35,7 @@ struct Arguments {
     /// Random subsets of the volatile writes at each boundary.
     #[arg(long, default_value_t = 16)]
     subsets: usize,
-    /// Crash the opening too, after every so many crashes (drawn traces: boundaries); 0: never.
+    /// Crash the opening too, once in this many crashes (drawn traces: boundaries); 0: never.
     #[arg(long, default_value_t = 16)]
     nested_every: u64,
     /// Seconds for everything.
@@ -46,7 +46,7 @@ struct Arguments {
     json: bool,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Default)]
 struct Total {
     counts: Counts,

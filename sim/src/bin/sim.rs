@@ -113,7 +113,7 @@ fn simulate(arguments: &Arguments) -> bool {
     ok
 }
 
-/// What was never met, of the histories' marks and of the mapper's own.
+/// Returns the marks of the histories and of the mapper that no history covered.
 fn missing(marks: &Marks) -> Vec<String> {
     let inside = Situation::ALL.iter().filter(|situation| times_met(**situation) == 0);
     let marks = marks.missing().into_iter().map(|mark| format!("{mark:?}"));
@@ -215,7 +215,7 @@ fn caught_from_all(arguments: &Arguments, rule: Mutation, seeds: &[u64]) -> bool
     worst.noticed
 }
 
-/// What came of one rule that was taken out.
+/// The result for one removed rule.
 struct Caught {
     histories: u64,
     seconds: f64,

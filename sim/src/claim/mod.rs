@@ -23,7 +23,7 @@ const MAX_EVENTS: u32 = 20_000;
 /// owner at home waits for nothing, so it can begin in this time and lose the pool to that claim.
 const TAKEOVER: u64 = 34 * MS;
 
-/// What went wrong.
+/// The violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A write of one open landed after another had begun to own the pool.
@@ -32,7 +32,7 @@ pub enum Fault {
     PunctualLost,
 }
 
-/// What histories have met.
+/// The situations that histories have covered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Met {
     /// Opens that became owners.
@@ -74,9 +74,9 @@ impl Met {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
     Start(usize),
-    /// A host does what its claimant wants next.
+    /// A host does the next step of its claimant.
     Step(usize, u64),
-    /// It submits the write that it was given.
+    /// A host submits its pending write.
     Submit(usize, u64),
     /// A read takes what the page holds.
     Sample(usize, u64, u64),
@@ -163,12 +163,12 @@ pub fn search(seed: u64, histories: u64, without: Option<ClaimMutation>) -> Sear
     found
 }
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
     /// Histories that were run.
     pub histories: u64,
-    /// What they met.
+    /// The covered situations.
     pub met: Met,
     /// The first seed that failed, and how.
     pub first: Option<(u64, Fault)>,

@@ -1,5 +1,5 @@
-//! The same traces on persistent memory: what was written to a device is stored to a memory that
-//! tells which of its words a loss of power could leave, and a flush is a fence.
+//! The same traces on persistent memory: writes of a device are stores to a memory that computes
+//! which of its words a loss of power could leave, and a flush is a fence.
 
 use blockd_pmem::media::{LANE_BYTES, Lanes, Media as _};
 use blockd_pmem::recorder::Recorder;
@@ -26,7 +26,7 @@ pub enum Way {
     WithoutFences,
 }
 
-/// What is stored as a whole.
+/// The unit that is stored as a whole.
 const WORD: usize = 8;
 /// Images that are recovered from at each moment.
 const TAKEN: usize = 2;
@@ -62,7 +62,7 @@ impl Memory {
             Event::Write { device, at, bytes, fua } => {
                 let place = (self.front + at) as u64;
                 if way == Way::Lanes {
-                    // What was done before is durable: the log of it is left behind.
+                    // Earlier stores are durable: their log is dropped.
                     let memory = Recorder::new(self.devices[*device].present());
                     let (lanes, _) = Lanes::open(memory.another_thread(), 0..LANE_BYTES)
                         .map_err(|error| error.to_string())?;
@@ -94,7 +94,8 @@ impl Memory {
         }
     }
 
-    /// What could be left of a device at a moment, recovered from by its lane where it has one.
+    /// Returns possible contents of a device at a moment, after replay of its lane where it has
+    /// one.
     fn images(&self, device: usize, moment: usize, seed: u64) -> Result<Vec<Vec<u8>>, String> {
         let images = self.devices[device].images(moment, 2 * self.taken, seed);
         let mut random = fastrand::Rng::with_seed(seed);

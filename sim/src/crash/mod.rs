@@ -26,14 +26,14 @@ use script::Script;
 /// Single writes that are kept or torn at a boundary, at the most.
 const SINGLES: usize = 48;
 
-/// What went wrong, and where.
+/// A violation, and its place.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The trace.
     pub script: &'static str,
     /// Events of device IO before the crash.
     pub boundary: usize,
-    /// What is wrong.
+    /// The description.
     pub text: String,
 }
 
@@ -57,7 +57,7 @@ struct Run<'a> {
 /// A crash: how it is called, and what is left of the host.
 struct Crash {
     name: String,
-    /// What is on the devices if nothing else happens, and what may get lost.
+    /// The contents of the devices, and the writes that may be lost.
     past: Past,
     /// The ring, after the death of the process only.
     ring: Option<Vec<u64>>,
@@ -118,7 +118,7 @@ impl Run<'_> {
         ends.iter().position(|end| *end > event).unwrap_or(ends.len() - 1)
     }
 
-    /// States that a loss of power may show when so many events have happened.
+    /// The states that a loss of power may show at this event.
     fn after_loss(&self, boundary: usize) -> RangeInclusive<usize> {
         let answered = self.recording.ends.iter().rposition(|end| *end <= boundary).unwrap_or(0);
         self.recording.durable[answered]..=self.step_of(boundary)
@@ -155,7 +155,7 @@ impl Run<'_> {
         let past = Past::of(&recording.base, &recording.events[..boundary]);
         let mut all = Vec::new();
         for keep in keeps(&past, self.depth.subsets, &mut self.random) {
-            // What is torn was under way: not answered.
+            // A torn write was in flight: not answered.
             let torn = keep.tears_last() && boundary > 0;
             let states = self.after_loss(boundary - usize::from(torn));
             all.push(Crash {
@@ -178,7 +178,7 @@ impl Run<'_> {
         let id = 1000 + self.counts.recoveries;
         let how = record::options(&media, crash.boot, id, &ring);
         let name = &crash.name;
-        // What a crash leaves is sound for whoever reads it without opening it.
+        // A pool after a crash is sound for readers that do not open it.
         media.inspect().map_err(|text| format!("{name}: {text}"))?;
         let mut rig = Rig::open_with(media, how)
             .map_err(|(error, _)| format!("{name}: not opened: {error}"))?;
@@ -198,7 +198,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The crashes after so many events of an opening.
+    /// The crashes after this many events of an opening.
     fn nested(&mut self, crash: &Crash, journal: &Journal, events: usize) -> Vec<Crash> {
         let past = crash.past.then(&journal.events[..events]);
         let mut all: Vec<Crash> = keeps(&past, 0, &mut self.random)

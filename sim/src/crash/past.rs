@@ -1,4 +1,4 @@
-//! What devices were told, and what of it is there after a loss of power.
+//! The writes of devices, and those of them that survive a loss of power.
 
 use crate::rig::Event;
 
@@ -8,11 +8,11 @@ use super::record::UNIT;
 #[derive(Clone, Debug)]
 pub(super) struct Past {
     base: Vec<Vec<u8>>,
-    /// What a loss of power may undo, but for writes with FUA among it, in order.
+    /// The writes that a loss of power may undo, except those with FUA, in order.
     recent: Vec<Event>,
 }
 
-/// What of the recent writes is kept.
+/// The recent writes that survive.
 #[derive(Clone)]
 pub(super) struct Keep {
     /// By number, those without FUA.
@@ -54,7 +54,7 @@ impl Past {
         Self { base: base.to_vec(), recent: Vec::new() }.then(events)
     }
 
-    /// With more events. What is durable by them moves into the base.
+    /// Adds events. Writes that become durable by them move into the base.
     pub(super) fn then(&self, events: &[Event]) -> Self {
         let mut past = self.clone();
         for event in events {

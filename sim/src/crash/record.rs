@@ -20,7 +20,7 @@ const EXTENT: usize = 64 << 10;
 const SLOTS: usize = 2;
 const RING: u64 = 64;
 
-/// What the volumes hold, by name.
+/// The contents of the volumes, by name.
 pub type State = BTreeMap<String, Vec<u8>>;
 
 /// A script as it went.
@@ -28,7 +28,7 @@ pub type State = BTreeMap<String, Vec<u8>>;
 pub struct Recording {
     /// The devices before the first event.
     pub base: Vec<Vec<u8>>,
-    /// What was done to them.
+    /// The events of the devices.
     pub events: Vec<Event>,
     /// The ring at each event.
     pub images: Vec<Vec<u64>>,

@@ -34,7 +34,7 @@ pub enum Do {
     Delete(&'static str),
     /// The map is written out.
     Checkpoint,
-    /// So many first writes of a sub-block in a row, each with a flush.
+    /// This many first writes of a sub-block in a row, each with a flush.
     FlushEach(&'static str, usize),
 }
 
@@ -45,7 +45,7 @@ pub struct Script {
     pub name: &'static str,
     /// Extents of each device.
     pub devices: &'static [usize],
-    /// What is done, and cut off anywhere.
+    /// The steps, which are interrupted anywhere.
     pub steps: &'static [Do],
 }
 

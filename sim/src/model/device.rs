@@ -1,12 +1,12 @@
 //! The backing device: cells with a volatile cache.
 //!
-//! One cell holds one sub-block, WAL block, checkpoint image or superblock copy. What a cell holds
-//! after power loss is any value written to it since the last flush that covered it, so a recovery
-//! can never count on the order in which the device wrote its cache back.
+//! One cell holds one sub-block, WAL block, checkpoint image or superblock copy. After power loss a
+//! cell holds any value written to it since the last flush that covered it, so a recovery can never
+//! count on the order in which the device wrote its cache back.
 
 use super::state::{PHYS, SUBS, ix};
 
-/// What a cell holds: a data tag, or the index of a block, image or superblock. 0 is "nothing".
+/// The content of a cell: a data tag, or the index of a block, image or superblock. 0 is "nothing".
 pub type Value = u16;
 
 /// Index of a cell.
@@ -25,7 +25,7 @@ pub const PLACES: u8 = 3;
 /// First superblock copy.
 pub const SB0: CellId = 30;
 
-/// Flush requests in flight are told apart by who sent them.
+/// Flush requests in flight are distinguished by their sender.
 pub const FLUSH_COMMIT: usize = 0;
 /// A checkpoint's flush.
 pub const FLUSH_CKPT: usize = 1;
@@ -74,7 +74,7 @@ impl Device {
         dev
     }
 
-    /// What a read returns now.
+    /// Returns the value that a read returns now.
     pub fn get(&self, c: CellId) -> Value {
         let cell = &self.cells[ix(c)];
         if cell.n == 0 { cell.durable } else { cell.pending[ix(cell.n) - 1] }
@@ -111,20 +111,20 @@ impl Device {
     }
 
     /// A flush starts: it covers what is in the cache now and nothing later.
-    pub fn flush_sent(&mut self, who: usize) {
+    pub fn flush_sent(&mut self, sender: usize) {
         for cell in &mut self.cells {
-            cell.mark[who] = cell.n;
+            cell.mark[sender] = cell.n;
         }
     }
 
-    /// That flush ends.
-    pub fn flush_done(&mut self, who: usize) {
+    /// Completes a flush.
+    pub fn flush_done(&mut self, sender: usize) {
         let mut rest = self.dirty;
         while rest != 0 {
             let c = rest.trailing_zeros();
             rest &= rest - 1;
             let cell = &mut self.cells[c as usize];
-            cell.drop_front(cell.mark[who]);
+            cell.drop_front(cell.mark[sender]);
             if cell.n == 0 {
                 self.dirty &= !(1 << c);
             }

@@ -13,9 +13,9 @@ use super::step::Step;
 /// A scripted history.
 #[derive(Debug)]
 pub struct Directed {
-    /// What happens in it.
+    /// The description of the history.
     pub story: &'static str,
-    /// What it catches.
+    /// The mutations that it catches.
     pub catches: &'static [Mutation],
     cfg: Config,
     script: fn(&mut Script),

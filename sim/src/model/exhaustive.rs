@@ -11,7 +11,7 @@ use super::step::Step;
 /// One enumeration.
 #[derive(Debug)]
 pub struct Space {
-    /// What is enumerated.
+    /// The name of the enumeration.
     pub name: &'static str,
     /// Steps of a history before its crash, at most.
     pub depth: usize,
@@ -21,7 +21,7 @@ pub struct Space {
     pub alphabet: &'static [Step],
 }
 
-/// What an enumeration found.
+/// The result of an enumeration.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// Histories, each with one crash and its outcome.

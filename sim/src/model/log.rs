@@ -1,4 +1,4 @@
-//! What the pool keeps outside the process: WAL blocks, checkpoint images, superblocks, the ring.
+//! The state of the pool outside the process: WAL blocks, checkpoint images, superblocks, the ring.
 
 use super::list::List;
 use super::map::{Map, NO_RECORD, Record};
@@ -48,9 +48,9 @@ impl Block {
 /// The map at one LSN.
 #[derive(Clone, Copy, Debug)]
 pub struct Image {
-    /// That map.
+    /// The map of the checkpoint.
     pub map: Map,
-    /// That LSN.
+    /// The LSN of the checkpoint.
     pub lsn: u16,
 }
 
@@ -65,7 +65,7 @@ pub struct Superblock {
     pub image: u16,
     /// First WAL block to replay.
     pub head_seq: u16,
-    /// What that block must chain to.
+    /// The hash that the first block must chain to.
     pub head_hash: u32,
     /// Open epoch.
     pub epoch: u16,
@@ -91,7 +91,7 @@ pub struct Ring {
     pub current: u16,
     /// Open id the records will belong to once the superblock has it.
     pub next: u16,
-    /// Tells the oracle, and only the oracle, which ring memory this is.
+    /// Identifies the ring memory, for the oracle only.
     pub life: u16,
     /// Records of each queue.
     pub queues: [List<Record, RING_MAX>; 2],

@@ -35,7 +35,7 @@ pub struct Volume {
 /// A volume that does not exist.
 pub const NO_VOLUME: Volume = Volume { exists: false, read_only: false, size: 0, lsn: 0 };
 
-/// What a record does.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -60,7 +60,7 @@ pub enum RecordKind {
 pub struct Record {
     /// Its place in the pool's one order.
     pub lsn: u16,
-    /// What it does.
+    /// Its kind.
     pub kind: RecordKind,
     /// Volume.
     pub v: u8,

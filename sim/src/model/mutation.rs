@@ -5,7 +5,7 @@
 
 macro_rules! mutations {
     ($($name:ident, $rule:literal, $what:literal;)*) => {
-        /// What is removed from the protocol.
+        /// A rule that is removed from the protocol.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Mutation {
@@ -23,7 +23,7 @@ macro_rules! mutations {
                 match self { Self::Nothing => "-", $(Self::$name => $rule,)* }
             }
 
-            /// What an implementation with this mistake does.
+            /// Describes an implementation with this mistake.
             pub fn what(self) -> &'static str {
                 match self { Self::Nothing => "all rules in place", $(Self::$name => $what,)* }
             }

@@ -1,10 +1,10 @@
-//! What a client may see: for each logical cell the values written and when.
+//! The allowed observations of a client: for each logical cell the written values and their times.
 //!
 //! A cell is a sub-block, the size of a volume, or its existence. Each change is a *version* with
 //! the time it was submitted, ended, was promised against process death (answered or seen) and
 //! against power loss. A version is *superseded* by another that began after it ended; it is
 //! allowed unless a promised version supersedes it. Versions that overlapped in time are never
-//! ordered, so the oracle accepts any order a client could not tell apart.
+//! ordered, so the oracle accepts every order that a client could not distinguish.
 
 use super::list::List;
 
@@ -168,7 +168,7 @@ fn supersedes(x: &Version, y: &Version) -> bool {
     y.end < x.start.max(x.seen)
 }
 
-/// What went wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// A flushed change is gone after power loss.
@@ -198,7 +198,7 @@ pub enum FaultKind {
 /// A violation.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// What went wrong.
+    /// The kind of a fault.
     pub kind: FaultKind,
     /// Volume or extent.
     pub at: u8,

@@ -62,7 +62,7 @@ pub struct Op {
     pub set: u8,
     /// Bits copied.
     pub copied: u8,
-    /// What was copied.
+    /// The copied values.
     pub copy: [Value; SUBS],
     /// Bitmap at submission, which only a mutation looks at later.
     pub old_bits: u8,
@@ -228,7 +228,7 @@ pub enum Phase {
     Failed,
 }
 
-/// What the process knows of the pool's metadata.
+/// The process's state of the pool's metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct Meta {
     /// Newest superblock.

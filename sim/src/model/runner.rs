@@ -19,7 +19,7 @@ pub struct Limits {
     pub threads: u64,
 }
 
-/// What a run found.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Histories run.
@@ -32,7 +32,7 @@ pub struct Report {
     pub first: Option<(u64, Fault)>,
     /// Histories until the first violation, on its thread.
     pub until_first: u64,
-    /// What happened in the histories.
+    /// Counts of the steps in the histories.
     pub counters: Counters,
 }
 

@@ -20,7 +20,7 @@ impl World {
         self.ops.iter().filter(|o| active(o.state)).map(|o| o.start).min().unwrap_or(u16::MAX)
     }
 
-    /// R4: may `p` be given to somebody else?
+    /// R4: whether `p` may be granted to another volume.
     fn is_free(&self, p: u8) -> bool {
         if self.refs[ix(p)] != 0 || self.reserved & (1 << p) != 0 {
             return false;
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// What must hold of the extents in a pool at rest.
+    /// Checks the invariants of the extents in a pool at rest.
     pub fn check_rest(&mut self) {
         let counted = self.counted();
         self.checks += 1;

@@ -62,7 +62,7 @@ pub struct Config {
 pub struct World {
     /// Sizes.
     pub cfg: Config,
-    /// What is removed from the rules.
+    /// The removed rule.
     pub mutation: Mutation,
     /// Steps taken.
     pub now: u16,

@@ -105,7 +105,7 @@ impl World {
             Step::Check => self.check_now(),
             Step::Kill => self.kill(),
             Step::Power(n) => self.power_loss(picker(n)),
-            Step::FlushError(who, n) => self.flush_error(ix(who), picker(n)),
+            Step::FlushError(sender, n) => self.flush_error(ix(sender), picker(n)),
             Step::Reopen => self.reopen(),
             Step::Open => self.advance_open(),
             Step::Late(i) => self.land_late(i),
@@ -135,7 +135,7 @@ impl World {
 
 macro_rules! kinds {
     ($($name:ident = $text:literal,)*) => {
-        /// What the runner counts; a kind that never happened fails the run.
+        /// The kinds of steps that the runner counts; a kind that never happened fails the run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Kind { $(#[doc = $text] $name,)* }

@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// What follows when the durable LSN rises: the ring is trimmed, waiting answers are given.
+    /// Handles a rise of the durable LSN: trims the ring, and gives waiting answers.
     pub fn durable_rose(&mut self) {
         let durable = self.durable;
         let queue = self.commit.queue;

@@ -79,8 +79,8 @@ impl World {
     }
 
     /// A flush in flight fails; the device drops what it held.
-    pub fn flush_error(&mut self, who: usize, pick: impl FnMut(u8) -> u8) -> bool {
-        let in_flight = match who {
+    pub fn flush_error(&mut self, sender: usize, pick: impl FnMut(u8) -> u8) -> bool {
+        let in_flight = match sender {
             FLUSH_COMMIT => self.commit.state == CommitState::FlushSent,
             FLUSH_CKPT => self.ckpt.state == CkptState::FlushSent,
             FLUSH_SHORT => self.ops.iter().any(|o| o.state == OpState::ShortFlush),
@@ -92,7 +92,7 @@ impl World {
         }
         self.dev.lose(pick);
         if self.is(Mutation::FlushErrorRetried) {
-            return self.retry_flush(who);
+            return self.retry_flush(sender);
         }
         self.orphan_writes();
         // In this order: first the ring, so that nothing can replay it any more (R8).
@@ -102,8 +102,8 @@ impl World {
         true
     }
 
-    fn retry_flush(&mut self, who: usize) -> bool {
-        match who {
+    fn retry_flush(&mut self, sender: usize) -> bool {
+        match sender {
             FLUSH_COMMIT => self.advance_commit(),
             FLUSH_CKPT => self.advance_ckpt(),
             _ => {

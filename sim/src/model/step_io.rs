@@ -407,7 +407,7 @@ impl World {
         None
     }
 
-    /// What a read of one moment returns.
+    /// Returns the result of an atomic read.
     pub fn peek(&self, v: u8, e: u8, s: u8) -> u16 {
         let entry = self.map.entry(v, e);
         let blind = self.is(Mutation::ClearBitReads);

@@ -189,7 +189,7 @@ impl World {
         self.cells[to][EXISTS].instant(1, now);
     }
 
-    // Tells the oracle what this change makes of each cell, in the moment it becomes visible.
+    // Reports the new value of each cell to the oracle, in the moment the change becomes visible.
     fn observe_structure(&mut self, r: &Record) {
         let (v, now) = (ix(r.v), self.now);
         match r.kind {

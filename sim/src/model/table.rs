@@ -10,7 +10,7 @@ use super::runner::{Limits, run_random};
 /// One line of the table.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What was removed.
+    /// The removed rule.
     pub mutation: Mutation,
     /// Random histories run.
     pub histories: u64,
@@ -18,7 +18,7 @@ pub struct Line {
     pub violations: u64,
     /// Random histories until the first violation; 0 if there was none.
     pub until_first: u64,
-    /// What the first violation was.
+    /// The kind of the first violation.
     pub kind: Option<FaultKind>,
     /// Scripted histories for this mutation.
     pub scripts: usize,

@@ -1,4 +1,4 @@
-//! What was done to the devices of a rig, in order.
+//! The journal of a rig's devices, in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ pub enum Event {
         device: usize,
         /// The first byte.
         at: usize,
-        /// What was written.
+        /// The written bytes.
         bytes: Vec<u8>,
         /// Durable as soon as it is there.
         fua: bool,
@@ -26,7 +26,7 @@ pub enum Event {
     },
 }
 
-/// What was done to the devices, in order.
+/// The operations of the devices, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     /// One after the other.

@@ -1,4 +1,4 @@
-//! What a 512-byte unit of a simulated device holds, in eight bytes.
+//! The content of a 512-byte unit of a simulated device, encoded in eight bytes.
 //!
 //! Client data is never real bytes: a unit holds a tag that names the write it came from, so moving
 //! 64 KiB moves 128 words and every read says exactly whose data it got. Metadata has to be real
@@ -24,7 +24,7 @@ const VOLUME_BITS: u32 = 12;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Value(pub u64);
 
-/// What a [`Value`] says about itself.
+/// The decoded meaning of a [`Value`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// 512 zero bytes.
@@ -40,7 +40,7 @@ pub enum Kind {
     },
     /// Real bytes that the mapper wrote.
     Metadata(usize),
-    /// What a device makes of a discarded unit.
+    /// The content of a discarded unit.
     Garbage,
 }
 
@@ -56,13 +56,13 @@ impl Value {
         Self((write << (UNIT_BITS + VOLUME_BITS)) | (volume << UNIT_BITS) | unit)
     }
 
-    /// What a discarded unit holds when the device neither kept nor zeroed it.
+    /// Returns the content of a discarded unit that the device neither kept nor zeroed.
     #[must_use]
     pub fn garbage(number: u64) -> Self {
         Self(GARBAGE | (number & (GARBAGE - 1)))
     }
 
-    /// What the value is.
+    /// Decodes the value.
     #[must_use]
     pub fn kind(self) -> Kind {
         if self.0 == 0 {

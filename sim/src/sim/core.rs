@@ -1,5 +1,5 @@
-//! What survives a crash of the simulated host's process: devices, ring memory, the oracle, and
-//! the randomness that drives everything.
+//! The state that survives a crash of the simulated host's process: devices, ring memory, the
+//! oracle, and the randomness that drives everything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Ring {
     }
 }
 
-/// Who asked for an operation of a device.
+/// The requester of a device operation.
 #[derive(Debug)]
 pub enum Origin {
     /// The engine, an opening or a creation: the command goes back with the result.
@@ -91,7 +91,7 @@ fn class(action: &Action, origin: &Origin) -> Class {
     }
 }
 
-/// The events of a history, kept only when somebody wants to read them.
+/// The events of a history, recorded only on request.
 #[derive(Debug, Default)]
 pub struct Trace {
     lines: Option<Vec<String>>,
@@ -99,7 +99,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace that keeps what it is told.
+    /// Creates a trace that records its events.
     #[must_use]
     pub fn kept() -> Self {
         Self { lines: Some(Vec::new()), step: 0 }
@@ -125,15 +125,15 @@ impl Trace {
 pub struct Core {
     /// Decides everything.
     pub random: fastrand::Rng,
-    /// What kind of history this is.
+    /// The kind of history.
     pub profile: Profile,
     /// The devices.
     pub disks: Vec<Disk>,
     /// The bytes of metadata units.
     pub contents: Contents,
-    /// What was promised.
+    /// The oracle, with the promises to clients.
     pub oracle: Oracle,
-    /// What the history has been through.
+    /// The covered situations.
     pub marks: Marks,
     /// The delta ring's memory.
     pub ring: Arc<Ring>,
@@ -145,7 +145,7 @@ pub struct Core {
     pub pool_id: [u8; 16],
     /// The clock, in nanoseconds.
     pub now: u64,
-    /// What happened.
+    /// The trace of events.
     pub trace: Trace,
     /// A flush failed since the pool was opened.
     pub flush_failed: bool,
@@ -157,9 +157,9 @@ pub struct Core {
     pub boundaries: u64,
     /// No faults but crashes from here on.
     pub calm: bool,
-    /// Who waits for which operation.
+    /// The requesters of the operations in flight.
     pub origins: BTreeMap<u64, Origin>,
-    /// What is held back when it is submitted, until [`Core::release`].
+    /// The classes of operations that are held back at submission, until [`Core::release`].
     pub holding: Vec<Class>,
     held: BTreeMap<u64, Class>,
     /// The next flush fails, and the device drops what it had not made durable.
@@ -401,8 +401,8 @@ impl Core {
     }
 
     /// A silent fault of a page or superblock write. The log is left alone: a last block that was
-    /// never stored can't be told from one that was never written. Nor is client data ever hit:
-    /// it has no checksums.
+    /// never stored cannot be distinguished from one that was never written. Client data is never
+    /// hit either: it has no checksums.
     fn silent_fault(&mut self, device: usize, at: usize) -> Option<Fault> {
         let Action::Write { start, values, .. } = &self.disks[device].flights()[at].action else {
             return None;
@@ -472,7 +472,7 @@ impl Core {
                 self.contents.bytes(*value, unit);
             }
         }
-        told(answered.fault)
+        submitter_result(answered.fault)
     }
 
     /// Changes a random metadata unit on a random device: rot, zeroes, or another unit's bytes.
@@ -503,8 +503,8 @@ impl Core {
     }
 }
 
-/// What the submitter is told.
-pub fn told(fault: Fault) -> Result<(), IoError> {
+/// Returns the result that the submitter receives.
+pub fn submitter_result(fault: Fault) -> Result<(), IoError> {
     match fault {
         Fault::None | Fault::Dropped | Fault::Misdirected(_) => Ok(()),
         Fault::Media => Err(IoError::Media),

@@ -8,7 +8,7 @@
 
 use super::content::{Value, index};
 
-/// What a device is asked to do. Positions and lengths are units of 512 bytes.
+/// An operation of a device. Positions and lengths are units of 512 bytes.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Read this many units from here.
@@ -60,7 +60,7 @@ pub enum Fault {
 pub struct Flight {
     /// The submitter's name for it.
     pub token: u64,
-    /// What it does.
+    /// The operation.
     pub action: Action,
     /// Whether it belongs to a client's data rather than to the mapper's metadata.
     pub data: bool,
@@ -75,11 +75,11 @@ pub struct Flight {
 pub struct Answered {
     /// The submitter's name for the operation.
     pub token: u64,
-    /// What it did.
+    /// The finished operation.
     pub action: Action,
-    /// What a read found.
+    /// The values of a read.
     pub values: Vec<Value>,
-    /// How it ended: only `None`, `Media` and `NoSpace` are told to the submitter.
+    /// The fault: only `None`, `Media` and `NoSpace` are reported to the submitter.
     pub fault: Fault,
 }
 
@@ -314,8 +314,8 @@ impl Disk {
         self.complete_cached();
     }
 
-    /// Writes in the cache whose owner can't be told any more are complete for the device: a flush
-    /// submitted from now on covers them.
+    /// Writes in the cache whose submitter is gone are complete for the device: a flush submitted
+    /// from now on covers them.
     fn complete_cached(&mut self) {
         self.clock += 1;
         for entry in &mut self.log {
@@ -350,13 +350,13 @@ impl Disk {
         true
     }
 
-    /// What a reader would find at a unit now.
+    /// Returns the present value of a unit.
     #[must_use]
     pub fn peek(&self, unit: u64) -> Value {
         self.cache[index(unit)]
     }
 
-    /// Changes a unit behind everyone's back, durably: rot.
+    /// Changes a unit silently and durably: rot.
     pub fn rot(&mut self, unit: u64, value: Value) {
         self.media[index(unit)] = value;
         self.cache[index(unit)] = value;

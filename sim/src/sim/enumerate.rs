@@ -18,11 +18,12 @@ const NESTED_CRASHES: usize = 3;
 pub struct Depth {
     /// Random subsets of the volatile writes at each boundary, besides none, all and each single.
     pub subsets: usize,
-    /// Every so many boundaries the opening is itself crashed at each of its boundaries; 0: never.
+    /// Interval of boundaries at which the opening is itself crashed at each of its boundaries; 0:
+    /// never.
     pub nested_every: u64,
 }
 
-/// What an enumeration went through.
+/// The counts of an enumeration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Traces.
@@ -39,7 +40,7 @@ pub struct Counts {
     pub checks: u64,
 }
 
-/// What went wrong, and where.
+/// A violation, and its place.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The trace.

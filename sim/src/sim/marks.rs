@@ -14,7 +14,7 @@ macro_rules! marks {
             /// Every mark there is.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// What it counts.
+            /// Describes the mark.
             #[must_use]
             pub const fn what(self) -> &'static str {
                 match self { $(Self::$name => $what,)* }
@@ -96,7 +96,7 @@ marks! {
     ReadOnlyOpen "pools opened read-only";
     Verified "pools read back completely after opening";
     Difference "differences between volumes compared with what they hold";
-    GivenBack "deletions that gave back what was foretold";
+    GivenBack "deletions that freed the predicted space";
     Drained "histories drained to rest";
 }
 

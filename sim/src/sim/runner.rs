@@ -15,16 +15,16 @@ use super::oracle::{Breach, Violation};
 use super::profile::Profile;
 use super::world::World;
 
-/// What came of one history.
+/// The result of one history.
 #[derive(Debug)]
 pub struct History {
     /// Its seed.
     pub seed: u64,
-    /// What it has been through.
+    /// The covered situations.
     pub marks: Marks,
     /// Units that the oracle compared.
     pub checks: u64,
-    /// What went wrong.
+    /// The violation.
     pub violation: Option<Violation>,
     /// Its events, if they were asked for.
     pub trace: Vec<String>,
@@ -63,7 +63,7 @@ fn scripted(seed: u64, script: &Script, traced: bool) -> History {
     }
 }
 
-/// Takes a history to its end, and lets go of the mapper.
+/// Runs a history to its end, and drops the mapper.
 fn finish(
     seed: u64,
     mut world: World,
@@ -130,12 +130,12 @@ pub struct Limits {
     pub by_chance: bool,
 }
 
-/// What came of many histories.
+/// The result of many histories.
 #[derive(Debug, Default)]
 pub struct Total {
     /// Histories run.
     pub histories: u64,
-    /// What they have been through.
+    /// The covered situations.
     pub marks: Marks,
     /// Units that the oracle compared.
     pub checks: u64,

@@ -1,11 +1,11 @@
-//! What is said to differ between two volumes, against what is known of both.
+//! Checks the reported differences between two volumes against their known contents.
 
 use std::ops::Range;
 
 use super::super::content::index;
 use super::{Breach, Oracle, Value, Violation, Volume};
 
-/// What a unit is known to hold; none where several values are possible.
+/// Returns the known value of a unit; none where several values are possible.
 fn known(volume: &Volume, unit: usize) -> Option<Value> {
     if unit >= volume.units.min(volume.live.len()) {
         return Some(Value::ZERO);

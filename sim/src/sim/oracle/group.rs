@@ -20,7 +20,7 @@ pub(super) struct Seen {
     answered: Option<Time>,
 }
 
-/// What is known of the moment at which a group was taken.
+/// The bounds of the moment at which a group was taken.
 #[derive(Clone, Debug)]
 pub(super) struct Cut {
     /// When it was asked for.

@@ -1,4 +1,4 @@
-//! What clients were promised, and whether they got it.
+//! The oracle: records the promises to clients, and checks that they are kept.
 //!
 //! Power loss: everything before the last answered flush or FUA write is there, anything later may
 //! be, unit by unit. Process death with the ring accepted: every answered write is there. Always:
@@ -27,7 +27,7 @@ pub enum Breach {
     Misplaced,
     /// Data of another volume.
     Foreign,
-    /// What a discarded unit holds.
+    /// The content of a discarded unit.
     Garbage,
     /// Metadata handed to a client.
     Metadata,
@@ -129,9 +129,9 @@ pub enum Intent {
 struct Pending {
     intent: Intent,
     since: Time,
-    /// What the source held when a copy was asked for.
+    /// The content of the source when a copy was requested.
     copy: Option<Registers>,
-    /// What a copy may or may not contain, for a group.
+    /// The allowed contents of a copy, for a group.
     seen: BTreeMap<usize, group::Seen>,
     /// The change of content that comes with it.
     change: Option<ChangeId>,

@@ -1,4 +1,4 @@
-//! What a unit of a volume may hold, as a register that several writers may write at once.
+//! The allowed values of a unit of a volume, as a register with concurrent writers.
 
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};

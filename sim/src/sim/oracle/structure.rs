@@ -160,7 +160,7 @@ impl Oracle {
     }
 
     /// The pool was opened: compares the volumes it has with those that were promised. Structure
-    /// changes that were under way have happened or not; the list tells.
+    /// changes in flight have happened or not, as the list shows.
     pub fn opened(&mut self, listed: &[Listed]) -> Result<(), Violation> {
         for (_, mut all) in std::mem::take(&mut self.pending) {
             let found: Vec<Option<u32>> =
@@ -227,7 +227,7 @@ impl Oracle {
                 }
             }
             Intent::Resize { volume, units } => {
-                // It happened as a whole or not at all, and the size tells which.
+                // The change happened as a whole or not at all, as the size shows.
                 if there(volume).is_some_and(|found| found.units == *units) {
                     self.cut(*volume, *units);
                 }

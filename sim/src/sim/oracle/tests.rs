@@ -45,7 +45,7 @@ fn power_loss_may_take_what_was_not_flushed_and_only_that() {
     let mut other = oracle.clone();
     read(&mut oracle, 0, Value::data(first, 0, 0)).unwrap();
     read(&mut other, 0, Value::data(second, 0, 0)).unwrap();
-    // What was read once stays.
+    // A value that was read once stays.
     assert_eq!(read(&mut other, 0, Value::data(first, 0, 0)).unwrap_err().breach, Breach::Stale);
     assert!(read(&mut oracle, 0, Value::ZERO).is_err());
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::register::{Registers, Time};
 use crate::sim::content::Value;
 
-/// What a change writes.
+/// The payload of a change.
 #[derive(Clone, Debug)]
 pub enum Payload {
     /// Tags of this write number.
@@ -24,7 +24,7 @@ pub enum Payload {
 pub(super) struct Change {
     /// Units it covers.
     pub(super) units: Range<usize>,
-    /// What it writes.
+    /// Its payload.
     pub(super) payload: Payload,
     /// When it was asked for.
     pub(super) issued: Time,
@@ -77,7 +77,7 @@ impl Change {
     }
 }
 
-/// What is known of a volume.
+/// The known state of a volume.
 #[derive(Clone, Debug)]
 pub struct Volume {
     /// Its name.
@@ -92,9 +92,9 @@ pub struct Volume {
     pub snapshot: bool,
     /// When it last lost units at its end.
     pub cut_at: Time,
-    /// What a read may return now.
+    /// The values that a read may return now.
     pub live: Registers,
-    /// What power loss may bring back, the changes of `unflushed` left out.
+    /// The values that power loss may bring back, without the changes of `unflushed`.
     pub floor: Registers,
     changes: Vec<Change>,
     /// Changes under way, and those that ended while a reader or a copy may still care.
@@ -189,7 +189,7 @@ impl Volume {
         change.apply(self.ordinal, &mut self.floor, answered);
     }
 
-    /// Forgets ended changes that nobody who began at or after `oldest` cares about.
+    /// Forgets ended changes that are irrelevant for requests that began at or after `oldest`.
     pub fn prune(&mut self, oldest: Time) {
         let changes = &self.changes;
         self.recent.retain(|id| changes[*id].touches(oldest));
@@ -251,7 +251,7 @@ impl Volume {
             let change = &self.changes[*id];
             let loose = Change { failed: true, ..change.clone() };
             let answered = change.answered.unwrap_or(now);
-            // What a later durable change of a unit superseded can't come back there.
+            // A value that a later durable change of a unit superseded cannot come back.
             for unit in change.units.clone() {
                 if !self.floor.has_superseded(unit, answered) {
                     let one = Change { units: unit..unit + 1, ..loose.clone() };
@@ -263,7 +263,8 @@ impl Volume {
         self.floor = open;
     }
 
-    /// What a read of the whole volume after power loss found is what there is.
+    /// Records the value that a read of the whole volume after power loss returned as the only
+    /// possible one.
     pub fn settle(&mut self, unit: usize, value: Value, now: Time, durable: bool) {
         self.live.settle(unit, value, now);
         if durable {

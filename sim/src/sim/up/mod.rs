@@ -16,14 +16,14 @@ use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
 
 use crate::sim::content::{UNIT, Value, index};
-use crate::sim::core::{Core, Origin, bytes, told, units};
+use crate::sim::core::{Core, Origin, bytes, submitter_result, units};
 use crate::sim::disk::{Action, Answered};
 use crate::sim::marks::Mark;
 use crate::sim::oracle::{Breach, ChangeId, Intent, Payload, Reading, Time, Violation};
 
 use ops::{mark_plan, put, send_op};
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Read, checked against the oracle.
@@ -60,7 +60,7 @@ struct Request {
     begun: bool,
     /// A device operation of it failed.
     io_failed: bool,
-    /// What it overlaps was discarded or zeroed meanwhile, and that was answered.
+    /// Whether an answered discard or zeroing overlapped it meanwhile.
     overtaken: bool,
     error: Option<MapperError>,
 }
@@ -77,7 +77,7 @@ struct Part {
     error: Option<IoError>,
     ticket: Option<CommitTicket>,
     parked: Option<ParkReason>,
-    /// It has become the flush behind a FUA request.
+    /// Whether it has become the flush of a FUA request.
     flushing: bool,
 }
 
@@ -86,7 +86,7 @@ struct Part {
 pub struct Up {
     /// The control plane.
     pub engine: Engine,
-    /// What everybody shares.
+    /// The shared state of the pool.
     pub pool: Arc<Pool>,
     /// The engine has to be polled.
     pub engine_due: bool,
@@ -430,7 +430,7 @@ impl Up {
         step
     }
 
-    /// Lets go of a volume that was deleted, or of a random one.
+    /// Detaches a volume that was deleted, or a random one.
     pub fn detach(&mut self, worker: usize, volume: u32) {
         let busy = self
             .requests
@@ -502,7 +502,7 @@ impl Up {
         let Some(part) = self.parts[at].as_mut() else { return Ok(()) };
         let Some(request) = self.requests[part.request].as_mut() else { return Ok(()) };
         let planned = part.plan.ops()[op];
-        match told(answered.fault) {
+        match submitter_result(answered.fault) {
             Ok(()) if copy_read => {
                 let start = planned.offset / UNIT;
                 let action = Action::Write { start, values: answered.values, fua: false };
@@ -598,7 +598,7 @@ impl Up {
         Ok(())
     }
 
-    /// What a caller does after every call of the mapper: wake whoever may go on.
+    /// Does the caller's work after every call of the mapper: wakes requests that may continue.
     pub fn after_call(&mut self, core: &mut Core) {
         self.engine_due |= self.pool.engine_wanted();
         let wakeups = self.pool.take_wakeups();

@@ -1,5 +1,5 @@
-//! What a pool at rest says of its volumes, against what the oracle knows of their contents: how
-//! they differ, and what deleting one gives back.
+//! Compares a pool at rest with the oracle: the differences between its volumes, and the space that
+//! a deletion frees.
 
 use blockd_mapper::engine::{Control, DiffRequest, RangeState};
 use blockd_mapper::error::MapperError;
@@ -15,7 +15,7 @@ const PAIRS: usize = 12;
 
 /// A volume is being deleted: what it alone had, and what all had before, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Foretold {
+pub(super) struct Prediction {
     volume: u32,
     exclusive: u64,
     mapped: u64,
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Begins to delete a volume whose figures have been taken. `false`: none is there.
-    pub(super) fn delete_foretold(&mut self) -> Result<bool, Violation> {
+    pub(super) fn delete_with_prediction(&mut self) -> Result<bool, Violation> {
         let ids: Vec<u32> = self.core.oracle.volumes().keys().copied().collect();
         if ids.is_empty() {
             return Ok(false);
@@ -92,18 +92,18 @@ impl World {
             return Err(broken(format!("at rest, and not exact: {figures:?}")));
         }
         let mapped = up.engine.space().mapped;
-        self.foretold = Some(Foretold { volume, exclusive: figures.exclusive, mapped });
+        self.prediction = Some(Prediction { volume, exclusive: figures.exclusive, mapped });
         let control = Control::Delete { volume: VolumeId(volume) };
         self.submit(control, Some(Intent::Delete { volume }), Mark::Delete)?;
         Ok(true)
     }
 
-    /// What a deletion gave back is what was foretold.
-    pub(super) fn check_foretold(&mut self, foretold: Foretold) -> Result<(), Violation> {
+    /// Checks that a deletion freed the predicted space.
+    pub(super) fn check_prediction(&mut self, prediction: Prediction) -> Result<(), Violation> {
         let Phase::Up(up) = &self.phase else { return Ok(()) };
         let mapped = up.engine.space().mapped;
-        if mapped + foretold.exclusive != foretold.mapped {
-            let Foretold { volume, exclusive, mapped: before } = foretold;
+        if mapped + prediction.exclusive != prediction.mapped {
+            let Prediction { volume, exclusive, mapped: before } = prediction;
             let text = format!(
                 "volume {volume} has {exclusive} bytes alone; {before} bytes were mapped with it, \
                  {mapped} are without it"

@@ -200,7 +200,7 @@ impl World {
             let Phase::Up(up) = &mut self.phase else { return Ok(()) };
             let Some((id, result)) = up.engine.take_outcome() else { return Ok(()) };
             let Some((number, intent, mark)) = up.controls.remove(&id) else {
-                let text = format!("an outcome nobody asked for: {result:?}");
+                let text = format!("an outcome without a request: {result:?}");
                 return Err(Violation::new(Breach::Error, text));
             };
             self.core.trace.note(|| format!("control {number}: {result:?}"));

@@ -23,9 +23,9 @@ impl World {
         self.crash(&crash);
     }
 
-    /// What survives on each device. Caches are lost one by one: in half of the cases all of one
-    /// device's is kept and all of the others' lost, or the reverse. Draws that are alike on every
-    /// device seldom show a flush that went to one of them only.
+    /// Draws the writes that survive on each device. Caches are lost one by one: in half of the
+    /// cases all of one device's is kept and all of the others' lost, or the reverse. Draws that
+    /// are alike on every device seldom show a flush that went to one of them only.
     fn random_keeps(&mut self) -> Vec<Keep> {
         let count = self.core.disks.len();
         if count < 2 || self.core.random.bool() {
@@ -59,7 +59,7 @@ impl World {
             lost |= up.pool.failure().is_some();
         }
         self.abandon();
-        self.foretold = None;
+        self.prediction = None;
         self.core.origins.clear();
         self.core.release_all();
         let image = self.core.ring.image();

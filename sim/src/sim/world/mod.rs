@@ -34,7 +34,7 @@ enum Phase {
     Up(Box<Up>),
 }
 
-/// What was done with the ring's memory before the present opening.
+/// The treatment of the ring's memory before the present opening.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RingHanded {
     /// The one that the last process left, or an empty one where nothing depends on it.
@@ -46,7 +46,7 @@ enum RingHanded {
 /// A history under way.
 #[derive(Debug)]
 pub struct World {
-    /// What survives crashes.
+    /// The state that survives crashes.
     pub core: Core,
     phase: Phase,
     /// Client requests still to be started.
@@ -78,8 +78,8 @@ pub struct World {
     /// A script says what happens: every opening is followed by reading everything back.
     scripted: bool,
     /// A volume is being deleted to see what it gives back.
-    foretold: Option<compare::Foretold>,
-    /// That has been done, or is not to be.
+    prediction: Option<compare::Prediction>,
+    /// Whether the comparison was done, or is skipped.
     compared: bool,
 }
 
@@ -155,7 +155,7 @@ impl World {
             crashes_unread: 0,
             cut_stores: None,
             scripted: false,
-            foretold: None,
+            prediction: None,
             compared: false,
         }
     }
@@ -195,7 +195,7 @@ impl World {
         world
     }
 
-    /// What the history has been through.
+    /// Returns the covered situations.
     #[must_use]
     pub fn marks(&self) -> &Marks {
         &self.core.marks
@@ -259,7 +259,7 @@ impl World {
         }
     }
 
-    /// Gives an answer of a device to whoever asked for it.
+    /// Delivers an answer of a device to its requester.
     fn deliver(&mut self, origin: Origin, answered: Answered) -> Result<(), Violation> {
         match (origin, &mut self.phase) {
             (Origin::Command(mut command), Phase::Opening(opening)) => {
@@ -305,7 +305,7 @@ impl World {
         self.core.oracle.checks()
     }
 
-    /// Lets go of the mapper, as the death of the process does.
+    /// Drops the mapper, like the death of the process.
     pub fn abandon(&mut self) {
         if let Phase::Up(up) = &mut self.phase {
             up.abandon();

@@ -315,7 +315,7 @@ impl World {
     }
 }
 
-/// What has to be put back when the process dies in the middle of an event.
+/// State to restore when the process dies in the middle of an event.
 #[derive(Debug)]
 pub(super) struct Cut {
     oracle: Box<Oracle>,

@@ -70,7 +70,7 @@ impl World {
         Ok(())
     }
 
-    /// Opens the pool only to look at it, and lets go of it again.
+    /// Opens the pool for reading only, and closes it again.
     pub fn look(&mut self) -> Result<(), Violation> {
         self.start_opening_to(OpenMode::ReadOnly)?;
         while let Phase::Opening(opening) = &mut self.phase {
@@ -223,7 +223,7 @@ impl World {
         self.core.holding = classes.to_vec();
     }
 
-    /// Lets go of what is held of a kind, and lets everything happen that can.
+    /// Releases the held operations of a class, and runs everything that can proceed.
     pub fn release(&mut self, class: Class) -> Result<(), Violation> {
         self.core.holding.retain(|held| *held != class);
         self.core.release(class);
@@ -338,7 +338,7 @@ impl World {
         self.crash(&Crash::Kill);
     }
 
-    /// Nothing is left to be said: everything is let go and read back once more.
+    /// Ends a script: releases all held operations, and reads everything back once more.
     pub fn wind_up_script(&mut self) -> Result<(), Violation> {
         self.core.release_all();
         self.settle()?;

@@ -11,7 +11,7 @@ use super::{Phase, World};
 /// Events without any progress after which a history is stuck.
 const IDLE_LIMIT: u32 = 400;
 
-/// What may happen next.
+/// The next possible events.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Client,
@@ -206,13 +206,13 @@ impl World {
             self.end();
             return Ok(());
         }
-        if let Some(foretold) = self.foretold.take() {
-            self.check_foretold(foretold)?;
+        if let Some(prediction) = self.prediction.take() {
+            self.check_prediction(prediction)?;
         }
         self.check_differences()?;
         if !self.compared {
             self.compared = true;
-            if self.core.random.bool() && self.delete_foretold()? {
+            if self.core.random.bool() && self.delete_with_prediction()? {
                 return Ok(());
             }
         }
@@ -318,7 +318,7 @@ impl World {
         (start, len.min(units - start))
     }
 
-    /// What a structure change needs to know about clients.
+    /// Returns the state of the clients, for structure changes.
     pub(super) fn up(&mut self) -> Option<&mut Up> {
         match &mut self.phase {
             Phase::Up(up) => Some(up),
