@@ -135,7 +135,7 @@ fn is_test_file(path: &str) -> bool {
 }
 
 /// Lines of a document that are neither in a fenced block nor, in part, between backticks.
-fn prose(text: &str) -> Vec<(usize, String)> {
+pub(super) fn prose(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut fenced = false;
     for (index, line) in text.lines().enumerate() {

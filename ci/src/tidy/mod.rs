@@ -12,6 +12,7 @@ mod repository;
 mod source;
 mod tree;
 mod unsafe_code;
+mod vocabulary;
 
 use std::path::Path;
 
@@ -52,7 +53,7 @@ impl std::fmt::Display for Problem {
 pub(crate) fn run(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
     let metadata = Metadata::read(root)?;
-    for warning in lengths::long_files(&tree) {
+    for warning in lengths::long_files(&tree).iter().chain(&vocabulary::slack(&tree)) {
         println!("tidy: warning: {warning}");
     }
     let problems = problems(&tree, &metadata);
@@ -74,6 +75,7 @@ fn problems(tree: &Tree, metadata: &Metadata) -> Vec<Problem> {
         unsafe_code::check_roots(tree, metadata),
         links::check(tree),
         repository::check(tree),
+        vocabulary::check(tree),
     ]
     .concat()
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 const SKIPPED: [&str; 3] = [".git", ".cache", "target"];
 
 /// Kinds of file that are read. Others (images, golden pool images) are known by name only.
-const READ: [&str; 7] = ["rs", "md", "toml", "py", "yml", "sh", "fio"];
+const READ: [&str; 9] = ["rs", "md", "toml", "py", "yml", "yaml", "proto", "sh", "fio"];
 
 /// One file.
 #[derive(Debug, Clone)]
