@@ -14,7 +14,7 @@ impl Bytes {
     /// The most that `int64` holds.
     pub const MAX: Self = Self(i64::MAX);
 
-    /// `None` for what is negative.
+    /// `None` for a negative value.
     #[must_use]
     pub const fn new(bytes: i64) -> Option<Self> {
         if bytes < 0 { None } else { Some(Self(bytes)) }
@@ -26,7 +26,7 @@ impl Bytes {
         i64::try_from(bytes).ok().map(Self)
     }
 
-    /// A constant of this crate; what is negative becomes 0.
+    /// A constant of this crate; a negative value becomes 0.
     #[must_use]
     pub const fn constant(bytes: i64) -> Self {
         if bytes < 0 { Self::ZERO } else { Self(bytes) }

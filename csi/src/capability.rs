@@ -110,7 +110,7 @@ impl FileSystem {
 /// The mount options of a mounted volume.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// `None`: what the storage class says, or the default.
+    /// `None`: the storage class's file system, or the default.
     pub file_system: Option<FileSystem>,
     /// May hold secrets.
     pub flags: Vec<String>,
@@ -163,7 +163,7 @@ impl From<Refusal> for Error {
 }
 
 impl Refusal {
-    /// FAILED_PRECONDITION for what is not possible, as when a volume is staged or published.
+    /// FAILED_PRECONDITION for an unsupported capability, as when a volume is staged or published.
     #[must_use]
     pub fn exceeds(self) -> Error {
         match self {
@@ -174,7 +174,7 @@ impl Refusal {
 }
 
 impl Capability {
-    /// Reads what a message has. `field` names it in errors.
+    /// Reads the capability of a message. `field` names it in errors.
     ///
     /// # Errors
     /// Something is missing, unknown, or not supported.

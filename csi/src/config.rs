@@ -15,7 +15,7 @@ use crate::quantity::{self, Ratio};
 /// The size of a volume whose claim has none, as is usual in Kubernetes.
 const DEFAULT_SIZE: &str = "1Gi";
 
-/// Smallest sizes: what a file system needs to be of any use.
+/// Smallest sizes: the size that a file system needs to be usable.
 const MINIMUM: [&str; 4] = ["8Mi", "32Mi", "300Mi", "200Mi"];
 
 /// Bytes of the file: some thousands of classes.
@@ -82,7 +82,7 @@ pub struct Class {
     pub is_default: bool,
     /// Logical block of its volumes; 0: the smallest that the pool can have.
     pub block_size: u32,
-    /// In images for virtual machines, a partition table inside of what they see.
+    /// In images for virtual machines, a partition table inside of their device.
     pub kata_partition: bool,
 }
 
@@ -93,7 +93,7 @@ impl Class {
         !pool.is_empty() && (self.pool == pool || self.others.iter().any(|other| other == pool))
     }
 
-    /// Thin, on the daemon's default pool: what there is without a configuration.
+    /// Thin, on the daemon's default pool: the default without a configuration.
     #[must_use]
     pub fn usual(name: &str) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl Class {
     }
 }
 
-/// Smallest sizes, by what a volume is to be used as.
+/// Smallest sizes, by the use of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Minimum {
     /// A block device.
@@ -210,7 +210,7 @@ impl Config {
     /// The class of that name, or the default one.
     ///
     /// # Errors
-    /// There is none. `field` is what the error names.
+    /// There is none. The error names `field`.
     pub fn class(&self, field: &str, name: Option<&str>) -> Result<&Class, Error> {
         let found = match name {
             Some(name) => self.classes.iter().find(|class| class.name == name),
@@ -336,7 +336,8 @@ impl FileClass {
         let ratio = match &self.overprovision_ratio {
             None => None,
             Some(ratio) if matches!(kind, Kind::Thick | Kind::PmemDirect) => {
-                let allowed = format!("left out: a {} class promises what there is", kind.name());
+                let allowed =
+                    format!("left out: a {} class provisions only existing space", kind.name());
                 return Err(Error::invalid(field("overprovision_ratio"), ratio.text(), allowed));
             }
             Some(ratio) => Some(Ratio::parse(&field("overprovision_ratio"), &ratio.text())?),

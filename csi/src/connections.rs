@@ -22,7 +22,7 @@ pub(crate) struct Connections {
 pub(crate) struct Answering(Arc<AtomicBool>);
 
 impl Answering {
-    /// Runs what makes an answer.
+    /// Runs the handler that makes an answer.
     pub(crate) async fn while_making<T>(&self, answer: impl Future<Output = T>) -> T {
         self.0.store(true, Ordering::Relaxed);
         let answer = answer.await;

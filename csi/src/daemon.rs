@@ -194,7 +194,7 @@ impl Daemon {
     }
 }
 
-/// Whether a volume is one, or becomes one: what is deleted may be overwritten for a while.
+/// Whether a volume is one, or becomes one: overwriting a deleted volume may take a while.
 fn is_there(volume: &v1::Volume) -> bool {
     !matches!(volume.state(), v1::VolumeState::Scrubbing | v1::VolumeState::Deleting)
 }

@@ -18,7 +18,7 @@ pub enum Error {
         /// Its name in the message.
         field: String,
     },
-    /// A value is outside of what is allowed.
+    /// A value is out of range.
     #[error("{field} is {value}: must be {allowed}")]
     Invalid {
         /// The field of the request, the parameter, or the key of the configuration.
@@ -85,7 +85,7 @@ pub enum Error {
     InUse {
         /// The object of the call.
         what: String,
-        /// In which state it is, and what would help.
+        /// Its state, and a possible remedy.
         problem: String,
     },
     /// Something else is being done with it, or the caller has to start again.
@@ -241,7 +241,7 @@ impl Error {
         }
     }
 
-    /// The daemon's devices or what is on them have failed, or a pool had to be given up for that.
+    /// The daemon's devices or their contents have failed, or a pool was stopped because of that.
     #[must_use]
     pub fn is_of_media(&self) -> bool {
         matches!(self.daemon_kind(), Some(ErrorKind::Io | ErrorKind::Corrupt))

@@ -40,10 +40,10 @@ const GROUP: &str = "~g";
 /// Digits of a group's digest: with the rest, its body is as long as any digest's.
 const GROUP_DIGITS: usize = 30;
 
-/// Snapshots in one group: what the daemon takes in one cut, and what one digit can say.
+/// Snapshots in one group: the daemon's limit of one cut, and the range of one digit.
 pub const MAX_GROUP: usize = 16;
 
-/// A volume: where it is, and what the daemon calls it. Shows as its id.
+/// A volume: its pool, and the daemon's name of it. Shows as its id.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct VolumeId {
     /// The pool's name, never empty.
@@ -52,7 +52,7 @@ pub struct VolumeId {
     pub name: String,
 }
 
-/// A snapshot: where it is, and what the daemon calls it. Shows as its id.
+/// A snapshot: its pool, and the daemon's name of it. Shows as its id.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SnapshotId {
     /// The pool's name, never empty.

@@ -1,5 +1,5 @@
-//! How long what comes over the socket may be, and what a name may hold. Checked before anything
-//! else looks at it.
+//! Limits of fields in requests, and of characters in names. Checked before anything else looks at
+//! it.
 
 use std::collections::HashMap;
 

@@ -56,8 +56,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Folder for what is remembered of staged volumes [default: plugins/DRIVER-NAME/state below
-    /// the kubelet's folder]
+    /// Folder for records of staged volumes [default: plugins/DRIVER-NAME/state below the kubelet's
+    /// folder]
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
@@ -102,10 +102,10 @@ pub enum LogFormat {
 }
 
 impl Options {
-    /// Checks what clap can't.
+    /// Checks rules that clap cannot.
     ///
     /// # Errors
-    /// A value is outside of what is allowed.
+    /// A value is out of range.
     pub fn check(&self) -> Result<(), Error> {
         check_driver(&self.driver_name)?;
         check_node(&self.node_id)?;
@@ -137,7 +137,7 @@ impl Options {
         Ok(PathBuf::from(path))
     }
 
-    /// Where is kept what is remembered of staged volumes.
+    /// The folder of the records of staged volumes.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.state_dir.clone().unwrap_or_else(|| {

@@ -40,7 +40,7 @@ pub struct Settings {
     pub config: Config,
     /// Paths of the kubelet are below it.
     pub kubelet_dir: PathBuf,
-    /// Where is kept what is remembered of staged volumes.
+    /// The folder of the records of staged volumes.
     pub state_dir: PathBuf,
     /// A volume of mode SINGLE_NODE_WRITER is published at one path only.
     pub strict_single_node_writer: bool,
@@ -59,10 +59,10 @@ pub struct Plugin {
     pub locks: Locks,
     /// The counters.
     pub metrics: Metrics,
-    /// Held from seeing what may still be promised of a pool until it is promised.
+    /// Held from reading the free capacity of a pool until a volume uses it.
     pub(crate) promises: Mutex<()>,
-    /// Held for reading while a volume is cloned by way of a snapshot, and for writing while what
-    /// such calls have left is removed.
+    /// Held for reading while a volume is cloned by way of a snapshot, and for writing while
+    /// leftovers of such calls are removed.
     pub(crate) clones: RwLock<()>,
     streams: Streams,
     working: Arc<AtomicUsize>,
@@ -82,7 +82,7 @@ pub struct Call {
 const SLACK: Duration = Duration::from_millis(50);
 
 impl Call {
-    /// A call that changes something: what it is about is its volume, snapshot or name.
+    /// A call that changes something: its object is its volume, snapshot or name.
     pub fn new<T>(method: &'static str, request: &Request<T>, subject: &str) -> Self {
         let timeout = request.metadata().get("grpc-timeout").and_then(|text| text.to_str().ok());
         let deadline = timeout.and_then(parse_timeout);
@@ -96,7 +96,7 @@ impl Call {
         Self { is_quiet: true, ..self }
     }
 
-    /// How long a part of it may take: no more than this, and half of what the caller gave.
+    /// How long a part of it may take: no more than this, and half of the caller's deadline.
     #[must_use]
     pub fn time_for_part(&self, most: Duration) -> Duration {
         self.deadline.map_or(most, |limit| most.min(limit / 2))
@@ -227,7 +227,7 @@ impl Plugin {
         self.working.load(Ordering::Acquire)
     }
 
-    /// The volume of an id of the controller's, and what the daemon says of it.
+    /// Returns the volume of a controller's id, and its description by the daemon.
     /// # Errors
     /// NOT_FOUND: it does not exist, or is foreign. Or the daemon does not answer.
     pub async fn volume(&self, id: &str) -> Result<(VolumeId, v1::Volume), Error> {

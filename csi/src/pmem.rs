@@ -69,8 +69,8 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Takes a parameter, if it is one of these. `key` is without a driver's name, `field` what
-    /// errors call it.
+    /// Takes a parameter, if it is one of these. `key` is without a driver's name, `field` its name
+    /// in errors.
     ///
     /// # Errors
     /// Its value is not allowed, or it was there already.
@@ -278,7 +278,7 @@ pub fn step(pool: &v1::Pool) -> Bytes {
     Bytes::new(pool.volume_step_bytes).unwrap_or_default()
 }
 
-/// A boolean, as Go's `strconv.ParseBool` reads it: what storage classes have always had.
+/// A boolean, as Go's `strconv.ParseBool` reads it: the default of storage classes.
 ///
 /// # Errors
 /// The value is invalid. The error names `field`.

@@ -23,7 +23,7 @@ pub struct CreateSpec<'a> {
     pub name: &'a str,
     /// Bytes.
     pub size: Bytes,
-    /// Bytes that it may have at the most, with what is needed to keep it; 0: any.
+    /// Bytes that it may have at the most, including the overhead; 0: any.
     pub limit: Bytes,
     /// Its mutable parameters.
     pub mutable: &'a Mutable,
@@ -190,14 +190,14 @@ fn wide(bytes: i64) -> u128 {
     Bytes::new(bytes).unwrap_or_default().wide()
 }
 
-/// Refuses what the pool has no room for, by the rules of the class.
+/// Refuses a size that the pool has no space for, by the rules of the class.
 async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> Result<(), Error> {
     let asked = v1::GetPoolRequest { name: pool.to_owned() };
     let found = plugin.daemon.get_pool(asked).await?.pool.unwrap_or_default();
     let volumes = plugin.daemon.volumes(pool).await?;
     // The error has the same figure as GetCapacity.
     let (most, free, why) = if class.is_thick {
-        let why = ", less what is set aside for others and what maps it".to_owned();
+        let why = ", less the space set aside for others and its own metadata".to_owned();
         (thick_limit(&found, &volumes), thick_room(&found, &volumes), why)
     } else {
         let size = Bytes::new(found.size_bytes).unwrap_or_default();
@@ -218,8 +218,8 @@ async fn check_room(plugin: &Plugin, class: &Class, pool: &str, more: Bytes) -> 
 /// Makes an empty volume, or finishes one that is there.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED with what is free and what was asked for; ALREADY_EXISTS when there is
-/// something else of that name. Nothing is left then that was not there before.
+/// RESOURCE_EXHAUSTED with the free and the requested bytes; ALREADY_EXISTS when there is something
+/// else of that name. Nothing is left then that was not there before.
 pub async fn create(plugin: &Plugin, spec: &CreateSpec<'_>) -> Result<v1::Volume, Error> {
     // Only the daemon knows the overhead of a namespace, and other calls need not wait until the
     // space has been overwritten.
@@ -351,12 +351,12 @@ pub async fn finish(
     }
 }
 
-/// Takes back what a call that failed has made. If that fails too, the repeat finds it.
+/// Removes the results of a failed call. If that fails too, the repeat finds it.
 pub async fn remove(plugin: &Plugin, pool: &str, name: &str) {
     let asked =
         v1::DeleteVolumeRequest { name: name.to_owned(), pool: pool.to_owned(), force: false };
     if let Err(error) = plugin.daemon.delete_volume(asked).await {
-        tracing::warn!(pool, name, %error, "what a failed call had made is still there");
+        tracing::warn!(pool, name, %error, "results of a failed call are still there");
     }
 }
 
@@ -397,7 +397,7 @@ fn describe(settings: &v1::VolumeSettings) -> String {
     )
 }
 
-/// Makes a volume as large as is asked for, if it is not, and says what it is then.
+/// Grows a volume to the requested size, if needed, and returns it.
 ///
 /// # Errors
 /// The volume cannot have this size, or exceeds its limit.
@@ -449,7 +449,7 @@ fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
 /// Makes a volume larger. One that is large enough stays as it is.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED with what is free and what was asked for.
+/// RESOURCE_EXHAUSTED with the free and the requested bytes.
 pub async fn grow(
     plugin: &Plugin,
     class: &Class,
@@ -494,7 +494,7 @@ mod tests {
         let gib = 1_073_741_824_i64;
         let huge = i64::MAX;
         let table = [
-            // (ratio, pool size, promised) and what is left.
+            // (ratio, pool size, provisioned) and the rest.
             (("1", gib, 0), gib),
             (("1", gib, 524_288_000), gib - 524_288_000),
             (("1.0", 524_288_000, 0), 524_288_000),

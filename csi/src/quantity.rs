@@ -25,7 +25,7 @@ const MAX_RATIO: u128 = 1_000_000;
 const RATIO_DIGITS: usize = 9;
 
 /// Reads a size: `500Mi`, `1.5Gi`, `38797312`, `10G`. Fractions of a byte are rounded up, as
-/// Kubernetes does. `field` is what the error names.
+/// Kubernetes does. The error names `field`.
 ///
 /// # Errors
 /// The text is not a size, or more than 2^63 - 1 bytes.
@@ -134,7 +134,7 @@ impl Ratio {
     /// Two to one.
     pub const TWO: Self = Self { numerator: 2, denominator: 1 };
 
-    /// Reads a ratio. `field` is what the error names.
+    /// Reads a ratio. The error names `field`.
     ///
     /// # Errors
     /// The text is not a ratio, or below 1.

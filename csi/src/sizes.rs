@@ -1,5 +1,5 @@
-//! From what is asked for to a size: bytes from end to end, rounded only to the granule, and only
-//! as far as the limit allows.
+//! From a request to a size: bytes from end to end, rounded only to the granule, and only as far as
+//! the limit allows.
 
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -29,10 +29,10 @@ pub struct Rules {
 }
 
 impl Range {
-    /// Reads what a message has; nothing is the same as twice 0.
+    /// Reads the range of a message; nothing is the same as twice 0.
     ///
     /// # Errors
-    /// A size is negative, or the limit is below what is required.
+    /// A size is negative, or the limit is below the required size.
     pub fn parse(field: &str, wire: Option<&CapacityRange>) -> Result<Self, Error> {
         let Some(wire) = wire else { return Ok(Self::default()) };
         let required = Bytes::from_wire(&format!("{field}.required_bytes"), wire.required_bytes)?;
@@ -50,7 +50,7 @@ impl Range {
         self.required.is_zero() && self.limit.is_zero()
     }
 
-    /// Whether a volume of that size is what is asked for.
+    /// Whether a volume of that size satisfies the request.
     #[must_use]
     pub fn has(&self, size: Bytes) -> bool {
         size >= self.required && (self.limit.is_zero() || size <= self.limit)
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn sizes_are_rounded_to_the_granule_and_only_if_the_limit_allows() {
         let made = [
-            // (required, limit) and what is made of it.
+            // (required, limit) and the resulting size.
             ((0, 0), GIB),
             ((0, GIB + 1), GIB),
             ((0, 500 * MIB), 500 * MIB),

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-/// A message's, enum's or service's name, and number, name and type of what is in it.
+/// A message's, enum's or service's name, and number, name and type of its members.
 type Row = (String, i32, String, String);
 
 const PACKAGE: &str = ".csi.v1.";

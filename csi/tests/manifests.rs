@@ -1,5 +1,5 @@
-//! The manifests in `deploy/kubernetes`: they parse, they speak of one driver, and what they set is
-//! understood by the plugin.
+//! The manifests in `deploy/kubernetes`: they parse, they use one driver name, and the plugin
+//! accepts their settings.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 

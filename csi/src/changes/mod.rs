@@ -1,5 +1,5 @@
-//! The snapshot metadata service: what a snapshot holds, and what has changed between two, as
-//! streams of ranges for backups.
+//! The snapshot metadata service: the allocated ranges of a snapshot, and the changed ranges
+//! between two, as streams for backups.
 
 mod look;
 mod ranges;

@@ -1,5 +1,5 @@
-//! CreateVolume. Each step can be repeated, and a repeat finds what an earlier call has done: make,
-//! set, answer; for the clone of a volume: snapshot, clone, set, delete the snapshot, answer.
+//! CreateVolume. Each step can be repeated, and a repeat finds the results of an earlier call:
+//! make, set, answer; for the clone of a volume: snapshot, clone, set, delete the snapshot, answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ impl Asked {
         Ok(asked)
     }
 
-    /// Refuses what needs something between a volume and its device.
+    /// Refuses features that need a layer between a volume and its device.
     fn check_direct(&self) -> Result<(), Error> {
         if self.class.kind != Kind::PmemDirect {
             return Ok(());
@@ -228,7 +228,7 @@ impl Asked {
             let granule = block.max(self.granule(pool));
             return self.range.choose(&Rules { default: smallest, minimum: smallest, granule });
         };
-        let allowed = format!("no less than what it begins as has, {smallest}");
+        let allowed = format!("at least the size of its source ({smallest})");
         Err(Error::out_of_range(format_args!("capacity_range.{field}"), wanted, allowed))
     }
 
@@ -270,7 +270,7 @@ impl Asked {
     }
 }
 
-/// The pool of what a volume is to begin as, by its id.
+/// The pool of a volume's source, by its id.
 fn source_pool(plugin: &Plugin, content: &proto::VolumeContentSource) -> Option<String> {
     let names = &plugin.settings.names;
     match content.r#type.as_ref()? {
@@ -341,7 +341,7 @@ impl Source {
         }
     }
 
-    /// Refuses what can't be made new.
+    /// Refuses requests that cannot be created.
     fn check_new(&self, pool: &v1::Pool) -> Result<(), Error> {
         let (what, of_pool, found) = match self {
             Self::Nothing => return Ok(()),

@@ -1,5 +1,5 @@
-//! Lists in pages. A token is the id of the last entry that was given: what is made or deleted
-//! between two pages moves none of the others.
+//! Lists in pages. A token is the id of the last entry that was given: creations and deletions
+//! between two pages do not move other entries.
 
 use crate::error::Error;
 use crate::limits;

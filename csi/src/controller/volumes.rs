@@ -35,18 +35,19 @@ pub(super) async fn delete(
     };
     let asked = v1::DeleteVolumeRequest { name: id.name, pool: id.pool, force: false };
     plugin.daemon.delete_volume(asked).await?;
-    // A clone that was given up may have left something behind: it goes with what it was of. The
+    // A clone that was given up may have left something behind: it is deleted with its volume. The
     // volume is gone already, whatever becomes of this.
     if let Err(error) = sweep(&plugin).await {
-        tracing::debug!(%error, "what clones have left was not looked for");
+        tracing::debug!(%error, "leftovers of clones were not searched");
     }
     Ok(proto::DeleteVolumeResponse {})
 }
 
-/// Removes what was left by clones that were cut and never repeated, as soon as the daemon answers.
+/// Removes leftovers of clones that were interrupted and never repeated, as soon as the daemon
+/// answers.
 pub async fn sweep_once(plugin: Arc<Plugin>) {
     while let Err(error) = sweep(&plugin).await {
-        tracing::debug!(%error, "what clones have left was not looked for yet");
+        tracing::debug!(%error, "leftovers of clones were not searched yet");
         tokio::time::sleep(SWEEP_PAUSE).await;
     }
 }

@@ -220,7 +220,7 @@ fn parse(text: &str, driver: &str) -> Capacities {
     }
 }
 
-/// The labels before a closing brace, and what follows it.
+/// The labels before a closing brace, and the text after it.
 fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {

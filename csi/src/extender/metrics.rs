@@ -127,7 +127,7 @@ impl Request<'_> {
         metrics.requests.get_or_create(&answer).inc();
         let time = self.clock.elapsed().as_secs_f64();
         metrics.durations.get_or_create(&self.served).observe(time);
-        // No answer is longer than what a double holds exactly, nor than four gigabytes.
+        // No answer exceeds the exact range of a double, nor four gigabytes.
         metrics.sizes.observe(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 }

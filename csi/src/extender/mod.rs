@@ -3,7 +3,7 @@
 //!
 //! A process of its own, without root and daemon, which reads claims and storage classes from the
 //! API server. [`demand`], [`decide`] and [`score`] decide and do nothing else; the rest gathers
-//! what they decide by.
+//! their input.
 
 pub mod claims;
 mod cluster;

@@ -25,7 +25,7 @@ const MAX_DENOMINATOR: u128 = 1_000_000_000;
 /// How nodes are scored.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Mode {
-    /// By what is left when the pod is there, beside the node that has the most left
+    /// By the space left after the pod is placed, beside the node that has the most left
     Bytes,
     /// The logarithm of whole gibibytes; 1 for any room at all
     Legacy,
@@ -56,7 +56,7 @@ impl Divisor {
     /// Changes nothing.
     pub const ONE: Self = Self { numerator: 1, denominator: 1 };
 
-    /// Reads one. `field` is what the error names.
+    /// Reads one. The error names `field`.
     ///
     /// # Errors
     /// The text is not such a number.
@@ -71,7 +71,7 @@ impl Divisor {
     }
 }
 
-/// How nodes are scored, and what divides the capacities of classes before.
+/// The rule of scoring nodes, and the divisors of the classes' capacities.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// The rule.
@@ -107,8 +107,8 @@ pub fn legacy_proposal(capacity: Bytes, divisor: Divisor) -> i64 {
     logarithm(capacity, divisor)
 }
 
-/// By what is left of `capacity` once `wanted` is placed, in tenths of the most that any node has
-/// left. Where it does not fit it is 0, and where it does never.
+/// By the rest of `capacity` once `wanted` is placed, in tenths of the most that any node has left.
+/// Where it does not fit it is 0, and where it does never.
 #[must_use]
 pub fn bytes(capacity: Bytes, wanted: u128, most_left: u128) -> i64 {
     /// Steps above the lowest.

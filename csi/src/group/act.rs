@@ -21,7 +21,7 @@ const SNAPSHOTS: &str = "snapshot_ids";
 /// length, without a look at its items.
 const MAX_LISTED: usize = 1024;
 
-/// A snapshot of a group, and what the daemon says of it.
+/// A snapshot of a group, and its description by the daemon.
 type Member = (SnapshotId, v1::Volume);
 
 pub(super) async fn create(
@@ -181,7 +181,7 @@ fn members<'a>(
 }
 
 /// The group of an id, with the snapshots that are left of it; `None` if there are none. A pool
-/// that does not serve is an error: what it has is not gone.
+/// that does not serve is an error: its snapshots still exist.
 async fn find(plugin: &Plugin, id: &str) -> Result<Option<(GroupId, Vec<Member>)>, Error> {
     let names = &plugin.settings.names;
     let Some(group) = names.parse_group(id) else { return Ok(None) };

@@ -13,7 +13,7 @@ pub enum Side {
     Controller,
     /// NodeGetVolumeStats, which requests it from the daemon.
     Node,
-    /// NodeGetVolumeStats, which sees it for itself: what the daemon says of it is not used.
+    /// NodeGetVolumeStats, which sees it for itself: the daemon's answer about it is not used.
     NodeAlone,
 }
 

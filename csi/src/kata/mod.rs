@@ -1,10 +1,10 @@
 //! Images that virtual machines see as a device of persistent memory, with a file system on it.
 //!
-//! Such an image is a file that is given to the machine as an NVDIMM without labels. Its front is
-//! what the kernel needs to make an `fsdax` namespace of it by itself: a superblock of `nd_pfn`
-//! that says where the data begins. For the host there is a partition table before that, by which
-//! tools find the file system. In the machine `/dev/pmem0` is the file system itself; with a
-//! partition table inside of the data, `/dev/pmem0p1` is.
+//! Such an image is a file that is given to the machine as an NVDIMM without labels. Its front lets
+//! the kernel make an `fsdax` namespace of it by itself: a superblock of `nd_pfn` that says where
+//! the data begins. For the host there is a partition table before that, by which tools find the
+//! file system. In the machine `/dev/pmem0` is the file system itself; with a partition table
+//! inside of the data, `/dev/pmem0p1` is.
 
 pub mod options;
 mod pfn;
@@ -29,7 +29,7 @@ pub const SMALLEST: u64 = 16 << 20;
 pub struct Image {
     /// Bytes of the file, a multiple of [`FRONT`].
     size: u64,
-    /// There is a partition table inside of what the machine sees.
+    /// Whether the machine's device has a partition table.
     has_table: bool,
 }
 
@@ -209,7 +209,7 @@ mod tests {
         }
         file.set_len(34 * MIB).unwrap();
         assert!(Image::read(&file).is_err());
-        // Written anew, what was inside is still there.
+        // Rewriting the front keeps the content.
         image.write(&file).unwrap();
         assert_eq!(Image::read(&file).unwrap(), image);
         assert_eq!(at(&file, FRONT, 4096), [0xff; 4096]);

@@ -18,11 +18,11 @@ pub struct Options {
     /// Bytes of the file, or a quantity as 256Mi; rounded up to 2 MiB.
     #[arg(long, value_name = "SIZE")]
     pub size: String,
-    /// A partition table inside of what the machine sees: the file system is then on
-    /// `/dev/pmem0p1`, and on `/dev/pmem0` without.
+    /// A partition table on the machine's device: the file system is then on `/dev/pmem0p1`, and on
+    /// `/dev/pmem0` without.
     #[arg(long)]
     pub partition: bool,
-    /// The file; what is there already must be of this size, and keeps what is in its file system.
+    /// The file; an existing image must have this size, and keeps the content of its file system.
     pub file: PathBuf,
 }
 

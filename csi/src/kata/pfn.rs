@@ -10,7 +10,7 @@ pub(super) const BYTES: usize = 4096;
 const SIGNATURE: [u8; 16] = *b"NVDIMM_PFN_INFO\0";
 
 /// Offsets of its fields, all little-endian. Those that are not here are zero: both ids, flags, the
-/// count of pages, what is cut off at both ends, and the rest up to the checksum.
+/// count of pages, the bytes cut off at both ends, and the rest up to the checksum.
 const MAJOR_MINOR: usize = 52;
 const DATA_OFFSET: usize = 56;
 const MODE: usize = 72;

@@ -1,6 +1,6 @@
 //! A partition table of the oldest kind, with one partition.
 
-/// Bytes of it, and of what it counts in.
+/// Its bytes, and the unit in which it counts.
 pub(super) const SECTOR: usize = 512;
 
 const SECTOR_BYTES: u64 = 512;
@@ -14,7 +14,7 @@ const MARK: [u8; 2] = [0x55, 0xaa];
 /// A partition with a file system of Linux.
 const LINUX: u8 = 0x83;
 
-/// Where it begins and ends in cylinders, heads and sectors: beyond what these can say.
+/// Where it begins and ends in cylinders, heads and sectors: beyond the range of these fields.
 const BEYOND: [u8; 3] = [0xfe, 0xff, 0xff];
 
 /// The partition's position, in sectors.

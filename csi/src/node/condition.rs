@@ -55,8 +55,8 @@ pub fn errors(device: &Device, file_system: &str) -> u64 {
     }
 }
 
-/// False: what is mounted there answers with errors only. The root of a mounted file system is in
-/// memory, so that this takes no IO; xfs refuses it all the same once it was shut down.
+/// False: the file system mounted there returns only errors. The root of a mounted file system is
+/// in memory, so that this takes no IO; xfs refuses it all the same once it was shut down.
 ///
 /// # Errors
 /// When something else is wrong with the path.

@@ -87,7 +87,8 @@ pub struct Making {
 }
 
 /// The program and the words that make a file system, the device not among them. The device is
-/// empty, so nothing has to be discarded; and it is forced, for what is left of a former try.
+/// empty, so nothing has to be discarded; and it is forced, to overwrite the rest of an earlier
+/// attempt.
 #[must_use]
 pub fn maker(file_system: &str, making: &Making) -> (String, Vec<String>) {
     let ours: &[&str] = match file_system {
@@ -285,7 +286,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Row P18, as far as it can be seen without a kernel that maps: what the tools made of it.
+    /// Row P18, as far as it can be seen without a kernel that maps: the result of the tools.
     #[test]
     fn p18_file_systems_that_are_mapped_are_laid_out_in_pages_of_2_mib() {
         let folder = std::env::temp_dir().join(format!("csi-mapped-{}", std::process::id()));

@@ -335,7 +335,7 @@ impl Life {
     }
 }
 
-/// Goes through all steps of a life, and what can go wrong at each.
+/// Goes through all steps of a life, and the possible faults at each.
 fn at_every_step(shape: Shape, then: Option<(u64, Wrong)>, finish: impl Fn(&Life, usize)) -> u64 {
     let mut cases = 0;
     for wrong in WRONGS {

@@ -108,7 +108,7 @@ impl Default for Fault {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Of the devices and what is on them.
+    /// Of the devices and their contents.
     pub(super) fault: Fault,
     /// The daemon says why it serves no device.
     pub(super) problem: String,

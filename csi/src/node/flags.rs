@@ -6,8 +6,7 @@
 
 use nix::mount::MsFlags;
 
-/// Refused: they would make something else of a mount than a mount, or change what is above or
-/// below it.
+/// Refused: they would change the kind of the mount, or mounts above or below it.
 const REFUSED: [&str; 17] = [
     "bind",
     "rbind",

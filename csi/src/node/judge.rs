@@ -38,7 +38,7 @@ pub fn no_volume(pool: &str, name: &str) -> Cause {
     Cause::failure(format!("volume not found: pool {} has no {}", shown(pool), shown(name)))
 }
 
-/// The block device of a volume. `look` is what is seen of it where there is one.
+/// The block device of a volume. `look` is the state of its device, if there is one.
 #[must_use]
 pub fn device(volume: &Volume, look: Option<&DeviceLook>) -> Vec<Cause> {
     let because = if volume.problem.is_empty() {
@@ -145,7 +145,7 @@ pub fn capacity(bytes: &Usage, inodes: &Usage) -> Option<Cause> {
     is_full(inodes, 1).then(|| Cause::failure(text(inodes, "inodes")))
 }
 
-/// Bytes of a device: what it takes of its pool, if that is a part of it only.
+/// Bytes of a device: the bytes that it takes of its pool, if that is only a part of its size.
 #[must_use]
 pub fn block_usage(volume: &Volume) -> Usage {
     let total = volume.size_bytes;

@@ -2,9 +2,9 @@
 //! and in that, behind its front, the file system of the workload, on a loop device.
 //!
 //! For all that stages, publishes and looks, such a volume is one whose device is the loop device;
-//! what is around it comes with attaching and goes with detaching. A machine that the container
-//! runtime starts finds the image by the loop device and maps it; without one the volume works as
-//! it is mounted here.
+//! the mount and loop device around it are made when it is attached and removed when it is
+//! detached. A machine that the container runtime starts finds the image by the loop device and
+//! maps it; without one the volume works as it is mounted here.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ pub struct ImageSpec {
 /// For requests that inspect or unstage a volume.
 const NOT_STAGED: ImageSpec = ImageSpec { partition: false, app_direct: false };
 
-/// A world in which one volume is what is in its image.
+/// A world in which one volume is the content of its image.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "a world has nothing to show of itself")]
 pub struct Vm<'a> {
@@ -54,7 +54,7 @@ pub struct Vm<'a> {
 /// names. Without one, records and mounts show whether the volume holds an image.
 ///
 /// # Errors
-/// Those of what is done.
+/// Those of the steps.
 pub fn through<T>(
     world: &dyn World,
     id: &str,
@@ -125,7 +125,7 @@ impl Vm<'_> {
         if self.world.mounts()?.shows(&folder, device) {
             return Ok(());
         }
-        // Of a device that is gone, with what was over it.
+        // Of a device that is gone, with the mounts over it.
         self.take_apart(place)?;
         let spec = FileSystemSpec {
             file_system: AROUND.to_owned(),
@@ -182,7 +182,7 @@ impl Vm<'_> {
         Err(Error::in_use(what, format_args!("is in use: {}", device.path.display())))
     }
 
-    /// Takes away the loop device and what is around it.
+    /// Removes the loop device and the mount around it.
     fn take_apart(&self, place: &Place) -> Result<()> {
         let folder = self.world.vm_folder(place)?;
         if self.world.mounts()?.at(&folder).is_some()
@@ -204,7 +204,7 @@ pub fn refuse_growth(id: &str) -> Error {
     Error::in_use(format_args!("volume {id}"), problem)
 }
 
-/// A volume as what is in its image.
+/// A volume as the content of its image.
 fn inside(volume: Volume, there: Option<Loop>) -> Volume {
     let read_only = there.as_ref().is_some_and(|there| there.read_only);
     let device = there.map(|there| there.device);

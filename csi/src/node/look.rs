@@ -22,7 +22,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Of what could not be looked at.
+    /// The cause of a failed check.
     #[must_use]
     pub fn unseen(why: Cause) -> Self {
         Self { usage: None, causes: vec![why] }
@@ -71,8 +71,8 @@ fn at(
     (seen.or_else(|| known.map(|(_, access)| access)), shown || staged)
 }
 
-/// How much a volume has and takes, at one of its paths, and what is wrong with it as this node
-/// sees it. `volume`: as the daemon has it, if it has it.
+/// Capacity and usage of a volume, at one of its paths, and its faults as this node detects them.
+/// `volume`: as the daemon has it, if it has it.
 ///
 /// # Errors
 /// When there is no such volume, or it was never at that path.
@@ -129,7 +129,7 @@ pub fn stats(
     Ok(Stats { usage, causes })
 }
 
-/// Bytes and inodes of what is mounted at a path, and what is wrong with it.
+/// Bytes and inodes of the file system mounted at a path, and its faults.
 fn of_file_system(
     world: &dyn World,
     entry: &Entry,
@@ -147,7 +147,7 @@ fn of_file_system(
     Ok(Some(Shown::Mount(bytes, inodes)))
 }
 
-/// Makes what is on a volume as large as the volume, and says how large that is.
+/// Grows the content of a volume to the volume's size, and returns that size.
 ///
 /// # Errors
 /// When there is no such volume or path, the volume's size is not in the range, or the kernel can't

@@ -1,6 +1,6 @@
 //! Looks at devices and file systems that may never come back: one for each volume at a time, each
 //! waited for no longer than it may take. A thread that hangs in the kernel can't be taken out of
-//! there; what can be done is not to send another after it.
+//! there; the only remedy is not to start another one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::world::Result;
 use crate::clock::Clock;
 use crate::error::Error;
 
-/// Looks under way, hanging ones among them. The runtime has 512 threads for what may block, and
-/// the rest of them is for staging and publishing what does not hang.
+/// Looks under way, hanging ones among them. The runtime has 512 threads for blocking work; the
+/// rest of them serves staging and publishing.
 const AT_ONCE: usize = 64;
 
 /// The outcome of a check.

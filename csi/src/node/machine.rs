@@ -65,7 +65,7 @@ pub fn mount_device(it: &Mount<'_>) -> Result<Mounted> {
     }
 }
 
-/// Shows what is at one path at another.
+/// Binds one path to another.
 ///
 /// # Errors
 /// The kernel's error.
@@ -186,8 +186,8 @@ pub fn remove(path: &Path, kind: Kind) -> Result<()> {
     }
 }
 
-/// Whether a device's node is there and is that device. Nodes of other machines' devices, or of
-/// none, are what a container sees whose `/dev` is its own.
+/// Whether a device's node is there and is that device. A container with its own `/dev` may see
+/// nodes of other devices, or of none.
 ///
 /// # Errors
 /// When it is not.
@@ -314,7 +314,7 @@ pub fn wipe(device: &Device) -> Result<()> {
 /// Makes a file system.
 ///
 /// # Errors
-/// When the tool fails, with what it said.
+/// When the tool fails, with its output.
 pub fn format(device: &Device, file_system: &str, making: &Making) -> Result<()> {
     let (program, words) = content::maker(file_system, making);
     succeeded(&program, &words, Some(&device.path))
@@ -339,7 +339,7 @@ pub fn check(device: &Device, file_system: &str) -> Result<()> {
 /// Makes a mounted file system as large as its device.
 ///
 /// # Errors
-/// When the tool fails, with what it said.
+/// When the tool fails, with its output.
 pub fn grow(device: &Device, file_system: &str, path: &Path) -> Result<()> {
     match file_system {
         "ext4" => succeeded::<&str>("resize2fs", &[], Some(&device.path)),
@@ -349,7 +349,7 @@ pub fn grow(device: &Device, file_system: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// Bytes and inodes of what is mounted at a path.
+/// Bytes and inodes of the file system mounted at a path.
 ///
 /// # Errors
 /// The kernel's error.
@@ -377,7 +377,7 @@ pub fn most_devices() -> i64 {
 /// Runs a tool.
 ///
 /// # Errors
-/// When it fails, with what it said.
+/// When it fails, with its output.
 pub(super) fn succeeded<S: AsRef<OsStr>>(
     program: &str,
     words: &[S],
@@ -386,7 +386,7 @@ pub(super) fn succeeded<S: AsRef<OsStr>>(
     said(program, words, last).map(drop)
 }
 
-/// Runs a tool, and gives what it said.
+/// Runs a tool, and returns its output.
 ///
 /// # Errors
 /// When it fails.
@@ -414,7 +414,7 @@ fn run<S: AsRef<OsStr>>(program: &str, words: &[S], last: Option<&Path>) -> Resu
     command.output().map_err(|error| Error::io(format!("starting {program}"), error))
 }
 
-/// A problem, and the end of what the tool said about it, in a line.
+/// A problem, and the end of the tool's output, in a line.
 fn explained(problem: String, output: &Output) -> String {
     let said = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
     let tail = &said[said.len().saturating_sub(SAID_BYTES)..];

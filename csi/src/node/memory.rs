@@ -66,8 +66,8 @@ pub fn set_read_only(device: &Device, read_only: bool) -> Result<()> {
     machine::succeeded("blockdev", &[word], Some(&device.path))
 }
 
-/// Whether files of what is mounted there are mapped as they are. A new file says so of itself;
-/// where none can be made, the mount's options have to do.
+/// Whether files of the mounted file system are mapped directly (DAX). A new file says so of
+/// itself; where none can be made, the mount's options have to do.
 ///
 /// # Errors
 /// When it can't be found out.

@@ -90,8 +90,8 @@ impl Service {
         Ok(service)
     }
 
-    /// Compares what is remembered with the mount table, and ends inline volumes whose pods are
-    /// gone. Beside the calls: the daemon may be away, and those that come find out by themselves.
+    /// Compares the records with the mount table, and ends inline volumes whose pods are gone.
+    /// Beside the calls: the daemon may be away, and those that come find out by themselves.
     fn review(&self) {
         let service = self.clone();
         tokio::spawn(async move {
@@ -101,7 +101,7 @@ impl Service {
             let compared = service.blocking(move |world| compare(world, &records)).await;
             for result in std::iter::once(compared).chain(service.sweep(inline).await) {
                 if let Err(error) = result {
-                    tracing::warn!(%error, "looking through what is remembered of volumes");
+                    tracing::warn!(%error, "reading the records of volumes");
                 }
             }
         });

@@ -14,16 +14,16 @@ pub fn stage_alike(one: Mode, other: Mode) -> bool {
     (one == Mode::ReaderOnly) == (other == Mode::ReaderOnly)
 }
 
-/// Whether a call in one mode is a repeat of one in the other. The old mode and the one for many
-/// are what the same claim becomes, by what the client knows.
+/// Whether a call in one mode is a repeat of one in the other. The same claim becomes the old mode
+/// or the one for many, depending on the client's version.
 #[must_use]
 pub fn repeat(one: Mode, other: Mode) -> bool {
     let many = |mode| matches!(mode, Mode::Writer | Mode::MultiWriter);
     one == other || (many(one) && many(other))
 }
 
-/// Whether a workload in one mode bears another one, in that mode. `strict`: the old mode means
-/// what it says.
+/// Whether a workload in one mode bears another one, in that mode. `strict`: the old mode has its
+/// literal meaning.
 fn bears(one: Mode, other: Mode, strict: bool) -> bool {
     match (one, other) {
         (Mode::MultiWriter, Mode::MultiWriter) => true,
@@ -91,7 +91,7 @@ pub enum Verdict {
     Conflict(usize),
 }
 
-/// Judges a publication by those that there are. `strict`: the old mode means what it says.
+/// Judges a publication by those that there are. `strict`: the old mode has its literal meaning.
 #[must_use]
 pub fn judge(there: &[Target], wanted: &Target, strict: bool) -> Verdict {
     if let Some(same) = at(there, &wanted.path) {
@@ -121,7 +121,7 @@ mod tests {
         Target { path: path.into(), mode, read_only: mode == Reader, access }
     }
 
-    /// For each of two modes: what a second path is answered, without and with strictness.
+    /// For each of two modes: the answer for a second path, without and with strictness.
     const SECOND_PATHS: [(Mode, Mode, bool, bool); 16] = [
         (Writer, Writer, true, false),
         (Writer, Reader, false, false),

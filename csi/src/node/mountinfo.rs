@@ -1,4 +1,4 @@
-//! The mount table, `/proc/self/mountinfo`: what is mounted where, as the kernel says it.
+//! The mount table, `/proc/self/mountinfo`: the mount table of the kernel.
 
 use std::path::{Path, PathBuf};
 
@@ -41,12 +41,12 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether what is mounted is this device: a file system on it, or its node bound to a file.
+    /// Whether the mounted device is this one: a file system on it, or its node bound to a file.
     #[must_use]
     pub fn is_of(&self, device: &Device) -> bool {
         let name = device.path.file_name();
-        // btrfs has numbers of its own, and the device as what was mounted. Else numbers decide: a
-        // name may have gone to another device since.
+        // btrfs has numbers of its own, and the device as its source. Else numbers decide: a name
+        // may have gone to another device since.
         let numbers = (self.major, self.minor) == (device.major, device.minor);
         let source = self.major == 0 && self.kind == "btrfs" && self.source.file_name() == name;
         numbers || source || self.is_node(device)
@@ -83,7 +83,7 @@ impl Table {
         self.entries.iter().rev().find(|entry| entry.path == path)
     }
 
-    /// Whether this device is what is seen there.
+    /// Whether this device is the uppermost mount there.
     #[must_use]
     pub fn shows(&self, path: &Path, device: &Device) -> bool {
         self.at(path).is_some_and(|entry| entry.is_of(device))

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
-/// Bytes of a path: what the kernel takes, without the NUL.
+/// Bytes of a path: the kernel's limit, without the NUL.
 pub const LONGEST_BYTES: usize = 4095;
 
 /// Why a path is not taken.
@@ -22,7 +22,7 @@ pub enum Refused {
 }
 
 /// Looks at a path without touching anything, and gives it as the mount table has it: kubelet's
-/// folder may itself be a link, what lies in it may not.
+/// folder may itself be a link, paths in it may not.
 ///
 /// # Errors
 /// Why it is refused; or when it can't be found out.

@@ -1,4 +1,4 @@
-//! Publishing: what is staged is shown at a path of a workload.
+//! Publishing: mounts a staged volume at a path of a workload.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub struct Request<'a> {
     pub place: &'a Place,
     pub staging: &'a Path,
     pub target: &'a Target,
-    /// The old mode means what it says.
+    /// The old mode has its literal meaning.
     pub strict: bool,
 }
 
@@ -111,7 +111,7 @@ fn different(there: &Target, wanted: &Target) -> Error {
     Error::exists(what, field, existing, asked)
 }
 
-/// Writes down what is going to be mounted, unless something else is there already.
+/// Records the mount before it is made, unless something else is there already.
 ///
 /// # Errors
 /// When it is.

@@ -107,8 +107,8 @@ impl Records {
     /// Opens the folder, which is made if it is not there.
     ///
     /// # Errors
-    /// When it can't be made or read, or a file in it is none of ours: what is not known of a
-    /// mounted volume might be done twice.
+    /// When it can't be made or read, or a file in it is none of ours: steps of a mounted volume
+    /// without a record might be done twice.
     pub fn open(folder: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut known = HashMap::new();

@@ -157,7 +157,7 @@ pub fn is_ephemeral(context: &HashMap<String, String>) -> bool {
     context.get(EPHEMERAL).is_some_and(|value| value == "true")
 }
 
-/// An inline volume: where it is to be, what of, and with what on it.
+/// An inline volume: its place, its properties, and its file system.
 ///
 /// # Errors
 /// A parameter is unknown or wrong, or the daemon does not answer.

@@ -168,7 +168,7 @@ fn what_does_not_exist_is_not_found() {
     let range = Range::default();
     let expanded = look::expand(&node.world, (ID, &node.place), Path::new("/bogus"), &range);
     assert_eq!(expanded.unwrap_err().code(), Code::NotFound);
-    // Undoing what is not there is done.
+    // Undoing a missing state succeeds.
     node.unpublish("/t/1").unwrap();
     node.unstage().unwrap();
     assert!(node.world.state().records.is_empty());
@@ -480,7 +480,7 @@ fn p22_the_kernels_own_device_is_shown_and_can_be_written_again_afterwards() {
 
 #[test]
 fn what_is_on_the_kernels_own_device_is_known_by_reading_it() {
-    // The daemon does not see what is written there.
+    // The daemon does not see writes to that device.
     let node = own(Held::Raw);
     let error = node.stage_mapped(Mode::Writer).unwrap_err();
     assert!(error.to_string().contains("left as it is"), "{error}");
@@ -505,7 +505,7 @@ fn p27_what_is_in_an_image_is_mounted_and_what_is_around_it_is_not_in_the_way() 
     without.stage_image(false).unwrap();
     let around = (Path::new("/vm/csi.a").to_path_buf(), "ext4".to_owned(), false);
     assert_eq!(kinds(&without), [around, shown]);
-    // A record that is lost is known by what is mounted.
+    // A lost record is recognised by the mount.
     node.world.forget(ID).unwrap();
     node.unstage_image().unwrap();
     assert!(node.world.state().mounts.is_empty());

@@ -17,7 +17,7 @@ const MOST_MOUNTS: u32 = 16;
 /// The file system that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSystemSpec {
-    /// Empty: what is there, or the usual one.
+    /// Empty: the existing one, or the default.
     pub file_system: String,
     pub options: Options,
     /// A hash of the options as they came.
@@ -36,7 +36,7 @@ pub fn existing(world: &dyn World, id: &str, place: &Place) -> Result<Volume> {
     world.volume(place)?.ok_or_else(|| Error::not_found("volume", id))
 }
 
-/// Whether what is written down is there: the mount table and the daemon decide.
+/// Whether the recorded stage exists: the mount table and the daemon decide.
 #[must_use]
 pub fn is_staged(table: &Table, stage: &Stage, volume: &Volume) -> bool {
     let Some(device) = &volume.device else { return false };
@@ -118,7 +118,7 @@ pub fn is_empty(world: &dyn World, volume: &Volume, device: &Device) -> Result<b
     if volume.own { world.is_blank(device) } else { Ok(volume.empty) }
 }
 
-/// Sees to it that files of what is mounted there are mapped as they are, where that is wanted:
+/// Checks that files of the mounted file system are mapped directly (DAX), if that is requested:
 /// some file systems go on without.
 ///
 /// # Errors
@@ -191,7 +191,7 @@ pub fn unmount(world: &dyn World, path: &Path) -> Result<()> {
 /// Makes a path of this kind, if it is not there.
 ///
 /// # Errors
-/// When something else is there, or what is above it is not.
+/// When something else is there, or its parent is missing.
 pub fn make(world: &dyn World, path: &Path, wanted: Kind) -> Result<()> {
     match (world.kind(path)?, wanted) {
         (None, Kind::Folder) => world.make_folder(path),

@@ -27,7 +27,7 @@ pub struct Volume {
     pub read_only: bool,
     /// Bytes that it takes of its pool.
     pub mapped_bytes: i64,
-    /// All of it is set aside, so that what is mapped says nothing.
+    /// All of it is set aside, so that the mapped bytes mean nothing.
     pub thick: bool,
     /// Why its device is not served, by the daemon; empty when it is.
     pub problem: String,
@@ -36,7 +36,7 @@ pub struct Volume {
     pub own: bool,
     /// Applications can map it as it is.
     pub dax: bool,
-    /// Bytes that it takes of its pool, with what is needed to keep it.
+    /// Bytes that it takes of its pool, including the overhead.
     pub charged_bytes: i64,
 }
 
@@ -146,9 +146,9 @@ pub trait World: Send + Sync {
     /// The mount table as it is now.
     fn mounts(&self) -> Result<Table>;
     fn mount(&self, mount: &Mount<'_>) -> Result<Mounted>;
-    /// Shows what is at one path at another, too.
+    /// Binds one path to another.
     fn bind(&self, from: &Path, to: &Path) -> Result<()>;
-    /// Makes what is mounted there read-only, through that path alone.
+    /// Makes the mount at a path read-only, through that path alone.
     fn make_read_only(&self, path: &Path) -> Result<()>;
     /// Removes the uppermost mount. `lazily`: also while its files are open.
     fn unmount(&self, path: &Path, lazily: bool) -> Result<()>;
@@ -174,17 +174,17 @@ pub trait World: Send + Sync {
     /// Gives all of it back.
     fn wipe(&self, device: &Device) -> Result<()>;
     fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()>;
-    /// Mends what can be mended without a person.
+    /// Repairs automatically repairable damage.
     fn check(&self, device: &Device, file_system: &str) -> Result<()>;
     /// Makes a mounted file system as large as its device.
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
     /// Whether the beginning and the end of a device read as zeroes: then it was never used.
     fn is_blank(&self, device: &Device) -> Result<bool>;
-    /// Whether files of what is mounted there are mapped as they are.
+    /// Whether files of the mounted file system are mapped directly (DAX).
     fn has_dax(&self, path: &Path) -> Result<bool>;
     /// Where the file system around an image is mounted.
     fn vm_folder(&self, place: &Place) -> Result<PathBuf>;
-    /// Fills what is mounted above with an image. It is there as a whole, or not at all.
+    /// Fills the mounted file system with an image. It is there as a whole, or not at all.
     fn make_image(&self, file: &Path, partition: bool) -> Result<()>;
     /// The loop device over the file system in an image.
     fn loop_of(&self, file: &Path) -> Result<Option<Loop>>;
@@ -193,7 +193,7 @@ pub trait World: Send + Sync {
     /// Detaches a loop device that is not in use.
     fn detach_loop(&self, device: &Device) -> Result<()>;
 
-    /// Bytes and inodes of what is mounted there.
+    /// Bytes and inodes of the mounted file system.
     fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
 
     /// How a device is. Does no IO.
@@ -202,7 +202,7 @@ pub trait World: Send + Sync {
     fn node_at(&self, path: &Path, device: &Device) -> Result<Node>;
     /// Returns the errors that the file system on it has counted, without IO.
     fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64>;
-    /// False: what is mounted there answers with errors only, as when it was shut down.
+    /// False: the mounted file system returns only errors, as after a shutdown.
     fn answers(&self, path: &Path) -> Result<bool>;
 
     /// Counts a publication that was refused for the access mode of another one.

@@ -571,7 +571,7 @@ impl State {
     }
 
     fn list(&mut self, asked: v1::ListVolumesRequest) -> Result<v1::ListVolumesResponse, Status> {
-        assert!(asked.brief, "what is shared is not wanted");
+        assert!(asked.brief, "shared bytes are not requested");
         if self.failed.contains(&asked.pool) {
             return Err(in_use(&asked.pool));
         }

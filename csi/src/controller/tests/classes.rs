@@ -91,8 +91,8 @@ async fn thick_volumes_have_their_space_or_are_not_there() {
     let (requested, free) = (41 * MIB, answer.unwrap().into_inner().available_capacity);
     assert!((32 * MIB..40 * MIB).contains(&free), "{free}");
     let said = format!(
-        "pool default: {requested} bytes requested, {free} bytes free, less what is set aside for \
-         others and what maps it"
+        "pool default: {requested} bytes requested, {free} bytes free, less the space set aside \
+         for others and its own metadata"
     );
     assert_eq!(text, said);
     // The daemon refuses requests that only it can judge, and leaves nothing behind.

@@ -1,5 +1,5 @@
 //! Calls that are cut: the daemon dies before or after any call of theirs, and the plugin too. The
-//! repeat finishes what was begun, and leaves what an uncut call leaves.
+//! repeat completes the interrupted call, with the same final state as an uninterrupted one.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -190,7 +190,7 @@ async fn h38_a_daemon_that_is_away_is_unavailable_and_no_volume_is_called_health
     let rig = Rig::simple();
     let service = rig.controller();
     let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
-    // Each call of the two in turn, and what comes before them.
+    // Each call of the two in turn, and the calls before them.
     for call in 1..=3 {
         rig.fake.die_at(call, false);
         let request = Request::new(proto::ListVolumesRequest::default());

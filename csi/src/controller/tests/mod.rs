@@ -60,7 +60,7 @@ fn from_volume(id: &str) -> Option<proto::VolumeContentSource> {
     Some(proto::VolumeContentSource { r#type })
 }
 
-/// The code that a call was refused with, and what was said.
+/// The code and the message of a refused call.
 fn refused<T: std::fmt::Debug>(answer: Result<Response<T>, Status>) -> (Code, String) {
     let status = answer.unwrap_err();
     assert!(status.details().is_empty(), "the specification allows no details");

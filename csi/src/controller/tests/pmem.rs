@@ -69,7 +69,7 @@ async fn p19_a_namespace_is_charged_with_what_keeps_it_and_holds_what_was_asked_
     assert_eq!((value("region"), value("numa-node"), value("erase-after")), ("0xd1", "1", "true"));
     // A repeat answers the same.
     assert_eq!(make(&service, asked("a", 2 * GIB, "direct", &[])).await, made);
-    // As other drivers have it: what is asked for is what is taken.
+    // As other drivers have it: the requested size is the bytes taken.
     let charged = [("sizeSemantics", "charged")];
     let made = make(&service, asked("b", 2 * GIB, "direct", &charged)).await;
     assert_eq!(made.capacity_bytes, 2 * GIB);
@@ -94,7 +94,7 @@ async fn p16_sizes_are_rounded_up_unless_the_limit_forbids() {
     for (class, required, limit) in [
         ("pooled", 5 * MIB, 8 * MIB - 1),
         ("pooled", 1, 4 * MIB - 1),
-        // Not even the step, and then what is needed beside.
+        // Not even the step, and then the overhead.
         ("direct", MIB, GIB - 1),
         ("direct", GIB, GIB),
         ("direct", GIB, 2 * GIB - 1),

@@ -15,7 +15,7 @@ async fn a_volume_is_made_once_and_answered_again() {
     let segments = &made.accessible_topology[0].segments;
     assert_eq!(*segments, map(&[("csi.blockd.io/node", "n1")]));
     assert_eq!(make(&service, volume_request("pvc-1", 37 * MIB)).await, made);
-    // After it has grown it still is what was asked for, as long as there is no limit.
+    // After growth it still satisfies the request, as long as there is no limit.
     rig.fake.change("default", "csi.pvc-1", |volume| volume.size_bytes = 40 * MIB);
     assert_eq!(make(&service, volume_request("pvc-1", 37 * MIB)).await.capacity_bytes, 40 * MIB);
 }
