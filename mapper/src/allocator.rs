@@ -2,7 +2,7 @@
 //!
 //! A bit of a level says that the word below it is all ones, so finding a free extent is a walk up
 //! and down a tree with 64 children per node, however full the pool is. Allocation goes on from
-//! where the last one ended (next fit), so that what is written together lies together and freed
+//! where the last one ended (next fit), so that extents written together are adjacent and freed
 //! space is not reused at once.
 
 use crate::units::PhysicalExtent;
@@ -48,8 +48,8 @@ impl Allocator {
         Self::default()
     }
 
-    /// Adds free extents: a device's, or what a device has grown by. No run crosses from one
-    /// region to another.
+    /// Adds free extents: a device's, or the part by which a device has grown. No run crosses from
+    /// one region to another.
     pub fn add_region(&mut self, first: PhysicalExtent, count: u64) -> Result<(), BadRegion> {
         let bad = BadRegion { first, count };
         let end = first.0.checked_add(count).ok_or(bad)?;
@@ -90,7 +90,7 @@ impl Allocator {
             return None;
         }
         let regions = self.regions.len();
-        // The region of the cursor comes again at the end, for what lies before the cursor.
+        // The region of the cursor is searched again at the end, for extents before the cursor.
         for step in 0..=regions {
             let index = (self.cursor + step) % regions;
             let region = &mut self.regions[index];
@@ -334,7 +334,7 @@ impl BitTree {
         longest
     }
 
-    /// Sets `len` bits from `from` on, and above them what becomes all ones.
+    /// Sets `len` bits from `from` on, and above them the bits of words that become all ones.
     fn set_run(&mut self, from: u64, len: u64) {
         for (word, mask) in masks(from, len) {
             let mut word = word;
@@ -350,7 +350,7 @@ impl BitTree {
         }
     }
 
-    /// Clears `len` bits from `from` on, and above them what was all ones.
+    /// Clears `len` bits from `from` on, and above them the bits of words that were all ones.
     fn clear_run(&mut self, from: u64, len: u64) {
         for (word, mask) in masks(from, len) {
             let mut word = word;

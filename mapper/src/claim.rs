@@ -161,8 +161,8 @@ pub struct Claimant {
 }
 
 impl Claimant {
-    /// An opener. `own` is what it will write: its state and counter don't matter. A `lock_space`
-    /// that is not 0 says that it has the host's lock.
+    /// An opener. `own` is the claim that it will write: its state and counter don't matter. A
+    /// `lock_space` that is not 0 says that it has the host's lock.
     #[must_use]
     pub const fn new(own: Claim, timing: ClaimTiming) -> Self {
         Self {

@@ -48,8 +48,8 @@ pub struct DiffRange {
 pub struct DiffRequest {
     /// The volume or snapshot whose content is wanted.
     pub volume: VolumeId,
-    /// One of the same family that the asker has already; older or newer, snapshot or not. None to
-    /// learn what is allocated.
+    /// One of the same family that the asker has already; older or newer, snapshot or not. None for
+    /// the allocated ranges.
     pub base: Option<VolumeId>,
     /// First byte: 0, or [`DiffPart::next`] of the call before.
     pub from: u64,

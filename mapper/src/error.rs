@@ -1,4 +1,4 @@
-//! The one error type of the mapper: what went wrong, where, and what was expected.
+//! The one error type of the mapper: the problem, its place, and the expected state.
 
 use crate::format::FormatError;
 
@@ -6,7 +6,7 @@ use crate::format::FormatError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapperError {
-    /// An argument is outside what is allowed. Nothing was changed.
+    /// An argument is out of range. Nothing was changed.
     #[error("{field} is {value}: must be {allowed}")]
     Invalid {
         /// The argument's name.
@@ -112,7 +112,7 @@ pub enum MapperError {
         /// How many there may be.
         limit: u64,
     },
-    /// No room for what was asked, in bytes.
+    /// Not enough space for a request, in bytes.
     #[error("no space: {needed} bytes needed, {free} bytes free")]
     NoSpace {
         /// Bytes needed.
@@ -120,7 +120,7 @@ pub enum MapperError {
         /// Bytes free.
         free: u64,
     },
-    /// A structure on the media isn't what it must be.
+    /// A structure on the media is damaged.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// A device of the pool isn't the one the pool knows, or isn't there.

@@ -33,7 +33,7 @@ pub const MIN_BLOCK_SIZE: u32 = 512;
 
 const MIB: u64 = 1 << 20;
 
-/// Extent and sub-block size of a pool and what follows from them.
+/// Extent and sub-block size of a pool and derived sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     extent_size: u32,

@@ -136,7 +136,7 @@ pub enum IoOp {
         /// Durable when it completes.
         fua: bool,
     },
-    /// The range is no longer needed; what it holds afterwards doesn't matter.
+    /// The range is no longer needed; its content afterwards does not matter.
     Discard {
         /// First byte.
         offset: u64,

@@ -17,17 +17,17 @@
 //!    away after that and the tag read later still, so `t >= e`.
 //! 3. Epoch `t + 2` is at least `e + 2`: by 1 the request has left.
 //!
-//! The second look is what makes two advances enough. Without it, a request that was delayed
+//! Because of the second look two advances are enough. Without it, a request that was delayed
 //! between reading `e` and counting can count under `e` when the epoch is `e + 1` already and the
-//! advance to `e + 2` has already looked at that parity. If then the link goes with the tag
-//! `e + 1`, the next advance looks at the other parity only, and the epoch becomes `e + 3` with
-//! the request inside.
+//! advance to `e + 2` has already looked at that parity. If then the link goes with the tag `e +
+//! 1`, the next advance looks at the other parity only, and the epoch becomes `e + 3` with the
+//! request inside.
 //!
 //! "After" above is the order of the sequentially consistent fences: in `enter` between the count
 //! and the second look, in `current` between the unlinking and the tag, in `try_advance` between
 //! the last change of the epoch and the look at the counts. `leave` releases, `try_advance`
-//! acquires that and releases it with the epoch, `drained` acquires it: what a request did comes
-//! before whatever is done with the reused thing.
+//! acquires that and releases it with the epoch, `drained` acquires it: a request's accesses happen
+//! before any use of the reused object.
 
 use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, fence};
 
@@ -88,7 +88,7 @@ impl IoEpochs {
         count.store(before - 1, Ordering::Release);
     }
 
-    /// The tag of what the caller has just unlinked.
+    /// The tag of an object that the caller has just unlinked.
     #[must_use]
     pub fn current(&self) -> u64 {
         fence(Ordering::SeqCst);
@@ -109,7 +109,7 @@ impl IoEpochs {
         true
     }
 
-    /// Whether no request can know any more what was unlinked under this tag.
+    /// Whether no request can still hold an object that was unlinked under this tag.
     #[must_use]
     pub fn drained(&self, tag: u64) -> bool {
         self.epoch.0.load(Ordering::Acquire) >= tag + DRAIN_EPOCHS

@@ -67,7 +67,7 @@ impl Leaf {
         Self { entries: std::array::from_fn(|_| Entry::default()) }
     }
 
-    /// The present mapping of an entry. Takes no lock; see the module for what it can be.
+    /// The present mapping of an entry. Takes no lock; see the module for its possible values.
     #[must_use]
     #[inline]
     pub fn load(&self, index: usize) -> Mapping {

@@ -2,7 +2,7 @@
 //! is noticed, and counters of situations that a test must have met to have shown anything. Without
 //! the feature `mutations` every question is `false` at compile time, and nothing is counted.
 
-/// Defines the switches with the rule each belongs to and what it takes away.
+/// Defines the switches, each with its rule and the removed behaviour.
 macro_rules! mutations {
     ($($name:ident $rule:literal $what:literal;)*) => {
         /// One rule, or one form of it, taken out.
@@ -48,7 +48,7 @@ mutations! {
     BitsAtSubmission "R5b" "bits are set when the write is sent";
     NoCancel "R5c" "a discard does not cancel the bits of writes in flight";
     NoCancelWithoutLeaf "R5c" "a discard where no leaf exists does not cancel writes in flight";
-    StaleCompletion "R5d" "a copy-on-write publishes what it saw when it was planned";
+    StaleCompletion "R5d" "a copy-on-write publishes the state from its planning";
     UnmapUnderWrite "R5e" "a discard unmaps an extent that slow writes are aimed at";
     ReplayOld "R6" "replay applies records the checkpoint already holds";
     RingsUnmerged "R6" "rings are replayed one after the other, not in LSN order";

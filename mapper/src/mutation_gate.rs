@@ -10,7 +10,7 @@
 //!
 //! The engine reads the last assigned LSN first and the markers afterwards. An LSN it counts as
 //! assigned was taken by a `fetch_add` that it sees; the marker was stored before that, so it sees
-//! the marker too, or what replaced it once the guard was dropped and the record published. In the
+//! the marker too, or its successor once the guard was dropped and the record published. In the
 //! first case the cut ends below the marker. Read the other way round, a thread could enter, take
 //! an LSN and be missed.
 //!
@@ -59,7 +59,7 @@ impl MutationGate {
         loop {
             // A value that is out of date is too low, which only makes cuts end earlier.
             let lower_bound = self.next_lsn.0.load(Ordering::Relaxed);
-            // Released, so that a cut that reads it sees what earlier guards of the slot published.
+            // Released, so that a cut that reads it sees the records of earlier guards of the slot.
             marker.store(lower_bound, Ordering::Release);
             fence(Ordering::SeqCst);
             if !self.closed.0.load(Ordering::Acquire) {

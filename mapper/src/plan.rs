@@ -183,8 +183,8 @@ impl Plan {
         self.kind != PlanKind::Idle
     }
 
-    /// Whether the request has been slowed down for long enough: what it needs it takes from now
-    /// on, as far as there is any.
+    /// Whether the request has been slowed down for long enough: it takes its resources from now
+    /// on, as far as they are available.
     pub fn hurry(&mut self, hurried: bool) {
         self.hurried = hurried;
     }

@@ -49,7 +49,7 @@ pub struct Tuning {
     /// durable by flushes, whose errors are final (R8).
     pub write_through: bool,
     /// A write on these devices has ended well or not at all, and nothing of it is left to a flush:
-    /// one written through that fails says nothing of others (R8 is about what a flush drops).
+    /// a failed write through does not concern others (R8 is about data that a flush drops).
     pub synchronous: bool,
     /// Blocks are written at once and in no order, so that of two writes to a sub-block that is not
     /// valid yet the second has to wait: whatever happens, it holds one of them and no mixture.
@@ -101,7 +101,7 @@ pub struct Space {
     pub metadata_free: u64,
     /// The log.
     pub log: u64,
-    /// Of it, what a replay would need.
+    /// The part of it that a replay would need.
     pub log_used: u64,
 }
 
@@ -520,7 +520,8 @@ impl Pool {
         self.flushed.0[device].fetch_max(covered, Ordering::SeqCst);
     }
 
-    /// Promises a page to a clean slot. `freeing` changes may use what is kept back for them.
+    /// Promises a page to a clean slot. `freeing` changes may use the reserve that is kept for
+    /// them.
     pub(crate) fn promise_page(&self, freeing: bool) -> bool {
         let pages = &self.pages.0;
         let limit = if freeing { &pages.limit_freeing } else { &pages.limit };

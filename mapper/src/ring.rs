@@ -27,7 +27,7 @@ pub trait RingMemory: Send + Sync + std::fmt::Debug {
     fn words(&self) -> &[AtomicU64];
 }
 
-/// A ring's memory on the heap: for tests, and for pools that may lose what wasn't flushed.
+/// A ring's memory on the heap: for tests, and for pools that may lose unflushed data.
 #[derive(Debug)]
 pub struct VecRingMemory(Box<[AtomicU64]>);
 
@@ -70,7 +70,7 @@ pub enum RingProblem {
     /// The host was started again since.
     #[error("delta ring is of an earlier boot of the host")]
     OtherBoot,
-    /// A flush failed (rule R8): only what is on the media may be used.
+    /// A flush failed (rule R8): only data on the media may be used.
     #[error("delta ring is poisoned by a failed flush")]
     Poisoned,
     /// The ring has content that no sequence of stores leaves behind.
@@ -246,7 +246,7 @@ impl DeltaRing {
     #[must_use]
     pub fn reserve(&self, slot: usize, units: u64) -> bool {
         let producer = &self.producers[slot].0;
-        // Acquire of the trim position in used(): the engine is done with what lay in the room.
+        // Acquire of the trim position in used(): the engine no longer reads the freed room.
         let reserved = producer.reserved.load(Ordering::Relaxed).saturating_add(units);
         let fits = self.used(slot).saturating_add(reserved) <= self.capacity;
         if fits {
@@ -255,7 +255,7 @@ impl DeltaRing {
         fits
     }
 
-    /// The rule taken out: room is promised that is not there, and what lies there is lost (R9).
+    /// The rule taken out: missing room is promised, and its records are lost (R9).
     #[cfg(feature = "mutations")]
     pub(crate) fn force_reserve(&self, slot: usize) {
         let producer = &self.producers[slot].0;
@@ -315,8 +315,8 @@ impl DeltaRing {
     /// after the last. For the engine only.
     pub fn trim(&self, slot: usize, first_needed: u64) {
         if first_needed > self.first_needed(slot) {
-            debug_assert!(first_needed <= self.head(slot) + 1, "trimming what isn't published");
-            // Release: what the engine read of the freed room was read before.
+            debug_assert!(first_needed <= self.head(slot) + 1, "trimming unpublished units");
+            // Release: the engine's reads of the freed room happened before.
             put(&self.memory.words()[line(slot)], first_needed, Ordering::Release);
         }
     }

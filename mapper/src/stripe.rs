@@ -109,7 +109,7 @@ impl Stripe {
         self.in_flight.iter().any(|w| w.volume == volume && w.extent.slot() == slot)
     }
 
-    /// Takes sub-blocks out of what every slow write on the extent will make valid (R5c).
+    /// Removes sub-blocks from those that slow writes on the extent will make valid (R5c).
     pub(crate) fn cancel(&mut self, volume: VolumeId, extent: ExtentIndex, bits: u64) -> bool {
         let mut any = false;
         for write in &mut self.in_flight {

@@ -52,7 +52,7 @@ impl Backoff {
 #[cfg(not(loom))]
 pub(crate) use zerocopy::FromZeros as Zeroed;
 
-/// Loom's atomics are registered one by one: all zeroes is what their default is.
+/// Loom's atomics are registered one by one: their default is all zeroes.
 #[cfg(loom)]
 pub(crate) use std::default::Default as Zeroed;
 

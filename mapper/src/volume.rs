@@ -21,9 +21,9 @@ pub(crate) const GATED: u8 = 1;
 /// The volume was deleted; remaining holders receive an error.
 pub(crate) const DELETED: u8 = 2;
 
-/// Extents of one worker's slice of a volume's reserve. Small, so that what an idle worker sits on
-/// is at most 2 MiB at the default extent; large enough that the reserve's lock is taken once in
-/// eight first writes.
+/// Extents of one worker's slice of a volume's reserve. Small, so that an idle worker holds at most
+/// 2 MiB at the default extent; large enough that the reserve's lock is taken once in eight first
+/// writes.
 pub(crate) const SLICE: usize = 8;
 
 /// Separate runs that a reserve may hold; a grant stops when the list is full.
@@ -63,7 +63,7 @@ pub(crate) struct Volume {
     pub(crate) cleared_lsn: AtomicU64,
     pub(crate) reserve: Mutex<Reserve>,
     /// Extents of the reserve, the workers' slices included, that other volumes do not get: each
-    /// extent that a write takes makes it one less. May exceed what is left of the reserve.
+    /// extent that a write takes makes it one less. May exceed the rest of the reserve.
     kept: AtomicU64,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
@@ -183,8 +183,8 @@ impl Volume {
         }
     }
 
-    /// Extents granted and not used that others may have: all but what is set aside for it, and
-    /// what is kept.
+    /// Extents granted and not used that others may have: all but the space set aside for it, and
+    /// the space that is kept.
     pub(crate) fn spare(&self) -> u64 {
         let beyond = self.held().saturating_sub(self.set_aside.load(Ordering::Relaxed));
         let reserved = self.reserved();
@@ -271,7 +271,7 @@ impl Volume {
         }
     }
 
-    /// An extent that one of its workers has in its slice: what is granted is the whole volume's.
+    /// An extent that one of its workers has in its slice: grants belong to the whole volume.
     pub(crate) fn take_from_slices(&self) -> Option<PhysicalExtent> {
         self.attachments.lock().iter().find_map(|one| one.slice.lock().pop())
     }

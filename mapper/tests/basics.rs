@@ -1,4 +1,4 @@
-//! One volume, one worker, no faults: what is written is read, before and after reopening.
+//! One volume, one worker, no faults: written data is read, before and after reopening.
 
 mod common;
 
@@ -287,7 +287,7 @@ fn p24_only_what_no_map_shows_may_be_cut_short() {
     assert_eq!(unseen(&mut rig, 4096, 4096), [false]);
     // Half of it is shown.
     assert_eq!(unseen(&mut rig, 4096, 8192), [false]);
-    // A discard that isn't durable could be undone: what it took away is shown again then.
+    // A discard that isn't durable could be undone: the removed data is shown again then.
     rig.flush(&volume).unwrap();
     rig.discard(&volume, 8192, 4096);
     assert_eq!(unseen(&mut rig, 8192, 4096), [false]);

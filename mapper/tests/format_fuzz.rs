@@ -163,8 +163,8 @@ fn ring() {
         }
         let Ok(ring) = DeltaRing::adopt(memory, &POOL, &[1; 16]) else { continue };
         let Ok(found) = ring.recover() else { continue };
-        // Trim positions aren't sealed: a lower one may show what was trimmed, but nothing that
-        // never was.
+        // Trim positions aren't sealed: a lower one may show trimmed records, but none that never
+        // existed.
         let known =
             found.iter().all(|record| published.contains(&(record.lsn, record.change.clone())));
         assert!(known, "seed {seed}, iteration {iteration}");

@@ -1,4 +1,4 @@
-//! Snapshots of several volumes in one cut: what is refused, what is repeated, what is taken.
+//! Snapshots of several volumes in one cut: refusals, repeats and snapshots.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 

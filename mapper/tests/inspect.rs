@@ -200,7 +200,7 @@ fn a_copy_that_no_crash_leaves_so_is_warned_of() {
         page.copy_from_slice(&bytes.0);
     };
     let cases: [(&str, Change<'_>, Severity, Severity); 8] = [
-        ("a bit of what no sector has", &|page, _| page[300] ^= 1, Warning, Damage),
+        ("a bit of an unused area", &|page, _| page[300] ^= 1, Warning, Damage),
         ("a bit behind the table", &|page, _| page[2000] ^= 1, Warning, Damage),
         ("its root", &|page, _| page[170] ^= 1, Warning, Damage),
         ("its magic", &|page, _| page.fill(0), Warning, Damage),
@@ -232,7 +232,7 @@ fn a_copy_that_no_crash_leaves_so_is_warned_of() {
         assert_eq!(findings_on_copies(&bad), [vec![left], vec![served]], "{what}");
         assert!(!checked(&bad).damaged, "{what}");
         let report = repaired(&mut bad, RepairOptions::default());
-        assert!(!report.changed, "{what}: a repair would drop what is in the delta ring");
+        assert!(!report.changed, "{what}: a repair would drop the changes in the delta ring");
     }
 }
 
@@ -549,7 +549,7 @@ fn a_superblock_whose_numbers_are_at_their_end_is_not_repaired_to_a_wrong_one() 
     }
 }
 
-/// Volumes, snapshots, clones and what happens to them, drawn.
+/// Random volumes, snapshots, clones and operations.
 fn random_tree(seed: u64) -> Rig {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut rig = Rig::new(&[24 * MIB, 12 * MIB]);

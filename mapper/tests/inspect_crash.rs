@@ -1,4 +1,4 @@
-//! Tools that write, with power lost at any of their writes, and what a dump brings back after one
+//! Tools that write, with power lost at any of their writes, and the result of a dump after one
 //! that was repaired.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -159,8 +159,8 @@ fn a_restore_that_lost_power_is_done_again_with_the_same_end() {
     }
 }
 
-/// A repair makes the best of what it finds, and writes from the end of the pool on: while there is
-/// room, a dump from before the damage brings everything back also afterwards.
+/// A repair uses all sound pages that it finds, and writes from the end of the pool on: while there
+/// is room, a dump from before the damage brings everything back also afterwards.
 #[test]
 fn what_a_repair_gives_up_a_dump_from_before_brings_back() {
     let mut kinds = 0;

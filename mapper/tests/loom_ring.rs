@@ -48,7 +48,7 @@ fn loom_a_reader_sees_whole_records_or_none() {
         let first = ring.read(0, 1);
         if let Some(record) = second {
             assert_eq!((record.lsn, record.change), (Lsn(2), create));
-            assert!(first.is_some(), "what was published before must be there");
+            assert!(first.is_some(), "records published before must be there");
         }
         if let Some(record) = first {
             assert_eq!((record.lsn, record.change), (Lsn(1), MAP));

@@ -190,7 +190,7 @@ fn a_replayed_shrink_finds_the_leaf_it_needs() {
     let mut rig = Rig::open_with(media, o).unwrap();
     rig.control(Control::Resize { volume: id, size: 512 * span }).unwrap();
     let v = rig.attach(id);
-    assert!(rig.read(&v, at, 4096) == [0; 4096], "what was cut off came back");
+    assert!(rig.read(&v, at, 4096) == [0; 4096], "data beyond the smaller size came back");
 }
 
 // a worker starves while another worker's slice, and another volume's reserve, hold extents
@@ -289,7 +289,7 @@ fn writes_in_flight_at_a_cut_get_their_pages() {
         }
         plans.push(p);
     }
-    // fill the pool with what other writes take, on a slot that is dirty
+    // fill the pool with extents of other writes, on a slot that is dirty
     let mut p = Plan::with_capacity(64);
     let mut e = 2;
     let mut s = 0;

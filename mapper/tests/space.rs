@@ -129,7 +129,7 @@ fn more_than_there_is_can_not_be_set_aside() {
     let MapperError::NoSpace { needed, free } = refused else { panic!("{refused}") };
     assert!((64 << 20..66 << 20).contains(&needed) && free < 64 << 20, "{needed} {free}");
     assert_eq!(settings_of(&rig, two), VolumeSettings::default(), "nothing was changed");
-    // A volume that is deleted, or deflated, gives what was set aside for it to others.
+    // A volume that is deleted, or deflated, returns the space set aside for it to others.
     configure(&mut rig, one, some(1 << 20)).unwrap();
     configure(&mut rig, two, some(32 << 20)).unwrap();
     rig.control(Control::Delete { volume: two }).unwrap();
@@ -163,7 +163,7 @@ fn what_is_set_aside_for_one_is_no_room_for_another() {
     let some = |bytes| VolumeSettings { reservation: bytes, ..VolumeSettings::default() };
     configure(&mut rig, one, some(40 << 20)).unwrap();
     let volume = rig.attach(one);
-    // It holds a quantum now that is part of what was set aside for it.
+    // It holds a quantum now that is part of the space set aside for it.
     assert_eq!(fill_some(&mut rig, &volume, 1), 1);
     assert!(rig.engine.volumes()[0].reserved >= 32 * EXTENT);
     // Its mapped space is set aside, and so is the rest of its reservation: 40 MiB together.
@@ -177,8 +177,8 @@ fn what_is_set_aside_for_one_is_no_room_for_another() {
 
 #[test]
 fn all_that_was_set_aside_can_be_mapped_in_a_full_pool() {
-    // One first write in each leaf: a page of metadata for each, and nothing is left for those but
-    // what was set aside with the extents.
+    // One first write in each leaf: a page of metadata for each, and the only pages left for those
+    // were set aside with the extents.
     let mut rig = Rig::new(&[64 * MIB]);
     let span = rig.pool.geometry().leaf_span();
     let (wide, thin) = (rig.create("wide", 200 * span), rig.create("thin", 1 << 40));
@@ -388,7 +388,7 @@ fn slow_pool(seed: u64, writers: usize, size: usize) -> (Rig, Vec<Writer>) {
 #[test]
 fn sixteen_writers_have_equal_shares_of_what_is_left() {
     let (mut rig, mut writers) = slow_pool(0, 16, 512 * MIB);
-    // They differ by a factor of sixteen in what they would like to have.
+    // They differ by a factor of sixteen in their demand.
     let mut slow_from = None;
     for _ in 0..60_000 {
         rig.now += 10_000_000;
@@ -491,7 +491,7 @@ fn story(seed: u64) {
         rig.worker.detach(writer.volume);
     }
     rig.check();
-    // All of it is there after the power fails, and the pool is what it was.
+    // All of it is there after the power fails, and the pool is unchanged.
     let mapped = |rig: &Rig| rig.engine.volumes().iter().map(|one| one.mapped).collect::<Vec<_>>();
     rig.control(Control::Commit).unwrap();
     let again = Rig::open(rig.media.clone()).unwrap();
@@ -533,7 +533,7 @@ fn no_write_waits_while_its_volume_has_a_reserve() {
         Step::Park(reason) => Some(reason),
         other => panic!("{other:?}"),
     };
-    // All that is left, what the first worker has taken for itself included.
+    // All that is left, including the extents that the first worker took.
     for extent in 100..119 {
         assert_eq!(write(extent), None, "extent {extent}");
     }

@@ -1,5 +1,5 @@
 //! Workers and the engine on threads of their own, over memory, with snapshots, checkpoints and
-//! volumes that come and go: what loom shows in the small, run in the large.
+//! volumes that come and go: the small cases of loom, run at scale.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -84,7 +84,7 @@ impl Shared {
     }
 }
 
-/// One worker's thread: its requests, one at a time, and what it expects to read.
+/// One worker's thread: its requests, one at a time, and its expected reads.
 struct Client {
     worker: Worker,
     pool: Arc<Pool>,

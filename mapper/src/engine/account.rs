@@ -66,7 +66,7 @@ pub struct Accounting {
 }
 
 impl Engine {
-    /// Begins to count what some volumes take together. Of one: what it alone takes.
+    /// Begins to count the space of some volumes together. Of one: the space of that volume alone.
     ///
     /// # Errors
     /// If there are none or too many, or one of them doesn't exist.
@@ -115,7 +115,7 @@ impl Engine {
         }
         let extent = self.pool.geometry.extent_size();
         let reserved: u64 = volumes.iter().map(|volume| volume.reserved()).sum();
-        // Of one volume that is kept, and was not counted in what is shared.
+        // Of one volume that is kept, and was not counted as shared.
         let valid = match volumes.as_slice() {
             [volume] => volume.valid.load(Ordering::Relaxed),
             _ => walk.valid,

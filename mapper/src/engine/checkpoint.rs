@@ -494,7 +494,7 @@ impl Engine {
         true
     }
 
-    /// Both pairs are durable: what only the old state needed is free.
+    /// Both pairs are durable: extents that only the old state needed are free.
     fn finish_checkpoint(&mut self) -> bool {
         if !self.superblock_written() {
             return false;

@@ -35,8 +35,8 @@ pub(crate) struct Commit {
     pub(crate) consumed: Lsn,
     /// Next position to be taken, per ring slot.
     positions: Vec<u64>,
-    /// Positions before these were published by the former process: what they say was dropped
-    /// means nothing to this one.
+    /// Positions before these were published by the former process: their dropped references do not
+    /// concern this one.
     adopted: Vec<u64>,
     /// The next record of each slot, looked at and not taken.
     heads: Vec<Option<RingRecord>>,
@@ -165,7 +165,7 @@ impl Engine {
         }
         if full {
             met(Situation::LogFull);
-            // The rest is for the next commit, after a checkpoint if the log is what was full.
+            // The rest is for the next commit, after a checkpoint if the log was full.
             self.pool.wake.0.commit.store(true, Ordering::SeqCst);
         } else {
             self.commit.consumed = self.commit.consumed.max(cut);

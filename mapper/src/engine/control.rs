@@ -24,7 +24,7 @@ use super::Engine;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ControlId(pub u64);
 
-/// A command to a pool. Each can be given again without harm: it says what it changed.
+/// A command to a pool. Each can be given again without harm: it returns the changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Control {
     /// A new, empty volume.
@@ -55,9 +55,9 @@ pub enum Control {
         /// The snapshot's name.
         name: String,
     },
-    /// Read-only images of several volumes, all as they are at one moment: what a client wrote to
-    /// any of them after a write to any of them was answered is not in the set without that
-    /// write. After a crash the set is there as a whole or not at all.
+    /// Read-only images of several volumes, all as they are at one moment: a write that was sent
+    /// after another one to any of them was answered is not in the set without that other one.
+    /// After a crash the set is there as a whole or not at all.
     ///
     /// Given again with the same sources and names it is [`Outcome::ExistingGroup`]. Where only
     /// some of the names exist, or all but from different moments, it is refused.
@@ -75,14 +75,14 @@ pub enum Control {
         /// Bytes, no fewer than the snapshot's; its size by default.
         size: Option<u64>,
     },
-    /// Makes a volume what a snapshot of its family holds.
+    /// Rolls a volume back to a snapshot of its family.
     Rollback {
         /// Which volume.
         volume: VolumeId,
         /// The snapshot.
         snapshot: VolumeId,
     },
-    /// Sets what is to hold for a volume from now on.
+    /// Changes the settings of a volume.
     Configure {
         /// Which.
         volume: VolumeId,
@@ -138,7 +138,7 @@ pub enum Outcome {
     },
     /// The command changed nothing.
     Unchanged,
-    /// The volume holds what the snapshot holds.
+    /// The volume has the content of the snapshot.
     RolledBack,
     /// Everything answered before is durable.
     Committed,
@@ -236,7 +236,7 @@ impl Controls {
             .unwrap_or_else(|| pool.volume(volume).map_or(volume, |v| v.identity.lineage))
     }
 
-    /// The present superblock with what commands have decided about it.
+    /// The present superblock with the decisions of commands.
     pub(super) fn next_superblock(&self, present: &Superblock) -> Superblock {
         let mut next = present.clone();
         if let Some(devices) = self.devices {
@@ -248,7 +248,7 @@ impl Controls {
         next
     }
 
-    /// The pool has failed: nothing will come of what waits.
+    /// The pool has failed: waiting commands will not be carried out.
     pub(super) fn fail_all(&mut self, pool: &Pool) {
         let error = pool.failure().unwrap_or(MapperError::Closed);
         let current = self.current.take().map(|current| match current {
@@ -462,7 +462,7 @@ impl Engine {
         pool.bump();
         match applied {
             Ok(()) => self.end_when_durable(id, outcome),
-            // The record is out and can't be taken back: what it says will not hold.
+            // The record is out and can't be taken back: its statement will not hold.
             Err(error) => pool.fail(error),
         }
         true

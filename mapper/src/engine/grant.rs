@@ -24,7 +24,7 @@ const FRESH_NS: u64 = 100_000_000;
 /// Slots beyond those dirty now that pages are kept ready for, if the pool has room.
 const PAGES_AHEAD: u64 = 512;
 
-/// The same where what is left is set aside for volumes: enough to go on with.
+/// The same where the free rest is set aside for volumes: enough to go on with.
 const PAGES_AT_HAND: u64 = 16;
 
 impl Engine {
@@ -83,7 +83,7 @@ impl Engine {
         self.note_stuck(waiting, comes_later) || granted
     }
 
-    /// Grants up to a quantum to each, and leaves what is set aside for others.
+    /// Grants up to a quantum to each, and leaves the space set aside for others.
     fn grant_to(&mut self, waiting: &[Waiting], quantum: u64, volumes: &Volumes) -> bool {
         let mut set_aside = self.set_aside(volumes);
         let mut any = false;
@@ -138,7 +138,7 @@ impl Engine {
         size.saturating_sub(held).max(u64::from(starves))
     }
 
-    /// Grants up to this many extents, and leaves what is set aside for other volumes.
+    /// Grants up to this many extents, and leaves the space set aside for other volumes.
     pub(super) fn grant_available(&mut self, volume: &Volume, most: u64, volumes: &Volumes) -> u64 {
         let others = self.set_aside(volumes).saturating_sub(volume.unmet());
         let available = self.pool.free_space.lock().free_count().saturating_sub(others);
@@ -169,9 +169,9 @@ impl Engine {
     }
 
     /// Space that volumes hold and have not used serves those that wait: all of it is taken back,
-    /// since a volume may starve on one worker while another of its workers holds extents. But what
-    /// is set aside or kept stays, and so does for a moment a grant to a volume that waited for it,
-    /// whose worker is on its way: else two that wait could take it from each other for ever.
+    /// since a volume may starve on one worker while another of its workers holds extents. But
+    /// space set aside or kept stays, and so does for a moment a grant to a volume that waited for
+    /// it, whose worker is on its way: else two that wait could take it from each other for ever.
     /// Whether anything was taken, and whether there may be more in a moment.
     pub(super) fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
         let (mut taken, mut kept) = (0, false);
@@ -233,8 +233,8 @@ impl Engine {
         (left / (1 + self.levels())).max(left.saturating_sub(all))
     }
 
-    /// Whether there are pages for what is dirty and, at the next checkpoint, for what writes in
-    /// flight will dirty again. If not, those are waited for and no more are let in.
+    /// Whether there are pages for the dirty slots and, at the next checkpoint, for the slots that
+    /// writes in flight will dirty again. If not, those are waited for and no more are let in.
     pub(super) fn pages_suffice(&self) -> bool {
         let unpromised: usize = {
             let count = |stripe: &parking_lot::Mutex<crate::stripe::Stripe>| {
@@ -276,7 +276,7 @@ impl Engine {
                 break;
             }
         }
-        // As it was for the workers: what a shrink does to it in between is no news to them.
+        // As it was for the workers: a shrink in between does not wake them.
         let before = self.pool.pages.0.limit.load(Ordering::Relaxed);
         let given = self.shrink_pages(wanted, reserve);
         let free = self.pages.free_pages();

@@ -11,7 +11,7 @@ use crate::units::{Epoch, LeafId, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use super::Engine;
 
-/// A volume or snapshot, and what it takes.
+/// A volume or snapshot, and its space.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeInfo {
     /// Identity.
@@ -20,7 +20,7 @@ pub struct VolumeInfo {
     pub name: String,
     /// Volume or snapshot.
     pub kind: VolumeKind,
-    /// First ancestor: what has the same was made from one another.
+    /// First ancestor: volumes with the same lineage were made from one another.
     pub lineage: VolumeId,
     /// The volume that it was made from; 0 for none.
     pub origin: VolumeId,
@@ -57,7 +57,7 @@ pub struct VolumeSummary {
     pub name: String,
     /// Volume or snapshot.
     pub kind: VolumeKind,
-    /// First ancestor: what has the same can be compared.
+    /// First ancestor: volumes with the same family can be compared.
     pub lineage: VolumeId,
     /// The volume that it was made from; 0 for none.
     pub origin: VolumeId,
@@ -83,7 +83,7 @@ pub struct VolumeSummary {
     pub out_of_space: bool,
     /// How often extents were granted to it, since the pool was opened.
     pub grants: u64,
-    /// How often it had nothing left of what was granted, and writes waited for more.
+    /// How often its granted extents were used up, and writes waited for more.
     pub grant_waits: u64,
     /// How often there was something left after all: no write waits while a reserve lasts.
     pub passed_reserves: u64,
@@ -205,8 +205,8 @@ impl Engine {
         self.releases.releasing().collect()
     }
 
-    /// All volumes and snapshots, by id. Takes time with what is mapped: exclusive and shared are
-    /// counted, not kept. Where others wait for this thread, [`Pool::summaries`] and
+    /// All volumes and snapshots, by id. Takes time in proportion to the mapped extents: exclusive
+    /// and shared are counted, not kept. Where others wait for this thread, [`Pool::summaries`] and
     /// [`Engine::account`] are for that.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeInfo> {

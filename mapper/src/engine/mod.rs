@@ -200,7 +200,7 @@ impl Engine {
         self.now_ns = self.now_ns.max(now_ns);
         // One step may unblock another, which then requests another turn of the engine.
         for _ in 0..STEPS_PER_POLL {
-            // Before what waits is given out: after a failure nothing more may be written (R8).
+            // Before waiting answers are given: after a failure nothing more may be written (R8).
             if self.closed || self.has_failed() {
                 self.io.drop_waiting();
                 self.controls.fail_all(&self.pool);

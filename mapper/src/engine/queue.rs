@@ -91,7 +91,7 @@ impl CommandQueue {
         self.out.iter().filter(|(_, p)| purpose(p)).count()
     }
 
-    /// Forgets what the caller has not taken yet: the pool has failed.
+    /// Forgets commands that the caller has not taken yet: the pool has failed.
     pub(crate) fn drop_waiting(&mut self) {
         while let Some(command) = self.waiting.pop_front() {
             let _ = self.finish(command);

@@ -92,7 +92,7 @@ impl Releases {
         self.undurable.push_back((lsn, item));
     }
 
-    /// Moves on what is durable by now.
+    /// Advances the items that are durable by now.
     pub(crate) fn durable(&mut self, pool: &Pool, durable: Lsn) {
         // The epoch by now is no lower than at the time of the drop, so waiting for it waits for
         // every IO that started before.
@@ -281,7 +281,7 @@ impl Releases {
         }
     }
 
-    /// Sends what was freed down to the media; it is free for reuse only afterwards.
+    /// Passes freed extents down to the media; it is free for reuse only afterwards.
     pub(crate) fn send_passdown(&mut self, pool: &Pool, io: &mut CommandQueue) {
         self.step_scrub(pool);
         for (first, count) in self.passdown.drain(..) {

@@ -23,7 +23,7 @@ const CREDIT_NS: u64 = 1_000_000_000;
 const FLOOR_NS: u64 = 1_000_000_000;
 /// Leaves for each index page, including upper levels: an index page has room for more.
 const LEAVES_PER_INDEX: u64 = 64;
-/// Pages for the catalogue and what is rounded away.
+/// Pages for the catalogue and for rounding.
 const PAGES_BESIDES: u64 = 4;
 /// Limit of queued changes of state: more than a pool has in the time between two polls.
 const MAX_CHANGES: usize = 64;
@@ -227,7 +227,7 @@ impl Engine {
             && self.pool.volumes.read().values().any(|v| v.slowed.load(Ordering::Acquire) > 0)
     }
 
-    /// Looks at what is left, and gives out allowances.
+    /// Observes the free space, and gives out allowances.
     pub(super) fn step_space(&mut self) {
         let policy = &self.space;
         let watch = &policy.watch;

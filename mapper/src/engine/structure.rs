@@ -1,4 +1,5 @@
-//! Structure changes: what create, delete, resize, snapshot, clone and rollback do to the map.
+//! Structure changes: the changes of the map by create, delete, resize, snapshot, clone and
+//! rollback.
 //!
 //! The same functions serve a running pool (with the mutation gate closed and the volume drained)
 //! and replay. They don't touch data, and take time with the size of a directory, not of a volume.
@@ -158,7 +159,7 @@ impl Engine {
         });
     }
 
-    /// A new snapshot or clone that holds what its source holds.
+    /// A new snapshot or clone with the content of its source.
     fn share(&mut self, source: VolumeId, new: &New) -> Result<(), MapperError> {
         let New { id, name, size, lsn, made } = *new;
         let source = self.pool.volume(source)?;
@@ -179,8 +180,8 @@ impl Engine {
         volume.mapped.store(source.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
         volume.valid.store(source.valid.load(Ordering::Relaxed), Ordering::Relaxed);
         if kind == VolumeKind::Snapshot {
-            // X2: an origin that has just been frozen holds no more than its data, and what was
-            // kept for it on request.
+            // X2: an origin that has just been frozen holds no more than its data, and the space
+            // that was kept for it on request.
             self.take_back_reserve(&source);
         }
         self.add_volume(volume)?;

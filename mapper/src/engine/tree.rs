@@ -1,4 +1,4 @@
-//! A tree of index pages in memory, as the last checkpoint left it plus what has changed since.
+//! A tree of index pages in memory, as of the last checkpoint, with the changes since.
 
 use crate::format::index_page::encode_index;
 use crate::format::page::PageStamp;
@@ -9,7 +9,7 @@ use crate::units::PageAddress;
 const FANOUT: usize = 252;
 const _: () = assert!(FANOUT as u64 == INDEX_FANOUT, "the tree has the format's fan-out");
 
-/// One index page: what it refers to, and where its present content lies.
+/// One index page: its references, and the place of its present content.
 struct Node {
     entries: [PageRef; FANOUT],
     own: PageRef,
@@ -57,7 +57,7 @@ impl PageTree {
         self.levels.len()
     }
 
-    /// Index pages if everything were mapped; what a checkpoint may have to write at the most.
+    /// Index pages if everything were mapped; the most that a checkpoint may have to write.
     pub(crate) fn most_pages(&self) -> u64 {
         self.levels.iter().map(|level| level.len() as u64).sum()
     }

@@ -40,8 +40,8 @@ impl Engine {
 }
 
 impl Pool {
-    /// The extents that volumes map or hold. May be called from any thread: what changes
-    /// meanwhile is seen as it was or as it is.
+    /// The extents that volumes map or hold. May be called from any thread: concurrent changes are
+    /// seen before or after.
     #[must_use]
     pub fn volume_extents(&self) -> Vec<UsedExtent> {
         let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
@@ -70,7 +70,8 @@ impl Pool {
 
     /// How many of some extents each volume maps that maps any. The places are the caller's index
     /// of the device, the first extent there and how many, in order and without overlap. May be
-    /// called from any thread, as [`Self::volume_extents`]; takes time with what is mapped.
+    /// called from any thread, as [`Self::volume_extents`]; takes time in proportion to the mapped
+    /// extents.
     #[must_use]
     pub fn who_maps(&self, places: &[(DeviceIndex, u64, u64)]) -> Vec<(VolumeId, u64)> {
         let volumes: Vec<_> = self.volumes.read().values().cloned().collect();

@@ -102,7 +102,7 @@ impl DeviceTable {
         (self.count, self.records.map(RawDevice::new))
     }
 
-    /// Reads the table without judging what is in it, except that unused places are empty.
+    /// Reads the table without checking its content, except that unused places are empty.
     pub(crate) fn from_raw(count: u8, raw: &[RawDevice; RAW_DEVICES]) -> Result<Self, Problem> {
         let used = usize::from(count);
         if used == 0 || used > MAX_DEVICES {

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::format::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::units::{DeviceIndex, PageAddress};
 
-/// A structure that can't be used, where it was read, and what is wrong with it.
+/// A structure that cannot be used, its place, and its problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{structure}{place}: {problem}")]
 pub struct FormatError {
@@ -116,7 +116,8 @@ pub enum Problem {
         /// As the bytes give it.
         computed: u64,
     },
-    /// The page is sound in itself but isn't what its parent names: a lost or misdirected write.
+    /// The page is sound in itself but differs from its parent's reference: a lost or misdirected
+    /// write.
     #[error("sum is {computed:#x}, its parent names {expected:#x}")]
     ParentSum {
         /// As the bytes give it.
@@ -156,7 +157,7 @@ pub enum Problem {
         /// The pool asked for.
         expected: [u8; 16],
     },
-    /// A field holds what it mustn't.
+    /// A field has an invalid value.
     #[error("{field} is {found}: must be {allowed}")]
     Field {
         /// Which.
@@ -176,7 +177,7 @@ pub enum Problem {
         /// The expected value.
         expected: u64,
     },
-    /// An entry of a table holds what it mustn't.
+    /// An entry of a table has an invalid value.
     #[error("{field} of entry {entry} is {found}: must be {allowed}")]
     Entry {
         /// Which entry, from 0.

@@ -2,7 +2,7 @@
 //!
 //! `docs/ON_DISK_FORMAT.md` is the description; `tests/format_golden.rs` holds the code to it.
 //! Decoders are total: whatever the bytes, they give a valid value or a [`FormatError`] that names
-//! the structure, the place and what was expected. None of them allocates by a number it read.
+//! the structure, the place and the expected content. None of them allocates by a number it read.
 
 pub mod catalogue;
 pub mod checksum;
@@ -30,7 +30,7 @@ pub type PoolId = [u8; 16];
 
 /// Version of the format that this code writes. It is frozen: see `docs/FORMAT_POLICY.md`.
 pub const FORMAT_MAJOR: u16 = 1;
-/// See [`FORMAT_MAJOR`]. Readers ignore it: what they have to know is in the feature words.
+/// See [`FORMAT_MAJOR`]. Readers ignore it: the feature words say which features they have to know.
 pub const FORMAT_MINOR: u16 = 0;
 /// Version in the header of pages and WAL blocks.
 pub const STRUCTURE_VERSION: u16 = 1;
@@ -39,7 +39,7 @@ pub const INDEX_FANOUT: u64 = 252;
 /// Index levels of a tree: 252^4 leaves are more than the 2^26 of the largest volume.
 pub const MAX_LEVELS: u8 = 4;
 
-/// How a parent names its child: where it lies, and what it must look like. The sum detects a write
+/// How a parent names its child: its place, and its expected properties. The sum detects a write
 /// that was lost or misdirected: the page found may be sound in itself and still not be the child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageRef {

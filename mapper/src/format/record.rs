@@ -15,7 +15,7 @@ pub type Unit = [u64; 4];
 /// Units of the longest change but a group's: one, and six with a name of 128 bytes.
 pub const MAX_SINGLE_UNITS: usize = 1 + MAX_NAME.div_ceil(NAME_BYTES);
 /// Units of the longest change: a group of snapshots with names of 128 bytes. It fits into one
-/// block of the log, which is what makes a group whole or not there at all.
+/// block of the log, so that a group exists as a whole or not at all.
 pub const MAX_UNITS: usize = 1 + MAX_GROUP * MAX_SINGLE_UNITS;
 const _: () = assert!(MAX_UNITS <= crate::format::wal::WAL_UNITS, "a record is never split");
 
@@ -92,14 +92,14 @@ pub enum Change {
         /// Which.
         volume: VolumeId,
     },
-    /// The volume has another size; what lay beyond it is gone.
+    /// The volume has another size; data beyond it is gone.
     Resize {
         /// Which.
         volume: VolumeId,
         /// Its bytes from now on.
         size: u64,
     },
-    /// A new snapshot holds what its source holds now.
+    /// A new snapshot has its source's present content.
     Snapshot {
         /// The snapshot's identity.
         volume: VolumeId,
@@ -110,7 +110,7 @@ pub enum Change {
         /// The snapshot's name.
         name: VolumeName,
     },
-    /// A new volume holds what its source holds now.
+    /// A new volume has its source's present content.
     Clone {
         /// The clone's identity.
         volume: VolumeId,
@@ -123,14 +123,15 @@ pub enum Change {
         /// The clone's name.
         name: VolumeName,
     },
-    /// The volume holds what the snapshot holds, and has its size.
+    /// The volume gets the snapshot's content and size.
     Rollback {
         /// Which volume.
         volume: VolumeId,
         /// The snapshot.
         snapshot: VolumeId,
     },
-    /// New snapshots of several volumes, in one cut: all of them hold what their sources hold now.
+    /// New snapshots of several volumes, in one cut: all of them have their sources' present
+    /// content.
     SnapshotGroup {
         /// The first snapshot's identity; the others have those that follow.
         volume: VolumeId,

@@ -25,7 +25,7 @@ pub struct VolumeSettings {
     pub on_full: OnFull,
     /// All of it is set aside, whatever its size becomes: no write of it meets a full pool.
     pub thick: bool,
-    /// Bytes set aside for its first writes, what is mapped already included.
+    /// Bytes set aside for its first writes, including those already mapped.
     pub reservation: u64,
     /// Bytes of extents that it may map at the most; 0 for no limit.
     pub quota: u64,
@@ -35,7 +35,7 @@ pub struct VolumeSettings {
     pub bandwidth: u64,
 }
 
-/// Most requests a second that can be set: beyond what any device does.
+/// Most requests a second that can be set: beyond the capability of any device.
 pub const MAX_IOPS: u64 = 1_000_000_000;
 /// Most bytes a second that can be set: 2^50.
 pub const MAX_BANDWIDTH: u64 = 1 << 50;
@@ -49,16 +49,16 @@ impl VolumeSettings {
         *self == Self::default()
     }
 
-    /// Bytes that are set aside for a volume of this size, what is mapped included.
+    /// Bytes that are set aside for a volume of this size, including those already mapped.
     #[must_use]
     pub const fn set_aside(&self, size: u64) -> u64 {
         if self.thick || self.reservation > size { size } else { self.reservation }
     }
 
-    /// Refuses what makes no sense.
+    /// Refuses inconsistent settings.
     ///
     /// # Errors
-    /// The field, its value and what is allowed.
+    /// The field, its value and the allowed values.
     pub fn check(&self) -> Result<(), Problem> {
         let invalid = |field, value, allowed| Err(Problem::field(field, value, allowed));
         if self.on_full == OnFull::Timeout(0) {

@@ -1,4 +1,4 @@
-//! Compares a pool with the rules it has to keep, and lists what breaks them.
+//! Compares a pool with the rules it has to keep, and lists the violations.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -117,11 +117,11 @@ pub fn check(
     Ok(checker.report(reader, &state, log))
 }
 
-/// Checks the trees of the last checkpoint, without the log behind it: what keeps still while a
-/// daemon serves the pool. A page is used again when a newer checkpoint is durable, so no damage
-/// is sound for sure, and damage counts only where no newer superblock has come meanwhile. A copy
-/// of the superblock that is just being written looks damaged for a moment: only what is found
-/// again a little later counts.
+/// Checks the trees of the last checkpoint, without the log behind it: the structures that do not
+/// change while a daemon serves the pool. A page is used again when a newer checkpoint is durable,
+/// so no damage is sound for sure, and damage counts only where no newer superblock has come
+/// meanwhile. A copy of the superblock that is just being written looks damaged for a moment: only
+/// findings that persist a little later count.
 pub fn check_checkpoint(
     reader: &mut Reader<'_>,
     progress: &mut dyn FnMut(Progress) -> Result<(), IoError>,
@@ -213,8 +213,8 @@ impl<'p> Checker<'p> {
             self.finding(Severity::Note, "superblock", None, None, text);
         }
         // An orderly end leaves all copies equal, and so does the start of a daemon. A crash may
-        // leave one pair of them torn or behind. Other damage is not called so where it would have
-        // a repair drop what a start of the daemon brings back.
+        // leave one pair of them torn or behind. Other damage is not reported where a repair would
+        // drop changes that a start of the daemon restores.
         let left = |severity| if self.clean { Severity::Damage } else { severity };
         let broken = |severity| if is_served { Severity::Damage } else { left(severity) };
         let newest = reader.superblock().generation;

@@ -1,10 +1,9 @@
 //! Reading a pool without opening it: nothing is written, nothing is taken over, and damage is
 //! something to report instead of a reason to stop.
 //!
-//! [`Reader`] finds the superblock and reads pages and blocks of the log. [`State`] is what the
-//! catalogue and the log say of the volumes, [`walk`] goes through their trees, and [`check`]
-//! compares all of it with the rules. Memory grows with volumes, pages and the log's changes, not
-//! with the data.
+//! [`Reader`] finds the superblock and reads pages and blocks of the log. [`State`] is the state of
+//! the volumes by catalogue and log, [`walk`] goes through their trees, and [`check`] compares all
+//! of it with the rules. Memory grows with volumes, pages and the log's changes, not with the data.
 
 pub mod check;
 pub mod dump;

@@ -47,7 +47,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Only what the superblock itself names is in use.
+    /// Only the areas that the superblock names are in use.
     pub(crate) fn new(superblock: &Superblock) -> Self {
         let table = superblock.devices;
         let chunks = |extents: u64| usize::try_from(extents.div_ceil(CHUNK as u64)).unwrap_or(0);

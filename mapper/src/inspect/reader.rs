@@ -173,9 +173,9 @@ impl<'m> Reader<'m> {
         }
     }
 
-    /// Whether a copy that is not sound may be what is left of a write that was cut off. Sectors of
-    /// 512 bytes are written as a whole or not at all, and between two generations all but the
-    /// first differ in the table of devices only.
+    /// Whether an unsound copy may be the rest of an interrupted write. Sectors of 512 bytes are
+    /// written as a whole or not at all, and between two generations all but the first differ in
+    /// the table of devices only.
     fn may_be_torn(&self, device: usize, offset: u64, page: &Page) -> bool {
         if !Superblock::has_magic(&page.0) {
             // A device that was added begins with anything, and one that has grown ends so.
@@ -211,7 +211,7 @@ impl<'m> Reader<'m> {
             let offset = base + within * PAGE_BYTES;
             match self.media.read(device, offset, &mut self.window[..len]) {
                 Ok(()) => self.held = Some((address, pages)),
-                // One page of them may be what can't be read.
+                // One page of them may be unreadable.
                 Err(_) => {
                     return match self.media.read(device, offset, &mut page.0) {
                         Ok(()) => Ok(page),

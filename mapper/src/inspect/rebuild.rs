@@ -20,7 +20,7 @@ use super::{Entries, Media};
 pub trait MediaMut: Media {
     /// Writes whole sectors.
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError>;
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError>;
 }
 
@@ -35,8 +35,8 @@ pub(crate) struct PageSource {
 impl PageSource {
     /// Sets `count` pages aside: in whole free extents first, then in the run kept for metadata,
     /// and never on one of `avoid`, nor in an extent that has one of them unless it is of that run.
-    /// From the end of the pool on: what seems free because its leaf is lost lies further in front,
-    /// where a dump from before the damage still finds it.
+    /// From the end of the pool on: extents that seem free because their leaf is lost lie further
+    /// in front, where a dump from before the damage still finds it.
     pub(crate) fn new(
         superblock: &Superblock,
         owners: &Owners,
@@ -84,7 +84,7 @@ impl PageSource {
 #[derive(Debug)]
 struct Tree {
     id: u32,
-    /// By level from the lowest: which page is being filled, and what with.
+    /// By level from the lowest: the page that is being filled, and its content.
     levels: Vec<(u64, Box<[PageRef]>)>,
     any: bool,
 }
@@ -236,7 +236,7 @@ impl<'m> Builder<'m> {
         Ok(reference)
     }
 
-    /// Writes what is left of a tree, and returns its root.
+    /// Writes the rest of a tree, and returns its root.
     fn end_tree(&mut self, tree: &mut Tree) -> Result<PageRef, MapperError> {
         let mut root = PageRef::NONE;
         for level in 0..tree.levels.len() {
@@ -295,8 +295,8 @@ impl<'m> Builder<'m> {
         Ok(())
     }
 
-    /// Writes the catalogue, empties the log, and makes all of it what counts: the superblock
-    /// goes to one pair of copies, then to the other.
+    /// Writes the catalogue, empties the log, and makes all of it valid: the superblock goes to one
+    /// pair of copies, then to the other.
     pub(crate) fn finish(mut self) -> Result<Superblock, MapperError> {
         self.end_volume()?;
         self.catalogue()?;

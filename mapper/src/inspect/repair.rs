@@ -1,8 +1,8 @@
-//! Repair: what is sound is kept as it is, what is lost is looked for among the pages that lie on
-//! the media, and all of it is written as a new tree beside the old one.
+//! Repair: sound structures are kept, lost ones are searched among the pages on the media, and all
+//! of it is written as a new tree beside the old one.
 //!
 //! A page that is found by its header alone is one that was right at some checkpoint. It may be
-//! older than what was lost, so an entry of it counts only where nothing sound has its extent.
+//! older than the lost page, so an entry of it counts only where nothing sound has its extent.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -31,9 +31,9 @@ use super::{Entries, Fault, IDS_SKIPPED, Media, Reader, State, VolumeView, reade
 /// The options of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RepairOptions {
-    /// Only say what would be done.
+    /// Only report the planned changes.
     pub dry_run: bool,
-    /// Look for nothing: what is not proven to be the last state reads as zeroes.
+    /// Look for nothing: data that is not proven to be the last state reads as zeroes.
     pub strict: bool,
 }
 
@@ -194,7 +194,7 @@ impl Plan {
         }
     }
 
-    /// Everything that is sound, then what can be found of the rest.
+    /// Everything that is sound, then the parts of the rest that can be found.
     fn collect(
         &mut self,
         reader: &mut Reader<'_>,
@@ -278,8 +278,8 @@ impl Plan {
         records
     }
 
-    /// Leaf pages for slots that are lost: the volume's own newest; else, for what shares its
-    /// leaves with relatives, the newest from before it was made, or the oldest after that.
+    /// Leaf pages for slots that are lost: the volume's own newest; else, for volumes that share
+    /// their leaves with relatives, the newest from before it was made, or the oldest after that.
     fn find_leaves(&mut self, reader: &mut Reader<'_>, progress: &mut dyn FnMut(Progress)) {
         let slots: HashSet<u32> = self.missing.keys().map(|(_, slot)| *slot).collect();
         let mut found: HashMap<u32, Vec<Orphan>> = HashMap::new();
@@ -350,7 +350,7 @@ impl Plan {
             let Some(view) = self.state.volumes.get(&id).cloned() else { continue };
             let range = self.bytes(&view, slots);
             let name = view.record.name.as_str().to_owned();
-            let text = "what was mapped there reads as zeroes".to_owned();
+            let text = "the data that was mapped there reads as zeroes".to_owned();
             self.lose(id, name, range, text);
         }
     }
@@ -461,7 +461,7 @@ impl Plan {
         self.state.next_volume_id.saturating_add(skipped)
     }
 
-    /// Writes the new trees, and makes them what counts.
+    /// Writes the new trees, and makes them valid.
     fn write(
         &mut self,
         media: &mut dyn MediaMut,
@@ -594,7 +594,7 @@ impl MediaMut for Shared<'_, '_> {
     }
 }
 
-/// Writes what the plan has decided.
+/// Carries out the plan.
 struct Writer<'p, 'm> {
     plan: &'p mut Plan,
     builder: Builder<'m>,
@@ -686,7 +686,7 @@ impl Visitor for Writer<'_, '_> {
     }
 }
 
-/// Index, tree and LSN of a page that is what its header says.
+/// Index, tree and LSN of a page that matches its header.
 fn header(page: &[u8], kind: PageKind, pool_id: PoolId) -> Option<(u64, u32, Lsn)> {
     let index = u64::from_le_bytes(page.get(40..48)?.try_into().ok()?);
     let opened = page::open(page, &expect(pool_id, kind, index), Place::Memory).ok()?;

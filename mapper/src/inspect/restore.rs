@@ -90,7 +90,7 @@ impl Scan {
         Self { lines: 0, sum, end: None, problem: None, content: Content::default() }
     }
 
-    /// The next line, without its line feed. `false`: what follows will not change the judgement.
+    /// The next line, without its line feed. `false`: later lines do not change the verdict.
     pub fn line(&mut self, line: &str) -> bool {
         if self.lines == 0
             && let Err(error) = first_line(line)
@@ -570,7 +570,7 @@ impl Restoring<'_> {
         }
     }
 
-    /// Writes the rest, and makes it what counts. Returns the pages written.
+    /// Writes the rest, and makes it valid. Returns the pages written.
     pub fn finish(mut self) -> Result<u64, MapperError> {
         self.end_leaf()?;
         let pages = self.builder.pages_written;

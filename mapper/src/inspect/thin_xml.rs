@@ -1,7 +1,7 @@
 //! A pool's metadata as the XML that `thin_restore` makes dm-thin metadata from.
 //!
-//! dm-thin knows no bitmaps: a mapped block reads as what lies there. So sub-blocks that were never
-//! written have to be zero on the media before, which is what [`Gaps`] are for.
+//! dm-thin knows no bitmaps: a mapped block shows the media's content. So sub-blocks that were
+//! never written have to be zero on the media before, which is what [`Gaps`] are for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -34,7 +34,8 @@ pub struct Gap {
 pub struct Gaps {
     /// Ranges to be zeroed. Doing so changes nothing that blockd shows.
     pub gaps: Vec<Gap>,
-    /// Extents that can't be said in XML: one volume has discarded a part of what a relative has.
+    /// Extents that can't be said in XML: one volume has discarded a part of an extent that a
+    /// relative has.
     pub torn: u64,
 }
 
@@ -77,7 +78,7 @@ pub fn thin_xml(
     Ok(gaps(reader, &counter.partial))
 }
 
-/// Clear bits of extents, by what any volume has in them.
+/// Clear bits of extents, over all volumes that map them.
 fn gaps(reader: &Reader<'_>, partial: &BTreeMap<PhysicalExtent, Bits>) -> Gaps {
     let geometry = reader.geometry();
     let mut gaps = Gaps::default();

@@ -55,9 +55,9 @@ impl Copies {
         offsets
     }
 
-    /// Drops copies that are none: what lies where a copy might lie can be a client's data, made
-    /// to look like one. A device's own front says where the end is; without it, the last place
-    /// that holds a copy of just that place is the end, since places before it are data.
+    /// Drops copies that are none: data of a client at the place of a copy can be made to look like
+    /// one. A device's own front says where the end is; without it, the last place that holds a
+    /// copy of just that place is the end, since places before it are data.
     fn drop_planted(&mut self, present: &[PresentDevice]) {
         for (handle, device) in present.iter().enumerate() {
             self.only_own(handle, device.size);
@@ -93,7 +93,8 @@ impl Copies {
         self.bad.iter().filter(front).find(|e| e.is_unsupported()).copied()
     }
 
-    /// Decides, or says by name what is missing, swapped, shrunk, foreign or too new.
+    /// Decides, or returns an error that names the missing, swapped, shrunk, foreign or too new
+    /// device.
     pub(crate) fn choose(&mut self, present: &[PresentDevice]) -> Result<Found, MapperError> {
         if let Some(too_new) = self.too_new() {
             return Err(too_new.into());

@@ -1,5 +1,5 @@
 //! Reading the trees of the last checkpoint: catalogue, index pages, leaves. Load is the check:
-//! every page is compared with what its parent says of it.
+//! every page is compared with its parent's reference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -117,7 +117,7 @@ enum Stage {
     Log,
     /// The engine writes the superblock that was found to every copy that hasn't got it.
     Repair,
-    /// The engine writes the superblock of this open, then commits what was replayed.
+    /// The engine writes the superblock of this open, then commits the replayed changes.
     Super,
     Commit,
     Done,
@@ -223,8 +223,8 @@ impl Opening {
                 && let Some(memory) = &self.options.ring
                 && !active(Mutation::RingAfterFailure)
             {
-                // R8, before the ring is even looked at: the device may have dropped what it calls
-                // valid.
+                // R8, before the ring is even looked at: the device may have dropped data that the
+                // ring calls valid.
                 crate::ring::poison_unreported(&**memory);
             }
             self.failure.get_or_insert(MapperError::Io { operation, device, error });
@@ -328,7 +328,7 @@ impl Opening {
                 self.refuse_other_ring()?;
                 self.copies = Copies::default();
                 self.stage = Stage::Flush;
-                // R12: what can be read now may be in the device's cache only.
+                // R12: readable data may be in the device's cache only.
                 if !active(Mutation::NoOpeningFlush) {
                     self.on_every_device(|_| IoOp::Flush);
                 }
@@ -620,7 +620,7 @@ impl Opening {
         Ok(true)
     }
 
-    /// R13: what the ring brought is committed like anything else, before the first request.
+    /// R13: the changes from the ring are committed like any others, before the first request.
     fn after_commit(&mut self) -> Result<bool, MapperError> {
         let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
         if engine.is_recovered() {
@@ -634,8 +634,8 @@ impl Opening {
     }
 }
 
-/// Numbers that only rise. Above this they are not what a pool has come to: a billion of them a
-/// second would take three centuries. Counting on would be met by an overflow.
+/// Numbers that only rise. Larger ids are not the result of normal use: a billion of them a second
+/// would take three centuries. Counting on would be met by an overflow.
 const MAX_NUMBER: u64 = 1 << 63;
 
 fn check_numbers(superblock: &Superblock) -> Result<(), MapperError> {

@@ -188,11 +188,13 @@ impl Replay {
         self.changes += 1;
         match *change {
             Change::Map { volume, extent, physical, valid } => {
-                // Its checksum holds, but only what the pool has may enter the map.
+                // Its checksum holds, but only extents of the pool may enter the map.
                 let known = self.before.contains(physical)
                     && valid & !self.engine.pool.geometry.full_bitmap() == 0;
                 if !known {
-                    return Err(MapperError::Internal("a change maps what the pool does not have"));
+                    return Err(MapperError::Internal(
+                        "a change maps an extent that the pool does not have",
+                    ));
                 }
                 self.touched.push(physical);
                 let mapping = Mapping { physical: Some(physical), valid };

@@ -1,4 +1,4 @@
-//! Reading a ring, and finding out what a former process left in it.
+//! Reads a ring, and determines the state in which a former process left it.
 
 use super::{DeltaRing, RingProblem, RingRecord, put};
 use crate::format::record::{self, MAX_SINGLE_UNITS, MAX_UNITS, UNIT_SIZE};

@@ -49,8 +49,8 @@ fn found(ring: &DeltaRing) -> Vec<(u64, Change)> {
     ring.recover().unwrap().iter().map(|record| (record.lsn.0, record.change.clone())).collect()
 }
 
-/// Runs `action` on copies of the memory with every number of stores, and gives what a process
-/// that takes the ring over finds. The last one is of the whole action.
+/// Runs `action` on copies of the memory with every number of stores, and returns the findings of a
+/// process that adopts the ring. The last one is of the whole action.
 fn cut_off(memory: &VecRingMemory, action: impl Fn(&DeltaRing)) -> Vec<Vec<(u64, Change)>> {
     let mut results = Vec::new();
     for stores in 0.. {

@@ -1,4 +1,4 @@
-//! Space policy: what a volume may take, what state a pool is in, and how fast it may be filled.
+//! Space policy: limits of volumes, the state of a pool, and the rate at which it may be filled.
 //!
 //! Pure: time and figures come in, decisions go out. The engine carries them out.
 

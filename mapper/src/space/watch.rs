@@ -1,5 +1,5 @@
-//! How full a pool is, how fast it fills, and what follows: states with hysteresis, and the speed
-//! at which a pool that is nearly full may be filled further.
+//! The fill level of a pool, its fill rate, and the resulting state: states with hysteresis, and
+//! the speed at which a pool that is nearly full may be filled further.
 
 use crate::error::MapperError;
 
@@ -72,7 +72,7 @@ impl Marks {
     /// Refuses marks that are no percentage, not of one kind, or in the wrong order.
     ///
     /// # Errors
-    /// [`MapperError::Invalid`] with the field, its value and what is allowed.
+    /// [`MapperError::Invalid`] with the field, its value and the allowed values.
     pub fn check(&self) -> Result<(), MapperError> {
         let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
         for (field, mark) in [("low", self.low), ("very_low", self.very_low)] {
@@ -177,8 +177,8 @@ impl SpaceWatch {
         self.state
     }
 
-    /// Bytes a second that were lately written for the first time: the average, or what is left of
-    /// a peak.
+    /// Bytes a second that were lately written for the first time: the average, or the decayed
+    /// peak.
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate.max(self.peak)
@@ -205,7 +205,7 @@ impl SpaceWatch {
     }
 
     /// The time that has to be lived through until more space comes, in nanoseconds: three times
-    /// what an extension takes, and no less than `very_low` says in seconds.
+    /// the duration of an extension, and no less than the seconds of `very_low`.
     #[must_use]
     pub fn horizon_ns(&self) -> u64 {
         let least = match self.marks.map(|marks| marks.very_low) {
@@ -235,7 +235,7 @@ impl SpaceWatch {
         (very_low, low.max(very_low))
     }
 
-    /// Looks at the pool. Says what has changed, or what has gone on for long.
+    /// Looks at the pool. Returns a change of state, or a repeated report of a lasting state.
     pub fn observe(&mut self, now_ns: u64, seen: Observed) -> Option<SpaceChange> {
         self.seen = seen;
         self.sample(now_ns);
@@ -283,7 +283,7 @@ impl SpaceWatch {
     }
 
     /// Bytes a second that may be written for the first time, where that is limited: so slow that
-    /// what is left would last for the time that an extension takes, at any time anew.
+    /// the free space would at any moment last for the duration of an extension.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         (self.state == SpaceState::VeryLow)

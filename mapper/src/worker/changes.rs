@@ -36,7 +36,8 @@ impl Worker {
         look: &Look,
         out: &mut Vec<DiffRange>,
     ) -> Result<bool, MapperError> {
-        // In an epoch, so that what is found stays: leaves, and extents that both refer to.
+        // In an epoch, so that the volume found stays valid: leaves, and extents that both refer
+        // to.
         out.clear();
         let parity = self.pool.epochs.enter(self.slot);
         let is_found = self.compare(attachment, since, look, out);

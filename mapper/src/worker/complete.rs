@@ -1,4 +1,4 @@
-//! The end of a request: what its IO has made true becomes visible.
+//! The end of a request: the result of its IO becomes visible.
 
 use super::{Attachment, Worker};
 use crate::change::Site;
@@ -168,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// Decides by the entry as it is *now* (R5d) what the write makes true.
+    /// Decides by the entry as it is *now* (R5d) which change the write makes.
     fn finish_slow(
         &mut self,
         attachment: &Attachment,

@@ -1,4 +1,4 @@
-//! The data path: one worker per thread, no lock and no record for what is already mapped.
+//! The data path: one worker per thread, no lock and no record for mapped extents.
 
 mod attach;
 mod changes;

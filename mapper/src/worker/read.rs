@@ -24,7 +24,7 @@ impl Worker {
         plan.check_idle()?;
         let volume = &*attachment.volume;
         plan.reset();
-        // The epoch is entered before the map is looked at: what the read finds there is not
+        // The epoch is entered before the map is looked at: extents that the read found are not
         // reused before it ends (R4).
         let parity = self.pool.epochs.enter(self.slot);
         let alive = match self.pool.check_alive() {
@@ -52,7 +52,7 @@ impl Worker {
     /// planned there. For front-ends that take requests in batches: warmed first and planned then,
     /// the misses of a batch overlap.
     pub fn warm(&self, attachment: &Attachment, offset: u64) {
-        // Leaves are never unmapped, so a stale one may be looked at; what it says is not used.
+        // Leaves are never unmapped, so a stale one may be looked at; its result is not used.
         let extent = self.pool.geometry.extent_of(offset);
         let directory = attachment.directory();
         if let Some(leaf) = directory.load(extent.slot()) {

@@ -71,7 +71,7 @@ impl Worker {
         while at < end {
             let slot = geometry.slot_of(at);
             let (content, to) = if directory.load(slot).is_none() {
-                // Nothing under this leaf: the walk takes big steps over what is empty.
+                // Nothing under this leaf: the walk takes big steps over empty ranges.
                 (Content::Hole, (at / geometry.leaf_span() + 1) * geometry.leaf_span())
             } else {
                 let mapping = lookup(&self.pool, &directory, geometry.extent_of(at));

@@ -191,8 +191,8 @@ impl Worker {
         Planned::Yes
     }
 
-    /// Takes what the completion will need, so that it can't fail: leaves, a record's room in the
-    /// ring, a page for the next checkpoint.
+    /// Takes the resources of the completion, so that it cannot fail: leaves, a record's room in
+    /// the ring, a page for the next checkpoint.
     fn plan_slow(
         &mut self,
         attachment: &Attachment,
@@ -320,9 +320,9 @@ impl Worker {
         Planned::Yes
     }
 
-    /// Whether no map shows what lies in the touched part of an extent that the volume has: it is
-    /// not valid, and the change that made it so is durable. A crash would bring back a map from
-    /// before a change that is not.
+    /// Whether no map shows the touched part of an extent that the volume has: it is not valid, and
+    /// the change that made it so is durable. A crash would bring back a map from before a change
+    /// that is not.
     fn is_unseen(&self, volume: &Volume, piece: &Piece, mapping: Mapping) -> bool {
         let cleared = volume.cleared_lsn.load(Ordering::Acquire);
         mapping.valid & piece.touched == 0
@@ -355,8 +355,8 @@ impl Worker {
         any
     }
 
-    /// A copy holds one more reference to what it copies, so that the extent does not become
-    /// exclusive meanwhile: a write in place would be lost when the copy is shown (R10c).
+    /// A copy holds one more reference to its source, so that the extent does not become exclusive
+    /// meanwhile: a write in place would be lost when the copy is shown (R10c).
     fn hold(&self, source: PhysicalExtent) {
         if active(Mutation::FastUnderCopy) {
             return;
