@@ -1,4 +1,4 @@
-//! Persistent memory: what the kernel has of it, and how it is read and written.
+//! Persistent memory: the kernel's view of it, and access to it.
 //!
 //! - [`media`]: mapped memory; stores past the cache, fences, memory that has gone bad.
 //! - [`platform`]: regions and namespaces, read and made through sysfs.

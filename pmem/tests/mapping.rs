@@ -93,7 +93,7 @@ fn memory_that_is_gone_is_an_error_and_the_rest_goes_on() {
     map.write(0, &[5; 8192]).unwrap();
     file.set_len(8192).unwrap();
     let mut bytes = vec![0; 8192];
-    // From the middle of a page across the end of what is left, at each kind of access.
+    // From the middle of a page across the end of the remaining memory, at each kind of access.
     for at in [6000_u64, 8191, 4096 + 64] {
         let failed = map.read(at, &mut bytes).unwrap_err();
         let MediaError::Failed { at: found } = failed else { panic!("{failed}") };
@@ -108,7 +108,7 @@ fn memory_that_is_gone_is_an_error_and_the_rest_goes_on() {
         let failed = map.zero(at, 8192).unwrap_err();
         assert!(matches!(failed, MediaError::Failed { .. }), "{failed}");
     }
-    // Where there is still memory, what was written in front of the end is there.
+    // Where memory remains, the bytes written before the end are there.
     let mut front = [0; 6000];
     map.read(0, &mut front).unwrap();
     assert_eq!(front[..4160], [5; 4160]);

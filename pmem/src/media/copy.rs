@@ -11,7 +11,7 @@
 use std::arch::global_asm;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes of a cache line: what is written past the cache as a whole, and written back as a whole.
+/// Bytes of a cache line: the unit of non-temporal stores and of write-back.
 pub(super) const LINE: usize = 64;
 
 global_asm!(
@@ -139,8 +139,8 @@ global_asm!(
     ".globl blockd_pmem_end",
     ".hidden blockd_pmem_end",
     "blockd_pmem_end:",
-    // rdi: to, rsi: from, rdx: bytes. By the processor's own routine, which has what is left in
-    // rcx, and goes on behind it where memory is bad.
+    // rdi: to, rsi: from, rdx: bytes. By the processor's own routine, which keeps the remaining
+    // length in rcx, and ends after it where memory is bad.
     ".balign 16",
     ".globl blockd_pmem_move",
     ".hidden blockd_pmem_move",

@@ -43,7 +43,7 @@ pub enum MediaError {
         /// The accepted values.
         allowed: &'static str,
     },
-    /// A lane's place is not what it has to be.
+    /// A lane's place is invalid.
     #[error("lanes: {what}")]
     Lanes {
         /// Why.
@@ -52,7 +52,7 @@ pub enum MediaError {
 }
 
 impl MediaError {
-    /// For `map_err`: what was tried.
+    /// For `map_err`: the attempted operation.
     pub(super) fn os<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::Os { what, source: error.into() }
     }

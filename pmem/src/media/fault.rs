@@ -121,7 +121,7 @@ fn goes_on(context: *mut libc::ucontext_t) -> bool {
     let at = unsafe { place.read() };
     let exit = usize::try_from(at).ok().and_then(super::engine::exit_of);
     let Some(exit) = exit.and_then(|exit| i64::try_from(exit).ok()) else { return false };
-    // SAFETY: the same; what is written is where our routines end early.
+    // SAFETY: the same; the written address is the early exit of our routines.
     unsafe { place.write(exit) };
     true
 }

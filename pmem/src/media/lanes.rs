@@ -1,5 +1,4 @@
-//! Lanes: what makes a write of up to a block atomic where the memory itself is so only for eight
-//! bytes.
+//! Lanes: they make a write of up to a block atomic on memory that is atomic only for eight bytes.
 //!
 //! A lane is a place of its own for one thread: some blocks, and for each of them a line that says
 //! where it belongs. A write goes through these steps, for as many blocks at a time as a lane has:
@@ -15,7 +14,7 @@
 //!
 //! A write stores the bytes that it was given and no others: sectors of one block that are written
 //! at once do not touch each other. Writes of the same block wait for each other from the third
-//! step on, so that what is left is one of them and not a mixture.
+//! step on, so that the result is one of them and not a mixture.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +47,7 @@ struct Line {
     target: U64,
     len: U32,
     reserved: [u8; 32],
-    /// CRC-32C of what is in front of it.
+    /// CRC-32C of the bytes in front of it.
     sum: U32,
 }
 

@@ -8,7 +8,7 @@ pub enum Medium {
     /// A file on a file system with DAX, with `MAP_SYNC`: whatever a store needs of
     /// the file system to be found again is durable before the store is done.
     DaxFile,
-    /// A file without `MAP_SYNC`, as on tmpfs: what was written lasts once it was synced, if ever.
+    /// A file without `MAP_SYNC`, as on tmpfs: stores are durable once they were synced, if ever.
     File,
 }
 

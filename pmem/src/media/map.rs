@@ -22,7 +22,8 @@ const MAX_DEPTH: usize = 8;
 /// How something is mapped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MappingOptions {
-    /// The platform keeps what has reached its memory when power fails, whatever the kernel says.
+    /// The platform keeps data that has reached its memory when power fails, whatever the kernel
+    /// reports.
     pub power_safe: bool,
     /// Where the kernel describes devices: `/sys`, unless a test says something else.
     pub sysfs: PathBuf,
@@ -136,8 +137,8 @@ impl Mapping {
         &self.file
     }
 
-    /// Makes what was stored before as durable as the kernel can, where a fence does not. May take
-    /// long. A device has nothing to sync with.
+    /// Makes earlier stores as durable as the kernel can, where a fence does not. May take long. A
+    /// device has nothing to sync with.
     ///
     /// # Errors
     /// The kernel's error. The stores may be durable or not.
@@ -202,7 +203,7 @@ impl Mapping {
 }
 
 /// Stores `len` bytes to `to`: the ragged ends by `part`, the whole lines between by `lines`. Each
-/// gives what is left of it, and gets its place from the start. Gives what is left of everything.
+/// returns its rest, and gets its offset from the start. Returns the rest of everything.
 fn in_lines(
     to: *mut u8,
     len: usize,
@@ -390,7 +391,7 @@ mod tests {
             let map = Mapping::from_file(Arc::clone(&file), &MappingOptions::default()).unwrap();
             file.set_len(4096).unwrap();
             assert!(map.read(4096, &mut [0; 8]).is_err());
-            // SAFETY: the address is mapped; what is behind it is gone, which is the point.
+            // SAFETY: the address is mapped; the range after it is unmapped on purpose.
             let byte = unsafe { map.base.wrapping_add(4096).read_volatile() };
             unreachable!("{byte}");
         }
@@ -414,7 +415,7 @@ mod tests {
         file.set_len(4096).unwrap();
         for at in [0, 1000, 4095] {
             let (mut to, from) = (vec![0; 8192 - at], map.base.wrapping_add(at));
-            // SAFETY: what is moved is mapped, and the rest of it gone, which is the point.
+            // SAFETY: the moved range is mapped, and the rest unmapped on purpose.
             let left = unsafe { engine::moved(to.as_mut_ptr(), from, to.len()) };
             assert_eq!(left, 4096);
             assert!(to[..4096 - at].iter().all(|byte| *byte == 7), "from {at}");

@@ -1,4 +1,4 @@
-//! Memory that is read and written by copying, and what has to be done for it to last.
+//! Memory that is read and written by copying, and the steps that make stores durable.
 
 mod access;
 #[cfg(target_arch = "x86_64")]

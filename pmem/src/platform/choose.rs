@@ -127,7 +127,7 @@ pub fn fits(region: &Region, needed: u64) -> Result<(), Refusal> {
     Err(Refusal { region: region.key.clone(), needed, free, largest, reason })
 }
 
-/// The region that takes it. `needed` says what it takes of each, as steps differ.
+/// The region that takes it. `needed` returns the bytes that it takes of each, as steps differ.
 ///
 /// # Errors
 /// When none can, for each the reason. A sufficient sum does not help.

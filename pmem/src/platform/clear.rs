@@ -13,8 +13,8 @@ use super::error::PlatformError;
 use super::namespace::{Device, DeviceClass, Namespace};
 use crate::media::{Mapping, MappingOptions, Media, MediaError};
 
-/// Where file systems, partition tables, RAIDs and pools have what they are known by: at the front
-/// (btrfs has it at 64 KiB, a pool of ours within 2 MiB) and at the end.
+/// Where file systems, partition tables, RAIDs and pools have their signatures: at the front (btrfs
+/// has it at 64 KiB, a pool of ours within 2 MiB) and at the end.
 pub const MARKED_BYTES: u64 = 8 << 20;
 
 /// Zeroes for files that can't be zeroed otherwise.
@@ -56,7 +56,7 @@ impl Zeroing {
     }
 }
 
-/// The kernel writes zeroes past its cache, where it knows how; what is cached goes.
+/// The kernel writes zeroes past its cache, where it knows how; cached pages are dropped.
 fn zero(file: &File, at: u64, length: u64) -> io::Result<()> {
     for how in [FallocateFlags::ZERO_RANGE, FallocateFlags::PUNCH_HOLE] {
         match fallocate(file, how | FallocateFlags::KEEP_SIZE, at, length) {
@@ -160,7 +160,7 @@ impl Platform {
         Ok(true)
     }
 
-    /// Clears what a namespace could be taken for.
+    /// Clears old signatures of a namespace.
     pub(super) fn clear_marks(&self, namespace: &Namespace) -> Result<(), PlatformError> {
         let Some(device) = &namespace.device else { return Ok(()) };
         let path = self.device_path(device);

@@ -56,7 +56,7 @@ pub enum PlatformError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A value is outside of what is allowed.
+    /// A value is out of range.
     #[error("{field} is {value}: must be {allowed}")]
     Invalid {
         /// The field of the value.
@@ -93,7 +93,7 @@ pub enum PlatformError {
         /// Why not.
         problem: String,
     },
-    /// Something failed, and so did taking back what had been done until then.
+    /// An operation failed, and so did undoing its earlier steps.
     #[error("{error}; and taking it back failed: {after}")]
     NotTakenBack {
         /// The first error.
@@ -116,7 +116,7 @@ impl PlatformError {
         text
     }
 
-    /// The kernel's number of what went wrong, if it is the kernel that said so.
+    /// The kernel's error number, if the error comes from the kernel.
     #[must_use]
     pub fn os_error(&self) -> Option<i32> {
         match self {

@@ -1,6 +1,6 @@
 //! Namespaces grow at their ends.
 //!
-//! The kernel looks for free space in the order of addresses, and takes what is right in front of a
+//! The kernel looks for free space in the order of addresses, and takes space right in front of a
 //! namespace as well (`scan_allocate` of its `namespace_devs.c`): all of its bytes would be
 //! elsewhere in it then. It takes nothing that is too small, so that a namespace is made larger by
 //! more than there is in front of it, and then smaller: it is cut at its end.
@@ -31,7 +31,7 @@ impl Platform {
     /// # Errors
     /// When that is not possible, it is in use, or there is no room right behind it. It is as it
     /// was then, unless the error is [`PlatformError::NotTakenBack`]: it may be bare then, or have
-    /// no device, and some of what it has may be another's.
+    /// no device, and some of its bytes may be data of another namespace.
     pub fn grow_bare(&self, uuid: Uuid, size: u64) -> Result<Namespace, PlatformError> {
         let _lock = self.lock()?;
         let inventory = self.read_with_users()?;
@@ -151,7 +151,7 @@ impl Platform {
         self.enabled_again(uuid, region, &namespace.name)
     }
 
-    /// Cuts one that has no device to what it had; false if it has one, or no more than that.
+    /// Cuts one that has no device to its former size; false if it has one, or no more than that.
     fn back_to(&self, uuid: Uuid, size: u64) -> Result<bool, PlatformError> {
         let inventory = self.read_with_users()?;
         let (region, namespace) = found(&inventory, uuid)?;
@@ -179,7 +179,7 @@ impl Platform {
                 Ok(now.clone())
             }
             _ => {
-                let problem = "has not become what it was before it was bare".to_owned();
+                let problem = "was not restored to its mode from before it was bare".to_owned();
                 Err(PlatformError::Unsupported { what: now.to_string(), problem })
             }
         }
@@ -196,7 +196,7 @@ impl Platform {
         let begins = folder.address()?;
         for size in sizes {
             let written = self.set(folder, "size", &size.to_string());
-            // Where it begins elsewhere, what would be cut off now is its own.
+            // If it begins elsewhere, the part that would be cut off now is its own.
             let here = match folder.address() {
                 Ok(address) if address == begins => Ok(()),
                 Ok(address) => Err(moved(namespace, begins, address)),
@@ -229,7 +229,7 @@ impl Platform {
         self.set_surely(folder, size)
     }
 
-    /// Twice, if need be: what the kernel has and its label has not, others may be given.
+    /// Twice, if need be: space that the kernel assigns but the label lacks may be given to others.
     fn set_surely(&self, folder: &Folder, size: u64) -> Result<(), PlatformError> {
         let set = || self.set(folder, "size", &size.to_string());
         set().or_else(|_| set())
@@ -249,7 +249,7 @@ fn not_taken_back(error: PlatformError, after: PlatformError) -> PlatformError {
 fn cut(uuid: Uuid, size: u64, error: &PlatformError) -> PlatformError {
     let problem = format!(
         "can't be enabled with {size} bytes, as there is no memory for the metadata of its pages, \
-         maybe, and has what it had ({})",
+         maybe, and keeps its former size ({})",
         error.text()
     );
     PlatformError::Unsupported { what: format!("namespace {uuid}"), problem }
@@ -291,8 +291,7 @@ fn sizes(region: &Region, namespace: &Namespace, size: u64) -> Result<Vec<u64>, 
     }
 }
 
-/// Bytes that are free right in front of it and right behind it; nothing where it is not known what
-/// lies where.
+/// Bytes that are free right in front of it and right behind it; nothing if the layout is unknown.
 fn free_around(region: &Region, namespace: &Namespace) -> Option<(u64, u64)> {
     let start = namespace.start?;
     let end = start.checked_add(namespace.size)?;

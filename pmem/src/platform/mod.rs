@@ -1,10 +1,10 @@
 //! Persistent memory of a host: reads regions and namespaces, creates and removes namespaces,
 //! through sysfs alone.
 //!
-//! [`Platform`] reads and changes; what it reads is an [`Inventory`]. Regions are identified by
-//! [`RegionKey`] and namespaces by [`Uuid`]: the numbers of regions move from one boot to the next,
-//! and a name may be there twice. An unreadable file is an error that names it. Nothing is taken
-//! for absent because of an error.
+//! [`Platform`] reads and changes; the result of reading is an [`Inventory`]. Regions are
+//! identified by [`RegionKey`] and namespaces by [`Uuid`]: the numbers of regions move from one
+//! boot to the next, and a name may be there twice. An unreadable file is an error that names it.
+//! Nothing is taken for absent because of an error.
 //!
 //! [`step`], [`choose`] and [`share`] decide and touch nothing.
 
@@ -42,8 +42,8 @@ pub use users::User;
 
 use sysfs::Folder;
 
-/// Looks at what changes meanwhile, before a file that is not there is an error. A change is done
-/// in milliseconds.
+/// Number of scans of a changing inventory before a missing file is an error. A change is done in
+/// milliseconds.
 const READ_TRIES: u32 = 10;
 const READ_PAUSE: Duration = Duration::from_millis(10);
 
@@ -86,7 +86,7 @@ pub struct Inventory {
     pub has_bus: bool,
     /// By key.
     pub regions: Vec<Region>,
-    /// Processes that could not be looked at, so that what is in use is not known for sure.
+    /// Processes that could not be looked at, so that the list of users may be incomplete.
     pub unseen_processes: usize,
 }
 
@@ -154,7 +154,7 @@ impl Platform {
     /// Reads regions and namespaces, without their users.
     ///
     /// # Errors
-    /// When a file can't be read, or does not hold what it should.
+    /// When a file can't be read, or has invalid content.
     pub fn read(&self) -> Result<Inventory, PlatformError> {
         let mut tries = 1;
         loop {
@@ -196,7 +196,7 @@ impl Platform {
     /// Reads regions, namespaces and their users.
     ///
     /// # Errors
-    /// When a file can't be read, or does not hold what it should.
+    /// When a file can't be read, or has invalid content.
     pub fn read_with_users(&self) -> Result<Inventory, PlatformError> {
         let mut inventory = self.read()?;
         inventory.unseen_processes = users::find(&self.places, &mut inventory.regions)?;

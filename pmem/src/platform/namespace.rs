@@ -9,7 +9,7 @@ use super::sysfs::{Folder, SECTOR};
 use super::users::User;
 use super::{Places, is_numbered};
 
-/// As what a namespace shows itself.
+/// The mode of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// A block device of bare memory, without DAX for file systems.
@@ -33,7 +33,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Where the kernel keeps what it notes about each page.
+/// The place of the kernel's page metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageMap {
     /// On the namespace itself: it takes some 1.6 % of it.
@@ -86,11 +86,11 @@ impl Device {
 pub struct Namespace {
     /// As the kernel numbers it now.
     pub name: String,
-    /// Which one. One without labels has that of what is made of it, and a raw one none.
+    /// Which one. One without labels has that of the device made of it, and a raw one none.
     pub uuid: Option<Uuid>,
     /// The alternative name that an administrator gave it. Other namespaces may have the same.
     pub alt_name: String,
-    /// As what it shows itself.
+    /// Its mode.
     pub mode: Mode,
     /// Where the pages are noted, of those that have pages.
     pub map: Option<PageMap>,
@@ -197,8 +197,8 @@ fn uuid(folder: &Folder) -> Result<Option<Uuid>, PlatformError> {
     text.map(|text| folder.value(name, &text)).transpose()
 }
 
-/// By what holds it; the kernel's own word for it is the same for fsdax and for bare memory that
-/// has pages.
+/// By its holder; the kernel's own word for it is the same for fsdax and for bare memory that has
+/// pages.
 fn mode(folder: &Folder, holder: Option<&str>) -> Result<Mode, PlatformError> {
     let Some(holder) = holder else { return Ok(Mode::Raw) };
     let word: String = holder.chars().take_while(char::is_ascii_alphabetic).collect();
@@ -257,7 +257,7 @@ fn block(namespace: &mut Namespace, carrier: &Folder) -> Result<(), PlatformErro
     Ok(())
 }
 
-/// The device hangs below what holds the namespace, beside files of its own.
+/// The device is below the holder of the namespace, beside files of its own.
 fn character(
     places: &Places,
     namespace: &mut Namespace,

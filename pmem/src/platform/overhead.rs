@@ -3,7 +3,7 @@
 
 use super::namespace::{Mode, PageMap};
 
-/// At the front of what has pages: labels of the kernel.
+/// At the front of a namespace with pages: labels of the kernel.
 const INFO_BYTES: u64 = 8 << 10;
 /// The kernel's metadata for each page, in bytes.
 const PAGE_NOTE_BYTES: u64 = 64;
@@ -59,8 +59,8 @@ pub fn raw_size_for(
     step: super::step::Step,
 ) -> Option<u64> {
     let mut size = step.round_up(usable)?;
-    // The notes of what was added need notes themselves; what is missing shrinks sixtyfold each
-    // time.
+    // The metadata of the added pages needs metadata itself; the missing part shrinks sixtyfold
+    // each time.
     loop {
         let has = usable_of(mode, map, align, size);
         if has >= usable {

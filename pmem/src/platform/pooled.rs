@@ -31,7 +31,7 @@ pub struct PoolSpace {
     pub namespaces: Vec<Namespace>,
     /// One of them was just made.
     pub made: Option<Uuid>,
-    /// How much that is of what is allowed.
+    /// The part of the allowed share.
     pub share: Share,
 }
 
@@ -46,7 +46,7 @@ pub fn own(region: &Region) -> impl Iterator<Item = &Namespace> {
 /// When the region has no step, or nothing is there and nothing can be made.
 pub fn plan(region: &Region, target: Target) -> Result<Share, PlatformError> {
     let step = Step::of(region, HUGE_PAGE, Rule::Formula).ok_or_else(|| {
-        let problem = format!("{} ways are beyond what can be aligned", region.ways);
+        let problem = format!("{} ways cannot be aligned", region.ways);
         PlatformError::Unsupported { what: format!("region {}", region.key), problem }
     })?;
     check_enabled(region)?;
@@ -86,7 +86,7 @@ pub fn plan(region: &Region, target: Target) -> Result<Share, PlatformError> {
 /// it once was more.
 pub fn check_enabled(region: &Region) -> Result<(), PlatformError> {
     let refused = |what: String, is: &str| {
-        let problem = format!("it is {is}, so that what pools have of it is not known");
+        let problem = format!("it is {is}, so that the pools' share of it is unknown");
         Err(PlatformError::Unsupported { what, problem })
     };
     if !region.enabled {
@@ -194,7 +194,7 @@ mod tests {
             size: 256 * MIB,
         };
         platform.create(&RegionKey::Cookie(1), &theirs).unwrap();
-        // Our name, and not what pools are made of.
+        // The name of pools, but not their mode.
         let other = NamespaceSpec {
             uuid: uuid(8),
             alt_name: OWN_NAME.to_owned(),

@@ -5,7 +5,7 @@
 //! creation is undone.
 //!
 //! One process at a time does this, by a lock: seeds are there once. Other tools do not know the
-//! lock, so that what came of it is looked at in the end all the same.
+//! lock, so that the result is verified in the end all the same.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -26,7 +26,7 @@ use super::{Inventory, Platform, is_of_what_goes};
 /// Longest name that a label has room for.
 pub const MAX_NAME: usize = 63;
 
-/// How long another process may take with what it makes or removes: some hundred writes to sysfs
+/// How long another process may take to make or remove a namespace: some hundred writes to sysfs
 /// of milliseconds each, and clearing a few MiB.
 const LOCK_TRIES: u32 = 600;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
@@ -45,7 +45,7 @@ pub struct NamespaceSpec {
     pub uuid: Uuid,
     /// Its alternative name, for administrators.
     pub alt_name: String,
-    /// As what it is to show itself.
+    /// Its mode.
     pub mode: Mode,
     /// Where its pages are noted.
     pub map: PageMap,
@@ -61,7 +61,7 @@ pub(super) struct Lock {
     _file: File,
 }
 
-/// Kinds of what a namespace is made into, as the kernel calls them and their drivers.
+/// Kinds of devices that a namespace can have, as the kernel names them and their drivers.
 #[derive(Clone, Copy)]
 struct Claim {
     seed: &'static str,
@@ -145,7 +145,7 @@ impl Platform {
         Ok(made)
     }
 
-    /// Makes the namespace into what is wished for.
+    /// Sets the requested mode of the namespace.
     fn claim(
         &self,
         folder: &Folder,
@@ -167,7 +167,7 @@ impl Platform {
         self.bind(&seed, &name, claim.driver)
     }
 
-    /// The namespace as it has come out, if it is what was wished for.
+    /// The resulting namespace, if it matches the request.
     fn made(&self, spec: &NamespaceSpec) -> Result<Namespace, PlatformError> {
         let inventory = self.read()?;
         let found = inventory.namespace(spec.uuid);
@@ -207,7 +207,7 @@ impl Platform {
         Err(PlatformError::Device { what: "waiting for", path: path.to_path_buf(), source })
     }
 
-    /// Removes what has come of a namespace that could not be made.
+    /// Removes the rest of a namespace that could not be made.
     fn take_back<T>(
         &self,
         region: &RegionKey,
@@ -274,8 +274,8 @@ impl Platform {
         }
     }
 
-    /// Removes what the kernel keeps of a namespace without bytes: it has its uuid as long as its
-    /// label could not be removed, which would be there again after a boot.
+    /// Removes the kernel's rest of a namespace without bytes: it has its uuid as long as its label
+    /// could not be removed, which would be there again after a boot.
     fn forget_label(&self, region: &Region, uuid: Uuid) -> Result<(), PlatformError> {
         let folder = self.region_folder(region);
         let is_namespace = |name: &String| name.starts_with("namespace") && name.contains('.');
@@ -342,8 +342,8 @@ impl Platform {
         }
     }
 
-    /// Lets the kernel find what the namespace was made into. Its answer is an error then, since
-    /// the namespace itself has no driver in the end; what came of it is looked at by the caller.
+    /// Lets the kernel detect the mode of the namespace. Its answer is an error then, since the
+    /// namespace itself has no driver in the end; the caller verifies the result.
     pub(super) fn enable(&self, region: &Region, name: &str) -> Result<(), PlatformError> {
         let path = self.places.sys.join("bus/nd/drivers/nd_pmem/bind");
         match self.kernel.write(&path, name) {
@@ -384,11 +384,11 @@ impl Platform {
             return Ok(namespace.clone());
         }
         if !region.labelled {
-            // Its uuid is that of what holds it, and would be gone with that.
+            // Its uuid is that of its holder, and would be gone with it.
             let (what, problem) = (namespace.to_string(), "has no label".to_owned());
             return Err(PlatformError::Unsupported { what, problem });
         }
-        // A crash may have left it half disabled: what still holds it keeps the kernel from it.
+        // A crash may have left it half disabled: the remaining holder keeps the kernel from it.
         self.disable(&inventory, region, namespace)?;
         self.enable(region, &namespace.name)?;
         let inventory = self.read_when_enabled(uuid)?;
@@ -401,8 +401,8 @@ impl Platform {
         Ok(now.clone())
     }
 
-    /// Takes from a namespace what it was made into, so that its device is all of its bytes. After
-    /// a reboot the kernel makes it what it was, as long as the notes about that are in it.
+    /// Removes the mode of a namespace, so that its device has all of its bytes. After a reboot the
+    /// kernel restores its mode, as long as its info block is there.
     ///
     /// # Errors
     /// When it is in use, or the kernel refuses. It may have no device then.
@@ -412,7 +412,7 @@ impl Platform {
         let gone = || PlatformError::NotFound { what: "namespace", name: uuid.to_string() };
         let (region, namespace) = inventory.namespace(uuid).ok_or_else(gone)?;
         if !region.labelled {
-            // Its uuid is that of what holds it, and would be gone with that.
+            // Its uuid is that of its holder, and would be gone with it.
             let (what, problem) = (namespace.to_string(), "has no label".to_owned());
             return Err(PlatformError::Unsupported { what, problem });
         }

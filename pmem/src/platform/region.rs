@@ -1,4 +1,4 @@
-//! Regions: what the platform interleaves as one range of memory.
+//! Regions: a range of memory that the platform interleaves.
 
 use std::fmt;
 use std::ops::Range;
@@ -202,8 +202,8 @@ fn dimms(places: &Places, folder: &Folder, ways: u64) -> Result<Vec<Dimm>, Platf
     Ok(dimms)
 }
 
-/// The cookie of the set. Where there is none, or 0, its provider and what its modules are called
-/// by their maker; and where there are no modules either, where it lies in memory.
+/// The cookie of the set. Where there is none, or 0, its provider and the ids of its modules; and
+/// where there are no modules either, where it lies in memory.
 fn key(places: &Places, folder: &Folder, dimms: &[Dimm]) -> Result<RegionKey, PlatformError> {
     match folder.number_if_set("set_cookie")? {
         Some(cookie) if cookie != 0 => return Ok(RegionKey::Cookie(cookie)),

@@ -97,7 +97,7 @@ mod tests {
     fn p10_the_rest_is_left_for_others() {
         let half = of(100 * GIB, 100 * GIB, 50, 0);
         assert_eq!((half.allowed, half.to_make), (50 * GIB, 50 * GIB));
-        // Others have much: what is left is what can be made.
+        // Others have much: the rest can be made.
         assert_eq!(of(20 * GIB, 20 * GIB, 50, 0).to_make, 20 * GIB);
         assert_eq!(of(20 * GIB, 7 * GIB + 1, 50, 0).to_make, 7 * GIB);
     }

@@ -43,7 +43,7 @@ impl Step {
         Self::new(region.ways, region.align, page, rule)
     }
 
-    /// The step of a region by what it depends on.
+    /// The step of a region, from its parameters.
     #[must_use]
     pub fn new(ways: u64, region_align: Option<u64>, page: u64, rule: Rule) -> Option<Self> {
         let least = least_common(page.checked_mul(ways)?, region_align.unwrap_or(UNKNOWN_ALIGN))?;

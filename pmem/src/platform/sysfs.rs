@@ -34,7 +34,7 @@ impl Folder {
         |source| PlatformError::Read { path, source }
     }
 
-    /// Names of what is in it, in order.
+    /// Names of its entries, in order.
     pub(super) fn list(&self) -> Result<Vec<String>, PlatformError> {
         let failed = || Self::failed(self.0.clone());
         let mut names = Vec::new();
@@ -112,7 +112,7 @@ impl Folder {
         self.text_if_set(name)?.map(|text| self.as_number(name, &text)).transpose()
     }
 
-    /// The address in memory of a region or namespace; nothing for whom it is a secret.
+    /// The address in memory of a region or namespace; nothing for users without permission.
     pub(super) fn address(&self) -> Result<Option<u64>, PlatformError> {
         match self.number_if_set("resource") {
             Err(PlatformError::Read { source, .. })

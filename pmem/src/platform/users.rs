@@ -1,7 +1,7 @@
 //! Users of the devices of namespaces.
 //!
 //! A process that ends while it is looked at is none of them. One that can't be looked at is
-//! counted: what is not seen is not taken for unused.
+//! counted: unseen users are not taken for none.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -109,7 +109,7 @@ fn holders(places: &Places, disk: &str, wanted: &mut Wanted) -> Result<(), Platf
     Ok(())
 }
 
-/// A loop device is no holder, and no process has open what it lies on.
+/// A loop device is no holder, and no process has its backing file open.
 fn loops(places: &Places, wanted: &mut [Wanted]) -> Result<(), PlatformError> {
     let folder = Folder::new(places.sys.join("block"));
     for name in folder.list_if_there()?.unwrap_or_default() {
@@ -218,7 +218,7 @@ fn open_files(folder: &Path, pid: u32, wanted: &mut [Wanted]) -> io::Result<()> 
             Err(error) if has_ended(&error) => continue,
             other => other?,
         };
-        // Only what lies among devices is looked at itself: a look at a file somewhere could wait
+        // Only paths among devices are examined themselves: a look at a file somewhere could wait
         // for a server.
         let text = target.to_string_lossy();
         let numbers = text.starts_with("/dev/").then(|| fs::metadata(&path).ok()).flatten();

@@ -58,8 +58,8 @@ impl Rig {
         self.writes.push(Write { at, bytes, begun, answered, plain: true });
     }
 
-    /// Loses power at every moment, recovers, and loses it again at every moment of that. Gives
-    /// what was found that may not be.
+    /// Loses power at every moment, recovers, and loses it again at every moment of that. Returns
+    /// the invalid contents that were found.
     fn faults(&self) -> BTreeSet<String> {
         let mut faults = BTreeSet::new();
         for moment in 0..=self.recorder().moment() {
@@ -96,8 +96,8 @@ impl Rig {
         lanes.replay().unwrap();
     }
 
-    /// Each range that was written holds what one write left there: the last that was answered, or
-    /// one that was under way.
+    /// Each written range holds the content of a single write: the last that was answered, or one
+    /// that was under way.
     fn judge(&self, moment: usize, image: &[u8]) -> Option<String> {
         for write in &self.writes {
             let len = write.bytes.len() as u64;
@@ -313,7 +313,7 @@ fn several_writes_at_once_are_each_whole() {
     let begun = lanes.media().moment();
     let block = |number: u64| DATA + number * BLOCK as u64;
     let (one, two, three) = ([1; BLOCK], [2; 512], [3; BLOCK]);
-    // Two of the same block: the later one is what is left.
+    // Two of the same block: the later one remains.
     let writes: [(u64, &[u8]); 4] =
         [(block(0), &one), (block(1) + 512, &two), (block(2), &one), (block(2), &three)];
     lanes.write_each(1, &writes).unwrap();

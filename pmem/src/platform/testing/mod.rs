@@ -1,7 +1,7 @@
-//! A host for tests: a tree of files as sysfs has it, and a kernel that reacts to what is written.
+//! A host for tests: a tree of files as sysfs has it, and a kernel that reacts to writes.
 //!
-//! The kernel keeps what labels and media keep over a reboot, and forgets the rest. It can be made
-//! to stop at the n-th write, as when the writer dies there.
+//! Over a reboot the kernel keeps labels and media, and forgets the rest. It can be made to stop at
+//! the n-th write, as when the writer dies there.
 
 mod kernel;
 mod region;
@@ -96,7 +96,7 @@ struct State {
     writes_left: Option<usize>,
     /// A file, and where a copy of it goes when nothing is carried out any more.
     keeps: Option<(PathBuf, PathBuf)>,
-    /// Ends of paths, what a write there is answered, and whether it is carried out all the same.
+    /// Ends of paths, the answer to a write there, and whether it is carried out all the same.
     refusals: Vec<(String, i32, bool)>,
     /// Names of devices, and where they are mounted.
     mounts: BTreeMap<String, String>,
@@ -219,8 +219,8 @@ impl FakeHost {
         self.state().refusals.clear();
     }
 
-    /// The host starts anew: what is neither in labels nor on the media is gone, and everything is
-    /// numbered the other way round.
+    /// The host starts anew: state that is neither in labels nor on the media is gone, and
+    /// everything is numbered the other way round.
     pub fn reboot(&self) {
         let mut state = self.state();
         state.writes_left = None;

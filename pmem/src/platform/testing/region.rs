@@ -170,7 +170,7 @@ impl FakeRegion {
         self.gaps().iter().map(|(_, length)| *length).max().unwrap_or(0)
     }
 
-    /// The kernel looks what a namespace was made into, and enables it.
+    /// The kernel detects the mode of a namespace, and enables it.
     pub(super) fn probe(&mut self, number: u64) -> Result<(), i32> {
         let Some(namespace) = self.named(number).map(|one| one.clone()) else {
             return Err(libc::ENODEV);
@@ -191,7 +191,7 @@ impl FakeRegion {
             return Err(libc::ENOMEM);
         }
         let of = |one: &&FakeClaim| one.mode == info.mode;
-        // The seed stays one: what is found is made beside it.
+        // The seed stays one: the detected device is made beside it.
         let next = self.claims.iter().filter(of).map(|one| one.number + 1).max().unwrap_or(0);
         let claim = FakeClaim {
             uuid: info.uuid,

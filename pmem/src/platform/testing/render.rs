@@ -268,7 +268,7 @@ fn set_length(media: &Path, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies what is not zero there, and zeroes over what was not.
+/// Copies non-zero bytes, and zeroes the others.
 fn copy(from: &File, to: &File, at: u64, end: u64) -> io::Result<()> {
     const PIECE: u64 = 64 << 10;
     let (mut page, mut there) = (vec![0; 64 << 10], vec![0; 64 << 10]);

@@ -32,7 +32,7 @@ fn device(host: &FakeHost, platform: &Platform, number: u8) -> File {
     File::options().read(true).write(true).open(host.device(&device.name)).unwrap()
 }
 
-/// Where it begins and ends, in MiB, with what was written at its front.
+/// Its begin and end in MiB, with the content of its front.
 fn place(host: &FakeHost, platform: &Platform, number: u8) -> (u64, u64) {
     let one = namespace(platform, number);
     let mut found = [0; OWN.len()];
@@ -48,7 +48,7 @@ pub(super) fn grow(platform: &Platform, number: u8, size: u64) -> Result<Namespa
     platform.restore(uuid(number), size, None)
 }
 
-/// The kernel would take what is in front of it, and it would begin somewhere else.
+/// The kernel would take the space in front of it, and it would begin elsewhere.
 #[test]
 fn it_grows_at_its_end_whatever_is_free_in_front() {
     for (in_front, more) in [(0, 48), (32, 48), (48, 48), (64, 48), (256, 16), (400, 480)] {
@@ -66,7 +66,7 @@ fn it_grows_at_its_end_whatever_is_free_in_front() {
     }
 }
 
-/// More is free in front than behind: there is no way to have the kernel take what is behind.
+/// More is free in front than behind: the kernel cannot be made to take the space behind.
 #[test]
 fn it_does_not_grow_where_the_kernel_would_take_what_is_in_front() {
     let parts = [(None, 128), (Some(1), 64), (None, 64), (Some(2), 16)];
@@ -83,7 +83,7 @@ fn it_does_not_grow_where_the_kernel_would_take_what_is_in_front() {
         assert_eq!(refused.refusals[0].reason, Reason::InFront { front, behind });
         assert!(refused.is_space() && error.to_string().contains("in front of it"), "{error}");
     }
-    // Too much for what is behind it, and for all there is.
+    // Too much for the space behind it, and for the whole region.
     for size in [160 * MIB, 2 * GIB] {
         assert!(matches!(grow(&platform, 1, size), Err(PlatformError::NoRoom(_))));
     }
@@ -147,7 +147,7 @@ fn wherever_the_writer_dies_it_begins_where_it_did() {
     assert!(steps > 6 && had_more, "{steps} steps");
 }
 
-/// There is no memory for notes about more pages: it has what it had.
+/// There is no memory for notes about more pages: it keeps its former size.
 #[test]
 fn one_that_can_t_be_enabled_larger_is_as_it_was() {
     for in_front in [16, 64] {
