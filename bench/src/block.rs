@@ -15,7 +15,7 @@ pub struct Jobs {
     pub folder: PathBuf,
     /// fio's engine for block devices: `libaio` or `io_uring`.
     pub engine: String,
-    /// Where composed files and what fio leaves go; fio runs there.
+    /// The folder of composed files and of fio's output; fio runs there.
     pub scratch: PathBuf,
 }
 

@@ -13,7 +13,7 @@ pub struct Clock(Instant);
 impl Clock {
     /// Starts now.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "measuring time is what this package is for")]
+    #[expect(clippy::disallowed_methods, reason = "this package measures time")]
     pub fn start() -> Self {
         Self(Instant::now())
     }

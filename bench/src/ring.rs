@@ -230,10 +230,10 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &Entry) -> Result<()> {
-        // SAFETY: what the entry points at is a part of `memory` or the memory of a command in
-        // `commands`. Both are on the heap, stay in this object and are neither moved, lent nor
-        // freed before the completion is reaped: `buffer` and `start` refuse busy slots, `reap`
-        // alone takes commands out, and `Drop` waits. The file is registered.
+        // SAFETY: the entry points at a part of `memory` or the memory of a command in `commands`.
+        // Both are on the heap, stay in this object and are neither moved, lent nor freed before
+        // the completion is reaped: `buffer` and `start` refuse busy slots, `reap` alone takes
+        // commands out, and `Drop` waits. The file is registered.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.ok().context("the submission queue is full")?;
         self.in_flight += 1;

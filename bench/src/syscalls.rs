@@ -1,4 +1,4 @@
-//! Counts what other processes ask of the kernel, with `perf`.
+//! Counts system calls of other processes, with `perf`.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -61,7 +61,7 @@ impl Counter {
         command.args(["-p", &pids.join(",")]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let perf = command.spawn().context("start perf")?;
-        // It says nothing when it has attached; this is several times what it takes.
+        // It says nothing when it has attached; this is several times its usual duration.
         std::thread::sleep(std::time::Duration::from_millis(200));
         Ok(Self { perf, events: events.len() })
     }

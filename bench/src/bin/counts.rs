@@ -8,7 +8,7 @@ use anyhow::Result;
 use blockd_bench::counts::{Bench, Target, keep_pages_small, scratch};
 use clap::Parser;
 
-/// Counts what operations cost the server.
+/// Counts the server's cost of operations.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The daemon's program

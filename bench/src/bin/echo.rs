@@ -8,7 +8,7 @@ use blockd_bench::{facts, syscalls};
 use clap::Parser;
 
 /// Answers 28-byte requests with 16 + 4096 bytes at queue depth 32 over a Unix socket, in turns on
-/// each kind of server, and prints what each request takes.
+/// each kind of server, and prints the time of each request.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Seconds of each run

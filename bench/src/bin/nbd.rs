@@ -16,8 +16,8 @@ use blockd_bench::{clock, facts};
 use clap::Parser;
 use serde_json::{Value, json};
 
-/// Runs fio's NBD client against our server and others, in turns, and holds the ratios against
-/// what is claimed. Tables are in Markdown.
+/// Runs fio's NBD client against our server and others, in turns, and compares the ratios with the
+/// claims. Tables are in Markdown.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The daemon's program

@@ -1,5 +1,5 @@
-//! Owns a pool until it is killed, with IO on its way all the time. For the test of the owner
-//! lock: what a daemon does, as far as the lock is concerned.
+//! Owns a pool until it is killed, with IO on its way all the time. For the test of the owner lock:
+//! it uses the lock like a daemon.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

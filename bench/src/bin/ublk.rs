@@ -20,7 +20,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 
 /// Measures ublk devices, rublk's, the kernel's loop and dm-thin in turns on ramdisks of one
-/// machine, and holds the ratios against what is claimed. Tables are in Markdown.
+/// machine, and compares the ratios with the claims. Tables are in Markdown.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The daemon's program; without it only the others are measured
@@ -42,7 +42,7 @@ struct Arguments {
     /// Shorter runs, 3 pairs, fewer workloads: shows that everything works, and resolves no claim
     #[arg(long)]
     quick: bool,
-    /// Only what has this in its name: mapped/randread-1, first-touch/64k, after-snapshot,
+    /// Only workloads with this in their name: mapped/randread-1, first-touch/64k, after-snapshot,
     /// counts, restart
     #[arg(long)]
     only: Option<String>,
@@ -141,7 +141,7 @@ fn main() -> Result<()> {
 const PMEM: &str = "three regions of persistent memory, two as character devices, one as a \
                     block device";
 
-/// A pool in persistent memory beside what only passes requests on to it.
+/// A pool in persistent memory compared with devices that only forward requests to it.
 fn in_memory(bench: &Bench, watch: clock::Clock) -> Result<()> {
     let rig = Rig::in_memory(bench)?;
     rig.devices.prepare(bench)?;

@@ -1,5 +1,5 @@
-//! A pool whose metadata is real and whose data is not: what the mapper writes goes to a sparse
-//! file, requests are planned and completed and never done. So terabytes fit into any machine.
+//! A pool whose metadata is real and whose data is not: the mapper's writes go to a sparse file,
+//! requests are planned and completed and never done. So terabytes fit into any machine.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -32,7 +32,7 @@ pub const TIB: u64 = 1 << 40;
 /// Records of the delta ring per slot.
 const RING_RECORDS: u64 = 1 << 14;
 
-/// The sparse file, and what was done to it.
+/// The sparse file, and the counts of its operations.
 #[derive(Debug)]
 pub struct Media {
     file: File,

@@ -136,7 +136,7 @@ fn open(path: &Path, measure_path: bool) -> Result<Value> {
     Ok(result)
 }
 
-/// Each read's place depends on what the one before has found.
+/// Each read's offset depends on the result of the one before.
 fn read_dependent(rig: &mut Rig, volume: &Attachment, clock: Clock) -> Result<f64> {
     const READS: u64 = 1_000_000;
     let mut place = 0;
@@ -158,9 +158,9 @@ fn read(rig: &mut Rig, volume: &Attachment, clock: Clock) -> Result<f64> {
     Ok((clock.ns() - from) as f64 / READS as f64)
 }
 
-/// Nanoseconds of planning and of completing an overwrite, in batches, so that the clock's own
-/// cost disappears. With `warm`, a batch is looked at before it is planned, as a front-end does
-/// with what it has taken from a queue; that time counts.
+/// Nanoseconds of planning and of completing an overwrite, in batches, so that the clock's own cost
+/// disappears. With `warm`, a batch is looked at before it is planned, as a front-end does with
+/// requests from a queue; that time counts.
 fn overwrite(
     rig: &mut Rig,
     volume: &Attachment,

@@ -191,7 +191,7 @@ enum Volume {
 }
 
 impl Volume {
-    /// Connects again: what a connection has learnt from earlier rows is in no other one.
+    /// Connects again: the state of a connection after earlier rows does not affect later ones.
     fn begin_anew(&mut self) -> Result<()> {
         if let Self::Export { uri, client } = self {
             let earlier = std::mem::replace(client, Client::connect(uri)?);

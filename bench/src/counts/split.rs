@@ -16,9 +16,10 @@ const ROOT: &str = "/sys/kernel/tracing";
 /// The traced events.
 const EVENTS: [&str; 3] =
     ["events/raw_syscalls/sys_enter", "events/raw_syscalls/sys_exit", "events/sched/sched_switch"];
-/// KiB for the events of a run: several times what the longest has. Lost events fail the run.
+/// KiB for the events of a run: several times as many as the longest one has. Lost events fail the
+/// run.
 const BUFFER_KIB: &str = "32768";
-/// System calls that show what tracing adds to the time between two.
+/// System calls that show the overhead of tracing between two calls.
 const CALIBRATION: u64 = 1000;
 
 /// Tracing that is under way.

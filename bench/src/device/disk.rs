@@ -93,7 +93,7 @@ impl Disk {
         file.sync_all().with_context(context)
     }
 
-    /// Prints what it is.
+    /// Prints its properties.
     pub fn print(&self) {
         println!("device      {}", self.path.display());
         println!("model       {}", self.model);

@@ -31,7 +31,7 @@ const fn workload(job: &'static str, depth: u32, title: &'static str) -> Workloa
     Workload { job, depth, title }
 }
 
-/// All of them, in this order: reads find what the fill has written.
+/// All of them, in this order: reads find the data of the fill.
 pub const WORKLOADS: [Workload; 6] = [
     workload("read-seq", 8, "128 KiB sequential read, depth 8"),
     workload("randread", 1, "4 KiB random read, depth 1"),
@@ -91,7 +91,7 @@ fn of(samples: &[Sample], figure: impl Fn(&Sample) -> f64) -> f64 {
     median(&samples.iter().map(figure).collect::<Vec<_>>()).unwrap_or(f64::NAN)
 }
 
-/// Everything, and what it was measured on.
+/// All results, and the machine.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The disk.

@@ -29,7 +29,7 @@ impl Daemon {
     /// Starts it with a new pool on all of the disk.
     ///
     /// # Errors
-    /// When it does not come up; the message has what it said.
+    /// When it does not come up; the message has its output.
     pub fn start(program: &Path, scratch: &Path, disk: &Disk) -> Result<Self> {
         let folder = scratch.join("daemon");
         fs::create_dir_all(&folder)?;

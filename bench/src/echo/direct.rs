@@ -110,7 +110,7 @@ impl Memory {
 
 fn push(ring: &mut IoUring, entry: &Entry) -> Result<()> {
     // SAFETY: an entry points into `Memory` only, which is never freed. At most one receive and one
-    // send are in flight, and what each of them uses is not touched in that time.
+    // send are in flight, and the memory of each is not touched in that time.
     let pushed = unsafe { ring.submission().push(entry) };
     pushed.ok().context("the submission queue is full")
 }

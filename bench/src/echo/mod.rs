@@ -74,8 +74,8 @@ pub struct Figures {
     pub cpu_ns: f64,
 }
 
-/// Serves the socket that is our standard input until its client is gone, then prints how many
-/// requests were answered and what that took.
+/// Serves the socket that is our standard input until its client is gone, then prints the number of
+/// answered requests and their cost.
 pub fn serve(way: Way) -> Result<()> {
     let socket = std::io::stdin();
     let socket = std::os::fd::AsFd::as_fd(&socket).try_clone_to_owned()?;

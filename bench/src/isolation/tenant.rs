@@ -12,7 +12,7 @@ use crate::nbd::client::Client;
 /// The longest wait for a reply. Longer than the daemon's own timeouts, which are a minute.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A tenant and what it asks for.
+/// A tenant and its requests.
 pub(super) struct Tenant<'a> {
     pub(super) uri: &'a str,
     pub(super) pattern: Pattern,

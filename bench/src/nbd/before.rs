@@ -38,7 +38,7 @@ impl Outcome {
         })
     }
 
-    /// Whether it is slower beyond what the pairs differ by.
+    /// Whether it is slower beyond the interval of the pairs.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         self.ratio.high < 1.0

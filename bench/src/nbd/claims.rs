@@ -63,7 +63,7 @@ pub enum Medium {
     PmemTorn,
 }
 
-/// Servers that are started together, and what is run on them in turns.
+/// Servers that are started together, and the workloads that run on them in turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Stage {
     /// Its name, as `--only` has it.

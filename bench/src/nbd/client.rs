@@ -22,7 +22,7 @@ const EXPORT: [u8; 2] = [0, 0];
 const BLOCK: usize = 4096;
 const REQUEST: usize = 28;
 const REPLY: usize = 16;
-/// Where a request's header has what its reply repeats.
+/// The offset of the cookie in a request's header.
 const COOKIE: std::ops::Range<usize> = 8..16;
 /// Requests in flight.
 const DEPTH: usize = 32;

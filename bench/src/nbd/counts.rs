@@ -1,5 +1,5 @@
-//! Counts that no noise touches, of our daemon alone: what one operation costs in calls, backing
-//! IO, allocations and other threads' attention.
+//! Counts that no noise touches, of our daemon alone: the cost of one operation in calls, backing
+//! IO, allocations and wake-ups of other threads.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -24,7 +24,7 @@ const ALLOCATORS: [&str; 4] = ["malloc", "calloc", "realloc", "posix_memalign"];
 /// Our probes' name.
 const GROUP: &str = "blockd_bench";
 
-/// Runs a workload once and counts what our daemon did for each operation.
+/// Runs a workload once and counts the daemon's work for each operation.
 pub fn rows(
     jobs: &Jobs,
     workload: &Workload,

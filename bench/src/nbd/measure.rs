@@ -72,7 +72,7 @@ impl Sample {
     }
 }
 
-/// A claim and what came of it.
+/// A claim and its result.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// Which.
@@ -90,7 +90,7 @@ pub struct Outcome {
     pub lines: Vec<Line>,
     /// In the order of the claims.
     pub findings: Vec<Finding>,
-    /// Ours beside ours: what a ratio is worth.
+    /// Ours beside ours: the precision of a ratio.
     pub control: Vec<(Figure, Ratio)>,
 }
 

@@ -41,7 +41,7 @@ pub struct Bench {
     pub effort: Effort,
     /// Bytes of a volume on servers that stay up.
     pub size: u64,
-    /// Whether only what a quick run has is wanted.
+    /// Whether only the workloads of a quick run are selected.
     pub quick: bool,
     /// Only workloads with this in their name.
     pub only: Option<String>,
@@ -97,7 +97,7 @@ impl Drop for Folders {
 }
 
 impl Bench {
-    /// The stages with something to do, and what that is.
+    /// The stages with selected workloads.
     #[must_use]
     pub fn plan(&self) -> Vec<(Stage, Vec<Workload>)> {
         let wanted = |stage: &Stage, workload: &Workload| {
@@ -161,7 +161,7 @@ impl Bench {
         let settings =
             Settings { uri: &server.uri, seconds: 0.0, connections: 1, seed: 1, bytes: VERIFIED };
         self.jobs.run("fill", settings)?;
-        self.jobs.run("verify", settings).context("what was written is not what is read")?;
+        self.jobs.run("verify", settings).context("read data differs from written data")?;
         Ok(())
     }
 

@@ -13,8 +13,8 @@ use super::server::{Image, Kind, Server, spawn};
 /// The volume.
 const VOLUME: &str = "bench";
 
-/// Beyond the volume's size, what a pool needs for itself: a 32nd for what is granted and not yet
-/// used, and metadata.
+/// The pool's own space, beyond the volume's size: a 32nd for granted but unused extents, and
+/// metadata.
 const POOL_EXTRA: u64 = 256 << 20;
 
 /// Bytes of the file for a volume of this size.

@@ -90,7 +90,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Of what a workload has shown.
+    /// Lines on the results of a workload.
     #[must_use]
     pub fn of(workload: String, finding: &Finding, pairs: usize) -> Self {
         let figure = match finding.target.figure {
@@ -114,7 +114,7 @@ impl Claim {
     }
 }
 
-/// The last table: each claim and what came of it.
+/// The last table: each claim and its result.
 pub fn claims(claims: &[Claim]) {
     println!("\n### Claims\n");
     println!("| workload | figure, beside | median [5 %, 95 %] | target | pairs | |");

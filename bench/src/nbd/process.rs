@@ -62,7 +62,7 @@ impl Tree {
         Ok(Duration::from_secs_f64(ticks as f64 / each as f64))
     }
 
-    /// Bytes of memory of its own that are resident: neither files nor what is shared.
+    /// Bytes of memory of its own that are resident: neither files nor shared memory.
     pub fn resident(&self) -> Result<u64> {
         let mut bytes = 0;
         for pid in self.pids()? {

@@ -15,7 +15,7 @@ use super::ours;
 use super::process::Tree;
 use crate::clock::Clock;
 
-/// A server with its way of using what is below it.
+/// A server with its mode of access to its backing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
     /// blockd.
@@ -79,7 +79,7 @@ impl Kind {
 /// The export of a server.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// A folder of the server's own in memory, for its socket and what it says.
+    /// A folder of the server's own in memory, for its socket and its log.
     pub folder: PathBuf,
     /// The file that holds the bytes.
     pub file: PathBuf,
@@ -167,7 +167,7 @@ impl Server {
         Ok(())
     }
 
-    /// Its name and the end of what it has said, for an error.
+    /// Its name and the end of its log, for an error.
     #[must_use]
     pub fn words(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! The least that a processor has to do: 16 bytes at a time past the caches, a fence, and what the
-//! system's library copies with. No range is checked in what is measured, and bad memory ends the
-//! process.
+//! The least that a processor has to do: 16 bytes at a time past the caches, a fence, and the copy
+//! routine of the system's library. No range is checked in the measured code, and bad memory ends
+//! the process.
 
 use std::fs::File;
 use std::num::NonZero;

@@ -23,7 +23,7 @@ const SOURCE: usize = 1 << 20;
 const LARGE: usize = 64 << 10;
 /// Eight blocks.
 const EIGHT: usize = 8 * BLOCK;
-/// Lanes lie in front of what is written and read.
+/// Lanes lie in front of the data area.
 const LANES: u64 = 2 << 20;
 
 /// How much is done.
@@ -77,7 +77,7 @@ impl Line {
     }
 }
 
-/// The file, mapped by both sides, and what is copied.
+/// The file, mapped by both sides, and the copied data.
 struct Rig {
     map: Mapping,
     lanes: Lanes<Arc<Mapping>>,

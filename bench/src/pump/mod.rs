@@ -23,7 +23,7 @@ use run::{Blocks, DEPTH, Figures, Work, run};
 
 pub use print::{print, to_json};
 
-/// A workload and what is asked of it.
+/// A workload and its targets.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// As printed.

@@ -38,7 +38,7 @@ impl Expected {
         self.last.fill(0);
     }
 
-    /// Fills a buffer with what stands between the stamps.
+    /// Fills a buffer with the data between the stamps.
     pub fn prepare(&self, page: &mut Page) {
         page.0.copy_from_slice(self.fill.as_bytes());
     }

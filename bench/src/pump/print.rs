@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::run::Figures;
 use super::{Outcome, Results};
 
-/// Prints what the pump has shown on a place.
+/// Prints the results of the pump on a device.
 pub fn print(title: &str, results: &Results) {
     println!("\n{title}");
     println!(
@@ -26,7 +26,8 @@ pub fn print(title: &str, results: &Results) {
         );
     }
     println!(
-        "\n  in the mapper, per operation: ns of planning and completing (1 in 16 timed, less {:.0} \
+        "\n  in the mapper, per operation: ns of planning and completing (1 in 16 timed, less \
+         {:.0} \
          ns for the clock),",
         results.clock_ns
     );

@@ -203,7 +203,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Decides what a slot does next. `false`: there is nothing left.
+    /// Decides the next operation of a slot. `false`: there is nothing left.
     fn choose(&mut self, at: usize) -> Result<bool> {
         self.begun += 1;
         let slot = &mut self.slots[at];
@@ -239,7 +239,7 @@ impl Run<'_, '_> {
         let driver = &mut *self.driver;
         let slot = &mut self.slots[at];
         let (offset, len) = (slot.block as u64 * u64::from(SLOT_BYTES), u64::from(SLOT_BYTES));
-        // Before the attempt: what changes after it will be seen.
+        // Before the attempt: later changes will be seen.
         let events = driver.pool.events();
         let before = allocations();
         let from = if slot.timed { driver.clock.ns() } else { 0 };

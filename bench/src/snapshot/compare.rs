@@ -1,4 +1,4 @@
-//! How fast it is found what differs between a volume and its snapshot.
+//! Speed of finding the differences between a volume and its snapshot.
 
 use anyhow::{Result, ensure};
 use blockd_mapper::engine::{Control, DiffRequest, RangeState};

@@ -115,7 +115,7 @@ fn under_writes(
                 }
                 Ok(())
             };
-            // Once round first: what is measured is no allocation.
+            // Once round first: no allocation is measured.
             until(rig, 2 * WRITERS * BUSY)?;
             watch.parked.store(0, Ordering::Relaxed);
             watch.longest.store(0, Ordering::Relaxed);

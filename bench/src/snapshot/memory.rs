@@ -1,5 +1,5 @@
-//! Time to take and to delete a snapshot against what is mapped. Metadata goes to a sparse file in
-//! memory, data nowhere, so that the figures are the mapper's own.
+//! Time to take and to delete a snapshot by mapped size. Metadata goes to a sparse file in memory,
+//! data nowhere, so that the figures are the mapper's own.
 
 use anyhow::Result;
 use blockd_mapper::engine::Control;

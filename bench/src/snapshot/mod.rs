@@ -16,7 +16,7 @@ use crate::budgets::Scratch;
 use crate::budgets::rig::{EXTENT, Media, Rig, Timed};
 use crate::report::Row;
 
-/// A part of the bench: its name for `--only`, what it is, and how it is measured.
+/// A part of the bench: its name for `--only`, its title, and its function.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// For `--only`.
@@ -35,7 +35,7 @@ pub const PARTS: [Part; 4] = [
         title: "taking and deleting, metadata in a sparse file in memory",
         measure: memory::rows,
     },
-    Part { name: "diff", title: "what differs, 1 TiB mapped", measure: compare::rows },
+    Part { name: "diff", title: "differences, 1 TiB mapped", measure: compare::rows },
     Part { name: "reads", title: "reads with many snapshots", measure: many::rows },
     Part {
         name: "file",
@@ -54,7 +54,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Folders for this run; what is in them is gone when this is dropped.
+    /// Folders for this run; their contents are removed when this is dropped.
     pub fn new() -> Result<Self> {
         let disk = Scratch::new()?;
         let name = format!("blockd-bench-{}", std::process::id());

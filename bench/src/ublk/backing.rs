@@ -71,7 +71,7 @@ impl Disk {
         file.sync_all().with_context(context)
     }
 
-    /// Makes what was there unreadable: both ends become zeroes.
+    /// Makes the old content unreadable: both ends become zeroes.
     pub fn forget(self) -> Result<()> {
         const ENDS: usize = 4 << 20;
         if matches!(self, Self::Dax | Self::DaxTorn) {

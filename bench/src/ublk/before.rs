@@ -29,7 +29,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether it is slower beyond what the pairs differ by, and what it differs from itself by.
+    /// Whether it is slower beyond the interval of the pairs, and beyond that of the A/A control.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         let itself = self.control.map_or(1.0, |control| control.low.min(1.0));

@@ -1,5 +1,5 @@
-//! Counts that no noise touches: what a mapped operation of 4 KiB costs in calls, backing IO,
-//! allocations and other threads' attention; ours beside rublk's, counted in the same way.
+//! Counts that no noise touches: the cost of a mapped operation of 4 KiB in calls, backing IO,
+//! allocations and wake-ups of other threads; ours beside rublk's, counted in the same way.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,7 +40,7 @@ struct Each {
 /// The results of counting.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Ours, with what they may be.
+    /// The counts of blockd, with their budgets.
     pub rows: Vec<Row>,
     /// Calls of `io_uring_enter` per operation, rublk's by ours: how many requests a call serves
     /// depends on scheduling, so this is a ratio of pairs like any other.

@@ -1,4 +1,5 @@
-//! Blocks that have been written before: what a device costs beside others to the same ramdisk.
+//! Blocks that have been written before: the cost of a device compared with others on the same
+//! ramdisk.
 
 use anyhow::{Context, Result};
 
@@ -7,7 +8,7 @@ use super::{Bench, Mode};
 use crate::block::{Sample, Settings, Turn};
 use crate::stats::{Ratio, median};
 
-/// Bytes that are used of each device: what is mapped of ours.
+/// Bytes that are used of each device: the mapped part of blockd's volumes.
 pub const BYTES: u64 = 128 << 20;
 /// Bytes that a device must give back as written before it is measured.
 const VERIFIED: u64 = 8 << 20;
@@ -77,7 +78,7 @@ impl Devices {
         pairs.chain(&self.others).collect()
     }
 
-    /// Writes each once, and has it give back what was written.
+    /// Writes each once, and verifies the written data.
     pub fn prepare(&self, bench: &Bench) -> Result<()> {
         let turns: Vec<Turn> = self.all().into_iter().map(turn).collect();
         let settings = Settings { size: BYTES.to_string(), ..Settings::default() };
@@ -86,7 +87,7 @@ impl Devices {
         bench
             .jobs
             .run("verify", &settings, &turns)
-            .context("what was written is not what is read")?;
+            .context("read data differs from written data")?;
         Ok(())
     }
 }

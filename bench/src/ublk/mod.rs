@@ -33,7 +33,7 @@ pub struct Bench {
     pub pairs: usize,
     /// Shorter, with less of it.
     pub quick: bool,
-    /// Only what has this in its name.
+    /// Only workloads with this in their name.
     pub only: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Counts what threads ask of the kernel with the kernel's own tracing: the same way for every
-//! server, and nothing to install in a virtual machine.
+//! Counts calls of threads with the kernel's own tracing: the same way for every server, and
+//! nothing to install in a virtual machine.
 
 use std::collections::BTreeMap;
 use std::fs;
