@@ -341,10 +341,10 @@ class Pool:
             kept = {e: (p, bits & self.valid(volume, e)) for e, (p, bits) in volume.entries.items()}
             volume.entries = {e: entry for e, entry in kept.items() if entry[1]}
         else:
-            require(other.kind == 2, f"{what}: rollback to what isn't a snapshot")
+            require(other.kind == 2, f"{what}: rollback to a volume that isn't a snapshot")
             volume.size, volume.entries = other.size, dict(other.entries)
 
-    # ---- what is asked of a pool
+    # ---- queries of a pool
 
     def contents(self, volume):
         """Yields (byte of the volume, bytes) of everything that may not be zero, in order."""

@@ -212,7 +212,7 @@ impl Rig {
         Self::open_with(media, options).map_err(|(error, _)| error)
     }
 
-    /// Opens the pool so; an error comes with what the attempt has made of the media.
+    /// Opens the pool so; an error comes with the resulting media.
     pub fn open_with(
         mut media: Media,
         options: OpenOptions,
@@ -414,7 +414,7 @@ impl Rig {
         }
     }
 
-    /// Makes what was answered durable, through a volume.
+    /// Makes answered changes durable, through a volume.
     pub fn flush(&mut self, id: VolumeId) -> Result<(), MapperError> {
         let volume = self.worker.attach(id)?;
         match self.worker.flush(&volume, &mut self.plan)? {

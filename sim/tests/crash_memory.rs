@@ -1,5 +1,5 @@
 //! Pools in persistent memory: whatever words a loss of power leaves of log, superblocks, map and
-//! data, the pool opens and holds what was promised. A fence that is missing is noticed.
+//! data, the pool opens and keeps all promises. A fence that is missing is noticed.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![forbid(unsafe_code)]

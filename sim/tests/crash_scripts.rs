@@ -1,5 +1,5 @@
-//! The crash enumeration of traces written by hand: it finds nothing in the mapper as it is, and
-//! finds what is wrong when a rule is removed.
+//! The crash enumeration of traces written by hand: it finds nothing in the unmodified mapper, and
+//! finds the fault when a rule is removed.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 

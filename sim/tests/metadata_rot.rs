@@ -22,7 +22,7 @@ type Contents = BTreeMap<String, (u64, BTreeMap<u64, Vec<u8>>)>;
 /// A structure's place: device and byte.
 type Spot = (usize, usize);
 
-/// A pool, and beside it what it must hold.
+/// A pool, with its expected content.
 struct World {
     rig: Rig,
     ids: BTreeMap<String, VolumeId>,
@@ -141,7 +141,7 @@ fn contents(media: Media) -> Result<Contents, MapperError> {
 }
 
 impl Sample {
-    /// Opens a damaged pool and judges what comes of it.
+    /// Opens a damaged pool and checks the outcome.
     fn ending(&self, case: &str, changes: &[(Spot, Vec<u8>)]) -> Ending {
         let media = damaged(&self.media, changes);
         let result = catch_unwind(AssertUnwindSafe(|| contents(media)));

@@ -1,5 +1,5 @@
-//! A reader written from `docs/ON_DISK_FORMAT.md` alone, in another language, against what the
-//! mapper writes: if both agree, byte for byte, the document says what the code does.
+//! A reader written from `docs/ON_DISK_FORMAT.md` alone, in another language, against the output of
+//! the mapper: if both agree, byte for byte, the document matches the code.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Whole sub-blocks: what becomes of the rest of a discarded range is left open.
+    /// Whole sub-blocks: the rest of a discarded range is undefined.
     fn discard(&mut self, name: &str, at: usize, len: usize) {
         self.rig.discard(self.id(name), at as u64, len).unwrap();
         self.data(name)[at..at + len].fill(0);
@@ -192,7 +192,7 @@ impl World {
         self.flush("gone");
     }
 
-    /// Compares every volume: the mapper's own reads, then what the reader makes of the media.
+    /// Compares every volume: the mapper's own reads, then the reader's view of the media.
     fn compare(&mut self, place: &Place) -> Info {
         for (name, expected) in &self.volumes {
             let read = self.rig.read(expected.id, 0, expected.data.len()).unwrap();
@@ -252,7 +252,7 @@ impl Place {
         file.write_all_at(&[bytes[0] ^ 0x10], byte as u64).unwrap();
     }
 
-    /// Runs the reader. The error is what it says on standard error.
+    /// Runs the reader. The error is its output on standard error.
     fn run(&self, arguments: &[&str]) -> Result<String, String> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("reader/blockd_reader.py");
         let mut command = Command::new("python3");

@@ -1,5 +1,5 @@
-//! Random trees of snapshots and clones against a plain model of them: what each holds, what
-//! differs between any two of them, and what comes free when one goes, in every order.
+//! Random trees of snapshots and clones against a plain model of them: the content of each, the
+//! differences between any two of them, and the space that each deletion frees, in every order.
 //!
 //! `BLOCKD_TREES=10000 BLOCKD_SEED=7 cargo test --release -p blockd-tests --test snapshot_trees`
 
@@ -24,7 +24,7 @@ const TREES_PER_LIFE: u64 = 50;
 /// Trees of a run unless the environment says otherwise: some seconds of it.
 const TREES: u64 = 2000;
 
-/// An extent of a volume: which one it is, and what its blocks hold, 0 for nothing.
+/// An extent of a volume: its id, and the content of its blocks, 0 for none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Extent {
     id: u64,
@@ -38,7 +38,7 @@ struct Plain {
     snapshot: bool,
 }
 
-/// One tree: a volume, and what was made of it.
+/// One tree: a volume, and its snapshots and clones.
 struct Tree<'a> {
     rig: &'a mut Rig,
     random: fastrand::Rng,
@@ -61,7 +61,7 @@ fn open(media: Media) -> Rig {
 fn trees_of_snapshots_and_clones_are_what_a_plain_model_says() {
     let (trees, seed) = (environment("BLOCKD_TREES", TREES), environment("BLOCKD_SEED", 1));
     run(trees, seed);
-    // The same process, since switches are the process's: what would a mistake look like?
+    // The same process, since switches are the process's: the effect of a mistake.
     std::panic::set_hook(Box::new(|_| ()));
     for mistake in [Mutation::DiffTrustsShared, Mutation::AccountByLeaf] {
         mutation::set(Some(mistake));
@@ -124,7 +124,7 @@ fn one_life(seed: u64, trees: u64) {
         };
         tree.grow();
         if number == trees / 2 {
-            // The process dies, and what it had answered and flushed is read back.
+            // The process dies, and its answered and flushed data is read back.
             let volumes = std::mem::take(&mut tree.volumes);
             rig = open(rig.media.clone());
             tree = Tree {
@@ -408,7 +408,7 @@ impl Tree<'_> {
             let (id, tag) = found(new, number);
             let expected = match old.map(|old| found(old, number)) {
                 Some((old_id, old_tag)) if tag != 0 && old_tag != 0 && old_id == id => {
-                    assert_eq!(tag, old_tag, "the model shares what differs");
+                    assert_eq!(tag, old_tag, "the model shares blocks that differ");
                     RangeState::Same
                 }
                 _ if tag != 0 => RangeState::Data,

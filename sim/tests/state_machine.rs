@@ -45,7 +45,7 @@ impl Range {
     }
 }
 
-/// `which` and the like choose among what is there.
+/// `which` and the like choose among the existing volumes.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Create { blocks: usize },
@@ -110,7 +110,7 @@ struct Volume {
     data: Vec<u8>,
 }
 
-/// The pool, and what it must hold.
+/// The pool, and its expected content.
 struct Machine {
     rig: Rig,
     quantum: u64,
@@ -192,7 +192,7 @@ impl Machine {
         self.volumes.insert(name, Volume { id, lineage, ..volume });
     }
 
-    /// A request to a volume; what it changes is returned for the model.
+    /// A request to a volume; its changes are returned for the model.
     fn request(&mut self, which: usize, range: Range, request: Request<'_>) {
         let Some((name, volume)) = self.pick(which, |_| true) else { return };
         let (at, len) = range.fit(volume.data.len());

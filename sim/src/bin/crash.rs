@@ -11,7 +11,7 @@ use clap::Parser;
 
 const REPEAT: &str = "repeat: cargo run --release -p blockd-tests --bin crash --";
 
-/// Of the time, what the traces written by hand may take.
+/// The share of the time for the traces written by hand.
 const SCRIPTS_SHARE: f64 = 0.7;
 
 /// Every crash at every boundary of device IO, recovered and compared.
@@ -80,7 +80,7 @@ fn scripts(arguments: &Arguments, depth: Depth, end: Instant, total: &mut Total)
     let wanted = |name: &str| arguments.script.as_deref().is_none_or(|only| only == name);
     let scripts: Vec<_> = SCRIPTS.iter().filter(|script| wanted(script.name)).collect();
     for (number, script) in scripts.iter().enumerate() {
-        // Each may take its share of what is left, so that none goes without.
+        // Each may take its share of the remaining time, so that each gets some.
         let left = end.saturating_duration_since(clock());
         let share = u32::try_from(scripts.len() - number).unwrap_or(1);
         let until = clock() + left / share;

@@ -52,7 +52,7 @@ pub struct Met {
 }
 
 impl Met {
-    /// Adds what another history has met.
+    /// Adds the situations that another history covered.
     pub const fn add(&mut self, other: &Self) {
         self.owners += other.owners;
         self.refused += other.refused;
@@ -78,7 +78,7 @@ enum Event {
     Step(usize, u64),
     /// A host submits its pending write.
     Submit(usize, u64),
-    /// A read takes what the page holds.
+    /// A read takes the content of the page.
     Sample(usize, u64, u64),
     ReadDone(usize, u64, u64),
     /// A claim lands, by its place in the list.
@@ -231,7 +231,7 @@ impl World {
         self.queue.push(Reverse((at, self.sequence, event)));
     }
 
-    /// How long an IO takes: the extremes show more than what is between them.
+    /// How long an IO takes: the extremes show more than values between them.
     fn delay(&mut self) -> u64 {
         if self.is_quick {
             return self.random.u64(..10 * MS);

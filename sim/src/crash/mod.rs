@@ -1,9 +1,9 @@
-//! Crashes at each boundary of device IO of traces written by hand, with the choices of what a
-//! device's cache keeps, and again at each boundary of the recovery from them.
+//! Crashes at each boundary of device IO of traces written by hand, with the choices of writes that
+//! a device's cache keeps, and again at each boundary of the recovery from them.
 //!
-//! One request is under way at a time, so that what may be found afterwards is known exactly: a
-//! unit of a volume holds what it held in the last state known to be durable or in any since, and
-//! after the death of the process just what it held before or after the operation that was cut off.
+//! One request is under way at a time, so that the allowed contents afterwards are known exactly: a
+//! unit of a volume has its content of the last state known to be durable or of any later one, and
+//! after the death of the process its content before or after the interrupted operation.
 
 pub mod memory;
 pub mod record;
@@ -54,7 +54,7 @@ struct Run<'a> {
     unit: usize,
 }
 
-/// A crash: how it is called, and what is left of the host.
+/// A crash: its name, and the rest of the host.
 struct Crash {
     name: String,
     /// The contents of the devices, and the writes that may be lost.
@@ -256,8 +256,8 @@ impl Run<'_> {
     }
 }
 
-/// The choices of what is kept: nothing, all, each write alone, whole and torn, the last one torn
-/// over all others, and subsets.
+/// The choices of surviving writes: nothing, all, each write alone, whole and torn, the last one
+/// torn over all others, and subsets.
 fn keeps(past: &Past, subsets: usize, random: &mut fastrand::Rng) -> Vec<Keep> {
     let total = past.volatile();
     let mut all = vec![Keep::none(total)];

@@ -1,5 +1,5 @@
-//! Runs a script once and keeps all of it: what was done to the devices, and what the volumes
-//! held after each step.
+//! Runs a script once and keeps all of it: the operations of the devices, and the contents of the
+//! volumes after each step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::rig::{Event, Journal, Media, Request, Rig, image};
 
 use super::script::{Do, Script};
 
-/// Bytes of a unit: what a device writes as a whole.
+/// Bytes of a unit: the unit that a device writes as a whole.
 pub const UNIT: usize = 512;
 const EXTENT: usize = 64 << 10;
 const SLOTS: usize = 2;

@@ -26,7 +26,7 @@ pub enum Do {
     CloneOf(&'static str, &'static str),
     /// A clone of a snapshot with a larger size, and its name.
     LargeClone(&'static str, &'static str, Units),
-    /// A volume becomes what a snapshot is.
+    /// A volume is rolled back to a snapshot.
     Rollback(&'static str, &'static str),
     /// A new size.
     Resize(&'static str, Units),

@@ -1,4 +1,4 @@
-//! Comparing what the pool holds with what the oracle allows.
+//! Compares the contents of the pool with the oracle.
 
 use super::device::GARBAGE;
 use super::map::NONE;
@@ -77,7 +77,7 @@ impl World {
         true
     }
 
-    /// The pool serves again: both promises, then the oracle takes over what was found.
+    /// The pool serves again: both promises, then the oracle adopts the found values.
     pub fn recovered(&mut self) {
         let own_ring = self.meta.ring_used && self.ring.life == self.life;
         let replayed = own_ring && self.promise == Promise::Answered;
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// Ends everything that was begun, without new requests; what does not end is stuck.
+    /// Ends everything that was begun, without new requests; a request that does not end is stuck.
     pub fn drain(&mut self) {
         for _ in 0..200 {
             self.now += 1;

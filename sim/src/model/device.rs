@@ -64,7 +64,7 @@ impl Default for Device {
 }
 
 impl Device {
-    /// A device whose data cells hold what previous tenants left there.
+    /// A device whose data cells hold data of previous tenants.
     pub fn new() -> Self {
         let blank = Cell { durable: 0, pending: [0; PENDING], n: 0, mark: [0; 3] };
         let mut dev = Self { cells: [blank; CELLS], dirty: 0 };
@@ -110,7 +110,7 @@ impl Device {
         self.dirty & (1 << c) != 0
     }
 
-    /// A flush starts: it covers what is in the cache now and nothing later.
+    /// A flush starts: it covers the present cache and nothing later.
     pub fn flush_sent(&mut self, sender: usize) {
         for cell in &mut self.cells {
             cell.mark[sender] = cell.n;
@@ -156,7 +156,7 @@ impl Device {
     }
 }
 
-/// Tags of what lay on the device before the pool existed.
+/// Tags of data from before the pool existed.
 pub const GARBAGE: Value = 0xE000;
 
 impl Cell {

@@ -319,7 +319,7 @@ pub static ALL: &[Directed] = &[
         },
     },
     Directed {
-        story: "a rollback under a copy-on-write that brings back what it copied",
+        story: "a rollback under a copy-on-write that restores the copied extent",
         catches: &[Mutation::ChangeUndrained],
         cfg: SNAPSHOT,
         script: |s| {

@@ -1,8 +1,8 @@
-//! A model of the commit protocol: every rule of it, and what happens without each of them.
+//! A model of the commit protocol: each of its rules, and the effect of removing it.
 //!
 //! The model is not the mapper. It holds a pool of a few extents as one flat value and takes one
 //! small step at a time, so that millions of schedules of requests, commits, checkpoints, crashes
-//! and recoveries can be tried. An oracle compares what survives with what was promised.
+//! and recoveries can be tried. An oracle compares the surviving data with the promises.
 //!
 //! A [`mutation::Mutation`] removes one form of one rule. Rules whose removal shows only under a
 //! rare schedule have a scripted history in [`directed`].

@@ -41,7 +41,7 @@ mutations! {
     ReuseAtOnce, "R4a", "freed extent reused at once";
     ReuseWhenCaptured, "R4b", "freed extent reused when its unmap is captured";
     ReuseUndrained, "R4c", "freed extent reused under IO that started before the unmap";
-    ClearBitReads, "R5a", "a clear bit reads what the extent holds";
+    ClearBitReads, "R5a", "a clear bit reads the extent's content";
     BitsAtSubmit, "R5b", "bits set when the data write is submitted";
     NoCancel, "R5c", "discard leaves the bits of slow writes in flight alone";
     NoReRead, "R5d", "completion publishes the entry as it was at submission";

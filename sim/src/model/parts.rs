@@ -11,7 +11,7 @@ use super::state::SUBS;
 pub enum OpState {
     /// No request.
     Free,
-    /// Reading what a copy-on-write must copy.
+    /// Reading the source of a copy-on-write.
     CopyRead,
     /// Data write in flight.
     Write,
@@ -220,7 +220,7 @@ pub struct Pending {
 pub enum Phase {
     /// Dead, or opening: next step of the open.
     Open(u8),
-    /// Committing what was replayed.
+    /// Committing the replayed changes.
     Recover,
     /// Serving requests.
     Serve,

@@ -17,7 +17,7 @@ pub fn replay(cfg: Config, mutation: Mutation, steps: &[Step]) -> World {
     world
 }
 
-/// Leaves out steps as long as a violation remains; returns what is left and its violation.
+/// Leaves out steps as long as a violation remains; returns the reduced history and its violation.
 pub fn shrink(cfg: Config, mutation: Mutation, steps: &[Step]) -> (Vec<Step>, Option<Fault>) {
     let mut kept = steps.to_vec();
     let mut fault = replay(cfg, mutation, &kept).fault;

@@ -32,7 +32,7 @@ pub fn ix(n: u8) -> usize {
     usize::from(n)
 }
 
-/// Sizes of the pool and what it holds at the start.
+/// Sizes of the pool and its content at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Extents of the pool.
@@ -133,7 +133,7 @@ pub struct World {
     pub promise: Promise,
     /// The ring was set aside or brought back since the last service.
     pub doubt: bool,
-    /// The ring that holds what was answered.
+    /// The ring with the answered changes.
     pub life: u16,
     /// Ring memories made so far.
     pub lives: u16,
@@ -225,7 +225,7 @@ impl World {
         world
     }
 
-    /// True if `m` is what this history removes.
+    /// Whether this history removes rule `m`.
     pub fn is(&self, m: Mutation) -> bool {
         self.mutation == m
     }

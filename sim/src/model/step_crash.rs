@@ -78,7 +78,7 @@ impl World {
         true
     }
 
-    /// A flush in flight fails; the device drops what it held.
+    /// A flush in flight fails; the device drops its cache.
     pub fn flush_error(&mut self, sender: usize, pick: impl FnMut(u8) -> u8) -> bool {
         let in_flight = match sender {
             FLUSH_COMMIT => self.commit.state == CommitState::FlushSent,

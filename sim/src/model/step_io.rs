@@ -66,7 +66,7 @@ impl World {
         }
         let entry = self.map.entry(v, e);
         // A copy-on-write in flight is waited for, also by a write that could go in place now: its
-        // source may have become exclusive since, and what was copied would bury the write.
+        // source may have become exclusive since, and the copied data would overwrite the write.
         let copying = self.ops.iter().any(|o| {
             let copies = o.source != NONE && (o.v, o.e) == (v, e);
             let visible = matches!(o.state, OpState::Published | OpState::AwaitCommit);

@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    // R6 and R13: all rings in one LSN order, and what is replayed is not committed.
+    // R6 and R13: all rings in one LSN order, and the replayed changes are not committed.
     fn replay_ring(&mut self) {
         let start = self.durable;
         let mut todo = super::list::List::<Record, 24>::new(super::map::NO_RECORD);

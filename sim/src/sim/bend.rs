@@ -1,11 +1,12 @@
-//! Profiles bent towards what shows the absence of one rule, so that rare ones are found quickly.
+//! Profiles that favour the events which show the absence of one rule, so that rare ones are found
+//! quickly.
 
 use blockd_mapper::mutation::Mutation;
 
 use super::profile::Profile;
 
 impl Profile {
-    /// Makes what shows the absence of a rule more likely.
+    /// Raises the probability of the events that show the absence of a rule.
     pub fn bend(&mut self, mutation: Mutation, random: &mut fastrand::Rng) {
         // Every mutation gets histories as they come, too.
         if random.u8(..4) == 0 {

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Bytes of a unit: what a device writes without tearing.
+/// Bytes of a unit: the unit that a device writes without tearing.
 pub const UNIT: u64 = 512;
 /// [`UNIT`] as a length in memory.
 pub const UNIT_BYTES: usize = 512;
@@ -20,7 +20,7 @@ const GARBAGE: u64 = 1 << 62;
 const UNIT_BITS: u32 = 24;
 const VOLUME_BITS: u32 = 12;
 
-/// The content of one unit: zeroes, a client's tag, metadata, or what a discard left behind.
+/// The content of one unit: zeroes, a client's tag, metadata, or the result of a discard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Value(pub u64);
 

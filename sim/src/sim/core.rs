@@ -162,7 +162,7 @@ pub struct Core {
     /// The classes of operations that are held back at submission, until [`Core::release`].
     pub holding: Vec<Class>,
     held: BTreeMap<u64, Class>,
-    /// The next flush fails, and the device drops what it had not made durable.
+    /// The next flush fails, and the device drops its volatile data.
     pub fail_flush: bool,
     next_token: u64,
 }
@@ -239,7 +239,7 @@ impl Core {
         self.held.clear();
     }
 
-    /// Has the devices do what is held back, without an answer.
+    /// Has the devices do the held back operations, without an answer.
     pub fn execute_held(&mut self) {
         for disk in &mut self.disks {
             for at in 0..disk.flights().len() {
@@ -250,7 +250,7 @@ impl Core {
         }
     }
 
-    /// Takes back what is held back: its owner dies before it is sent.
+    /// Cancels the held back operations: its owner dies before it is sent.
     pub fn forget_held(&mut self) {
         if let Some((&first, _)) = self.held.first_key_value() {
             for disk in &mut self.disks {
@@ -460,7 +460,8 @@ impl Core {
         }
     }
 
-    /// Fills a command's buffer with what a read found, and gives the mapper's view of the result.
+    /// Fills a command's buffer with the result of a read, and gives the mapper's view of the
+    /// result.
     pub fn settle_command(
         &self,
         command: &mut IoCommand,

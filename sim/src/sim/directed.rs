@@ -348,7 +348,7 @@ fn exclusive_too_early(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// R10c: a write in place of what a copy under way has read already.
+/// R10c: an in-place write to a range that a copy in flight has read already.
 fn write_under_copy(world: &mut World) -> Result<(), Violation> {
     let (volume, clone) = family(world)?;
     // Both have leaves of their own.
@@ -368,7 +368,7 @@ fn write_under_copy(world: &mut World) -> Result<(), Violation> {
     world.read(clone, 0, 2)
 }
 
-/// R12: what is replayed lies in the device's cache, and a flush is answered over it.
+/// R12: replayed changes are in the device's cache, and a flush is answered for them.
 fn log_in_the_cache(world: &mut World) -> Result<(), Violation> {
     let volume = world.volume(4)?;
     world.write(volume, 0, 0)?;
@@ -382,7 +382,7 @@ fn log_in_the_cache(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// R13: the process dies again before what the ring brought is durable.
+/// R13: the process dies again before the changes from the ring are durable.
 fn killed_twice(world: &mut World) -> Result<(), Violation> {
     let volume = world.volume(4)?;
     world.write(volume, 0, 0)?;
@@ -523,7 +523,7 @@ fn flush_under_superblock(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// A full pool gets room twice, and what is written there outlasts a loss of power.
+/// A full pool grows twice, and data written there survives a loss of power.
 fn a_pool_grows(world: &mut World) -> Result<(), Violation> {
     let (_, second) = full(world)?;
     world.add_device(32)?;

@@ -1,10 +1,10 @@
 //! A simulated block device with a volatile cache.
 //!
 //! A write goes from *in flight* to *in the cache* (where reads see it) to *durable*. Completion
-//! happens in any order; a write may be in the cache long before it is answered. A flush makes
-//! durable what had been answered when the flush was submitted, and nothing else. Power loss keeps
-//! any subset of the rest, whole or torn into 512-byte units, writes in flight included. Process
-//! death leaves the submitted writes behind as *dead* IO that lands later in any order.
+//! happens in any order; a write may be in the cache long before it is answered. A flush makes the
+//! writes durable that were answered when it was submitted, and nothing else. Power loss keeps any
+//! subset of the rest, whole or torn into 512-byte units, writes in flight included. Process death
+//! leaves the submitted writes behind as *dead* IO that lands later in any order.
 
 use super::content::{Value, index};
 
@@ -303,7 +303,7 @@ impl Disk {
         self.cache.clone_from(&self.media);
     }
 
-    /// The owner dies: what it had submitted and the device not yet done becomes dead IO.
+    /// The owner dies: its submitted operations that the device has not done yet become dead IO.
     pub fn lose_owner(&mut self) {
         for flight in self.flights.drain(..) {
             let lands = matches!(flight.action, Action::Write { .. } | Action::Discard { .. });
@@ -439,7 +439,7 @@ impl Disk {
                         self.cached(number, start + offset as u64, vec![*value]);
                     }
                 }
-                // A failed write has ended, too: a flush covers what of it is in the cache.
+                // A failed write has ended, too: a flush covers its part in the cache.
                 let clock = self.clock;
                 for entry in self.log.iter_mut().filter(|entry| entry.number == number) {
                     entry.answered = Some(clock);

@@ -1,5 +1,5 @@
-//! Every crash of a short trace: at each boundary of device IO, with each choice of what the
-//! caches keep; and then every crash again while the pool is being opened.
+//! Every crash of a short trace: at each boundary of device IO, with each choice of surviving cache
+//! contents; and then every crash again while the pool is being opened.
 
 use std::time::Instant;
 

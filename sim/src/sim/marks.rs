@@ -1,5 +1,5 @@
-//! Counters of what a run has been through. A long run in which one of them stays zero has not
-//! tested what it claims to test, and fails.
+//! Counters of the situations that a run covered. A long run in which one of them stays zero fails,
+//! since it lacks that coverage.
 
 macro_rules! marks {
     ($($name:ident $what:literal;)*) => {
@@ -86,7 +86,7 @@ marks! {
     CopyOnWrite "writes that copied from a shared extent";
     PartialFill "writes that filled up a sub-block with zeroes";
     ConcurrentFirst "first writes of one extent under way together";
-    DiscardUnderWrite "discards of what a write in flight was writing";
+    DiscardUnderWrite "discards of the range of a write in flight";
     FuaShort "FUA writes by the data's FUA alone";
     FuaLong "FUA writes that waited for a commit";
     FlushShort "flushes without a commit";
@@ -95,7 +95,7 @@ marks! {
     CheckpointWritten "superblocks written";
     ReadOnlyOpen "pools opened read-only";
     Verified "pools read back completely after opening";
-    Difference "differences between volumes compared with what they hold";
+    Difference "differences between volumes compared with their contents";
     GivenBack "deletions that freed the predicted space";
     Drained "histories drained to rest";
 }

@@ -1,6 +1,6 @@
-//! A deterministic simulator of the real mapper: devices that lose and tear what was not flushed,
-//! processes that die with IO in flight, clients of every kind, and an oracle that knows what they
-//! were promised. Everything follows from a seed.
+//! A deterministic simulator of the real mapper: devices that lose and tear unflushed writes,
+//! processes that die with IO in flight, clients of every kind, and an oracle that knows the
+//! promises to them. Everything follows from a seed.
 
 mod bend;
 pub mod content;

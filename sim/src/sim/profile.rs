@@ -142,7 +142,7 @@ impl Profile {
             metadata_write_error: error(random, &[0.0, 0.002, 0.01]),
             flush_error: error(random, &[0.0, 0.005, 0.02]),
             silent,
-            // Last, so that the rest of a history stays what it was.
+            // Last, so that the rest of a history is unchanged.
             marks: (random.u8(..3) == 0).then_some(NARROW),
         }
     }

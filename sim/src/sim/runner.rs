@@ -30,7 +30,7 @@ pub struct History {
     pub trace: Vec<String>,
 }
 
-/// Runs the history of a seed. `bias` bends the profile towards what shows the absence of a rule.
+/// Runs the history of a seed. `bias` favours the events that show the absence of a rule.
 #[must_use]
 pub fn history(seed: u64, bias: Option<Mutation>, traced: bool) -> History {
     if let Some(script) = directed::of(seed, bias) {

@@ -1,4 +1,4 @@
-//! Groups of snapshots: whether what their members hold can be of one moment.
+//! Groups of snapshots: whether the contents of their members can belong to one moment.
 //!
 //! Each value that is found in a member says something about the moment of the cut: it came after
 //! the write of that value was asked for, and before the answer of any write that is not there.

@@ -53,12 +53,12 @@ pub enum Breach {
     Panic,
 }
 
-/// A broken promise, with what is needed to understand it.
+/// A broken promise, with its context.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     /// How.
     pub breach: Breach,
-    /// Where, and what was expected.
+    /// The place, and the expected values.
     pub text: String,
 }
 
@@ -264,7 +264,7 @@ impl Oracle {
         self.unwatch(reading.volume, reading.since);
     }
 
-    /// Checks what a read returned.
+    /// Checks the result of a read.
     pub fn end_read(&mut self, reading: &Reading, found: &[Value]) -> Result<(), Violation> {
         let now = self.tick();
         self.unwatch(reading.volume, reading.since);
@@ -298,8 +298,8 @@ impl Oracle {
         (start..).zip(found).try_for_each(|(unit, value)| self.note_found(id, unit, *value))
     }
 
-    /// Takes what a read of a pool at rest after opening found for what there is. `durable`: the
-    /// pool was opened after a loss of power, so all of it is on the media.
+    /// Adopts the values that a read of a pool at rest found after its opening. `durable`: the pool
+    /// was opened after a loss of power, so all of it is on the media.
     pub fn settle(
         &mut self,
         id: u32,
@@ -351,7 +351,7 @@ impl Oracle {
     }
 }
 
-/// Names what is wrong with a value.
+/// Classifies a wrong value.
 fn breach(
     families: &[u64],
     volume: &Volume,

@@ -84,7 +84,7 @@ impl Oracle {
         }
     }
 
-    /// The size of a volume after a rollback is what the mapper says it is.
+    /// The size of a volume after a rollback is the one that the mapper reports.
     pub fn set_units(&mut self, id: u32, units: usize) {
         let now = self.clock;
         if let Some(volume) = self.volumes.get_mut(&id) {
@@ -128,7 +128,7 @@ impl Oracle {
         }
     }
 
-    /// The process died: what was under way may or may not have happened.
+    /// The process died: operations in flight may or may not have happened.
     pub fn killed(&mut self) {
         self.note_copies();
         self.leave_cuts_open();
@@ -148,7 +148,7 @@ impl Oracle {
         self.watchers.clear();
     }
 
-    /// Power was lost, or all that is left is what power loss leaves.
+    /// Power was lost, or the state is the same as after a power loss.
     pub fn power_lost(&mut self) {
         self.note_copies();
         self.leave_cuts_open();

@@ -160,7 +160,7 @@ impl Volume {
         self.unflushed.retain(|other| *other != id.0);
     }
 
-    /// A flush that arrived at `since` was answered: what had been answered by then stays.
+    /// A flush that arrived at `since` was answered: changes answered by then stay.
     pub fn flushed(&mut self, since: Time) {
         let all = std::mem::take(&mut self.unflushed);
         let mut done: Vec<usize> = Vec::new();
@@ -195,8 +195,8 @@ impl Volume {
         self.recent.retain(|id| changes[*id].touches(oldest));
     }
 
-    /// Whether a read that began at `since` and ends now may return this value, given what was
-    /// possible when it began.
+    /// Whether a read that began at `since` and ends now may return this value, given the possible
+    /// values when it began.
     #[must_use]
     pub fn may_read(&self, unit: usize, value: Value, since: Time) -> bool {
         self.recent.iter().any(|id| {

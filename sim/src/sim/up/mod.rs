@@ -90,11 +90,11 @@ pub struct Up {
     pub pool: Arc<Pool>,
     /// The engine has to be polled.
     pub engine_due: bool,
-    /// Structure changes under way: what each is.
+    /// Structure changes under way: the state of each.
     pub controls: BTreeMap<ControlId, (u64, Option<Intent>, Mark)>,
     /// Pieces still to be read back: volume, first unit, units.
     pub verify: Vec<(u32, usize, usize)>,
-    /// Reading back: whether what is found is durable.
+    /// Reading back: whether the found state is durable.
     pub verifying: Option<bool>,
     /// The pool has been closed in order.
     pub closed: bool,

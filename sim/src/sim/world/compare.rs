@@ -13,7 +13,7 @@ use super::{Phase, World};
 /// Pairs of volumes compared in a history at the most.
 const PAIRS: usize = 12;
 
-/// A volume is being deleted: what it alone had, and what all had before, in bytes.
+/// A volume is being deleted: its exclusive bytes, and the mapped bytes of all volumes before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prediction {
     volume: u32,

@@ -1,4 +1,4 @@
-//! Structure changes: what is asked for, and what its outcome means to the oracle.
+//! Structure changes: requests, and the meaning of their outcomes for the oracle.
 
 use blockd_mapper::engine::{Control, Engine, Outcome};
 use blockd_mapper::error::MapperError;

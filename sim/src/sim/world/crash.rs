@@ -10,7 +10,7 @@ use super::{Phase, RingHanded, World, ring_words};
 pub enum Crash {
     /// The process dies; its ring stays.
     Kill,
-    /// Power is lost; per device, what of its cache survives.
+    /// Power is lost; per device, the surviving part of its cache.
     Power(Vec<Keep>),
 }
 
@@ -81,7 +81,7 @@ impl World {
             disk.lose_owner();
         }
         if lost {
-            // A failed flush or metadata write: what is left is what power loss leaves (R8).
+            // A failed flush or metadata write: the state is the same as after a power loss (R8).
             self.core.oracle.power_lost();
             self.durable = true;
         } else {

@@ -1,7 +1,7 @@
 //! One history: a host, its devices, a pool on them, clients, and everything that goes wrong.
 //!
 //! The world is stepped: each step is one event, chosen by the seed among those that are possible.
-//! A crash drops the mapper and keeps what survives crashes in the [`Core`].
+//! A crash drops the mapper; the state that survives crashes is in the [`Core`].
 
 mod compare;
 mod control;
@@ -75,9 +75,9 @@ pub struct World {
     crashes_unread: u32,
     /// Stores to the ring after which the process dies, if it is to die in the middle.
     cut_stores: Option<u64>,
-    /// A script says what happens: every opening is followed by reading everything back.
+    /// A script decides the events: every opening is followed by reading everything back.
     scripted: bool,
-    /// A volume is being deleted to see what it gives back.
+    /// A volume is being deleted to check the space that it frees.
     prediction: Option<compare::Prediction>,
     /// Whether the comparison was done, or is skipped.
     compared: bool,
@@ -160,7 +160,8 @@ impl World {
         }
     }
 
-    /// A copy of what a crash at this moment would leave, before the crash is carried out.
+    /// A copy of the state that a crash at this moment would leave, before the crash is carried
+    /// out.
     #[must_use]
     pub fn freeze(&self) -> Frozen {
         Frozen {
@@ -299,7 +300,7 @@ impl World {
         None
     }
 
-    /// Adds up what is needed to say that the oracle was at work.
+    /// Sums the counts that show that the oracle compared something.
     #[must_use]
     pub fn checks(&self) -> u64 {
         self.core.oracle.checks()

@@ -269,7 +269,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads back what is left to be read back. `true`: nothing is.
+    /// Reads back the remaining volumes. `true`: nothing is.
     pub(super) fn verify_more(&mut self) -> Result<bool, Violation> {
         let Phase::Up(up) = &mut self.phase else { return Ok(true) };
         while up.live() < 16
@@ -295,8 +295,8 @@ impl World {
         Some(Cut { oracle: Box::new(self.core.oracle.clone()), token })
     }
 
-    /// Carries it out, if the event came that far: what it answered was never answered, and what
-    /// it submitted never submitted.
+    /// Carries it out, if the event came that far: its answers were never given, and its
+    /// submissions never made.
     pub(super) fn end_cut(&mut self, cut: Option<Cut>) {
         let Some(cut) = cut else { return };
         let left = blockd_mapper::ring::stores::stop_after(None);

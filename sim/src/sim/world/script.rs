@@ -27,7 +27,7 @@ const POLLS_IN_A_ROW: u32 = 64;
 pub const BLOCK: usize = 8;
 
 impl World {
-    /// A pool that is open and at rest, where nothing happens but what the script says.
+    /// A pool that is open and at rest, where only the events of the script happen.
     pub fn scripted(seed: u64, profile: Profile, trace: Trace) -> Result<Self, Violation> {
         let mut world = Self::create(seed, profile, trace)?;
         world.scripted = true;
@@ -52,7 +52,7 @@ impl World {
         self.settle()
     }
 
-    /// Goes on with an opening until it waits for what is held back.
+    /// Continues an opening until it waits for held back operations.
     pub fn open_until_held(&mut self) -> Result<(), Violation> {
         self.operations_left = 1;
         if matches!(self.phase, Phase::Down) {
@@ -142,7 +142,7 @@ impl World {
             } else if self.core.has_flights() {
                 self.carry_out(super::serve::Event::Device)?;
             } else if up.engine_due {
-                // It waits for what is held back, and asks to be polled again and again.
+                // It waits for held back operations, and requests to be polled repeatedly.
                 return Ok(());
             } else if quiet < 4 && !failed {
                 quiet += 1;
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// Holds back IO of these kinds from here on, and no other; what is held stays so.
+    /// Holds back IO of these kinds from here on, and no other; held operations stay held.
     pub fn hold(&mut self, classes: &[Class]) {
         self.core.holding = classes.to_vec();
     }
@@ -288,7 +288,7 @@ impl World {
         self.settle()
     }
 
-    /// A volume becomes what a snapshot holds, as far as it goes.
+    /// A volume is rolled back to a snapshot, as far as possible.
     pub fn roll_back_to(&mut self, volume: u32, snapshot: u32) -> Result<(), Violation> {
         let control = Control::Rollback { volume: VolumeId(volume), snapshot: VolumeId(snapshot) };
         self.submit(control, Some(Intent::Rollback { volume, snapshot }), Mark::Rollback)?;
@@ -320,7 +320,8 @@ impl World {
         Ok(())
     }
 
-    /// Power is lost: what is in the caches survives, what the devices had not got does not.
+    /// Power is lost: data in the caches survives, operations that had not reached the devices do
+    /// not.
     pub fn lose_power_keeping_caches(&mut self) {
         let disks = self.core.disks.iter();
         let keep = disks.map(|disk| Keep::Mask(vec![true; disk.cached_writes()])).collect();

@@ -1,4 +1,4 @@
-//! A pool in service: which event comes next, what clients ask for, and how a history winds up.
+//! A pool in service: the next event, the requests of clients, and the end of a history.
 
 use blockd_mapper::error::MapperError;
 
@@ -175,7 +175,7 @@ impl World {
         Ok(())
     }
 
-    /// A full pool: throws away what a random volume holds, so that others go on.
+    /// A full pool: discards the content of a random volume, so that others continue.
     fn free_space(&mut self) -> Result<(), Violation> {
         let Phase::Up(up) = &mut self.phase else { return Ok(()) };
         let writable: Vec<(u32, usize)> = self
