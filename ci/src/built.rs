@@ -63,7 +63,7 @@ fn packages(with_tests: bool) -> Vec<&'static str> {
     shipped.chain(with_tests.then_some(TESTS)).flat_map(|name| ["--package", name]).collect()
 }
 
-/// Looks whether tests that are built beside what is shipped switch anything on in it.
+/// Checks that tests which are built beside the shipped programs enable no feature in them.
 ///
 /// # Errors
 /// When cargo fails, or a binary has features that it is not shipped with.
@@ -75,7 +75,7 @@ pub(crate) fn features(root: &Path) -> Result<Outcome> {
     };
     let added = switched_on(&tree(false)?, &tree(true)?);
     if !added.is_empty() {
-        bail!("tests switch on in what is shipped:\n{}", added.join("\n"));
+        bail!("tests enable features of shipped programs:\n{}", added.join("\n"));
     }
     Ok(Outcome::Passed)
 }

@@ -1,4 +1,4 @@
-//! `cargo ci check`: what can be said about the sources without running a test.
+//! `cargo ci check`: all checks of the sources that run no test.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(root: &Path) -> bool {
         command::output(cargo.args(["metadata", "--locked", "--format-version", "1"]))?;
         Ok(Outcome::Passed)
     });
-    steps.run("features of what is shipped", || built::features(root));
+    steps.run("features of shipped programs", || built::features(root));
     cargo_step(&mut steps, root, "fmt", &["fmt", "--all", "--check"]);
     // The next step in CI compiles everything with the linter.
     let linted_later = command::in_ci() && command::linting(root).is_some();

@@ -9,7 +9,7 @@ pub(crate) struct Stopwatch(Instant);
 impl Stopwatch {
     /// Starts measuring.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "durations of steps are what this tool prints")]
+    #[expect(clippy::disallowed_methods, reason = "this tool prints the durations of steps")]
     pub(crate) fn start() -> Self {
         Self(Instant::now())
     }

@@ -14,11 +14,11 @@ use crate::watchdog::Watchdog;
 /// The longest that a program may take, where there is a limit.
 static LIMIT: OnceLock<Duration> = OnceLock::new();
 
-/// How the names begin of what cargo sets for the package that it runs.
+/// Prefixes of the variables that cargo sets for the package that it runs.
 const OF_A_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
 
 /// From now on a program that takes longer is ended and has failed: a test that hangs must not hide
-/// what the others say. The first call counts.
+/// the output of others. The first call counts.
 pub(crate) fn limit(limit: Duration) {
     let _ = LIMIT.set(limit);
 }
@@ -30,8 +30,8 @@ pub(crate) fn cargo(root: &Path) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(program);
     command.current_dir(root).stdin(Stdio::null());
-    // Build scripts of others look at some of what the cargo that started us has set for this
-    // package, and would be run anew, with all that depends on them.
+    // Build scripts of dependencies read some of the variables that cargo has set for this package,
+    // and would be run again, with all that depends on them.
     for (name, _) in std::env::vars_os() {
         let is_ours = |name: &str| OF_A_PACKAGE.iter().any(|begin| name.starts_with(begin));
         if name.to_str().is_some_and(is_ours) {

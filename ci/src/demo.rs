@@ -1,6 +1,6 @@
 //! `cargo ci demo`: a real file system in a thin volume, a daemon killed while it is written, and
-//! every byte of every file compared afterwards. Then snapshots: what changes between two of them,
-//! a clone, a backup, a rollback, each image by its checksum.
+//! every byte of every file compared afterwards. Then snapshots: the differences between two of
+//! them, a clone, a backup, a rollback, each image by its checksum.
 
 mod daemon;
 mod files;
@@ -23,7 +23,7 @@ use daemon::{Daemon, Folder};
 /// The size of the volume that clients see.
 const VOLUME_SIZE: &str = "10G";
 
-/// The pool's file, sparse. Far less than what the volume promises.
+/// The pool's file, sparse. Far less than the volume's size.
 const POOL_SIZE: &str = "2G";
 
 /// The daemon is killed once so much of the image has arrived, in percent.
@@ -53,7 +53,8 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let watch = Stopwatch::start();
     let step = |text: &str| println!("\n[{:5.1} s] {text}", watch.elapsed().as_secs_f64());
     step(
-        "what the demo needs: libclang to build; mke2fs, e2fsck and debugfs to make a file system \
+        "requirements of the demo: libclang to build; mke2fs, e2fsck and debugfs to make a file \
+         system \
          and to look into it",
     );
     setup::ensure(&setup::DEMO)?;
@@ -78,7 +79,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     println!("$ blockd import image demo --overwrite     (and kill -9 of the daemon meanwhile)");
     import_and_kill(&mut daemon, &image)?;
 
-    step("what the pool and the volume look like now");
+    step("the pool and the volume now");
     daemon.cli(&["pool", "map", "--width", "64"])?;
     daemon.cli(&["show", "demo"])?;
     let pool_bytes = allocated(&folder.path().join("state/demo.pool"))?;
@@ -188,7 +189,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Already gone is what is wanted.
+        // A missing file is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -250,7 +251,7 @@ fn text(path: &Path) -> Result<&str> {
 
 /// The last lines of a file.
 fn tail(path: &Path) -> String {
-    /// Enough for what went wrong.
+    /// Enough for the error.
     const BYTES: u64 = 4096;
     let mut text = Vec::new();
     if let Ok(mut file) = File::open(path) {

@@ -1,5 +1,5 @@
-//! `cargo ci image`: gathers what the images of daemon and plugin are made of, uses it as a root of
-//! its own, and builds the images where buildah is.
+//! `cargo ci image`: gathers the contents of the images of daemon and plugin, uses them as a root
+//! file system, and builds the images if buildah is installed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ const TOOLS: [setup::Tool; 12] = [
 /// Folders whose old names are links into `/usr`, as on every system of today.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// Each of them is tried in the finished root: a word, and what it prints.
+/// Each of them is tried in the finished root: an argument, and its output.
 const TRIED: [(&str, &[&str], &str); 9] = [
     ("blockd-csi", &["--version"], "blockd-csi "),
     ("blkid", &["-V"], "blkid"),
@@ -105,7 +105,7 @@ impl Tree {
         Ok(Self { folder: folder.to_owned(), seen: BTreeSet::new() })
     }
 
-    /// A program at this path, and what the dynamic linker loads for it at theirs.
+    /// A program at this path, and its libraries at theirs.
     fn program(&mut self, program: &Path, path: &str) -> Result<()> {
         self.file(program, path)?;
         let listed = command::output(Command::new("ldd").arg(program))?;
@@ -151,7 +151,7 @@ fn find(program: &str) -> Result<PathBuf> {
 
 fn kib(tree: &Path) -> Result<u64> {
     let listed = command::output(Command::new("du").args(["--summarize", "-k"]).arg(tree))?;
-    listed.split_whitespace().next().and_then(|kib| kib.parse().ok()).context("what du prints")
+    listed.split_whitespace().next().and_then(|kib| kib.parse().ok()).context("output of du")
 }
 
 /// Each program in the root that it is shipped in, where nothing else is.

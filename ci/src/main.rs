@@ -104,8 +104,8 @@ enum Action {
 enum Tests {
     /// The daemon dies under verified load, again and again; arguments go to its binary
     Kill(Forwarded),
-    /// Persistent memory: its package, pools and volumes in memory of this machine, and what the
-    /// plugin makes of them
+    /// Persistent memory: its package, pools and volumes in memory of this machine, and the
+    /// plugin's volumes
     Pmem,
     /// Mistakes of an operator, odd devices and odd images: a line for each
     Safety,
@@ -138,7 +138,7 @@ enum Bench {
     Isolation(Forwarded),
     /// Measure the costs of snapshots; arguments go to its binary
     Snapshot(Forwarded),
-    /// Listing a thousand volumes, and what that does to their IO; arguments go to its binary
+    /// Listing a thousand volumes, and its effect on their IO; arguments go to its binary
     Csi(Forwarded),
     /// Persistent memory: bare copies, NBD, ublk; arguments go to its binary, and --quick to all
     Pmem(Forwarded),
@@ -201,7 +201,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// True when all was well; what was not is already printed.
+/// True when all was well; failures are already printed.
 fn run(action: &Action) -> Result<bool> {
     let root = command::workspace_root()?;
     let root: &Path = &root;

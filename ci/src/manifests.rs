@@ -23,7 +23,7 @@ const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
 
-/// Values that the chart must refuse, with what is said.
+/// Values that the chart must refuse, with the error.
 fn refused() -> [(&'static str, Value, &'static str); 6] {
     [
         ("an unknown kubelet", json!({"kubelet": {"variant": "k9s"}}), "variant"),

@@ -44,7 +44,7 @@ const PLUGIN: Package = Package {
     description: &[
         "Makes, snapshots, expands, formats and mounts volumes of a node's blockd, by",
         "version 1.12 of the Container Storage Interface. It usually runs in a",
-        "container; this package is for what makes its image, and for nodes without.",
+        "container; this package is for building its image, and for nodes without.",
     ],
 };
 
@@ -138,7 +138,8 @@ fn finish(
     let dates = command::output(&mut git)?;
     let (date, seconds) = dates.trim().split_once('\n').context("the date of a commit")?;
     let changes = format!(
-        "{} ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n -- blockd \
+        "{} ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n -- \
+         blockd \
          authors <authors@blockd.invalid>  {date}\n",
         package.name
     );
@@ -204,7 +205,7 @@ fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// A program without what only a debugger reads.
+/// A program without debug information.
 fn put_program(from: &Path, to: &Path) -> Result<()> {
     ensure!(from.is_file(), "there is no {}: `cargo ci package` builds it", from.display());
     fs::create_dir_all(to.parent().context("a folder")?)?;

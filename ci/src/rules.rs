@@ -157,7 +157,7 @@ fn promtool(folder: &Path) -> Result<PathBuf> {
             fs::remove_file(&file)?;
         }
     }
-    // Renamed last: what was cut short is not taken for whole.
+    // Renamed last: an incomplete file is not taken for whole.
     let _ = fs::remove_dir_all(&root);
     fs::rename(&part, &root)?;
     ensure!(program.is_file(), "{PACKAGE} was unpacked, yet there is no {PROGRAM}");
@@ -172,7 +172,8 @@ mod tests {
     #[test]
     fn an_alert_has_to_be_raised_and_not_raised() {
         let alerts = "- alert: One\n  expr: x\n- alert: Two\n- alert: Three\n";
-        let tests = "- alertname: One\nalertname: One\n exp_alerts: []\nalertname: One\nexp_alerts:\n\
+        let tests = "- alertname: One\nalertname: One\n exp_alerts: []\nalertname: \
+                     One\nexp_alerts:\n\
                      alertname: Two\nexp_alerts: []\nalertname: Twofold\nexp_alerts:\n";
         assert_eq!(untested(alerts, tests), ["Two", "Three"]);
     }

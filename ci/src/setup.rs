@@ -1,5 +1,5 @@
-//! `cargo ci setup`: installs what tests and benches need and this machine lacks. Debian's package
-//! manager is the only one it knows; elsewhere it names what is missing.
+//! `cargo ci setup`: installs missing tools of tests and benches. Debian's package manager is the
+//! only one it knows; elsewhere it names what is missing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -67,10 +67,10 @@ pub(crate) const WORKLOADS: [Tool; 25] = [
     Tool { program: "xfs_io", package: "xfsprogs" },
     Tool { program: "dd", package: "coreutils" },
     Tool { program: "sha256sum", package: "coreutils" },
-    // Labels of persistent memory, and what the kernel's own tools make of its regions.
+    // Labels of persistent memory, and the kernel's own tools for its regions.
     Tool { program: "ndctl", package: "ndctl" },
     Tool { program: "filefrag", package: "e2fsprogs" },
-    // They judge what is written for dm-thin.
+    // They check the output for dm-thin.
     Tool { program: "thin_restore", package: "thin-provisioning-tools" },
     Tool { program: "thin_check", package: "thin-provisioning-tools" },
 ];
@@ -134,7 +134,7 @@ pub(crate) fn all() -> Vec<Tool> {
     [&[PYTHON, FIO, LOSETUP, MKFS, QEMU_IMG][..], &DEMO, &MACHINES, &WORKLOADS, &CLIENTS].concat()
 }
 
-/// Installs whatever of [`all`] is missing and says what it did.
+/// Installs the missing tools of [`all`] and prints its actions.
 ///
 /// # Errors
 /// When something is missing and cannot be installed.
@@ -198,8 +198,8 @@ fn has_library(folder: &Path, name: &str) -> bool {
     })
 }
 
-/// Installs what is missing, and then what that has removed: a package can be newer than another of
-/// the same source that is here, and push it out.
+/// Installs missing packages, and then those that this removed: a package can be newer than another
+/// of the same source that is here, and push it out.
 fn install(missing: &[Tool]) -> Result<()> {
     let were_here: Vec<Tool> = all().into_iter().filter(|tool| is_here(*tool)).collect();
     install_packages(missing)?;
@@ -250,7 +250,7 @@ fn complaint(missing: &[Tool]) -> String {
     )
 }
 
-/// Whether this process may do what only root may: the owner of our own entry in /proc is the
+/// Whether this process has root's permissions: the owner of our own entry in /proc is the
 /// effective user.
 ///
 /// # Errors

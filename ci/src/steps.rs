@@ -39,7 +39,7 @@ impl Steps {
         self.count(name, watch.elapsed(), result);
     }
 
-    /// Counts a step that ran beside others, and shows what it printed.
+    /// Counts a step that ran beside others, and shows its output.
     pub(crate) fn ended(
         &mut self,
         name: &str,
@@ -66,7 +66,7 @@ impl Steps {
         }
     }
 
-    /// The summary: the names of what failed, then the line that scripts read.
+    /// The summary: the names of failed steps, then the line that scripts read.
     #[must_use]
     pub(crate) fn summary(&self) -> String {
         let mut text = String::new();

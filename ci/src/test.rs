@@ -23,7 +23,7 @@ const NO_MIRI: &str = "miri is not part of this toolchain";
 /// The rest would take hours.
 const UNDER_MIRI: [&str; 3] = ["leaf::", "epoch::", "ring::"];
 
-/// Time limit of one step, compilation included: about three times what it does on two slow cores.
+/// Time limit of one step, compilation included: about three times its duration on two slow cores.
 const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// The same for the long forms, the slowest of which are 200 rounds in a virtual machine.
 const LONG_LIMIT: Duration = Duration::from_secs(60 * 60);

@@ -42,7 +42,7 @@ impl Watchdog {
     }
 }
 
-/// Kills a process and what descends from it, parents first so that none starts another.
+/// Kills a process and its descendants, parents first so that none starts another.
 fn end(pid: u32) {
     let children = children();
     let mut all = vec![pid];

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A temporary folder, and one in memory for what has to be there. Both go with this value.
+/// A temporary folder, and one in memory for files that need a tmpfs. Both go with this value.
 pub(super) struct Folder {
     path: PathBuf,
     runtime: PathBuf,
@@ -131,13 +131,13 @@ impl Daemon {
         command
     }
 
-    /// Runs a command; the reader sees what it prints.
+    /// Runs a command; its output is shown.
     pub(super) fn cli(&self, arguments: &[&str]) -> Result<()> {
         let ran = command::run(&mut self.command(arguments));
         ran.with_context(|| format!("the daemon's log ends:\n{}", tail(&self.log)))
     }
 
-    /// Runs a command and returns what it prints.
+    /// Runs a command and returns its output.
     pub(super) fn quiet(&self, arguments: &[&str]) -> Result<String> {
         command::output(&mut self.command(arguments))
     }

@@ -44,7 +44,7 @@ pub(super) fn gather(into: &Path) -> Result<Gathered> {
     fs::create_dir(into).with_context(|| format!("making {}", into.display()))?;
     let mut gathered = Gathered::default();
     for (done, place) in PLACES.iter().enumerate() {
-        // No place takes it all: what is left is shared by those to come.
+        // No place takes it all: the rest is shared by the following ones.
         let places_left = u64::try_from(PLACES.len() - done)?;
         let share = |used: u64, most: u64| used + most.saturating_sub(used) / places_left;
         let limit = Gathered {

@@ -86,7 +86,7 @@ pub(super) fn run(
     export(daemon, "copy", &out)?;
     images.compare("the clone with the backup beside the image after", sum_after, &out)?;
 
-    step("rolling the volume back, and what the snapshots take");
+    step("rolling the volume back, and the space of the snapshots");
     println!("$ blockd detach work && blockd rollback work work@before");
     daemon.quiet(&["detach", "work"])?;
     daemon.cli(&["rollback", "work", "work@before"])?;

@@ -1,5 +1,5 @@
-//! Which program has which flags: ours by the documents that are made of their own help, those of
-//! others by a table of what is used of them.
+//! Which program has which flags: blockd's by the documents generated from their help, those of
+//! others by a table of their used flags.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

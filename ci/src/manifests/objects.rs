@@ -18,7 +18,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Kind, namespace and name: what an object is known by.
+/// Kind, namespace and name: the identity of an object.
 fn identity(object: &Value) -> (String, String, String) {
     let metadata = &object["metadata"];
     let of = |value: &Value| text(value).to_owned();
@@ -89,7 +89,7 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
     problems
 }
 
-/// Where what the chart renders is not what the base has.
+/// Differences between the chart's rendering and the base.
 pub(super) fn differences(chart: &[Value], base: &[Value]) -> Vec<String> {
     let map = |objects: &[Value]| -> BTreeMap<_, Value> {
         // Objects of only one of the two: a chart's namespace is created at its installation.

@@ -16,7 +16,7 @@ const REQUIREMENTS: &str = "ci/manifests/requirements.txt";
 /// Marks that a folder has all of its packages; has in it which.
 const COMPLETE: &str = "complete";
 
-/// The first kubectl whose kustomize has what the components use.
+/// The first kubectl whose kustomize has the features that the components use.
 const KUBECTL_MINOR: u64 = 27;
 
 const KUBECTL: setup::Tool = setup::Tool { program: "kubectl", package: "kubernetes-client" };
@@ -31,7 +31,7 @@ pub(super) fn folder(root: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Gives this to the script, and what it prints back.
+/// Passes the input to the script, and returns its output.
 ///
 /// # Errors
 /// When it can't run, or fails.
@@ -72,13 +72,13 @@ fn packages(root: &Path) -> Result<PathBuf> {
     install.args(["--disable-pip-version-check", "--root-user-action=ignore", "--target"]);
     command::output(install.arg(&folder).arg("--requirement").arg(root.join(REQUIREMENTS)))?;
     trim(&folder)?;
-    // Written last: what was cut short is not taken for whole.
+    // Written last: an incomplete file is not taken for whole.
     fs::write(folder.join(COMPLETE), wanted)?;
     println!("manifests: installed {}", folder.display());
     Ok(folder)
 }
 
-/// Removes what takes hundreds of megabytes and is never read: the library under its other names,
+/// Removes files of hundreds of megabytes that are never read: the library under its other names,
 /// and schemas of older versions.
 fn trim(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder.join("helm_python/lib"))? {
@@ -112,7 +112,7 @@ pub(super) fn kubectl() -> Result<Option<&'static str>> {
     Ok((minor >= KUBECTL_MINOR).then_some(KUBECTL.program))
 }
 
-/// A file with what kustomize builds of the base, with a component if one is named.
+/// A file with kustomize's rendering of the base, with a component if one is named.
 ///
 /// # Errors
 /// When it can't be built.

@@ -155,7 +155,7 @@ fn serve(root: &Root, pool: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Ends with what started it.
+/// Ends with its parent.
 struct Running(Child);
 
 impl Drop for Running {

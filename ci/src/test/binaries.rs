@@ -1,4 +1,4 @@
-//! The programs that cargo builds of tests, run three at a time: most of what they do is to wait.
+//! The programs that cargo builds of tests, run three at a time: they mostly wait.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -36,7 +36,7 @@ struct Binary {
     folder: PathBuf,
 }
 
-/// Builds the tests of the workspace, runs all of them, and prints what they print.
+/// Builds the tests of the workspace, runs all of them, and prints their output.
 ///
 /// # Errors
 /// When something does not build, or a test fails, after all have run.

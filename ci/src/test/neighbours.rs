@@ -1,4 +1,4 @@
-//! `cargo ci test neighbours`: what attackers and heavy neighbours leave to other clients.
+//! `cargo ci test neighbours`: the effect of attackers and heavy neighbours on other clients.
 
 use std::path::Path;
 

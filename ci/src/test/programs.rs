@@ -63,7 +63,7 @@ pub(super) fn run(steps: &mut Steps, root: &Path, long: bool) {
         let (name, mut command) = prepared(root, program, long);
         steps.run(&name, || command::run(&mut command).map(|()| Outcome::Passed));
     }
-    // The long forms are also looked at for what they measure.
+    // The output of the long forms is of interest as well.
     let at_a_time = if long { 1 } else { 2 };
     let waiting = WAITING.iter().map(|program| prepared(root, program, long)).collect();
     together(steps, root, waiting, at_a_time);

@@ -3,8 +3,8 @@
 use super::Problem;
 use super::metadata::Metadata;
 
-/// Each package and what it may import of ours. A package that is not listed is refused, so that
-/// the table grows with the workspace.
+/// Each package and the packages of the workspace that it may import. A package that is not listed
+/// is refused, so that the table grows with the workspace.
 const ALLOWED: [(&str, &[&str]); 9] = [
     ("blockd-mapper", &[]),
     ("blockd-pmem", &[]),

@@ -10,7 +10,7 @@ const FILE_LIMIT: usize = 800;
 /// A file beyond this is listed, so that it is split before it has to be.
 const FILE_WARNING: usize = 500;
 
-/// The same as `max_width` of rustfmt, which gives up silently on what it cannot break.
+/// The same as `max_width` of rustfmt, which silently skips lines that it cannot break.
 const LINE_LIMIT: usize = 100;
 
 /// Files that are too long, and lines that are.

@@ -332,7 +332,7 @@ fn check_rules(tree: &Tree, rules: &[Rule]) -> Vec<Problem> {
 }
 
 /// How many `super::` lead from this file to the crate's root; `None` when the file is not part of
-/// the module. Files of tests are no part of it: a test may import what it likes.
+/// the module. Files of tests are no part of it: a test may import anything.
 fn depth_in_module(path: &str, folder: &str, module: &str) -> Option<usize> {
     let inside = path.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
     let mut parts: Vec<&str> = inside.split('/').collect();
