@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_file_stands_once_for_each_place() {
+    fn a_job_file_is_written_once_for_each_place() {
         let text = "; why\n[global]\ndirect=1\n[a]\nfilename=${DEVICE}\nbs=4k\n";
         let turns = [
             Turn::device(Path::new("/dev/x"), Some(7)),

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feature_that_only_tests_want_is_noticed() {
+    fn a_feature_that_only_tests_enable_is_noticed() {
         let shipped = "blockd v1 (/w)\nmapper v1 (/w/mapper) \nlog v2 std";
         let beside = format!("{shipped}\ntests v1 (/w/tests) \nproptest v1 std");
         assert!(switched_on(shipped, &beside).is_empty());

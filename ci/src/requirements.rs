@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_stands_in_one_place() {
+    fn a_row_is_listed_once() {
         let text = format!(
             "{}\n| row | meaning | why not ours |\n|---|---|---|\n| T1 | same | no daemon |\n",
             met("`a/src/x.rs::it_holds`")
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_met_in_part_names_its_tests_and_what_is_missing() {
+    fn a_row_met_in_part_names_its_tests_and_the_missing_part() {
         let part = |evidence: &str, missing: &str| {
             let heading = "| row | meaning | shown by | what is missing |\n|---|---|---|---|\n";
             format!("{heading}| T1 | small volumes | {evidence} | {missing} |\n")

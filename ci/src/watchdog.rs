@@ -77,7 +77,7 @@ mod tests {
     use crate::clock::Stopwatch;
 
     #[test]
-    fn what_takes_too_long_is_ended_with_its_children() {
+    fn a_process_over_its_limit_is_ended_with_its_children() {
         let watch = Stopwatch::start();
         let mut child =
             Command::new("sh").args(["-c", "sleep 50 & sleep 50 & wait"]).spawn().unwrap();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_in_time_is_left_alone() {
+    fn a_process_that_ends_in_time_is_left_alone() {
         let mut child = Command::new("true").spawn().unwrap();
         let watchdog = Watchdog::start(child.id(), Some(Duration::from_secs(50)));
         assert!(child.wait().unwrap().success());

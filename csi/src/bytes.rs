@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_negative_is_refused_with_field_and_value() {
+    fn negative_values_are_refused_with_field_and_value() {
         for bytes in [-1, i64::MIN] {
             let error = Bytes::from_wire("limit_bytes", bytes).unwrap_err();
             assert_eq!(error.code(), tonic::Code::InvalidArgument);
@@ -123,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rounding_is_exact_or_says_no(bytes in 0..=i64::MAX, granule in 1_i64..=1 << 40) {
+        fn rounding_is_exact_or_fails(bytes in 0..=i64::MAX, granule in 1_i64..=1 << 40) {
             let (bytes, granule) = (Bytes(bytes), Bytes(granule));
             let below = bytes.round_down(granule);
             prop_assert_eq!(below.get() % granule.get(), 0);

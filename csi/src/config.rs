@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_by_name() {
+    fn invalid_fields_are_refused_by_name() {
         let class = "[[class]]\nname = 'a'\n";
         let long = format!("{class}pool = '{}'", "p".repeat(33));
         let cases = [

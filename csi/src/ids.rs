@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_has_no_id() {
+    fn foreign_names_have_no_id() {
         let names = Names::new(DEFAULT_DRIVER);
         let other = Names::new("csi.example.com");
         assert_eq!(other.prefix().len(), 13);

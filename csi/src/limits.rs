@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exactly_as_long_as_allowed_is_fine() {
+    fn fields_of_exactly_the_allowed_length_are_accepted() {
         let string_of = |bytes: usize| "ä".repeat(bytes / 2);
         assert!(string("name", &string_of(MAX_STRING)).is_ok());
         assert!(string("name", &(string_of(MAX_STRING) + "a")).is_err());
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_is_missing() {
+    fn empty_fields_are_missing() {
         for error in [required("a", ""), name("a", ""), path("a", "")] {
             let error = error.unwrap_err();
             assert_eq!(error.code(), Code::InvalidArgument);

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_changed_is_what_the_daemon_can_configure() {
+    fn mutable_parameters_match_the_daemons_settings() {
         let keys = Keys::new("d");
         let read = keys.mutable(
             "m",

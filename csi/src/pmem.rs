@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn p24_usage_is_what_the_class_can_have() {
+    fn p24_usage_has_to_fit_the_class() {
         let usage = |kind, pairs: &[_]| plan(kind, pairs).unwrap().usage;
         assert_eq!(usage(Kind::PmemDirect, &[]), Some(Usage::AppDirect));
         assert_eq!(usage(Kind::PmemDirect, &[("usage", "FileIO")]), Some(Usage::FileIo));
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_is_asked_for() {
+    fn requests_to_the_daemon_match_the_class() {
         let limit = Bytes::constant(1 << 30);
         let asked = |kind, pairs: &[_]| {
             let asked = plan(kind, pairs).unwrap().request(limit);

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_promised_is_ratio_times_size_rounded_down_less_the_sum() {
+    fn provisionable_bytes_are_ratio_times_size_rounded_down_less_the_sum() {
         let gib = 1_073_741_824_i64;
         let huge = i64::MAX;
         let table = [

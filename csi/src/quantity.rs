@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_field_and_value() {
+    fn invalid_sizes_are_refused_with_field_and_value() {
         let refused = [
             "",
             "Mi",

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_dead_plugin_left_is_replaced_and_what_lives_is_not() {
+    async fn the_socket_of_a_dead_plugin_is_replaced_and_that_of_a_living_one_is_not() {
         let folder = Folder::new();
         let path = folder.0.join("s");
         drop(bind(&path).unwrap());

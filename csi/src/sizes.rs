@@ -115,7 +115,7 @@ mod tests {
     };
 
     #[test]
-    fn negative_sizes_and_a_limit_below_what_is_required_are_invalid() {
+    fn negative_sizes_and_a_limit_below_the_required_size_are_invalid() {
         for (required, limit, field) in [
             (-1, 0, "required_bytes is -1"),
             (i64::MIN, 1, "required_bytes is -9223372036854775808"),
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_size_is_the_smallest_multiple_that_was_asked_for(
+        fn a_size_is_the_smallest_multiple_that_satisfies_the_request(
             required in sizes(),
             granule in prop_oneof![Just(512_i64), Just(1024), Just(2048), Just(4096)],
             minimum in prop_oneof![Just(1_i64), Just(8 * MIB), Just(300 * MIB)],
@@ -217,7 +217,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_asked_for_the_answer_is_in_the_range(
+        fn every_answer_is_in_the_requested_range(
             one in 0..=i64::MAX, other in 0..=i64::MAX, has_limit: bool,
         ) {
             let (low, high) = (one.min(other), one.max(other));

@@ -95,7 +95,7 @@ fn the_interface_is_that_of_the_specification() {
 }
 
 #[test]
-fn what_is_secret_says_so() {
+fn secret_fields_are_marked() {
     let text = include_str!("../proto/csi.proto");
     let secrets: Vec<&str> = text.lines().filter(|line| line.contains("> secrets = ")).collect();
     // In the specification's 1.12.

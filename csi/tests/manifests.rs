@@ -74,7 +74,7 @@ fn each_object_has_a_kind_a_version_and_a_name_of_its_own() {
 }
 
 #[test]
-fn everything_speaks_of_one_driver() {
+fn all_manifests_use_one_driver_name() {
     let driver = only("CSIDriver");
     assert_eq!(driver["metadata"]["name"], DEFAULT_DRIVER);
     let spec = &driver["spec"];
@@ -91,7 +91,7 @@ fn everything_speaks_of_one_driver() {
 }
 
 #[test]
-fn the_plugin_takes_its_arguments_and_sees_the_folders_they_name() {
+fn the_plugin_accepts_its_arguments_and_their_folders_are_mounted() {
     let plugin = container("blockd-csi");
     let words = words(&plugin).into_iter().map(|word| word.replace("$(NODE_NAME)", "node-1"));
     let options =
@@ -266,7 +266,7 @@ fn a_claim_below_a_gibibyte_is_in_the_example() {
 
 /// Rows H24 and H29: how often is asked, and whether nodes are watched, is set in the chart.
 #[test]
-fn h24_the_health_monitor_asks_every_five_minutes() {
+fn h24_the_health_monitor_polls_every_five_minutes() {
     let monitor = words(&container("csi-external-health-monitor-controller"));
     for flag in ["--monitor-interval=5m", "--list-volumes-interval=5m"] {
         assert!(monitor.contains(&flag.to_owned()), "{monitor:?}");

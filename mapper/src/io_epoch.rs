@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_unlinked_is_drained_two_advances_later() {
+    fn an_unlinked_object_is_drained_two_advances_later() {
         let epochs = IoEpochs::new(2);
         let tag = epochs.current();
         assert!(!epochs.drained(tag));

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_hold_what_was_put_there_and_nothing_else_changes() {
+    fn entries_keep_their_value_and_nothing_else_changes() {
         let leaf = Leaf::new();
         leaf.replace(0, at(0, 0));
         leaf.replace(255, at(PHYSICAL_MASK, u64::MAX));

@@ -190,7 +190,7 @@ fn snapshots_and_clones_share_and_part() {
 }
 
 #[test]
-fn what_a_resize_cuts_off_never_comes_back() {
+fn data_beyond_a_smaller_size_never_comes_back() {
     let mut rig = Rig::new(&[32 * MIB]);
     let id = rig.create("a", 20 << 20);
     let volume = rig.attach(id);
@@ -264,7 +264,7 @@ fn a_deleted_volume_is_let_go_of_in_pieces_and_only_after_reads_of_it() {
 
 /// Parts of an interrupted write that a map can show have to stay whole.
 #[test]
-fn p24_only_what_no_map_shows_may_be_cut_short() {
+fn p24_only_writes_that_no_map_shows_may_be_interrupted() {
     let mut rig = Rig::new(&[32 * MIB]);
     let id = rig.create("a", 8 << 20);
     let volume = rig.attach(id);

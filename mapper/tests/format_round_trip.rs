@@ -249,7 +249,7 @@ proptest! {
 }
 
 #[test]
-fn a_block_refuses_what_lies_too_far_or_backwards() {
+fn a_block_refuses_records_too_far_ahead_or_backwards() {
     let mut builder = WalBlockBuilder::new();
     let change = Change::Delete { volume: VolumeId(1) };
     assert!(builder.push(&change, Lsn(10)));
@@ -273,7 +273,7 @@ fn an_epoch_beyond_the_superblock_is_no_end_of_the_log() {
 }
 
 #[test]
-fn what_a_later_feature_keeps_in_a_volume_record_is_left_alone_where_its_bit_is_set() {
+fn reserved_bytes_of_a_later_feature_are_left_alone_where_its_bit_is_set() {
     let (geometry, limits) = samples::limits();
     let expect = PageExpect { sum: None, ..PageExpect::catalogue(POOL, 2, 0) };
     for at in [51, 52, 64, 127] {

@@ -212,7 +212,7 @@ fn images_of_the_format_give_the_answers_they_always_gave() {
 /// A new image is read by the code that reads the golden images, and has the same volumes. The
 /// layout may differ.
 #[test]
-fn pools_made_today_hold_what_the_images_hold() {
+fn new_pools_have_the_content_of_the_images() {
     for (name, make) in SAMPLES {
         let stored = std::fs::read_to_string(folder().join(format!("{name}.answers"))).unwrap();
         let bytes = |text: &str| {

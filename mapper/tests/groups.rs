@@ -29,7 +29,7 @@ fn created(outcome: Result<Outcome, MapperError>) -> Vec<VolumeId> {
 }
 
 #[test]
-fn a_group_is_made_once_and_named_in_the_order_asked_for() {
+fn a_group_is_made_once_and_named_in_the_requested_order() {
     let mut rig = Rig::new(&[32 * MIB]);
     let (a, b) = (rig.create("a", 4 << 20), rig.create("b", 4 << 20));
     let (one, two) = (rig.attach(a), rig.attach(b));
@@ -69,7 +69,7 @@ fn a_group_that_can_not_be_one_cut_is_refused() {
 }
 
 #[test]
-fn bad_groups_are_refused_by_what_is_wrong_with_them() {
+fn bad_groups_are_refused_with_the_reason() {
     let mut rig = Rig::new(&[32 * MIB]);
     let (a, b) = (rig.create("a", 4 << 20), rig.create("b", 4 << 20));
     let many: Vec<_> = (0..=MAX_GROUP).map(|_| (a, "x")).collect();
@@ -115,7 +115,7 @@ fn the_largest_group_fits_and_one_that_the_ring_can_not_hold_is_refused() {
 }
 
 #[test]
-fn a_group_waits_for_writes_in_flight_on_every_source_and_lets_none_in() {
+fn a_group_waits_for_writes_in_flight_on_every_source_and_admits_no_new_ones() {
     let mut rig = Rig::new(&[32 * MIB]);
     let (a, b) = (rig.create("a", 4 << 20), rig.create("b", 4 << 20));
     let (one, two) = (rig.attach(a), rig.attach(b));

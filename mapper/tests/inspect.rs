@@ -290,7 +290,7 @@ fn a_dump_brings_back_a_pool_whose_metadata_is_gone() {
 }
 
 #[test]
-fn a_pool_goes_on_from_what_was_restored() {
+fn a_restored_pool_continues() {
     let mut media = closed(family(&[16 * MIB], 100 << 20));
     let (text, _) = dumped(&media);
     restored(&mut media, &text);
@@ -364,7 +364,7 @@ fn a_dump_that_makes_no_pool_is_refused_by_line() {
 }
 
 #[test]
-fn repair_of_a_sound_pool_does_nothing_and_says_so() {
+fn repair_of_a_sound_pool_does_nothing_and_reports_that() {
     let rig = family(&[16 * MIB], 100 << 20);
     for mut media in [rig.media.clone(), closed(rig)] {
         let before = media.devices.clone();
@@ -425,7 +425,7 @@ fn differences(a: &[(String, u64, Vec<u8>)], b: &[(String, u64, Vec<u8>)]) -> Ve
 }
 
 #[test]
-fn repair_keeps_what_is_sound_and_names_what_is_not() {
+fn repair_keeps_sound_structures_and_names_lost_ones() {
     let mut losses = [0, 0];
     for size in [100 << 20, 66 << 30] {
         let rig = family(&[16 * MIB], size);

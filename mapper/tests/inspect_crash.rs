@@ -162,7 +162,7 @@ fn a_restore_that_lost_power_is_done_again_with_the_same_end() {
 /// A repair uses all sound pages that it finds, and writes from the end of the pool on: while there
 /// is room, a dump from before the damage brings everything back also afterwards.
 #[test]
-fn what_a_repair_gives_up_a_dump_from_before_brings_back() {
+fn an_earlier_dump_restores_ranges_that_a_repair_lost() {
     let mut kinds = 0;
     for media in pools() {
         let (text, _) = dumped(&media);

@@ -146,7 +146,7 @@ fn an_unknown_ro_compatible_feature_opens_to_read_only() {
 }
 
 #[test]
-fn nothing_is_no_pool() {
+fn an_empty_device_is_no_pool() {
     let said = refusal(Media::new(&[16 * MIB]));
     assert!(said.contains("superblock"), "{said}");
     let said = refusal(Media::new(&[64 << 10]));
@@ -260,7 +260,7 @@ fn words(memory: &VecRingMemory) -> Vec<u64> {
 }
 
 #[test]
-fn who_only_looks_sees_what_was_answered_and_leaves_the_ring_as_it_is() {
+fn a_reader_sees_answered_writes_and_leaves_the_ring_unchanged() {
     let (media, memory, data) = killed_with_ring();
     let (device, ring) = (media.devices[0].clone(), words(&memory));
     let options = OpenOptions {
@@ -352,7 +352,7 @@ fn the_log_and_the_ring_of_another_pool_are_not_replayed() {
 }
 
 #[test]
-fn nothing_is_flushed_before_the_ring_is_known_to_be_the_pools() {
+fn no_flush_happens_before_the_ring_is_identified_as_the_pools() {
     // A flush that fails may drop data that the ring calls valid, and only a ring that is present
     // can be marked. A ring that comes back later would bring stale data.
     let (mut media, memory, data) = killed_with_ring();
@@ -483,7 +483,7 @@ fn a_device_grows_and_another_joins_while_the_pool_is_open() {
 }
 
 #[test]
-fn a_full_pool_parks_what_allocates_and_can_be_emptied() {
+fn a_full_pool_parks_allocating_requests_and_can_be_emptied() {
     let mut rig = Rig::new(&[8 * MIB]);
     let id = rig.create("a", 64 << 20);
     let volume = rig.attach(id);

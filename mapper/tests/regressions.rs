@@ -63,7 +63,7 @@ fn a_close_goes_on_when_the_last_read_ends() {
 
 // create then close behind it
 #[test]
-fn what_was_done_before_a_close_is_answered_before_it() {
+fn commands_before_a_close_are_answered_before_it() {
     let mut rig = Rig::new(&[64 * MIB]);
     rig.engine.submit(Control::Create { name: "x".into(), size: 1 << 20, block_size: 512 });
     rig.engine.submit(Control::Close);
@@ -80,7 +80,7 @@ fn what_was_done_before_a_close_is_answered_before_it() {
 
 // a command behind close
 #[test]
-fn nothing_is_written_after_a_close() {
+fn no_write_follows_a_close() {
     let mut rig = Rig::new(&[64 * MIB]);
     rig.create("a", 1 << 30);
     rig.engine.submit(Control::Close);
@@ -112,7 +112,7 @@ fn nothing_is_written_after_a_close() {
 
 // commands handed out after a worker's flush failed
 #[test]
-fn nothing_is_written_after_a_failed_flush() {
+fn no_write_follows_a_failed_flush() {
     let mut rig = Rig::new(&[64 * MIB]);
     let id = rig.create("a", 1 << 30);
     let v = rig.attach(id);

@@ -50,7 +50,7 @@ fn sizes_are_exact_to_the_block() {
 }
 
 #[test]
-fn a_volume_takes_what_was_written_and_at_most_a_quantum() {
+fn a_volume_takes_its_written_extents_and_at_most_a_quantum() {
     let mut rig = Rig::new(&[64 * MIB]);
     let id = rig.create("a", 1 << 40);
     let volume = rig.attach(id);

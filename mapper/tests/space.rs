@@ -96,7 +96,7 @@ fn settings_are_durable_when_they_are_answered_and_change_nothing_else() {
 }
 
 #[test]
-fn what_is_set_aside_is_there_when_all_else_is_full() {
+fn space_set_aside_is_available_in_a_full_pool() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (thick, thin) = (rig.create("thick", 16 << 20), rig.create("thin", 1 << 40));
     let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
@@ -138,7 +138,7 @@ fn more_than_there_is_can_not_be_set_aside() {
 }
 
 #[test]
-fn a_thick_volume_grows_only_into_what_is_free() {
+fn a_thick_volume_grows_only_into_free_space() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (thick, other) = (rig.create("thick", 16 << 20), rig.create("other", 1 << 30));
     let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
@@ -157,7 +157,7 @@ fn a_thick_volume_grows_only_into_what_is_free() {
 }
 
 #[test]
-fn what_is_set_aside_for_one_is_no_room_for_another() {
+fn space_set_aside_for_one_volume_is_not_granted_to_another() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (one, two) = (rig.create("one", 1 << 30), rig.create("two", 1 << 30));
     let some = |bytes| VolumeSettings { reservation: bytes, ..VolumeSettings::default() };
@@ -212,7 +212,7 @@ fn write_in_the_end(rig: &mut Rig, volume: &Attachment, extent: u64) -> Option<P
 }
 
 #[test]
-fn what_one_worker_has_at_hand_serves_another_one_of_the_same_volume() {
+fn granted_extents_of_one_worker_serve_another_one_of_the_same_volume() {
     for thick in [true, false] {
         let mut rig = Rig::new(&[64 * MIB]);
         let (id, thin) = (rig.create("a", 16 * EXTENT), rig.create("thin", 1 << 40));
@@ -386,7 +386,7 @@ fn slow_pool(seed: u64, writers: usize, size: usize) -> (Rig, Vec<Writer>) {
 }
 
 #[test]
-fn sixteen_writers_have_equal_shares_of_what_is_left() {
+fn sixteen_writers_have_equal_shares_of_the_free_space() {
     let (mut rig, mut writers) = slow_pool(0, 16, 512 * MIB);
     // They differ by a factor of sixteen in their demand.
     let mut slow_from = None;
@@ -561,7 +561,7 @@ fn refills_come_before_they_are_needed() {
 }
 
 #[test]
-fn what_is_free_is_handed_out_by_the_engine_alone_and_on_demand() {
+fn free_extents_are_granted_by_the_engine_alone_and_on_demand() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (one, two, idle) =
         (rig.create("a", 1 << 30), rig.create("b", 1 << 30), rig.create("c", 1 << 30));
@@ -681,7 +681,7 @@ fn an_outage_that_the_marks_were_made_for_is_lived_through() {
 }
 
 #[test]
-fn what_is_below_the_pool_counts_where_it_is_less() {
+fn free_space_below_the_pool_counts_if_it_is_less() {
     let (mut rig, _) = slow_pool(0, 0, 64 * MIB);
     let marks = Marks { low: Mark::Bytes(8 << 20), very_low: Mark::Bytes(2 << 20) };
     rig.engine.set_marks(Some(marks));

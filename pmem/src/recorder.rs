@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fenced_is_in_every_image_and_the_rest_in_some() {
+    fn fenced_stores_are_in_every_image_and_others_in_some() {
         let recorder = Recorder::new(vec![0; 64]);
         recorder.write(0, &word(1)).unwrap();
         recorder.fence();

@@ -47,7 +47,7 @@ fn a_pool_outlives_every_set_of_words() {
 }
 
 #[test]
-fn what_is_left_out_is_noticed() {
+fn a_missing_lane_or_fence_is_noticed() {
     let found = |way| {
         let mut counts = Counts::default();
         scripts().filter(|script| run(script, way, &mut counts).is_err()).count()

@@ -32,7 +32,7 @@ fn scripted_histories_keep_every_promise() {
 }
 
 #[test]
-fn scripted_histories_catch_what_they_were_made_for() {
+fn scripted_histories_catch_their_mutations() {
     for directed in ALL {
         for mutation in directed.catches {
             let fault = directed.run(*mutation).fault;

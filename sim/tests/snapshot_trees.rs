@@ -58,7 +58,7 @@ fn open(media: Media) -> Rig {
 }
 
 #[test]
-fn trees_of_snapshots_and_clones_are_what_a_plain_model_says() {
+fn trees_of_snapshots_and_clones_match_a_plain_model() {
     let (trees, seed) = (environment("BLOCKD_TREES", TREES), environment("BLOCKD_SEED", 1));
     run(trees, seed);
     // The same process, since switches are the process's: the effect of a mistake.
@@ -72,7 +72,7 @@ fn trees_of_snapshots_and_clones_are_what_a_plain_model_says() {
 }
 
 #[test]
-fn what_is_not_durable_yet_is_not_called_exact() {
+fn figures_before_durability_are_not_called_exact() {
     let mut rig = open(Media::create(64 << 10, &[32 << 20], Some(EXTENT)).unwrap());
     let create = Control::Create { name: "data".to_owned(), size: 8 * EXTENT, block_size: 4096 };
     let source = rig.make(create).unwrap();

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_device_is_refused() {
+    fn a_path_that_is_no_block_device_is_refused() {
         let said = Disk::look(Path::new("/dev/null")).unwrap_err().to_string();
         assert!(said.contains("no block device"), "{said}");
         assert!(Disk::look(Path::new("/no/such")).is_err());

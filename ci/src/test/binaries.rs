@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_with_tests_are_found_in_what_cargo_says() {
+    fn programs_with_tests_are_found_in_cargos_output() {
         let line = |test: bool, executable: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml",

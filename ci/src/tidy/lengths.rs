@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_broken_may_be_long() {
+    fn unbreakable_lines_may_be_long() {
         let long = "x".repeat(100);
         assert!(problems(&format!("let a = \"{long}\";")).is_empty());
         assert!(problems(&format!("// https://example.org/{long}")).is_empty());

@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn a_changelog_begins_with_what_is_not_released() {
+    fn a_changelog_begins_with_unreleased_changes() {
         let mut files = COMPLETE;
         files[0].1 = "# Changelog\n\n## [0.1.0]\n\n## [Unreleased]\n";
         assert_eq!(check(&tree(&files)).len(), 1);
     }
 
     #[test]
-    fn executable_bits_say_what_is_a_script() {
+    fn executable_bits_mark_scripts() {
         let mut files = COMPLETE.to_vec();
         files.push(("a.py", "#!/usr/bin/env python3\n"));
         files.push(("b.rs", "#![forbid(unsafe_code)]\n"));

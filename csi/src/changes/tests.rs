@@ -87,7 +87,7 @@ fn code(answer: &Messages) -> Code {
 }
 
 #[tokio::test]
-async fn messages_are_no_longer_than_asked_and_all_of_one_style_and_size() {
+async fn messages_respect_the_requested_length_and_have_one_style_and_size() {
     let rig = rig();
     script_messages_of(&rig, 100);
     let service = Service::new(rig.plugin());
@@ -250,7 +250,7 @@ fn script_endless_stream(rig: &Rig) {
 const MOST_TAKEN: usize = 40;
 
 #[tokio::test]
-async fn a_caller_who_stops_reading_holds_bounded_memory_and_is_given_up() {
+async fn a_caller_that_stops_reading_holds_bounded_memory_and_is_cancelled() {
     let rig = rig();
     script_endless_stream(&rig);
     let plugin = rig.plugin_with(Streams::new(4, Duration::from_millis(100)));
@@ -279,7 +279,7 @@ async fn a_caller_who_stops_reading_holds_bounded_memory_and_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_caller_who_stops_reading_is_ended_by_its_deadline() {
+async fn a_caller_that_stops_reading_is_ended_by_its_deadline() {
     let rig = rig();
     script_endless_stream(&rig);
     let service = Service::new(rig.plugin());
@@ -304,7 +304,7 @@ async fn a_caller_who_stops_reading_is_ended_by_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_caller_who_hangs_up_frees_the_daemons_stream() {
+async fn a_disconnected_caller_frees_the_daemons_stream() {
     let rig = rig();
     script_endless_stream(&rig);
     let plugin = rig.plugin();

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deleted_between_two_pages_moves_none_of_the_others() {
+    fn deletions_between_two_pages_do_not_move_other_entries() {
         let (first, next) = page(entries(0..9), 3, "", is_id).unwrap();
         assert_eq!(first, [0, 1, 2]);
         let left = entries((0..9).filter(|number| *number != 2));

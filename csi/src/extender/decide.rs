@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn t30_bytes_are_the_default_and_prefer_what_has_most_left() {
+    fn t30_bytes_are_the_default_and_prefer_the_most_remaining_space() {
         let nodes = [node(&[("a", 600)]), node(&[("a", 1100)]), node(&[("a", 99)]), node(&[])];
         let wanted = demand(&[("a", 100)]);
         assert_eq!(prioritize(&wanted, &nodes, &rule(Mode::Bytes)), [5, 10, 0, 0]);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn t28_a_node_is_worth_what_its_worst_class_is() {
+    fn t28_the_score_of_a_node_is_that_of_its_worst_class() {
         const GIB: i64 = 1 << 30;
         let nodes = [node(&[("a", 16 * GIB), ("b", 4 * GIB)])];
         let wanted = demand(&[("a", 1), ("b", 1)]);

@@ -187,14 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_our_volumes_asks_for_nothing() {
+    fn a_pod_without_blockd_volumes_has_no_demand() {
         for pod in [json!({}), json!({ "metadata": {}, "spec": { "volumes": null } })] {
             assert_eq!(read(pod).unwrap(), Demand::new());
         }
     }
 
     #[test]
-    fn what_is_no_size_is_refused_by_name() {
+    fn invalid_sizes_are_refused_by_name() {
         let pod = json!({ "spec": { "volumes": [inline(json!({ "size": "big" }))] } });
         let error = read(pod).unwrap_err().to_string();
         assert!(error.starts_with("size of volume v is big: must be "), "{error}");

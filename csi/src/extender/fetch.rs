@@ -255,7 +255,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn p35_what_a_plugin_writes_is_read() {
+    fn p35_the_metrics_of_a_plugin_are_parsed() {
         let metrics = Metrics::new(DEFAULT_DRIVER);
         let reported = [("thin", 524_288_000), ("a.b-c", 0), ("thick", i64::MAX)];
         metrics.capacities(&reported.map(|(class, bytes)| (class.to_owned(), bytes)));

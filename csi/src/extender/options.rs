@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_by_name() {
+    fn invalid_fields_are_refused_by_name() {
         let cases: [(&[&str], &str); 7] = [
             (&["--divisor", "thin=2"], "divisor is set: must be left out in mode bytes"),
             (&["--mode", "legacy", "--divisor", "thin"], "divisor is thin"),

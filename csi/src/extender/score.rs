@@ -226,7 +226,7 @@ mod tests {
         }
 
         #[test]
-        fn t28_the_legacy_score_is_what_a_logarithm_says(
+        fn t28_the_legacy_score_is_a_logarithm(
             gib in 1_u32..=8_388_607,
             tenths in 1_u32..=10_000,
         ) {

@@ -377,7 +377,7 @@ async fn cut_everywhere(prepared: bool, work: for<'a> fn(&'a Both) -> Work<'a>) 
 }
 
 #[tokio::test]
-async fn what_is_cut_anywhere_is_finished_by_its_repeat() {
+async fn an_interrupted_call_is_finished_by_its_repeat() {
     let cuts = cut_everywhere(false, |both| {
         Box::pin(async { both.create("g", &["default/csi.a", "default/csi.b"]).await.map(|_| ()) })
     })

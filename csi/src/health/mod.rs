@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn h17_without_a_cause_it_is_healthy_and_says_so() {
+    fn h17_without_a_cause_the_condition_is_healthy() {
         let said = condition(Vec::new());
         assert_eq!(said, VolumeCondition { abnormal: false, message: "healthy".to_owned() });
     }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_counted_and_the_worst_stays() {
+    fn causes_that_do_not_fit_are_counted_and_the_worst_stays() {
         let causes = (0..9).map(|at| Cause::warning(format!("something of 30 bytes, number {at}")));
         let causes = causes.chain([Cause::failure("the worst")]).collect();
         let said = condition(causes).message;

@@ -89,7 +89,7 @@ mod tests {
 
     /// Faults that only the node's own checks can find; the tests of the node part cover them.
     #[test]
-    fn h22_what_the_node_sees_for_itself_is_devices_and_missing_volumes() {
+    fn h22_the_node_itself_detects_devices_and_missing_volumes() {
         let alone: Vec<HealthCode> = all().filter(|code| side(*code) == Side::NodeAlone).collect();
         assert_eq!(alone, [HealthCode::DeviceNotServed, HealthCode::VolumeMissing]);
     }

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_read_back_and_what_was_changed_is_none() {
+    fn an_image_is_read_back_and_a_changed_one_is_refused() {
         let file = file();
         let image = Image::within(32 * MIB, false).unwrap();
         image.write(&file).unwrap();

@@ -68,7 +68,7 @@ fn heal(rig: &Rig) {
 }
 
 #[test]
-fn h18_a_healthy_volume_says_so_in_every_kind() {
+fn h18_every_kind_of_healthy_volume_reports_healthy() {
     for name in ["ext4", "xfs", "btrfs"] {
         let rig = mounted(name);
         healthy(&rig.stats(TARGET).unwrap());
@@ -236,7 +236,7 @@ fn h8_a_file_system_that_became_read_only_is_reported() {
 }
 
 #[test]
-fn what_was_mounted_to_be_read_is_healthy() {
+fn a_read_only_mount_is_healthy() {
     let rig = node(Held::Nothing);
     rig.stage(Mode::ReaderOnly, "ext4").unwrap();
     rig.publish(&target(TARGET, Mode::ReaderOnly, Access::Mount)).unwrap();

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_and_well_answers() {
+    fn a_healthy_mount_answers() {
         assert!(answers(Path::new("/")).unwrap());
         assert!(answers(Path::new("/nowhere")).is_err());
     }

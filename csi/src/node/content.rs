@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_blkid_says_is_understood() {
+    fn the_output_of_blkid_is_parsed() {
         let ext4 = "DEVNAME=/dev/ublkb0\nUUID=1\nVERSION=1.0\nTYPE=ext4\nUSAGE=filesystem\n";
         assert_eq!(parse(ext4), Content::FileSystem("ext4".to_owned()));
         assert_eq!(
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_never_written_is_formatted() {
+    fn only_an_unwritten_device_is_formatted() {
         let xfs = Content::FileSystem("xfs".to_owned());
         let other = Content::Other("LVM2_member".to_owned());
         let format = |name: &str| Plan::Format(name.to_owned());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_agree_with_what_the_tools_make() {
+    fn sizes_agree_with_the_tools() {
         let folder = std::env::temp_dir().join(format!("csi-sizes-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         for (name, size) in [("ext4", 64_u64 << 20), ("xfs", 320 << 20), ("btrfs", 256 << 20)] {

@@ -360,13 +360,13 @@ fn go_on(life: &Life, index: usize) {
 }
 
 #[test]
-fn a_repeat_mends_what_went_wrong_at_any_step() {
+fn a_repeat_completes_a_call_that_failed_at_any_step() {
     let cases: u64 = SHAPES.into_iter().map(|shape| at_every_step(shape, None, go_on)).sum();
     println!("{cases} cases");
 }
 
 #[test]
-fn a_repeat_mends_what_went_wrong_twice() {
+fn a_repeat_completes_a_call_that_failed_twice() {
     for shape in SHAPES {
         // A life with an image is long, and made of the same steps.
         let mores: &[u64] = if shape.has_image() { &[1, 8] } else { &[1, 2, 3, 5, 8, 13] };
@@ -378,7 +378,7 @@ fn a_repeat_mends_what_went_wrong_twice() {
 }
 
 #[test]
-fn what_is_given_up_at_any_step_is_undone() {
+fn a_call_abandoned_at_any_step_is_undone() {
     for shape in SHAPES {
         at_every_step(shape, None, |life, index| {
             life.world.revive();
@@ -391,7 +391,7 @@ fn what_is_given_up_at_any_step_is_undone() {
 }
 
 #[test]
-fn what_is_given_up_while_it_is_formatted_can_be_staged_later() {
+fn a_stage_abandoned_during_mkfs_can_be_repeated_later() {
     let direct = [Shape::Direct, Shape::Kata(false), Shape::Kata(true)];
     let shapes = [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Reader];
     for shape in shapes.into_iter().chain(direct) {

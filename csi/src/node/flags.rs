@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_option_of_a_mount_is_refused_by_position() {
+    fn invalid_mount_options_are_refused_by_position() {
         for word in REFUSED {
             assert_eq!(parse(&["noatime", word]), Err(1), "{word}");
         }

@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_empty_is_removed() {
+    fn only_empty_folders_are_removed() {
         let folder = std::env::temp_dir().join(format!("csi-remove-{}", std::process::id()));
         make_folder(&folder).unwrap();
         make_folder(&folder).unwrap();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tool_says_is_part_of_the_error() {
+    fn the_output_of_a_tool_is_part_of_the_error() {
         let said = succeeded("sh", &["-c", "echo no room >&2; exit 3"], None).unwrap_err();
         assert!(said.to_string().contains("no room"), "{said}");
         let said = succeeded::<&str>("no-such-program", &[], None).unwrap_err();

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_fills_what_is_there_and_there_is_none_of_a_damaged_file() {
+    fn an_image_fills_its_file_and_a_damaged_file_has_none() {
         let folder = std::env::temp_dir().join(format!("csi-image-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let path = folder.join("image");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_dax_says_so() {
+    fn a_folder_without_dax_is_detected() {
         let table = Table::default();
         let folder = std::env::temp_dir();
         // Not every file system can make a file without a name.

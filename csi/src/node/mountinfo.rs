@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_with_numbers_of_its_own_is_known_by_what_was_mounted() {
+    fn a_file_system_with_own_device_numbers_is_identified_by_its_source() {
         let mut table = table();
         table.entries.pop();
         assert!(table.shows(Path::new("/var/lib/kubelet/pods/c"), &device(4, 4)));

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_and_what_is_to_be_made_is_taken() {
+    fn existing_and_new_paths_are_accepted() {
         let kubelet = Kubelet::new("taken");
         let real = kubelet.0.join("kubelet");
         assert_eq!(kubelet.check("pods/a"), Ok(real.join("pods/a")));

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_known_after_a_restart() {
+    fn records_survive_a_restart() {
         let folder = folder("records");
         let records = Records::open(&folder).unwrap();
         let (one, two) = (record("default/csi.a"), record(&"x/".repeat(300)));

@@ -157,7 +157,7 @@ fn a_stage_is_repeated_in_its_like_and_refused_otherwise() {
 }
 
 #[test]
-fn what_does_not_exist_is_not_found() {
+fn missing_volumes_are_not_found() {
     let node = Node {
         world: Fake::default(),
         place: Place { pool: "default".to_owned(), name: "csi.none".to_owned() },
@@ -175,7 +175,7 @@ fn what_does_not_exist_is_not_found() {
 }
 
 #[test]
-fn publishing_wants_a_stage_of_the_same_kind_at_the_same_path() {
+fn publishing_requires_a_stage_of_the_same_kind_at_the_same_path() {
     let node = node(Held::Nothing);
     assert_eq!(code(node.publish(&mount("/t/1"))), Code::FailedPrecondition);
     node.stage(Mode::Writer, "ext4").unwrap();
@@ -261,7 +261,7 @@ fn a_publication_for_reading_is_read_only_and_the_others_are_not() {
 }
 
 #[test]
-fn what_is_published_or_in_use_is_not_unstaged() {
+fn a_published_or_used_volume_is_not_unstaged() {
     let node = node(Held::Nothing);
     node.stage(Mode::Writer, "ext4").unwrap();
     node.publish(&mount("/t/1")).unwrap();
@@ -295,7 +295,7 @@ fn a_holder_of_a_device_delays_its_unstaging_and_loses_nothing() {
 }
 
 #[test]
-fn what_others_mounted_is_left() {
+fn foreign_mounts_are_left_alone() {
     let node = node(Held::Nothing);
     let other = Fake::default();
     let place = other.add("other", SIZE, file_system("ext4"));
@@ -479,7 +479,7 @@ fn p22_the_kernels_own_device_is_shown_and_can_be_written_again_afterwards() {
 }
 
 #[test]
-fn what_is_on_the_kernels_own_device_is_known_by_reading_it() {
+fn the_content_of_the_kernels_own_device_is_detected_by_reading() {
     // The daemon does not see writes to that device.
     let node = own(Held::Raw);
     let error = node.stage_mapped(Mode::Writer).unwrap_err();
@@ -488,7 +488,7 @@ fn what_is_on_the_kernels_own_device_is_known_by_reading_it() {
 }
 
 #[test]
-fn p27_what_is_in_an_image_is_mounted_and_what_is_around_it_is_not_in_the_way() {
+fn p27_the_content_of_an_image_is_mounted_through_the_outer_file_system() {
     let node = own(Held::Nothing);
     node.stage_image(true).unwrap();
     let kinds = |node: &Node| {

@@ -75,7 +75,7 @@ fn the_last_free_extent_of_a_full_pool_is_found() {
 }
 
 #[test]
-fn what_is_not_there_is_neither_freed_nor_marked() {
+fn missing_extents_are_neither_freed_nor_marked() {
     let mut allocator = filled(&[(10, 10)]);
     assert!(allocator.mark_used(PhysicalExtent(12)) && !allocator.mark_used(PhysicalExtent(12)));
     assert!(!allocator.mark_used(PhysicalExtent(9)) && !allocator.mark_used(PhysicalExtent(20)));
@@ -164,7 +164,7 @@ fn apply(allocator: &mut Allocator, free: &mut BTreeSet<u64>, all: &BTreeSet<u64
 }
 
 #[test]
-fn what_is_free_is_found_in_order() {
+fn free_extents_are_found_in_order() {
     let mut space = filled(&[(10, 100), (200, 70)]);
     for used in [10, 11, 40, 109, 230] {
         assert!(space.mark_used(PhysicalExtent(used)));

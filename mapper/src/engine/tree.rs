@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn resizing_keeps_what_fits() {
+    fn resizing_keeps_the_data_that_fits() {
         let mut tree = PageTree::new(7, 300, 1);
         tree.set(1, PageRef { address: PageAddress(71), sum: 1 });
         tree.set(299, PageRef { address: PageAddress(72), sum: 1 });

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_nothing_else_is() {
+    fn written_data_is_read_again_and_nothing_else() {
         for settings in [VolumeSettings::default(), all()] {
             assert_eq!(VolumeSettings::decode(&settings.encode()), Some(settings));
         }

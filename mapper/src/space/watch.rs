@@ -406,14 +406,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_stuck_is_full_whatever_is_free() {
+    fn a_blocked_volume_makes_the_pool_full_despite_free_space() {
         let mut watch = SpaceWatch::new(Some(Marks::default()), 0);
         let seen = Observed { total: 1000, free: 900, stuck: true };
         assert_eq!(watch.observe(1, seen).map(|change| change.to), Some(SpaceState::Full));
     }
 
     #[test]
-    fn a_slow_extension_is_asked_for_earlier() {
+    fn a_slow_extension_is_requested_earlier() {
         let (mut watch, mut now) = (SpaceWatch::new(Some(Marks::default()), 0), 0);
         watch.extended(10 * SECOND_NS);
         assert_eq!(watch.horizon_ns(), 30 * SECOND_NS);

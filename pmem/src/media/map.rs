@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_region_says_is_found_above_its_devices() {
+    fn the_attributes_of_a_region_are_found_above_its_devices() {
         let folder = std::env::temp_dir().join(format!("blockd-pmem-{}", std::process::id()));
         let device = folder.join("devices/ndbus0/region0/pfn0.1/block/pmem0/pmem0p1");
         fs::create_dir_all(&device).unwrap();

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_used_is_no_lack_of_space() {
+    fn an_unsuitable_region_is_no_lack_of_space() {
         let mut regions = [region(1, 0, GIB, GIB), region(2, 0, GIB, GIB), region(3, 0, GIB, GIB)];
         regions[0].kind = RegionKind::Volatile;
         regions[1].read_only = true;

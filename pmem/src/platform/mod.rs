@@ -161,7 +161,7 @@ impl Platform {
             match self.read_once() {
                 // An object that disappears during a scan is missing in the next one.
                 Err(PlatformError::Read { source, .. })
-                    if is_of_what_goes(&source) && tries < READ_TRIES =>
+                    if is_transient(&source) && tries < READ_TRIES =>
                 {
                     tries += 1;
                     std::thread::sleep(READ_PAUSE);
@@ -209,7 +209,7 @@ impl Platform {
 }
 
 /// Whether a file was not there, or was opened and its device removed before it could be read.
-fn is_of_what_goes(error: &std::io::Error) -> bool {
+fn is_transient(error: &std::io::Error) -> bool {
     let removed = rustix::io::Errno::NODEV.raw_os_error();
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(removed)
 }

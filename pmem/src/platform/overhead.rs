@@ -79,7 +79,7 @@ mod tests {
 
     /// Seen with Linux 6.12.
     #[test]
-    fn p19_what_the_kernel_keeps_is_what_was_seen() {
+    fn p19_the_kernels_overhead_matches_the_measured_one() {
         let with_map =
             [(16, 14), (32, 30), (64, 62), (128, 124), (256, 250), (512, 502), (896, 880)];
         for (size, usable) in with_map {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn p19_what_is_usable_is_never_less_than_what_was_asked_for() {
+    fn p19_the_usable_size_is_never_below_the_requested_one() {
         for (ways, rule) in [(1, Rule::Formula), (2, Rule::Formula), (6, Rule::Coarse)] {
             let step = Step::new(ways, Some(16 * MIB), HUGE_PAGE, rule).unwrap();
             for usable in [1, 14 * MIB, 15 * MIB, 127 * MIB, 1 << 30, 3 << 40] {

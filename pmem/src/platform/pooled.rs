@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn p11_what_is_called_otherwise_is_not_ours() {
+    fn p11_namespaces_with_other_names_are_foreign() {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
         let platform = host.platform();
         let theirs = NamespaceSpec {

@@ -21,7 +21,7 @@ use super::overhead::usable_of;
 use super::region::Region;
 use super::step::{Rule, Step};
 use super::sysfs::Folder;
-use super::{Inventory, Platform, is_of_what_goes};
+use super::{Inventory, Platform, is_transient};
 
 /// Longest name that a label has room for.
 pub const MAX_NAME: usize = 63;
@@ -564,7 +564,7 @@ impl Platform {
 /// and reading the file.
 pub(super) fn left_of(size: Result<Option<u64>, PlatformError>) -> Result<u64, PlatformError> {
     match size {
-        Err(PlatformError::Read { source, .. }) if is_of_what_goes(&source) => Ok(0),
+        Err(PlatformError::Read { source, .. }) if is_transient(&source) => Ok(0),
         other => Ok(other?.unwrap_or(0)),
     }
 }

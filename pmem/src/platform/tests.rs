@@ -56,8 +56,8 @@ fn p17_regions_of_1_2_and_6_ways_are_read() {
 
 /// The kernel returns ENODEV for an open file whose device is gone.
 #[test]
-fn what_goes_while_it_is_read_is_looked_at_again_and_what_fails_is_not() {
-    let says = |errno: rustix::io::Errno| is_of_what_goes(&errno.into());
+fn a_disappearing_object_is_read_again_and_a_failing_one_is_not() {
+    let says = |errno: rustix::io::Errno| is_transient(&errno.into());
     assert!(says(rustix::io::Errno::NOENT) && says(rustix::io::Errno::NODEV));
     assert!(!says(rustix::io::Errno::IO) && !says(rustix::io::Errno::NXIO));
 }
@@ -83,7 +83,7 @@ fn a_host_without_such_memory_has_none() {
 }
 
 #[test]
-fn regions_are_known_by_cookie_whatever_their_number() {
+fn regions_are_identified_by_cookie_independent_of_their_number() {
     let specs = [FakeSpec::new(1, GIB).at_node(0), FakeSpec::new(2, GIB).at_node(1)];
     let host = FakeHost::new(&specs);
     let platform = host.platform();
@@ -121,7 +121,7 @@ fn without_a_cookie_the_modules_are_the_key() {
 /// Every file that is read is broken in turn: each time the error names it, and nothing is taken
 /// for absent.
 #[test]
-fn what_can_not_be_read_is_an_error_that_names_the_file() {
+fn an_unreadable_file_is_an_error_that_names_it() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB).of_ways(2)]);
     let platform = host.platform();
     platform.create(&key(1), &spec(1, 64 * MIB)).unwrap();
@@ -208,7 +208,7 @@ fn each_mode_is_made_read_and_removed() {
 }
 
 #[test]
-fn a_region_that_is_not_enabled_is_read_and_hides_what_is_in_it() {
+fn a_disabled_region_is_read_without_its_namespaces() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
     let platform = host.platform();
     platform.create(&key(1), &spec(1, 64 * MIB)).unwrap();
@@ -292,7 +292,7 @@ fn p3_p52_fragmentation_is_detected_and_distinguished() {
 }
 
 #[test]
-fn what_an_old_file_system_left_is_cleared() {
+fn old_file_system_signatures_are_cleared() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     for mode in [Mode::Fsdax, Mode::Sector, Mode::Devdax] {
@@ -317,7 +317,7 @@ fn what_an_old_file_system_left_is_cleared() {
 }
 
 #[test]
-fn p51_what_is_in_use_is_not_removed() {
+fn p51_a_namespace_in_use_is_not_removed() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     platform.create(&key(1), &spec(1, 128 * MIB)).unwrap();
@@ -419,7 +419,7 @@ fn removing_survives_a_crash_at_every_step() {
 
 /// Each write is refused in turn: the error says so, and nothing is left.
 #[test]
-fn what_the_kernel_refuses_is_taken_back() {
+fn steps_that_the_kernel_refuses_are_undone() {
     let refusals = [
         ("namespace0.0/uuid", libc::EBUSY),
         ("namespace0.0/alt_name", libc::EINVAL),

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_say_what_they_are() {
+    fn values_encode_their_kind() {
         assert_eq!(Value::ZERO.kind(), Kind::Zero);
         assert_eq!(Value::data(7, 3, 99).kind(), Kind::Data { write: 7, volume: 3, unit: 99 });
         assert_eq!(Value::garbage(u64::MAX).kind(), Kind::Garbage);

@@ -113,7 +113,7 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
     Script { shows: &[], bend: small, steps: a_pool_grows },
-    Script { shows: &[], bend: as_it_is, steps: asked_twice },
+    Script { shows: &[], bend: as_it_is, steps: requested_twice },
     Script { shows: &[], bend: long_commits, steps: many_changes },
     Script { shows: &[], bend: short_commits, steps: many_changes },
 ];
@@ -536,7 +536,7 @@ fn a_pool_grows(world: &mut World) -> Result<(), Violation> {
 }
 
 /// Commands that were carried out already, and a pool that is looked at between two openings.
-fn asked_twice(world: &mut World) -> Result<(), Violation> {
+fn requested_twice(world: &mut World) -> Result<(), Violation> {
     let (volume, clone) = family(world)?;
     world.delete(clone)?;
     world.delete(clone)?;

@@ -15,7 +15,7 @@ fn class(name: &str) -> HashMap<String, String> {
 }
 
 #[tokio::test]
-async fn what_is_promised_is_ratio_times_the_pool_and_the_refusal_names_both_numbers() {
+async fn provisioning_is_limited_by_the_ratio_and_the_refusal_names_both_numbers() {
     let configuration = "[[class]]\nname = 'a'\noverprovision_ratio = '1.5'\n";
     let rig = Rig::new(&[("default", 1000 * MIB)], configuration);
     let service = rig.controller();
@@ -176,7 +176,7 @@ async fn smallest_sizes_are_those_of_the_file_system() {
 }
 
 #[tokio::test]
-async fn what_the_node_has_to_know_is_in_the_context() {
+async fn facts_for_the_node_are_in_the_context() {
     let rig = Rig::simple();
     let service = rig.controller();
     let parameters = map(&[

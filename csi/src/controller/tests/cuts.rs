@@ -145,7 +145,7 @@ async fn every_other_change_that_is_cut_anywhere_is_finished_by_its_repeat() {
 }
 
 #[tokio::test]
-async fn what_a_clone_has_left_goes_when_the_plugin_starts_or_its_source_goes() {
+async fn leftovers_of_a_clone_are_removed_when_the_plugin_starts_or_its_source_is_deleted() {
     let rig = rig();
     prepare(&rig).await;
     for goes_with_source in [false, true] {

@@ -17,7 +17,7 @@ macro_rules! refuse {
 }
 
 #[tokio::test]
-async fn what_is_missing_or_too_long_is_refused_by_every_method() {
+async fn missing_or_too_long_fields_are_refused_by_every_method() {
     let rig = Rig::simple();
     let service = rig.controller();
     make(&service, volume_request("a", 8 * MIB)).await;
@@ -61,7 +61,7 @@ async fn what_is_missing_or_too_long_is_refused_by_every_method() {
 }
 
 #[tokio::test]
-async fn maps_over_4_kib_long_tokens_and_what_is_left_out_are_refused() {
+async fn maps_over_4_kib_long_tokens_and_missing_fields_are_refused() {
     let rig = Rig::simple();
     let service = rig.controller();
     let long = "x".repeat(1 << 20);
@@ -196,7 +196,7 @@ async fn a_mode_that_is_unknown_missing_or_of_several_nodes_is_refused_and_other
 }
 
 #[tokio::test]
-async fn what_is_not_supported_is_not_confirmed_and_says_why() {
+async fn unsupported_capabilities_are_not_confirmed_with_the_reason() {
     let rig = Rig::simple();
     let service = rig.controller();
     make(&service, volume_request("a", 8 * MIB)).await;

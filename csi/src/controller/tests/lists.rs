@@ -20,7 +20,7 @@ async fn snapshots(service: &Service, request: proto::ListSnapshotsRequest) -> V
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_never_seen() {
+async fn foreign_volumes_are_never_listed() {
     let configuration = "[[class]]\nname = 'a'\npool = 'one'\n";
     let rig = Rig::new(&[("default", 1024 * MIB), ("one", 1024 * MIB)], configuration);
     let service = rig.controller();
@@ -85,7 +85,7 @@ async fn a_thousand_volumes_are_listed_in_pages() {
 }
 
 #[tokio::test]
-async fn snapshots_are_found_by_id_and_source_and_what_is_unknown_is_an_empty_list() {
+async fn snapshots_are_found_by_id_and_source_and_unknown_ones_are_an_empty_list() {
     let rig = Rig::simple();
     let service = rig.controller();
     for name in ["a", "b"] {

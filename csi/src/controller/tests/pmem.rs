@@ -54,7 +54,7 @@ async fn capacity(service: &Service, class: &str) -> (i64, i64, i64) {
 }
 
 #[tokio::test]
-async fn p19_a_namespace_is_charged_with_what_keeps_it_and_holds_what_was_asked_for() {
+async fn p19_a_namespace_is_charged_with_its_overhead_and_has_the_requested_size() {
     let rig = rig();
     let service = rig.controller();
     let made = make(&service, asked("a", 2 * GIB, "direct", &[])).await;
@@ -211,7 +211,7 @@ async fn p24_app_direct_needs_the_kernels_own_device() {
 }
 
 #[tokio::test]
-async fn p30_an_image_for_virtual_machines_is_asked_for_by_name_alone() {
+async fn p30_an_image_for_virtual_machines_is_requested_by_name_alone() {
     let rig = rig();
     let service = rig.controller();
     let request =

@@ -254,7 +254,7 @@ async fn a_snapshots_name_is_that_of_one_source() {
 }
 
 #[tokio::test]
-async fn volumes_grow_to_exactly_what_is_asked_for_and_never_shrink() {
+async fn volumes_grow_to_exactly_the_requested_size_and_never_shrink() {
     let rig = Rig::simple();
     let service = rig.controller();
     make(&service, volume_request("a", 8 * MIB)).await;
@@ -316,7 +316,7 @@ async fn volumes_grow_to_exactly_what_is_asked_for_and_never_shrink() {
 }
 
 #[tokio::test]
-async fn only_what_is_named_is_modified() {
+async fn only_named_parameters_are_modified() {
     let rig = Rig::simple();
     let service = rig.controller();
     let mutable_parameters =

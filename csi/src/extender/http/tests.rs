@@ -124,7 +124,7 @@ async fn t25_capacity_is_read_from_annotations_and_nodes_are_returned_unchanged(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn p35_nodes_are_asked_at_their_plugins_metrics_all_at_once() {
+async fn p35_metrics_of_all_nodes_are_scraped_concurrently() {
     // A plugin that exports the metric, one that never answers, and a port without a listener.
     let metrics = PluginMetrics::new(DEFAULT_DRIVER);
     metrics.capacities(&[("default".to_owned(), 1_000_000)]);
@@ -178,7 +178,7 @@ async fn p35_nodes_are_asked_at_their_plugins_metrics_all_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_without_volumes_of_ours_goes_anywhere_and_no_node_is_asked() {
+async fn a_pod_without_blockd_volumes_fits_every_node_without_a_scrape() {
     let address = start(1).await;
     let nodes = [at("a", "192.0.2.1"), json!({ "metadata": { "name": "b" } })];
     let arguments = json!({ "Pod": { "spec": {} }, "Nodes": { "items": nodes } });

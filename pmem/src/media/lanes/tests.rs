@@ -138,7 +138,7 @@ fn story(left: Left) -> BTreeSet<String> {
 }
 
 #[test]
-fn p24_a_block_is_the_old_or_the_new_one_whatever_happens() {
+fn p24_a_block_is_always_the_old_or_the_new_one() {
     assert_eq!(story(Left::Nothing), BTreeSet::new());
 }
 

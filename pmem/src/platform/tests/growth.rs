@@ -50,7 +50,7 @@ pub(super) fn grow(platform: &Platform, number: u8, size: u64) -> Result<Namespa
 
 /// The kernel would take the space in front of it, and it would begin elsewhere.
 #[test]
-fn it_grows_at_its_end_whatever_is_free_in_front() {
+fn a_namespace_grows_at_its_end_despite_free_space_in_front() {
     for (in_front, more) in [(0, 48), (32, 48), (48, 48), (64, 48), (256, 16), (400, 480)] {
         let mut parts = vec![(Some(1), 64)];
         if in_front > 0 {
@@ -68,7 +68,7 @@ fn it_grows_at_its_end_whatever_is_free_in_front() {
 
 /// More is free in front than behind: the kernel cannot be made to take the space behind.
 #[test]
-fn it_does_not_grow_where_the_kernel_would_take_what_is_in_front() {
+fn a_namespace_does_not_grow_where_the_kernel_would_extend_it_in_front() {
     let parts = [(None, 128), (Some(1), 64), (None, 64), (Some(2), 16)];
     let (host, platform) = host(&parts);
     device(&host, &platform, 1).write_all_at(OWN, 0).unwrap();
@@ -166,7 +166,7 @@ fn one_that_can_t_be_enabled_larger_is_as_it_was() {
 
 /// A container that has the device's node may open it at any time.
 #[test]
-fn what_is_shown_elsewhere_is_in_use() {
+fn a_node_bound_elsewhere_is_in_use() {
     let (host, platform) = host(&[(Some(1), 64)]);
     let name = namespace(&platform, 1).device.unwrap().name;
     host.show_at(&name, Some("/pods/volume"));
@@ -201,7 +201,7 @@ fn a_device_that_is_anothers_by_now_is_not_overwritten() {
 
 /// The kernel keeps a uuid as long as it could not remove the label of it.
 #[test]
-fn what_is_left_of_one_without_bytes_is_removed_with_it() {
+fn the_rest_of_a_namespace_without_bytes_is_removed_with_it() {
     let (host, platform) = host(&[]);
     host.stop_after(2);
     platform.create(&key(1), &spec(1, 64 * MIB)).unwrap_err();

@@ -11,7 +11,7 @@ fn finish(disk: &mut Disk, token: u64, random: &mut fastrand::Rng) -> Answered {
 }
 
 #[test]
-fn a_flush_covers_only_what_was_answered_before_it_was_submitted() {
+fn a_flush_covers_only_writes_answered_before_its_submission() {
     let random = &mut fastrand::Rng::with_seed(1);
     let mut disk = Disk::new(8);
     write(&mut disk, 1, 0, 10, false);
@@ -50,7 +50,7 @@ fn dead_writes_land_before_the_fence_is_answered() {
 }
 
 #[test]
-fn a_failed_flush_may_drop_what_was_answered() {
+fn a_failed_flush_may_drop_answered_writes() {
     let mut dropped = 0;
     for seed in 0..32 {
         let random = &mut fastrand::Rng::with_seed(seed);

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_can_be_settled() {
+    fn allowed_values_can_be_settled() {
         let mut registers = Registers::zeroed(2);
         registers.allow(1, value(5), 3);
         assert!(registers.is_open(1) && registers.allows(1, Value::ZERO));

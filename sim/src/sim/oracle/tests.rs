@@ -33,7 +33,7 @@ fn an_answered_write_must_be_read_and_a_kill_keeps_it() {
 }
 
 #[test]
-fn power_loss_may_take_what_was_not_flushed_and_only_that() {
+fn power_loss_may_drop_unflushed_writes_and_only_those() {
     let mut oracle = oracle();
     let (first, change) = write(&mut oracle, 0..1);
     oracle.end_change(1, change, false, false);
@@ -62,7 +62,7 @@ fn a_flush_does_not_cover_a_write_answered_after_it_arrived() {
 }
 
 #[test]
-fn fua_is_durable_alone_and_supersedes_what_went_before() {
+fn fua_is_durable_alone_and_supersedes_earlier_writes() {
     let mut oracle = oracle();
     let (old, change) = write(&mut oracle, 0..2);
     oracle.end_change(1, change, false, false);
@@ -76,7 +76,7 @@ fn fua_is_durable_alone_and_supersedes_what_went_before() {
 }
 
 #[test]
-fn a_snapshot_holds_what_was_answered_before_and_may_hold_what_was_under_way() {
+fn a_snapshot_has_all_answered_writes_and_may_have_those_in_flight() {
     let mut oracle = oracle();
     let (before, change) = write(&mut oracle, 0..1);
     oracle.end_change(1, change, false, false);
