@@ -32,7 +32,7 @@ impl Bytes {
         if bytes < 0 { Self::ZERO } else { Self(bytes) }
     }
 
-    /// As a field of a message has it.
+    /// Converts a field of a message.
     ///
     /// # Errors
     /// The value is negative.

@@ -33,7 +33,7 @@ const SUPPORTED_MODES: &str = "SINGLE_NODE_WRITER, SINGLE_NODE_READER_ONLY, \
                                one node";
 
 impl Mode {
-    /// As the specification writes it.
+    /// Returns the name in the specification.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Mode {
         MODES.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// As messages have it.
+    /// Returns the value in messages.
     #[must_use]
     pub const fn to_wire(self) -> Wire {
         match self {
@@ -90,7 +90,7 @@ pub enum FileSystem {
 pub const FILE_SYSTEMS: [FileSystem; 3] = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
 
 impl FileSystem {
-    /// As `mount` and `blkid` call it.
+    /// Returns the name for `mount` and `blkid`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -129,9 +129,9 @@ impl fmt::Debug for Mount {
 /// How a volume is seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// As a block device.
+    /// Access as a block device.
     Block,
-    /// As a folder.
+    /// Access as a mounted folder.
     Mount(Mount),
 }
 
@@ -140,7 +140,7 @@ pub enum Access {
 pub struct Capability {
     /// How it is seen.
     pub access: Access,
-    /// By whom.
+    /// The access mode.
     pub mode: Mode,
 }
 
@@ -177,7 +177,7 @@ impl Capability {
     /// Reads the capability of a message. `field` names it in errors.
     ///
     /// # Errors
-    /// Something is missing, unknown, or not supported.
+    /// A field is missing, unknown, or not supported.
     pub fn parse(field: &str, wire: Option<&proto::VolumeCapability>) -> Result<Self, Refusal> {
         let missing =
             |what: &str| Refusal::Malformed(Error::missing(format_args!("{field}{what}")));
@@ -201,7 +201,7 @@ impl Capability {
         Ok(Self { access, mode })
     }
 
-    /// Reads a list that has to have something. All of it is looked at.
+    /// Reads a list that has to have something. All entries are checked.
     ///
     /// # Errors
     /// The list is empty, or a capability is refused. Malformed capabilities are reported before

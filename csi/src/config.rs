@@ -27,12 +27,12 @@ const MAX_POOLS: usize = 64;
 /// How a class takes the space of its volumes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// As it is written.
+    /// Space is allocated on the first write.
     Thin,
     /// All at once.
     Thick,
-    /// Of a pool in persistent memory: all at once, or as it is written where the class says how
-    /// much may be promised.
+    /// In a pool in persistent memory: allocated at once, or on the first write if the class has an
+    /// overprovision ratio.
     PmemPooled,
     /// A namespace of its own in a region of persistent memory, in one piece.
     PmemDirect,
@@ -46,7 +46,7 @@ impl Kind {
         ("pmem-direct", Self::PmemDirect),
     ];
 
-    /// As the configuration has it.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.into_iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
@@ -66,7 +66,7 @@ impl Kind {
 /// A device class.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Class {
-    /// As storage classes name it.
+    /// The name in storage classes.
     pub name: String,
     /// The pool; empty for the daemon's default pool.
     pub pool: String,
@@ -176,7 +176,7 @@ impl Config {
     /// Reads the text of a configuration.
     ///
     /// # Errors
-    /// Something in it is wrong: which key, its value, and what is allowed.
+    /// A value is invalid; the error names the key, the value, and the allowed values.
     pub fn parse(text: &str, names: &Names) -> Result<Self, Error> {
         let file: File = toml::from_str(text)
             .map_err(|error| Error::unexpected("configuration:", one_line(&error)))?;
@@ -210,7 +210,7 @@ impl Config {
     /// The class of that name, or the default one.
     ///
     /// # Errors
-    /// There is none. The error names `field`.
+    /// The class does not exist. The error names `field`.
     pub fn class(&self, field: &str, name: Option<&str>) -> Result<&Class, Error> {
         let found = match name {
             Some(name) => self.classes.iter().find(|class| class.name == name),

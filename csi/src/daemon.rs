@@ -44,8 +44,8 @@ pub struct Daemon {
     socket: Arc<Path>,
 }
 
-/// Calls with one answer. All of them can be repeated: one that finds the connection broken, as it
-/// is when the daemon was started anew since the last, is done again.
+/// Calls with one answer. All of them can be repeated: one that finds the connection broken, as
+/// after a restart of the daemon, is repeated.
 macro_rules! calls {
     ($($name:ident: $request:ident -> $response:ident;)*) => {
         impl Daemon {

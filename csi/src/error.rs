@@ -38,7 +38,7 @@ pub enum Error {
         /// The accepted values.
         allowed: String,
     },
-    /// There is nothing of that name.
+    /// The object does not exist.
     #[error("{what} {name} does not exist")]
     NotFound {
         /// The kind of object: volume, snapshot, path.
@@ -60,7 +60,7 @@ pub enum Error {
         /// The requested value.
         asked: String,
     },
-    /// There is no room.
+    /// The pool has not enough space.
     #[error("pool {pool}: {requested} bytes requested, {free} bytes free{why}")]
     NoSpace {
         /// Which pool.
@@ -88,7 +88,7 @@ pub enum Error {
         /// Its state, and a possible remedy.
         problem: String,
     },
-    /// Something else is being done with it, or the caller has to start again.
+    /// Another call works on the object, or the caller has to start again.
     #[error("{what} {problem}")]
     Aborted {
         /// The object of the call.
@@ -110,7 +110,7 @@ pub enum Error {
         /// The caller's deadline.
         milliseconds: u128,
     },
-    /// A stream was given up: it is to be begun again where it stopped.
+    /// A stream was cancelled: it is to be begun again where it stopped.
     #[error("{what}: go on from behind the last range that came")]
     GivenUp {
         /// Why.
@@ -119,7 +119,7 @@ pub enum Error {
     /// The caller of a stream disconnected. The error is not delivered.
     #[error("the caller hung up")]
     HungUp,
-    /// As much is worked on as may be.
+    /// The limit of concurrent work is reached.
     #[error("there are as many {what} at once as there may be: try again later")]
     Busy {
         /// The kind of object whose limit is reached.
@@ -174,7 +174,7 @@ impl Error {
         Self::OutOfRange { field, value, allowed: allowed.to_string() }
     }
 
-    /// Nothing of that name.
+    /// Returns the error of an object that does not exist.
     #[must_use]
     pub fn not_found(what: &'static str, name: impl Display) -> Self {
         Self::NotFound { what, name: shown(name) }

@@ -72,7 +72,7 @@ impl Identity for Service {
         let call = Call::new("Probe", &request, "").quiet();
         let plugin = Arc::clone(&self.plugin);
         let work = async move {
-            // A daemon that is away is no fault of the plugin's that starting it anew would mend.
+            // An unreachable daemon is not a fault of the plugin that a restart would repair.
             let answer = plugin.daemon.version(v1::VersionRequest {}).await;
             let ready = answer.is_ok_and(|version| version.ready);
             Ok(proto::ProbeResponse { ready: Some(ready) })

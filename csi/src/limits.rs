@@ -1,5 +1,5 @@
-//! Limits of fields in requests, and of characters in names. Checked before anything else looks at
-//! it.
+//! Limits of fields in requests, and of characters in names. Checked before any other use of a
+//! field.
 
 use std::collections::HashMap;
 

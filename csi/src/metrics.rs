@@ -261,7 +261,7 @@ impl Metrics {
     }
 }
 
-/// As the specification of gRPC writes it.
+/// Returns the name in the specification of gRPC.
 #[must_use]
 pub const fn code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;
@@ -286,7 +286,7 @@ pub const fn code_name(code: tonic::Code) -> &'static str {
     }
 }
 
-/// As Go's library of gRPC writes it, which other CSI drivers and sidecars use.
+/// Returns the name in Go's library of gRPC, which other CSI drivers and sidecars use.
 const fn go_code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;
     match code {

@@ -84,7 +84,7 @@ impl Mutable {
         }
     }
 
-    /// As the daemon takes it, for a volume.
+    /// Converts the parameters to the daemon's settings of a volume.
     #[must_use]
     pub fn request(&self, pool: &str, name: &str) -> v1::ConfigureVolumeRequest {
         let (on_full, on_full_timeout_ms) = self.on_full.unwrap_or_default();
@@ -103,7 +103,7 @@ impl Mutable {
 }
 
 impl Keys {
-    /// Of the driver of that name.
+    /// Returns the keys of the driver of that name.
     #[must_use]
     pub fn new(driver: &str) -> Self {
         Self { driver: driver.to_owned() }
@@ -248,7 +248,7 @@ pub fn file_system(field: &str, name: &str) -> Result<Option<FileSystem>, Error>
 /// Options for mkfs, word by word.
 ///
 /// # Errors
-/// They are too long, or could name a file. `field` is what the error names.
+/// The options are too long, or could name a file. `field` is what the error names.
 pub fn mkfs_options(field: &str, text: &str) -> Result<Vec<String>, Error> {
     limits::string(field, text)?;
     let words: Vec<String> = text.split_ascii_whitespace().map(str::to_owned).collect();

@@ -77,8 +77,8 @@ pub struct Call {
     is_quiet: bool,
 }
 
-/// The caller's time is measured from when it called: we have a little less, so that it hears from
-/// us and not from its own clock.
+/// The caller's time is measured from when it called: the plugin uses a little less, so that the
+/// caller receives its answer before its own timeout.
 const SLACK: Duration = Duration::from_millis(50);
 
 impl Call {
@@ -186,7 +186,7 @@ impl Plugin {
     /// is over, and the locks that `work` takes are held until it ends. Counts and logs it.
     ///
     /// # Errors
-    /// Those of the work.
+    /// The errors of the work.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         call: Call,

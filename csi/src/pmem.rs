@@ -40,7 +40,7 @@ pub enum Usage {
 }
 
 impl Usage {
-    /// As parameters have it.
+    /// Returns the value in parameters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -196,7 +196,7 @@ impl Plan {
         Ok(())
     }
 
-    /// As the daemon takes it.
+    /// Converts it to the daemon's message.
     #[must_use]
     pub fn request(&self, limit: Bytes) -> v1::CreateVolumeRequest {
         let usage = match self.usage {

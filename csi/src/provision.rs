@@ -135,7 +135,8 @@ pub async fn best_pool<'a>(
 /// set aside for others and the metadata of all of them. It never exceeds the daemon's own limit,
 /// so that the daemon never refuses a reported capacity.
 fn thick_room(pool: &v1::Pool, volumes: &[v1::Volume]) -> Bytes {
-    /// By the format, a page of 4 KiB maps 256 extents, and an index 64 of such pages or more.
+    /// In the on-disk format a page of 4 KiB maps 256 extents, and an index 64 of such pages or
+    /// more.
     const PAGE: u128 = 4096;
     const EXTENTS_PER_LEAF: u128 = 256;
     const LEAVES_PER_INDEX: u128 = 64;

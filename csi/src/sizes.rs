@@ -22,7 +22,7 @@ pub struct Range {
 pub struct Rules {
     /// The size when none is requested.
     pub default: Bytes,
-    /// Nothing smaller is made.
+    /// The smallest size.
     pub minimum: Bytes,
     /// Sizes are multiples of it: the volume's logical block.
     pub granule: Bytes,

@@ -22,7 +22,7 @@ impl Place {
         Self { key: format!("{driver}/node"), node: node.to_owned() }
     }
 
-    /// As messages have it.
+    /// Converts it to a message.
     #[must_use]
     pub fn to_wire(&self) -> Topology {
         Topology { segments: HashMap::from([(self.key.clone(), self.node.clone())]) }

@@ -315,7 +315,7 @@ fn liveness_is_the_plugins_own_and_readiness_the_daemons() {
     let ports = plugin["ports"].as_array().unwrap();
     let metrics = ports.iter().find(|port| port["name"] == "metrics").unwrap();
     assert_eq!(metrics["containerPort"].as_u64(), own);
-    // The sidecar has to have its answer before the kubelet gives up.
+    // The sidecar has to receive its answer before the kubelet's timeout.
     let words = words(&container("liveness-probe"));
     let timeout = words.iter().find_map(|word| word.strip_prefix("--probe-timeout=")).unwrap();
     let timeout: u64 = timeout.strip_suffix('s').unwrap().parse().unwrap();

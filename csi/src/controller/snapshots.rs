@@ -55,7 +55,8 @@ pub(super) async fn create(
     Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(names, made)) })
 }
 
-/// There are none of ours; those of the sidecars are names of objects.
+/// Checks the parameters of a snapshot. The driver has none of its own; those of the sidecars are
+/// names of objects.
 pub(crate) fn check_parameters(map: &HashMap<String, String>) -> Result<(), Error> {
     limits::map("parameters", map)?;
     match map.keys().find(|key| !is_of_sidecars(key)) {

@@ -35,8 +35,8 @@ pub(super) async fn delete(
     };
     let asked = v1::DeleteVolumeRequest { name: id.name, pool: id.pool, force: false };
     plugin.daemon.delete_volume(asked).await?;
-    // A clone that was given up may have left something behind: it is deleted with its volume. The
-    // volume is gone already, whatever becomes of this.
+    // An abandoned clone may have left a snapshot behind: it is deleted with its volume. The volume
+    // is gone already, whatever becomes of this.
     if let Err(error) = sweep(&plugin).await {
         tracing::debug!(%error, "leftovers of clones were not searched");
     }

@@ -133,7 +133,7 @@ impl Request<'_> {
 }
 
 impl Drop for Request<'_> {
-    /// Also for a client that has gone before its answer.
+    /// Counts the end of a request, also if the client disconnected before its answer.
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
     }

@@ -16,7 +16,7 @@ pub const MAX: i64 = 10;
 const DIVISOR_FORM: &str = "a decimal number above 0 and of at most 1000000, with at most 9 digits \
                             behind the point";
 
-/// As for ratios: beyond it no pool has room for anything.
+/// The limit of divisors, as for ratios: beyond it no pool has room for a volume.
 const MAX_DIVISOR: u128 = 1_000_000;
 
 /// Digits behind the point, so that products stay far below 2^128.
@@ -25,7 +25,7 @@ const MAX_DENOMINATOR: u128 = 1_000_000_000;
 /// How nodes are scored.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Mode {
-    /// By the space left after the pod is placed, beside the node that has the most left
+    /// By the space left after the pod is placed, relative to the node with the most left
     Bytes,
     /// The logarithm of whole gibibytes; 1 for any room at all
     Legacy,
@@ -34,7 +34,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As on the command line.
+    /// Parses the form on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ pub struct Rule {
     pub mode: Mode,
     /// For all other classes.
     pub default: Divisor,
-    /// By class.
+    /// Divisors by class.
     pub divisors: BTreeMap<String, Divisor>,
 }
 
@@ -108,7 +108,7 @@ pub fn legacy_proposal(capacity: Bytes, divisor: Divisor) -> i64 {
 }
 
 /// By the rest of `capacity` once `wanted` is placed, in tenths of the most that any node has left.
-/// Where it does not fit it is 0, and where it does never.
+/// The score is 0 exactly where it does not fit.
 #[must_use]
 pub fn bytes(capacity: Bytes, wanted: u128, most_left: u128) -> i64 {
     /// Steps above the lowest.

@@ -33,7 +33,7 @@ pub struct Pod {
     pub spec: PodSpec,
 }
 
-/// Of anything.
+/// Metadata of an object.
 #[derive(Deserialize, Default, Debug)]
 pub struct Metadata {
     /// Its name.
@@ -229,7 +229,7 @@ pub struct FilterResult {
     pub nodes: Option<NodeList>,
     /// Names of nodes.
     pub node_names: Option<Vec<String>>,
-    /// Why the others don't, by name.
+    /// The reasons for the others, by name.
     pub failed_nodes: BTreeMap<String, String>,
     /// Why nothing could be said; empty if it could.
     pub error: String,

@@ -71,7 +71,7 @@ pub(super) async fn delete(
         return Ok(proto::DeleteVolumeGroupSnapshotResponse {});
     };
     check_listed(&plugin.settings.names, &group, &members, &request.snapshot_ids)?;
-    // All that can be known to be in the way is known before the first is deleted.
+    // All detectable conflicts are found before the first deletion.
     if let Some((used, _)) = members.iter().find(|(_, snapshot)| snapshot.attached) {
         let problem = format!("can't be deleted: its snapshot {used} is attached");
         return Err(Error::in_use(format!("group snapshot {group}"), problem));

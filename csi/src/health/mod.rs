@@ -28,11 +28,11 @@ pub enum Severity {
     Unknown,
     /// The volume works, and needs attention.
     Warning,
-    /// Something does not work.
+    /// A function of the volume does not work.
     Failure,
 }
 
-/// Something that is wrong with a volume.
+/// A fault of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cause {
     pub severity: Severity,
@@ -41,7 +41,7 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// Something does not work.
+    /// Returns a cause of severity `failure`.
     #[must_use]
     pub fn failure(message: impl Into<String>) -> Self {
         Self { severity: Severity::Failure, message: message.into() }
@@ -98,7 +98,7 @@ fn line(cause: &Cause) -> String {
     }
 }
 
-/// As many as fit, and how many more there are. Of the first as much as fits.
+/// Joins as many lines as fit, and the number of the others. The first is truncated if needed.
 fn joined(lines: &[String]) -> String {
     let more =
         |count: usize| if count == 0 { String::new() } else { format!("{BETWEEN}{count} more") };

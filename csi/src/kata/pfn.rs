@@ -48,7 +48,7 @@ fn put(block: &mut [u8; BYTES], at: usize, bytes: &[u8]) {
     block[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// As the kernel sums it: over 32-bit words, the checksum's own counting as zero.
+/// Returns the kernel's checksum: over 32-bit words, the checksum's own counting as zero.
 fn fletcher64(block: &[u8; BYTES]) -> u64 {
     let (mut low, mut high) = (0_u32, 0_u32);
     for word in block.chunks_exact(4) {

@@ -18,7 +18,7 @@ const SECTOR_BYTES: u64 = 512;
 /// How a device is.
 ///
 /// # Errors
-/// When its node can't be looked at.
+/// When its node cannot be examined.
 pub fn device(device: &Device) -> Result<DeviceLook> {
     let folder = of_numbers(device);
     let sectors: Option<u64> = number(&folder.join("size"));
@@ -32,7 +32,7 @@ pub fn device(device: &Device) -> Result<DeviceLook> {
 /// Whether a path is the node of a device.
 ///
 /// # Errors
-/// When it can't be looked at.
+/// When it cannot be examined.
 pub fn node(path: &Path, device: &Device) -> Result<Node> {
     let data = match fs::metadata(path) {
         Ok(data) => data,
@@ -73,14 +73,15 @@ fn of_numbers(device: &Device) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", device.major, device.minor))
 }
 
-/// As the kernel calls it, by its numbers. A node may lie under another name.
+/// Returns the kernel's name of a device, by its numbers. Its node may have another name.
 fn kernel_name(device: &Device) -> PathBuf {
     let link = fs::read_link(of_numbers(device)).ok();
     let name = link.as_deref().and_then(Path::file_name).or_else(|| device.path.file_name());
     name.map(PathBuf::from).unwrap_or_default()
 }
 
-/// Of all devices of the file system that this one belongs to: there is one, since we made it.
+/// Returns the errors of all devices of the file system that this one belongs to: there is one,
+/// since this driver made it.
 fn btrfs_errors(all: &Path, name: &Path) -> u64 {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let ours = entries(all).find(|entry| entry.path().join("devices").join(name).exists());

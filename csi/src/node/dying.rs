@@ -1,5 +1,5 @@
 //! Every call at every step: the process dies before, in the middle of or after it, or the step
-//! fails; then the call is repeated, or given up for the one that undoes it. Nothing may be left.
+//! fails; then the call is repeated, or abandoned for the one that undoes it. Nothing may be left.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub(super) const ID: &str = "default/csi.a";
 pub(super) const STAGING: &str = "/kubelet/staging/a";
 const SIZE: i64 = 1_073_741_824;
 
-/// A call that goes wrong so often in a row is not mended by its repeat.
+/// A call that fails this often in a row is not completed by its repeat.
 const TRIES: u32 = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

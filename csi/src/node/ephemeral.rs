@@ -90,7 +90,7 @@ fn show(world: &dyn World, mut record: Record, request: &Request<'_>) -> Result<
     Ok(())
 }
 
-/// Takes all of it away, wherever it stands.
+/// Removes all of it, at any stage of its creation.
 /// # Errors
 /// When it is in use, or a step fails; a repeat continues.
 pub(super) fn end(world: &dyn World, record: &Record) -> Result<()> {

@@ -81,12 +81,12 @@ impl Stored {
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) node: Node,
-    /// As the kernel shows it, in place of the volume's size.
+    /// The kernel's size, in place of the volume's size.
     pub(super) bytes: Option<Option<u64>>,
     pub(super) bad_blocks: u64,
     pub(super) errors: u64,
     pub(super) shut_down: bool,
-    /// Of the file at a target path.
+    /// The node of the file at a target path.
     pub(super) bound: Node,
     pub(super) usage: (Usage, Usage),
 }
@@ -108,7 +108,7 @@ impl Default for Fault {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Of the devices and their contents.
+    /// Faults of the devices and their contents.
     pub(super) fault: Fault,
     /// The daemon says why it serves no device.
     pub(super) problem: String,

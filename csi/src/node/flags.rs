@@ -1,8 +1,6 @@
 //! Options of mounts, as a storage class has them: some are flags of the mount, the rest is for the
-//! file system.
-//!
-//! They may hold secrets, so no error and no log shows one; an error names the flag by its
-//! position.
+//! file system. Mount flags may hold secrets, so no error and no log shows one; an error names the
+//! flag by its position.
 
 use nix::mount::MsFlags;
 
@@ -27,7 +25,7 @@ const REFUSED: [&str; 17] = [
     "group",
 ];
 
-/// Of no effect on a mount: they are for tools.
+/// Options without an effect on a mount: they are for tools.
 const IGNORED: [&str; 5] = ["defaults", "auto", "noauto", "nofail", "_netdev"];
 
 const SET: [(&str, MsFlags); 13] = [
@@ -66,7 +64,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of a capability's list, each of which may be several with commas between.
+    /// Parses a capability's list, whose items may be several options with commas between.
     ///
     /// # Errors
     /// The position of the first that is refused.
@@ -101,7 +99,7 @@ impl Options {
         self.data.split(',').any(|word| word == "dax" || word == "dax=always")
     }
 
-    /// Nothing can be written through it.
+    /// Whether the mount is read-only.
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.flags.contains(MsFlags::MS_RDONLY)

@@ -13,7 +13,7 @@ use crate::health::Cause;
 /// A file system with less left is full: it keeps its last blocks for itself, and df shows 100 %.
 const FULL_BYTES: i64 = 1_048_576;
 
-/// Of a small one it is this part instead.
+/// For a small file system it is this part instead.
 const FULL_PART: i64 = 256;
 
 /// The role of a path for a volume.
@@ -71,7 +71,7 @@ pub fn device(volume: &Volume, look: Option<&DeviceLook>) -> Vec<Cause> {
     causes
 }
 
-/// Nothing of the volume is at a path where it was.
+/// The cause of a path at which the volume is no longer mounted.
 #[must_use]
 pub fn not_there(role: Role, there: Option<&Entry>) -> Cause {
     let path = role.name();

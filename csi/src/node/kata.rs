@@ -45,7 +45,7 @@ const NOT_STAGED: ImageSpec = ImageSpec { partition: false, app_direct: false };
 #[expect(missing_debug_implementations, reason = "a world has nothing to show of itself")]
 pub struct Vm<'a> {
     world: &'a dyn World,
-    /// As CSI calls it.
+    /// The CSI id of the volume.
     id: &'a str,
     spec: ImageSpec,
 }
@@ -54,7 +54,7 @@ pub struct Vm<'a> {
 /// names. Without one, records and mounts show whether the volume holds an image.
 ///
 /// # Errors
-/// Those of the steps.
+/// The errors of the steps.
 pub fn through<T>(
     world: &dyn World,
     id: &str,

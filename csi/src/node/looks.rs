@@ -1,6 +1,6 @@
-//! Looks at devices and file systems that may never come back: one for each volume at a time, each
-//! waited for no longer than it may take. A thread that hangs in the kernel can't be taken out of
-//! there; the only remedy is not to start another one.
+//! Checks of devices and file systems that may never return: one for each volume at a time, each
+//! with a timeout. A thread that hangs in the kernel can't be taken out of there; the only remedy
+//! is not to start another one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::world::Result;
 use crate::clock::Clock;
 use crate::error::Error;
 
-/// Looks under way, hanging ones among them. The runtime has 512 threads for blocking work; the
-/// rest of them serves staging and publishing.
+/// Limit of checks in progress, including hanging ones. The runtime has 512 threads for blocking
+/// work; the rest of them serves staging and publishing.
 const AT_ONCE: usize = 64;
 
 /// The outcome of a check.
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(looks.look("b", LONG, || 7).await.unwrap(), Seen::Done(7));
         assert_eq!(looks.count(), 1);
         release.send(()).unwrap();
-        // As soon as it answers it is looked at again.
+        // As soon as it answers it is checked again.
         loop {
             match looks.look("a", LONG, || 8).await.unwrap() {
                 Seen::Done(done) => break assert_eq!(done, 8),

@@ -102,7 +102,7 @@ pub fn make_read_only(path: &Path) -> Result<()> {
     mount(None::<&str>, path, None::<&str>, flags, None::<&str>).map_err(failed)
 }
 
-/// Takes the uppermost mount at a path away.
+/// Removes the uppermost mount at a path.
 ///
 /// # Errors
 /// When it is in use, and not lazily taken away.
@@ -287,7 +287,7 @@ pub fn content(device: &Device) -> Result<Content> {
     Content::parse(output.status.code(), &said).map_err(failed)
 }
 
-/// Gives all of a device back: it reads as zeroes.
+/// Discards all of a device: it reads as zeroes.
 ///
 /// # Errors
 /// When it can't be written.
@@ -324,7 +324,7 @@ pub fn format(device: &Device, file_system: &str, making: &Making) -> Result<()>
 /// mounted.
 ///
 /// # Errors
-/// When it can't be mended.
+/// When it cannot be repaired.
 pub fn check(device: &Device, file_system: &str) -> Result<()> {
     if file_system != "ext4" {
         return Ok(());

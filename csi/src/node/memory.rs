@@ -54,7 +54,7 @@ pub fn is_read_only(device: &Device) -> bool {
     fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
 }
 
-/// Has the kernel refuse to open a device for writing, or not.
+/// Sets or clears the kernel's read-only flag of a device.
 ///
 /// # Errors
 /// When the tool fails.
@@ -157,7 +157,7 @@ pub fn attach_loop(path: &Path, read_only: bool) -> Result<Loop> {
     of_name(said.trim())
 }
 
-/// Takes a loop device away.
+/// Detaches a loop device.
 ///
 /// # Errors
 /// When the tool fails.

@@ -74,8 +74,8 @@ const CAPABILITIES: [rpc::Type; 5] = [
     rpc::Type::VolumeCondition,
 ];
 
-/// How long a look at a device and its file system may take. They answer out of memory, but a
-/// machine that is short of time stands still for seconds.
+/// Timeout of a check of a device and its file system. They answer out of memory, but a machine
+/// that is short of time stands still for seconds.
 const LOOK_TIME: Duration = Duration::from_secs(10);
 
 impl Service {

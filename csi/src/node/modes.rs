@@ -63,7 +63,7 @@ pub mod named {
     /// Writes the name.
     ///
     /// # Errors
-    /// As the serializer.
+    /// The errors of the serializer.
     pub fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(mode.name())
     }

@@ -26,7 +26,7 @@ pub struct Entry {
     pub root: PathBuf,
     /// Where.
     pub path: PathBuf,
-    /// Nothing can be written through this mount, or to this file system at all.
+    /// Whether this mount, or its file system, is read-only.
     pub read_only: bool,
     /// The file system itself can't be written, whichever mount shows it.
     pub whole_read_only: bool,

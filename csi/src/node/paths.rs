@@ -21,8 +21,8 @@ pub enum Refused {
     Link,
 }
 
-/// Looks at a path without touching anything, and gives it as the mount table has it: kubelet's
-/// folder may itself be a link, paths in it may not.
+/// Checks a path without a change, and returns it in the form of the mount table: kubelet's folder
+/// may itself be a link, paths in it may not.
 ///
 /// # Errors
 /// Why it is refused; or when it can't be found out.
@@ -69,7 +69,7 @@ fn below(kubelet: &Path, path: &str) -> Result<PathBuf, Refused> {
         return Err(Refused::Form("no '..'"));
     }
     match path.strip_prefix(kubelet) {
-        // Written anew from its parts: the mount table has no doubled slashes and no dots.
+        // Rebuilt from its parts: the mount table has no doubled slashes and no dots.
         Ok(rest) if rest.components().next().is_some() => Ok(rest.components().collect()),
         _ => Err(Refused::Outside(kubelet.to_path_buf())),
     }

@@ -42,7 +42,7 @@ impl Real {
     /// Opens the records.
     ///
     /// # Errors
-    /// They can't be read.
+    /// The records cannot be read.
     pub fn open(plugin: Arc<Plugin>) -> Result<Self> {
         let folder = &plugin.settings.state_dir;
         let records = Records::open(folder)

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::modes::{Access, Target, named};
 use crate::capability::Mode;
 
-/// Of the form of a file. A higher one is of a later version, and is refused rather than lost.
+/// Version of the file format. A file of a later version is refused, so that its state is not lost.
 const VERSION: u32 = 1;
 
 /// Beyond it a file is none of ours: the longest of paths, a hundred times.
@@ -49,7 +49,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub version: u32,
-    /// As CSI calls it.
+    /// The CSI id of the volume.
     pub volume: String,
     pub place: Place,
     /// Whether this is an inline volume, which lives as long as it is published.
@@ -72,7 +72,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Of a volume of which nothing is known yet.
+    /// Creates the record of a new volume.
     #[must_use]
     pub fn new(volume: &str, place: &Place) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Record {
         }
     }
 
-    /// Nothing is left to be remembered.
+    /// Whether the record holds no state, so that it can be removed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.stage.is_none() && self.targets.is_empty() && !self.formatting && !self.kata_formatting

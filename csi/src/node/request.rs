@@ -22,7 +22,7 @@ use crate::provision;
 use crate::quantity;
 use crate::sizes::{Range, Rules};
 
-/// Says that a volume lives with its pod.
+/// The attribute of inline volumes, which live with their pod.
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 /// The attributes of such a volume, beside those that sidecars and kubelet add.

@@ -229,7 +229,7 @@ fn a_conflict_is_answered_without_the_daemon_and_survives_a_restart() {
     let before = node.world.state().steps;
     let second = Target { read_only: true, ..target("/t/2", Mode::SingleWriter, Access::Mount) };
     assert_eq!(code(node.publish(&second)), Code::FailedPrecondition);
-    // The mount table alone is looked at; it lies in memory.
+    // Only the mount table is checked; it lies in memory.
     assert_eq!(node.world.state().steps, before + 1);
     // After a reboot nothing is mounted, so that nothing conflicts.
     node.world.reboot();

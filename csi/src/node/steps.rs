@@ -46,8 +46,8 @@ pub fn is_staged(table: &Table, stage: &Stage, volume: &Volume) -> bool {
     }
 }
 
-/// The volume as a block device that can be written or not. One that is attached in the other way
-/// is attached anew, which the daemon refuses while it is used.
+/// The volume as a block device that can be written or not. One that is attached in the other mode
+/// is attached again, which the daemon refuses while it is in use.
 ///
 /// # Errors
 /// When the daemon refuses.
@@ -72,10 +72,10 @@ pub fn device_of<'a>(id: &str, volume: &'a Volume) -> Result<&'a Device> {
     volume.device.as_ref().ok_or_else(missing)
 }
 
-/// Sees to it that there is a file system, and says which.
+/// Ensures that there is a file system, and returns its kind.
 ///
 /// # Errors
-/// When the device holds something else, or it can't be made or mended.
+/// When the device holds something else, or it cannot be made or repaired.
 pub fn prepare(
     world: &dyn World,
     record: &mut Record,
@@ -210,7 +210,7 @@ pub fn remove(world: &dyn World, path: &Path) -> Result<()> {
     world.kind(path)?.map_or(Ok(()), |kind| world.remove(path, kind))
 }
 
-/// Something is mounted at a path that is not the volume, nor was ever put there by us.
+/// The error of a foreign mount at a path of the volume.
 #[must_use]
 pub fn foreign(path: &Path) -> Error {
     Error::in_use(path.display(), "has something else mounted; it is left as it is")

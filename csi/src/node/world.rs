@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     pub size_bytes: i64,
-    /// Nothing was written to it, or all of it was given back.
+    /// Whether it was never written, or completely discarded.
     pub empty: bool,
     /// Its block device, while it is attached as one.
     pub device: Option<Device>,
@@ -70,7 +70,7 @@ pub struct DeviceLook {
 pub enum Node {
     Right,
     Missing,
-    /// Of another device, or none.
+    /// A node of another device, or none.
     Other,
 }
 
@@ -171,7 +171,7 @@ pub trait World: Send + Sync {
     fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>>;
     /// Detects its content.
     fn content(&self, device: &Device) -> Result<Content>;
-    /// Gives all of it back.
+    /// Discards all of it.
     fn wipe(&self, device: &Device) -> Result<()>;
     fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()>;
     /// Repairs automatically repairable damage.

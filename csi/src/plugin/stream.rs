@@ -57,7 +57,7 @@ pub struct Sink<T> {
 }
 
 impl<T> Sink<T> {
-    /// Gives the caller an answer, as soon as there is room.
+    /// Sends the caller an answer, as soon as there is room.
     ///
     /// # Errors
     /// The caller has gone, or does not read.
@@ -108,8 +108,8 @@ impl Plugin {
     /// deadline, or when the caller does not read. Counts and logs it when it has ended.
     ///
     /// # Errors
-    /// Those of the work before its first answer, and RESOURCE_EXHAUSTED where there are too many
-    /// streams. Later ones are the last that the stream says.
+    /// The errors of the work before its first answer, and RESOURCE_EXHAUSTED with too many
+    /// streams. Later errors are the last message of the stream.
     pub async fn stream<T, F>(
         self: &Arc<Self>,
         call: Call,

@@ -154,7 +154,7 @@ impl Fake {
         state.dies_at = Some((call, done));
     }
 
-    /// Is there again. Whether it had died.
+    /// Restarts the daemon. Returns whether it had died.
     pub(crate) fn heal(&self) -> bool {
         let mut state = self.0.lock();
         state.dies_at = None;

@@ -93,7 +93,7 @@ async fn h14_get_volume_has_the_volume_its_status_and_the_same_condition_as_the_
     assert_eq!(got.volume.unwrap().volume_id, id);
     let status = got.status.unwrap();
     assert_eq!(status.volume_condition, expected);
-    // Which nodes have it is no part of this: nothing is published by a controller.
+    // The nodes of a volume are not part of this: nothing is published by a controller.
     assert!(status.published_node_ids.is_empty());
     assert_eq!(all(&service).await, [(id, expected)]);
 }

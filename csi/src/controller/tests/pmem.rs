@@ -69,7 +69,7 @@ async fn p19_a_namespace_is_charged_with_its_overhead_and_has_the_requested_size
     assert_eq!((value("region"), value("numa-node"), value("erase-after")), ("0xd1", "1", "true"));
     // A repeat answers the same.
     assert_eq!(make(&service, asked("a", 2 * GIB, "direct", &[])).await, made);
-    // As other drivers have it: the requested size is the bytes taken.
+    // As in other drivers: the requested size is the bytes taken.
     let charged = [("sizeSemantics", "charged")];
     let made = make(&service, asked("b", 2 * GIB, "direct", &charged)).await;
     assert_eq!(made.capacity_bytes, 2 * GIB);
