@@ -7,7 +7,7 @@
 
 use crate::units::PhysicalExtent;
 
-/// Free runs that one allocation looks at to find one as long as asked for. Few, because each
+/// Free runs that one allocation examines to find one of the requested length. Few, because each
 /// costs a walk; at 90 % used at random, runs are 1.1 extents long on average.
 const RUNS_TRIED: u32 = 4;
 

@@ -40,7 +40,7 @@ pub struct LeafMeta {
 }
 
 impl LeafMeta {
-    /// As in a leaf that was never used.
+    /// Resets the state to that of an unused leaf.
     fn reset(&self) {
         self.references.store(0, Ordering::Relaxed);
         self.mapped.store(0, Ordering::Relaxed);

@@ -55,7 +55,7 @@ pub enum Action {
     /// Write the page and make it durable; then [`Claimant::wrote`]. It has to be submitted before
     /// [`Claimant::submit_by`], else [`Claimant::late`].
     Write(Claim),
-    /// Nothing to do before this time.
+    /// Wait until this time.
     Wait(u64),
     /// The claimant has finished.
     End,
@@ -90,7 +90,7 @@ enum Stage {
     Own { next: u64 },
     /// Owner: the claim is to be renewed; the read before began at this time.
     Renew { begun: u64 },
-    /// The claim is to be given up, after a read.
+    /// The claim is to be released, after a read.
     Release { is_read: bool },
     /// The end.
     End(Standing),
@@ -391,7 +391,7 @@ impl Claimant {
         }
     }
 
-    /// Gives the pool up: all IO has ended. The claim is free once the claimant has ended.
+    /// Releases the pool: all IO has ended. The claim is free once the claimant has ended.
     pub fn release(&mut self) {
         if self.standing() == Standing::Owner {
             self.stage = Stage::Release { is_read: false };

@@ -90,9 +90,9 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Goes on until the ranges are at their end or full, or so much work is done (counted in
-    /// slots; a leaf that is looked into counts as 64). The leaves must stay meanwhile: on the
-    /// pool's thread they do, elsewhere by an IO epoch.
+    /// Continues until the ranges are complete or full, or `most_work` is done (counted in slots;
+    /// an examined leaf counts as 64). The leaves must stay meanwhile: on the pool's thread they
+    /// do, elsewhere by an IO epoch.
     pub(crate) fn walk(&self, ranges: &mut Ranges<'_>, most_work: u64) {
         let geometry = self.pool.geometry;
         let mut work = 0;
@@ -180,14 +180,15 @@ fn run_of(new: Mapping, old: Option<Mapping>, bit: u64) -> (RangeState, u64) {
 /// Ranges found so far.
 pub(crate) struct Ranges<'a> {
     pub(crate) ranges: &'a mut Vec<DiffRange>,
-    /// Behind the last.
+    /// The byte after the last range.
     pub(crate) at: u64,
     pub(crate) end: u64,
     pub(crate) max: usize,
 }
 
 impl Ranges<'_> {
-    /// Goes on to `to` in this state. `false`, and nothing done, if that would be a range too many.
+    /// Extends the ranges to `to` in this state. Returns `false`, without a change, if that would
+    /// exceed the limit of ranges.
     fn put(&mut self, to: u64, state: RangeState) -> bool {
         let to = to.min(self.end);
         let len = to.saturating_sub(self.at);

@@ -39,7 +39,7 @@ pub enum MapperError {
         /// The value asked for.
         asked: u64,
     },
-    /// Of a group of snapshots some are there and some are not: they can't be of one cut any more.
+    /// Only some snapshots of a group exist, so that they cannot belong to one cut any more.
     #[error(
         "of the group, snapshot {existing:?} exists and {missing:?} does not: a group is one cut"
     )]

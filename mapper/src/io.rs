@@ -102,7 +102,7 @@ pub enum IoError {
     Gone,
 }
 
-/// Something the caller must do for the mapper, and hand back when it is done.
+/// A command for the caller, who returns it when it is done.
 #[derive(Debug)]
 pub struct IoCommand {
     /// Names the command; unique within the object that gave it.

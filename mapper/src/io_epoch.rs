@@ -10,7 +10,7 @@
 //! again; if that has changed, it takes the count back and starts over. So a request that
 //! is inside under epoch `e` was counted before the epoch became `e + 1`.
 //!
-//! 1. The advance from `e + 1` to `e + 2` looks at the counts of parity `e` after the epoch became
+//! 1. The advance from `e + 1` to `e + 2` reads the counts of parity `e` after the epoch became
 //!    `e + 1`, hence after the request was counted, and doesn't happen before the request leaves.
 //!    While a request is inside under `e`, the epoch is at most `e + 1`.
 //! 2. A request that found the old link read it after it had entered under `e`. The link was taken
@@ -19,13 +19,12 @@
 //!
 //! Because of the second look two advances are enough. Without it, a request that was delayed
 //! between reading `e` and counting can count under `e` when the epoch is `e + 1` already and the
-//! advance to `e + 2` has already looked at that parity. If then the link goes with the tag `e +
-//! 1`, the next advance looks at the other parity only, and the epoch becomes `e + 3` with the
-//! request inside.
+//! advance to `e + 2` has already read that parity. If then the link goes with the tag `e + 1`, the
+//! next advance reads the other parity only, and the epoch becomes `e + 3` with the request inside.
 //!
 //! "After" above is the order of the sequentially consistent fences: in `enter` between the count
 //! and the second look, in `current` between the unlinking and the tag, in `try_advance` between
-//! the last change of the epoch and the look at the counts. `leave` releases, `try_advance`
+//! the last change of the epoch and the read of the counts. `leave` releases, `try_advance`
 //! acquires that and releases it with the epoch, `drained` acquires it: a request's accesses happen
 //! before any use of the reused object.
 

@@ -91,7 +91,7 @@ impl Leaf {
         entry.valid.fetch_or(bits, Ordering::Release);
     }
 
-    /// Gives an entry another mapping. The caller holds the leaf's stripe.
+    /// Replaces the mapping of an entry. The caller holds the leaf's stripe.
     pub fn replace(&self, index: usize, new: Mapping) {
         let entry = &self.entries[index];
         let old = entry.word.load(Ordering::Relaxed);

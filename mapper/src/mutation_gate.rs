@@ -17,8 +17,8 @@
 //! # Why closing excludes
 //!
 //! A thread that enters stores its marker and then looks whether the gate is closed; the engine
-//! closes and then looks at the markers. With a sequentially consistent fence between the two
-//! steps on either side, at least one of them sees the other.
+//! closes and then reads the markers. With a sequentially consistent fence between the two steps on
+//! either side, at least one of them sees the other.
 
 use crate::sync::{AtomicBool, AtomicU64, Backoff, CachePadded, Ordering, fence};
 use crate::units::Lsn;

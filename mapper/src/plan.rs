@@ -20,7 +20,7 @@ pub enum Step {
     },
     /// Answer when [`commit_state`](crate::pool::Pool::commit_state) has a result for the ticket.
     Wait(CommitTicket),
-    /// Nothing was done. Ask again when [`events`](crate::pool::Pool::events) has changed.
+    /// Nothing was done. Retry when [`events`](crate::pool::Pool::events) has changed.
     Park(ParkReason),
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct SlowPiece {
 /// The steps that an armed plan has to undo or finish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlanKind {
-    /// Nothing is in flight.
+    /// No operation is in flight.
     Idle,
     Read,
     Write,

@@ -97,7 +97,7 @@ pub struct Space {
     pub pending: u64,
     /// Superblock areas, log and metadata extents, the reserve for metadata included.
     pub metadata: u64,
-    /// Of `metadata`, pages that a checkpoint can still use.
+    /// Pages of `metadata` that a checkpoint can still use.
     pub metadata_free: u64,
     /// The log.
     pub log: u64,
@@ -126,7 +126,7 @@ pub struct Pool {
     pub(crate) progress: CachePadded<Progress>,
     /// Completed writes by worker and device; each is written by its worker alone.
     pub(crate) written: Box<[CachePadded<[AtomicU64; MAX_DEVICES]>]>,
-    /// Of these, how many the last good flush of the device covered.
+    /// The number of these that the last good flush of the device covered.
     pub(crate) flushed: CachePadded<[AtomicU64; MAX_DEVICES]>,
     pub(crate) wake: CachePadded<Wake>,
     pub(crate) pages: CachePadded<PagePromises>,
@@ -214,7 +214,7 @@ pub(crate) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// Nothing used yet on devices as the table has them.
+    /// Creates the free map of the table's devices, without used extents.
     pub(crate) fn of(table: &DeviceTable) -> Result<Self, MapperError> {
         let mut devices = Vec::new();
         for record in table.as_slice() {
@@ -268,8 +268,8 @@ impl FreeSpace {
         None
     }
 
-    /// Gives a run back. One that is free already is the sign of a fault, which the engine looks
-    /// for; while replay has no free map, nothing is noted.
+    /// Frees a run. A run that is free already is the sign of a fault, which the engine looks for;
+    /// while replay has no free map, nothing is noted.
     pub(crate) fn free(&mut self, first: PhysicalExtent, count: u64) {
         let (device, local) = split(first);
         let freed = self.devices.get_mut(device).is_some_and(|a| a.free(local, count));
@@ -439,17 +439,18 @@ impl Pool {
         }
     }
 
-    /// Gives a volume that has to wait its place, if it has none yet. Whether it had none.
+    /// Gives a waiting volume its place in the queue, if it has none yet. Returns whether it had
+    /// none.
     pub(crate) fn queue_up(&self, place: &AtomicU64) -> bool {
         if place.load(Ordering::Acquire) > 0 {
             return false;
         }
         let last = self.waiting_order.fetch_add(1, Ordering::AcqRel) + 1;
-        // Another worker may have been first: one place is as good as the other.
+        // Another worker may have been first: either place is fine.
         place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Lets the engine check the waiting volumes once more, after
+    /// Makes the engine check the waiting volumes once more, after
     /// [`crate::worker::Attachment::ask_again`] was called.
     pub fn look_again(&self) {
         self.want_engine();

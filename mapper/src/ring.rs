@@ -55,7 +55,7 @@ impl RingMemory for VecRingMemory {
 /// Why the memory holds no ring that can be taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingProblem {
-    /// There is no ring in the memory.
+    /// The memory has no ring.
     #[error("delta ring is missing")]
     Missing,
     /// Another version of this program wrote it.
@@ -263,7 +263,7 @@ impl DeltaRing {
         producer.reserved.store(reserved + 1, Ordering::Relaxed);
     }
 
-    /// Gives back room that was reserved and not used. For the slot's producer only.
+    /// Releases reserved room that was not used. For the slot's producer only.
     pub fn release(&self, slot: usize, units: u64) {
         let producer = &self.producers[slot].0;
         let reserved = producer.reserved.load(Ordering::Relaxed);

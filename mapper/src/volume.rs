@@ -90,7 +90,7 @@ pub(crate) struct Volume {
     pub(crate) grants: AtomicU64,
     /// Times that it had nothing left of them, and writes waited for more.
     pub(crate) grant_waits: AtomicU64,
-    /// Of these, how often there was something left after all: never.
+    /// How often one of these had a granted extent left after all: never.
     pub(crate) passed_reserves: AtomicU64,
     pub(crate) settings: Mutex<VolumeSettings>,
     /// Rises after each change of the settings.

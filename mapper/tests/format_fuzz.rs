@@ -206,7 +206,7 @@ fn flip(page: &Page, refused: impl Fn(&[u8]) -> bool) {
     }
 }
 
-/// Damages the page over and over, most often with a fresh CRC so that the damage is looked at.
+/// Damages the page over and over, most often with a fresh CRC so that the damage is decoded.
 fn fuzz(page: &Page, crc: &RangeInclusive<usize>, decodes: impl Fn(&[u8]) -> bool) {
     let (seed, iterations) = settings();
     let mut random = fastrand::Rng::with_seed(seed);

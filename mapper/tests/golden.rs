@@ -1,5 +1,5 @@
 //! Images of the format, kept as files: whatever reads today's pools has to read them, with the
-//! same answers. They are never made anew within a version of the format.
+//! same answers. The images are never regenerated within a version of the format.
 //!
 //! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd-mapper --test golden images` writes them, for a new
 //! version.

@@ -184,8 +184,8 @@ fn findings_on_copies(media: &Media) -> [Vec<Severity>; 2] {
     })
 }
 
-/// Of a pool that was not closed, a crash may have left a copy torn or behind. All else is the
-/// disk's fault, and nothing of it is worth a repair, which would not look at the delta ring.
+/// In a pool that was not closed, a crash may have left a copy torn or outdated. Other damage is
+/// the disk's fault; none of it justifies a repair, which would ignore the delta ring.
 #[test]
 fn a_copy_that_no_crash_leaves_so_is_warned_of() {
     use Severity::{Damage, Note, Warning};

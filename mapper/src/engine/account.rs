@@ -38,8 +38,8 @@ pub struct Figures {
     pub shared: u64,
     /// Extents granted to them and not used yet.
     pub reserved: u64,
-    /// Nothing was changed in the pool while they were counted, and nothing was on its way to
-    /// being free. Otherwise these are figures of some moments in between.
+    /// Whether the pool did not change during the count, and no extent was about to become free.
+    /// Otherwise the figures mix several moments.
     pub exact: bool,
 }
 
@@ -95,7 +95,7 @@ impl Engine {
         })
     }
 
-    /// Goes on for a bounded amount of work. The figures, once all is counted.
+    /// Continues for a bounded amount of work. Returns the figures once all is counted.
     ///
     /// # Errors
     /// If one of the volumes is gone by now.

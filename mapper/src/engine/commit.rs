@@ -38,7 +38,7 @@ pub(crate) struct Commit {
     /// Positions before these were published by the former process: their dropped references do not
     /// concern this one.
     adopted: Vec<u64>,
-    /// The next record of each slot, looked at and not taken.
+    /// The next record of each slot, read and not taken.
     heads: Vec<Option<RingRecord>>,
     drops: Vec<(Lsn, Item)>,
     /// Completed writes per device when its flush was sent.

@@ -50,7 +50,7 @@ pub enum Control {
     },
     /// A read-only image of a volume as it is now.
     Snapshot {
-        /// Of which volume.
+        /// The source volume.
         source: VolumeId,
         /// The snapshot's name.
         name: String,
@@ -120,7 +120,7 @@ pub enum Outcome {
     Existing(VolumeId),
     /// The snapshots of the group are new, in the order in which they were asked for.
     CreatedGroup(Vec<VolumeId>),
-    /// They were there already, and all of one cut.
+    /// The snapshots existed already, all of one cut.
     ExistingGroup(Vec<VolumeId>),
     /// The volume was deleted.
     Deleted,
@@ -186,7 +186,7 @@ struct Undurable {
 /// A prepared command.
 pub(super) enum Prepared {
     Change(Change, Vec<Arc<Volume>>, Outcome),
-    /// Nothing is to be done; true once all before is durable.
+    /// No change is needed; answered once all earlier changes are durable.
     Already(Outcome),
 }
 

@@ -253,7 +253,7 @@ impl Engine {
         false
     }
 
-    /// Lets in as many changes as pages can be found for, and finds more ahead of need.
+    /// Admits as many changes as there are pages for, and reserves more pages ahead of demand.
     pub(crate) fn update_limits(&mut self) {
         if self.pool.pages.0.strict.load(Ordering::Relaxed) {
             return;

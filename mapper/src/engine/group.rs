@@ -2,7 +2,8 @@
 //!
 //! Every source is gated before any is drained, and the cut comes when no write is in flight on any
 //! of them: a write that was answered before is in the set, one that was asked for afterwards is
-//! not. One record says all of it, so that log, ring and replay have it whole or not at all (R6).
+//! not. One record describes all of it, so that log, ring and replay have it whole or not at all
+//! (R6).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

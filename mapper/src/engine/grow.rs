@@ -11,8 +11,8 @@ use crate::units::PhysicalExtent;
 
 use super::Engine;
 
-/// How many times its size at opening a device may grow to before the pool is opened anew: the
-/// table of extra references is made for so much.
+/// Limit of a device's growth, as a multiple of its size at opening, until the pool is reopened:
+/// the table of extra references is made for so much.
 const GROWTH: u64 = 8;
 /// The same in words.
 pub const GROWTH_ALLOWED: &str = "at most 8 times the size at opening, and 2^36 extents";
@@ -26,8 +26,8 @@ pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
 }
 
 impl Pool {
-    /// Bytes that a device can have at the most before the pool is opened anew; `None` where the
-    /// pool has no such device.
+    /// Largest size of a device in bytes until the pool is reopened; `None` where the pool has no
+    /// such device.
     #[must_use]
     pub fn largest_size(&self, device: u8) -> Option<u64> {
         let counts = self.counts.get(usize::from(device))?.get()?;

@@ -361,7 +361,7 @@ pub(crate) fn fixed_extents(
 #[derive(Default)]
 struct Recount {
     leaves: BTreeMap<LeafId, (u32, crate::units::SlotIndex)>,
-    /// By leaf references, not by volumes: that is how sharing is kept.
+    /// Extents by leaf references, not by volumes, since sharing is stored that way.
     extents: BTreeMap<PhysicalExtent, u32>,
 }
 

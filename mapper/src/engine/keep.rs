@@ -1,8 +1,7 @@
-//! Extents that are granted to a volume on request, before it writes, and kept for it.
-//!
-//! They go into the volume's reserve, as every grant does. Other volumes that run out of space do
-//! not get them; the pages that mapping them takes are set aside as well. Nothing of this is
-//! durable: like every reserve it is free again when the pool is opened.
+//! Extents that are granted to a volume on request, before it writes, and kept for it. Kept extents
+//! go into the volume's reserve, as every grant does. Other volumes that run out of space do not
+//! get them; the pages that mapping them takes are set aside as well. The reserve is not durable:
+//! like every reserve it is free again when the pool is opened.
 
 use std::sync::Arc;
 
@@ -27,8 +26,8 @@ pub struct Kept {
     /// Extents kept by this call that were not kept before: as many as [`Engine::release_kept`]
     /// has to be called with to undo it.
     pub added: u64,
-    /// Nothing was granted, although the volume has less than was asked for, and no more is kept
-    /// than before.
+    /// The reason if nothing was granted although the volume has less than requested; the kept
+    /// amount is unchanged then.
     pub shortage: Option<Shortage>,
 }
 

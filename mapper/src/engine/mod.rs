@@ -84,7 +84,7 @@ impl Wal {
 #[derive(Debug)]
 pub(crate) struct Catalogue {
     pub(crate) tree: PageTree,
-    /// By place in the catalogue.
+    /// Volumes by place in the catalogue.
     pub(crate) places: Vec<Option<VolumeId>>,
     /// Pages, of 15 places, whose records have changed.
     pub(crate) dirty: Vec<bool>,
@@ -194,8 +194,8 @@ impl Engine {
         &self.pool
     }
 
-    /// Goes on with everything that can go on, and gives the next IO command. `now_ns` is the
-    /// caller's monotonic clock. To be called until it gives `None`, after each event.
+    /// Advances all work that can proceed, and returns the next IO command. `now_ns` is the
+    /// caller's monotonic clock. Call it until it returns `None`, after each event.
     pub fn poll(&mut self, now_ns: u64) -> Option<IoCommand> {
         self.now_ns = self.now_ns.max(now_ns);
         // One step may unblock another, which then requests another turn of the engine.
@@ -328,7 +328,7 @@ impl Engine {
             && !self.pool.wake.0.commit.load(Ordering::SeqCst)
     }
 
-    /// Has the map written out at the next opportunity.
+    /// Requests a checkpoint at the next opportunity.
     pub(crate) fn want_checkpoint(&mut self) {
         self.checkpoint.request();
         self.pool.want_engine();

@@ -13,7 +13,7 @@ const WORDS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct PageExtent {
     used: [u64; WORDS],
-    /// Of the run kept for metadata: never given back.
+    /// Whether the extent belongs to the reserved run for metadata, which is never returned.
     reserve: bool,
 }
 
@@ -98,7 +98,7 @@ impl PageSpace {
         }
     }
 
-    /// Gives extents without a page in use back to the pool, as long as `keep` free pages stay.
+    /// Returns extents without a page in use to the pool, as long as `keep` free pages stay.
     pub(crate) fn shrink(&mut self, keep: u64, space: &mut FreeSpace) -> u64 {
         let pages = self.geometry.pages_per_extent();
         let spare = self.free.saturating_sub(keep) / pages;

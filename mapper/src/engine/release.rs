@@ -14,7 +14,7 @@ use crate::units::{LeafId, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId
 
 use super::queue::{CommandQueue, Purpose};
 
-/// Slots of a dropped directory that are looked at in one go.
+/// Slots of a dropped directory that are examined in one step.
 const SLOTS_PER_STEP: u32 = 1024;
 /// Leaves released in one go: each may free 256 extents.
 const LEAVES_PER_STEP: usize = 64;

@@ -119,7 +119,7 @@ impl Engine {
         self.pool.quantum.store(extents.max(1), Ordering::Relaxed);
     }
 
-    /// Says how many bytes are free below the pool, where its devices don't have all of theirs.
+    /// Sets the free bytes below the pool, if its devices are sparse.
     pub fn set_free_below(&mut self, free: Option<u64>) {
         self.space.free_below = free;
         self.look_at_space();
@@ -131,7 +131,7 @@ impl Engine {
         self.pool.want_engine();
     }
 
-    /// Says how long it took until space came that was asked for.
+    /// Records how long an extension took.
     pub fn note_extension(&mut self, took_ns: u64) {
         self.space.watch.extended(took_ns);
     }
@@ -148,7 +148,8 @@ impl Engine {
         self.space.changes.pop_front()
     }
 
-    /// Gives a volume its settings; they are durable with the next checkpoint. Gives those before.
+    /// Changes the settings of a volume; they are durable with the next checkpoint. Returns the
+    /// former ones.
     pub(super) fn configure(
         &mut self,
         id: VolumeId,

@@ -33,7 +33,7 @@ struct New {
     made: WallTime,
 }
 
-/// Volumes and snapshots of a pool. Each poll of the engine looks at all of them.
+/// Volumes and snapshots of a pool. Each poll of the engine examines all of them.
 pub(crate) const MAX_VOLUMES: usize = 1 << 16;
 
 impl Engine {

@@ -200,8 +200,8 @@ impl PageTree {
         self.levels.iter().flatten().flatten().map(|node| node.own.address).filter(|a| a.0 != 0)
     }
 
-    /// The same pages under a tree of another size; references beyond it are dropped. The old
-    /// index pages are dead, all nodes are written anew.
+    /// The same pages under a tree of another size; references beyond it are dropped. The old index
+    /// pages are dead, all nodes are rewritten.
     pub(crate) fn resized(
         self,
         pages: u64,

@@ -18,7 +18,7 @@ const TABLE_AT: usize = 512;
 pub struct DeviceRecord {
     /// Identity of the device in the pool.
     pub uuid: [u8; 16],
-    /// Bytes that the device had when it was last looked at.
+    /// Bytes that the device had at the last check.
     pub size: u64,
     /// The pool-wide number of its first extent.
     pub first: PhysicalExtent,

@@ -100,7 +100,7 @@ pub enum Problem {
         /// Bytes it takes.
         expected: u64,
     },
-    /// Something else lies there.
+    /// The structure's magic is wrong.
     #[error("magic is {found:#x}, expected {expected:#x}")]
     Magic {
         /// The found value.
@@ -111,18 +111,18 @@ pub enum Problem {
     /// The bytes changed after they were sealed.
     #[error("checksum is {found:#x}, computed {computed:#x}")]
     Checksum {
-        /// As stored.
+        /// The stored checksum.
         found: u64,
-        /// As the bytes give it.
+        /// The computed checksum.
         computed: u64,
     },
     /// The page is sound in itself but differs from its parent's reference: a lost or misdirected
     /// write.
     #[error("sum is {computed:#x}, its parent names {expected:#x}")]
     ParentSum {
-        /// As the bytes give it.
+        /// The computed checksum.
         computed: u64,
-        /// As the parent has it.
+        /// The parent's checksum.
         expected: u64,
     },
     /// Written by a version that this code can't read.
@@ -137,7 +137,7 @@ pub enum Problem {
         minor: u16,
         /// Features found that a reader must know.
         incompat: u64,
-        /// Those that this code knows.
+        /// The features that this code knows.
         known: u64,
     },
     /// A kind or version inside a structure that is reserved for later formats.

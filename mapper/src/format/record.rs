@@ -217,7 +217,7 @@ impl Change {
         }
     }
 
-    /// Gives the change's units in their order. Returns how many they are.
+    /// Passes the change's units to `unit` in their order. Returns their number.
     #[inline]
     pub fn for_each_unit(&self, lsn_delta: u16, mut unit: impl FnMut(Unit)) -> usize {
         let (kind, [a, b, c]) = self.fields();
@@ -248,7 +248,8 @@ fn name_units(name: &VolumeName) -> usize {
     name.as_bytes().len().div_ceil(NAME_BYTES)
 }
 
-/// Gives the units of a name, the first with this number. Returns the number behind the last.
+/// Passes the units of a name to `unit`, the first with this number. Returns the number after the
+/// last.
 fn put_name(
     name: &VolumeName,
     first: u8,
@@ -266,7 +267,8 @@ fn put_name(
     number
 }
 
-/// Gives the units of a group's members: each as a snapshot's, but for kind and identity.
+/// Passes the units of a group's members to `unit`: each like a snapshot's, except for kind and
+/// identity.
 #[cold]
 fn put_members(members: &[GroupMember], further: impl Fn(u8) -> u64, mut unit: impl FnMut(Unit)) {
     let mut number = 1;

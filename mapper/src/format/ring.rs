@@ -47,7 +47,7 @@ const LEAF_BIT: u64 = 1 << 63;
 /// else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dropped {
-    /// Nothing.
+    /// No reference.
     #[default]
     Nothing,
     /// One reference to an extent.
@@ -57,7 +57,7 @@ pub enum Dropped {
 }
 
 impl Dropped {
-    /// As one word: 0, the extent plus 1, or the leaf with the highest bit set.
+    /// Encodes it as one word: 0, the extent plus 1, or the leaf with the highest bit set.
     #[must_use]
     pub const fn to_word(self) -> u64 {
         match self {

@@ -77,7 +77,7 @@ impl VolumeSettings {
         Ok(())
     }
 
-    /// As a volume record holds it; see `docs/ON_DISK_FORMAT.md`.
+    /// Encodes it as in a volume record; see `docs/ON_DISK_FORMAT.md`.
     #[must_use]
     pub fn encode(&self) -> [u8; ENCODED] {
         let mut bytes = [0; ENCODED];

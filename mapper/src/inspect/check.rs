@@ -21,12 +21,12 @@ pub const MAX_FINDINGS: usize = 10_000;
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As a crash may leave it.
+    /// A state that a crash may leave.
     Note,
-    /// Nothing is lost, and the next open writes it again; but no crash leaves it so. A repair
-    /// would do more harm than good, and the disk should be looked at.
+    /// A state without loss that the next open corrects, but that no crash leaves. A repair would
+    /// do more harm than good; check the disk.
     Warning,
-    /// Something is lost, or a rule is broken.
+    /// Data is lost, or a rule is broken.
     Damage,
 }
 
@@ -119,9 +119,9 @@ pub fn check(
 
 /// Checks the trees of the last checkpoint, without the log behind it: the structures that do not
 /// change while a daemon serves the pool. A page is used again when a newer checkpoint is durable,
-/// so no damage is sound for sure, and damage counts only where no newer superblock has come
-/// meanwhile. A copy of the superblock that is just being written looks damaged for a moment: only
-/// findings that persist a little later count.
+/// so a check without damage proves soundness, and damage counts only if no newer superblock
+/// appeared meanwhile. A copy of the superblock that is just being written looks damaged for a
+/// moment: only findings that persist a little later count.
 pub fn check_checkpoint(
     reader: &mut Reader<'_>,
     progress: &mut dyn FnMut(Progress) -> Result<(), IoError>,

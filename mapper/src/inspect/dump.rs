@@ -24,7 +24,7 @@ pub(crate) const FIRST_WORDS: &str = "blockd dump";
 /// Text is given away in pieces of about this many bytes.
 const PIECE: usize = 64 << 10;
 
-/// Something that can't be read any more, by volume and bytes.
+/// A range of a volume that cannot be read any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
     /// The volume; 0 for records of the catalogue.

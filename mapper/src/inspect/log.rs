@@ -31,7 +31,7 @@ pub struct LogEnd {
     pub blocks: u64,
     /// Changes in them.
     pub changes: u64,
-    /// Of these, how many the trees don't hold.
+    /// The number of these that the trees do not contain.
     pub pending: u64,
     /// LSN of the last change of log and trees.
     pub last_lsn: Lsn,
@@ -44,7 +44,7 @@ pub struct LogEnd {
 }
 
 impl LogEnd {
-    /// A log that was not looked at.
+    /// A log that was not read.
     pub(crate) const fn unread(superblock: &Superblock) -> Self {
         Self {
             blocks: 0,
@@ -59,7 +59,7 @@ impl LogEnd {
 }
 
 /// Reads the log from its tail to its end, or to where it is broken. The log of a pool that was
-/// closed in order is empty and not looked at.
+/// closed cleanly is empty and not read.
 pub fn read_log(reader: &mut Reader<'_>, mut each: impl FnMut(&LogEntry<'_>)) -> LogEnd {
     let superblock = reader.superblock().clone();
     let blocks = superblock.wal_blocks();

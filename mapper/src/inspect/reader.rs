@@ -194,7 +194,7 @@ impl<'m> Reader<'m> {
         same(0..TABLE_AT) && same(TABLE_END..PAGE_SIZE)
     }
 
-    /// The bytes of a metadata page, not looked at yet.
+    /// The bytes of a metadata page, not decoded yet.
     pub(crate) fn page(&mut self, reference: PageRef, structure: Structure) -> Result<Page, Fault> {
         let address = reference.address;
         let place = Place::Page(address);

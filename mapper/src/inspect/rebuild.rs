@@ -1,4 +1,4 @@
-//! Writing a pool's metadata anew, over data that stays where it is.
+//! Rewrites a pool's metadata, over data that stays in place.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ pub trait MediaMut: Media {
     fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError>;
 }
 
-/// Gives out pages for new metadata.
+/// Allocates pages for new metadata.
 #[derive(Debug)]
 pub(crate) struct PageSource {
     geometry: Geometry,
@@ -84,7 +84,7 @@ impl PageSource {
 #[derive(Debug)]
 struct Tree {
     id: u32,
-    /// By level from the lowest: the page that is being filled, and its content.
+    /// Levels from the lowest: the page that is being filled, and its content.
     levels: Vec<(u64, Box<[PageRef]>)>,
     any: bool,
 }

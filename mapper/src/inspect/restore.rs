@@ -83,7 +83,7 @@ impl Default for Scan {
 }
 
 impl Scan {
-    /// Nothing read yet.
+    /// Creates the state before the first line.
     #[must_use]
     pub fn new() -> Self {
         let sum = xxhash_rust::xxh3::Xxh3::new();
@@ -283,7 +283,7 @@ impl Content {
         Ok(())
     }
 
-    /// They stand right behind the volume that they are of.
+    /// Applies settings, which follow the line of their volume.
     fn settings(&mut self, settings: VolumeSettings) -> Result<(), String> {
         let is_behind_volume = self.slots == 0 && self.leaf.is_none();
         let record = self.volume.as_mut().filter(|_| is_behind_volume);

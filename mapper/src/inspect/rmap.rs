@@ -26,7 +26,7 @@ pub enum Use {
     Page {
         /// The kind of structure.
         structure: Structure,
-        /// Of which volume's tree; 0 for the catalogue.
+        /// The volume whose tree it is; 0 for the catalogue.
         tree: u32,
         /// Its level.
         level: u8,

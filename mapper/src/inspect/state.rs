@@ -69,8 +69,8 @@ pub(crate) fn cut_mapping(geometry: Geometry, mapping: Mapping, extent: u64, siz
 /// A volume or snapshot at the end of the log.
 #[derive(Debug, Clone)]
 pub struct VolumeView {
-    /// As the catalogue has it, or the log made it; with the size that the log left.
-    /// The root is that of the tree below the changes of the log.
+    /// The record of the catalogue or of the log, with the final size by the log. The root is that
+    /// of the tree below the changes of the log.
     pub record: VolumeRecord,
     /// The volume whose tree it is; the volume's own id unless the log made or rolled back the
     /// volume.
@@ -137,7 +137,7 @@ struct New {
 #[derive(Debug, Clone)]
 pub struct State {
     geometry: Geometry,
-    /// By id.
+    /// Volumes by id.
     pub volumes: BTreeMap<VolumeId, VolumeView>,
     /// This id and all above were never used.
     pub next_volume_id: u32,

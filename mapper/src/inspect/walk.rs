@@ -74,7 +74,7 @@ pub trait Visitor {
         Ok(())
     }
 
-    /// Something that breaks a rule.
+    /// Reports a violation of a rule.
     fn problem(&mut self, what: &'static str, text: String) -> Result<(), Stopped> {
         let _ = (what, text);
         Ok(())
@@ -190,7 +190,7 @@ pub(crate) fn leaf_page(
 #[derive(Debug, Clone, Copy)]
 enum Met {
     Number(u64),
-    /// Nothing is mapped in it.
+    /// The leaf maps nothing.
     Empty,
     /// Damaged; with a number where the log alone maps something in it.
     Bad(Fault, Option<u64>),
@@ -211,7 +211,7 @@ struct Walk<'a, 'm> {
     index_pages: HashMap<PageAddress, VolumeId>,
 }
 
-/// Goes through all volumes of a state, by id.
+/// Visits all volumes of a state, by id.
 pub fn volumes(
     reader: &mut Reader<'_>,
     state: &State,

@@ -105,8 +105,8 @@ pub struct Opened {
 #[derive(Debug)]
 enum Stage {
     Fence,
-    /// A first look at the superblocks, as they are read now, at the front and at the end: whether
-    /// the ring is this pool's. Nothing else is taken from it.
+    /// A first read of the superblocks, at the front and at the end: whether the ring is this
+    /// pool's. Nothing else is taken from it.
     Look,
     LookBack,
     Flush,
@@ -223,8 +223,8 @@ impl Opening {
                 && let Some(memory) = &self.options.ring
                 && !active(Mutation::RingAfterFailure)
             {
-                // R8, before the ring is even looked at: the device may have dropped data that the
-                // ring calls valid.
+                // R8, before the ring is even read: the device may have dropped data that the ring
+                // calls valid.
                 crate::ring::poison_unreported(&**memory);
             }
             self.failure.get_or_insert(MapperError::Io { operation, device, error });

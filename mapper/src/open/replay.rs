@@ -27,11 +27,11 @@ pub(super) struct Replay {
     engine: Engine,
     limits: Limits,
     expect: WalExpect,
-    /// Blocks still to be looked at, at the most.
+    /// Limit of blocks still to be read.
     left: u64,
     ended: bool,
-    /// Blocks behind the end still to be looked at: a later commit there means that the log has
-    /// not ended but rotted.
+    /// Blocks behind the end still to be read: a later commit there means that the log has not
+    /// ended but rotted.
     scan: u64,
     scanned: u64,
     /// Everything up to here is in the map.

@@ -88,7 +88,7 @@ impl DeltaRing {
         Ok(Group::Whole(RingRecord { slot, position, units: count, lsn, change, dropped }))
     }
 
-    /// Gives every whole change of a slot, and checks that nothing lies beyond the last.
+    /// Visits every whole change of a slot, and checks that nothing lies beyond the last.
     pub(super) fn scan(
         &self,
         slot: usize,

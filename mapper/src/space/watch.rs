@@ -18,7 +18,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// How much of a pool is left, in steps that call for action.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 pub enum SpaceState {
-    /// There is enough.
+    /// Enough space is free.
     #[default]
     Normal,
     /// More should be found; nothing is held up.
@@ -30,7 +30,7 @@ pub enum SpaceState {
 }
 
 impl SpaceState {
-    /// As users see it.
+    /// Returns the name for users.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl SpaceState {
 pub enum Mark {
     /// A number of bytes.
     Bytes(u64),
-    /// So much of the pool, 0 to 100.
+    /// A percentage of the pool, 0 to 100.
     Percent(u8),
     /// The first writes of this many seconds at the recent rate.
     Seconds(u32),
@@ -235,7 +235,7 @@ impl SpaceWatch {
         (very_low, low.max(very_low))
     }
 
-    /// Looks at the pool. Returns a change of state, or a repeated report of a lasting state.
+    /// Observes the pool. Returns a change of state, or a repeated report of a lasting state.
     pub fn observe(&mut self, now_ns: u64, seen: Observed) -> Option<SpaceChange> {
         self.seen = seen;
         self.sample(now_ns);

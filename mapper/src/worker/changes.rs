@@ -16,8 +16,8 @@ pub struct Look {
     pub len: u64,
     /// Ranges at the most, at least one.
     pub max_ranges: usize,
-    /// Slots to be looked at, where one whose leaf has to be looked into counts as 64; at least
-    /// one is. 65,536 take some milliseconds.
+    /// Slots to examine, where one with an examined leaf counts as 64; at least one is. 65,536 take
+    /// some milliseconds.
     pub max_work: u64,
 }
 

@@ -27,9 +27,8 @@ enum Emptied {
 }
 
 impl Worker {
-    /// Says that a range is no longer needed. Whole sub-blocks read as zeroes at once and their
-    /// space is free when all of an extent is; ragged edges keep their content. Durable at the
-    /// next flush.
+    /// Discards a range. Whole sub-blocks read as zeroes at once and their space is free when all
+    /// of an extent is; ragged edges keep their content. Durable at the next flush.
     pub fn discard(
         &mut self,
         attachment: &Attachment,

@@ -137,8 +137,8 @@ impl Worker {
         Step::Park(reason)
     }
 
-    /// Counts a write in before it looks at the gate, so that a closing gate either sees it or
-    /// stops it (R16), and enters the IO epoch, whose fence serves for both. Gives the parity.
+    /// Counts a write in before it reads the gate, so that a closing gate either sees it or stops
+    /// it (R16), and enters the IO epoch, whose fence serves for both. Gives the parity.
     fn begin_write(&self, volume: &Attachment) -> Result<Begun, MapperError> {
         volume.check_writable(&self.pool)?;
         let writes = &volume.shared.writes.0;

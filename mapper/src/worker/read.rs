@@ -24,8 +24,8 @@ impl Worker {
         plan.check_idle()?;
         let volume = &*attachment.volume;
         plan.reset();
-        // The epoch is entered before the map is looked at: extents that the read found are not
-        // reused before it ends (R4).
+        // The epoch is entered before the map is read: extents that the read found are not reused
+        // before it ends (R4).
         let parity = self.pool.epochs.enter(self.slot);
         let alive = match self.pool.check_alive() {
             Err(_) if active(Mutation::FlushErrorIgnored) => Ok(()),
@@ -48,11 +48,11 @@ impl Worker {
 }
 
 impl Worker {
-    /// Looks at the entry of a byte without using it, so that it is in the cache when a request is
-    /// planned there. For front-ends that take requests in batches: warmed first and planned then,
-    /// the misses of a batch overlap.
+    /// Prefetches the entry of a byte, so that it is in the cache when a request is planned there.
+    /// For front-ends that take requests in batches: warmed first and planned then, the misses of a
+    /// batch overlap.
     pub fn warm(&self, attachment: &Attachment, offset: u64) {
-        // Leaves are never unmapped, so a stale one may be looked at; its result is not used.
+        // Leaves are never unmapped, so a stale one may be read; its result is not used.
         let extent = self.pool.geometry.extent_of(offset);
         let directory = attachment.directory();
         if let Some(leaf) = directory.load(extent.slot()) {

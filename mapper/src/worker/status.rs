@@ -39,7 +39,7 @@ impl Worker {
         out: &mut Vec<Stretch>,
     ) -> Result<(), MapperError> {
         let volume = &*attachment.volume;
-        // In an epoch, so that the leaves looked at stay the volume's own.
+        // In an epoch, so that the examined leaves stay the volume's own.
         let parity = self.pool.epochs.enter(self.slot);
         let usable =
             self.pool.check_alive().and_then(|()| match volume.state.load(Ordering::SeqCst) {
