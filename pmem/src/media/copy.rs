@@ -163,7 +163,7 @@ unsafe extern "C" {
     fn blockd_pmem_copy(to: *mut u8, from: *const u8, len: usize) -> usize;
     fn blockd_pmem_move(to: *mut u8, from: *const u8, len: usize) -> usize;
     fn blockd_pmem_stream(to: *mut u8, from: *const u8, len: usize) -> usize;
-    // The second argument keeps the length where the others have it.
+    // The second argument keeps the length in the same register as in the others.
     fn blockd_pmem_zero(to: *mut u8, unused: usize, len: usize) -> usize;
     fn blockd_pmem_clwb(at: *mut u8, unused: usize, len: usize) -> usize;
     fn blockd_pmem_clflushopt(at: *mut u8, unused: usize, len: usize) -> usize;

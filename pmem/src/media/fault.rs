@@ -62,7 +62,7 @@ static TABLE: [(AtomicUsize, AtomicUsize); MAPPINGS] =
 pub(super) struct Known(Option<usize>);
 
 impl Known {
-    /// Lets the handler know.
+    /// Registers a mapping with the handler.
     pub(super) fn new(range: &Range<usize>) -> Self {
         let last = range.end.saturating_sub(1);
         let take = |(first, end): &(AtomicUsize, AtomicUsize)| {
@@ -113,7 +113,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     hand_on(is_fault, signal, info, context);
 }
 
-/// Lets a routine of ours go on where it ends early, if it was one.
+/// Continues one of our routines at its early exit. Returns whether it was one.
 fn goes_on(context: *mut libc::ucontext_t) -> bool {
     let Some(place) = instruction(context) else { return false };
     // SAFETY: `instruction` gives a place in the context, which the kernel has put on the stack

@@ -157,7 +157,7 @@ pub struct Lanes<M> {
     media: M,
     area: Range<u64>,
     lanes: Box<[Lane]>,
-    /// Of blocks, by their numbers.
+    /// Locks of blocks, by their numbers.
     locks: Box<[Lock]>,
     #[cfg(test)]
     pub(super) left: Left,
@@ -292,8 +292,8 @@ impl<M: Media> Lanes<M> {
     /// another's.
     ///
     /// # Errors
-    /// There is no such lane, or as [`Media::write`]: each block is the old or the new one, but for
-    /// those that are bad.
+    /// The lane does not exist, or as [`Media::write`]: each block is the old or the new one, but
+    /// for those that are bad.
     pub fn write(&self, lane: usize, at: u64, from: &[u8]) -> Result<(), MediaError> {
         if lane >= self.count() {
             return Err(MediaError::Lanes { what: "there is none of this number" });

@@ -26,17 +26,16 @@ pub enum Domain {
 /// The durability of answered writes, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Durability {
-    /// They are there after power has failed: where there is a write cache, those that were
-    /// flushed.
+    /// Writes survive a loss of power: all of them, or with a write cache those that were flushed.
     PowerSafe,
-    /// They are there after the process has died, and not after power has failed.
+    /// Writes survive the death of the process, and not a loss of power.
     RestartSafe,
-    /// They end with the process.
+    /// Writes are lost with the process.
     Volatile,
 }
 
 impl Durability {
-    /// Of all of these together.
+    /// Returns the weakest level of all of these.
     pub fn worst(all: impl Iterator<Item = Self>) -> Self {
         all.max().unwrap_or(Self::PowerSafe)
     }

@@ -4,7 +4,7 @@
 /// Bytes of a line.
 pub(super) const LINE: usize = 64;
 
-/// Nothing is done about it: see `sync`.
+/// The absence of a write-back instruction: see `sync`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WriteBack {
     /// A sync does it.

@@ -100,7 +100,7 @@ impl Platform {
         Ok(Zeroing { file, length, at: at.min(length) })
     }
 
-    /// The device that was opened is that of the namespace: names and numbers are given anew.
+    /// The device that was opened is that of the namespace: names and numbers are assigned again.
     fn check_is_still(
         &self,
         namespace: &Namespace,

@@ -77,7 +77,7 @@ pub enum PlatformError {
         /// In which state it is.
         problem: String,
     },
-    /// There is nothing of that name.
+    /// The object does not exist.
     #[error("{what} {name} does not exist")]
     NotFound {
         /// The kind of object.

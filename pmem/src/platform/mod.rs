@@ -67,7 +67,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Those of a host whose root folder is somewhere else.
+    /// Returns the directories of a host with another root folder.
     #[must_use]
     pub fn under(root: &Path) -> Self {
         let at = |name| root.join(name);
@@ -84,9 +84,9 @@ impl Places {
 pub struct Inventory {
     /// Whether the kernel supports such memory at all: without its module, nothing is seen.
     pub has_bus: bool,
-    /// By key.
+    /// Regions by key.
     pub regions: Vec<Region>,
-    /// Processes that could not be looked at, so that the list of users may be incomplete.
+    /// Processes that could not be examined, so that the list of users may be incomplete.
     pub unseen_processes: usize,
 }
 

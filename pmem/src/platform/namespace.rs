@@ -84,7 +84,7 @@ impl Device {
 /// A namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Namespace {
-    /// As the kernel numbers it now.
+    /// The kernel's present name.
     pub name: String,
     /// Which one. One without labels has that of the device made of it, and a raw one none.
     pub uuid: Option<Uuid>,
@@ -197,8 +197,8 @@ fn uuid(folder: &Folder) -> Result<Option<Uuid>, PlatformError> {
     text.map(|text| folder.value(name, &text)).transpose()
 }
 
-/// By its holder; the kernel's own word for it is the same for fsdax and for bare memory that has
-/// pages.
+/// Returns the mode, by its holder; the kernel's own value is the same for fsdax and for bare
+/// memory that has pages.
 fn mode(folder: &Folder, holder: Option<&str>) -> Result<Mode, PlatformError> {
     let Some(holder) = holder else { return Ok(Mode::Raw) };
     let word: String = holder.chars().take_while(char::is_ascii_alphabetic).collect();

@@ -12,7 +12,7 @@ const PAGE: u64 = 4096;
 /// Sector namespaces are made of arenas of at most so much, and the last of at least so much.
 const ARENA_MAX: u64 = 512 << 30;
 const ARENA_MIN: u64 = 16 << 20;
-/// Of an arena: two info blocks, the log of free blocks, and blocks that are kept free.
+/// Overhead of an arena: two info blocks, the log of free blocks, and blocks that are kept free.
 const ARENA_INFO: u64 = 2 * PAGE;
 const ARENA_LOG: u64 = 16 << 10;
 const ARENA_SPARE_BLOCKS: u64 = 256;

@@ -1,8 +1,8 @@
 //! Making and removing namespaces, by writing to sysfs alone.
 //!
 //! Each value that is written is read back. The kernel keeps seeds: a namespace, and one of each
-//! kind that can be made of it, which are as good as nothing until they are given values. A failed
-//! creation is undone.
+//! kind that can be made of it, which have no effect until they are given values. A failed creation
+//! is undone.
 //!
 //! One process at a time does this, by a lock: seeds are there once. Other tools do not know the
 //! lock, so that the result is verified in the end all the same.
@@ -342,7 +342,7 @@ impl Platform {
         }
     }
 
-    /// Lets the kernel detect the mode of the namespace. Its answer is an error then, since the
+    /// Makes the kernel detect the mode of the namespace. Its answer is an error then, since the
     /// namespace itself has no driver in the end; the caller verifies the result.
     pub(super) fn enable(&self, region: &Region, name: &str) -> Result<(), PlatformError> {
         let path = self.places.sys.join("bus/nd/drivers/nd_pmem/bind");
@@ -371,7 +371,7 @@ impl Platform {
         self.read()
     }
 
-    /// Gives a namespace its device again, if it has none: it was disabled, or left so by a crash.
+    /// Enables a namespace that has no device, because it was disabled or by a crash.
     ///
     /// # Errors
     /// When there is none of that uuid, or the kernel can't enable it. Nothing is lost by that.

@@ -34,7 +34,7 @@ impl fmt::Display for RegionKind {
 /// One module of a region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Dimm {
-    /// As the kernel numbers it now.
+    /// The kernel's present name.
     pub name: String,
     /// The manufacturer's id; none if the platform does not report it.
     pub id: Option<String>,
@@ -45,7 +45,7 @@ pub struct Dimm {
 pub struct Region {
     /// Which one: the same after every boot.
     pub key: RegionKey,
-    /// As the kernel numbers it now.
+    /// The kernel's present name.
     pub name: String,
     /// The kind of its memory.
     pub kind: RegionKind,
@@ -63,14 +63,14 @@ pub struct Region {
     pub domain: Domain,
     /// Modules that it is interleaved over.
     pub ways: u64,
-    /// Those modules.
+    /// The modules of the region.
     pub dimms: Vec<Dimm>,
     /// Bytes that are known to be bad, from the region's start.
     pub bad_blocks: Vec<Range<u64>>,
     /// Its driver is bound. Without it the kernel shows none of its namespaces, which are there
     /// all the same.
     pub enabled: bool,
-    /// Nothing can be written.
+    /// Whether the region is read-only.
     pub read_only: bool,
     /// Namespaces are kept in labels, so that there may be many, with names.
     pub labelled: bool,

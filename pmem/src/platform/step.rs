@@ -14,7 +14,7 @@ pub const HUGE_PAGE: u64 = 2 << 20;
 /// The smallest part of a module of an interleave set, by the older rule.
 const COARSE: u64 = 1 << 30;
 
-/// By which rule.
+/// The rule of rounding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Rule {
     /// The kernel's rule: the least common multiple of a region's alignment and whole pages on each

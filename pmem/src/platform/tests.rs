@@ -350,8 +350,8 @@ fn p51_a_namespace_in_use_is_not_removed() {
     );
 }
 
-/// The maker dies at each of its writes, and the host goes on or starts anew: the rest is found by
-/// its uuid and removed, whatever its state, and then it can be made.
+/// The maker dies at each of its writes, and the host keeps running or reboots: the rest is found
+/// by its uuid and removed, whatever its state, and then it can be made.
 #[test]
 fn making_survives_a_crash_at_every_step() {
     for mode in [Mode::Fsdax, Mode::Devdax, Mode::Sector, Mode::Raw] {

@@ -1,7 +1,7 @@
 //! Users of the devices of namespaces.
 //!
-//! A process that ends while it is looked at is none of them. One that can't be looked at is
-//! counted: unseen users are not taken for none.
+//! A process that ends during the scan is not a user. One that cannot be examined is counted:
+//! unseen users are not taken for none.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -52,7 +52,7 @@ impl fmt::Display for User {
 struct Wanted {
     region: usize,
     namespace: usize,
-    /// Of it and its partitions.
+    /// The paths of it and its partitions.
     paths: Vec<String>,
     numbers: Vec<(u32, u32)>,
     found: BTreeSet<User>,
@@ -64,7 +64,7 @@ impl Wanted {
     }
 }
 
-/// Writes users into all namespaces, and says how many processes could not be looked at.
+/// Writes users into all namespaces, and returns how many processes could not be examined.
 pub(super) fn find(places: &Places, regions: &mut [Region]) -> Result<usize, PlatformError> {
     let mut wanted = Vec::new();
     for (region, of) in regions.iter().enumerate() {
@@ -218,8 +218,8 @@ fn open_files(folder: &Path, pid: u32, wanted: &mut [Wanted]) -> io::Result<()> 
             Err(error) if has_ended(&error) => continue,
             other => other?,
         };
-        // Only paths among devices are examined themselves: a look at a file somewhere could wait
-        // for a server.
+        // Only paths among devices are examined themselves: examining a file on a network file
+        // system could wait for its server.
         let text = target.to_string_lossy();
         let numbers = text.starts_with("/dev/").then(|| fs::metadata(&path).ok()).flatten();
         let numbers =

@@ -25,7 +25,7 @@ pub enum Shown {
     Whole,
     /// Its driver is not bound.
     NotEnabled,
-    /// As if its modules had no labels.
+    /// Presented as if its modules had no labels.
     WithoutLabels,
 }
 
@@ -190,7 +190,7 @@ impl FakeHost {
         self.state().keeps = Some((from.to_owned(), to.to_owned()));
     }
 
-    /// Writes are carried out again: the writer was started anew.
+    /// Writes are carried out again: the writer was restarted.
     pub fn restart(&self) {
         self.state().writes_left = None;
     }
@@ -214,13 +214,13 @@ impl FakeHost {
         self.show();
     }
 
-    /// Nothing is refused any more.
+    /// Clears all refusals.
     pub fn accept(&self) {
         self.state().refusals.clear();
     }
 
-    /// The host starts anew: state that is neither in labels nor on the media is gone, and
-    /// everything is numbered the other way round.
+    /// The host reboots: state that is neither in labels nor on the media is gone, and everything
+    /// is numbered the other way round.
     pub fn reboot(&self) {
         let mut state = self.state();
         state.writes_left = None;

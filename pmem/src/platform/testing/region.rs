@@ -15,7 +15,7 @@ pub(super) struct Info {
     pub(super) uuid: String,
     /// The uuid of the namespace; empty without labels.
     pub(super) parent: String,
-    /// Of the namespace, when it was made.
+    /// The size of the namespace when it was made.
     pub(super) size: u64,
 }
 

@@ -27,8 +27,8 @@ const BASE: u64 = 4 << 30;
 
 static VERSION: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the folders anew, and puts them into the place of the former ones at once: a concurrent
-/// reader sees those, or missing files, as with a kernel.
+/// Renders the folders again, and replaces the former ones atomically: a concurrent reader sees
+/// those, or missing files, as with a kernel.
 pub(super) fn render(root: &Path, state: &State) -> io::Result<()> {
     let version = VERSION.fetch_add(1, Ordering::Relaxed);
     let (sys, proc) = (root.join(format!("sys-{version}")), root.join(format!("proc-{version}")));

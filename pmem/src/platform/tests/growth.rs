@@ -147,7 +147,7 @@ fn wherever_the_writer_dies_it_begins_where_it_did() {
     assert!(steps > 6 && had_more, "{steps} steps");
 }
 
-/// There is no memory for notes about more pages: it keeps its former size.
+/// Without memory for the metadata of more pages a namespace keeps its former size.
 #[test]
 fn one_that_can_t_be_enabled_larger_is_as_it_was() {
     for in_front in [16, 64] {
