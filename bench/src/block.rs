@@ -42,7 +42,7 @@ pub struct Turn {
 pub struct Settings {
     /// Operations in flight.
     pub depth: u32,
-    /// Of a run by time.
+    /// Seconds of a run by time.
     pub seconds: f64,
     /// For the addresses.
     pub seed: u64,
@@ -91,7 +91,7 @@ impl Jobs {
         self.run_ordered(job, settings, turns, Order::InTurn)
     }
 
-    /// As [`Self::run`], one after the other or together.
+    /// Like [`Self::run`], one after the other or together.
     ///
     /// # Errors
     /// As [`Self::run`].

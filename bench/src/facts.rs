@@ -26,7 +26,7 @@ pub fn print() {
     }
 }
 
-/// As [`print()`], without facts that are unknown here.
+/// Like [`print()`], without facts that are unknown here.
 pub fn print_known() {
     for (name, value) in facts().iter().filter(|(_, value)| *value != UNKNOWN) {
         println!("{name:<8} {value}");

@@ -1,5 +1,5 @@
-//! Benchmarks of blockd: the mapper's figures beside their budgets, and the pump, which drives
-//! the mapper on a real file and stands beside fio on the same file.
+//! Benchmarks of blockd: the mapper's figures beside their budgets, and the pump, which drives the
+//! mapper on a real file and is compared with fio on the same file.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]

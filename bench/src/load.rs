@@ -19,7 +19,7 @@ pub struct Pattern {
     pub depth: usize,
     /// Bytes from the start of the volume that are used: a multiple of `bytes`.
     pub span: u64,
-    /// Of the places; `None` goes from the first to the last and begins again.
+    /// Seed of the offsets; `None` is sequential, and wraps around.
     pub seed: Option<u64>,
 }
 

@@ -9,7 +9,7 @@ pub enum Budget {
     AtMost(f64),
     /// A count, which no noise touches: exactly so much. A miss fails the run.
     Exactly(f64),
-    /// Nothing: the figure explains another one.
+    /// No target: the figure explains another one.
     None,
 }
 
@@ -20,7 +20,7 @@ pub struct Row {
     pub name: String,
     /// How much.
     pub figure: f64,
-    /// Of what.
+    /// The unit of the value.
     pub unit: &'static str,
     /// How much it may be.
     pub budget: Budget,
@@ -50,7 +50,7 @@ impl Row {
         matches!(self.budget, Budget::Exactly(_)) && self.met() == Some(false)
     }
 
-    /// As JSON.
+    /// Returns the figure as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let (kind, budget) = match self.budget {

@@ -29,7 +29,7 @@ const FILE: types::Fixed = types::Fixed(0);
 /// An operation that has ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// Of the slot with this number.
+    /// The completion of the slot with this number.
     Slot(usize, std::io::Result<()>),
     /// A command, to be handed back.
     Command(IoCommand, std::io::Result<()>),
@@ -64,7 +64,7 @@ pub struct Ring {
     slots: Vec<Option<u32>>,
     commands: Vec<Option<IoCommand>>,
     in_flight: usize,
-    /// Of these, not yet with the kernel.
+    /// The number of these that were not submitted yet.
     unsubmitted: usize,
     /// Calls of `io_uring_enter`.
     enters: u64,
@@ -82,7 +82,7 @@ impl Ring {
         Self::with_slots_of(file, slots, 1)
     }
 
-    /// As [`Self::new`], with buffers of this number of pages.
+    /// Like [`Self::new`], with buffers of this number of pages.
     pub fn with_slots_of(file: File, slots: usize, slot_pages: usize) -> Result<Self> {
         ensure!(slots > 0 && slots < FIRST_COMMAND, "{slots} slots");
         ensure!((1..=MAX_SLOT_PAGES).contains(&slot_pages), "{slot_pages} pages per slot");

@@ -26,8 +26,8 @@ pub enum Verdict {
 pub const WIDEST: f64 = 0.10;
 
 impl Ratio {
-    /// Of at least one ratio. The ends are order statistics, so nothing is assumed of how the
-    /// ratios are distributed: the pair of ranks nearest to the middle is taken that encloses the
+    /// Computes the interval of at least one ratio. The ends are order statistics, so that no
+    /// distribution is assumed: the pair of ranks nearest to the middle is taken that encloses the
     /// median with a probability of 0.9. With fewer than five ratios there is none, and the ends
     /// are the lowest and the highest.
     #[must_use]

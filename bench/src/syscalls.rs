@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 /// Every system call.
 const ALL: &str = "raw_syscalls:sys_enter";
-/// Those of io_uring.
+/// The tracepoint of io_uring's system call.
 const ENTERS: &str = "syscalls:sys_enter_io_uring_enter";
 
 /// Calls counted from start to end.

@@ -216,7 +216,7 @@ impl Rig {
         })
     }
 
-    /// Lets the engine do all that it can. Its time stands still, so no timer runs out.
+    /// Polls the engine until it has no more work. Its clock is stopped, so no timer expires.
     pub fn settle(&mut self) -> Result<()> {
         let before = allocations();
         loop {

@@ -159,7 +159,7 @@ fn read(rig: &mut Rig, volume: &Attachment, clock: Clock) -> Result<f64> {
 }
 
 /// Nanoseconds of planning and of completing an overwrite, in batches, so that the clock's own cost
-/// disappears. With `warm`, a batch is looked at before it is planned, as a front-end does with
+/// disappears. With `warm`, a batch is prefetched before it is planned, as a front-end does with
 /// requests from a queue; that time counts.
 fn overwrite(
     rig: &mut Rig,

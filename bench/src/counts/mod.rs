@@ -80,7 +80,7 @@ pub const WORKLOADS: [Workload; 6] = [
 pub struct Cost {
     /// Instructions.
     pub instructions: f64,
-    /// Those outside the kernel.
+    /// Instructions outside the kernel.
     pub user: f64,
     /// System calls.
     pub calls: f64,
@@ -89,7 +89,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// As JSON, with the row's name.
+    /// Returns the figures as JSON, with the row's name.
     #[must_use]
     pub fn to_json(&self, name: &str) -> Value {
         json!({
@@ -217,7 +217,7 @@ impl Volume {
 
 /// The resource usage of a process so far.
 struct Reading {
-    /// Of all its threads, with those in which the kernel works for its rings.
+    /// CPU time of all its threads, with the kernel's threads for its rings.
     ns: u64,
     switches: u64,
 }
@@ -229,8 +229,8 @@ impl Reading {
     }
 }
 
-/// Has all memory in small pages: it depends on small things which of it would become large ones,
-/// and the kernel finds its way to those with fewer instructions.
+/// Keeps all memory in small pages: the use of large ones varies between runs, and changes the
+/// number of the kernel's instructions.
 ///
 /// # Errors
 /// When the kernel refuses.

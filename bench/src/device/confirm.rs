@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::disk::Disk;
 
-/// Has the name of the disk typed: a `y` is typed too easily.
+/// Asks for the name of the disk, since a `y` is typed too easily.
 ///
 /// # Errors
 /// When something else is typed.

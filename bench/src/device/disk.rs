@@ -31,7 +31,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Looks at a device.
+    /// Reads the properties of a device.
     ///
     /// # Errors
     /// When there is none, or it is none, or too small.
@@ -108,7 +108,7 @@ impl Disk {
         println!("used        {}", if uses.is_empty() { "no" } else { &uses });
     }
 
-    /// As JSON.
+    /// Returns the properties as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         json!({ "path": self.path, "model": self.model, "bytes": self.bytes })

@@ -162,7 +162,7 @@ impl Report {
         }
     }
 
-    /// As JSON.
+    /// Returns the results as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         json!({

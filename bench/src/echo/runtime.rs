@@ -1,4 +1,4 @@
-//! The same server on tokio-uring, as its documentation would have it.
+//! The same server on tokio-uring, as in its documentation.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;

@@ -30,7 +30,7 @@ pub struct Bench {
     pub before: Option<PathBuf>,
     /// Workers of each daemon.
     pub workers: u32,
-    /// Of each run.
+    /// Seconds of each run.
     pub seconds: f64,
     /// How often each run is repeated, in turns with the other build.
     pub rounds: usize,
@@ -99,15 +99,15 @@ fn cases() -> Vec<Case> {
 /// A figure of now and of before.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
-    /// Of which case.
+    /// The case.
     pub case: &'static str,
     /// The name of the case.
     pub name: &'static str,
     /// Digits behind the point.
     pub digits: usize,
-    /// Of this build.
+    /// The figure of this build.
     pub now: Spread,
-    /// Of the other build.
+    /// The figure of the other build.
     pub before: Option<Spread>,
 }
 
@@ -211,7 +211,7 @@ fn figures(case: &Case, found: &[Found], seconds: f64) -> Result<Vec<One>> {
     })
 }
 
-/// Of this figure the rounds' longest counts.
+/// The figure for which the longest of the rounds counts.
 const LONGEST: &str = "max, us";
 
 fn combined(case: &'static str, runs: &[Vec<One>], before: &[Vec<One>]) -> Vec<Figure> {
@@ -228,7 +228,7 @@ fn combined(case: &'static str, runs: &[Vec<One>], before: &[Vec<One>]) -> Vec<F
     first.iter().enumerate().filter_map(figure).collect()
 }
 
-/// Of sorted values: the least that so large a part of them does not exceed.
+/// Returns a quantile of sorted values.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

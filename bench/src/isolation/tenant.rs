@@ -23,7 +23,7 @@ pub(super) struct Tenant<'a> {
 pub(super) struct Found {
     /// Operations that ended while all tenants ran.
     pub(super) operations: u64,
-    /// Of each operation that began in that time, sorted.
+    /// Latencies of the operations that began in that time, sorted.
     pub(super) latencies_ns: Vec<u64>,
 }
 

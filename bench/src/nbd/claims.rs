@@ -24,9 +24,9 @@ pub enum Peer {
 /// A ratio that has to be reached.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Target {
-    /// Of what.
+    /// The figure of the claim.
     pub figure: Figure,
-    /// Beside whom.
+    /// The compared server.
     pub peer: Peer,
     /// At least so much.
     pub ratio: f64,
@@ -72,7 +72,7 @@ pub struct Stage {
     pub medium: Medium,
     /// The compared servers.
     pub servers: &'static [Kind],
-    /// By what.
+    /// The workloads that measure it.
     pub workloads: &'static [Workload],
 }
 
@@ -102,7 +102,7 @@ const LARGE: [Workload; 2] = [
     Workload { targets: IOPS, ..workload("write-seq", "128 KiB sequential write, depth 8", 1) },
 ];
 
-/// Those of qemu-nbd that use O_DIRECT on a raw image.
+/// The kinds of qemu-nbd that use O_DIRECT on a raw image.
 const QEMU_DIRECT: &[Kind] = &[Kind::QemuDirect, Kind::QemuNative];
 
 /// All stages on servers that stay up. First-touch has its own definition.
@@ -166,7 +166,7 @@ pub const STAGES: [Stage; 5] = [
 ];
 
 impl Workload {
-    /// Its name, as `--only` and the tables have it.
+    /// Its name, for `--only` and in the tables.
     #[must_use]
     pub fn name(&self, stage: &Stage) -> String {
         format!("{}/{}-{}", stage.name, self.job, self.connections)

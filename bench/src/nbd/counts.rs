@@ -15,7 +15,7 @@ use crate::syscalls::Counter;
 /// Requests of io_uring that reach a file: reads and writes, with and without vectors and
 /// registered buffers. `io_uring.h` numbers them.
 const BACKING: &str = "opcode==1||opcode==2||opcode==4||opcode==5||opcode==22||opcode==23";
-/// Those that make a file durable.
+/// The filter of operations that make a file durable.
 const FLUSH: &str = "opcode==3";
 /// The tracepoint of a submitted request, by its newer and its older name.
 const SUBMIT: [&str; 2] = ["io_uring:io_uring_submit_req", "io_uring:io_uring_submit_sqe"];

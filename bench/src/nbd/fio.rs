@@ -18,9 +18,9 @@ pub struct Jobs {
 /// The parameters of the job files.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// Of the export.
+    /// The URI of the export.
     pub uri: &'a str,
-    /// Of a run by time.
+    /// Seconds of a run by time.
     pub seconds: f64,
     /// Connections, each with the depth that the job file says.
     pub connections: u32,

@@ -1,4 +1,4 @@
-//! One workload on servers that are up: first a look at all of them, then pairs with the best.
+//! One workload on servers that are up: first rounds over all of them, then pairs with the best.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ impl Sample {
 pub struct Finding {
     /// Which.
     pub target: Target,
-    /// Beside whom.
+    /// The compared server.
     pub peer: Kind,
     /// How much.
     pub ratio: Ratio,
@@ -166,7 +166,7 @@ pub(super) fn settings<'a>(
     Settings { uri: &server.uri, seconds, connections: workload.connections, seed, bytes: 0 }
 }
 
-/// Those that the claims name, each once.
+/// Returns the servers that the claims name, each once.
 fn rivals<'a>(
     workload: &Workload,
     others: &'a [Server],

@@ -77,7 +77,7 @@ fn or_dash(ratio: Option<Ratio>) -> String {
 /// One line of the last table.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Of which workload.
+    /// The name of the workload.
     pub workload: String,
     /// In words.
     pub claim: String,
@@ -85,7 +85,7 @@ pub struct Claim {
     pub ratio: Ratio,
     /// How much it has to be.
     pub target: f64,
-    /// Of how many pairs.
+    /// The number of pairs.
     pub pairs: usize,
 }
 

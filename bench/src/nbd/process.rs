@@ -22,7 +22,7 @@ struct Stat {
 }
 
 impl Tree {
-    /// Of the process with this id.
+    /// Reads the usage of the process with this id.
     #[must_use]
     pub fn new(root: u32) -> Self {
         Self { root }

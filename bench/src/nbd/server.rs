@@ -143,7 +143,7 @@ impl Server {
         Self { kind, uri, tree, child, daemon: None, log: folder.join(LOG), leftover: Vec::new() }
     }
 
-    /// Has the image removed when the server ends.
+    /// Marks the image for removal when the server ends.
     #[must_use]
     pub fn with_image_removed(mut self, image: &Image) -> Self {
         self.leftover.push(image.file.clone());

@@ -66,7 +66,7 @@ impl Line {
         })
     }
 
-    /// As JSON.
+    /// Returns the results as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         json!({
@@ -316,7 +316,7 @@ impl Rig {
 /// Measures everything, once.
 ///
 /// # Errors
-/// There is no memory for it.
+/// The memory cannot be allocated.
 pub fn measure(effort: Effort) -> Result<Vec<Line>> {
     let mut rig = Rig::new(effort)?;
     CASES.iter().map(|case| rig.line(case, effort.pairs)).collect()

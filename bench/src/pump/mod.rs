@@ -26,7 +26,7 @@ pub use print::{print, to_json};
 /// A workload and its targets.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// As printed.
+    /// The printed name.
     pub name: &'static str,
     job: Job,
     /// The least ratio to fio.
@@ -71,7 +71,7 @@ pub struct Effort {
 pub struct Outcome {
     /// Which.
     pub workload: Workload,
-    /// Of the pump, each round.
+    /// The pump's results, each round.
     pub runs: Vec<Figures>,
     /// IOPS of fio, each round.
     pub fio: Vec<f64>,
@@ -99,7 +99,7 @@ impl Outcome {
 /// The results of the pump on one device.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// Of each workload.
+    /// The results of each workload.
     pub outcomes: Vec<Outcome>,
     /// Blocks read and compared after the pool was closed and opened again.
     pub verified: usize,

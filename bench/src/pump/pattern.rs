@@ -19,7 +19,7 @@ pub struct Expected {
 const IN_FLIGHT: u32 = 1 << 31;
 
 impl Expected {
-    /// Nothing written yet.
+    /// Creates the state before the first write.
     pub fn new(blocks: usize) -> Result<Self> {
         let mut fill = IoBuffer::new(1).context("no memory for a page")?;
         let mut random = fastrand::Rng::with_seed(0xB10C);
@@ -33,7 +33,7 @@ impl Expected {
         self.last.len()
     }
 
-    /// Nothing written again: the volume is a new one.
+    /// Resets the state for a new volume.
     pub fn clear(&mut self) {
         self.last.fill(0);
     }

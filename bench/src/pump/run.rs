@@ -281,7 +281,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Gives a plan's operation to the ring. A block lies in one extent, so there is one.
+    /// Submits a plan's operation to the ring. A block lies in one extent, so there is one
+    /// operation.
     fn start(&mut self, at: usize) -> Result<()> {
         let [op] = self.slots[at].plan.ops() else {
             bail!("one operation was expected: {:?}", self.slots[at].plan.ops());

@@ -13,7 +13,7 @@ use crate::report::{Budget, Row};
 /// Ranges of one question, as the daemon asks.
 const RANGES: usize = 4096;
 
-/// Nothing changed, an extent of each leaf, all extents.
+/// Measures comparisons with no change, an extent of each leaf, and all extents changed.
 pub fn rows(places: &Places, quick: bool) -> Result<Vec<Row>> {
     let size = if quick { TIB / 16 } else { TIB };
     let path = places.memory.join("pool");

@@ -26,7 +26,7 @@ const WRITERS: u64 = 2;
 const BUSY: u64 = 64;
 /// Milliseconds for which writes may be stopped.
 const STOP_MS: f64 = 5.0;
-/// How long writes are looked at without a snapshot.
+/// How long writes are measured without a snapshot.
 const CONTROL_SECONDS: f64 = 0.02;
 
 /// Takes and deletes snapshots of 100 GiB.

@@ -11,8 +11,8 @@ use crate::report::{Budget, Row};
 const READS: u64 = 200_000;
 /// Rounds at each number of snapshots, of which the quickest counts: a busy machine disturbs some.
 const ROUNDS: usize = 9;
-/// How much slower a read may be with a thousand snapshots than with one. Nothing in a read looks
-/// at snapshots; the rest is where leaves lie in memory.
+/// How much slower a read may be with a thousand snapshots than with one. A read does not depend on
+/// snapshots; the rest is where leaves lie in memory.
 const FLAT: f64 = 1.25;
 /// Extents that are written between two snapshots.
 const WRITES: u64 = 64;

@@ -84,7 +84,7 @@ fn dirty(rig: &mut Rig, volume: &Attachment, size: u64) -> Result<Vec<Row>> {
     ])
 }
 
-/// Everything was written anew since the snapshot, so that all its extents are its own.
+/// Everything was rewritten since the snapshot, so that all its extents are its own.
 fn rewritten(rig: &mut Rig, volume: &Attachment, size: u64) -> Result<Vec<Row>> {
     let (id, _) = take(rig, volume.id(), "old")?;
     map(rig, volume, 0..size)?;

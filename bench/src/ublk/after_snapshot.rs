@@ -36,12 +36,12 @@ pub struct Outcome {
     pub depth: u32,
     /// Operations of a run.
     pub operations: u64,
-    /// By device, the three runs of each round.
+    /// The three runs of each round, by device.
     pub samples: BTreeMap<String, Vec<[Sample; 3]>>,
 }
 
 impl Outcome {
-    /// As `--only` and the tables have it.
+    /// Returns the name for `--only` and in the tables.
     #[must_use]
     pub fn name(&self) -> String {
         name(self.chunk, self.depth)

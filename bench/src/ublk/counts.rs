@@ -31,9 +31,9 @@ struct Each {
     counted: BTreeMap<What, f64>,
     /// Sleeps of the thread that serves the device.
     serving: f64,
-    /// Of all others in its process.
+    /// The counts of all other threads of its process.
     others: f64,
-    /// Of the kernel's threads for rings among them.
+    /// The counts of the kernel's threads for rings among them.
     kernels: f64,
 }
 

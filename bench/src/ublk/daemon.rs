@@ -114,7 +114,7 @@ impl Daemon {
         self.ask(&["snapshot", "--pool", pool, &format!("{volume}={name}")]).map(|_| ())
     }
 
-    /// Takes a volume away.
+    /// Deletes a volume.
     pub fn delete(&self, pool: &str, volume: &str) -> Result<()> {
         self.ask(&["del", "--pool", pool, volume]).map(|_| ())
     }

@@ -54,7 +54,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// As `--only` and the tables have it.
+    /// Returns the name for `--only` and in the tables.
     #[must_use]
     pub fn name(&self) -> String {
         name(self.chunk, self.depth)
@@ -69,7 +69,7 @@ impl Outcome {
     }
 }
 
-/// As `--only` and the tables have it.
+/// Returns the name for `--only` and in the tables.
 #[must_use]
 pub fn name(chunk: u64, depth: u32) -> String {
     format!("first-touch/{}k-{depth}", chunk >> 10)

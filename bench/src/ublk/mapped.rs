@@ -45,7 +45,7 @@ pub const WORKLOADS: [Workload; 6] = [
 ];
 
 impl Workload {
-    /// As `--only` and the tables have it.
+    /// Returns the name for `--only` and in the tables.
     #[must_use]
     pub fn name(&self) -> String {
         format!("mapped/{}-{}", self.job, self.depth)
@@ -66,9 +66,9 @@ pub struct Pair {
 /// Everything that is measured.
 #[derive(Clone, Debug)]
 pub struct Devices {
-    /// Those that a claim is about.
+    /// The pairs with claims.
     pub pairs: Vec<Pair>,
-    /// Those that stand beside them.
+    /// The devices that are compared with them.
     pub others: Vec<Device>,
 }
 
