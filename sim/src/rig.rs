@@ -238,7 +238,7 @@ impl Rig {
         &self.engine
     }
 
-    /// Lets time pass until nothing is left to be done, then counts everything anew.
+    /// Advances time until no work is left, then recounts everything.
     pub fn check(&mut self) -> Result<(), String> {
         for _ in 0..4 {
             self.now += 2_000_000_000;

@@ -29,7 +29,7 @@ struct Arguments {
     /// Only the trace of this name, of those written by hand.
     #[arg(long)]
     script: Option<String>,
-    /// Of that, only this boundary.
+    /// Only this boundary of that trace.
     #[arg(long)]
     boundary: Option<usize>,
     /// Random subsets of the volatile writes at each boundary.

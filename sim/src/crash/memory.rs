@@ -16,9 +16,9 @@ use crate::sim::enumerate::{Counts, Depth};
 pub enum Way {
     /// Through a lane: a unit of a volume is never torn.
     Lanes,
-    /// As they are: a unit of a volume may be torn by words, and nothing of the pool may suffer.
+    /// Plain stores: a unit of a volume may be torn by words, and the pool must stay sound.
     Plain,
-    /// As they are, and units are held to be whole all the same. For tests: to be noticed.
+    /// Plain stores that are expected to keep units whole. For tests, which must detect the fault.
     PlainButWhole,
     /// Without the fence of this number, counted from 0. For tests: to be noticed.
     WithoutFence(usize),

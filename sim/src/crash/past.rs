@@ -15,9 +15,9 @@ pub(super) struct Past {
 /// The recent writes that survive.
 #[derive(Clone)]
 pub(super) struct Keep {
-    /// By number, those without FUA.
+    /// The surviving writes without FUA, by number.
     chosen: Vec<bool>,
-    /// Of the very last write, these units.
+    /// The surviving units of the very last write.
     last: Option<Vec<bool>>,
 }
 

@@ -122,7 +122,7 @@ impl Tables {
 /// How often each kind of step was taken.
 #[derive(Clone, Debug)]
 pub struct Counters {
-    /// By kind.
+    /// Counts by kind.
     pub kinds: [u64; KINDS.len()],
     /// Values compared by the oracle.
     pub checks: u64,

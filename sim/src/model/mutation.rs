@@ -9,7 +9,7 @@ macro_rules! mutations {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Mutation {
-            /// Nothing: all rules in place.
+            /// No mutation: all rules in place.
             Nothing,
             $(#[doc = $what] $name,)*
         }

@@ -181,7 +181,7 @@ pub enum FaultKind {
     WrongSize,
     /// A volume is there or missing against the promise.
     WrongExistence,
-    /// Of a group of snapshots only some are there.
+    /// Only some snapshots of a group exist.
     TornGroup,
     /// Reference counts differ from a recount.
     Refcount,

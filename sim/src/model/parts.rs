@@ -64,7 +64,7 @@ pub struct Op {
     pub copied: u8,
     /// The copied values.
     pub copy: [Value; SUBS],
-    /// Bitmap at submission, which only a mutation looks at later.
+    /// Bitmap at submission, which only a mutation reads later.
     pub old_bits: u8,
     /// Value written.
     pub value: Value,
@@ -131,7 +131,7 @@ pub struct StructOp {
 /// State of the committer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitState {
-    /// Nothing to do.
+    /// Idle.
     Idle,
     /// Records captured.
     Captured,
@@ -167,7 +167,7 @@ pub struct Commit {
 /// State of the checkpointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CkptState {
-    /// Nothing to do.
+    /// Idle.
     Idle,
     /// Map captured.
     Captured,

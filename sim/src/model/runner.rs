@@ -36,7 +36,7 @@ pub struct Report {
     pub counters: Counters,
 }
 
-// Histories between two looks at the clock.
+// Histories between two readings of the clock.
 const BATCH: u64 = 256;
 
 /// The seed of history `n` in a run: neighbours must not resemble each other.

@@ -22,7 +22,7 @@ pub enum Step {
     Land(u8),
     /// Start a checkpoint, or take it one step further.
     Ckpt,
-    /// The reclaimer looks at dropped references.
+    /// The reclaimer checks dropped references.
     Reclaim,
     /// Start a snapshot (false) or clone (true) of a volume.
     Copy(u8, bool),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use blockd_mapper::ring::RingMemory;
 
-/// Something that happened to a device.
+/// An event of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// Bytes were written.

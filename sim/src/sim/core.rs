@@ -228,18 +228,18 @@ impl Core {
         self.disks[usize::from(device.0)].submit(token, action, data);
     }
 
-    /// Lets operations of a kind go on that were held back.
+    /// Releases held back operations of a class.
     pub fn release(&mut self, class: Class) {
         self.held.retain(|_, held| *held != class);
     }
 
-    /// Lets everything go on, and holds nothing back from here on.
+    /// Releases all operations, and holds none back from here on.
     pub fn release_all(&mut self) {
         self.holding.clear();
         self.held.clear();
     }
 
-    /// Has the devices do the held back operations, without an answer.
+    /// Makes the devices execute the held back operations, without an answer.
     pub fn execute_held(&mut self) {
         for disk in &mut self.disks {
             for at in 0..disk.flights().len() {
@@ -307,7 +307,7 @@ impl Core {
         self.disks.iter().map(Disk::dead).sum()
     }
 
-    /// Lets one operation of a dead owner land.
+    /// Executes one operation of a dead owner.
     pub fn land(&mut self, opening: bool) {
         let candidates: Vec<usize> =
             (0..self.disks.len()).filter(|at| self.disks[*at].dead() > 0).collect();

@@ -406,7 +406,7 @@ fn power_lost_at_the_superblock(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// R16: a write in place lands after the snapshot was taken and looked at.
+/// R16: a write in place lands after the snapshot was taken and read.
 fn snapshot_under_write(world: &mut World) -> Result<(), Violation> {
     let volume = world.volume(4)?;
     world.write(volume, 0, 0)?;
@@ -535,7 +535,8 @@ fn a_pool_grows(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// Commands that were carried out already, and a pool that is looked at between two openings.
+/// Commands that were carried out already, and a pool that is opened for reading between two
+/// openings.
 fn requested_twice(world: &mut World) -> Result<(), Violation> {
     let (volume, clone) = family(world)?;
     world.delete(clone)?;

@@ -43,11 +43,11 @@ pub enum Action {
 /// How an operation ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// As asked.
+    /// No fault.
     None,
     /// Media error. A write that fails may have reached any part of its units.
     Media,
-    /// Nothing written for lack of room.
+    /// No data written for lack of space.
     NoSpace,
     /// Answered as done, never stored.
     Dropped,
@@ -102,13 +102,13 @@ pub enum Keep {
     Some(f64),
     /// Each unit of each with this probability.
     Torn(f64),
-    /// Of each write, the units from this one on.
+    /// The units of each write from this one on.
     From(usize),
-    /// Of each write, the units before this one.
+    /// The units of each write before this one.
     Until(usize),
-    /// Those of the bit mask, by [`Disk::volatile`] order, whole.
+    /// The writes of the bit mask, in [`Disk::volatile`] order, whole.
     Mask(Vec<bool>),
-    /// Those of the bit mask; of the last one only the units for which the second mask is set
+    /// The writes of the bit mask; of the last one only the units for which the second mask is set
     /// (repeated over its length).
     MaskTorn(Vec<bool>, u8),
 }
@@ -330,7 +330,7 @@ impl Disk {
         self.flights.retain(|flight| flight.token < token);
     }
 
-    /// Lets one dead operation land, or be cancelled. Returns whether it changed anything.
+    /// Executes or cancels one dead operation. Returns whether it changed anything.
     pub fn land(&mut self, random: &mut fastrand::Rng) -> bool {
         if self.dead.is_empty() {
             return false;

@@ -1,4 +1,4 @@
-//! Profiles: the kind of history of a seed: every probability is drawn anew, so that rare
+//! Profiles: the kind of history of a seed: every probability is drawn again, so that rare
 //! combinations get histories in which they are common (swarm testing).
 
 use blockd_mapper::space::{Mark, Marks};

@@ -47,7 +47,7 @@ pub enum Breach {
     Error,
     /// The mapper refused to open a pool it had to open.
     Refused,
-    /// Something was accepted that had to be refused.
+    /// A request that had to be refused was accepted.
     Accepted,
     /// The mapper panicked.
     Panic,
@@ -102,7 +102,7 @@ pub enum Intent {
     },
     /// A copy: read-only for a snapshot.
     Copy {
-        /// Of which volume.
+        /// The source volume.
         source: u32,
         /// The copy's name.
         name: String,
@@ -163,7 +163,7 @@ pub struct Listed {
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     volumes: BTreeMap<u32, Volume>,
-    /// By number of the command: one change, or the members of a group.
+    /// Pending changes by number of the command: one change, or the members of a group.
     pending: BTreeMap<u64, Vec<Pending>>,
     cuts: Vec<group::Cut>,
     /// Root of the family of each volume, by ordinal.
@@ -259,7 +259,7 @@ impl Oracle {
         Some(Reading { volume: id, units, since, seen })
     }
 
-    /// A read failed or was given up.
+    /// A read failed or was abandoned.
     pub fn drop_read(&mut self, reading: &Reading) {
         self.unwatch(reading.volume, reading.since);
     }

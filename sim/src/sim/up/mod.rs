@@ -56,7 +56,7 @@ struct Request {
     reading: Option<Reading>,
     buffer: Vec<Value>,
     parts: u32,
-    /// Something of it was planned or done.
+    /// Whether a part of it was planned or done.
     begun: bool,
     /// A device operation of it failed.
     io_failed: bool,
@@ -562,7 +562,7 @@ impl Up {
         }
     }
 
-    /// Goes on with a random one of the requests whose commit is done.
+    /// Continues a random request whose commit is done.
     pub fn committed(&mut self, core: &mut Core) -> Result<(), Violation> {
         let ready: Vec<usize> =
             (0..self.waiting.len()).filter(|at| self.is_committed(self.waiting[*at])).collect();
@@ -583,7 +583,7 @@ impl Up {
         }
     }
 
-    /// Tries a parked request again.
+    /// Retries a parked request.
     pub fn retry(&mut self, core: &mut Core) -> Result<(), Violation> {
         if self.retry.is_empty() {
             return Ok(());
@@ -613,7 +613,7 @@ impl Up {
         }
     }
 
-    /// Gives up every parked request: the client's patience has ended.
+    /// Abandons every parked request, as after a timeout of the client.
     pub fn give_up(&mut self, core: &mut Core) -> Result<usize, Violation> {
         let mut all: Vec<usize> = self.parked.iter_mut().flat_map(std::mem::take).collect();
         all.retain(|at| {

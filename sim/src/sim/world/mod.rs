@@ -116,7 +116,7 @@ impl Frozen {
         self.contents.mark()
     }
 
-    /// Gives back the metadata that a thawed world has written since the mark.
+    /// Drops the metadata that a thawed world has written since the mark.
     pub fn truncate(&self, mark: usize) {
         self.contents.truncate(mark);
     }

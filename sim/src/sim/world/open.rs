@@ -231,7 +231,7 @@ impl World {
         Err(Violation::new(Breach::Refused, format!("opening failed: {error}")))
     }
 
-    /// The process gives up after an error while opening, and another one tries again.
+    /// The process ends after an error while opening, and another one retries.
     fn restart_after_failure(&mut self) {
         for disk in &mut self.core.disks {
             disk.lose_owner();

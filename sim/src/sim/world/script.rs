@@ -123,7 +123,7 @@ impl World {
         self.settle()
     }
 
-    /// Lets everything happen that can, without any time passing that a timer would notice.
+    /// Runs all work that can proceed, without advancing timers.
     pub fn settle(&mut self) -> Result<(), Violation> {
         let (mut quiet, mut polls) = (0, 0);
         for _ in 0..MAX_EVENTS {
