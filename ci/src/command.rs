@@ -159,8 +159,8 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("not UTF-8: output of {line}"))
 }
 
-/// Whether a program of this name is installed. The sbin folders are looked at as well: an
-/// ordinary user's `PATH` often lacks them.
+/// Whether a program of this name is installed. The sbin folders are searched as well: an ordinary
+/// user's `PATH` often lacks them.
 #[must_use]
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -32,7 +32,7 @@ const KILL_AT_PERCENT: u64 = 25;
 /// Attempts, since an import may end before the demo sees it running.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Between two looks at how far the import is.
+/// Time between two checks of the import's progress.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// How long an import may take on a slow machine.

@@ -178,7 +178,7 @@ fn try_out(folder: &Path) -> Result<Outcome> {
         ensure!(text.contains(said), "{program} says {first}");
         println!("blockd-csi: {program}: {first}");
     }
-    // Not only their versions: a file system is made, looked at, checked and grown.
+    // Not only their versions: a file system is made, examined, checked and grown.
     let image = plugin.join("tmp/image");
     // Stands for the kernel's.
     fs::create_dir_all(plugin.join("proc/self"))?;

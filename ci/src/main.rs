@@ -86,13 +86,13 @@ enum Action {
     /// Gather the contents of the images of daemon and plugin, try them as a root file system, and
     /// build the images if buildah is installed
     Image {
-        /// Of the release binaries that are there, without building them
+        /// Use the existing release binaries, without building them
         #[arg(long)]
         built: bool,
     },
     /// Debian packages of daemon and plugin, judged, installed into a folder, and used there
     Package {
-        /// Of the release binaries that are there, without building them
+        /// Use the existing release binaries, without building them
         #[arg(long)]
         built: bool,
     },

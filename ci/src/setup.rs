@@ -23,7 +23,7 @@ pub(crate) struct Tool {
 pub(crate) const LIBCLANG: Tool = Tool { program: "libclang.so", package: "libclang-dev" };
 /// Runs the reader written from the format's description.
 pub(crate) const PYTHON: Tool = Tool { program: "python3", package: "python3" };
-/// The pump's figures stand beside its.
+/// The pump's figures are compared with its figures.
 pub(crate) const FIO: Tool = Tool { program: "fio", package: "fio" };
 /// Makes the loop device that the pump also runs on.
 pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "util-linux" };

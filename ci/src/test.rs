@@ -19,8 +19,8 @@ use crate::{built, command, setup};
 /// Printed without miri, which needs a nightly toolchain; this project does not require one.
 const NO_MIRI: &str = "miri is not part of this toolchain";
 
-/// Modules of the mapper that miri looks at, by the end of their names: those that threads share.
-/// The rest would take hours.
+/// Modules of the mapper that miri checks, by the end of their names: those that threads share. The
+/// rest would take hours.
 const UNDER_MIRI: [&str; 3] = ["leaf::", "epoch::", "ring::"];
 
 /// Time limit of one step, compilation included: about three times its duration on two slow cores.

@@ -142,7 +142,7 @@ impl Daemon {
         command::output(&mut self.command(arguments))
     }
 
-    /// As a crash would: nothing is written, nothing closed.
+    /// Kills the daemon like a crash: it writes and closes nothing.
     pub(super) fn kill(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         child.kill().context("killing the daemon")?;
@@ -150,7 +150,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// As an administrator would.
+    /// Stops the daemon with SIGTERM.
     pub(super) fn stop(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let process = child.id().to_string();

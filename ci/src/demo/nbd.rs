@@ -1,4 +1,4 @@
-//! As much of an NBD client as it takes to write some blocks of a volume.
+//! A minimal NBD client that writes some blocks of a volume.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

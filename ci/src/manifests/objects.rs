@@ -134,7 +134,7 @@ fn plain(object: &Value) -> Value {
     object
 }
 
-/// Says where two values differ, by path.
+/// Reports the paths at which two values differ.
 fn differ(at: &str, ours: &Value, theirs: &Value, problems: &mut Vec<String>) {
     match (ours, theirs) {
         (Value::Object(a), Value::Object(b)) => {

@@ -15,7 +15,7 @@ use crate::command;
 /// which two do not fill.
 const AT_A_TIME: usize = 3;
 
-/// Those that take longest begin first, or the last of them would run alone in the end.
+/// The longest tests, which begin first, or the last of them would run alone in the end.
 const LONG: [&str; 9] = [
     "ublk",
     "extend",

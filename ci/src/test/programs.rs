@@ -15,7 +15,7 @@ use crate::{built, command};
 /// A run of a program: its name, the arguments of the short form, and those of the long one.
 type Program = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-/// They take as many cores as there are.
+/// Programs that use all cores.
 const BUSY: [Program; 6] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
@@ -27,7 +27,8 @@ const BUSY: [Program; 6] = [
     ("neighbours", &["--short", "--folder", "/dev/shm"], &[]),
 ];
 
-/// They take less than one. Short forms share the two kernels among them; the longest come first.
+/// Programs that use less than one core. Short forms share the two kernels among them; the longest
+/// come first.
 const WAITING: [Program; 16] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),

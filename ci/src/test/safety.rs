@@ -319,7 +319,7 @@ const RULES: [&str; 7] = [
     "NoCancelWithoutLeaf",
     "LsnNotCarried",
 ];
-/// Seeds that each removal has to be noticed with: fixed ones, and some drawn anew.
+/// Seeds that each removal has to be noticed with: fixed ones, and some new random ones.
 const SEEDS: [&str; 5] = ["--mutate", "--seeds", "20", "--fresh", "3"];
 
 /// Runs all of it; true when nothing failed.

@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 use metadata::Metadata;
 use tree::Tree;
 
-/// Something that breaks a rule.
+/// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Problem {
     /// Relative to the workspace root.
