@@ -22,7 +22,6 @@ pub mod hook;
 pub mod limit;
 pub mod mailbox;
 pub mod metrics;
-pub mod nbd_client;
 pub mod node;
 pub mod pool;
 pub mod schedule;

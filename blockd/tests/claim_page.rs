@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::frontend::nbd::{ExportInfo, Negotiated, Origin, Session, Sessions};
+use blockd::frontend::nbd::{Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolSpec, create, open,
@@ -24,6 +24,7 @@ use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::inspect::MediaMut;
 use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::units::DeviceIndex;
+use blockd_nbd::{ExportInfo, Negotiated};
 
 const SIZE: u64 = 128 << 20;
 /// Longer than a busy machine takes.

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Stdio};
 
 use blockd::clock::Clock;
-use blockd::nbd_client::{Client, ConnectOptions};
+use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern, signal};
 
 const MIB: u64 = 1 << 20;

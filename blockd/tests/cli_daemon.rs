@@ -57,7 +57,7 @@ fn a_volume_in_use_is_not_deleted_unless_forced() {
     let daemon = Daemon::start("1G");
     let uri = daemon.ok(&["add", "--size", "1G", "data"]);
     let uri = uri.trim_end().parse().unwrap();
-    let client = blockd::nbd_client::Client::connect(&uri, &Default::default()).unwrap();
+    let client = blockd_nbd::client::Client::connect(&uri, &Default::default()).unwrap();
     let shown = daemon.json(&["show", "data"]);
     assert_eq!(shown["connections"].as_array().unwrap().len(), 1);
     assert!(daemon.ok(&["show", "data"]).contains("CLIENT"));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::nbd_client::{Client, ConnectOptions};
+use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::Value;
 

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use blockd::nbd_client::Client;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::Page;
+use blockd_nbd::client::Client;
 use cli_support::{Daemon, pattern};
 use serde_json::Value;
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::nbd_client::{Client, Request};
+use blockd_nbd::client::{Client, Request};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -423,7 +423,7 @@ fn a_connection_that_waits_for_space_is_seen_while_it_waits() {
         while client.in_flight() > 0 {
             client.receive()?;
         }
-        Ok::<_, blockd::nbd_client::ClientError>(())
+        Ok::<_, blockd_nbd::client::ClientError>(())
     });
     let clock = Clock::start();
     let mut longest = 0.0;

@@ -12,13 +12,14 @@ use blockd::block::{BlockError, Completion, Operation, Request};
 use blockd::clock::Clock;
 use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
-use blockd::frontend::nbd::{ExportError, ExportInfo, Exports, Opened};
+use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
 };
 use blockd::schedule::{FlowId, Owner};
 use blockd::volume::{Executor, VolumeRef};
+use blockd_nbd::{ExportError, ExportInfo};
 
 const SIZE: u64 = 256 << 20;
 const EXTENT: u64 = 256 << 10;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use blockd::clock::Clock;
 use blockd::extend::{Extend, Form, Message};
-use blockd::nbd_client::{Client, ConnectOptions};
+use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::Value;
 

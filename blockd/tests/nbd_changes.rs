@@ -6,7 +6,7 @@ mod cli_support;
 
 use std::process::Command;
 
-use blockd::nbd_client::{Client, ClientError, ConnectOptions, Request, Uri};
+use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request, Uri};
 use cli_support::{Daemon, pattern};
 use serde_json::Value;
 

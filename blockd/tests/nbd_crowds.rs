@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::frontend::nbd::codec::{cmd, opt, rep};
+use blockd_nbd::codec::{cmd, opt, rep};
 use cli_support::{Daemon, LIMIT};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};

@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd::frontend::nbd::codec::{chunk, cmd, errno, flag, opt, rep};
 use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Limits, Listener, ListenerOptions, bind};
-use blockd::frontend::nbd::{ExportError, ExportInfo, Exports, Opened};
+use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::nbd_client::{Client, ClientError, ConnectOptions, Request, ServerAddress, Uri};
 use blockd::pool::{Control, DeviceKind, DeviceSpec, PoolHandle, PoolSpec, create, open};
+use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request, ServerAddress, Uri};
+use blockd_nbd::codec::{chunk, cmd, errno, flag, opt, rep};
+use blockd_nbd::{ExportError, ExportInfo};
 use support::{Raw, Scratch, go, request, unix, until};
 use tokio::runtime::Runtime;
 

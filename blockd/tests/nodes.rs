@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use blockd::clock::Clock;
-use blockd::nbd_client::Client;
+use blockd_nbd::client::Client;
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd::frontend::nbd::{ExportInfo, Negotiated, Origin, Session, Sessions};
+use blockd::frontend::nbd::{Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
@@ -15,6 +15,7 @@ use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::inspect::Media;
 use blockd_mapper::io::Page;
 use blockd_mapper::units::DeviceIndex;
+use blockd_nbd::{ExportInfo, Negotiated};
 
 /// A directory of its own, gone afterwards.
 struct Scratch(PathBuf);

@@ -4,9 +4,9 @@
 
 mod cli_support;
 
-use blockd::nbd_client::{ChangedRange, Client, ConnectOptions, Uri};
 use blockd_api::v1;
 use blockd_api::v1::control_client::ControlClient;
+use blockd_nbd::client::{ChangedRange, Client, ConnectOptions, Uri};
 use cli_support::Daemon;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
-use blockd::frontend::nbd::{ExportError, ExportInfo, Exports, Opened};
+use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::nbd_client::{Client, ConnectOptions, Request, ServerAddress, Uri};
 use blockd::pool::{
     Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
 };
+use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};
+use blockd_nbd::{ExportError, ExportInfo};
 
 const SIZE: u64 = 96 << 20;
 const BLOCK: usize = 4096;

@@ -6,6 +6,7 @@ mod export;
 mod import;
 mod output;
 
+use blockd_nbd::client::{ServerAddress, Uri};
 pub(crate) use export::Export;
 pub(crate) use import::Import;
 
@@ -22,7 +23,6 @@ use super::shapes;
 use super::transfer::increment::Identity;
 use super::transfer::{Stop, qemu};
 use crate::error::Error;
-use crate::nbd_client::{ServerAddress, Uri};
 
 /// Waits for a transfer. Ctrl-C and SIGTERM end it in order: it is stopped, and then still waited
 /// for.

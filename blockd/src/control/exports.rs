@@ -9,10 +9,9 @@ use std::sync::Arc;
 
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_nbd::{ALLOCATED, Describes, ExportError, ExportInfo, MetaContext};
 
-use crate::frontend::nbd::{
-    ALLOCATED, Describes, ExportError, ExportInfo, Exports, MetaContext, Opened,
-};
+use crate::frontend::nbd::{Exports, Opened};
 use crate::pool::{PoolHandle, VolumeId};
 use crate::units::human;
 

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_nbd::ExportError;
 use tonic::{Code, Status};
 
 use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, folder, memory_pool};
 use crate::control::{DataPath as _, EventKind};
 use crate::error::{Error, ErrorKind};
-use crate::frontend::nbd::{ExportError, Exports};
+use crate::frontend::nbd::Exports;
 use crate::stats::{Op, VolumeStats};
 
 pub(super) const MIB: i64 = 1 << 20;

@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, ListenError, ListenerOptions, bind};
-use blockd::nbd_client::{Client, ConnectOptions};
+use blockd_nbd::client::{Client, ConnectOptions};
 
 use crate::support::{Scratch, Server, unix};
 

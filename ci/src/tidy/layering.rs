@@ -5,11 +5,12 @@ use super::metadata::Metadata;
 
 /// Each package and the packages of the workspace that it may import. A package that is not listed
 /// is refused, so that the table grows with the workspace.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("blockd-mapper", &[]),
     ("blockd-pmem", &[]),
     ("blockd-api", &[]),
-    ("blockd", &["blockd-mapper", "blockd-pmem", "blockd-api"]),
+    ("blockd-nbd", &["blockd-mapper"]),
+    ("blockd", &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-nbd"]),
     ("blockd-csi", &["blockd-api"]),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-pmem"]),

@@ -189,7 +189,6 @@ const RULES: &[Rule] = &[
             "volume",
         ],
     ),
-    ("blockd/src", "nbd_client", &["clock", "frontend"]),
     (
         "blockd/src",
         "control",

@@ -3,11 +3,12 @@
 use std::io;
 use std::time::Duration;
 
-use super::port::{Allocation, Connect, Holds, Port, PortError};
-use crate::frontend::nbd::CHANGED_SINCE;
-use crate::nbd_client::{
+use blockd_nbd::CHANGED_SINCE;
+use blockd_nbd::client::{
     ChangedRange, Client, ClientError, ConnectOptions, RequestError, StatusRange, Uri,
 };
+
+use super::port::{Allocation, Connect, Holds, Port, PortError};
 
 /// How long an answer may take. A write may wait for space for so long.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -107,7 +108,7 @@ impl Port for Client {
 
 /// Whether trying again may help. A server that ends its work comes back.
 fn error(error: ClientError) -> PortError {
-    use crate::frontend::nbd::codec::errno;
+    use blockd_nbd::codec::errno;
 
     match error {
         ClientError::Request { error: RequestError { errno, .. }, .. }
@@ -129,7 +130,7 @@ fn error(error: ClientError) -> PortError {
 
 /// An answer as an error of the operating system, so that its kind is known.
 fn answered(error: &RequestError) -> io::Error {
-    use crate::frontend::nbd::codec::errno;
+    use blockd_nbd::codec::errno;
 
     let kind = match error.errno {
         errno::ENOSPC => io::ErrorKind::StorageFull,

@@ -5,14 +5,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_nbd::ExportError;
+use blockd_nbd::codec::handshake::{Event, Handshake, Next, Reason, TlsMode};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::codec::handshake::{Event, Handshake, Next, Reason, TlsMode};
 use super::places::{Held, PeerPlace, Place, Places};
-use super::{ExportError, Exports, Opened, Origin, Session, Sessions, tls};
+use super::{Exports, Opened, Origin, Session, Sessions, tls};
 
 /// Whether a listener has TLS, and insists on it.
 #[derive(Clone, Default)]

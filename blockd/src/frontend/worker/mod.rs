@@ -125,7 +125,7 @@ pub struct ConnectionInfo {
     /// The worker that serves it.
     pub worker: usize,
     /// What was agreed on with the client.
-    pub agreed: nbd::Negotiated,
+    pub agreed: blockd_nbd::Negotiated,
     /// Requests of its that are being worked on.
     pub in_flight: Arc<Counter>,
     /// When it sent something last, by its worker's clock; [`u64::MAX`] in the middle of a request.

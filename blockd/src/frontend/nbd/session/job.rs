@@ -1,7 +1,8 @@
 //! A client's request, which may take several of the volume.
 
+use blockd_nbd::codec::request::Asked;
+
 use crate::block::{BlockError, Buffer};
-use crate::frontend::nbd::codec::request::Asked;
 
 /// Bytes of one request to a volume: as long as a buffer can be.
 pub(super) const PIECE: u64 = 1 << 20;

@@ -13,14 +13,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blockd_mapper::worker::{DiffRange, Stretch};
+use blockd_nbd::Negotiated;
+use blockd_nbd::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Shutdown, shutdown};
 
 pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
 use self::job::{Job, Payload};
-use super::Negotiated;
-use super::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
 use crate::backing::{Chunk, FileSlot, Message, Ring};
 use crate::block::{Buffer, Completion, Operation};
 use crate::schedule::{Demand, FlowId, Owner, PAGE};

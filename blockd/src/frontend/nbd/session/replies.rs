@@ -2,15 +2,15 @@
 
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Content, DiffRange, Look, RangeState, Stretch};
+use blockd_nbd::codec::reply::{self, MAX_HEADER_BYTES};
+use blockd_nbd::codec::request::Asked;
+use blockd_nbd::codec::{changes, errno, state};
+use blockd_nbd::{Describes, MAX_CONTEXTS, Selected};
 
 use super::job::Kind;
 use super::{Connection, Context, Phase};
 use crate::backing::Message;
 use crate::block::{BlockError, Buffer, Completion};
-use crate::frontend::nbd::codec::reply::{self, MAX_HEADER_BYTES};
-use crate::frontend::nbd::codec::request::Asked;
-use crate::frontend::nbd::codec::{changes, errno, state};
-use crate::frontend::nbd::{Describes, MAX_CONTEXTS, Selected};
 
 /// Most ranges of one block status, shared out among the contexts that were selected: what a
 /// client asks for beyond them, it asks for again.

@@ -1,12 +1,13 @@
 //! From bytes to requests of the volume.
 
+use blockd_nbd::codec::request::{
+    Asked, Command, EXTENDED_HEADER_BYTES, Header, Parsed, check, parse,
+};
+
 use super::job::{Job, Kind, PIECE, Payload};
 use super::{Connection, Context, Phase, Token};
 use crate::backing::Ring;
 use crate::block::{Operation, Request};
-use crate::frontend::nbd::codec::request::{
-    Asked, Command, EXTENDED_HEADER_BYTES, Header, Parsed, check, parse,
-};
 use crate::schedule::Demand;
 use crate::volume::Executor;
 

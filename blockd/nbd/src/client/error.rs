@@ -45,7 +45,7 @@ pub struct RequestError {
 
 impl std::fmt::Display for RequestError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use crate::frontend::nbd::codec::errno;
+        use crate::codec::errno;
         let meaning = match self.errno {
             errno::EPERM => "not permitted",
             errno::EIO => "IO error",

@@ -1,10 +1,10 @@
 //! Requests: what is read, what is granted, and how the rest is refused.
 
-use blockd::frontend::nbd::Negotiated;
-use blockd::frontend::nbd::codec::request::{
+use blockd_nbd::Negotiated;
+use blockd_nbd::codec::request::{
     Command, Header, MAX_SKIP_BYTES, Parsed, check, parse, payload_len,
 };
-use blockd::frontend::nbd::codec::{cmd, errno, flag, reply, transmission};
+use blockd_nbd::codec::{cmd, errno, flag, reply, transmission};
 
 use crate::{ASKED, Form, GIB, agreed, hex};
 

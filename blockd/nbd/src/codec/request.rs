@@ -26,6 +26,7 @@ pub struct Header {
 impl Header {
     /// What its reply has to repeat.
     #[must_use]
+    #[inline]
     pub fn asked(&self) -> Asked {
         Asked { cookie: self.cookie, offset: self.offset }
     }
@@ -52,6 +53,7 @@ pub enum Parsed {
 
 /// Reads a header from the start of `bytes`.
 #[must_use]
+#[inline]
 pub fn parse(bytes: &[u8], extended: bool) -> Parsed {
     let (size, right) = if extended {
         (EXTENDED_HEADER_BYTES, EXTENDED_REQUEST_MAGIC)
@@ -143,6 +145,7 @@ pub struct Refusal {
 
 /// How many bytes of payload follow the header.
 #[must_use]
+#[inline]
 pub fn payload_len(header: &Header, agreed: &Negotiated) -> u64 {
     let has_payload = if agreed.extended {
         header.flags & flag::PAYLOAD_LEN != 0
@@ -153,6 +156,7 @@ pub fn payload_len(header: &Header, agreed: &Negotiated) -> u64 {
 }
 
 /// Judges a request. All rules are here; whoever has a `Command` checks nothing again.
+#[inline]
 pub fn check(header: &Header, agreed: &Negotiated) -> Result<Command, Refusal> {
     judge(header, agreed).map_err(|(errno, message)| {
         let payload = payload_len(header, agreed);

@@ -1,10 +1,10 @@
 //! A client of few words, and what it is told.
 
-use blockd::frontend::nbd::codec::handshake::{
+use blockd_mapper::units::VolumeId;
+use blockd_nbd::codec::handshake::{
     Event, Handshake, MAX_LIST_BYTES, MAX_OPTION_BYTES, Next, Reason, Step, TlsMode,
 };
-use blockd::frontend::nbd::{ALLOCATED, Describes, ExportError, MetaContext, Negotiated};
-use blockd_mapper::units::VolumeId;
+use blockd_nbd::{ALLOCATED, Describes, ExportError, MetaContext, Negotiated};
 
 use crate::{export, hex};
 

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use super::{ClientError, Completion, ContextRanges, RequestError};
-use crate::frontend::nbd::codec::{
+use crate::codec::{
     EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, cmd, errno, u16_at,
     u32_at, u64_at,
 };

@@ -3,8 +3,8 @@
 use std::io::{Read, Write};
 
 use super::{ClientError, ConnectOptions};
-use crate::frontend::nbd::BASE_ALLOCATION;
-use crate::frontend::nbd::codec::{
+use crate::BASE_ALLOCATION;
+use crate::codec::{
     INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, greeting, info, opt, rep, u16_at, u32_at, u64_at,
 };
 
@@ -91,7 +91,7 @@ impl<R: Read, W: Write> Negotiation<'_, R, W> {
         let mut facts = ExportFacts {
             block_min: 1,
             block_preferred: 4096,
-            block_max: crate::frontend::nbd::MAX_PAYLOAD_BYTES,
+            block_max: crate::MAX_PAYLOAD_BYTES,
             ..ExportFacts::default()
         };
         if options.extended && self.simple_option(opt::EXTENDED_HEADERS)? {
@@ -241,7 +241,7 @@ fn read_info(data: &[u8], facts: &mut ExportFacts) -> Result<(), ClientError> {
             facts.block_min = u32_at(data, 2).ok_or_else(wrong)?;
             facts.block_preferred = u32_at(data, 6).ok_or_else(wrong)?;
             let longest = u32_at(data, 10).ok_or_else(wrong)?;
-            facts.block_max = longest.min(crate::frontend::nbd::MAX_PAYLOAD_BYTES);
+            facts.block_max = longest.min(crate::MAX_PAYLOAD_BYTES);
         }
         _ => {}
     }

@@ -1,7 +1,7 @@
 //! Replies in all three forms, byte for byte.
 
-use blockd::frontend::nbd::codec::reply::{self, MAX_HEADER_BYTES};
-use blockd::frontend::nbd::codec::{chunk, errno, rep};
+use blockd_nbd::codec::reply::{self, MAX_HEADER_BYTES};
+use blockd_nbd::codec::{chunk, errno, rep};
 
 use crate::{ASKED, Form, agreed, hex};
 

@@ -1,11 +1,11 @@
 //! The handshake: options, their refusal, and what they amount to.
 
-use blockd::frontend::nbd::codec::handshake::{
+use blockd_mapper::units::VolumeId;
+use blockd_nbd::codec::handshake::{
     Event, Handshake, MAX_LIST_BYTES, MAX_OPTION_BYTES, MAX_OPTIONS, Next, Reason, TlsMode,
 };
-use blockd::frontend::nbd::codec::{opt, rep, transmission};
-use blockd::frontend::nbd::{Describes, ExportInfo, MAX_CONTEXTS, Negotiated, Selected};
-use blockd_mapper::units::VolumeId;
+use blockd_nbd::codec::{opt, rep, transmission};
+use blockd_nbd::{Describes, ExportInfo, MAX_CONTEXTS, Negotiated, Selected};
 
 use crate::talk::{End, FLAGS, Talk, announced, contexts, go, known_contexts, option, talk};
 use crate::{export, hex};

@@ -22,7 +22,7 @@ pub use error::{ClientError, RequestError};
 pub use handshake::{ExportFacts, ListedExport};
 pub use uri::{DEFAULT_PORT, ServerAddress, Uri};
 
-use crate::frontend::nbd::codec::{
+use crate::codec::{
     EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, changes, cmd, flag, state, transmission,
 };
 use handshake::Negotiation;

@@ -8,8 +8,8 @@ mod replies;
 mod requests;
 mod talk;
 
-use blockd::frontend::nbd::codec::request::Asked;
-use blockd::frontend::nbd::{Describes, ExportInfo, Negotiated, Selected};
+use blockd_nbd::codec::request::Asked;
+use blockd_nbd::{Describes, ExportInfo, Negotiated, Selected};
 
 pub(crate) const GIB: u64 = 1 << 30;
 

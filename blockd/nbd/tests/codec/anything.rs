@@ -1,9 +1,9 @@
 //! Bytes that nobody would send.
 
-use blockd::frontend::nbd::Negotiated;
-use blockd::frontend::nbd::codec::handshake::{MAX_OPTION_BYTES, TlsMode};
-use blockd::frontend::nbd::codec::reply::{self, MAX_HEADER_BYTES};
-use blockd::frontend::nbd::codec::request::{Command, MAX_SKIP_BYTES, Parsed, check, parse};
+use blockd_nbd::Negotiated;
+use blockd_nbd::codec::handshake::{MAX_OPTION_BYTES, TlsMode};
+use blockd_nbd::codec::reply::{self, MAX_HEADER_BYTES};
+use blockd_nbd::codec::request::{Command, MAX_SKIP_BYTES, Parsed, check, parse};
 use proptest::prelude::*;
 
 use crate::talk::{End, FLAGS, Talk, announced, contexts, go};

@@ -19,6 +19,7 @@ pub const MAX_MESSAGE_BYTES: usize = MAX_HEADER_BYTES - 32 - 4 - 2 - 8;
 /// Success, with nothing more to say: of all commands but a read that has data, and the end of
 /// one that was sent in chunks.
 #[must_use]
+#[inline]
 pub fn done(out: &mut [u8], agreed: &Negotiated, asked: Asked) -> usize {
     let mut writer = Writer::new(out);
     writer.header(agreed, asked, Chunk { kind: chunk::NONE, done: true, payload: 0 });
@@ -53,6 +54,7 @@ pub fn error_at(
 /// What comes before `len` bytes of data from offset `at`. With simple replies these have to be
 /// all the data of the read. `len` is not 0: a read of nothing is `done`.
 #[must_use]
+#[inline]
 pub fn read_data(
     out: &mut [u8],
     agreed: &Negotiated,
