@@ -18,10 +18,10 @@ use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolSpec, create, open,
     open_created,
 };
+use blockd_inspect::MediaMut;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::claim::{CLAIM_OFFSET, Claim, ClaimPage, ClaimState};
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::MediaMut;
 use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::units::DeviceIndex;
 use blockd_nbd::{ExportInfo, Negotiated};

@@ -10,9 +10,9 @@ use blockd::pool::{
     Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
     VolumeId, create, exists, identity, open, open_created,
 };
+use blockd_inspect::Media;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::Media;
 use blockd_mapper::io::Page;
 use blockd_mapper::units::DeviceIndex;
 use blockd_nbd::{ExportInfo, Negotiated};

@@ -8,7 +8,8 @@
 //! - [`create::Creating`] makes a pool, [`open::Opening`] opens one.
 //! - [`worker::Worker`]: one per thread, plans reads, writes, discards and flushes.
 //! - [`engine::Engine`]: one per pool, commits, checkpoints, grants space, changes volumes.
-//! - [`inspect`]: reads a pool without opening it, for tools.
+//!
+//! The package `blockd-inspect` reads a pool without opening it, for tools.
 #![forbid(unsafe_code)]
 
 #[doc(hidden)]
@@ -29,8 +30,6 @@ pub mod engine;
 pub mod error;
 pub mod format;
 pub mod geometry;
-#[cfg(not(loom))]
-pub mod inspect;
 pub mod io;
 #[doc(hidden)]
 pub mod io_epoch;

@@ -296,7 +296,8 @@ impl FreeSpace {
 }
 
 /// The device of the table that a physical extent lies on, and its place there.
-pub(crate) fn split(extent: PhysicalExtent) -> (usize, PhysicalExtent) {
+#[must_use]
+pub fn split(extent: PhysicalExtent) -> (usize, PhysicalExtent) {
     let device = usize::try_from(extent.0 >> DEVICE_SHIFT).unwrap_or(usize::MAX);
     (device, PhysicalExtent(extent.0 & ((1 << DEVICE_SHIFT) - 1)))
 }

@@ -7,10 +7,10 @@ mod journal;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use blockd_inspect::Reader;
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::engine::{Control, Engine, Outcome};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::inspect::{self, Reader};
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
 use blockd_mapper::plan::{Answer, CommitTicket, OpKind, ParkReason, Plan, Step};
@@ -32,7 +32,7 @@ pub const BLOCK: usize = 4096;
 /// Devices that are read only.
 struct Image<'a>(&'a [Vec<u8>]);
 
-impl inspect::Media for Image<'_> {
+impl blockd_inspect::Media for Image<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let at = place(offset);
         let from = self.0.get(usize::from(device.0)).and_then(|d| d.get(at..at + bytes.len()));
@@ -112,7 +112,7 @@ impl Media {
         let devices = self.options().devices;
         let mut image = Image(&self.devices);
         let report = Reader::open(&mut image, &devices)
-            .and_then(|mut reader| inspect::check::check(&mut reader, &mut |_| Ok(())))
+            .and_then(|mut reader| blockd_inspect::check::check(&mut reader, &mut |_| Ok(())))
             .map_err(|error| format!("not readable by tools: {error}"))?;
         if report.damaged {
             return Err(format!("damaged: {:?}", report.findings));

@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd_mapper::inspect::Reader;
+use blockd_inspect::Reader;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::wall_ms;

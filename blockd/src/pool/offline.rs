@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_inspect::{Media, MediaMut, newest_copy};
 use blockd_mapper::geometry::MAX_DEVICES;
-use blockd_mapper::inspect::{Media, MediaMut, newest_copy};
 use blockd_mapper::io::{IoBuffer, IoError};
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::DeviceIndex;

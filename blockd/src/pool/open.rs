@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_inspect::{Media, newest_copy};
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::{Media, newest_copy};
 use blockd_mapper::io::{IoBuffer, IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
 use blockd_mapper::pool::Tuning;

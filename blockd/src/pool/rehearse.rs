@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use blockd_inspect::{Media, newest_copy};
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::{Media, newest_copy};
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opening};
 use blockd_mapper::pool::Tuning;

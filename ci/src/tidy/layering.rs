@@ -5,15 +5,16 @@ use super::metadata::Metadata;
 
 /// Each package and the packages of the workspace that it may import. A package that is not listed
 /// is refused, so that the table grows with the workspace.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("blockd-mapper", &[]),
+    ("blockd-inspect", &["blockd-mapper"]),
     ("blockd-pmem", &[]),
     ("blockd-api", &[]),
     ("blockd-nbd", &["blockd-mapper"]),
-    ("blockd", &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-nbd"]),
+    ("blockd", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api", "blockd-nbd"]),
     ("blockd-csi", &["blockd-api"]),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
-    ("blockd-sim", &["blockd-mapper", "blockd-pmem"]),
+    ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
     ("blockd-tests", &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-csi", "blockd-sim"]),
     ("blockd-ci", &[]),
 ];

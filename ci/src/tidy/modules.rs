@@ -152,14 +152,6 @@ const RULES: &[Rule] = &[
             "volume",
         ],
     ),
-    (
-        "mapper/src",
-        "inspect",
-        &[
-            "engine", "error", "format", "geometry", "io", "leaf", "mapping", "open", "pool",
-            "units",
-        ],
-    ),
     ("blockd/src", "block", &[]),
     ("blockd/src", "clock", &[]),
     ("blockd/src", "stats", &["clock"]),

@@ -344,9 +344,7 @@ impl Engine {
 }
 
 /// Superblock areas and the log of a pool.
-pub(crate) fn fixed_extents(
-    superblock: &crate::format::superblock::Superblock,
-) -> Vec<PhysicalExtent> {
+pub fn fixed_extents(superblock: &crate::format::superblock::Superblock) -> Vec<PhysicalExtent> {
     let mut extents = Vec::new();
     for device in superblock.devices.as_slice() {
         extents.push(device.first);

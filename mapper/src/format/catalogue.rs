@@ -276,7 +276,7 @@ impl RawRecord {
 }
 
 /// Checks size and block size of a volume.
-pub(crate) fn check_volume(size: u64, block_size: u32) -> Result<(), Problem> {
+pub fn check_volume(size: u64, block_size: u32) -> Result<(), Problem> {
     let blocks = MIN_BLOCK_SIZE..=*EXTENT_SIZE_RANGE.start();
     if !block_size.is_power_of_two() || !blocks.contains(&block_size) {
         let allowed = "a power of two from 512 to 65536";

@@ -213,7 +213,9 @@ pub enum Problem {
 }
 
 impl Problem {
-    pub(crate) const fn field(field: &'static str, found: u64, allowed: &'static str) -> Self {
+    /// A field has a value that is not allowed.
+    #[must_use]
+    pub const fn field(field: &'static str, found: u64, allowed: &'static str) -> Self {
         Self::Field { field, found, allowed }
     }
 

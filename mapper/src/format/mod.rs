@@ -124,7 +124,9 @@ impl Limits {
         valid & !self.full_bitmap
     }
 
-    pub(crate) const fn allows_bits(&self, valid: u64) -> bool {
+    /// Whether a bitmap names no sub-block beyond those of an extent.
+    #[must_use]
+    pub const fn allows_bits(&self, valid: u64) -> bool {
         self.excess(valid) == 0
     }
 

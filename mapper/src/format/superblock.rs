@@ -211,7 +211,8 @@ impl Superblock {
     }
 
     /// Whether this build knows all of its bytes: a later feature may use reserved ones.
-    pub(crate) const fn is_known_whole(&self) -> bool {
+    #[must_use]
+    pub const fn is_known_whole(&self) -> bool {
         !unknown(self.compat, self.ro_compat)
     }
 

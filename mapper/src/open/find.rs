@@ -10,8 +10,8 @@ use super::PresentDevice;
 
 /// Every copy of the superblock that could be read, and why others could not.
 #[derive(Debug, Default)]
-pub(crate) struct Copies {
-    pub(crate) good: Vec<(Place, Superblock)>,
+pub struct Copies {
+    pub good: Vec<(Place, Superblock)>,
     bad: Vec<FormatError>,
 }
 
@@ -20,13 +20,13 @@ const FRONT: u64 = 2 * PAGE_BYTES;
 
 /// The superblock that counts, and the caller's index of each device of its table.
 #[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) superblock: Superblock,
-    pub(crate) handles: [u8; MAX_DEVICES],
+pub struct Found {
+    pub superblock: Superblock,
+    pub handles: [u8; MAX_DEVICES],
 }
 
 impl Copies {
-    pub(crate) fn add(&mut self, bytes: &[u8], device: DeviceIndex, offset: u64) {
+    pub fn add(&mut self, bytes: &[u8], device: DeviceIndex, offset: u64) {
         let place = Place::Device { device, offset };
         match Superblock::decode(bytes, place) {
             Ok(copy) => self.good.push((place, copy)),
@@ -36,7 +36,7 @@ impl Copies {
 
     /// Returns the offsets at which a device's last copies may lie: by its own front, or, if that
     /// cannot be read, by each size of extent, the last place first.
-    pub(crate) fn back_offsets(&self, handle: usize, size: u64) -> Vec<u64> {
+    pub fn back_offsets(&self, handle: usize, size: u64) -> Vec<u64> {
         let fits = |offset: &u64| offset.checked_add(FRONT).is_some_and(|end| end <= size);
         if let Some(own) = self.newest_where(handle, |offset| offset < FRONT) {
             return own_offsets(own).map(|pair| pair[1]).into_iter().filter(fits).collect();
@@ -65,7 +65,7 @@ impl Copies {
     }
 
     /// The same for one device.
-    pub(crate) fn only_own(&mut self, handle: usize, size: u64) {
+    pub fn only_own(&mut self, handle: usize, size: u64) {
         let front = self.newest_where(handle, |offset| offset < FRONT).cloned();
         let end = match &front {
             Some(own) => own_offsets(own).map(|pair| pair[1]),
@@ -87,7 +87,7 @@ impl Copies {
 
     /// An error that says the pool is too new for this build. Only the front is asked: elsewhere
     /// it could be a client's data.
-    pub(crate) fn too_new(&self) -> Option<FormatError> {
+    pub fn too_new(&self) -> Option<FormatError> {
         let front =
             |e: &&FormatError| matches!(e.place, Place::Device { offset, .. } if offset < FRONT);
         self.bad.iter().filter(front).find(|e| e.is_unsupported()).copied()
@@ -95,7 +95,7 @@ impl Copies {
 
     /// Decides, or returns an error that names the missing, swapped, shrunk, foreign or too new
     /// device.
-    pub(crate) fn choose(&mut self, present: &[PresentDevice]) -> Result<Found, MapperError> {
+    pub fn choose(&mut self, present: &[PresentDevice]) -> Result<Found, MapperError> {
         if let Some(too_new) = self.too_new() {
             return Err(too_new.into());
         }
@@ -138,7 +138,7 @@ impl Copies {
     }
 
     /// The newest copy on a device, by the caller's number of it.
-    pub(crate) fn newest_on(&self, handle: usize) -> Option<&Superblock> {
+    pub fn newest_on(&self, handle: usize) -> Option<&Superblock> {
         self.newest_where(handle, |_| true)
     }
 
@@ -191,6 +191,6 @@ fn refuse(name: &str, problem: String) -> MapperError {
     MapperError::Device { name: name.to_owned(), problem }
 }
 
-pub(crate) fn hex(bytes: &[u8; 16]) -> String {
+pub fn hex(bytes: &[u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(*bytes))
 }

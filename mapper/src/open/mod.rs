@@ -1,7 +1,8 @@
 //! Opening a pool: fence, flush, read, replay, take over the ring, and one ordinary commit before
 //! the first request (rules R11 to R15).
 
-pub(crate) mod find;
+#[doc(hidden)]
+pub mod find;
 mod load;
 mod replay;
 

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use blockd_mapper::inspect::Reader;
-use blockd_mapper::inspect::check::{
+use blockd_inspect::Reader;
+use blockd_inspect::check::{
     Account, Finding, Progress, Report, Severity, check, check_checkpoint,
 };
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! `blockd pool downgrade`.
 
+use blockd_inspect::check::check;
 use blockd_mapper::format::{FORMAT_MAJOR, FORMAT_MINOR};
-use blockd_mapper::inspect::check::check;
 use serde::Serialize;
 
 use super::{Devices, reader};

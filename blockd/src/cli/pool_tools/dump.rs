@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use blockd_inspect::dump::{DumpReport, dump};
+use blockd_inspect::thin_xml::thin_xml;
+use blockd_inspect::{MediaMut, Reader, Stopped};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::inspect::dump::{DumpReport, dump};
-use blockd_mapper::inspect::thin_xml::thin_xml;
-use blockd_mapper::inspect::{MediaMut, Reader, Stopped};
 use blockd_mapper::units::DeviceIndex;
 use serde::Serialize;
 

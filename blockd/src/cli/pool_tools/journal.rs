@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use blockd_inspect::{LogEnd, LogEntry, read_log};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::record::Change;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::{LogEnd, LogEntry, read_log};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, failed, reader};

@@ -11,8 +11,8 @@ mod rmap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blockd_mapper::inspect::Reader;
-use blockd_mapper::inspect::dump::Lost;
+use blockd_inspect::Reader;
+use blockd_inspect::dump::Lost;
 use serde::Serialize;
 
 use crate::cli::args::duration;

@@ -1,6 +1,6 @@
 //! `blockd pool repair`.
 
-use blockd_mapper::inspect::repair::{RepairOptions, repair};
+use blockd_inspect::repair::{RepairOptions, repair};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, LostShape, lost_text};

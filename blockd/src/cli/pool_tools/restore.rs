@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
-use blockd_mapper::inspect::Reader;
-use blockd_mapper::inspect::check::check;
-use blockd_mapper::inspect::restore::{Plan, Scan, Target};
+use blockd_inspect::Reader;
+use blockd_inspect::check::check;
+use blockd_inspect::restore::{Plan, Scan, Target};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, hex};

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use blockd_inspect::rmap::{Claim, Use, rmap};
 use blockd_mapper::format::catalogue::VolumeKind;
-use blockd_mapper::inspect::rmap::{Claim, Use, rmap};
 use serde::Serialize;
 
 use super::{Devices, LostShape, lost_text, reader};

@@ -1,11 +1,11 @@
 //! One line of a dump, read.
 
-use crate::format::VolumeName;
-use crate::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
-use crate::format::settings::{OnFull, VolumeSettings};
-use crate::format::superblock::DeviceRecord;
-use crate::format::{PageRef, PoolId};
-use crate::units::{Epoch, Lsn, PhysicalExtent, VolumeId, WallTime};
+use blockd_mapper::format::VolumeName;
+use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
+use blockd_mapper::format::settings::{OnFull, VolumeSettings};
+use blockd_mapper::format::superblock::DeviceRecord;
+use blockd_mapper::format::{PageRef, PoolId};
+use blockd_mapper::units::{Epoch, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use super::dump::{DUMP_VERSION, FIRST_WORDS};
 

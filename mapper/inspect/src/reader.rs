@@ -1,13 +1,13 @@
 //! The superblock that counts, and pages by their address.
 
-use crate::error::MapperError;
-use crate::format::superblock::{Superblock, copy_offsets};
-use crate::format::{FormatError, Limits, PageRef, Place, Problem, Structure};
-use crate::geometry::{Geometry, PAGE_BYTES, PAGE_SIZE};
-use crate::io::{IoError, Page};
-use crate::open::PresentDevice;
-use crate::open::find::{Copies, Found};
-use crate::units::{DeviceIndex, PageAddress, PhysicalExtent};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::superblock::{Superblock, copy_offsets};
+use blockd_mapper::format::{FormatError, Limits, PageRef, Place, Problem, Structure};
+use blockd_mapper::geometry::{Geometry, PAGE_BYTES, PAGE_SIZE};
+use blockd_mapper::io::{IoError, Page};
+use blockd_mapper::open::PresentDevice;
+use blockd_mapper::open::find::{Copies, Found};
+use blockd_mapper::units::{DeviceIndex, PageAddress, PhysicalExtent};
 
 use super::Fault;
 

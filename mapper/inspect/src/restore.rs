@@ -3,17 +3,17 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::error::MapperError;
-use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord};
-use crate::format::settings::VolumeSettings;
-use crate::format::superblock::{DeviceRecord, DeviceTable, Superblock};
-use crate::format::{
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord};
+use blockd_mapper::format::settings::VolumeSettings;
+use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock};
+use blockd_mapper::format::{
     FORMAT_MAJOR, FORMAT_MINOR, INDEX_FANOUT, Limits, PageRef, VolumeName, levels_for,
 };
-use crate::geometry::{Geometry, LEAF_ENTRIES, MAX_PHYSICAL_EXTENTS};
-use crate::mapping::Mapping;
-use crate::open::PresentDevice;
-use crate::units::{DeviceIndex, PhysicalExtent};
+use blockd_mapper::geometry::{Geometry, LEAF_ENTRIES, MAX_PHYSICAL_EXTENTS};
+use blockd_mapper::mapping::Mapping;
+use blockd_mapper::open::PresentDevice;
+use blockd_mapper::units::{DeviceIndex, PhysicalExtent};
 
 use super::dump_line::{Line, PoolLine, first_line, last_line, parse};
 use super::owners::{Owner, Owners};
@@ -227,8 +227,8 @@ impl Content {
         let (wal_start, wal_extents, sequence) = self.log.ok_or("the log's line is missing")?;
         let devices = DeviceTable::new(&self.devices).ok_or("there must be 1 to 16 devices")?;
         let (compat, ro_compat, incompat) = self.features;
-        let unknown = incompat & !crate::format::superblock::KNOWN_INCOMPAT
-            | ro_compat & !crate::format::superblock::KNOWN_RO_COMPAT;
+        let unknown = incompat & !blockd_mapper::format::superblock::KNOWN_INCOMPAT
+            | ro_compat & !blockd_mapper::format::superblock::KNOWN_RO_COMPAT;
         if unknown != 0 {
             return Err(format!("features {unknown:x} are unknown to this build"));
         }
@@ -352,8 +352,9 @@ impl Content {
         let (Some((number, next)), Some(record)) = (self.leaf, self.volume) else {
             return Err("there is no leaf before it".to_owned());
         };
-        let end =
-            at.checked_add(count).filter(|&end| count > 0 && end <= crate::leaf::LEAF_ENTRIES);
+        let end = at
+            .checked_add(count)
+            .filter(|&end| count > 0 && end <= blockd_mapper::leaf::LEAF_ENTRIES);
         let Some(end) = end.filter(|_| at >= next) else {
             return Err("its entries are out of order or beyond the leaf".to_owned());
         };
@@ -461,7 +462,7 @@ impl Plan {
                 continue;
             };
             if own.pool_id != pool.pool_id {
-                let found = crate::open::find::hex(&own.pool_id);
+                let found = blockd_mapper::open::find::hex(&own.pool_id);
                 return refuse(device, format!("belongs to pool {found}"));
             }
             let features = own.unknown_ro_compat();
@@ -542,7 +543,7 @@ impl Restoring<'_> {
             }
             Line::Leaf { slot, number } => {
                 self.end_leaf()?;
-                let entries = Box::new([Mapping::UNMAPPED; crate::leaf::LEAF_ENTRIES]);
+                let entries = Box::new([Mapping::UNMAPPED; blockd_mapper::leaf::LEAF_ENTRIES]);
                 self.leaf = Some((slot, number, entries));
                 Ok(())
             }

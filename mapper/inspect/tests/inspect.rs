@@ -1,18 +1,19 @@
 //! Tools that read a pool without opening it.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 mod tools;
 
+use blockd_inspect::check::{Severity, check, check_checkpoint};
+use blockd_inspect::dump::Lost;
+use blockd_inspect::repair::{RepairOptions, repair};
+use blockd_inspect::thin_xml::thin_xml;
+use blockd_inspect::{DumpError, Reader};
 use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::inspect::check::{Severity, check, check_checkpoint};
-use blockd_mapper::inspect::dump::Lost;
-use blockd_mapper::inspect::repair::{RepairOptions, repair};
-use blockd_mapper::inspect::thin_xml::thin_xml;
-use blockd_mapper::inspect::{DumpError, Reader};
 use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::units::{DeviceIndex, Epoch, VolumeId};
 use common::{Media, Rig};
@@ -239,7 +240,7 @@ fn a_copy_that_no_crash_leaves_so_is_warned_of() {
 /// Media one page of which can't be read.
 struct Deaf<'a>(&'a Media, u64);
 
-impl blockd_mapper::inspect::Media for Deaf<'_> {
+impl blockd_inspect::Media for Deaf<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         if offset == self.1 {
             return Err(IoError::Media);

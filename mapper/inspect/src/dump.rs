@@ -7,11 +7,11 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use crate::error::MapperError;
-use crate::format::catalogue::VolumeKind;
-use crate::format::settings::OnFull;
-use crate::mapping::Mapping;
-use crate::units::VolumeId;
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_mapper::format::settings::OnFull;
+use blockd_mapper::mapping::Mapping;
+use blockd_mapper::units::VolumeId;
 
 use super::check::Progress;
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};

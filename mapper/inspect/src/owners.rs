@@ -1,8 +1,8 @@
 //! Owners of a pool's extents: 16 bytes for each extent in use, in blocks of 4096 extents.
 
-use crate::format::superblock::{DeviceTable, Superblock};
-use crate::pool::split;
-use crate::units::PhysicalExtent;
+use blockd_mapper::format::superblock::{DeviceTable, Superblock};
+use blockd_mapper::pool::split;
+use blockd_mapper::units::PhysicalExtent;
 
 const CHUNK: usize = 4096;
 
@@ -56,7 +56,7 @@ impl Owners {
         let total = table.as_slice().iter().map(|d| d.extents).sum();
         let account = Account { total, free: total, ..Account::default() };
         let mut owners = Self { devices, table, account };
-        for extent in crate::engine::info::fixed_extents(superblock) {
+        for extent in blockd_mapper::engine::fixed_extents(superblock) {
             let _ = owners.claim(extent, Owner::Fixed);
         }
         let first = superblock.reserve_start.0;

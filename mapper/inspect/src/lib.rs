@@ -4,6 +4,7 @@
 //! [`Reader`] finds the superblock and reads pages and blocks of the log. [`State`] is the state of
 //! the volumes by catalogue and log, [`walk`] goes through their trees, and [`check`] compares all
 //! of it with the rules. Memory grows with volumes, pages and the log's changes, not with the data.
+#![forbid(unsafe_code)]
 
 pub mod check;
 pub mod dump;

@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 
-use crate::error::MapperError;
-use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
-use crate::format::index_page::encode_index;
-use crate::format::leaf_page::encode_leaf;
-use crate::format::page::PageStamp;
-use crate::format::superblock::{Superblock, copy_offsets};
-use crate::format::{INDEX_FANOUT, PageRef, levels_for};
-use crate::geometry::{Geometry, PAGE_BYTES};
-use crate::io::{IoError, Page};
-use crate::units::{DeviceIndex, PageAddress, PhysicalExtent};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
+use blockd_mapper::format::index_page::encode_index;
+use blockd_mapper::format::leaf_page::encode_leaf;
+use blockd_mapper::format::page::PageStamp;
+use blockd_mapper::format::superblock::{Superblock, copy_offsets};
+use blockd_mapper::format::{INDEX_FANOUT, PageRef, levels_for};
+use blockd_mapper::geometry::{Geometry, PAGE_BYTES};
+use blockd_mapper::io::{IoError, Page};
+use blockd_mapper::units::{DeviceIndex, PageAddress, PhysicalExtent};
 
 use super::owners::{Owner, Owners};
 use super::{Entries, Media};

@@ -8,18 +8,18 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use crate::error::MapperError;
-use crate::format::catalogue::{VolumeRecord, decode_catalogue};
-use crate::format::leaf_page::decode_leaf;
-use crate::format::page::{self, PageExpect, PageKind};
-use crate::format::superblock::Superblock;
-use crate::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
-use crate::geometry::{PAGE_BYTES, PAGE_SIZE};
-use crate::io::IoError;
-use crate::leaf::LEAF_ENTRIES;
-use crate::mapping::Mapping;
-use crate::open::PresentDevice;
-use crate::units::{DeviceIndex, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
+use blockd_mapper::format::leaf_page::decode_leaf;
+use blockd_mapper::format::page::{self, PageExpect, PageKind};
+use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
+use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
+use blockd_mapper::io::IoError;
+use blockd_mapper::leaf::LEAF_ENTRIES;
+use blockd_mapper::mapping::Mapping;
+use blockd_mapper::open::PresentDevice;
+use blockd_mapper::units::{DeviceIndex, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 
 use super::check::{Progress, check};
 use super::dump::Lost;
@@ -170,7 +170,7 @@ struct Plan {
     salvaged: Vec<Lost>,
     next_sequence: u64,
     span: u64,
-    geometry: crate::geometry::Geometry,
+    geometry: blockd_mapper::geometry::Geometry,
 }
 
 impl Plan {
@@ -242,7 +242,7 @@ impl Plan {
         progress: &mut dyn FnMut(Progress),
     ) -> Vec<VolumeRecord> {
         let missing = self.catalogue_missing.clone();
-        let per_page = crate::format::catalogue::RECORDS_PER_PAGE;
+        let per_page = blockd_mapper::format::catalogue::RECORDS_PER_PAGE;
         let mut newest: BTreeMap<u64, Orphan> = BTreeMap::new();
         let wanted = |index: u64| missing.iter().any(|m| m.contains(&(index * per_page)));
         self.scan(reader, PageKind::Catalogue, progress, |index, orphan| {
@@ -440,14 +440,14 @@ impl Plan {
         let mut above = self.state.volumes.len() as u64;
         pages += above;
         while above > 1 {
-            above = above.div_ceil(crate::format::INDEX_FANOUT);
+            above = above.div_ceil(blockd_mapper::format::INDEX_FANOUT);
             pages += above;
         }
         for (id, count) in &self.slots {
             let Some(view) = self.state.volumes.get(id) else { continue };
             let mut all = u64::from(self.geometry.slots_for(view.record.size));
             for _ in 0..levels_for(all).max(1) {
-                all = all.div_ceil(crate::format::INDEX_FANOUT);
+                all = all.div_ceil(blockd_mapper::format::INDEX_FANOUT);
                 pages += all.min(*count);
             }
         }
@@ -479,7 +479,7 @@ impl Plan {
             generation,
             previous_sum: old.sum(),
             clean: true,
-            epoch: crate::units::Epoch(epoch),
+            epoch: blockd_mapper::units::Epoch(epoch),
             open_id: 0,
             wal_tail_sequence: ahead.ok_or_else(|| end("blocks of the log"))?,
             wal_tail_hash: 0,

@@ -1,7 +1,7 @@
 //! Why a piece of metadata can't be used.
 
-use crate::format::{FormatError, Place, Structure};
-use crate::io::IoError;
+use blockd_mapper::format::{FormatError, Place, Structure};
+use blockd_mapper::io::IoError;
 
 /// Why a piece of metadata can't be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +34,8 @@ impl Fault {
     /// Whether a later version wrote it, so that it isn't damage.
     #[must_use]
     pub const fn is_unsupported(&self) -> bool {
-        use crate::format::Problem;
+        use blockd_mapper::format::Problem;
+
         matches!(self, Self::Format(error)
             if matches!(error.problem,
                 Problem::Unsupported { .. } | Problem::UnsupportedKind { .. }))

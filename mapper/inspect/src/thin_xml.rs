@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
-use crate::error::MapperError;
-use crate::format::superblock::DeviceTable;
-use crate::units::{DeviceIndex, PhysicalExtent, VolumeId};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::superblock::DeviceTable;
+use blockd_mapper::units::{DeviceIndex, PhysicalExtent, VolumeId};
 
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Entries, Fault, Reader, State, VolumeView};

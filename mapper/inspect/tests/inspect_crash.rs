@@ -2,13 +2,14 @@
 //! that was repaired.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 mod tools;
 
 use std::collections::BTreeSet;
 
-use blockd_mapper::inspect::repair::{RepairOptions, repair};
-use blockd_mapper::inspect::{self, MediaMut};
+use blockd_inspect::MediaMut;
+use blockd_inspect::repair::{RepairOptions, repair};
 use blockd_mapper::io::IoError;
 use blockd_mapper::units::DeviceIndex;
 use common::Media;
@@ -44,9 +45,9 @@ impl<'a> Losing<'a> {
     }
 }
 
-impl inspect::Media for Losing<'_> {
+impl blockd_inspect::Media for Losing<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        inspect::Media::read(&mut Image(self.media), device, offset, bytes)
+        blockd_inspect::Media::read(&mut Image(self.media), device, offset, bytes)
     }
 }
 
@@ -54,7 +55,7 @@ impl MediaMut for Losing<'_> {
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         self.left = self.left.checked_sub(1).ok_or(IoError::Gone)?;
         let mut before = vec![0; bytes.len()];
-        inspect::Media::read(&mut Image(self.media), device, offset, &mut before).unwrap();
+        blockd_inspect::Media::read(&mut Image(self.media), device, offset, &mut before).unwrap();
         let at = usize::try_from(offset).unwrap();
         self.unflushed.push((usize::from(device.0), at, before));
         Target(self.media).write(device, offset, bytes)

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::error::MapperError;
-use crate::format::Structure;
-use crate::format::catalogue::VolumeKind;
-use crate::geometry::Geometry;
-use crate::units::{PhysicalExtent, VolumeId};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Structure;
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_mapper::geometry::Geometry;
+use blockd_mapper::units::{PhysicalExtent, VolumeId};
 
 use super::dump::Lost;
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
@@ -162,7 +162,7 @@ impl Visitor for Finder {
     fn page(&mut self, page: PageUse) -> Result<(), Stopped> {
         let (extent, within) = self.geometry.page_place(page.address);
         if self.extents.contains(&extent.0) {
-            let page_bytes = crate::geometry::PAGE_BYTES;
+            let page_bytes = blockd_mapper::geometry::PAGE_BYTES;
             let at = (extent.0 - self.base) * self.geometry.extent_size() + within * page_bytes;
             let (structure, tree) = (page.structure, page.volume);
             let usage = Use::Page { structure, tree, level: page.level, index: page.index };

@@ -1,11 +1,13 @@
 //! The write-ahead log behind the last checkpoint, block by block.
 
-use crate::format::record::Change;
-use crate::format::superblock::Superblock;
-use crate::format::wal::{WalExpect, WalStop, begins_later_commit, block_position, decode_block};
-use crate::format::{Place, Problem, Structure};
-use crate::geometry::{PAGE_BYTES, PAGE_SIZE};
-use crate::units::{Epoch, Lsn, PhysicalExtent};
+use blockd_mapper::format::record::Change;
+use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::wal::{
+    WalExpect, WalStop, begins_later_commit, block_position, decode_block,
+};
+use blockd_mapper::format::{Place, Problem, Structure};
+use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
+use blockd_mapper::units::{Epoch, Lsn, PhysicalExtent};
 
 use super::{Fault, Reader};
 

@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::format::catalogue::{VolumeKind, VolumeRecord};
-use crate::format::record::Change;
-use crate::format::settings::VolumeSettings;
-use crate::format::{PageRef, VolumeName};
-use crate::geometry::{Geometry, LEAF_ENTRIES};
-use crate::mapping::Mapping;
-use crate::units::{ExtentIndex, Lsn, SlotIndex, VolumeId, WallTime};
+use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
+use blockd_mapper::format::record::Change;
+use blockd_mapper::format::settings::VolumeSettings;
+use blockd_mapper::format::{PageRef, VolumeName};
+use blockd_mapper::geometry::{Geometry, LEAF_ENTRIES};
+use blockd_mapper::mapping::Mapping;
+use blockd_mapper::units::{ExtentIndex, Lsn, SlotIndex, VolumeId, WallTime};
 
 use super::walk::{Entries, PageUse, Stopped, Visitor};
 use super::{LogEnd, Reader, read_log, walk};

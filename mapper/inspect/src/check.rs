@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::error::MapperError;
-use crate::format::catalogue::VolumeKind;
-use crate::geometry::Geometry;
-use crate::io::IoError;
-use crate::units::{PhysicalExtent, VolumeId};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_mapper::geometry::Geometry;
+use blockd_mapper::io::IoError;
+use blockd_mapper::units::{PhysicalExtent, VolumeId};
 
 pub use super::owners::Account;
 use super::owners::{Owner, Owners};

@@ -1,12 +1,12 @@
 //! Tools that work on a pool's media, and a pool for them.
 #![allow(dead_code, clippy::unwrap_used, reason = "shared by test files; a failure fails the test")]
 
+use blockd_inspect::check::{Report, check};
+use blockd_inspect::dump::{DumpReport, dump};
+use blockd_inspect::repair::{RepairOptions, RepairReport, repair};
+use blockd_inspect::restore::Scan;
+use blockd_inspect::{DumpError, Reader};
 use blockd_mapper::engine::{Control, Outcome};
-use blockd_mapper::inspect::check::{Report, check};
-use blockd_mapper::inspect::dump::{DumpReport, dump};
-use blockd_mapper::inspect::repair::{RepairOptions, RepairReport, repair};
-use blockd_mapper::inspect::restore::Scan;
-use blockd_mapper::inspect::{self, DumpError, Reader};
 use blockd_mapper::io::IoError;
 use blockd_mapper::units::{DeviceIndex, VolumeId};
 
@@ -18,7 +18,7 @@ pub(crate) const PAGE: usize = 4096;
 /// Media that can't be written, and count their reads.
 pub(crate) struct Image<'a>(pub(crate) &'a Media);
 
-impl inspect::Media for Image<'_> {
+impl blockd_inspect::Media for Image<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let at = usize::try_from(offset).unwrap();
         let from = self.0.devices[usize::from(device.0)].get(at..at + bytes.len());
@@ -36,13 +36,13 @@ pub(crate) fn checked(media: &Media) -> Report {
 /// Media that a tool writes.
 pub(crate) struct Target<'a>(pub(crate) &'a mut Media);
 
-impl inspect::Media for Target<'_> {
+impl blockd_inspect::Media for Target<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         Image(self.0).read(device, offset, bytes)
     }
 }
 
-impl inspect::MediaMut for Target<'_> {
+impl blockd_inspect::MediaMut for Target<'_> {
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         let at = usize::try_from(offset).unwrap();
         self.0.devices[usize::from(device.0)][at..at + bytes.len()].copy_from_slice(bytes);
@@ -67,7 +67,7 @@ pub(crate) fn dumped(media: &Media) -> (String, DumpReport) {
     (text, report.unwrap())
 }
 
-pub(crate) fn scanned(text: &str) -> Result<inspect::restore::Plan, DumpError> {
+pub(crate) fn scanned(text: &str) -> Result<blockd_inspect::restore::Plan, DumpError> {
     let mut scan = Scan::new();
     let _ = text.lines().all(|line| scan.line(line));
     scan.finish()
@@ -169,13 +169,13 @@ pub(crate) struct Cut<'a> {
     pub(crate) left: u64,
 }
 
-impl inspect::Media for Cut<'_> {
+impl blockd_inspect::Media for Cut<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         Image(self.media).read(device, offset, bytes)
     }
 }
 
-impl inspect::MediaMut for Cut<'_> {
+impl blockd_inspect::MediaMut for Cut<'_> {
     fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         self.left = self.left.checked_sub(1).ok_or(IoError::Gone)?;
         Target(self.media).write(device, offset, bytes)

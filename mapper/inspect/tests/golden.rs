@@ -1,21 +1,22 @@
 //! Images of the format, kept as files: whatever reads today's pools has to read them, with the
 //! same answers. The images are never regenerated within a version of the format.
 //!
-//! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd-mapper --test golden images` writes them, for a new
+//! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd-inspect --test golden images` writes them, for a new
 //! version.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use blockd_inspect::Reader;
+use blockd_inspect::check::check;
+use blockd_inspect::dump::dump;
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::checksum::sum;
-use blockd_mapper::inspect::check::check;
-use blockd_mapper::inspect::dump::dump;
-use blockd_mapper::inspect::{self, Reader};
 use blockd_mapper::io::IoError;
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
 use blockd_mapper::units::{DeviceIndex, WallTime};
@@ -28,7 +29,7 @@ const FILLER: u8 = 0xEE;
 
 struct Image<'a>(&'a Media);
 
-impl inspect::Media for Image<'_> {
+impl blockd_inspect::Media for Image<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let at = usize::try_from(offset).unwrap();
         let from = self.0.devices[usize::from(device.0)].get(at..at + bytes.len());
@@ -38,7 +39,7 @@ impl inspect::Media for Image<'_> {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
 /// One line for each block that was written: device, byte, and the bytes, where `*N` repeats the

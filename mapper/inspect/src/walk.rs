@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
-use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
-use crate::format::index_page::decode_index;
-use crate::format::leaf_page::decode_leaf;
-use crate::format::page::PageExpect;
-use crate::format::{INDEX_FANOUT, PageRef, Place, Problem, Structure, capacity_of, levels_for};
-use crate::leaf::LEAF_ENTRIES;
-use crate::mapping::Mapping;
-use crate::units::{PageAddress, SlotIndex, VolumeId};
+use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
+use blockd_mapper::format::index_page::decode_index;
+use blockd_mapper::format::leaf_page::decode_leaf;
+use blockd_mapper::format::page::PageExpect;
+use blockd_mapper::format::{
+    INDEX_FANOUT, PageRef, Place, Problem, Structure, capacity_of, levels_for,
+};
+use blockd_mapper::leaf::LEAF_ENTRIES;
+use blockd_mapper::mapping::Mapping;
+use blockd_mapper::units::{PageAddress, SlotIndex, VolumeId};
 
 use super::{Fault, Reader, State, VolumeView};
 
