@@ -12,11 +12,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
-
-use crate::clock::Clock;
 
 /// Bytes of a script's output that are kept: enough for a page of text, and no more memory than
 /// that, however much it prints.

@@ -1,14 +1,13 @@
 //! blockd: thin-provisioned block devices from user space.
 //!
 //! Imports point one way: `cli` and `daemon`, then `control`, `frontend`, `volume` and `pool`,
-//! `backing`, `block`. `error`, `units`, `clock`, `stats`, `mailbox`, `node`, `hook`, `extend` and
-//! `hardening` are there for everybody.
+//! `backing`, `block`. `error`, `units`, `stats`, `mailbox`, `node`, `hook` and `extend` are used
+//! by all of them.
 #![deny(unsafe_code)]
 
 pub mod backing;
 pub mod block;
 pub mod cli;
-pub mod clock;
 pub mod config;
 pub mod control;
 pub mod daemon;
@@ -16,7 +15,6 @@ pub mod direct;
 pub mod error;
 pub mod extend;
 pub mod frontend;
-pub mod hardening;
 pub mod health;
 pub mod hook;
 pub mod limit;

@@ -11,19 +11,18 @@ use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockd::clock::Clock;
 use blockd::frontend::nbd::{Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{
-    Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolSpec, create, open,
-    open_created,
-};
+use blockd::pool::{Control, Outcome, create, open, open_created};
 use blockd_inspect::MediaMut;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::claim::{CLAIM_OFFSET, Claim, ClaimPage, ClaimState};
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::clock::Clock;
+use blockd_media::pool::{Access, Offline, PoolError, PoolSpec};
+use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::{ExportInfo, Negotiated};
 
 const SIZE: u64 = 128 << 20;

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Stdio};
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern, signal};
 

@@ -5,7 +5,7 @@ mod cli_support;
 
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use cli_support::{Daemon, LIMIT};
 use serde_json::{Value, json};
 
@@ -153,7 +153,7 @@ fn when_a_volume_was_made_is_known_after_crashes_and_restarts() {
         })
     };
     let [data, taken] = made(&daemon);
-    let now = u64::try_from(blockd::clock::wall_ms()).unwrap();
+    let now = u64::try_from(blockd_media::clock::wall_ms()).unwrap();
     assert!(data <= taken && taken <= now && data + 60_000 > now, "{data} {taken} {now}");
     assert!(daemon.ok(&["show", "taken"]).contains(" UTC"));
     daemon.kill();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use cli_support::{Daemon, LIMIT, pattern};
 
 const MIB: u64 = 1 << 20;

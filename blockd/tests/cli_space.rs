@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::Value;

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use cli_support::{Daemon, LIMIT, pattern, signal};
 
 const MIB: u64 = 1 << 20;

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, Request};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use blockd::backing::{Ring, RingOptions};
 use blockd::block::{BlockError, Completion, Operation, Request};
-use blockd::clock::Clock;
 use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
 use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{
-    Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
-};
+use blockd::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
 use blockd::schedule::{FlowId, Owner};
 use blockd::volume::{Executor, VolumeRef};
+use blockd_media::clock::Clock;
+use blockd_media::pool::PoolSpec;
+use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::{ExportError, ExportInfo};
 
 const SIZE: u64 = 256 << 20;

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockd::clock::Clock;
 use blockd::extend::{Extend, Form, Message};
+use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::Value;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use cli_support::{Daemon, LIMIT, pattern};
 use nix::sys::stat::Mode;
 

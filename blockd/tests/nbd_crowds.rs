@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use blockd_nbd::codec::{cmd, opt, rep};
 use cli_support::{Daemon, LIMIT};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};

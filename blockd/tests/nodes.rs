@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use blockd_nbd::client::Client;
 use cli_support::{Daemon, LIMIT, pattern};
 use serde_json::{Value, json};
@@ -81,7 +81,7 @@ fn a_pool_has_the_objects_of_its_node_once_from_its_first_opening_on() {
 fn status_says_since_when_writes_wait_for_a_full_pool() {
     let daemon = Daemon::start_with("16M", &node(FIRST));
     fs::write(daemon.dir.join("image"), pattern(32 << 20, 5)).unwrap();
-    let before = blockd::clock::wall_ms().unsigned_abs();
+    let before = blockd_media::clock::wall_ms().unsigned_abs();
     let mut import = daemon.command(&["import", "image", "data"]).spawn().unwrap();
     let clock = Clock::start();
     let pool = loop {
@@ -92,7 +92,7 @@ fn status_says_since_when_writes_wait_for_a_full_pool() {
         assert!(clock.elapsed() < LIMIT, "{pool}");
         std::thread::sleep(Duration::from_millis(20));
     };
-    let now = blockd::clock::wall_ms().unsigned_abs();
+    let now = blockd_media::clock::wall_ms().unsigned_abs();
     let since = pool["blocked_since_unix_ms"].as_u64().unwrap();
     assert!((before..=now).contains(&since), "{before} {since} {now}");
     assert!(pool["parked"].as_u64() >= pool["blocked_writes"].as_u64(), "{pool}");
@@ -135,7 +135,7 @@ fn status_says_what_is_waited_for_and_since_when() {
         std::thread::sleep(Duration::from_millis(20));
     };
     assert_eq!(json!([one["volume"], one["room_bytes"]]), json!(["data", 1 << 30]));
-    let now = blockd::clock::wall_ms().unsigned_abs();
+    let now = blockd_media::clock::wall_ms().unsigned_abs();
     let since = one["since_unix_ms"].as_u64().unwrap();
     assert!(now >= since && now - since < 60_000, "{now} {one}");
     let peer = format!("pid {}", waiting.id());

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use blockd::frontend::nbd::{Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{
-    Access, Control, DeviceKind, DeviceSpec, Offline, Outcome, PoolError, PoolHandle, PoolSpec,
-    VolumeId, create, exists, identity, open, open_created,
-};
+use blockd::pool::{Control, Outcome, PoolHandle, VolumeId, create, open, open_created};
 use blockd_inspect::Media;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::Page;
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::pool::{Access, Offline, PoolError, PoolSpec, exists, identity};
+use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::{ExportInfo, Negotiated};
 
 /// A directory of its own, gone afterwards.

@@ -9,9 +9,9 @@ use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
 use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{
-    Control, DeviceKind, DeviceSpec, Outcome, PoolHandle, PoolSpec, VolumeId, create, open,
-};
+use blockd::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
+use blockd_media::pool::PoolSpec;
+use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};
 use blockd_nbd::{ExportError, ExportInfo};
 
@@ -234,7 +234,7 @@ fn connections_move_between_workers_and_lose_nothing() {
     let mut clients = vec![server.connect(form.clone()), server.connect(form.clone())];
     clients.extend([other(), other()]);
     let moved = || server.workers.worker_stats().iter().map(|stats| stats.moved.get()).sum::<u64>();
-    let clock = blockd::clock::Clock::start();
+    let clock = blockd_media::clock::Clock::start();
     let mut round = 0_u8;
     while moved() < 4 && clock.elapsed() < Duration::from_secs(60) {
         round = round.wrapping_add(1);

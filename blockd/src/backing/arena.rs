@@ -59,7 +59,7 @@ impl Arena {
 
     /// A buffer of at least so many bytes, if there is one and it is not too long.
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
-        let pages = bytes.max(1).div_ceil(super::PAGE as u64).checked_next_power_of_two()?;
+        let pages = bytes.max(1).div_ceil(blockd_media::PAGE as u64).checked_next_power_of_two()?;
         let order = u8::try_from(pages.trailing_zeros()).ok()?;
         let mut from = (order..=MAX_ORDER).find(|&o| self.heads[usize::from(o)] != NONE)?;
         let page = self.heads[usize::from(from)];

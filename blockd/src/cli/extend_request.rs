@@ -4,12 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use super::{Context, size_argument};
-use crate::clock::Clock;
 use crate::error::Error;
 use crate::extend::{Extend, Form, Message, Refusal};
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use blockd_api::v1::{AcknowledgeHealthRequest, Cause, HealthCode, HealthRequest, Severity};
+use blockd_media::clock::wall_ms;
 use serde::Serialize;
 
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
 use super::shapes::date;
 use super::{Context, client};
-use crate::clock::wall_ms;
 use crate::error::{Error, ErrorKind, shown};
 use crate::health;
 

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use blockd_api::v1::{self, ListNodesRequest, NodeObjectKind, NodeState, NodeStatusRequest};
+use blockd_media::clock::wall_ms;
 use serde::Serialize;
 
 use super::output::table::{Side, Table, properties};
 use super::shapes::{NodeObjectShape, date, pool_state_name};
 use super::{Context, amount};
-use crate::clock::wall_ms;
 use crate::config::Config;
 use crate::control::{Leave, Left, NodeName, declare_dead, forget};
 use crate::error::Error;

@@ -1,8 +1,7 @@
 //! The file as it is written: keys, and their defaults.
 
+use blockd_media::pool::MAX_WORKERS;
 use serde::{Deserialize, Serialize};
-
-use crate::pool::MAX_WORKERS;
 
 use super::place::{CONTROL_SOCKET, NBD_SOCKET, Places};
 

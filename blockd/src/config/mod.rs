@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::space::Marks;
+use blockd_media::pool::PmemOptions;
 use blockd_pmem::platform::RegionKey;
 
 use crate::direct::DirectConfig;
 use crate::error::Error;
 use crate::node::NodeId;
-use crate::pool::PmemOptions;
 
 mod command;
 mod direct;

@@ -9,12 +9,12 @@ use std::time::Duration;
 use blockd_mapper::format::VolumeName;
 use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::space::{Mark, Marks};
+use blockd_media::pool::{MAX_WORKERS, PmemOptions, path_of_namespace};
 use blockd_pmem::platform::RegionKey;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Error;
 use crate::node::NodeId;
-use crate::pool::{MAX_WORKERS, PmemOptions, path_of_namespace};
 use crate::units::{MAX_SIZE, exact, parse_size};
 
 use super::direct::DIRECT;

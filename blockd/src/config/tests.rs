@@ -128,7 +128,7 @@ fn a_namespace_stands_in_place_of_a_path() {
     let text = format!("[[pool]]\nname = \"a\"\nkind = \"pmem\"\nnamespace = {uuid:?}");
     let path = parse(&text).unwrap().pools[0].devices[0].path.clone();
     assert_eq!(path.to_str(), Some(&*format!("namespace:{uuid}")));
-    assert!(crate::pool::is_there(&path));
+    assert!(blockd_media::pool::is_there(&path));
     let pool = |rest: &str| format!("[[pool]]\nname = \"a\"\nnamespace = \"x\"\n{rest}");
     for (text, expected) in [
         (pool(""), "/etc/b.toml:3: pool.namespace is x: must be left out unless"),

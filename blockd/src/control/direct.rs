@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_media::clock::wall_ms;
 use blockd_pmem::media::Durability;
 use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
@@ -11,7 +12,6 @@ use parking_lot::RwLock;
 use super::errors::failed_pool;
 use super::messages::size_of_request;
 use super::{Control, EventKind, blocking};
-use crate::clock::wall_ms;
 use crate::direct::{
     CreateWish, DirectConfig, DirectPool, PoolView, SizeRule, State, Usage, VolumeView,
 };

@@ -2,8 +2,9 @@
 
 use std::io;
 
+use blockd_media::pool::PoolError;
+
 use crate::error::Error;
-use crate::pool::PoolError;
 
 /// An error of this pool, as users see it.
 pub fn pool_error(pool: &str, error: PoolError) -> Error {

@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_media::clock::wall_ms;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-
-use crate::clock::wall_ms;
 
 pub use v1::EventKind;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
 use crate::config::{PoolConfig, SpaceConfig};
 use crate::error::{Error, shown};
 use crate::hook;

@@ -10,14 +10,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_inspect::Reader;
+use blockd_media::clock::wall_ms;
+use blockd_media::pool::{Access, Offline, PoolError, is_there};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::wall_ms;
 use crate::config::{Config, DeviceKind, PoolConfig};
 use crate::error::Error;
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
-use crate::pool::{self, Access, Offline, PoolError, is_there};
+use crate::pool;
 
 use super::pools::spec;
 use super::state_file::StateFile;
@@ -129,7 +130,7 @@ fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
     let mut paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
     for spare in &config.spares {
         let alone = PoolConfig { devices: vec![spare.clone()], ..config.clone() };
-        let holds = pool::exists(&spec(&alone, Path::new("")));
+        let holds = blockd_media::pool::exists(&spec(&alone, Path::new("")));
         if holds.map_err(|error| refused(&config.name, error))? {
             paths.push(spare.path.clone());
         }

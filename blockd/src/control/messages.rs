@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use blockd_api::v1;
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::pool::{Medium, PmemInfo};
+use blockd_media::{DeviceInfo, DeviceKind, Durability};
 
 use crate::error::Error;
-use crate::pool::{
-    DeviceInfo, DeviceKind, Durability, Medium, PmemInfo, PoolHandle, SpaceState, Use, VolumeId,
-};
+use crate::pool::{PoolHandle, SpaceState, Use, VolumeId};
 use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
 use super::devices::{AttachWish, FrontEnd};

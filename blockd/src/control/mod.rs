@@ -48,16 +48,18 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use blockd_media::Device;
+use blockd_media::clock::{Clock, wall_seconds};
+use blockd_media::pool::PmemOptions;
 use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, wall_seconds};
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
-use crate::pool::{Device, PmemOptions, PoolHandle};
+use crate::pool::PoolHandle;
 
 use attachments::Attachments;
 use pools::Unopened;

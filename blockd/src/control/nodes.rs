@@ -1,8 +1,8 @@
 //! What is told of nodes: which are known here, and what this one has of its pools.
 
 use blockd_api::v1;
+use blockd_media::clock::wall_ms;
 
-use crate::clock::wall_ms;
 use crate::config::PoolConfig;
 use crate::error::Error;
 use crate::node::NodeId;

@@ -4,9 +4,11 @@
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 
+use blockd_media::pool::is_there;
+
 use crate::config::{DeviceConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::error::{Error, shown};
-use crate::pool::{Policy, PoolHandle, is_there};
+use crate::pool::{Policy, PoolHandle};
 use crate::units::exact;
 
 use super::Control;

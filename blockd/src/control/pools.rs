@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
+use blockd_media::pool::{PoolError, PoolSpec, has_pmem_header, is_there};
+use blockd_media::{Device, DeviceKind, DeviceSpec};
 use nix::sys::statvfs::statvfs;
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
 use crate::error::{Error, ErrorKind, shown};
-use crate::pool::{
-    self, Created, Device, DeviceKind, DeviceSpec, OpenReport, PoolError, PoolHandle, PoolSpec,
-    has_pmem_header, is_there,
-};
+use crate::pool::{self, Created, OpenReport, PoolHandle};
 use crate::units::GIB;
 
 use super::errors::pool_error;
@@ -118,7 +117,7 @@ pub(super) fn open_or_create(
     policy::check_before_opening(config)?;
     let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
-    let is_new = !in_memory && !pool::exists(&spec).map_err(failed)?;
+    let is_new = !in_memory && !blockd_media::pool::exists(&spec).map_err(failed)?;
     if is_new && permit != Permit::Create {
         return Err(changed_meanwhile(&config.name, &spec.devices[0].path));
     }
@@ -174,7 +173,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         devices: config.devices.iter().map(device).collect(),
         spares: config.spares.iter().map(device).collect(),
         extent_size: config.extent_size,
-        ring_dir: pool::ring_dir(runtime_dir),
+        ring_dir: blockd_media::pool::ring_dir(runtime_dir),
         accept_loss: config.accept_loss,
         lock_wait: config.lock_wait,
         claim_wait: config.claim_wait,
@@ -294,7 +293,7 @@ mod tests {
     fn what_is_not_a_pool_is_not_written_over() {
         let folder = folder();
         let path = folder.path().join("disk");
-        let pmem = config::DeviceKind::Pmem(pool::PmemOptions::default());
+        let pmem = config::DeviceKind::Pmem(blockd_media::pool::PmemOptions::default());
         let places = [0, 70_000, (8 << 20) - 1].into_iter();
         let both = places.flat_map(|at| [(at, config::DeviceKind::Auto), (at, pmem)]);
         for (at, kind) in both {

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use blockd_mapper::geometry::MAX_DEVICES;
+use blockd_media::pool::{PoolError, path_of_namespace};
 use blockd_pmem::platform::pooled::{self, OWN_NAME, Target};
 use blockd_pmem::platform::{Mode, Namespace, Platform, Region, Uuid, new_uuid};
 use parking_lot::Mutex;
@@ -15,7 +16,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, PoolConfig, RegionShare};
 use crate::error::{Error, ErrorKind, shown};
-use crate::pool::{self, PoolError, path_of_namespace};
 
 use super::errors::pool_error;
 use super::hex;
@@ -100,7 +100,7 @@ pub(super) fn open(
     };
     let platform = Platform::default();
     // Nothing is made by looking, so that no folder is needed.
-    let id_of = |alone: &PoolConfig| pool::identity(&spec(alone, Path::new("")));
+    let id_of = |alone: &PoolConfig| blockd_media::pool::identity(&spec(alone, Path::new("")));
     let entry = book.of(&config.name)?;
     if replace {
         give_up(config, share, &platform, book, id_of)?;
@@ -436,13 +436,13 @@ fn nothing(config: &PoolConfig, share: &RegionShare) -> Error {
 mod tests {
     use std::sync::Arc;
 
+    use blockd_media::pool::PmemOptions;
     use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
     use blockd_pmem::platform::{Kernel, RegionKey};
 
     use super::*;
     use crate::config::DeviceKind;
     use crate::control::testing::{Folder, folder, memory_pool};
-    use crate::pool::PmemOptions;
 
     const GIB: u64 = 1 << 30;
     const ID: PoolId = [0xab; 16];

@@ -3,14 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
+use blockd_media::pool::{PoolError, PoolSpec, boot_id, identity, is_there};
+use blockd_media::{DeviceKind, DeviceSpec};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{self, PoolConfig};
 use crate::error::{Error, ErrorKind};
-use crate::pool::{
-    DeviceKind, DeviceSpec, PoolError, PoolHandle, PoolSpec, boot_id, identity, is_there,
-};
+use crate::pool::PoolHandle;
 
 use super::attachments::Record;
 use super::places::{is_in_memory, resolved, would_be_in_memory};

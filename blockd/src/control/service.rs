@@ -6,6 +6,7 @@ use std::pin::Pin;
 
 use blockd_api::v1;
 use blockd_api::v1::control_server::Control as Calls;
+use blockd_media::pool::PmemOptions;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -13,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::error::{Error, shown};
-use crate::pool::{PmemOptions, PoolHandle};
+use crate::pool::PoolHandle;
 use crate::units::{from_wire, to_wire, to_wire_gb};
 
 use super::Control;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::hardening::protect_process;
 use blockd_pmem::platform::Platform;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -32,7 +33,6 @@ use crate::frontend::nbd::listener::{self, Address, Bound, Limits, ListenError, 
 use crate::frontend::nbd::tls::{TlsFiles, acceptor};
 use crate::frontend::ublk::control::{DeviceOptions, Devices, LibublkDriver, mounts};
 use crate::frontend::worker::{WorkerOptions, Workers};
-use crate::hardening::protect_process;
 
 use http::HttpListener;
 use lock::FolderLock;

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
+use blockd_media::pool::namespace_of_path;
 use blockd_pmem::platform::{Inventory, Platform, RegionKey, pooled};
 
-use crate::clock::Clock;
 use crate::config::Config;
-use crate::pool::namespace_of_path;
 
 /// How long it is waited for. The kernel writes some 100 GB of pages down in a second; what is not
 /// there by then is disabled or gone, and its pool says so.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockd_media::clock::wall_ms;
 use blockd_pmem::platform::choose;
 use blockd_pmem::platform::provision::{MAX_NAME, NamespaceSpec};
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule, Step};
@@ -18,7 +19,6 @@ use super::describe::{PoolView, Space, State, VolumeView, durability};
 use super::growth::{GROWS, is_bare};
 use super::journal::{Content, Intent, Journal, Record};
 use super::scrub::Scrubber;
-use crate::clock::wall_ms;
 use crate::config::check_name;
 use crate::error::{Error, shown};
 

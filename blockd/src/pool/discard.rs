@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
+use blockd_media::Device;
+use blockd_media::pool::PoolError;
 use crossbeam_channel::{Receiver, Sender};
 
-use super::PoolError;
 use super::handle::Shared;
-use crate::backing::Device;
 
 /// Bytes that are discarded at a time. The gate of a claim is looked at before each piece, so a
 /// piece has to end within the bound on IO, which is a second: 64 MiB are milliseconds on most

@@ -13,11 +13,11 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
 use blockd_mapper::space::{Marks, SpaceChange, SpaceState};
 use blockd_mapper::units::VolumeId;
+use blockd_media::pool::{MAX_WORKERS, PoolError};
+use blockd_media::{Device, DeviceInfo, Doorbell};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{MAX_WORKERS, PoolError};
-use crate::backing::{Device, DeviceInfo, Doorbell};
 use crate::mailbox::{Mailbox, Undelivered};
 use crate::schedule::{VolumeShare, Window};
 use crate::stats::MediaStats;

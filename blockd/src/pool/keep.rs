@@ -2,10 +2,11 @@
 
 use blockd_mapper::engine::Shortage;
 use blockd_mapper::units::VolumeId;
+use blockd_media::pool::PoolError;
 use tokio::sync::oneshot;
 
+use super::PoolHandle;
 use super::handle::Ask;
-use super::{PoolError, PoolHandle};
 
 /// Extents that were kept for a volume on request. Dropped before the asker has its answer, they
 /// are given back.

@@ -4,40 +4,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_inspect::{Media, newest_copy};
 use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::io::{IoBuffer, IoCommand, IoError, IoOp};
-use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening, PresentDevice};
+use blockd_mapper::io::{IoCommand, IoError, IoOp};
+use blockd_mapper::open::{OpenMode, OpenOptions, OpenReport, Opened, Opening};
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::clock::Clock;
+use blockd_media::pmem::Pmem;
+use blockd_media::pool::newest::{present, superblock};
+use blockd_media::pool::ownership::{LIVING_WAIT, Ownership, add_gate};
+use blockd_media::pool::ring_file::{RingFile, ring_path};
+use blockd_media::pool::{MAX_WORKERS, PoolError, PoolSpec, boot_id, holds_pool, storage};
+use blockd_media::{Device, DeviceKind, DeviceSpec, Gate, io_error};
 
-use super::find::holds_pool;
 use super::handle::PoolHandle;
-use super::ownership::{Ownership, add_gate};
-use super::ring_file::RingFile;
-use super::{MAX_WORKERS, PoolError, PoolSpec, storage, thread};
-use crate::backing::pmem::Pmem;
-use crate::backing::{
-    Device, DeviceKind, DeviceSpec, Ended, FileSlot, Gate, Ring, RingOptions, io_error,
-};
-use crate::clock::Clock;
+use super::thread;
+use crate::backing::{Ended, FileSlot, Ring, RingOptions};
 
 /// Operations of a pool's thread that can be out at once: the engine has fewer.
 const OPERATIONS: u32 = 256;
 /// How often a lock that somebody else has is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// The kernel's name for this boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How long a claim of another program on a block device is waited for. A process that died gives
 /// its claim back moments after its lock.
 const CLAIM_WAIT: Duration = Duration::from_secs(2);
-/// How long a process that lives is waited for. It may be about to end; the IO of a dead one may
-/// take as long as [`PoolSpec::lock_wait`].
-pub(super) const LIVING_WAIT: Duration = Duration::from_secs(30);
 /// How often the log says that a lock is waited for.
 const LOCK_REPORT: Duration = Duration::from_secs(5);
 
@@ -435,36 +429,6 @@ fn check_storage(
     Ok(problem)
 }
 
-/// The file of a pool's delta ring.
-pub(super) fn ring_path(ring_dir: &Path, pool_id: &[u8; 16]) -> PathBuf {
-    let hex: String = pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
-    ring_dir.join(format!("ring-{hex}"))
-}
-
-/// A device by itself, and a page that is aligned as it wants it.
-struct Alone<'a>(&'a Device, IoBuffer);
-
-impl Media for Alone<'_> {
-    fn read(&mut self, _: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        let page = self.1.as_bytes_mut().get_mut(..bytes.len()).ok_or(IoError::Media)?;
-        self.0.read(offset, page).map_err(|error| io_error(&error))?;
-        bytes.copy_from_slice(page);
-        Ok(())
-    }
-}
-
-/// The newest superblock of a device that can be read.
-pub(super) fn superblock(device: &Device) -> Option<Superblock> {
-    newest_copy(&mut Alone(device, IoBuffer::new(1)?), DeviceIndex(0), &present(device))
-}
-
-/// A device as the mapper is told of it.
-fn present(device: &Device) -> PresentDevice {
-    let info = device.info();
-    let name = info.path.display().to_string();
-    PresentDevice { name, size: info.size, block_size: info.block_size }
-}
-
 /// A pool that another node has not closed may be in use there, where no lock of ours is seen. Who
 /// takes it over has to say from whom.
 fn refuse_foreign(spec: &PoolSpec, found: &Superblock) -> Result<(), PoolError> {
@@ -555,15 +519,6 @@ fn serve(ring: &mut Ring, devices: &[Arc<Device>]) -> Result<Vec<Served>, PoolEr
         served.push(Served { device: Arc::clone(device), slot });
     }
     Ok(served)
-}
-
-/// The kernel's name for this boot of the host.
-pub fn boot_id() -> Result<[u8; 16], PoolError> {
-    let text = std::fs::read_to_string(BOOT_ID).map_err(PoolError::io("read", BOOT_ID))?;
-    let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let id = u128::from_str_radix(&hex, 16);
-    id.map(u128::to_be_bytes)
-        .map_err(|error| PoolError::io("read", BOOT_ID)(std::io::Error::other(error.to_string())))
 }
 
 fn random_id() -> [u8; 16] {

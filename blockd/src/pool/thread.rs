@@ -13,16 +13,17 @@ use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::pool::Pool;
 use blockd_mapper::space::{SpaceChange, SpaceState};
 use blockd_mapper::units::WallTime;
+use blockd_media::clock::Clock;
+use blockd_media::pool::ownership::Ownership;
+use blockd_media::pool::{PoolError, PoolSpec, storage};
+use blockd_media::{Doorbell, Gate, io_error};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::discard::Discarder;
 use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
 use super::open::{Begun, Served, at_once};
-use super::ownership::Ownership;
-use super::{PoolError, PoolSpec, storage};
-use crate::backing::{Doorbell, Ended, Gate, Ring, io_error};
-use crate::clock::Clock;
+use crate::backing::{Ended, Ring};
 use crate::mailbox::{Inbox, mailbox};
 use crate::stats::{MediaOp, MediaStats};
 
@@ -169,17 +170,17 @@ impl PoolThread {
 
     /// Serves until the pool is closed.
     pub(super) fn run(mut self) {
-        crate::hardening::protect_thread(&thread_name(&self.shared.name));
-        crate::hardening::stay_on(&self.shared.nearby());
-        let _vital = crate::hardening::Vital;
+        blockd_media::hardening::protect_thread(&thread_name(&self.shared.name));
+        blockd_media::hardening::stay_on(&self.shared.nearby());
+        let _vital = blockd_media::hardening::Vital;
         let doorbell = Arc::clone(&self.shared.doorbell);
         if let Err(error) = self.ring.listen(&doorbell) {
-            crate::hardening::give_up(&format!("it can't be woken: {error}"));
+            blockd_media::hardening::give_up(&format!("it can't be woken: {error}"));
         }
         tracing::debug!(pool = %self.shared.name, "pool's thread runs");
         while !self.closed {
             if let Err(error) = self.turn() {
-                crate::hardening::give_up(&format!("it has lost its ring: {error}"));
+                blockd_media::hardening::give_up(&format!("it has lost its ring: {error}"));
             }
         }
         if let (true, Some(path)) = (self.closed, &self.ring_file) {
@@ -458,7 +459,7 @@ impl PoolThread {
             walked |= walks;
             match ask {
                 Ask::Control(control, answer) => {
-                    let now = u64::try_from(crate::clock::wall_ms()).unwrap_or(0);
+                    let now = u64::try_from(blockd_media::clock::wall_ms()).unwrap_or(0);
                     self.engine.set_wall_time(WallTime::from_ms(now));
                     let id = self.engine.submit(control);
                     self.answers.insert(id, answer);

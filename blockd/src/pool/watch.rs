@@ -8,9 +8,9 @@ use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::IoBuffer;
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::{Device, DeviceKind};
 
 use super::handle::PoolHandle;
-use crate::backing::{Device, DeviceKind};
 
 /// The copies at the front of a device, in bytes.
 const FRONT_COPIES: [u64; 2] = [0, 4096];

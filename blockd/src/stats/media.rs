@@ -1,8 +1,9 @@
 //! What one thread sees of a pool's devices: which IO failed, how long it took, and since when the
 //! oldest is under way.
 
+use blockd_media::clock::Clock;
+
 use super::{Counter, Histogram};
-use crate::clock::Clock;
 
 /// Kinds of IO, as failures are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
+use blockd_media::{Gate, io_error};
 
 use super::executor::Executor;
 use super::media::Failed;
-use crate::backing::{Gate, IoDirection, Ring, io_error};
+use crate::backing::{IoDirection, Ring};
 use crate::block::Buffer;
 use crate::stats::MediaOp;
 

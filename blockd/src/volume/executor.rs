@@ -12,13 +12,14 @@ use blockd_mapper::plan::{Answer, CommitTicket, ParkReason, Step};
 use blockd_mapper::space::{OnFull, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
+use blockd_media::Device;
+use blockd_media::clock::Clock;
 
 use super::copy::Copies;
 use super::slot::{Slot, State};
 use super::waiting::MAX_SLOWED_NS;
-use crate::backing::{Device, FileSlot, Ring};
+use crate::backing::{FileSlot, Ring};
 use crate::block::{BlockError, Completion, Operation, Request};
-use crate::clock::Clock;
 use crate::pool::PoolHandle;
 use crate::schedule::{Capacity, Defences, Scheduler, TenantId, VolumeShare};
 use crate::stats::{MediaStats, Op, Stage, VolumeStats};

@@ -2,9 +2,10 @@
 
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
+use blockd_media::{Device, Gate, io_error};
 
 use super::executor::Executor;
-use crate::backing::{Device, Ended, Gate, IoDirection, Ring, io_error};
+use crate::backing::{Ended, IoDirection, Ring};
 use crate::block::{Buffer, Operation};
 use crate::stats::MediaOp;
 

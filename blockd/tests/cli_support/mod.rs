@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use blockd::clock::Clock;
+use blockd_media::clock::Clock;
 use serde_json::Value;
 
 /// How long the daemon may take to start, to stop, or to do what a test waits for.

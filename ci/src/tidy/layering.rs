@@ -5,13 +5,24 @@ use super::metadata::Metadata;
 
 /// Each package and the packages of the workspace that it may import. A package that is not listed
 /// is refused, so that the table grows with the workspace.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-mapper", &[]),
     ("blockd-inspect", &["blockd-mapper"]),
     ("blockd-pmem", &[]),
     ("blockd-api", &[]),
     ("blockd-nbd", &["blockd-mapper"]),
-    ("blockd", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api", "blockd-nbd"]),
+    ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
+    (
+        "blockd",
+        &[
+            "blockd-mapper",
+            "blockd-inspect",
+            "blockd-pmem",
+            "blockd-api",
+            "blockd-nbd",
+            "blockd-media",
+        ],
+    ),
     ("blockd-csi", &["blockd-api"]),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),

@@ -8,8 +8,8 @@ use super::tree::Tree;
 /// The files that may hold unsafe code, each with the reason why it cannot do without. The mapper
 /// has none and gets none.
 const ALLOWED: [(&str, &str); 18] = [
-    ("blockd/src/backing/ioctl.rs", "ioctls of block devices"),
-    ("blockd/src/backing/mapped.rs", "copies to and from a mapping that others may write"),
+    ("blockd/media/src/ioctl.rs", "ioctls of block devices"),
+    ("blockd/media/src/mapped.rs", "copies to and from a mapping that others may write"),
     ("blockd/src/backing/receive.rs", "shares a ring of buffers with the kernel"),
     ("blockd/src/backing/ring/mod.rs", "hands memory to the kernel through io_uring"),
     ("blockd/src/backing/ring/clients.rs", "messages that the kernel reads"),
@@ -17,7 +17,7 @@ const ALLOWED: [(&str, &str); 18] = [
     ("blockd/src/backing/ring/memory.rs", "makes memory known to the kernel"),
     ("blockd/src/cli/transfer/confine.rs", "Landlock, for which the libc package has no calls"),
     ("blockd/src/frontend/ublk/descriptor.rs", "reads memory that the kernel shares"),
-    ("blockd/src/pool/ring_file.rs", "memory shared with the process before this one"),
+    ("blockd/media/src/pool/ring_file.rs", "memory shared with the process before this one"),
     ("pmem/src/media/copy.rs", "routines in assembly"),
     ("pmem/src/media/fault.rs", "a handler of signals"),
     ("pmem/src/media/map.rs", "maps files, and copies to and from them"),

@@ -1,5 +1,6 @@
 //! IO on files, and commands of the engine. What is moved in part goes on where it stopped.
 
+use blockd_media::Gate;
 use io_uring::squeue::Entry;
 use io_uring::{opcode, types};
 
@@ -7,7 +8,6 @@ use blockd_mapper::io::{IoCommand, IoOp};
 
 use super::memory::{Address, ZEROES};
 use super::{Record, Ring};
-use crate::backing::gate::Gate;
 use crate::backing::operation::{Ended, FileSlot, IoDirection};
 use crate::block::{Buffer, Place};
 

@@ -1,10 +1,10 @@
 //! The memory that a ring gives to the kernel: its arena, the zeroes that are written from, and
 //! areas for queues of requests.
 
+use blockd_media::PAGE;
 use io_uring::IoUring;
 use memmap2::MmapMut;
 
-use crate::backing::PAGE;
 use crate::backing::arena::Arena;
 use crate::block::{Buffer, Place};
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::io::IoCommand;
+use blockd_media::{Device, Doorbell, Gate};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
@@ -24,9 +25,6 @@ pub use self::fetch::QueueTag;
 use self::media::FileIo;
 pub use self::memory::AreaId;
 use self::memory::Memory;
-use super::Doorbell;
-use super::device::Device;
-use super::gate::Gate;
 use super::message::Message;
 use super::operation::{Ended, FileSlot, RingOptions};
 use super::receive::{Chunk, Chunks};

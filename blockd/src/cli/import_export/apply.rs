@@ -15,6 +15,7 @@ use blockd_api::v1::{
     ListVolumesRequest, RangeState, ResizeVolumeRequest, RollbackVolumeRequest, SnapshotMember,
     Volume, VolumeKind,
 };
+use blockd_media::clock::Clock;
 use serde::Serialize;
 
 use super::{Import, address, blocking, interruptible, pool_id, settled, with_note};
@@ -27,7 +28,6 @@ use crate::cli::transfer::increment::{Header, Identity, Reader, Record};
 use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::{Context, amount};
-use crate::clock::Clock;
 use crate::config::check_name;
 use crate::error::{Error, ErrorKind, shown};
 use crate::units;

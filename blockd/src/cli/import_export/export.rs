@@ -11,6 +11,7 @@ use blockd_api::v1::{
     AttachVolumeRequest, DetachVolumeRequest, DiffVolumeRequest, FrontEnd, GetPoolRequest,
     GetVolumeRequest, Volume, VolumeKind,
 };
+use blockd_media::clock::Clock;
 use serde::Serialize;
 
 use super::output::Output;
@@ -25,7 +26,6 @@ use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::transfer::{Stop, qemu};
 use crate::cli::{Context, amount};
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, shown};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.

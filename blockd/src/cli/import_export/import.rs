@@ -8,6 +8,7 @@ use blockd_api::v1::{
     AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, FrontEnd, GetPoolRequest,
     GetVolumeRequest, Volume,
 };
+use blockd_media::clock::Clock;
 use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
@@ -21,7 +22,6 @@ use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::transfer::{Stop, qemu};
 use crate::cli::{Context, amount};
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::units;
 

@@ -7,6 +7,7 @@ use blockd_inspect::Reader;
 use blockd_inspect::check::{
     Account, Finding, Progress, Report, Severity, check, check_checkpoint,
 };
+use blockd_media::pool::{Access, Offline};
 use serde::Serialize;
 
 use super::{Devices, hex, reader};
@@ -14,7 +15,6 @@ use crate::cli::Context;
 use crate::cli::output::terminal::Tone;
 use crate::cli::transfer::progress::Steps;
 use crate::error::Error;
-use crate::pool::{Access, Offline};
 
 /// Checks of a pool that is served before it is said that it changes too fast. A checkpoint comes
 /// once a minute, or when the log is half full.

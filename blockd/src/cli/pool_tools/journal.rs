@@ -6,13 +6,15 @@ use blockd_inspect::{LogEnd, LogEntry, read_log};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::record::Change;
 use blockd_mapper::format::superblock::Superblock;
+use blockd_media::DeviceSpec;
+use blockd_media::pool::{Access, PoolSpec};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, failed, reader};
 use crate::cli::Context;
 use crate::config::Places;
 use crate::error::Error;
-use crate::pool::{self, Access, DeviceSpec, OpenReport, PoolSpec};
+use crate::pool::{self, OpenReport};
 
 /// Show or empty the log of a pool that no daemon serves
 #[derive(Debug, clap::Subcommand)]
@@ -195,7 +197,8 @@ impl Replay {
         spec.node = superblock.node;
         let report = if self.dry_run {
             let mut devices = self.devices.open(Access::Read)?;
-            pool::rehearse(&spec, &superblock.pool_id, &mut devices).map_err(failed)?
+            blockd_media::pool::rehearse(&spec, &superblock.pool_id, &mut devices)
+                .map_err(failed)?
         } else {
             replay(&spec)?
         };
@@ -227,7 +230,7 @@ impl Replay {
 
     fn ring_dir(&self) -> PathBuf {
         let dir = self.ring_dir.clone();
-        dir.unwrap_or_else(|| pool::ring_dir(&Places::of_process().runtime_dir))
+        dir.unwrap_or_else(|| blockd_media::pool::ring_dir(&Places::of_process().runtime_dir))
     }
 }
 
@@ -241,6 +244,7 @@ fn replay(spec: &PoolSpec) -> Result<OpenReport, Error> {
 }
 
 fn device_spec(path: &std::path::Path) -> Result<DeviceSpec, Error> {
-    let kind = pool::kind_of(path).map_err(|source| Error::file("look at", path, source))?;
+    let kind =
+        blockd_media::pool::kind_of(path).map_err(|source| Error::file("look at", path, source))?;
     Ok(DeviceSpec { path: path.to_owned(), kind, size: None, preallocate: false, direct: true })
 }

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use blockd_inspect::Reader;
 use blockd_inspect::dump::Lost;
+use blockd_media::pool::{Access, Offline, PoolError};
 use serde::Serialize;
 
 use crate::cli::args::duration;
 use crate::error::Error;
-use crate::pool::{Access, Offline, PoolError};
 
 pub(crate) use check::Check;
 pub(crate) use downgrade::Downgrade;

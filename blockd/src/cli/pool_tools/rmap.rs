@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use blockd_inspect::rmap::{Claim, Use, rmap};
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::pool::Access;
 use serde::Serialize;
 
 use super::{Devices, LostShape, lost_text, reader};
 use crate::cli::Context;
 use crate::error::Error;
-use crate::pool::Access;
 use crate::units::parse_size;
 
 /// Show who owns a range of a pool's file or disk

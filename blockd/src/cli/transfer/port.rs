@@ -3,8 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
+
 use super::Stop;
-use crate::clock::Clock;
 use crate::error::Error;
 
 /// Between two attempts to connect.

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use blockd_media::clock::wall_ms;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::clock::wall_ms;
 use crate::pool::Keep;
 
 /// How a request ended.

@@ -4,8 +4,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use blockd_media::DeviceKind;
+use blockd_media::pool::PMEM_HEADER_BYTES;
+
 use crate::health::BadBlocks;
-use crate::pool::{DeviceKind, PMEM_HEADER_BYTES};
 
 /// Where the kernel describes devices.
 pub(super) const SYSFS: &str = "/sys";

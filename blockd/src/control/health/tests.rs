@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
+
 use super::*;
-use crate::clock::Clock;
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish};
 use crate::control::EventKind;
 use crate::control::attachments::Record;

@@ -14,10 +14,10 @@ use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::clock::{Clock, wall_ms};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use crate::clock::{Clock, wall_ms};
 use crate::config::HealthConfig;
 use crate::error::{Error, shown};
 use crate::health::{

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -23,7 +24,6 @@ use tokio::task::JoinHandle;
 use super::handshake::{self, Accepted, Failure, Server, Stream, Tls};
 use super::places::{Hosts, Places};
 use super::{Exports, Origin, Peer, Sessions};
-use crate::clock::Clock;
 use handshakes::Handshakes;
 use socket::SocketFile;
 

@@ -191,7 +191,7 @@ impl Queue {
         match context.ring.fetch(token, at, answer, buffer) {
             Ok(()) => self.fetching += 1,
             // Operations are kept for each of its requests. A device that lost one would hang.
-            Err(error) => crate::hardening::give_up(&format!("it can't answer: {error}")),
+            Err(error) => blockd_media::hardening::give_up(&format!("it can't answer: {error}")),
         }
     }
 

@@ -12,16 +12,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
+use blockd_media::Doorbell;
+use blockd_media::clock::Clock;
+use blockd_media::pool::MAX_WORKERS;
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::nbd;
 use super::ublk::{QueueHost, QueueSpec};
-use crate::backing::Doorbell;
-use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Undelivered, mailbox};
-use crate::pool::{self, MAX_WORKERS, PoolHandle};
+use crate::pool::PoolHandle;
 use crate::stats::{Counter, VolumeStats, WorkerStats};
 use balance::{Load, Moves, Moving, SATURATED};
 use placement::Placement;
@@ -190,7 +191,7 @@ impl Workers {
         if !(1..=1024).contains(&options.max_requests) {
             return invalid("max_requests", options.max_requests, "1 to 1024");
         }
-        let placement = Placement::new(pool::nodes(), options.count);
+        let placement = Placement::new(blockd_media::pool::nodes(), options.count);
         let placement = Arc::new(Mutex::new(placement));
         let moves = Moves::new(&placement);
         let mut threads = Vec::new();

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::units::VolumeId;
+use blockd_media::Doorbell;
+use blockd_media::clock::{Clock, thread_cpu_ns};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -12,8 +14,7 @@ use tokio::sync::oneshot;
 use super::balance::{Load, Moves};
 use super::queues::Queues;
 use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
-use crate::backing::{Doorbell, Ended, Ring, RingOptions};
-use crate::clock::{Clock, thread_cpu_ns};
+use crate::backing::{Ended, Ring, RingOptions};
 use crate::frontend::nbd::Session;
 use crate::frontend::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
 use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
@@ -119,8 +120,8 @@ impl WorkerThread {
 
     /// Serves until it is drained.
     pub(super) fn run(mut self) {
-        crate::hardening::protect_thread(&format!("worker-{}", self.parts.worker));
-        let _vital = crate::hardening::Vital;
+        blockd_media::hardening::protect_thread(&format!("worker-{}", self.parts.worker));
+        let _vital = blockd_media::hardening::Vital;
         loop {
             self.take_mail();
             self.executor.poll(&mut self.ring);
@@ -136,7 +137,7 @@ impl WorkerThread {
                 break;
             }
             if let Err(error) = self.turn() {
-                crate::hardening::give_up(&format!("it has lost its ring: {error}"));
+                blockd_media::hardening::give_up(&format!("it has lost its ring: {error}"));
             }
         }
         // Answers that were given last are still here.
@@ -486,7 +487,7 @@ impl WorkerThread {
                 }
                 Mail::StartQueue(spec, answer) => self.start_queue(*spec, answer),
                 Mail::FailWaiting(device) => self.queues.fail_waiting(device, &mut self.executor),
-                Mail::StayOn(cpus) => drop(crate::hardening::stay_on(&cpus)),
+                Mail::StayOn(cpus) => drop(blockd_media::hardening::stay_on(&cpus)),
             }
         }
     }

@@ -10,10 +10,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
 use tokio::task::AbortHandle;
 
 use super::ListenerStats;
-use crate::clock::Clock;
 use crate::frontend::nbd::Peer;
 use crate::frontend::nbd::handshake::Accepted;
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use blockd_media::clock::Clock;
+use blockd_media::hardening::protect_thread;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
 use super::driver::{DeviceControl, DriverError};
 use super::{DeviceError, called};
-use crate::clock::Clock;
-use crate::hardening::protect_thread;
 
 /// How long a caller waits for a command, or for several that belong together: less than the 30 s
 /// that the command line waits, so that the reason is told and not only that there is no answer.
@@ -231,7 +231,7 @@ mod tests {
         };
         thread.run(Duration::from_millis(5), work, keep).unwrap_err();
         release.send(()).unwrap();
-        let start = crate::clock::Clock::start();
+        let start = blockd_media::clock::Clock::start();
         loop {
             match thread.run(COMMAND_LIMIT, |_| Ok(3), keep) {
                 Ok(value) => break assert_eq!(value, 3),

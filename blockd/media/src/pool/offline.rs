@@ -21,12 +21,12 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use super::PoolError;
 use super::claim::{self, Held, Opener};
 use super::host_lock::{self, HostLock};
-use super::open::boot_id;
-use crate::backing::pmem::{self, PmemOptions};
-use crate::backing::{
+use crate::clock::Clock;
+use crate::pmem::{self, PmemOptions};
+use crate::pool::boot_id;
+use crate::{
     Device, DeviceKind, DeviceSpec, Gate, claim_disk, disk_sequence, io_error, lock_below,
 };
-use crate::clock::Clock;
 
 /// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
 /// has ended has IO under way for some milliseconds.

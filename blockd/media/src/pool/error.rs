@@ -7,7 +7,6 @@ use blockd_mapper::error::MapperError;
 
 /// Why something could not be done with a pool.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum PoolError {
     /// The mapper refuses, or has failed.
     #[error(transparent)]
@@ -116,7 +115,8 @@ pub enum PoolError {
 
 impl PoolError {
     /// Whether another process or host has the devices, and what lies on them.
-    pub(super) const fn is_of_another_opener(&self) -> bool {
+    #[must_use]
+    pub const fn is_of_another_opener(&self) -> bool {
         matches!(
             self,
             Self::Locked { .. }
@@ -128,10 +128,7 @@ impl PoolError {
     }
 
     /// Attaches what was being done to an error of the operating system.
-    pub(crate) fn io(
-        what: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { what, path, source }
     }

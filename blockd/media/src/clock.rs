@@ -16,12 +16,14 @@ impl Clock {
 
     /// Nanoseconds since the start; enough for 584 years.
     #[must_use]
+    #[inline]
     pub fn ns(self) -> u64 {
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Time since the start.
     #[must_use]
+    #[inline]
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
@@ -30,6 +32,7 @@ impl Clock {
 /// Nanoseconds since the host's boot. Goes on while the host is suspended, as other hosts do. No
 /// system call: the kernel's shared page has it.
 #[must_use]
+#[inline]
 pub fn boot_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
@@ -39,6 +42,7 @@ pub fn boot_ns() -> u64 {
 
 /// Nanoseconds that the calling thread has used a processor for.
 #[must_use]
+#[inline]
 pub fn thread_cpu_ns() -> u64 {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let (seconds, rest) = (u64::try_from(used.tv_sec), u64::try_from(used.tv_nsec));

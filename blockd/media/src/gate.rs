@@ -20,6 +20,7 @@ pub struct Gate {
 impl Gate {
     /// Whether a write may be submitted now.
     #[must_use]
+    #[inline]
     pub fn is_open(&self) -> bool {
         // In this order: the time is the last thing that is looked at.
         let until = self.until.load(Ordering::Acquire);
@@ -43,6 +44,7 @@ impl Gate {
 
     /// The node of the open that has taken the pool; `None` while none has.
     #[must_use]
+    #[inline]
     pub fn lost_to(&self) -> Option<u32> {
         self.is_lost.load(Ordering::Acquire).then(|| self.node.load(Ordering::Relaxed))
     }
@@ -58,6 +60,7 @@ impl Gate {
     /// The error of a write that was not submitted because the gate is closed. Nothing was written,
     /// and the write is tried again after a moment.
     #[must_use]
+    #[inline]
     pub fn closed() -> std::io::Error {
         // The kernel's errors have a number, so this is none of them.
         std::io::ErrorKind::ResourceBusy.into()
@@ -65,6 +68,7 @@ impl Gate {
 
     /// Whether an error is [`Self::closed`].
     #[must_use]
+    #[inline]
     pub fn refused(error: &std::io::Error) -> bool {
         error.raw_os_error().is_none() && error.kind() == std::io::ErrorKind::ResourceBusy
     }

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -15,9 +15,16 @@ use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::PoolError;
 
+/// The file of a pool's delta ring.
+#[must_use]
+pub fn ring_path(ring_dir: &Path, pool_id: &[u8; 16]) -> PathBuf {
+    let hex: String = pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    ring_dir.join(format!("ring-{hex}"))
+}
+
 /// What a ring file held when it was read.
 #[derive(Debug)]
-pub(super) struct RingCopy(Box<[AtomicU64]>);
+pub struct RingCopy(Box<[AtomicU64]>);
 
 impl RingMemory for RingCopy {
     fn words(&self) -> &[AtomicU64] {
@@ -27,7 +34,7 @@ impl RingMemory for RingCopy {
 
 /// A mapped ring file.
 #[derive(Debug)]
-pub(super) struct RingFile {
+pub struct RingFile {
     map: MmapRaw,
     words: usize,
     locked: bool,
@@ -36,7 +43,7 @@ pub(super) struct RingFile {
 
 impl RingFile {
     /// Maps the file, making it where there is none. All of its memory is there from now on.
-    pub(super) fn open(path: &Path, workers: usize, records: u64) -> Result<Arc<Self>, PoolError> {
+    pub fn open(path: &Path, workers: usize, records: u64) -> Result<Arc<Self>, PoolError> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -75,11 +82,7 @@ impl RingFile {
 
     /// A copy of what the file holds, in the dimensions that [`open`](Self::open) would map. Zeroes
     /// where there is no file: `open` would make one, which holds no ring either.
-    pub(super) fn copy(
-        path: &Path,
-        workers: usize,
-        records: u64,
-    ) -> Result<Arc<RingCopy>, PoolError> {
+    pub fn copy(path: &Path, workers: usize, records: u64) -> Result<Arc<RingCopy>, PoolError> {
         let mut bytes = Vec::new();
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
         match opened {
@@ -99,7 +102,7 @@ impl RingFile {
     }
 
     /// Whether its pages are locked in memory.
-    pub(super) const fn is_locked(&self) -> bool {
+    pub const fn is_locked(&self) -> bool {
         self.locked
     }
 }

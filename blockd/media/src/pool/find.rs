@@ -10,11 +10,11 @@ use blockd_mapper::geometry::EXTENT_SIZE_RANGE;
 use blockd_mapper::io::IoBuffer;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use super::open::superblock;
 use super::{PoolError, PoolSpec};
-use crate::backing::pmem::namespace::is_namespace;
-use crate::backing::pmem::{NoHeader, Pmem};
-use crate::backing::{Device, DeviceKind, DeviceSpec, PAGE};
+use crate::pmem::namespace::is_namespace;
+use crate::pmem::{NoHeader, Pmem};
+use crate::pool::newest::superblock;
+use crate::{Device, DeviceKind, DeviceSpec, PAGE};
 
 /// Whether there is a pool on the first device. Nothing is written.
 pub fn exists(spec: &PoolSpec) -> Result<bool, PoolError> {
@@ -39,7 +39,7 @@ pub fn identity(spec: &PoolSpec) -> Result<Option<[u8; 16]>, PoolError> {
 
 /// Looks for the mark of a superblock, where any of its copies may be: what can be opened by one
 /// of them is a pool. What can't be read may be one too, unless another place says so anyway.
-pub(super) fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
+pub fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
     use std::io::{ErrorKind, Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
     let failed = |error| PoolError::io("look for a pool on", &device.path)(error);

@@ -22,6 +22,7 @@ impl Doorbell {
     }
 
     /// Wakes the thread, now or before it sleeps next.
+    #[inline]
     pub fn ring(&self) {
         if !self.rung.swap(true, Ordering::SeqCst) {
             // It fails only when the counter is full, and then the thread wakes anyway.
@@ -30,6 +31,7 @@ impl Doorbell {
     }
 
     /// To be called by the thread before it looks at what it may have been rung for.
+    #[inline]
     pub fn heard(&self) {
         self.rung.store(false, Ordering::SeqCst);
     }

@@ -260,6 +260,7 @@ impl Device {
 
     /// Bytes that it has at present.
     #[must_use]
+    #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
@@ -304,24 +305,28 @@ impl Device {
 
     /// What is known of it.
     #[must_use]
+    #[inline]
     pub const fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     /// Its file, to be registered with rings.
     #[must_use]
+    #[inline]
     pub const fn file(&self) -> &Arc<File> {
         &self.file
     }
 
     /// Its memory, where it is in memory.
     #[must_use]
+    #[inline]
     pub const fn memory(&self) -> Option<&Memory> {
         self.memory.as_ref()
     }
 
     /// Its persistent memory, where it is in that.
     #[must_use]
+    #[inline]
     pub fn pmem(&self) -> Option<&Pmem> {
         match self.memory.as_ref()? {
             Memory::Pmem(pmem) => Some(pmem),
@@ -355,6 +360,7 @@ impl Device {
     /// Whether freed extents are worth telling of: never on a file whose space was allocated once
     /// and for all.
     #[must_use]
+    #[inline]
     pub fn takes_discards(&self) -> bool {
         let erases = self.info.pmem.as_ref().is_some_and(|pmem| pmem.options.erase);
         self.info.sparse || self.info.kind == DeviceKind::Disk || erases
@@ -363,6 +369,7 @@ impl Device {
     /// Whether what a write through it reports is about that write alone: nothing of others is
     /// left above it to fail.
     #[must_use]
+    #[inline]
     pub fn ends_its_writes(&self) -> bool {
         self.info.direct || self.memory.as_ref().is_some_and(|memory| !memory.needs_sync())
     }

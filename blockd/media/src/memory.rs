@@ -16,6 +16,7 @@ pub enum Memory {
 
 impl Memory {
     /// Fills `to` from this byte on.
+    #[inline]
     pub fn read(&self, at: u64, to: &mut [u8]) -> Result<(), IoError> {
         match self {
             Self::File(mapped) => mapped.read(at, to),
@@ -25,6 +26,7 @@ impl Memory {
 
     /// Writes `from` to this byte on, durable after a [`Self::fence`]. What is `unseen` may be cut
     /// short; all else goes through the caller's lane where blocks are to stay whole.
+    #[inline]
     pub fn write(&self, lane: usize, at: u64, from: &[u8], unseen: bool) -> Result<(), IoError> {
         match self {
             Self::File(mapped) => mapped.write(at, from),
@@ -33,6 +35,7 @@ impl Memory {
     }
 
     /// Writes zeroes in the same way.
+    #[inline]
     pub fn zero(&self, lane: usize, at: u64, len: u64, unseen: bool) -> Result<(), IoError> {
         match self {
             Self::File(mapped) => mapped.zero(at, len),
@@ -42,11 +45,13 @@ impl Memory {
 
     /// Whether writes have to be fenced.
     #[must_use]
+    #[inline]
     pub const fn is_fenced(&self) -> bool {
         matches!(self, Self::Pmem(_))
     }
 
     /// What this thread wrote before is as durable as it gets without a sync.
+    #[inline]
     pub fn fence(&self) {
         if let Self::Pmem(pmem) = self {
             pmem.fence();
@@ -55,6 +60,7 @@ impl Memory {
 
     /// Whether more than a fence is needed for what was written to last.
     #[must_use]
+    #[inline]
     pub const fn needs_sync(&self) -> bool {
         match self {
             Self::File(_) => false,

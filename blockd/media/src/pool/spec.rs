@@ -7,7 +7,7 @@ use blockd_mapper::geometry::DEFAULT_EXTENT_SIZE;
 use blockd_mapper::space::Marks;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
-use crate::backing::DeviceSpec;
+use crate::DeviceSpec;
 
 /// Where delta rings are where the runtime folder is not in memory.
 const SHARED_MEMORY: &str = "/dev/shm";

@@ -1,16 +1,21 @@
 //! What keeps other daemons and other hosts from an open pool.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::claim::{self, Held, Opener};
 use super::host_lock::{self, HostLock};
-use super::open::{LIVING_WAIT, boot_id};
 use super::{PoolError, PoolSpec};
-use crate::backing::{Device, Gate};
+use crate::pool::boot_id;
+use crate::{Device, Gate};
+
+/// How long a process that lives is waited for. It may be about to end; the IO of a dead one may
+/// take as long as [`PoolSpec::lock_wait`].
+pub const LIVING_WAIT: Duration = Duration::from_secs(30);
 
 /// What keeps others from an open pool, beside the owner locks of its devices.
 #[derive(Debug, Default)]
-pub(super) struct Ownership {
+pub struct Ownership {
     lock: Option<HostLock>,
     claim: Option<Held>,
 }
@@ -19,7 +24,7 @@ impl Ownership {
     /// Takes the pool for this host, then for this open: the first keeps off other daemons of the
     /// host that reach the devices by another path, the second other hosts. The first device has
     /// the claim.
-    pub(super) fn take(
+    pub fn take(
         spec: &PoolSpec,
         first: &Device,
         pool_id: [u8; 16],
@@ -41,7 +46,7 @@ impl Ownership {
     }
 
     /// Gives the pool up, all of whose IO has ended.
-    pub(super) fn release(&mut self) {
+    pub fn release(&mut self) {
         if let Some(claim) = self.claim.take() {
             claim.release();
         }
@@ -50,7 +55,7 @@ impl Ownership {
 }
 
 /// Has writes to these devices wait for a claim, if other hosts may reach one of them.
-pub(super) fn add_gate(devices: &[Arc<Device>]) -> Option<Arc<Gate>> {
+pub fn add_gate(devices: &[Arc<Device>]) -> Option<Arc<Gate>> {
     let is_media = |device: &Arc<Device>| device.memory().is_none();
     let shared = devices.iter().filter(|device| is_media(device));
     let is_shared = shared.into_iter().any(|device| claim::is_shared(device.file()));

@@ -11,13 +11,14 @@ use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
 
-use super::open::{boot_id, ring_path};
 use super::ring_file::RingFile;
 use super::{MAX_WORKERS, Offline, PoolError, PoolSpec, storage};
+use crate::pool::boot_id;
+use crate::pool::ring_file::ring_path;
 
 /// Replays log and delta ring into memory. The report, and the error where there is one, are those
-/// of [`open`](super::open()) with the same spec, whose devices are `devices`. `pool_id` is the
-/// pool's, which names the ring's file.
+/// of opening the pool with the same spec, whose devices are `devices`. `pool_id` is the pool's,
+/// which names the ring's file.
 pub fn rehearse(
     spec: &PoolSpec,
     pool_id: &[u8; 16],

@@ -17,17 +17,17 @@ use super::{PoolError, PoolSpec};
 const MAX_BYTES: u64 = 1 << 14;
 
 /// A device's number in the pool, and the kernel's sequence number of its disk.
-pub(super) type Sequence = (u8, u64);
+pub type Sequence = (u8, u64);
 
 /// The file of a delta ring.
-pub(super) fn file_of(ring: &Path) -> PathBuf {
+pub fn file_of(ring: &Path) -> PathBuf {
     let name = ring.file_name().unwrap_or_default().to_string_lossy();
     ring.with_file_name(format!("disks-{}", name.trim_start_matches("ring-")))
 }
 
 /// Why the ring of a pool is not to be replayed: a disk was restarted since it was written. That is
 /// an error unless the loss is accepted.
-pub(super) fn check(
+pub fn check(
     spec: &PoolSpec,
     ring: &Path,
     newest: &Superblock,
@@ -73,11 +73,7 @@ fn parse(line: &str, open_id: u64) -> Option<Sequence> {
 }
 
 /// Remembers the disks for the opens with these ids: a crash while a pool is opened leaves either.
-pub(super) fn remember(
-    ring: &Path,
-    open_ids: &[u64],
-    present: &[Sequence],
-) -> Result<(), PoolError> {
+pub fn remember(ring: &Path, open_ids: &[u64], present: &[Sequence]) -> Result<(), PoolError> {
     let path = file_of(ring);
     if present.is_empty() {
         // A pool in files. Numbers of an earlier open count for that one alone.

@@ -17,9 +17,9 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statfs::fstatfs;
 
 use super::PoolError;
-use super::open::boot_id;
-use crate::backing::Gate;
+use crate::Gate;
 use crate::clock::boot_ns;
+use crate::pool::boot_id;
 
 /// File systems that several hosts mount, by the kernel's `include/uapi/linux/magic.h` and the file
 /// systems' own sources: NFS, SMB (both numbers) and CIFS, Ceph, AFS (both), 9P, GFS2, OCFS2,

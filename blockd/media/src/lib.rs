@@ -1,0 +1,33 @@
+//! Files, disks and memory that pools are on, and pools that are not open: what the daemon and the
+//! tools of the command line share.
+//!
+//! A [`Device`] is opened once, with its owner lock. [`pool`] has what is needed to make or open a
+//! pool, the claim that keeps other hosts off it, and reading and writing one offline. The rings
+//! that do the daemon's IO are not here.
+#![deny(unsafe_code)]
+
+pub mod clock;
+mod device;
+mod doorbell;
+mod gate;
+mod guard;
+pub mod hardening;
+#[expect(unsafe_code, reason = "ioctls of block devices")]
+mod ioctl;
+#[expect(unsafe_code, reason = "copies to and from a mapping that others may write")]
+mod mapped;
+mod memory;
+pub mod pmem;
+pub mod pool;
+
+pub use blockd_pmem::media::Durability;
+pub use device::{
+    Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error, lock_below,
+};
+pub use doorbell::Doorbell;
+pub use gate::Gate;
+pub use mapped::Mapped;
+pub use memory::Memory;
+
+/// Bytes of a page of IO memory.
+pub const PAGE: usize = 4096;
