@@ -1,5 +1,9 @@
 //! The control API of blockd, `blockd.v1`: generated from `proto/blockd/v1/control.proto`.
+//!
+//! Beside it, [`extend`] is the protocol by which data paths outside of the daemon ask for space.
 #![forbid(unsafe_code)]
+
+pub mod extend;
 
 /// Version 1 of the control API.
 #[allow(

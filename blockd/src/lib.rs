@@ -1,8 +1,7 @@
 //! blockd: thin-provisioned block devices from user space.
 //!
 //! Imports point one way: `cli` and `daemon`, then `control`, `frontend`, `volume` and `pool`,
-//! `backing`, `block`. `error`, `units`, `stats`, `mailbox`, `node`, `hook` and `extend` are used
-//! by all of them.
+//! `backing`, `block`. `stats`, `mailbox`, `node` and `hook` are used by all of them.
 #![deny(unsafe_code)]
 
 pub mod backing;
@@ -12,8 +11,6 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod direct;
-pub mod error;
-pub mod extend;
 pub mod frontend;
 pub mod health;
 pub mod hook;
@@ -24,5 +21,4 @@ pub mod node;
 pub mod pool;
 pub mod schedule;
 pub mod stats;
-pub mod units;
 pub mod volume;

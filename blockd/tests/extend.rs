@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockd::extend::{Extend, Form, Message};
+use blockd_api::extend::{Extend, Form, Message};
 use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, ConnectOptions};
 use cli_support::{Daemon, LIMIT, pattern};

@@ -4,11 +4,16 @@
 //! A [`Device`] is opened once, with its owner lock. [`pool`] has what is needed to make or open a
 //! pool, the claim that keeps other hosts off it, and reading and writing one offline. The rings
 //! that do the daemon's IO are not here.
+//!
+//! [`error`] has the errors that users see, [`units`] the sizes that they write and read, and
+//! [`place`] where their files are.
 #![deny(unsafe_code)]
 
 pub mod clock;
 mod device;
 mod doorbell;
+pub mod error;
+pub mod finding;
 mod gate;
 mod guard;
 pub mod hardening;
@@ -17,8 +22,12 @@ mod ioctl;
 #[expect(unsafe_code, reason = "copies to and from a mapping that others may write")]
 mod mapped;
 mod memory;
+pub mod names;
+pub mod place;
 pub mod pmem;
 pub mod pool;
+pub mod ublk;
+pub mod units;
 
 pub use blockd_pmem::media::Durability;
 pub use device::{

@@ -3,6 +3,8 @@
 use blockd_api::v1::{
     CreateVolumeRequest, GetPoolRequest, PmemUsage, PoolKind, SizeSemantics, Volume,
 };
+use blockd_media::error::Error;
+use blockd_media::units;
 use serde::Serialize;
 
 use super::attach::FrontEndArguments;
@@ -10,8 +12,6 @@ use super::memory_shapes::is_namespace;
 use super::set::SettingArguments;
 use super::shapes::{self, VolumeShape};
 use super::{Context, amount, size_argument};
-use crate::error::Error;
-use crate::units;
 
 /// Make a volume and attach it
 ///

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blockd_media::error::KINDS;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     import_export, man, node, pmem, pool, pool_tools, recover, resize, rollback, set, snapshot,
     space, top, tune, volumes,
 };
-use crate::error::KINDS;
 
 /// The whole command line.
 #[derive(Debug, Parser)]

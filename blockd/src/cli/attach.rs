@@ -1,12 +1,12 @@
 //! `blockd attach` and `blockd detach`.
 
 use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest, FrontEnd};
+use blockd_media::error::Error;
 use clap::value_parser;
 use serde::Serialize;
 
 use super::Context;
 use super::shapes::{self, VolumeShape};
-use crate::error::Error;
 
 /// Make a volume reachable for clients
 ///

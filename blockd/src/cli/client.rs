@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_api::v1::control_client::ControlClient;
+use blockd_media::error::Error;
+use blockd_media::names::MAX_SOCKET_PATH;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
-
-use crate::config::MAX_SOCKET_PATH;
-use crate::error::Error;
 
 /// A daemon that answers.
 #[derive(Clone, Debug)]
@@ -76,7 +75,7 @@ impl Client {
     pub(crate) async fn connect(socket: Option<&Path>, timeout: Duration) -> Result<Self, Error> {
         let socket = match socket {
             Some(socket) => socket.to_path_buf(),
-            None => crate::config::default_socket(),
+            None => blockd_media::place::default_socket(),
         };
         probe(&socket).await?;
         let path = socket.clone();

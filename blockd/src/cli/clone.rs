@@ -1,11 +1,11 @@
 //! `blockd clone`.
 
 use blockd_api::v1::CloneVolumeRequest;
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::shapes::{self, VolumeShape};
 use super::{Context, size_argument};
-use crate::error::Error;
 
 /// Make a volume that begins as a snapshot's content
 ///

@@ -1,9 +1,9 @@
 //! `blockd completions`.
 
+use blockd_media::error::Error;
 use clap_complete::Shell;
 
 use super::{Context, args};
-use crate::error::Error;
 
 /// Print completions for a shell
 #[derive(Debug, clap::Args)]

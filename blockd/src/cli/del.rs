@@ -1,12 +1,12 @@
 //! `blockd del`.
 
 use blockd_api::v1::{DeleteVolumeRequest, DetachVolumeRequest, VolumeState};
+use blockd_media::error::{Error, ErrorKind};
+use blockd_media::units;
 use serde::Serialize;
 
 use super::client::Client;
 use super::{Context, amount};
-use crate::error::{Error, ErrorKind};
-use crate::units;
 
 /// Detach a volume and delete it with all it holds
 ///

@@ -1,10 +1,10 @@
 //! `blockd diff`.
 
 use blockd_api::v1::{self, DiffVolumeRequest, VolumeRange};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::{Context, amount, size_argument};
-use crate::error::Error;
 
 /// Show what a volume holds, or what has changed since a snapshot
 ///

@@ -1,12 +1,12 @@
 //! `blockd events`.
 
 use blockd_api::v1::{Event, EventKind, EventsRequest};
+use blockd_media::error::Error;
+use blockd_media::units;
 use serde::Serialize;
 
 use super::Context;
 use super::output::terminal::Tone;
-use crate::error::Error;
-use crate::units;
 
 /// Print what happens, as it happens
 ///

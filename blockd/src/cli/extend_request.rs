@@ -4,14 +4,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blockd_api::extend::{Extend, Form, Message, Refusal};
 use blockd_media::clock::Clock;
+use blockd_media::error::Error;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use super::{Context, size_argument};
-use crate::error::Error;
-use crate::extend::{Extend, Form, Message, Refusal};
 
 /// Ask for more space for a volume, as data paths outside do
 ///

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use blockd_api::v1::{FrontEnd, GetVolumeRequest, Volume};
+use blockd_media::error::Error;
+use blockd_media::ublk::features;
 use serde::Serialize;
 
 use super::Context;
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
 use super::shapes;
-use crate::error::Error;
-use crate::frontend::ublk::control::{DeviceError, features, features_within};
+use crate::frontend::ublk::control::{DeviceError, features_within};
 
 /// Show what the kernel's ublk driver can do and what of it is used
 ///

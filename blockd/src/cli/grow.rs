@@ -1,11 +1,11 @@
 //! `blockd pool grow`.
 
 use blockd_api::v1::{GetPoolRequest, GrowPoolRequest};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::shapes::{self, PoolShape};
 use super::{Context, amount, size_argument};
-use crate::error::Error;
 
 /// Make a pool larger
 ///

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use blockd_api::v1::{AcknowledgeHealthRequest, Cause, HealthCode, HealthRequest, Severity};
 use blockd_media::clock::wall_ms;
+use blockd_media::error::{Error, ErrorKind, shown};
 use serde::Serialize;
 
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
 use super::shapes::date;
 use super::{Context, client};
-use crate::error::{Error, ErrorKind, shown};
-use crate::health;
 
 /// How often `--watch` asks: the daemon looks no more often.
 const WATCH: Duration = Duration::from_secs(1);
@@ -386,15 +385,15 @@ fn rank(severity: &str) -> usize {
 const fn severity_name(severity: Severity) -> Option<&'static str> {
     match severity {
         Severity::Unspecified => None,
-        Severity::Unknown => Some(health::Severity::Unknown.name()),
-        Severity::Warning => Some(health::Severity::Warning.name()),
-        Severity::Failure => Some(health::Severity::Failure.name()),
+        Severity::Unknown => Some(blockd_media::finding::Severity::Unknown.name()),
+        Severity::Warning => Some(blockd_media::finding::Severity::Warning.name()),
+        Severity::Failure => Some(blockd_media::finding::Severity::Failure.name()),
     }
 }
 
 /// A code's name; that of one which a newer daemon has is not known.
 fn code_name(code: HealthCode) -> &'static str {
-    health::Code::of_wire(code).map_or("other", health::Code::name)
+    blockd_media::finding::Code::of_wire(code).map_or("other", blockd_media::finding::Code::name)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod export;
 mod import;
 mod output;
 
+use blockd_media::error::Error;
 use blockd_nbd::client::{ServerAddress, Uri};
 pub(crate) use export::Export;
 pub(crate) use import::Import;
@@ -22,7 +23,6 @@ use super::client::Client;
 use super::shapes;
 use super::transfer::increment::Identity;
 use super::transfer::{Stop, qemu};
-use crate::error::Error;
 
 /// Waits for a transfer. Ctrl-C and SIGTERM end it in order: it is stopped, and then still waited
 /// for.
@@ -120,7 +120,7 @@ fn with_note(error: &Error, note: &str) -> Error {
 /// The error of a name that is taken.
 fn taken(name: &str, problem: &str) -> Error {
     let message = format!("{name} {problem}");
-    let kind = crate::error::ErrorKind::Exists.row().wire.into();
+    let kind = blockd_media::error::ErrorKind::Exists.row().wire.into();
     Error::Remote(v1::ErrorDetail {
         kind,
         field: "name".to_owned(),

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use blockd_media::error::Error;
 use clap::Command;
 use clap_mangen::Man as Page;
 
 use super::{Context, args};
-use crate::error::Error;
 
 /// Print the manual page, or write all of them
 ///

@@ -40,13 +40,14 @@ mod volumes;
 use std::process::ExitCode;
 
 use args::{Arguments, Global, Verb};
+use blockd_media::error::Error;
+use blockd_media::units;
 use clap::FromArgMatches;
 use client::Client;
 use output::Output;
 use serde::Serialize;
 
-use crate::error::Error;
-use crate::{config, daemon, units};
+use crate::{config, daemon};
 
 /// What a verb works with.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use blockd_api::v1::{self, ListNodesRequest, NodeObjectKind, NodeState, NodeStatusRequest};
 use blockd_media::clock::wall_ms;
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::output::table::{Side, Table, properties};
@@ -11,7 +12,6 @@ use super::shapes::{NodeObjectShape, date, pool_state_name};
 use super::{Context, amount};
 use crate::config::Config;
 use crate::control::{Leave, Left, NodeName, declare_dead, forget};
-use crate::error::Error;
 use crate::hook::Ran;
 
 /// List hosts, show what is waited for, declare a host dead or forget it

@@ -6,6 +6,7 @@ use blockd_api::v1::{
     self, CreatePoolRequest, DeviceKind, ExtentKind, GetPoolRequest, ListPoolsRequest,
     OpenPoolRequest, PoolExtentsRequest, PoolExtentsResponse, PoolState,
 };
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::grow::Grow;
@@ -15,7 +16,6 @@ use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
 use super::shapes::{self, PoolShape};
 use super::{Context, amount, node, pool_tools, size_argument};
-use crate::error::Error;
 
 /// List, show, draw, make, check and repair pools
 ///

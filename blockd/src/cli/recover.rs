@@ -1,11 +1,11 @@
 //! `blockd recover`.
 
 use blockd_api::v1::{RecoverDevicesRequest, Volume};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::Context;
 use super::shapes::VolumeShape;
-use crate::error::Error;
 
 /// Serve block devices again that are not served
 ///

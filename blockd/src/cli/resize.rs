@@ -1,11 +1,11 @@
 //! `blockd resize`.
 
 use blockd_api::v1::ResizeVolumeRequest;
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::shapes::{self, VolumeShape};
 use super::{Context, amount, size_argument};
-use crate::error::Error;
 
 /// Change a volume's size
 ///

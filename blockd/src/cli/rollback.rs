@@ -1,11 +1,11 @@
 //! `blockd rollback`.
 
 use blockd_api::v1::RollbackVolumeRequest;
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::shapes::{self, VolumeShape};
 use super::{Context, amount};
-use crate::error::Error;
 
 /// Make a volume what a snapshot of it holds
 ///

@@ -1,12 +1,12 @@
 //! `blockd set`: limits, what is set aside, and what becomes of writes when the pool is full.
 
 use blockd_api::v1::{ConfigureVolumeRequest, OnFull};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::args::duration;
 use super::shapes::{self, SettingsShape, VolumeShape};
 use super::{Context, size_argument};
-use crate::error::Error;
 
 /// Set limits of a volume, and what it does when its pool is full
 ///

@@ -2,11 +2,11 @@
 //! never renamed.
 
 use blockd_api::v1::{self, Volume};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::amount;
 use super::memory_shapes::{VolumeMemory, is_namespace, pool_kind, volume_state};
-use crate::error::Error;
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,11 +1,11 @@
 //! `blockd snapshot`.
 
 use blockd_api::v1::{CreateSnapshotsRequest, SnapshotMember};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::Context;
 use super::shapes::VolumeShape;
-use crate::error::Error;
 
 /// Take snapshots of volumes, all at the same moment
 ///

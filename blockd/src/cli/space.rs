@@ -1,12 +1,12 @@
 //! `blockd space`.
 
 use blockd_api::v1::{self, SpaceRequest, VolumeSpace};
+use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::Context;
 use super::output::table::{Cell, Side, Table};
 use super::shapes::SpaceShape;
-use crate::error::Error;
 
 /// Show what volumes take, and what deleting them would give back
 ///

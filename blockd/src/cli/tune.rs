@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use blockd_api::v1::{GetPoolRequest, StatsRequest, StatsResponse};
+use blockd_media::error::Error;
+use blockd_media::units::{self, exact};
 use serde::Serialize;
 
 use super::args::duration;
 use super::holds::{self, WHOLE};
 use super::output::percent;
 use super::{Context, amount, shapes};
-use crate::error::Error;
-use crate::units::{self, exact};
 
 /// Propose marks and quantum for a pool
 ///

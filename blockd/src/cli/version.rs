@@ -1,10 +1,10 @@
 //! `blockd version`.
 
 use blockd_api::v1::VersionRequest;
+use blockd_media::error::{Error, ErrorKind};
 use serde::Serialize;
 
 use super::Context;
-use crate::error::{Error, ErrorKind};
 
 /// What `--json` prints. `daemon` is null when none answers.
 #[derive(Debug, Serialize)]

@@ -3,6 +3,8 @@
 use blockd_api::v1::{
     Connection, GetVolumeRequest, ListConnectionsRequest, ListVolumesRequest, Volume,
 };
+use blockd_media::error::Error;
+use blockd_media::ublk::features;
 use serde::Serialize;
 
 use super::memory_shapes::{VolumeMemory, is_namespace};
@@ -11,8 +13,6 @@ use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
 use super::shapes::{self, ConnectionShape, ReleasingShape, VolumeShape};
 use super::{Context, amount};
-use crate::error::Error;
-use crate::frontend::ublk::control::features;
 
 /// List volumes and snapshots
 ///

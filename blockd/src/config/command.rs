@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use blockd_media::error::Error;
+use blockd_media::place::Places;
 
-use super::{Config, ListenAddress, Places, parse};
+use super::{Config, ListenAddress, parse};
 
 /// Reads a file; without one, that at the usual place; without that, nothing.
 fn read(path: Option<&Path>) -> Result<(Option<PathBuf>, String), Error> {

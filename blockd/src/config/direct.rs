@@ -1,13 +1,14 @@
 //! Pools of namespaces in the configuration.
 
+use blockd_media::error::Error;
+use blockd_media::names::check_name;
 use blockd_pmem::platform::step::Rule;
 use blockd_pmem::platform::{PageMap, RegionKey};
 
 use super::RegionShare;
 use super::file::Pool;
-use super::parse::{Source, check_name};
+use super::parse::Source;
 use crate::direct::{DirectConfig, SizeRule};
-use crate::error::Error;
 
 /// The kind of a pool whose volumes are namespaces.
 pub(super) const DIRECT: &str = "pmem-direct";

@@ -1,9 +1,8 @@
 //! The file as it is written: keys, and their defaults.
 
+use blockd_media::place::{CONTROL_SOCKET, NBD_SOCKET, Places};
 use blockd_media::pool::MAX_WORKERS;
 use serde::{Deserialize, Serialize};
-
-use super::place::{CONTROL_SOCKET, NBD_SOCKET, Places};
 
 /// The whole file. An empty text stands for a value that is not given.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]

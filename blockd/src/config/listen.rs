@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::error::Error;
+use blockd_media::error::Error;
+use blockd_media::names::check_socket_path;
 
-use super::{Config, check_socket_path};
+use super::Config;
 
 impl Config {
     /// Takes `PATH`, or `POOL=PATH`, as the socket on which that pool's requests for more space are
@@ -38,8 +39,9 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::place::Places;
+
     use super::*;
-    use crate::config::Places;
 
     #[test]
     fn a_path_is_for_the_default_pool_and_a_name_says_another() {

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_mapper::space::Marks;
+use blockd_media::error::Error;
+use blockd_media::place::Places;
 use blockd_media::pool::PmemOptions;
 use blockd_pmem::platform::RegionKey;
 
 use crate::direct::DirectConfig;
-use crate::error::Error;
 use crate::node::NodeId;
 
 mod command;
@@ -19,14 +20,9 @@ mod direct;
 mod file;
 mod listen;
 mod parse;
-mod place;
 
 pub use command::{check, show};
-pub use parse::{MAX_UBLK_DEPTH, check_name, check_socket_path, note_others};
-pub use place::{Places, default_socket};
-
-/// Bytes that the path of a Unix socket may have: `sun_path` less the closing zero.
-pub const MAX_SOCKET_PATH: usize = 107;
+pub use parse::{MAX_UBLK_DEPTH, note_others};
 
 /// What the daemon does, with every value checked.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,23 +6,24 @@ use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd_mapper::format::VolumeName;
 use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::space::{Mark, Marks};
+use blockd_media::error::Error;
+use blockd_media::names::{check_name, check_socket_path};
+use blockd_media::place::Places;
 use blockd_media::pool::{MAX_WORKERS, PmemOptions, path_of_namespace};
+use blockd_media::units::{MAX_SIZE, exact, parse_size};
 use blockd_pmem::platform::RegionKey;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::Error;
 use crate::node::NodeId;
-use crate::units::{MAX_SIZE, exact, parse_size};
 
 use super::direct::DIRECT;
 use super::file::{Amount, Extend, File, Health, Listener, Node, Pool, Space, Ublk, Workers};
 use super::{
     Config, DeviceConfig, DeviceKind, HealthConfig, ListenAddress, ListenerConfig, LogConfig,
-    MAX_SOCKET_PATH, NbdConfig, NodeConfig, Places, PoolConfig, SizeWish, SpaceConfig, TlsConfig,
-    TlsUse, UblkConfig, WorkersConfig,
+    NbdConfig, NodeConfig, PoolConfig, SizeWish, SpaceConfig, TlsConfig, TlsUse, UblkConfig,
+    WorkersConfig,
 };
 
 /// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
@@ -737,24 +738,4 @@ fn percent_of_ratio(text: &str) -> Option<u64> {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Whether a pool or volume may have this name; the error is what is allowed.
-pub fn check_name(name: &str) -> Result<(), String> {
-    match VolumeName::new(name) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(NAME_FORM.to_owned()),
-    }
-}
-
-const NAME_FORM: &str = "1 to 128 bytes without '/' and control characters, not \".\" or \"..\", \
-                         and not begin with \"node-\"";
-
-/// Whether a Unix socket may have this path; the error is what is allowed.
-pub fn check_socket_path(path: &Path) -> Result<(), String> {
-    let len = path.as_os_str().len();
-    if len <= MAX_SOCKET_PATH {
-        return Ok(());
-    }
-    Err(format!("at most {MAX_SOCKET_PATH} bytes, the limit of Unix sockets; it has {len}"))
 }

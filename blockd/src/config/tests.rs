@@ -2,9 +2,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use blockd_mapper::space::Mark;
+use blockd_media::error::ErrorKind;
+use blockd_media::place::Places;
 
 use super::*;
-use crate::error::ErrorKind;
 
 /// The documented example.
 const EXAMPLE: &str = include_str!("../../../deploy/blockd.toml");

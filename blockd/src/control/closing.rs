@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use blockd_mapper::engine::VolumeSummary;
+use blockd_media::error::{Error, shown};
 
-use crate::error::{Error, shown};
 use crate::pool::PoolHandle;
 
 use super::attachments::Attachment;

@@ -4,7 +4,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::error::Error;
+use blockd_media::error::Error;
+
 use crate::pool::{PoolHandle, VolumeId};
 use crate::stats::{VolumeStats, WorkerStats};
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::engine::VolumeSummary;
+use blockd_media::error::{Error, shown};
 use tokio::task::JoinSet;
 
 use crate::config::MAX_UBLK_DEPTH;
-use crate::error::{Error, shown};
 use crate::frontend::ublk::control::{
     CONTROL_PATH, DeviceError, DeviceSpec, DeviceView, Devices, Recovered,
 };

@@ -2,11 +2,11 @@
 
 use blockd_api::v1;
 use blockd_mapper::engine::{DiffPart, DiffRequest, RangeState};
+use blockd_media::error::Error;
+use blockd_media::units::to_wire;
 use tokio::sync::mpsc;
 
-use crate::error::Error;
 use crate::pool::PoolHandle;
-use crate::units::to_wire;
 
 use super::Control;
 use super::volumes::{existing, of};

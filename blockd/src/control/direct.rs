@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use blockd_api::v1;
 use blockd_media::clock::wall_ms;
+use blockd_media::error::{Error, shown};
+use blockd_media::units::{GIB, from_wire, human, to_wire, to_wire_gb};
 use blockd_pmem::media::Durability;
 use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
@@ -15,8 +17,6 @@ use super::{Control, EventKind, blocking};
 use crate::direct::{
     CreateWish, DirectConfig, DirectPool, PoolView, SizeRule, State, Usage, VolumeView,
 };
-use crate::error::{Error, shown};
-use crate::units::{GIB, from_wire, human, to_wire, to_wire_gb};
 
 /// A pool of namespaces that was named, or why it could not be opened.
 #[derive(Clone, Debug)]

@@ -2,9 +2,8 @@
 
 use std::io;
 
+use blockd_media::error::Error;
 use blockd_media::pool::PoolError;
-
-use crate::error::Error;
 
 /// An error of this pool, as users see it.
 pub fn pool_error(pool: &str, error: PoolError) -> Error {

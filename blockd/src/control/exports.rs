@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::units::human;
 use blockd_nbd::{ALLOCATED, Describes, ExportError, ExportInfo, MetaContext};
 
 use crate::frontend::nbd::{Exports, Opened};
 use crate::pool::{PoolHandle, VolumeId};
-use crate::units::human;
 
 use super::attachments::Attachment;
 use super::{Control, volumes};

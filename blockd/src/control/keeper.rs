@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_media::clock::Clock;
+use blockd_media::error::{Error, shown};
+use blockd_media::units::human;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::config::{PoolConfig, SpaceConfig};
-use crate::error::{Error, shown};
 use crate::hook;
 use crate::pool::{Policy, PoolHandle, PoolSpace, SpaceChange, SpaceState};
-use crate::units::human;
 
 use super::{Control, EventKind, pool_error};
 

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use blockd_inspect::Reader;
 use blockd_media::clock::wall_ms;
+use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline, PoolError, is_there};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, DeviceKind, PoolConfig};
-use crate::error::Error;
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
 use crate::pool;

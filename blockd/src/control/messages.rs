@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use blockd_api::v1;
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::error::Error;
 use blockd_media::pool::{Medium, PmemInfo};
+use blockd_media::units::{GIB, from_wire, to_wire, to_wire_gb};
 use blockd_media::{DeviceInfo, DeviceKind, Durability};
 
-use crate::error::Error;
 use crate::pool::{PoolHandle, SpaceState, Use, VolumeId};
-use crate::units::{GIB, from_wire, to_wire, to_wire_gb};
 
 use super::devices::{AttachWish, FrontEnd};
 use super::releases::Release;

@@ -50,13 +50,13 @@ use std::sync::{Arc, OnceLock};
 
 use blockd_media::Device;
 use blockd_media::clock::{Clock, wall_seconds};
+use blockd_media::error::{Error, shown};
 use blockd_media::pool::PmemOptions;
 use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
-use crate::error::{Error, shown};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
 use crate::pool::PoolHandle;

@@ -2,13 +2,13 @@
 
 use blockd_api::v1;
 use blockd_media::clock::wall_ms;
+use blockd_media::error::Error;
+use blockd_media::units::to_wire;
 
 use crate::config::PoolConfig;
-use crate::error::Error;
 use crate::node::NodeId;
 use crate::pool::PoolSpace;
 use crate::stats::VolumeStats;
-use crate::units::to_wire;
 
 use super::extend::Waiting;
 use super::membership::{DeadNode, LastOwner, NodeName, dead_nodes, last_owner};

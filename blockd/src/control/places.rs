@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use blockd_media::DeviceSpec;
+use blockd_media::error::Error;
 use blockd_media::pool::{PoolSpec, exists};
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
-use crate::error::Error;
 
 use super::errors::pool_error;
 

@@ -4,12 +4,12 @@
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 
+use blockd_media::error::{Error, shown};
 use blockd_media::pool::is_there;
+use blockd_media::units::exact;
 
 use crate::config::{DeviceConfig, PoolConfig, SizeWish, SpaceConfig};
-use crate::error::{Error, shown};
 use crate::pool::{Policy, PoolHandle};
-use crate::units::exact;
 
 use super::Control;
 

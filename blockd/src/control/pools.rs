@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
+use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::pool::{PoolError, PoolSpec, has_pmem_header, is_there};
+use blockd_media::units::GIB;
 use blockd_media::{Device, DeviceKind, DeviceSpec};
 use nix::sys::statvfs::statvfs;
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
-use crate::error::{Error, ErrorKind, shown};
 use crate::pool::{self, Created, OpenReport, PoolHandle};
-use crate::units::GIB;
 
 use super::errors::pool_error;
 use super::policy;
@@ -264,10 +264,11 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use blockd_media::error::ErrorKind;
+
     use super::*;
     use crate::control::served::MISSING;
     use crate::control::testing::folder;
-    use crate::error::ErrorKind;
 
     fn pool(path: &Path, size: SizeWish) -> PoolConfig {
         let kind = config::DeviceKind::Auto;

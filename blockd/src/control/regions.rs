@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use blockd_mapper::geometry::MAX_DEVICES;
+use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::pool::{PoolError, path_of_namespace};
 use blockd_pmem::platform::pooled::{self, OWN_NAME, Target};
 use blockd_pmem::platform::{Mode, Namespace, Platform, Region, Uuid, new_uuid};
@@ -15,7 +16,6 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, PoolConfig, RegionShare};
-use crate::error::{Error, ErrorKind, shown};
 
 use super::errors::pool_error;
 use super::hex;

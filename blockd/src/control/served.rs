@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use blockd_media::error::{Error, ErrorKind};
 use blockd_media::pool::{PoolError, PoolSpec, boot_id, identity, is_there};
 use blockd_media::{DeviceKind, DeviceSpec};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{self, PoolConfig};
-use crate::error::{Error, ErrorKind};
 use crate::pool::PoolHandle;
 
 use super::attachments::Record;
@@ -331,5 +331,5 @@ fn this_boot() -> String {
 
 /// Seconds since 1970 as people write them, in UTC.
 fn time(seconds: u64) -> String {
-    crate::units::utc(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
+    blockd_media::units::utc(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }

@@ -8,15 +8,14 @@ use std::time::Duration;
 use std::{fs, io};
 
 use blockd_api::v1::control_server::ControlServer;
+use blockd_media::error::Error;
+use blockd_media::names::check_socket_path;
 use tokio::net::UnixListener;
 use tokio::net::unix::UCred;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
-
-use crate::config::check_socket_path;
-use crate::error::Error;
 
 use super::Control;
 
@@ -107,9 +106,10 @@ pub(super) fn check_peer(peer: Option<u32>, own: u32) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::error::ErrorKind;
+
     use super::*;
     use crate::control::testing::folder;
-    use crate::error::ErrorKind;
 
     #[test]
     fn root_and_the_daemons_user_are_served_and_nobody_else() {

@@ -2,10 +2,10 @@
 //! pool is full.
 
 use blockd_api::v1;
+use blockd_media::error::{Error, shown};
+use blockd_media::units::{from_wire, human, to_wire};
 
-use crate::error::{Error, shown};
 use crate::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
-use crate::units::{from_wire, human, to_wire};
 
 use super::volumes::{Described, existing, of};
 use super::{Control, EventKind};

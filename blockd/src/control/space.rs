@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use blockd_api::v1;
 use blockd_mapper::engine::{MAX_ACCOUNTED, VolumeSummary};
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::error::Error;
+use blockd_media::units::to_wire;
 
-use crate::error::Error;
 use crate::pool::{Figures, VolumeId};
-use crate::units::to_wire;
 
 use super::Control;
 use super::volumes::{existing, of};

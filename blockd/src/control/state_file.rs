@@ -5,10 +5,9 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use blockd_media::error::Error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::error::Error;
 
 /// The only version there is. A daemon refuses a file of another.
 const VERSION: u32 = 1;
@@ -94,9 +93,10 @@ impl StateFile {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::error::ErrorKind as Kind;
+
     use super::*;
     use crate::control::testing::folder;
-    use crate::error::ErrorKind as Kind;
 
     #[test]
     fn what_is_written_is_read_again() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockd_api::v1;
+use blockd_media::error::Error;
 
-use crate::error::Error;
 use crate::schedule::Hold;
 use crate::stats::{Histogram, Op, Stage, VolumeStats};
 
@@ -98,7 +98,7 @@ impl Control {
                 extended_headers: one.extended,
                 worker: count(one.worker),
                 in_flight: u32::try_from(one.in_flight).unwrap_or(u32::MAX),
-                negotiated_bytes: crate::units::to_wire(one.size),
+                negotiated_bytes: blockd_media::units::to_wire(one.size),
             });
         }
         list

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1::control_client::ControlClient;
+use blockd_media::error::Error;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{Answer, Connection, Control, ControlOptions, DataPath, NbdAddress, NbdPlace, bind};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
-use crate::error::Error;
 use crate::node::NodeId;
 use crate::pool::{PoolHandle, VolumeId};
 use crate::stats::{VolumeStats, WorkerStats};

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_media::error::{Error, ErrorKind};
 use blockd_nbd::ExportError;
 use tonic::{Code, Status};
 
 use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, folder, memory_pool};
 use crate::control::{DataPath as _, EventKind};
-use crate::error::{Error, ErrorKind};
 use crate::frontend::nbd::Exports;
 use crate::stats::{Op, VolumeStats};
 
@@ -109,7 +109,7 @@ async fn names_that_break_a_rule_are_refused_everywhere() {
     let mut rig = Rig::new().await;
     let long = "x".repeat(129);
     for name in ["", "a/b", "a\0b", ".", "..", "node-1", "a\nb", long.as_str()] {
-        let shown = crate::error::shown(name);
+        let shown = blockd_media::error::shown(name);
         let check = |status: Result<(), Status>| {
             let error =
                 refused(status.map(tonic::Response::new), Code::InvalidArgument, "name", &shown);

@@ -6,14 +6,14 @@ use std::time::Duration;
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
+use blockd_media::error::{Error, shown};
+use blockd_media::names::check_name;
 use blockd_media::pool::PoolError;
+use blockd_media::units::human;
 use blockd_media::{DeviceInfo, Durability};
 
-use crate::config::check_name;
-use crate::error::{Error, shown};
 use crate::frontend::ublk::control::DeviceView;
 use crate::pool::{Control as Command, Outcome, PoolHandle, VolumeId, VolumeInfo};
-use crate::units::human;
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};

@@ -16,6 +16,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use blockd_media::error::Error;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONNECTION, CONTENT_TYPE};
 use hyper::server::conn::http1;
@@ -27,7 +28,6 @@ use tokio::task::AbortHandle;
 use tower::ServiceExt as _;
 
 use crate::control::Control;
-use crate::error::Error;
 
 use super::collect::{Listening, collect};
 use super::figures::Figures;

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::error::Error;
+use blockd_media::error::Error;
 
 /// A folder that belongs to this process as long as it lives.
 #[derive(Debug)]
@@ -55,8 +55,9 @@ impl FolderLock {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::error::ErrorKind;
+
     use super::*;
-    use crate::error::ErrorKind;
 
     #[test]
     fn a_folder_has_one_owner_who_is_named() {

@@ -2,10 +2,10 @@
 
 use std::io::IsTerminal;
 
+use blockd_media::error::Error;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogConfig;
-use crate::error::Error;
 
 /// libublk says at this level what we say in our own words.
 const QUIET: &str = "libublk=warn";

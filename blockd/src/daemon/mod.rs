@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::error::Error;
 use blockd_media::hardening::protect_process;
 use blockd_pmem::platform::Platform;
 use sd_notify::NotifyState;
@@ -27,7 +28,6 @@ use crate::control::{
     self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
     NbdAddress, NbdPlace,
 };
-use crate::error::Error;
 use crate::frontend::nbd::handshake::Tls;
 use crate::frontend::nbd::listener::{self, Address, Bound, Limits, ListenError, Listener};
 use crate::frontend::nbd::tls::{TlsFiles, acceptor};
@@ -403,7 +403,7 @@ fn listen_error(error: ListenError) -> Error {
     let text = error.to_string();
     match error {
         ListenError::PathTooLong { path, .. } => {
-            let allowed = crate::config::check_socket_path(&path).err().unwrap_or_default();
+            let allowed = blockd_media::names::check_socket_path(&path).err().unwrap_or_default();
             Error::invalid("nbd.listener.unix", path.display(), allowed)
         }
         ListenError::NotASocket { path } => {

@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::error::Error;
+
 use crate::control::{self, Answer, Connection, DataPath};
-use crate::error::Error;
 use crate::frontend::nbd::{Session, Sessions};
 use crate::frontend::worker::{self, ConnectionInfo, FrontendError, Workers};
 use crate::pool::{PoolHandle, VolumeId};

@@ -74,12 +74,12 @@ fn is_character(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::place::Places;
     use blockd_pmem::platform::pooled::Target;
     use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
     use blockd_pmem::platform::{Kernel, Uuid};
 
     use super::*;
-    use crate::config::Places;
 
     const GIB: u64 = 1 << 30;
 

@@ -8,6 +8,7 @@
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
+use blockd_media::error::{Error, shown};
 use blockd_pmem::platform::clear::Zeroing;
 use blockd_pmem::platform::{Inventory, Mode, Namespace, PlatformError};
 
@@ -18,7 +19,6 @@ use super::journal::{Intent, Record};
 use super::pool::{CreateWish, uuid_of};
 use super::scrub::PIECE;
 use super::{DirectPool, Usage};
-use crate::error::{Error, shown};
 
 /// Said of a volume that has no device while its new end is overwritten.
 pub(super) const GROWS: &str = "it grows, and its new end is overwritten first";

@@ -8,9 +8,8 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use blockd_media::error::Error;
 use serde::{Deserialize, Serialize};
-
-use crate::error::Error;
 
 /// The first words of the file, with the version.
 const HEAD: &str = "blockd-direct 1";

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockd_media::clock::wall_ms;
+use blockd_media::error::{Error, shown};
+use blockd_media::names::check_name;
 use blockd_pmem::platform::choose;
 use blockd_pmem::platform::provision::{MAX_NAME, NamespaceSpec};
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule, Step};
@@ -19,8 +21,6 @@ use super::describe::{PoolView, Space, State, VolumeView, durability};
 use super::growth::{GROWS, is_bare};
 use super::journal::{Content, Intent, Journal, Record};
 use super::scrub::Scrubber;
-use crate::config::check_name;
-use crate::error::{Error, shown};
 
 /// How often a namespace is made larger when the kernel leaves less of it usable than expected.
 const SIZE_TRIES: u32 = 4;

@@ -8,13 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use blockd_media::clock::Clock;
+use blockd_media::error::Error;
 use blockd_pmem::platform::Mode;
 use blockd_pmem::platform::clear::Zeroing;
 
 use super::DirectPool;
 use super::journal::{Intent, Record};
 use super::pool::uuid_of;
-use crate::error::Error;
 
 /// Overwritten between two looks at whether the daemon stops: some 50 ms.
 pub(super) const PIECE: u64 = 64 << 20;

@@ -3,6 +3,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blockd_media::error::{Error, ErrorKind};
 use blockd_pmem::media::{Domain, Durability};
 use blockd_pmem::platform::provision::NamespaceSpec;
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule};
@@ -11,7 +12,6 @@ use blockd_pmem::platform::{Kernel, Mode, PageMap, RegionKey, Uuid};
 
 use super::*;
 use crate::control::testing::{Folder, folder};
-use crate::error::{Error, ErrorKind};
 
 mod bare;
 mod growth;

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Code, Finding, Severity};
+use blockd_media::finding::{Code, Finding, Severity};
 
 /// Causes that are kept of one pool or volume: one of each code for a few devices. Of more, the
 /// worst.

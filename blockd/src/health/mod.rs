@@ -4,13 +4,11 @@
 //! Pure: what a look finds comes in, what there is to tell goes out. The control service looks.
 
 mod bad_blocks;
-mod finding;
 mod ledger;
 mod slow;
 mod tally;
 
 pub use bad_blocks::{BadBlocks, MAX_RUNS};
-pub use finding::{Code, Finding, MAX_MESSAGE, Severity};
 pub use ledger::{
     Cause, Episode, Ledger, MAX_CAUSES, Moment, Notice, Rules, State, Subject, ends_by_time,
 };

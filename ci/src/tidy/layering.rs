@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-pmem", &[]),
     ("blockd-api", &[]),
     ("blockd-nbd", &["blockd-mapper"]),
-    ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
+    ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api"]),
     (
         "blockd",
         &[

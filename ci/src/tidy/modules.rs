@@ -157,7 +157,6 @@ const RULES: &[Rule] = &[
     ("blockd/src", "mailbox", &[]),
     ("blockd/src", "limit", &[]),
     ("blockd/src", "schedule", &["limit", "stats"]),
-    ("blockd/src", "extend", &[]),
     ("blockd/src", "node", &[]),
     ("blockd/src", "health", &[]),
     ("blockd/src", "hook", &[]),
@@ -172,10 +171,7 @@ const RULES: &[Rule] = &[
     (
         "blockd/src",
         "control",
-        &[
-            "config", "direct", "error", "extend", "frontend", "health", "hook", "node", "pool",
-            "schedule", "stats", "units",
-        ],
+        &["config", "direct", "frontend", "health", "hook", "node", "pool", "schedule", "stats"],
     ),
     ("csi/src", "bytes", &["error"]),
     ("csi/src", "capability", &["error", "limits", "proto"]),

@@ -16,6 +16,9 @@ use blockd_api::v1::{
     Volume, VolumeKind,
 };
 use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::names::check_name;
+use blockd_media::units;
 use serde::Serialize;
 
 use super::{Import, address, blocking, interruptible, pool_id, settled, with_note};
@@ -28,9 +31,6 @@ use crate::cli::transfer::increment::{Header, Identity, Reader, Record};
 use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::{Context, amount};
-use crate::config::check_name;
-use crate::error::{Error, ErrorKind, shown};
-use crate::units;
 
 /// What is read of the file at a time.
 const BUFFER_BYTES: usize = 1 << 20;

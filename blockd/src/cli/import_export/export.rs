@@ -12,6 +12,7 @@ use blockd_api::v1::{
     GetVolumeRequest, Volume, VolumeKind,
 };
 use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind, shown};
 use serde::Serialize;
 
 use super::output::Output;
@@ -26,7 +27,6 @@ use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::transfer::{Stop, qemu};
 use crate::cli::{Context, amount};
-use crate::error::{Error, ErrorKind, shown};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
 const BUFFER_BYTES: usize = 256 << 10;

@@ -9,6 +9,8 @@ use blockd_api::v1::{
     GetVolumeRequest, Volume,
 };
 use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind};
+use blockd_media::units;
 use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
@@ -22,8 +24,6 @@ use crate::cli::transfer::nbd::Target;
 use crate::cli::transfer::progress::Progress;
 use crate::cli::transfer::{Stop, qemu};
 use crate::cli::{Context, amount};
-use crate::error::{Error, ErrorKind};
-use crate::units;
 
 /// Copy a disk image into a new volume
 ///

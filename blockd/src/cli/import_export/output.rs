@@ -8,8 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use blockd_media::error::Error;
+
 use super::taken;
-use crate::error::Error;
 
 /// Names that are tried for a file beside another: one that was left by a killed process with our
 /// number is rare, and a hundred of them are something else.

@@ -1,8 +1,9 @@
 //! The picture as SVG: squares in rows, a legend below.
 
+use blockd_media::units;
+
 use super::{Device, Picture, Spot, Use, spots};
 use crate::cli::output::percent;
-use crate::units;
 
 /// Side of a square, in pixels.
 const SQUARE: u64 = 8;

@@ -7,10 +7,10 @@ use std::cell::Cell;
 use std::io::Write;
 use std::rc::Rc;
 
+use blockd_media::error::Error;
+use blockd_media::units::human;
 use serde::Serialize;
 
-use crate::error::Error;
-use crate::units::human;
 use terminal::{Paint, Terminal};
 
 /// How this run prints.

@@ -1,5 +1,6 @@
 //! `blockd pmem adopt`.
 
+use blockd_media::error::Error;
 use blockd_pmem::platform::provision::NamespaceSpec;
 use blockd_pmem::platform::step::HUGE_PAGE;
 use blockd_pmem::platform::{
@@ -11,7 +12,6 @@ use serde::Serialize;
 use super::Host;
 use super::shapes::NamespaceShape;
 use crate::cli::Context;
-use crate::error::Error;
 
 /// Make a pool's namespace of the one that a region without labels has
 ///

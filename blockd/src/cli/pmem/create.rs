@@ -1,5 +1,8 @@
 //! `blockd pmem create`.
 
+use blockd_media::error::Error;
+use blockd_media::names::check_name;
+use blockd_media::units::parse_size;
 use blockd_pmem::platform::choose::{self, Policy};
 use blockd_pmem::platform::pooled::{self, PoolSpace, Target};
 use blockd_pmem::platform::share::checked_percentage;
@@ -9,9 +12,6 @@ use serde::Serialize;
 use super::Host;
 use super::shapes::{NamespaceShape, step};
 use crate::cli::Context;
-use crate::config::check_name;
-use crate::error::Error;
-use crate::units::parse_size;
 
 /// Make a namespace for a pool, and say how to configure the pool
 ///

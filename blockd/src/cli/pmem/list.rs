@@ -1,5 +1,6 @@
 //! `blockd pmem list` and `blockd pmem show`.
 
+use blockd_media::error::{Error, shown};
 use blockd_pmem::platform::{Inventory, Namespace, Platform, Region};
 use serde::Serialize;
 
@@ -8,7 +9,6 @@ use super::shapes::{NamespaceShape, RegionShape, bad_bytes, domain_name, step};
 use crate::cli::Context;
 use crate::cli::output::table::{Cell, Side, Table, properties};
 use crate::cli::output::terminal::Tone;
-use crate::error::{Error, shown};
 
 /// List regions and namespaces of persistent memory
 ///

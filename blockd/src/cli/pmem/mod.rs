@@ -10,10 +10,10 @@ mod tests;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockd_media::error::Error;
 use blockd_pmem::platform::{HostKernel, Places, Platform, RegionKey};
 
 use super::Context;
-use crate::error::Error;
 
 pub(crate) use adopt::Adopt;
 pub(crate) use create::Create;

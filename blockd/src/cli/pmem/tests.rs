@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use blockd_media::error::ErrorKind;
 use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
 use blockd_pmem::platform::{Kernel, Mode, RegionKey};
 
@@ -7,7 +8,6 @@ use super::adopt::Into;
 use super::*;
 use crate::cli::args::Global;
 use crate::cli::output::Output;
-use crate::error::ErrorKind;
 
 const GIB: u64 = 1 << 30;
 

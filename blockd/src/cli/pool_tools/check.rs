@@ -7,6 +7,7 @@ use blockd_inspect::Reader;
 use blockd_inspect::check::{
     Account, Finding, Progress, Report, Severity, check, check_checkpoint,
 };
+use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline};
 use serde::Serialize;
 
@@ -14,7 +15,6 @@ use super::{Devices, hex, reader};
 use crate::cli::Context;
 use crate::cli::output::terminal::Tone;
 use crate::cli::transfer::progress::Steps;
-use crate::error::Error;
 
 /// Checks of a pool that is served before it is said that it changes too fast. A checkpoint comes
 /// once a minute, or when the log is half full.
@@ -250,7 +250,7 @@ fn text(checked: &Checked, context: &Context) -> String {
         };
         let mut line = format!("{}: {}", paint.text(tone, found.severity), found.kind);
         if let Some(name) = &found.volume {
-            line.push_str(&format!(": volume {}", crate::error::shown(name)));
+            line.push_str(&format!(": volume {}", blockd_media::error::shown(name)));
         }
         if let (Some(first), Some(end)) = (found.first_byte, found.end_byte) {
             line.push_str(&format!(", bytes {first} to {}", end.saturating_sub(1)));

@@ -2,12 +2,12 @@
 
 use blockd_inspect::check::check;
 use blockd_mapper::format::{FORMAT_MAJOR, FORMAT_MINOR};
+use blockd_media::error::Error;
 use blockd_media::pool::Access;
 use serde::Serialize;
 
 use super::{Devices, reader};
 use crate::cli::Context;
-use crate::error::Error;
 
 /// Make a pool one that older releases open
 ///

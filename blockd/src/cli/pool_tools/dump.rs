@@ -9,13 +9,13 @@ use blockd_inspect::thin_xml::thin_xml;
 use blockd_inspect::{MediaMut, Reader, Stopped};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::error::Error;
 use blockd_media::pool::Access;
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, LostShape, lost_text, reader};
 use crate::cli::Context;
 use crate::cli::transfer::progress::Steps;
-use crate::error::Error;
 
 /// Write the metadata of a pool that no daemon serves as text
 ///

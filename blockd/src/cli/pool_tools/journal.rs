@@ -7,13 +7,13 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::format::record::Change;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_media::DeviceSpec;
+use blockd_media::error::Error;
+use blockd_media::place::Places;
 use blockd_media::pool::{Access, PoolSpec};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, failed, reader};
 use crate::cli::Context;
-use crate::config::Places;
-use crate::error::Error;
 use crate::pool::{self, OpenReport};
 
 /// Show or empty the log of a pool that no daemon serves

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use blockd_inspect::Reader;
 use blockd_inspect::dump::Lost;
+use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline, PoolError};
 use serde::Serialize;
 
 use crate::cli::args::duration;
-use crate::error::Error;
 
 pub(crate) use check::Check;
 pub(crate) use downgrade::Downgrade;
@@ -122,6 +122,6 @@ fn lost_text(word: &str, lost: &Lost) -> String {
     if lost.volume.0 == 0 {
         return format!("{word}: {}", lost.text);
     }
-    let (name, last) = (crate::error::shown(&lost.name), lost.range.end.saturating_sub(1));
+    let (name, last) = (blockd_media::error::shown(&lost.name), lost.range.end.saturating_sub(1));
     format!("{word}: volume {name}, bytes {} to {last}: {}", lost.range.start, lost.text)
 }

@@ -1,13 +1,13 @@
 //! `blockd pool repair`.
 
 use blockd_inspect::repair::{RepairOptions, repair};
+use blockd_media::error::Error;
 use blockd_media::pool::Access;
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, LostShape, lost_text};
 use crate::cli::Context;
 use crate::cli::transfer::progress::Steps;
-use crate::error::Error;
 
 /// Repair the metadata of a pool that no daemon serves
 ///

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use blockd_inspect::Reader;
 use blockd_inspect::check::check;
 use blockd_inspect::restore::{Plan, Scan, Target};
+use blockd_media::error::Error;
 use blockd_media::pool::Offline;
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, hex};
 use crate::cli::Context;
 use crate::cli::transfer::progress::Progress;
-use crate::error::Error;
 
 /// Write the metadata of a pool anew from a dump
 ///

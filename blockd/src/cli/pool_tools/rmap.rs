@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use blockd_inspect::rmap::{Claim, Use, rmap};
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::error::Error;
 use blockd_media::pool::Access;
+use blockd_media::units::parse_size;
 use serde::Serialize;
 
 use super::{Devices, LostShape, lost_text, reader};
 use crate::cli::Context;
-use crate::error::Error;
-use crate::units::parse_size;
 
 /// Show who owns a range of a pool's file or disk
 ///
@@ -99,7 +99,7 @@ fn shape(claim: &Claim) -> ClaimShape {
         }
         Use::Data { volume, name, kind, offset } => {
             let word = if *kind == VolumeKind::Snapshot { "snapshot" } else { "volume" };
-            let shown = crate::error::shown(name);
+            let shown = blockd_media::error::shown(name);
             let text = format!("{word} {shown} from its byte {offset} on");
             ("data", Some((name.clone(), volume.0, *offset)), text)
         }

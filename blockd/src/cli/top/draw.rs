@@ -1,5 +1,6 @@
 //! The screen of `top`.
 
+use blockd_media::units;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -9,7 +10,6 @@ use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 use super::model::{PoolRow, STAGES, Snapshot, Sort, VolumeRow};
 use crate::cli::holds::{REASONS, WHOLE};
 use crate::cli::output::{human_ns, percent};
-use crate::units;
 
 /// What the keys have changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

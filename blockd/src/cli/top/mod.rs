@@ -8,10 +8,10 @@ mod screen;
 use std::time::Duration;
 
 use blockd_api::v1::{ListPoolsRequest, ListVolumesRequest, StatsRequest};
+use blockd_media::error::Error;
 
 use super::Context;
 use super::client::Client;
-use crate::error::Error;
 use model::{Answers, Snapshot};
 
 /// Show pools and volumes at work, refreshed each second

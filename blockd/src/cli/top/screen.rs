@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blockd_media::error::Error;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
@@ -13,7 +14,6 @@ use super::draw::{View, draw};
 use super::model::{Answers, Snapshot};
 use super::{INTERVAL, ask};
 use crate::cli::client::Client;
-use crate::error::Error;
 
 /// How long the thread that reads keys takes to see that it is no longer needed.
 const KEY_WAIT: Duration = Duration::from_millis(100);

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use blockd_media::error::Error;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::increment::Writer;
@@ -12,7 +13,6 @@ use super::port::{Allocation, Connect, Holds, Lasting};
 use super::progress::Progress;
 use super::zeroes::stretches;
 use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, Stop, first_error, joined};
-use crate::error::Error;
 
 /// What is asked for in one question about what is in the volume.
 const ALLOCATION_BYTES: u64 = 1 << 30;
@@ -306,6 +306,6 @@ mod tests {
             }
         }
         let error = export(&volume(), Sink::Stream(Box::new(Full))).unwrap_err();
-        assert_eq!(error.kind(), crate::error::ErrorKind::NoSpace);
+        assert_eq!(error.kind(), blockd_media::error::ErrorKind::NoSpace);
     }
 }

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
+use blockd_media::error::Error;
+
 use super::image::{self, qcow2, vhd, vhdx, vmdk};
 use super::increment;
-use crate::error::Error;
 
 /// How an image holds a disk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blockd_media::error::Error;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use nix::unistd::{Whence, lseek};
 
@@ -14,7 +15,6 @@ use super::port::{Connect, Lasting};
 use super::progress::Progress;
 use super::zeroes::stretches;
 use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, STOP_WAIT, Stop, first_error, joined};
-use crate::error::Error;
 
 /// Where the bytes come from.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ mod memory;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::error::Error;
+use blockd_media::error::Error;
 
 /// Bytes of one request: large enough that its cost is in the bytes, small enough for buffers.
 const REQUEST_BYTES: usize = 1 << 20;

@@ -4,9 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use blockd_media::clock::Clock;
+use blockd_media::error::Error;
 
 use super::Stop;
-use crate::error::Error;
 
 /// Between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -133,9 +133,10 @@ fn failed(target: &dyn Connect, what: &str, error: PortError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::error::ErrorKind;
+
     use super::super::memory::Memory;
     use super::*;
-    use crate::error::ErrorKind;
 
     #[test]
     fn a_broken_connection_is_made_anew_and_the_request_repeated() {

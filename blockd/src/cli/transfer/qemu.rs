@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use blockd_media::error::Error;
 use serde::Deserialize;
 
 use super::image::Gated;
 use super::progress::Progress;
 use super::{STOP_WAIT, Stop, interrupted};
-use crate::error::Error;
 
 /// Where qemu finds a volume, and how long it waits for a daemon that has gone away.
 #[derive(Clone, Debug)]

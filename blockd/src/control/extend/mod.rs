@@ -15,8 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_api::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::error::{Error, shown};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -24,8 +26,6 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::PoolConfig;
-use crate::error::{Error, shown};
-use crate::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
 use crate::pool::{Keep, Shortage};
 
 use super::closing::NotClosed;

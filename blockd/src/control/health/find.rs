@@ -2,13 +2,13 @@
 
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::pool::Space;
+use blockd_media::error::shown;
+use blockd_media::finding::{Code, Finding, Severity};
+use blockd_media::units::human;
 use nix::errno::Errno;
 
-use crate::error::shown;
-use crate::health::{Code, Finding, Severity};
 use crate::pool::{SpaceNow, SpaceState};
 use crate::stats::MediaOp;
-use crate::units::human;
 
 use super::super::served::MISSING;
 

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 
 use blockd_api::v1;
 use blockd_mapper::engine::VolumeSummary;
+use blockd_media::error::Error;
+use blockd_media::finding::{Code, Severity};
 
-use crate::error::Error;
-use crate::health::{Cause, Code, Severity, State, Subject};
+use crate::health::{Cause, State, Subject};
 
 use super::{Control, Known};
 use watch::{touches, wire};

@@ -15,14 +15,14 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::clock::{Clock, wall_ms};
+use blockd_media::error::{Error, shown};
+use blockd_media::finding::{Code, Finding, Severity};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::config::HealthConfig;
-use crate::error::{Error, shown};
 use crate::health::{
-    BadBlocks, Code, Finding, Latencies, Ledger, Moment, Notice, Rules, Severity, SlowWatch,
-    Subject, Tally,
+    BadBlocks, Latencies, Ledger, Moment, Notice, Rules, SlowWatch, Subject, Tally,
 };
 use crate::pool::{PoolHandle, SpaceNow, VolumeId};
 use crate::stats::{Counter, VolumeStats};

@@ -11,11 +11,11 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use blockd_media::error::{Error, shown};
 use nix::unistd::{Whence, lseek};
 use serde_json::{Value, json};
 
 use super::format::ImageFormat;
-use crate::error::{Error, shown};
 
 /// Images behind each other. Chains of snapshots of virtual machines are shorter.
 const MAX_CHAIN: usize = 16;

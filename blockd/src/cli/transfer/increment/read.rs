@@ -2,12 +2,12 @@
 
 use std::io::{self, Read};
 
+use blockd_media::error::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
     DATA, END, HEAD_BYTES, HEADER_BYTES, Header, MAX_DATA_BYTES, ZEROES, sum_of, u32_at, u64_at,
 };
-use crate::error::Error;
 
 /// What a file says of a place.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_media::ublk::features;
+
 use super::driver::{AddRequest, DeviceInfo, Driver, DriverError, Serve};
-use super::features;
 use super::mark::Mark;
 use super::params::Params;
 use super::seat::{Patience, Seat};

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use blockd_media::ublk::features;
 use parking_lot::Mutex;
 
 use super::device::{DeviceSpec, DeviceView, Kit, Serving};
@@ -14,7 +15,7 @@ use super::mark::Mark;
 use super::recovery::Recovered;
 use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, keep};
 use super::users::{self, Places};
-use super::{DeviceError, QueueHost, called, features, mounts};
+use super::{DeviceError, QueueHost, called, mounts};
 use crate::pool::VolumeId;
 
 /// What all devices are made with.

@@ -6,7 +6,6 @@
 mod device;
 mod devices;
 mod driver;
-pub mod features;
 mod kernel;
 mod links;
 mod mark;

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use blockd_media::ublk::features;
+
+use super::DeviceError;
 use super::called;
 use super::device::{DeviceSpec, Kit, Serving};
 use super::driver::{DeviceInfo, DeviceState, Serve};
+use super::mark::Mark;
 use super::seat::{Patience, Seat};
-use super::{DeviceError, features, mark::Mark};
 
 /// How long the kernel may take to see that a server has died. It is in the middle of closing what
 /// that had open; up to Linux 6.12 a queue without a request to spare shows it only when requests

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use blockd_media::ublk::features;
 use parking_lot::Mutex;
 
 use super::driver::{
@@ -16,7 +17,7 @@ use super::driver::{
 use super::links::Links;
 use super::mark::Mark;
 use super::users::Places;
-use super::{DeviceError, DeviceOptions, DeviceSpec, Devices, Recovered, features};
+use super::{DeviceError, DeviceOptions, DeviceSpec, Devices, Recovered};
 use crate::frontend::ublk::{QueueHost, QueueSpec};
 use crate::frontend::worker::FrontendError;
 use crate::pool::VolumeId;

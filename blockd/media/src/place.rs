@@ -69,7 +69,7 @@ pub fn default_socket() -> PathBuf {
 }
 
 /// The control socket's name in the runtime folder.
-pub(super) const CONTROL_SOCKET: &str = "control.sock";
+pub const CONTROL_SOCKET: &str = "control.sock";
 
 /// The NBD socket's name in the runtime folder.
-pub(super) const NBD_SOCKET: &str = "nbd.sock";
+pub const NBD_SOCKET: &str = "nbd.sock";

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 
-use blockd::extend::{
+use blockd_api::extend::{
     Extend, Form, MAX_MESSAGE_BYTES, MAX_NAME_BYTES, Message, Parsed, Refusal, parse,
 };
 use proptest::prelude::*;

@@ -1,0 +1,3 @@
+//! What is known of the kernel's ublk driver without asking it.
+
+pub mod features;
