@@ -1,12 +1,12 @@
 //! blockd: thin-provisioned block devices from user space.
 //!
-//! Imports point one way: `cli` and `daemon`, then `control`, `frontend`, `volume` and `pool`,
-//! `backing`, `block`. `stats`, `mailbox`, `node` and `hook` are used by all of them.
+//! The command line is the package `blockd-cli`, and `program` is what it runs in this process.
+//! Imports point one way: `daemon`, then `control`, `frontend`, `volume` and `pool`, `backing`,
+//! `block`. `stats`, `mailbox`, `node` and `hook` are used by all of them.
 #![deny(unsafe_code)]
 
 pub mod backing;
 pub mod block;
-pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
@@ -19,6 +19,7 @@ pub mod mailbox;
 pub mod metrics;
 pub mod node;
 pub mod pool;
+pub mod program;
 pub mod schedule;
 pub mod stats;
 pub mod volume;

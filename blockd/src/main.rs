@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    blockd::cli::main()
+    blockd_cli::main(&blockd::program::Blockd)
 }

@@ -184,7 +184,7 @@ mod tests {
             let text = format!("fn f(x: u64) -> u64 {{ x {word} }}");
             assert_eq!(problems("csi/src/sizes.rs", &text), 1, "{word}");
             assert_eq!(problems("blockd/src/control/volumes.rs", &text), 1, "{word}");
-            assert_eq!(problems("blockd/src/cli/tune.rs", &text), 0, "{word}");
+            assert_eq!(problems("blockd/cli/src/tune.rs", &text), 0, "{word}");
         }
     }
 

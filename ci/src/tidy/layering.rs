@@ -13,6 +13,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-nbd", &["blockd-mapper"]),
     ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api"]),
     (
+        "blockd-cli",
+        &[
+            "blockd-mapper",
+            "blockd-inspect",
+            "blockd-pmem",
+            "blockd-api",
+            "blockd-nbd",
+            "blockd-media",
+        ],
+    ),
+    (
         "blockd",
         &[
             "blockd-mapper",
@@ -21,6 +32,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "blockd-api",
             "blockd-nbd",
             "blockd-media",
+            "blockd-cli",
         ],
     ),
     ("blockd-csi", &["blockd-api"]),

@@ -15,7 +15,7 @@ const ALLOWED: [(&str, &str); 18] = [
     ("blockd/src/backing/ring/clients.rs", "messages that the kernel reads"),
     ("blockd/src/backing/ring/fetch.rs", "sets a field that the io_uring package has no call for"),
     ("blockd/src/backing/ring/memory.rs", "makes memory known to the kernel"),
-    ("blockd/src/cli/transfer/confine.rs", "Landlock, for which the libc package has no calls"),
+    ("blockd/cli/src/transfer/confine.rs", "Landlock, for which the libc package has no calls"),
     ("blockd/src/frontend/ublk/descriptor.rs", "reads memory that the kernel shares"),
     ("blockd/media/src/pool/ring_file.rs", "memory shared with the process before this one"),
     ("pmem/src/media/copy.rs", "routines in assembly"),

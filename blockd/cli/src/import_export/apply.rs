@@ -1,0 +1,509 @@
+//! `blockd import --apply`: a backup onto the copy that it begins with.
+//!
+//! What a copy holds is told by a snapshot of it, whose name has the identity of what it is a copy
+//! of: so it is known as long as the copy is there, whichever daemon serves it. That the copy was
+//! not written since is known by the difference to that snapshot.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
+use std::path::Path;
+use std::sync::Arc;
+
+use blockd_api::v1::{
+    AttachVolumeRequest, CreateSnapshotsRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    DetachVolumeRequest, DiffVolumeRequest, FrontEnd, GetPoolRequest, GetVolumeRequest,
+    ListVolumesRequest, RangeState, ResizeVolumeRequest, RollbackVolumeRequest, SnapshotMember,
+    Volume, VolumeKind,
+};
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::names::check_name;
+use blockd_media::units;
+use serde::Serialize;
+
+use super::{Import, address, blocking, interruptible, pool_id, settled, with_note};
+use crate::client::Client;
+use crate::shapes::{self, VolumeShape};
+use crate::transfer::Stop;
+use crate::transfer::awaited::Awaited;
+use crate::transfer::import::{self, Imported, Source};
+use crate::transfer::increment::{Header, Identity, Reader, Record};
+use crate::transfer::nbd::Target;
+use crate::transfer::progress::Progress;
+use crate::{Context, amount};
+
+/// What is read of the file at a time.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Answer {
+    /// False: the volume holds this already.
+    changed: bool,
+    created: bool,
+    /// The snapshot that the file begins with; null where it begins with nothing.
+    base: Option<String>,
+    /// The snapshot that the volume is a copy of now.
+    snapshot: String,
+    /// The volume's own snapshot that says so; null with --force on what is no copy.
+    marker: Option<String>,
+    written_bytes: u64,
+    seconds: f64,
+    volume: VolumeShape,
+}
+
+type Input = Reader<Box<dyn Read + Send>>;
+
+/// A backup that was looked at.
+struct Backup {
+    input: Input,
+    /// Bytes of the volume that it names; none of a pipe, which can't be read twice.
+    named_bytes: Option<u64>,
+}
+
+/// The volume that is to be changed.
+struct Place {
+    volume: Volume,
+    created: bool,
+    /// A snapshot that it holds exactly, to go back to.
+    known: Option<String>,
+}
+
+/// Applies a backup.
+pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> {
+    let stop = Arc::new(Stop::default());
+    let backup = {
+        let (path, stop) = (asked.file.clone(), Arc::clone(&stop));
+        let wanted = !context.output.is_json();
+        interruptible(&Arc::clone(&stop), blocking(move || open(&path, wanted, &stop))).await?
+    };
+    let header = backup.input.header().clone();
+    let mut apply = Apply { asked, client: context.client().await?, header, pool_id: [0; 16] };
+    let clock = Clock::start();
+    let pool = GetPoolRequest { name: asked.pool.clone() };
+    apply.pool_id = pool_id(&shapes::pool(apply.client.get_pool(pool).await?.pool)?)?;
+    let marker = apply.marker(&apply.header.snapshot);
+    if let Err(allowed) = check_name(&marker) {
+        return Err(Error::invalid(
+            "the name of the snapshot to be taken",
+            shown(&marker),
+            allowed,
+        ));
+    }
+    let answer = match apply.find().await? {
+        Found::Done(volume, marker) => apply.answer(&volume, Some(marker), &clock),
+        Found::Place(place) => {
+            let created = place.created;
+            let (volume, marker, written_bytes) =
+                apply.change(place, backup, context, &stop).await?;
+            let answer = apply.answer(&volume, marker, &clock);
+            Answer { changed: true, created, written_bytes, ..answer }
+        }
+    };
+    context.output.either(&answer, || human(&answer, asked, context))
+}
+
+/// Reads the file to its end, so that nothing is written of one that is damaged. Of a pipe only the
+/// header can be looked at.
+fn open(path: &Path, wanted: bool, stop: &Arc<Stop>) -> Result<Backup, Error> {
+    if path.as_os_str() == "-" {
+        return begun(Awaited::new(|| Ok(std::io::stdin()), stop), "standard input", stop);
+    }
+    let failed = |source| Error::file("open", path, source);
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    let name = path.display().to_string();
+    if !metadata.is_file() {
+        let path = path.to_owned();
+        return begun(Awaited::new(move || File::open(path), stop), &name, stop);
+    }
+    let file = File::open(path).map_err(failed)?;
+    let buffered =
+        |file| -> Box<dyn Read + Send> { Box::new(BufReader::with_capacity(BUFFER_BYTES, file)) };
+    let mut again = file.try_clone().map_err(failed)?;
+    let mut reader = Reader::begin(buffered(file), &name)?;
+    let progress = Progress::shown("checking", metadata.len(), wanted);
+    let mut named_bytes = 0;
+    while let Some(record) = reader.next()? {
+        named_bytes += match record {
+            Record::Data { data, .. } => data.len() as u64,
+            Record::Zeroes { len, .. } => len,
+        };
+        progress.set(reader.read_bytes());
+        stop.check()?;
+    }
+    progress.clear();
+    again.rewind().map_err(|source| Error::file("read", path, source))?;
+    Ok(Backup { input: Reader::begin(buffered(again), &name)?, named_bytes: Some(named_bytes) })
+}
+
+/// A backup that comes through a pipe, its header read.
+fn begun(input: Awaited, name: &str, stop: &Stop) -> Result<Backup, Error> {
+    let input: Box<dyn Read + Send> = Box::new(input);
+    let begun = Reader::begin(input, name);
+    // What can't be read any more because it was stopped is no fault of the input.
+    stop.check()?;
+    Ok(Backup { input: begun?, named_bytes: None })
+}
+
+/// What was found of the volume.
+enum Found {
+    /// It holds what the file would make of it already, and this snapshot of it says so.
+    Done(Volume, String),
+    Place(Place),
+}
+
+struct Apply<'a> {
+    asked: &'a Import,
+    client: Client,
+    header: Header,
+    /// Of the pool that the volume is in.
+    pool_id: [u8; 16],
+}
+
+impl Apply<'_> {
+    /// The name of the snapshot that marks a volume as a copy.
+    fn marker(&self, of: &Identity) -> String {
+        let (volume, mark) = (&self.asked.name, self.mark_of(of));
+        let tag = of.name.rsplit('@').next().unwrap_or_default();
+        let whole = format!("{volume}@{tag}{mark}");
+        match check_name(&whole) {
+            Ok(()) => whole,
+            Err(_) => format!("{volume}@{mark}"),
+        }
+    }
+
+    /// How the names of such snapshots end, whatever the volume: the beginning of the pool's id,
+    /// the id of what it is a copy of, and when that was made.
+    fn mark_of(&self, of: &Identity) -> String {
+        let begin = self.mark_without_time(of);
+        if of.made_unix_ms == 0 { begin } else { format!("{begin}-{:x}", of.made_unix_ms) }
+    }
+
+    fn mark_without_time(&self, of: &Identity) -> String {
+        let pool: String =
+            self.header.pool_id[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!(".{pool}-{}", of.id)
+    }
+
+    /// Whether a snapshot has such a name. A backup of version 1 knows no time, and left none.
+    fn is_marked(&self, name: &str, of: &Identity) -> bool {
+        let begin = self.mark_without_time(of);
+        let Some(rest) = name.rfind(&begin).and_then(|at| name.get(at + begin.len()..)) else {
+            return false;
+        };
+        let time = rest.strip_prefix('-').and_then(|time| u64::from_str_radix(time, 16).ok());
+        rest.is_empty() || time.is_some_and(|time| of.fits_time(time))
+    }
+
+    fn what(&self) -> String {
+        format!("volume {}", shown(&self.asked.name))
+    }
+
+    /// Finds the volume and what it holds, or makes it. Refuses one that the file is not for.
+    async fn find(&mut self) -> Result<Found, Error> {
+        let request =
+            GetVolumeRequest { name: self.asked.name.clone(), pool: self.asked.pool.clone() };
+        let volume = match self.client.get_volume(request).await {
+            Ok(answer) => shapes::volume(answer.volume)?,
+            Err(error) if error.kind() == ErrorKind::NotFound && self.header.base.is_none() => {
+                let volume = self.create().await?;
+                return Ok(Found::Place(Place { volume, created: true, known: None }));
+            }
+            Err(error) => return Err(error),
+        };
+        if volume.kind() == VolumeKind::Snapshot {
+            return Err(Error::in_use(self.what(), "is a snapshot, which never changes"));
+        }
+        if volume.front_end() == FrontEnd::Ublk {
+            let problem = "is a block device now: detach it first";
+            return Err(Error::in_use(self.what(), problem));
+        }
+        if volume.connections > 0 {
+            return Err(Error::in_use(self.what(), "has clients that are connected"));
+        }
+        if volume.block_size > self.header.block_bytes {
+            let allowed = format!("at least the {} of {}", volume.block_size, self.what());
+            return Err(Error::invalid("the backup's block", self.header.block_bytes, allowed));
+        }
+        let list = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
+        let all = self.client.list_volumes(list).await?.volumes;
+        let after = self.header.snapshot.clone();
+        if let Some((marker, 0)) = self.copies(&volume, &after, &all).await? {
+            return Ok(Found::Done(volume, marker));
+        }
+        let known = match self.check_base(&volume, &all).await {
+            Ok(known) => known,
+            Err(_) if self.asked.force => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Found::Place(Place { volume, created: false, known }))
+    }
+
+    async fn create(&mut self) -> Result<Volume, Error> {
+        let request = CreateVolumeRequest {
+            name: self.asked.name.clone(),
+            pool: self.asked.pool.clone(),
+            size_bytes: units::to_wire(self.header.snapshot.size_bytes),
+            block_size: self.header.block_bytes,
+            ..Default::default()
+        };
+        shapes::volume(self.client.create_volume(request).await?.volume)
+    }
+
+    /// Whether the volume holds what the file begins with. The snapshot that says so.
+    async fn check_base(
+        &mut self,
+        volume: &Volume,
+        all: &[Volume],
+    ) -> Result<Option<String>, Error> {
+        let Some(base) = self.header.base.clone() else {
+            if volume.valid_bytes == 0 {
+                return Ok(None);
+            }
+            let problem = "holds data, and the backup begins with an empty volume: choose another \
+                           name, or --force";
+            return Err(Error::in_use(self.what(), problem));
+        };
+        let begins = format!("the backup begins with {}", shown(&base.name));
+        match self.copies(volume, &base, all).await? {
+            Some((known, 0)) => Ok(Some(known)),
+            Some((known, changed)) => {
+                let known = shown(&known);
+                let problem = format!(
+                    "was written since it held {known}, in {changed} bytes, and {begins}: \
+                     `blockd rollback` it to that first, or --force",
+                );
+                Err(Error::in_use(self.what(), problem))
+            }
+            None => {
+                let own = all
+                    .iter()
+                    .filter(|one| one.kind() == VolumeKind::Snapshot && one.origin == volume.name);
+                let newest = own.max_by_key(|one| one.id).map(|one| shown(&one.name));
+                let newest = newest.unwrap_or_else(|| "none".to_owned());
+                let pool: String =
+                    self.header.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let made = match base.made_unix_ms {
+                    0 => String::new(),
+                    made => format!(" made {}", shapes::date(units::to_wire(made))),
+                };
+                let problem = format!(
+                    "is no copy of what the backup begins with: its newest snapshot is {newest}, \
+                     and {begins}, id {} of pool {pool}{made}; --force applies it nevertheless",
+                    base.id
+                );
+                Err(Error::in_use(self.what(), problem))
+            }
+        }
+    }
+
+    /// The snapshot by which the volume is a copy of something, and in how many bytes it differs
+    /// from it by now. A snapshot of a copy that this one is a clone of will do, and so will the
+    /// thing itself.
+    async fn copies(
+        &mut self,
+        volume: &Volume,
+        of: &Identity,
+        all: &[Volume],
+    ) -> Result<Option<(String, u64)>, Error> {
+        let here = self.pool_id == self.header.pool_id;
+        let mut best = None;
+        for one in all.iter().filter(|one| one.kind() == VolumeKind::Snapshot) {
+            let is_itself = here && one.id == of.id && of.fits_time(amount(one.made_unix_ms));
+            let is_it = is_itself || self.is_marked(&one.name, of);
+            if !is_it || amount(one.size_bytes) != of.size_bytes {
+                continue;
+            }
+            let Some(changed) = self.changed(volume, one).await? else { continue };
+            if best.as_ref().is_none_or(|(_, least)| changed < *least) {
+                best = Some((one.name.clone(), changed));
+            }
+        }
+        Ok(best)
+    }
+
+    /// In how many bytes a volume differs from a snapshot; none where they are strangers. Another
+    /// size is a difference too: what a shrunk volume has lost is in no range of it.
+    async fn changed(&mut self, volume: &Volume, since: &Volume) -> Result<Option<u64>, Error> {
+        let request = DiffVolumeRequest {
+            name: volume.name.clone(),
+            pool: volume.pool.clone(),
+            since: since.name.clone(),
+            from_bytes: 0,
+        };
+        let mut stream = match self.client.diff_volume(request).await {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::InUse => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut changed = volume.size_bytes.abs_diff(since.size_bytes);
+        while let Some(part) =
+            stream.message().await.map_err(|status| self.client.failed(&status))?
+        {
+            let differs = part.ranges.iter().filter(|one| one.state() != RangeState::Same);
+            changed += differs.map(|one| amount(one.length_bytes)).sum::<u64>();
+        }
+        Ok(Some(changed))
+    }
+
+    /// Writes what the file has. The volume afterwards, the snapshot that was taken, and the bytes
+    /// that were written.
+    async fn change(
+        &mut self,
+        place: Place,
+        backup: Backup,
+        context: &Context,
+        stop: &Arc<Stop>,
+    ) -> Result<(Volume, Option<String>, u64), Error> {
+        let is_copy = place.created || place.known.is_some() || self.header.base.is_none();
+        let attached = place.volume.attached;
+        let done = match self.write(&place, backup, context, stop).await {
+            Ok(done) => done,
+            Err(error) => return Err(self.give_up(&place, &error).await),
+        };
+        let volume = settled(&mut self.client, &place.volume, 0).await?;
+        if volume.connections > 0 {
+            let error =
+                Error::in_use(self.what(), "has other clients, which may have written".to_owned());
+            let of = shown(&self.header.snapshot.name);
+            let note = format!("it holds {of} otherwise, and no snapshot says so");
+            return Err(with_note(&error, &note));
+        }
+        if !attached && !place.created {
+            self.detach().await?;
+        }
+        // With --force onto something else nobody can say what it holds.
+        let marker =
+            if is_copy && !self.is_forced(&place) { Some(self.mark(&volume).await?) } else { None };
+        let request = GetVolumeRequest { name: volume.name, pool: volume.pool };
+        let volume = shapes::volume(self.client.get_volume(request).await?.volume)?;
+        Ok((volume, marker, done.written_bytes))
+    }
+
+    /// Whether the volume was not empty, where the file begins with an empty one.
+    fn is_forced(&self, place: &Place) -> bool {
+        self.header.base.is_none() && !place.created && place.volume.valid_bytes > 0
+    }
+
+    async fn write(
+        &mut self,
+        place: &Place,
+        backup: Backup,
+        context: &Context,
+        stop: &Arc<Stop>,
+    ) -> Result<Imported, Error> {
+        let size_bytes = self.header.snapshot.size_bytes;
+        let (name, pool) = (self.asked.name.clone(), self.asked.pool.clone());
+        if amount(place.volume.size_bytes) != size_bytes {
+            let request = ResizeVolumeRequest {
+                name: name.clone(),
+                pool: pool.clone(),
+                size_bytes: units::to_wire(size_bytes),
+                shrink: true,
+                ..Default::default()
+            };
+            self.client.resize_volume(request).await?;
+        }
+        let request = AttachVolumeRequest {
+            name,
+            pool,
+            front_end: FrontEnd::Nbd.into(),
+            ..Default::default()
+        };
+        let volume = shapes::volume(self.client.attach_volume(request).await?.volume)?;
+        let target = Target::new(address(&volume)?, size_bytes);
+        let block_bytes = usize::try_from(volume.block_size).unwrap_or(512).max(512);
+        let total = backup.named_bytes.unwrap_or(size_bytes);
+        let progress = Progress::shown("applying", total, !context.output.is_json());
+        let (patience, stop_there) = (self.asked.reconnect, Arc::clone(stop));
+        let work = move || {
+            let import = import::Import {
+                target: &target,
+                size_bytes,
+                block_bytes,
+                empty: false,
+                patience,
+                stop: &stop_there,
+                progress: &progress,
+            };
+            let done = import.run(Source::Increment(backup.input));
+            progress.clear();
+            done
+        };
+        interruptible(stop, blocking(work)).await
+    }
+
+    async fn detach(&mut self) -> Result<(), Error> {
+        let (name, pool) = (self.asked.name.clone(), self.asked.pool.clone());
+        let request = DetachVolumeRequest { name, pool, force: true };
+        self.client.detach_volume(request).await.map(drop)
+    }
+
+    /// Takes the snapshot that says what the volume holds.
+    async fn mark(&mut self, volume: &Volume) -> Result<String, Error> {
+        let (marker, pool) = (self.marker(&self.header.snapshot), volume.pool.clone());
+        // One that was taken when the volume held this before says nothing of it now.
+        let request =
+            DeleteVolumeRequest { name: marker.clone(), pool: pool.clone(), force: false };
+        self.client.delete_volume(request).await?;
+        let members = vec![SnapshotMember { volume: volume.name.clone(), name: marker.clone() }];
+        self.client.create_snapshots(CreateSnapshotsRequest { pool, members }).await?;
+        Ok(marker)
+    }
+
+    /// The volume goes back to what it held, where that is known.
+    async fn give_up(&mut self, place: &Place, error: &Error) -> Error {
+        let (name, pool) = (place.volume.name.clone(), place.volume.pool.clone());
+        if place.created {
+            let request = DeleteVolumeRequest { name: name.clone(), pool, force: true };
+            return match self.client.delete_volume(request).await {
+                Ok(_) => with_note(error, &format!("volume {name} was incomplete and is deleted")),
+                Err(_) => with_note(error, &format!("volume {name} is incomplete")),
+            };
+        }
+        let Some(snapshot) = place.known.clone() else {
+            return with_note(error, &format!("volume {name} is incomplete"));
+        };
+        let note = format!("volume {name} is rolled back to {snapshot}");
+        let request = RollbackVolumeRequest { name: name.clone(), pool, snapshot, force: true };
+        let rolled_back = self.client.rollback_volume(request).await;
+        if !place.volume.attached {
+            // What it was before; that it stays attached would be no loss.
+            let _ = self.detach().await;
+        }
+        match rolled_back {
+            Ok(_) => with_note(error, &note),
+            Err(_) => with_note(error, &format!("volume {name} is incomplete")),
+        }
+    }
+
+    /// That nothing was to be done, but for the time that took.
+    fn answer(&self, volume: &Volume, marker: Option<String>, clock: &Clock) -> Answer {
+        Answer {
+            changed: false,
+            created: false,
+            base: self.header.base.as_ref().map(|base| base.name.clone()),
+            snapshot: self.header.snapshot.name.clone(),
+            marker,
+            written_bytes: 0,
+            seconds: clock.elapsed().as_secs_f64(),
+            volume: VolumeShape::from(volume),
+        }
+    }
+}
+
+fn human(answer: &Answer, asked: &Import, context: &Context) -> String {
+    let (volume, of) = (&asked.name, shown(&answer.snapshot));
+    let marker = answer.marker.as_deref();
+    match (answer.changed, marker) {
+        (false, _) => format!("{volume}: holds {of} already\n"),
+        (true, Some(marker)) => {
+            let size = context.output.size(answer.written_bytes);
+            format!("{volume}: {size} written, holds {of} now; snapshot {marker}\n")
+        }
+        (true, None) => {
+            let size = context.output.size(answer.written_bytes);
+            format!("{volume}: {size} written; it was no copy of what the backup begins with\n")
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! `blockd export`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1::{
+    AttachVolumeRequest, DetachVolumeRequest, DiffVolumeRequest, FrontEnd, GetPoolRequest,
+    GetVolumeRequest, Volume, VolumeKind,
+};
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind, shown};
+use serde::Serialize;
+
+use super::output::Output;
+use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note};
+use crate::args::duration;
+use crate::client::Client;
+use crate::shapes;
+use crate::transfer::export::{self, Sink};
+use crate::transfer::format::Format;
+use crate::transfer::increment::{Header, Identity, Writer};
+use crate::transfer::nbd::Target;
+use crate::transfer::progress::Progress;
+use crate::transfer::{Stop, qemu};
+use crate::{Context, amount};
+
+/// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Copy a volume into a disk image
+///
+/// What was never written becomes a hole of the file. A volume that is not attached is attached
+/// read-only meanwhile. Nothing keeps clients from writing: what they write during the export may
+/// be in the image or not. With --since only what has changed between two snapshots is written, as
+/// a backup that `blockd import --apply` puts on a copy of the older one; `--format backup` without
+/// it is what such a copy begins with. A backup has checksums, and says what it is of.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd export data data.img\n  \
+                  blockd export data - | gzip > data.gz\n  \
+                  blockd export data@tuesday tuesday.blkd --since data@monday")]
+pub(crate) struct Export {
+    /// The volume; a snapshot for a backup
+    pub name: String,
+
+    /// The image to be made; "-" is standard output, which can't be qcow2
+    pub file: PathBuf,
+
+    /// What the image is to be [default: raw; backup with --since]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+
+    /// Only what has changed since this snapshot
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub since: Option<String>,
+
+    /// The pool that the volume is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// Replace a file that is there already, once the new one is whole
+    #[arg(long)]
+    pub force: bool,
+
+    /// How long to wait for a daemon that has gone away
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub reconnect: Duration,
+}
+
+/// What `--json` prints, unless the image goes to standard output.
+#[derive(Debug, Serialize)]
+struct Answer {
+    file: PathBuf,
+    size_bytes: u64,
+    /// What the file takes on its file system; null when it is none.
+    allocated_bytes: Option<u64>,
+    /// What a backup is the increment of; null where it is none.
+    since: Option<String>,
+    /// Bytes of data that were written.
+    written_bytes: Option<u64>,
+    seconds: f64,
+}
+
+impl Export {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
+        let to_stdout = self.file.as_os_str() == "-";
+        let format = self.format()?;
+        if to_stdout && format == Format::Qcow2 {
+            return Err(Error::invalid("format", "qcow2", "raw or backup for standard output"));
+        }
+        let mut client = context.client().await?;
+        let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
+        let mut volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        if volume.front_end() == FrontEnd::Ublk {
+            let device = &volume.device_path;
+            let problem = format!("is a block device now: copy {device}, or detach it first");
+            return Err(Error::in_use(format!("volume {}", volume.name), problem));
+        }
+        let header = match format {
+            Format::Backup => Some(self.header(&mut client, &volume).await?),
+            Format::Raw | Format::Qcow2 => None,
+        };
+        // Before anything is attached: most often it is this that is wrong.
+        let output = Output::open(&self.file, self.force)?;
+        let asked_for = identity(&volume);
+        let attached = !volume.attached;
+        if attached {
+            let request = AttachVolumeRequest {
+                name: volume.name.clone(),
+                pool: volume.pool.clone(),
+                read_only: true,
+                front_end: FrontEnd::Nbd.into(),
+                ..Default::default()
+            };
+            volume = shapes::volume(client.attach_volume(request).await?.volume)?;
+        }
+        let clock = Clock::start();
+        let copied = match self.copy(context, &volume, &output, header.clone()).await {
+            Ok(bytes) => {
+                let base = header.as_ref().and_then(|header| header.base.as_ref());
+                self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
+            }
+            Err(error) => Err(error),
+        };
+        let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
+        let written_bytes = copied.map_err(|error| with_note(&error, &output.given_up()))?;
+        output.place()?;
+        detached?;
+        if !attached {
+            settled(&mut client, &volume, volume.connections).await?;
+        }
+        self.say(context, &volume, written_bytes, &clock)
+    }
+
+    fn format(&self) -> Result<Format, Error> {
+        match (self.format, &self.since) {
+            (None, None) => Ok(Format::Raw),
+            (None | Some(Format::Backup), Some(_)) => Ok(Format::Backup),
+            (Some(format), None) => Ok(format),
+            (Some(format), Some(_)) => {
+                let shown = format!("{format:?}").to_lowercase();
+                Err(Error::invalid("format", shown, "backup with --since"))
+            }
+        }
+    }
+
+    /// What a backup of this snapshot says of itself.
+    async fn header(&self, client: &mut Client, volume: &Volume) -> Result<Header, Error> {
+        let what = |volume: &Volume| format!("volume {}", shown(&volume.name));
+        if volume.kind() != VolumeKind::Snapshot {
+            let problem = "changes while it is copied: take a snapshot of it, and export that";
+            return Err(Error::in_use(what(volume), problem));
+        }
+        let base = match &self.since {
+            None => None,
+            Some(since) => {
+                if *since == volume.name {
+                    return Err(Error::invalid("since", shown(since), "another snapshot"));
+                }
+                let request = GetVolumeRequest { name: since.clone(), pool: self.pool.clone() };
+                let base = shapes::volume(client.get_volume(request).await?.volume)?;
+                if base.kind() != VolumeKind::Snapshot {
+                    let problem = "is no snapshot: nobody knows what it held before";
+                    return Err(Error::in_use(what(&base), problem));
+                }
+                // Of another family: refused here, with both named.
+                let request = DiffVolumeRequest {
+                    name: volume.name.clone(),
+                    pool: self.pool.clone(),
+                    since: since.clone(),
+                    from_bytes: volume.size_bytes,
+                };
+                client.diff_volume(request).await?;
+                Some(base)
+            }
+        };
+        let pool = GetPoolRequest { name: self.pool.clone() };
+        let pool = shapes::pool(client.get_pool(pool).await?.pool)?;
+        Ok(Header {
+            pool_id: pool_id(&pool)?,
+            block_bytes: volume.block_size,
+            snapshot: identity(volume),
+            base: base.as_ref().map(identity),
+        })
+    }
+
+    /// What was copied was found by name, several times. Ids are not used again: who has the name
+    /// and the id now had them all the time.
+    async fn check_same(
+        &self,
+        client: &mut Client,
+        volume: &Identity,
+        base: Option<&Identity>,
+    ) -> Result<(), Error> {
+        for Identity { id, name, .. } in [Some(volume), base].into_iter().flatten() {
+            let request = GetVolumeRequest { name: name.clone(), pool: self.pool.clone() };
+            let now = match client.get_volume(request).await {
+                Ok(answer) => Some(shapes::volume(answer.volume)?.id),
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+            if now != Some(*id) {
+                let problem = match now {
+                    Some(_) => "was replaced by another one while it was exported",
+                    None => "was deleted while it was exported",
+                };
+                return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+            }
+        }
+        Ok(())
+    }
+
+    async fn detach(&self, client: &mut Client, volume: &Volume) -> Result<(), Error> {
+        let (name, pool) = (volume.name.clone(), volume.pool.clone());
+        client.detach_volume(DetachVolumeRequest { name, pool, force: true }).await.map(drop)
+    }
+
+    async fn copy(
+        &self,
+        context: &Context,
+        volume: &Volume,
+        output: &Output,
+        header: Option<Header>,
+    ) -> Result<Option<u64>, Error> {
+        let stop = Arc::new(Stop::default());
+        let size_bytes = amount(volume.size_bytes);
+        let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());
+        let work = {
+            let (stop, patience, path) = (Arc::clone(&stop), self.reconnect, self.file.clone());
+            let (source, qemu_source) = (address(volume)?, qemu_export(volume, patience));
+            let (format, file) = (self.format()?, output.file()?);
+            let written_at = output.written_at(&self.file).to_owned();
+            let target = match &self.since {
+                Some(since) => Target::since(source, size_bytes, since),
+                None => Target::new(source, size_bytes),
+            };
+            move || {
+                let done = match format {
+                    Format::Raw | Format::Backup => {
+                        let export = export::Export {
+                            source: &target,
+                            size_bytes,
+                            name: &path.display().to_string(),
+                            patience,
+                            stop: &stop,
+                            progress: &progress,
+                        };
+                        let sink = match header {
+                            Some(header) => backup_sink(file, &header, &path),
+                            None => sink(file, size_bytes, &path),
+                        };
+                        sink.and_then(|sink| export.run(sink)).map(Some)
+                    }
+                    Format::Qcow2 => qemu_source.and_then(|source| {
+                        let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
+                        qemu::export(&source, &written_at, &run).map(|()| None)
+                    }),
+                };
+                progress.clear();
+                done
+            }
+        };
+        interruptible(&stop, blocking(work)).await
+    }
+
+    fn say(
+        &self,
+        context: &Context,
+        volume: &Volume,
+        written_bytes: Option<u64>,
+        clock: &Clock,
+    ) -> Result<(), Error> {
+        if self.file.as_os_str() == "-" {
+            return Ok(());
+        }
+        let metadata = std::fs::metadata(&self.file).ok().filter(std::fs::Metadata::is_file);
+        let answer = Answer {
+            file: self.file.clone(),
+            size_bytes: amount(volume.size_bytes),
+            allocated_bytes: metadata.map(|metadata| metadata.blocks() * 512),
+            since: self.since.clone(),
+            written_bytes,
+            seconds: clock.elapsed().as_secs_f64(),
+        };
+        context.output.either(&answer, || {
+            let size = |bytes| context.output.size(bytes);
+            let takes = answer
+                .allocated_bytes
+                .map_or(String::new(), |bytes| format!(", takes {}", size(bytes)));
+            let file = answer.file.display();
+            if let Some(since) = &answer.since {
+                let changed = size(answer.written_bytes.unwrap_or(0));
+                return format!("{}: {changed} since {since} exported to {file}\n", volume.name);
+            }
+            format!("{}: {} exported to {file}{takes}\n", volume.name, size(answer.size_bytes))
+        })
+    }
+}
+
+/// Where the bytes go: a regular file gets its size, and with it one large hole.
+fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Error> {
+    let Some(file) = output else {
+        return Ok(Sink::Stream(Box::new(Stdout)));
+    };
+    let failed = |source| Error::file("write", path, source);
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Ok(Sink::Stream(Box::new(Special(file))));
+    }
+    file.set_len(size_bytes).map_err(failed)?;
+    Ok(Sink::File(file))
+}
+
+/// The same of a backup, which begins with what it is.
+fn backup_sink(output: Option<File>, header: &Header, path: &Path) -> Result<Sink, Error> {
+    let out: Box<dyn Write + Send> = match output {
+        Some(file) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
+        None => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
+    };
+    let writer = Writer::begin(out, header);
+    let writer = writer.map_err(|source| Error::file("write", path, source))?;
+    Ok(Sink::Increment(writer, header.base.is_some()))
+}
+
+/// A block device, or whatever else has a path and is no regular file. What was written is durable
+/// when it is flushed, where the file can say so.
+struct Special(File);
+
+impl Write for Special {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        self.0.write(data)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self.0.sync_all() {
+            // A pipe or a terminal keeps nothing.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// Standard output, locked for each write.
+struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        std::io::stdout().write(data)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stdout().flush()
+    }
+}

@@ -1,0 +1,354 @@
+//! `blockd node`.
+
+use std::path::PathBuf;
+
+use blockd_api::v1::{self, ListNodesRequest, NodeObjectKind, NodeState, NodeStatusRequest};
+use blockd_media::clock::wall_ms;
+use blockd_media::error::Error;
+use serde::Serialize;
+
+use super::output::table::{Side, Table, properties};
+use super::program::{HookRun, NodeRemoval, Removal};
+use super::shapes::{NodeObjectShape, date, pool_state_name};
+use super::{Context, amount};
+
+/// List hosts, show what is waited for, declare a host dead or forget it
+///
+/// A node is a host as a member of pools. Its UUID is made from the host's /etc/machine-id, or is
+/// the configuration's node.id. Pools that several hosts have at the same time are not there yet.
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "Example:\n  blockd node status")]
+pub(crate) enum Node {
+    List(List),
+    Status(Status),
+    DeclareDead(DeclareDead),
+    Forget(Forget),
+}
+
+/// List the nodes that are known here
+///
+/// This one; those that were declared dead here and not forgotten; and those that have left a pool
+/// of this daemon without closing it, for which the daemon refuses to open it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd node list")]
+pub(crate) struct List {}
+
+/// Show what this node has of its pools, and what is waited for
+///
+/// Of each pool: the node's objects, which have names of their own and are no volumes; requests
+/// that are parked; and the data paths outside that wait for space, with the time since they do,
+/// the first first.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd node status\n  blockd node status default")]
+pub(crate) struct Status {
+    /// Only this pool
+    #[arg(default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// Take over what another host has left in pools of this one
+///
+/// For a host that is gone, and is known not to come back by itself: each pool that it has not
+/// closed is recovered from its log and closed, so that this host may open it. Needs no daemon, and
+/// none may have the pools. First the owner lock has to be free. Then the scripts in
+/// hooks/pre-declare-dead.d beside the configuration run in the order of their names, with the UUID
+/// as argument: the place to switch the host off. One that fails, can't be run or takes longer than
+/// node.hook_timeout ends it all, with nothing changed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd node declare-dead 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f")]
+pub(crate) struct DeclareDead {
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Forget a host that was declared dead
+///
+/// No pool names it any more, and it is no longer listed. The scripts in hooks/pre-forget.d run
+/// before, as with declare-dead. A host that was not declared dead, or has opened a pool since, is
+/// refused unless it is forced, and then taken over from like a dead one. The host that this runs
+/// on is never forgotten.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd node forget 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f")]
+pub(crate) struct Forget {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Also one that was not declared dead
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Which node, and where its pools are looked for.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// Its UUID, or the first eight digits
+    pub node: String,
+
+    /// Configuration (TOML) [default: /etc/blockd/blockd.toml, or in ~/.config, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Go on without its delta ring: answered writes that were not flushed are lost
+    #[arg(long)]
+    pub accept_loss: bool,
+}
+
+/// What `node list --json` prints.
+#[derive(Debug, Serialize)]
+struct Listed {
+    nodes: Vec<NodeShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeShape {
+    id: Option<String>,
+    state: &'static str,
+    pools: Vec<String>,
+    dead_unix_ms: Option<u64>,
+}
+
+/// What `node status --json` prints.
+#[derive(Debug, Serialize)]
+struct Told {
+    node: NodeShape,
+    pools: Vec<NodePoolShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodePoolShape {
+    name: String,
+    state: &'static str,
+    failure: Option<String>,
+    epoch: u64,
+    objects: Vec<NodeObjectShape>,
+    free_bytes: u64,
+    parked: u64,
+    blocked_writes: u64,
+    blocked_since_unix_ms: Option<u64>,
+    waiting: Vec<WaitingShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct WaitingShape {
+    volume: String,
+    peer: String,
+    since_unix_ms: u64,
+    room_bytes: u64,
+}
+
+/// What `node declare-dead --json` and `node forget --json` print.
+#[derive(Debug, Serialize)]
+struct LeftShape {
+    changed: bool,
+    node: String,
+    hooks: Vec<HookShape>,
+    pools: Vec<TakenShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct HookShape {
+    path: String,
+    output: String,
+    took_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct TakenShape {
+    pool: String,
+    log_changes: u64,
+    ring_changes: u64,
+}
+
+impl From<&v1::Node> for NodeShape {
+    fn from(node: &v1::Node) -> Self {
+        Self {
+            id: (!node.id.is_empty()).then(|| node.id.clone()),
+            state: match node.state() {
+                NodeState::This => "this",
+                NodeState::Dead => "dead",
+                NodeState::Unknown | NodeState::Unspecified => "unknown",
+            },
+            pools: node.pools.clone(),
+            dead_unix_ms: (node.dead_unix_ms != 0).then(|| amount(node.dead_unix_ms)),
+        }
+    }
+}
+
+impl From<&v1::NodePool> for NodePoolShape {
+    fn from(pool: &v1::NodePool) -> Self {
+        let waiting = |one: &v1::WaitingRequest| WaitingShape {
+            volume: one.volume.clone(),
+            peer: one.peer.clone(),
+            since_unix_ms: amount(one.since_unix_ms),
+            room_bytes: amount(one.room_bytes),
+        };
+        Self {
+            name: pool.name.clone(),
+            state: pool_state_name(pool.state()),
+            failure: (!pool.failure.is_empty()).then(|| pool.failure.clone()),
+            epoch: pool.epoch,
+            objects: pool.objects.iter().map(NodeObjectShape::from).collect(),
+            free_bytes: amount(pool.free_bytes),
+            parked: pool.parked,
+            blocked_writes: pool.blocked_writes,
+            blocked_since_unix_ms: (pool.blocked_since_unix_ms != 0)
+                .then(|| amount(pool.blocked_since_unix_ms)),
+            waiting: pool.waiting.iter().map(waiting).collect(),
+        }
+    }
+}
+
+impl Node {
+    /// Whether it works on the devices, with no daemon.
+    pub(super) const fn is_offline(&self) -> bool {
+        matches!(self, Self::DeclareDead(_) | Self::Forget(_))
+    }
+
+    /// Runs what works with no daemon.
+    pub(super) fn run_offline(&self, context: &Context) -> Result<(), Error> {
+        match self {
+            Self::DeclareDead(dead) => {
+                dead.which.remove(context, "declared dead", Removal::DeclareDead)
+            }
+            Self::Forget(one) => {
+                one.which.remove(context, "forgotten", Removal::Forget { force: one.force })
+            }
+            Self::List(_) | Self::Status(_) => Ok(()),
+        }
+    }
+
+    /// Runs what speaks to the daemon.
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        match self {
+            Self::List(_) => list(context).await,
+            Self::Status(status) => status.run(context).await,
+            offline => offline.run_offline(context),
+        }
+    }
+}
+
+impl Which {
+    fn remove(&self, context: &Context, what: &str, how: Removal) -> Result<(), Error> {
+        let mut hooks: Vec<HookShape> = Vec::new();
+        let mut tell = |ran: HookRun<'_>| {
+            if !context.output.is_json() {
+                // As it happens: what comes behind it may take long, or fail.
+                let lines = ran.output.lines().map(|line| format!("  {line}\n"));
+                let text = format!("{}: done\n{}", ran.path.display(), lines.collect::<String>());
+                let _ = context.output.text(&text);
+            }
+            hooks.push(HookShape {
+                path: ran.path.display().to_string(),
+                output: ran.output.to_owned(),
+                took_ms: u64::try_from(ran.took.as_millis()).unwrap_or(u64::MAX),
+            });
+        };
+        let removal = NodeRemoval {
+            node: &self.node,
+            config: self.config.as_deref(),
+            accept_loss: self.accept_loss,
+            how,
+        };
+        let left = context.program.remove_node(&removal, &mut tell)?;
+        let pools = left.pools.into_iter().map(|one| TakenShape {
+            pool: one.pool,
+            log_changes: one.log_changes,
+            ring_changes: one.ring_changes,
+        });
+        let (node, changed, pools) = (left.node, left.changed, pools.collect());
+        let shape = LeftShape { changed, node: node.clone(), hooks, pools };
+        context.output.either(&shape, || {
+            let how = if changed { what.to_owned() } else { format!("was {what} already") };
+            let mut text = format!("node {node}: {how}\n");
+            for TakenShape { pool, log_changes, ring_changes } in &shape.pools {
+                text.push_str(&format!(
+                    "pool {pool}: taken over, {log_changes} change(s) replayed from its log, \
+                     {ring_changes} from its delta ring\n"
+                ));
+            }
+            text
+        })
+    }
+}
+
+async fn list(context: &Context) -> Result<(), Error> {
+    let nodes = context.client().await?.list_nodes(ListNodesRequest {}).await?.nodes;
+    let listed = Listed { nodes: nodes.iter().map(NodeShape::from).collect() };
+    context.output.either(&listed, || {
+        let columns = [
+            ("node", Side::Left),
+            ("state", Side::Left),
+            ("since", Side::Left),
+            ("pools", Side::Left),
+        ];
+        let mut table = Table::new(&columns);
+        for (node, shape) in nodes.iter().zip(&listed.nodes) {
+            let since = shape.dead_unix_ms.map(|_| date(node.dead_unix_ms)).unwrap_or_default();
+            let id = shape.id.clone().unwrap_or_else(|| "no identity".to_owned());
+            table.row([id.into(), shape.state.into(), since.into(), shape.pools.join(" ").into()]);
+        }
+        table.render(context.output.terminal())
+    })
+}
+
+impl Status {
+    async fn run(self, context: &Context) -> Result<(), Error> {
+        let request = NodeStatusRequest { pool: self.pool };
+        let answer = context.client().await?.node_status(request).await?;
+        let node = answer.node.unwrap_or_default();
+        let pools = answer.pools.iter().map(NodePoolShape::from).collect();
+        let told = Told { node: NodeShape::from(&node), pools };
+        context.output.either(&told, || {
+            let id = told.node.id.clone().unwrap_or_else(|| "no identity".to_owned());
+            let mut text = format!("node {id}\n");
+            for pool in &answer.pools {
+                text.push('\n');
+                text.push_str(&details(pool, context));
+            }
+            text
+        })
+    }
+}
+
+fn details(pool: &v1::NodePool, context: &Context) -> String {
+    let output = &context.output;
+    let mut rows =
+        vec![("pool", pool.name.clone()), ("state", pool_state_name(pool.state()).to_owned())];
+    if !pool.failure.is_empty() {
+        rows.push(("failure", pool.failure.clone()));
+    } else {
+        rows.push(("epoch", pool.epoch.to_string()));
+        rows.extend(pool.objects.iter().map(|one| object_row(one, context)));
+        rows.push(("free", output.size(amount(pool.free_bytes))));
+        rows.push(("parked", pool.parked.to_string()));
+    }
+    if pool.blocked_since_unix_ms != 0 {
+        let since = since(pool.blocked_since_unix_ms);
+        rows.push(("waiting", format!("{} write(s) for space, {since}", pool.blocked_writes)));
+    }
+    for one in &pool.waiting {
+        let (room, since) = (output.size(amount(one.room_bytes)), since(one.since_unix_ms));
+        let (volume, peer) = (&one.volume, &one.peer);
+        rows.push(("waiting", format!("{volume} for up to {room}, {since}, {peer}")));
+    }
+    properties(&rows, output.paint())
+}
+
+/// How long something has been so.
+fn since(unix_ms: i64) -> String {
+    let seconds = wall_ms().saturating_sub(unix_ms).max(0) / 1000;
+    format!("since {} ({seconds} s)", date(unix_ms))
+}
+
+/// An object of a node in a line of a list.
+pub(super) fn object_row(object: &v1::NodeObject, context: &Context) -> (&'static str, String) {
+    let size = |bytes: i64| context.output.size(amount(bytes));
+    let total = size(object.total_bytes);
+    let text = match object.kind() {
+        NodeObjectKind::Journal => {
+            format!("{}: {} of {total}", object.name, size(object.used_bytes))
+        }
+        NodeObjectKind::Free | NodeObjectKind::Unspecified => format!("{}: {total}", object.name),
+    };
+    ("of this node", text)
+}

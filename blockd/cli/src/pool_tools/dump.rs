@@ -1,0 +1,236 @@
+//! `blockd pool dump`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use blockd_inspect::dump::{DumpReport, dump};
+use blockd_inspect::thin_xml::thin_xml;
+use blockd_inspect::{MediaMut, Reader, Stopped};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::units::DeviceIndex;
+use blockd_media::error::Error;
+use blockd_media::pool::Access;
+use serde::Serialize;
+
+use super::{ClaimWait, Devices, LostShape, lost_text, reader};
+use crate::Context;
+use crate::transfer::progress::Steps;
+
+/// Write the metadata of a pool that no daemon serves as text
+///
+/// Volumes, snapshots and where each of their extents lies, as they are at the end of the log; not
+/// the data itself. `pool restore` reads it. What is damaged is left out and named, with exit code
+/// 10; the rest is in the dump all the same. The last line has a sum over all others.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd pool dump --output default.dump \
+                  /var/lib/blockd/default.pool")]
+pub(crate) struct Dump {
+    #[command(flatten)]
+    devices: Devices,
+
+    /// As XML for `thin_restore` of dm-thin instead; the pool must be sound
+    ///
+    /// A volume becomes the thin device with its id; the data device is the pool's devices, the
+    /// whole extents of each, one after the other.
+    #[arg(long)]
+    thin_xml: bool,
+
+    /// First make zero on the media what was never written in extents that are mapped
+    ///
+    /// dm-thin shows what lies there; blockd shows zeroes before and after. The pool must have been
+    /// closed in order.
+    #[arg(long, requires = "thin_xml")]
+    fill: bool,
+
+    /// Write to this new file instead of standard output
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    claim: ClaimWait,
+}
+
+/// What `pool dump --json` prints, when the dump goes to a file.
+#[derive(Debug, Serialize)]
+struct Dumped {
+    output: String,
+    volumes: u64,
+    leaves: u64,
+    log_changes: u64,
+    lost: Vec<LostShape>,
+}
+
+/// What `pool dump --thin-xml --json` prints.
+#[derive(Debug, Serialize)]
+struct ThinDumped {
+    output: String,
+    gaps: usize,
+    filled: bool,
+}
+
+impl Dump {
+    pub(crate) fn run(&self, context: &Context) -> Result<(), Error> {
+        if context.output.is_json() && self.output.is_none() {
+            return Err(Error::invalid("output", "", "a file where --json is given"));
+        }
+        if self.thin_xml {
+            return self.thin(context);
+        }
+        let mut devices = self.devices.open(Access::Read)?;
+        let mut reader = reader(&mut devices)?;
+        let report = match &self.output {
+            None => {
+                let steps = Steps::shown("dump", false);
+                write(&mut reader, &mut |text| context.output.text(text), &steps)?
+            }
+            Some(path) => {
+                let file = File::create_new(path);
+                let file = file.map_err(|source| Error::file("make", path, source))?;
+                let steps = Steps::shown("dump", !context.output.is_json());
+                let report = to_file(&mut reader, file, path, &steps);
+                steps.clear();
+                let report = report?;
+                let shape = Dumped {
+                    output: path.display().to_string(),
+                    volumes: report.volumes,
+                    leaves: report.leaves,
+                    log_changes: report.log_changes,
+                    lost: report.lost.iter().map(LostShape::from).collect(),
+                };
+                if context.output.is_json() {
+                    context.output.last_json(&shape)?;
+                }
+                report
+            }
+        };
+        if report.lost.is_empty() {
+            return Ok(());
+        }
+        for lost in &report.lost {
+            eprintln!("{}", lost_text("lost", lost));
+        }
+        let problem =
+            format!("{} part(s) can't be read and are not in the dump", report.lost.len());
+        Err(Error::Corrupt { what: "pool".to_owned(), problem })
+    }
+
+    fn thin(&self, context: &Context) -> Result<(), Error> {
+        let mut devices = match self.fill {
+            true => self.devices.open_to_write(self.claim)?,
+            false => self.devices.open(Access::Read)?,
+        };
+        let (mut text, mut failure) = (Vec::new(), None);
+        let file = self
+            .output
+            .as_ref()
+            .map(|path| File::create_new(path).map_err(|source| Error::file("make", path, source)));
+        let mut file = file.transpose()?.map(BufWriter::new);
+        let mut put = |piece: &str| match &mut file {
+            None => context.output.text(piece),
+            Some(file) => file
+                .write_all(piece.as_bytes())
+                .map_err(|source| Error::io("writing the XML", source)),
+        };
+        let gaps = {
+            let mut reader = reader(&mut devices)?;
+            self.may_fill(&reader)?;
+            thin_xml(&mut reader, &mut |piece| {
+                put(piece).map_err(|error| {
+                    failure = Some(error);
+                    Stopped
+                })
+            })
+        };
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let gaps = gaps?;
+        if let Some(file) = file {
+            let file = file.into_inner().map_err(|error| error.into_error());
+            let synced = file.and_then(|file| file.sync_all());
+            synced.map_err(|source| Error::io("writing the XML", source))?;
+        }
+        if gaps.torn > 0 {
+            let problem = format!(
+                "{} extent(s) hold what one volume has discarded and a snapshot of it has not: \
+                 there the volume would show the old data in dm-thin",
+                gaps.torn
+            );
+            return Err(Error::Corrupt { what: "XML".to_owned(), problem });
+        }
+        for gap in gaps.gaps.iter().filter(|_| self.fill) {
+            text.resize(usize::try_from(gap.len).unwrap_or(0), 0);
+            let written = devices.write(gap.device, gap.offset, &text);
+            written.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
+        }
+        if self.fill {
+            for device in (0..).take(devices.present().len()) {
+                let flushed = devices.flush(DeviceIndex(device));
+                flushed.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
+            }
+        } else if !gaps.gaps.is_empty() && !context.output.is_json() {
+            eprintln!(
+                "{} range(s) on the media have to be zeroed before dm-thin shows them: see --fill",
+                gaps.gaps.len()
+            );
+        }
+        match &self.output {
+            Some(path) if context.output.is_json() => context.output.last_json(&ThinDumped {
+                output: path.display().to_string(),
+                gaps: gaps.gaps.len(),
+                filled: self.fill,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was answered and is in the delta ring only looks like never written here.
+    fn may_fill(&self, reader: &Reader<'_>) -> Result<(), Error> {
+        let superblock = reader.superblock();
+        let features = superblock.unknown_ro_compat();
+        if self.fill && features != 0 {
+            return Err(MapperError::Unsupported { features }.into());
+        }
+        if self.fill && !superblock.clean {
+            let what = format!("pool on {}", self.devices.paths[0].display());
+            let problem = "was not closed in order: run `blockd journal replay` before --fill";
+            return Err(Error::in_use(what, problem));
+        }
+        Ok(())
+    }
+}
+
+fn to_file(
+    reader: &mut Reader<'_>,
+    file: File,
+    path: &Path,
+    steps: &Steps,
+) -> Result<DumpReport, Error> {
+    let failed = |source| Error::file("write", path, source);
+    let mut out = BufWriter::new(file);
+    let report = write(reader, &mut |text| out.write_all(text.as_bytes()).map_err(failed), steps)?;
+    let file = out.into_inner().map_err(|error| failed(error.into_error()))?;
+    file.sync_all().map_err(failed)?;
+    Ok(report)
+}
+
+/// The dump in pieces; an error of who takes them is what counts.
+fn write(
+    reader: &mut Reader<'_>,
+    out: &mut dyn FnMut(&str) -> Result<(), Error>,
+    steps: &Steps,
+) -> Result<DumpReport, Error> {
+    let mut failure = None;
+    let mut put = |text: &str| {
+        out(text).map_err(|error| {
+            failure = Some(error);
+            Stopped
+        })
+    };
+    let report = dump(reader, &mut put, &mut |now| steps.at(now.volumes, now.of, now.pages));
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(report?),
+    }
+}

@@ -1,0 +1,85 @@
+//! `blockd pool repair`.
+
+use blockd_inspect::repair::{RepairOptions, repair};
+use blockd_media::error::Error;
+use blockd_media::pool::Access;
+use serde::Serialize;
+
+use super::{ClaimWait, Devices, LostShape, lost_text};
+use crate::Context;
+use crate::transfer::progress::Steps;
+
+/// Repair the metadata of a pool that no daemon serves
+///
+/// Keeps what is sound, and writes it as new trees beside the old ones; of a sound pool it does
+/// nothing. For what is lost it looks among all pages on the media. What it finds by a page's
+/// header alone is told as salvaged: it was right at some time and may be older than what was
+/// lost. What is not found reads as zeroes. What was in the delta ring is not looked at.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd pool repair --dry-run /var/lib/blockd/default.pool\n  \
+                  blockd pool repair /var/lib/blockd/default.pool")]
+pub(crate) struct Repair {
+    #[command(flatten)]
+    devices: Devices,
+
+    /// Only say what would be lost and salvaged
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Salvage nothing: what is not proven to be the last state reads as zeroes
+    #[arg(long)]
+    strict: bool,
+
+    #[command(flatten)]
+    claim: ClaimWait,
+}
+
+/// What `pool repair --json` prints.
+#[derive(Debug, Serialize)]
+struct Repaired {
+    damaged: bool,
+    changed: bool,
+    volumes: u64,
+    lost: Vec<LostShape>,
+    salvaged: Vec<LostShape>,
+}
+
+impl Repair {
+    pub(crate) fn run(&self, context: &Context) -> Result<(), Error> {
+        let mut devices = match self.dry_run {
+            true => self.devices.open(Access::Read)?,
+            false => self.devices.open_to_write(self.claim)?,
+        };
+        let present = devices.present().to_vec();
+        let options = RepairOptions { dry_run: self.dry_run, strict: self.strict };
+        let steps = Steps::shown("repair", !context.output.is_json());
+        let report = repair(&mut devices, &present, options, &mut |now| {
+            steps.at(now.volumes, now.of, now.pages);
+        });
+        steps.clear();
+        let report = report?;
+        let shapes = |parts: &[_]| parts.iter().map(LostShape::from).collect();
+        let repaired = Repaired {
+            damaged: report.damaged,
+            changed: report.changed,
+            volumes: report.volumes,
+            lost: shapes(&report.lost),
+            salvaged: shapes(&report.salvaged),
+        };
+        context.output.either(&repaired, || {
+            if !report.damaged {
+                return "the pool is sound: there is nothing to repair\n".to_owned();
+            }
+            let mut text = String::new();
+            for lost in &report.lost {
+                text.push_str(&format!("{}\n", lost_text("lost", lost)));
+            }
+            for salvaged in &report.salvaged {
+                text.push_str(&format!("{}\n", lost_text("salvaged", salvaged)));
+            }
+            let word = if report.changed { "repaired" } else { "damaged" };
+            text.push_str(&format!("{word}: {} volume(s) and snapshot(s)\n", report.volumes));
+            text
+        })
+    }
+}

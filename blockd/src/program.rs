@@ -1,0 +1,78 @@
+//! What the command line runs in its own process: daemon, configuration, and what works on pools
+//! as the daemon does.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
+
+use blockd_cli::{HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+use blockd_mapper::open::OpenReport;
+use blockd_media::error::Error;
+use blockd_media::pool::{PoolError, PoolSpec};
+use tokio::runtime::Runtime;
+
+use crate::config::Config;
+use crate::control::{self, Leave, NodeName};
+use crate::frontend::ublk::control::{DeviceError, features_within};
+use crate::hook::Ran;
+use crate::{config, daemon, pool};
+
+/// All of blockd in one program.
+#[derive(Debug)]
+pub struct Blockd;
+
+impl Program for Blockd {
+    fn serve(&self, config: Option<&Path>, listen: &[String]) -> Result<(), Error> {
+        daemon::serve(config, listen)
+    }
+
+    fn check_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error> {
+        config::check(config, json)
+    }
+
+    fn show_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error> {
+        config::show(config, json)
+    }
+
+    fn ublk_features(&self, limit: Duration) -> Result<u64, Error> {
+        let device = "the ublk driver".to_owned();
+        let error = match features_within(limit) {
+            Some(Ok(features)) => return Ok(features),
+            Some(Err(error)) if error.source.kind() == ErrorKind::NotFound => DeviceError::NoDriver,
+            Some(Err(error)) => {
+                DeviceError::Refused { command: error.command, device, source: error.source }
+            }
+            None => DeviceError::Hangs { device, command: "GET_FEATURES" },
+        };
+        Err(control::device_error(error))
+    }
+
+    fn replay(&self, spec: &PoolSpec, runtime: &Runtime) -> Result<OpenReport, PoolError> {
+        let (handle, report) = pool::open(spec)?;
+        runtime.block_on(handle.close())?;
+        Ok(report)
+    }
+
+    fn remove_node(
+        &self,
+        removal: &NodeRemoval<'_>,
+        ran: &mut dyn FnMut(HookRun<'_>),
+    ) -> Result<NodeRemoved, Error> {
+        let node = NodeName::parse(removal.node)?;
+        let config = Config::load(removal.config)?;
+        let leave = Leave { node, accept_loss: removal.accept_loss };
+        let mut tell =
+            |one: &Ran| ran(HookRun { path: &one.path, output: &one.output, took: one.took });
+        let left = match removal.how {
+            Removal::DeclareDead => control::declare_dead(&config, leave, &mut tell)?,
+            Removal::Forget { force } => control::forget(&config, leave, force, &mut tell)?,
+        };
+        let taken = |one: control::Taken| TakenPool {
+            pool: one.pool,
+            log_changes: one.log_changes,
+            ring_changes: one.ring_changes,
+        };
+        let pools = left.pools.into_iter().map(taken).collect();
+        Ok(NodeRemoved { node: node.to_string(), changed: left.changed, pools })
+    }
+}
