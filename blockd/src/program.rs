@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use blockd_cli::{HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+use blockd_engine::pool;
 use blockd_mapper::open::OpenReport;
 use blockd_media::error::Error;
 use blockd_media::pool::{PoolError, PoolSpec};
@@ -15,7 +16,7 @@ use crate::config::Config;
 use crate::control::{self, Leave, NodeName};
 use crate::frontend::ublk::control::{DeviceError, features_within};
 use crate::hook::Ran;
-use crate::{config, daemon, pool};
+use crate::{config, daemon};
 
 /// All of blockd in one program.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use blockd::frontend::nbd::{Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{Control, Outcome, create, open, open_created};
+use blockd_engine::pool::{Control, Outcome, create, open, open_created};
 use blockd_inspect::MediaMut;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::claim::{CLAIM_OFFSET, Claim, ClaimPage, ClaimState};
@@ -183,7 +183,7 @@ fn a_claim_is_renewed_without_a_flush_of_its_device() {
 }
 
 /// A pool with a volume of 16 MiB that was written.
-fn write_volume(pool: &blockd::pool::PoolHandle) {
+fn write_volume(pool: &blockd_engine::pool::PoolHandle) {
     let create = Control::Create { name: "one".to_owned(), size: 16 << 20, block_size: 4096 };
     let Outcome::Created(volume) = wait(pool.control(create)).unwrap() else { panic!("is there") };
     let runtime = tokio::runtime::Runtime::new().unwrap();

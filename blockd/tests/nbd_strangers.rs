@@ -16,7 +16,7 @@ use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Limits, Listener, ListenerOptions, bind};
 use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{Control, PoolHandle, create, open};
+use blockd_engine::pool::{Control, PoolHandle, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request, ServerAddress, Uri};

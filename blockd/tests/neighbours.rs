@@ -5,7 +5,7 @@ mod neighbours_sim;
 
 use std::sync::Arc;
 
-use blockd::schedule::{DEFAULT_WEIGHT, Defences, VolumeShare};
+use blockd_engine::schedule::{DEFAULT_WEIGHT, Defences, VolumeShare};
 use neighbours_sim::{ClientSpec, Kind, MEMORY, Seen, World};
 
 const KIB: u64 = 1 << 10;
@@ -209,7 +209,7 @@ fn shares(bottleneck: Bottleneck, weights: &[u64]) -> Vec<u64> {
         let seen = world.seen(one);
         // Memory is divided by bytes, all else by cost.
         let is_memory = bottleneck == Bottleneck::Memory;
-        let cost = if is_memory { 0 } else { blockd::schedule::REQUEST_COST };
+        let cost = if is_memory { 0 } else { blockd_engine::schedule::REQUEST_COST };
         sums[at] += seen.bytes + seen.done * cost;
     }
     sums

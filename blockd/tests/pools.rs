@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockd::frontend::nbd::{Origin, Session, Sessions};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{Control, Outcome, PoolHandle, VolumeId, create, open, open_created};
+use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open, open_created};
 use blockd_inspect::Media;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;

@@ -9,7 +9,7 @@ use blockd::frontend::nbd::handshake::Tls;
 use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
 use blockd::frontend::nbd::{Exports, Opened};
 use blockd::frontend::worker::{Target, WorkerOptions, Workers};
-use blockd::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
+use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};

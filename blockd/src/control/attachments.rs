@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_media::error::Error;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
-
-use crate::pool::{PoolHandle, VolumeId};
 
 use super::hex;
 use super::state_file::StateFile;

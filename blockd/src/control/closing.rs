@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use blockd_engine::pool::PoolHandle;
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
-
-use crate::pool::PoolHandle;
 
 use super::attachments::Attachment;
 use super::volumes::find;

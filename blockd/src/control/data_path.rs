@@ -4,10 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
-
-use crate::pool::{PoolHandle, VolumeId};
-use crate::stats::{VolumeStats, WorkerStats};
 
 /// A future of a trait that has to be an object.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

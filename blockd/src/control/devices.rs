@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
 use tokio::task::JoinSet;
@@ -11,7 +12,6 @@ use crate::config::MAX_UBLK_DEPTH;
 use crate::frontend::ublk::control::{
     CONTROL_PATH, DeviceError, DeviceSpec, DeviceView, Devices, Recovered,
 };
-use crate::pool::{PoolHandle, VolumeId};
 
 use super::attachments::{Record, UblkRecord};
 use super::state_file::StateFile;

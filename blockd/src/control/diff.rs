@@ -1,12 +1,11 @@
 //! What a volume holds, as a whole or since a snapshot, as a stream of ranges.
 
 use blockd_api::v1;
+use blockd_engine::pool::PoolHandle;
 use blockd_mapper::engine::{DiffPart, DiffRequest, RangeState};
 use blockd_media::error::Error;
 use blockd_media::units::to_wire;
 use tokio::sync::mpsc;
-
-use crate::pool::PoolHandle;
 
 use super::Control;
 use super::volumes::{existing, of};

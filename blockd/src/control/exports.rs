@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::units::human;
 use blockd_nbd::{ALLOCATED, Describes, ExportError, ExportInfo, MetaContext};
 
 use crate::frontend::nbd::{Exports, Opened};
-use crate::pool::{PoolHandle, VolumeId};
 
 use super::attachments::Attachment;
 use super::{Control, volumes};

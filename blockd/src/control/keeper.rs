@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::pool::{Policy, PoolHandle, PoolSpace, SpaceChange, SpaceState};
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::human;
@@ -12,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::config::{PoolConfig, SpaceConfig};
 use crate::hook;
-use crate::pool::{Policy, PoolHandle, PoolSpace, SpaceChange, SpaceState};
 
 use super::{Control, EventKind, pool_error};
 
@@ -343,13 +343,14 @@ fn told(pool: &str, change: &SpaceChange) -> String {
 
 #[cfg(test)]
 mod tests {
+    use blockd_engine::pool::{Mark, Marks};
+    use blockd_engine::stats::VolumeStats;
+
     use super::super::served::Permit;
     use super::*;
     use crate::control::events::EventReader;
     use crate::control::pools::open_or_create;
     use crate::control::testing::{Rig, folder, memory_pool};
-    use crate::pool::{Mark, Marks};
-    use crate::stats::VolumeStats;
 
     fn keeper(rig: &Rig, handle: &PoolHandle) -> Keeper {
         let finder = Finder {

@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blockd_engine::pool;
 use blockd_inspect::Reader;
 use blockd_media::clock::wall_ms;
 use blockd_media::error::Error;
@@ -18,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, DeviceKind, PoolConfig};
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
-use crate::pool;
 
 use super::pools::spec;
 use super::state_file::StateFile;

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use blockd_api::v1;
+use blockd_engine::pool::{PoolHandle, SpaceState, Use, VolumeId};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::Error;
 use blockd_media::pool::{Medium, PmemInfo};
 use blockd_media::units::{GIB, from_wire, to_wire, to_wire_gb};
 use blockd_media::{DeviceInfo, DeviceKind, Durability};
-
-use crate::pool::{PoolHandle, SpaceState, Use, VolumeId};
 
 use super::devices::{AttachWish, FrontEnd};
 use super::releases::Release;
@@ -292,7 +291,7 @@ impl Control {
         let runs = handle.extents().await.map_err(|error| pool_error(handle.name(), error))?;
         let total_count = runs.iter().map(|run| run.count).sum();
         let extent_size = u32::try_from(handle.extent_size()).unwrap_or(u32::MAX);
-        let run = |run: &crate::pool::ExtentRun| {
+        let run = |run: &blockd_engine::pool::ExtentRun| {
             let (kind, volume) = match run.usage {
                 None => (v1::ExtentKind::Free, None),
                 Some(Use::Metadata) => (v1::ExtentKind::Metadata, None),
@@ -308,7 +307,7 @@ impl Control {
                 volume: volume.and_then(|id| names.get(&id).cloned()).unwrap_or_default(),
             }
         };
-        let message = |runs: &[crate::pool::ExtentRun]| v1::PoolExtentsResponse {
+        let message = |runs: &[blockd_engine::pool::ExtentRun]| v1::PoolExtentsResponse {
             extent_size,
             total_count,
             runs: runs.iter().map(run).collect(),

@@ -48,6 +48,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use blockd_engine::pool::PoolHandle;
 use blockd_media::Device;
 use blockd_media::clock::{Clock, wall_seconds};
 use blockd_media::error::{Error, shown};
@@ -59,7 +60,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
 use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
-use crate::pool::PoolHandle;
 
 use attachments::Attachments;
 use pools::Unopened;

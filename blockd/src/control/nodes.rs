@@ -1,14 +1,14 @@
 //! What is told of nodes: which are known here, and what this one has of its pools.
 
 use blockd_api::v1;
+use blockd_engine::pool::PoolSpace;
+use blockd_engine::stats::VolumeStats;
 use blockd_media::clock::wall_ms;
 use blockd_media::error::Error;
 use blockd_media::units::to_wire;
 
 use crate::config::PoolConfig;
 use crate::node::NodeId;
-use crate::pool::PoolSpace;
-use crate::stats::VolumeStats;
 
 use super::extend::Waiting;
 use super::membership::{DeadNode, LastOwner, NodeName, dead_nodes, last_owner};

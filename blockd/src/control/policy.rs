@@ -4,12 +4,12 @@
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 
+use blockd_engine::pool::{Policy, PoolHandle};
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::is_there;
 use blockd_media::units::exact;
 
 use crate::config::{DeviceConfig, PoolConfig, SizeWish, SpaceConfig};
-use crate::pool::{Policy, PoolHandle};
 
 use super::Control;
 
@@ -88,12 +88,12 @@ fn size(device: &DeviceConfig) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use blockd_api::v1;
+    use blockd_engine::pool::{Mark, Marks};
     use tonic::Code;
 
     use super::*;
     use crate::control::testing::{Rig, memory_pool};
     use crate::control::tests::{MIB, create, refused};
-    use crate::pool::{Mark, Marks};
 
     fn pool(name: &str, space: SpaceConfig) -> PoolConfig {
         PoolConfig { space, ..memory_pool(name) }

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use blockd_engine::pool::{self, Created, OpenReport, PoolHandle};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use blockd_media::error::{Error, ErrorKind, shown};
@@ -14,7 +15,6 @@ use blockd_media::{Device, DeviceKind, DeviceSpec};
 use nix::sys::statvfs::statvfs;
 
 use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
-use crate::pool::{self, Created, OpenReport, PoolHandle};
 
 use super::errors::pool_error;
 use super::policy;

@@ -4,11 +4,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use blockd_engine::pool::{PoolHandle, Releasing, VolumeId};
 use blockd_media::error::shown;
 use blockd_media::pool::PoolError;
 use parking_lot::Mutex;
-
-use crate::pool::{PoolHandle, Releasing, VolumeId};
 
 use super::{Control, EventKind};
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use blockd_engine::pool::PoolHandle;
 use blockd_media::error::{Error, ErrorKind};
 use blockd_media::pool::{PoolError, PoolSpec, boot_id, identity, is_there};
 use blockd_media::{DeviceKind, DeviceSpec};
@@ -10,7 +11,6 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{self, PoolConfig};
-use crate::pool::PoolHandle;
 
 use super::attachments::Record;
 use super::places::{is_in_memory, resolved, would_be_in_memory};

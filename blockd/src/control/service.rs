@@ -6,6 +6,7 @@ use std::pin::Pin;
 
 use blockd_api::v1;
 use blockd_api::v1::control_server::Control as Calls;
+use blockd_engine::pool::PoolHandle;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::PmemOptions;
 use blockd_media::units::{from_wire, to_wire, to_wire_gb};
@@ -15,7 +16,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
-use crate::pool::PoolHandle;
 
 use super::Control;
 use super::messages::{count, releasing, size_of_request, volume, wish};

@@ -2,10 +2,9 @@
 //! pool is full.
 
 use blockd_api::v1;
+use blockd_engine::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, human, to_wire};
-
-use crate::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
 
 use super::volumes::{Described, existing, of};
 use super::{Control, EventKind};

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use blockd_engine::pool::{Control as Command, Outcome, PoolHandle};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_GROUP;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::human;
 use tokio::sync::MutexGuard;
-
-use crate::pool::{Control as Command, Outcome, PoolHandle};
 
 use super::volumes::{Described, checked_name, checked_size, existing, find, of};
 use super::{Control, EventKind, LOCKS};

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use blockd_api::v1;
+use blockd_engine::pool::{Figures, VolumeId};
 use blockd_mapper::engine::{MAX_ACCOUNTED, VolumeSummary};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::Error;
 use blockd_media::units::to_wire;
-
-use crate::pool::{Figures, VolumeId};
 
 use super::Control;
 use super::volumes::{existing, of};

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockd_api::v1;
+use blockd_engine::schedule::Hold;
+use blockd_engine::stats::{Histogram, Op, Stage, VolumeStats};
 use blockd_media::error::Error;
-
-use crate::schedule::Hold;
-use crate::stats::{Histogram, Op, Stage, VolumeStats};
 
 use super::Control;
 use super::messages::count;

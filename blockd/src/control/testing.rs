@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1::control_client::ControlClient;
+use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -14,8 +16,6 @@ use tonic::transport::{Channel, Endpoint};
 use super::{Answer, Connection, Control, ControlOptions, DataPath, NbdAddress, NbdPlace, bind};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::node::NodeId;
-use crate::pool::{PoolHandle, VolumeId};
-use crate::stats::{VolumeStats, WorkerStats};
 
 /// This host, in tests.
 pub(crate) const NODE: &str = "3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";

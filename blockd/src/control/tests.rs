@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_engine::stats::{Op, VolumeStats};
 use blockd_media::error::{Error, ErrorKind};
 use blockd_nbd::ExportError;
 use tonic::{Code, Status};
@@ -12,7 +13,6 @@ use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, folder, memory_pool};
 use crate::control::{DataPath as _, EventKind};
 use crate::frontend::nbd::Exports;
-use crate::stats::{Op, VolumeStats};
 
 pub(super) const MIB: i64 = 1 << 20;
 

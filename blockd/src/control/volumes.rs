@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use blockd_engine::pool::{Control as Command, Outcome, PoolHandle, VolumeId, VolumeInfo};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
@@ -13,7 +14,6 @@ use blockd_media::units::human;
 use blockd_media::{DeviceInfo, Durability};
 
 use crate::frontend::ublk::control::DeviceView;
-use crate::pool::{Control as Command, Outcome, PoolHandle, VolumeId, VolumeInfo};
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};

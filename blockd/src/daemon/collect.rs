@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blockd_engine::pool::{PoolHandle, PoolSpace, VolumeId};
+use blockd_engine::schedule::Hold;
+use blockd_engine::stats::{MediaOp, Op, Stage, VolumeStats};
 use blockd_mapper::format::catalogue::VolumeKind;
 
 use crate::control::Control;
 use crate::frontend::nbd::listener::ListenerStats;
 use crate::metrics::{Snapshot, node_name};
 use crate::node::NodeId;
-use crate::pool::{PoolHandle, PoolSpace, VolumeId};
-use crate::schedule::Hold;
-use crate::stats::{MediaOp, Op, Stage, VolumeStats};
 
 use super::figures::Figures;
 

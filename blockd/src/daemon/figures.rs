@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::pool::{PoolHandle, VolumeId};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
-
-use crate::pool::{PoolHandle, VolumeId};
 
 /// After a count comes a pause of so many times what it took: counting for metrics takes at most
 /// 5 % of a pool's thread.
@@ -76,7 +75,7 @@ async fn count(pool: PoolHandle, last: Arc<Mutex<Last>>) {
     last.took = begun.elapsed();
     last.ended = Some(Instant::now());
     if let Ok(volumes) = volumes {
-        let counted = |one: &crate::pool::VolumeInfo| Counted {
+        let counted = |one: &blockd_engine::pool::VolumeInfo| Counted {
             exclusive: one.exclusive,
             shared: one.shared,
         };

@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
 
 use crate::control::{self, Answer, Connection, DataPath};
 use crate::frontend::nbd::{Session, Sessions};
 use crate::frontend::worker::{self, ConnectionInfo, FrontendError, Workers};
-use crate::pool::{PoolHandle, VolumeId};
-use crate::stats::{VolumeStats, WorkerStats};
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]

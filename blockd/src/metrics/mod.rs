@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use blockd_engine::stats::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -14,7 +15,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::node::{NodeId, uuid};
-use crate::stats::Histogram;
 
 /// What a value means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,10 +7,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use blockd::schedule::{
+use blockd_engine::schedule::{
     Capacity, Defences, Demand, FlowId, Owner, Scheduler, TenantId, VolumeShare, Window, cost,
 };
-use blockd::stats::VolumeStats;
+use blockd_engine::stats::VolumeStats;
 
 /// What a turn takes at least, and what each byte of cost adds to it.
 const TURN_NS: u64 = 2_000;

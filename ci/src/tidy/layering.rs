@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-api", &[]),
     ("blockd-nbd", &["blockd-mapper"]),
     ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api"]),
+    ("blockd-engine", &["blockd-mapper", "blockd-media"]),
     (
         "blockd-cli",
         &[
@@ -32,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "blockd-api",
             "blockd-nbd",
             "blockd-media",
+            "blockd-engine",
             "blockd-cli",
         ],
     ),

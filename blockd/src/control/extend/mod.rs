@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
+use blockd_engine::pool::{Keep, Shortage};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::{Error, shown};
@@ -26,7 +27,6 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::PoolConfig;
-use crate::pool::{Keep, Shortage};
 
 use super::closing::NotClosed;
 use super::server::{bind_private, check_peer};

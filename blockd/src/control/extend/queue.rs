@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use blockd_engine::pool::Keep;
 use blockd_media::clock::wall_ms;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
-
-use crate::pool::Keep;
 
 /// How a request ended.
 #[derive(Debug)]

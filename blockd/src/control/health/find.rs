@@ -1,14 +1,13 @@
 //! What is wrong with a pool or a volume, by what one look has seen: from figures to findings.
 
+use blockd_engine::pool::{SpaceNow, SpaceState};
+use blockd_engine::stats::MediaOp;
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::pool::Space;
 use blockd_media::error::shown;
 use blockd_media::finding::{Code, Finding, Severity};
 use blockd_media::units::human;
 use nix::errno::Errno;
-
-use crate::pool::{SpaceNow, SpaceState};
-use crate::stats::MediaOp;
 
 use super::super::served::MISSING;
 

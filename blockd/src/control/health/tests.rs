@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::stats::{MediaOp, MediaStats, VolumeStats};
 use blockd_media::clock::Clock;
 
 use super::*;
@@ -12,7 +13,6 @@ use crate::control::attachments::Record;
 use crate::control::testing::{Rig, folder, memory_pool};
 use crate::control::tests::{MIB, attach, create};
 use crate::health::Moment;
-use crate::stats::{MediaOp, MediaStats, VolumeStats};
 
 const SECOND: u64 = 1_000_000_000;
 

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use blockd_engine::pool::{PoolHandle, SpaceNow, VolumeId};
+use blockd_engine::stats::{Counter, VolumeStats};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
@@ -24,8 +26,6 @@ use crate::config::HealthConfig;
 use crate::health::{
     BadBlocks, Latencies, Ledger, Moment, Notice, Rules, SlowWatch, Subject, Tally,
 };
-use crate::pool::{PoolHandle, SpaceNow, VolumeId};
-use crate::stats::{Counter, VolumeStats};
 
 use super::super::attachments::Record;
 use super::super::pools::reason;

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::pool::VolumeId;
+
 use crate::frontend::worker::FrontendError;
-use crate::pool::VolumeId;
 
 /// A queue of a device that was added and not started yet (or is being recovered).
 #[derive(Clone, Debug)]

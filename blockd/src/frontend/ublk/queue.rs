@@ -4,13 +4,14 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 
+use blockd_engine::backing::{AreaId, QueueTag, Ring};
+use blockd_engine::block::{BlockError, Buffer, Completion, Operation, Request};
+use blockd_engine::schedule::{FlowId, Owner};
+use blockd_engine::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
+
 use super::descriptor::Descriptors;
 use super::host::QueueSpec;
 use super::request::{Wanted, answer};
-use crate::backing::{AreaId, QueueTag, Ring};
-use crate::block::{BlockError, Buffer, Completion, Operation, Request};
-use crate::schedule::{FlowId, Owner};
-use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 
 /// What tokens of queues have that those of connections have not.
 const QUEUE: u64 = FIRST_FREE_TOKEN << 1;

@@ -1,6 +1,6 @@
 //! The kernel's requests and our answers, as numbers. They are those of `linux/ublk_cmd.h`.
 
-use crate::block::{BlockError, Operation};
+use blockd_engine::block::{BlockError, Operation};
 
 use super::descriptor::Descriptor;
 

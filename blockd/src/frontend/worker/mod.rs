@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use blockd_engine::mailbox::{Mailbox, Undelivered, mailbox};
+use blockd_engine::pool::PoolHandle;
+use blockd_engine::stats::{Counter, VolumeStats, WorkerStats};
 use blockd_mapper::units::VolumeId;
 use blockd_media::Doorbell;
 use blockd_media::clock::Clock;
@@ -21,9 +24,6 @@ use tokio::sync::oneshot;
 
 use super::nbd;
 use super::ublk::{QueueHost, QueueSpec};
-use crate::mailbox::{Mailbox, Undelivered, mailbox};
-use crate::pool::PoolHandle;
-use crate::stats::{Counter, VolumeStats, WorkerStats};
 use balance::{Load, Moves, Moving, SATURATED};
 use placement::Placement;
 

@@ -1,13 +1,13 @@
 //! The queues of block devices that a worker serves.
 
+use blockd_engine::block::Completion;
+use blockd_engine::volume::{Executor, VolumeRef};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::FrontendError;
 use super::balance::Load;
-use crate::block::Completion;
 use crate::frontend::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
-use crate::volume::{Executor, VolumeRef};
 
 type Started = oneshot::Sender<Result<(), FrontendError>>;
 

@@ -4,6 +4,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::backing::{Ended, Ring, RingOptions};
+use blockd_engine::mailbox::{Inbox, Undelivered};
+use blockd_engine::schedule::Owner;
+use blockd_engine::stats::{VolumeStats, WorkerStats};
+use blockd_engine::volume::Executor;
 use blockd_mapper::units::VolumeId;
 use blockd_media::Doorbell;
 use blockd_media::clock::{Clock, thread_cpu_ns};
@@ -14,14 +19,9 @@ use tokio::sync::oneshot;
 use super::balance::{Load, Moves};
 use super::queues::Queues;
 use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
-use crate::backing::{Ended, Ring, RingOptions};
 use crate::frontend::nbd::Session;
 use crate::frontend::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
 use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
-use crate::mailbox::{Inbox, Undelivered};
-use crate::schedule::Owner;
-use crate::stats::{VolumeStats, WorkerStats};
-use crate::volume::Executor;
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;

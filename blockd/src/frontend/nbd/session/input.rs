@@ -1,9 +1,8 @@
 //! What a client has sent and nobody has looked at yet.
 
+use blockd_engine::backing::{Chunk, Ring};
+use blockd_engine::block::Buffer;
 use blockd_nbd::codec::request::EXTENDED_HEADER_BYTES;
-
-use crate::backing::{Chunk, Ring};
-use crate::block::Buffer;
 
 /// Received bytes in order: what was left of earlier chunks, then the present one. A chunk is
 /// held only while it is being looked at, so that all connections find some to receive into.

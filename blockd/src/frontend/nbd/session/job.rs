@@ -1,8 +1,7 @@
 //! A client's request, which may take several of the volume.
 
+use blockd_engine::block::{BlockError, Buffer};
 use blockd_nbd::codec::request::Asked;
-
-use crate::block::{BlockError, Buffer};
 
 /// Bytes of one request to a volume: as long as a buffer can be.
 pub(super) const PIECE: u64 = 1 << 20;

@@ -12,6 +12,11 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use blockd_engine::backing::{Chunk, FileSlot, Message, Ring};
+use blockd_engine::block::{Buffer, Completion, Operation};
+use blockd_engine::schedule::{Demand, FlowId, Owner, PAGE};
+use blockd_engine::stats::Counter;
+use blockd_engine::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 use blockd_mapper::worker::{DiffRange, Stretch};
 use blockd_nbd::Negotiated;
 use blockd_nbd::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
@@ -21,11 +26,6 @@ use nix::sys::socket::{Shutdown, shutdown};
 pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
 use self::job::{Job, Payload};
-use crate::backing::{Chunk, FileSlot, Message, Ring};
-use crate::block::{Buffer, Completion, Operation};
-use crate::schedule::{Demand, FlowId, Owner, PAGE};
-use crate::stats::Counter;
-use crate::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 
 /// A payload of which this much is still to come is received into its buffer directly; less is
 /// received together with what follows it.

@@ -1,5 +1,7 @@
 //! From answers of the volume to bytes.
 
+use blockd_engine::backing::Message;
+use blockd_engine::block::{BlockError, Buffer, Completion};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Content, DiffRange, Look, RangeState, Stretch};
 use blockd_nbd::codec::reply::{self, MAX_HEADER_BYTES};
@@ -9,8 +11,6 @@ use blockd_nbd::{Describes, MAX_CONTEXTS, Selected};
 
 use super::job::Kind;
 use super::{Connection, Context, Phase};
-use crate::backing::Message;
-use crate::block::{BlockError, Buffer, Completion};
 
 /// Most ranges of one block status, shared out among the contexts that were selected: what a
 /// client asks for beyond them, it asks for again.

@@ -1,15 +1,15 @@
 //! From bytes to requests of the volume.
 
+use blockd_engine::backing::Ring;
+use blockd_engine::block::{Operation, Request};
+use blockd_engine::schedule::Demand;
+use blockd_engine::volume::Executor;
 use blockd_nbd::codec::request::{
     Asked, Command, EXTENDED_HEADER_BYTES, Header, Parsed, check, parse,
 };
 
 use super::job::{Job, Kind, PIECE, Payload};
 use super::{Connection, Context, Phase, Token};
-use crate::backing::Ring;
-use crate::block::{Operation, Request};
-use crate::schedule::Demand;
-use crate::volume::Executor;
 
 /// A write from this length on is long: its header is received apart from its payload.
 const LONG_WRITE: u32 = 32 << 10;
@@ -204,7 +204,7 @@ impl Connection {
         operation: Operation,
         offset: u64,
         len: u64,
-        buffer: Option<crate::block::Buffer>,
+        buffer: Option<blockd_engine::block::Buffer>,
         context: &mut Context<'_>,
     ) {
         let state = &mut self.jobs[usize::from(job)];

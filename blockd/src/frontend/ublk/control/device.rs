@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_engine::pool::VolumeId;
 use blockd_media::ublk::features;
 
 use super::driver::{AddRequest, DeviceInfo, Driver, DriverError, Serve};
@@ -14,7 +15,6 @@ use super::seat::{Patience, Seat};
 use super::users::{Places, numbers_of};
 use super::{DeviceError, DeviceOptions, QueueHost, called};
 use crate::frontend::ublk::QueueSpec;
-use crate::pool::VolumeId;
 
 /// Requests of a queue when each has a buffer of its own: 32 of 128 KiB are 4 MiB, half of what an
 /// idle device may take in memory.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use blockd_engine::pool::VolumeId;
 use blockd_media::ublk::features;
 use parking_lot::Mutex;
 
@@ -16,7 +17,6 @@ use super::recovery::Recovered;
 use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, keep};
 use super::users::{self, Places};
 use super::{DeviceError, QueueHost, called, mounts};
-use crate::pool::VolumeId;
 
 /// What all devices are made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! How a daemon knows its own devices, also those that it added and could not remember: 64 bits
 //! that the kernel keeps with each device.
 
-use crate::pool::VolumeId;
+use blockd_engine::pool::VolumeId;
 
 /// In the upper 16 bits, so that what others keep there is not taken for ours: "BD".
 const MAGIC: u64 = 0x4244;

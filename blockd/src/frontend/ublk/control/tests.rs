@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use blockd_engine::pool::VolumeId;
 use blockd_media::ublk::features;
 use parking_lot::Mutex;
 
@@ -20,7 +21,6 @@ use super::users::Places;
 use super::{DeviceError, DeviceOptions, DeviceSpec, Devices, Recovered};
 use crate::frontend::ublk::{QueueHost, QueueSpec};
 use crate::frontend::worker::FrontendError;
-use crate::pool::VolumeId;
 
 /// A kernel: its devices, and what it was told.
 #[derive(Debug, Default)]

@@ -205,6 +205,7 @@ impl Executor {
     }
 
     /// Ends the service of pools that have been closed.
+    #[inline]
     pub fn drop_pools(&mut self) {
         if self.volumes.iter().all(Option::is_none) {
             self.pools.clear();
@@ -233,6 +234,7 @@ impl Executor {
 
     /// A pool's name.
     #[must_use]
+    #[inline]
     pub fn pool_name(&self, pool: [u8; 16]) -> Option<&str> {
         let part = self.pools.iter().find(|part| part.handle.id() == pool);
         part.map(|part| part.handle.name())
@@ -241,6 +243,7 @@ impl Executor {
     /// Whether some device of a volume's pool is memory of this process, so that requests need
     /// memory that it can reach.
     #[must_use]
+    #[inline]
     pub fn is_mapped(&self, volume: VolumeRef) -> bool {
         let attached = self.volumes.get(volume.0).and_then(Option::as_ref);
         let pool = attached.and_then(|attached| self.pools.get(attached.pool));
@@ -249,11 +252,13 @@ impl Executor {
 
     /// Bytes of a volume at present.
     #[must_use]
+    #[inline]
     pub fn size(&self, volume: VolumeRef) -> u64 {
         self.volumes[volume.0].as_ref().map_or(0, |attached| attached.attachment.size())
     }
 
     /// The time, from now on.
+    #[inline]
     pub fn set_now(&mut self, now: u64) {
         self.now = now;
         self.scheduler.begin_turn(now);
@@ -261,6 +266,7 @@ impl Executor {
 
     /// The time as it was set last.
     #[must_use]
+    #[inline]
     pub const fn now(&self) -> u64 {
         self.now
     }
@@ -361,6 +367,7 @@ impl Executor {
     }
 
     /// Wakes the pools' threads and other workers, where something was left to them.
+    #[inline]
     pub fn pass_on(&self) {
         self.pools.iter().for_each(|part| part.handle.pass_on());
     }

@@ -38,12 +38,14 @@ impl Default for Message {
 impl Message {
     /// Whether there is nothing to send.
     #[must_use]
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
     /// Bytes to send.
     #[must_use]
+    #[inline]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -60,6 +62,7 @@ impl Message {
 
     /// Whether a reply with a header of so many bytes, and a buffer, still fits.
     #[must_use]
+    #[inline]
     pub fn has_room(&self, header: usize) -> bool {
         self.headers.len() + header <= HEADER_BYTES && self.parts.len() + 2 <= MAX_PARTS
     }
@@ -79,6 +82,7 @@ impl Message {
     }
 
     /// Adds the front of a buffer. There must be room.
+    #[inline]
     pub fn push_buffer(&mut self, buffer: Buffer, len: usize) {
         debug_assert!(self.has_room(0), "callers ask first");
         self.bytes += len;

@@ -85,6 +85,7 @@ impl Executor {
     }
 
     /// Serves a connection or queue of a volume; `None` when the volume is not served.
+    #[inline]
     pub fn add_flow(&mut self, volume: VolumeRef, owner: Owner) -> Option<FlowId> {
         let tenant = self.volumes.get(volume.0).and_then(Option::as_ref)?.tenant;
         Some(self.scheduler.add_flow(tenant, owner))
@@ -122,11 +123,13 @@ impl Executor {
     }
 
     /// A request was admitted, and answered without going through the executor.
+    #[inline]
     pub fn end_admission(&mut self, flow: FlowId, demand: &Demand) {
         self.scheduler.complete(flow, cost(demand.bytes));
     }
 
     /// Gives back a part of what a request was admitted for.
+    #[inline]
     pub fn shrink(&mut self, flow: FlowId, bytes: u64, memory: u64) {
         self.scheduler.shrink(flow, bytes, memory);
     }
@@ -137,6 +140,7 @@ impl Executor {
     }
 
     /// Payload memory of a connection is free again.
+    #[inline]
     pub fn free_memory(&mut self, flow: FlowId, bytes: u64) {
         self.scheduler.free_memory(flow, bytes);
     }
@@ -147,28 +151,33 @@ impl Executor {
     }
 
     /// The connection or queue that may go on next, of those that are held back.
+    #[inline]
     pub fn next_runnable(&mut self) -> Option<Owner> {
         self.scheduler.next_runnable()
     }
 
     /// The one that was named last has gone on.
+    #[inline]
     pub fn end_resuming(&mut self) {
         self.scheduler.end_grant();
     }
 
     /// Volumes that have asked lately.
     #[must_use]
+    #[inline]
     pub const fn active(&self) -> usize {
         self.scheduler.active()
     }
 
     /// Whether some connection or queue is held back, whatever for.
     #[must_use]
+    #[inline]
     pub const fn has_holds(&self) -> bool {
         self.scheduler.has_holds()
     }
 
     /// Counts the holds that last. To be called several times a second while there are any.
+    #[inline]
     pub fn count_holds(&mut self) {
         self.scheduler.count_holds();
     }

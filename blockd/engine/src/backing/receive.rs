@@ -25,12 +25,14 @@ pub struct Chunk {
 impl Chunk {
     /// Bytes received.
     #[must_use]
+    #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
 
     /// Whether the other side has sent nothing.
     #[must_use]
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }

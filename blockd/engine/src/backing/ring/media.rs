@@ -114,6 +114,7 @@ impl Ring {
     }
 
     /// Starts to make every completed write of a file durable. There must be room.
+    #[inline]
     pub fn sync(&mut self, token: u64, file: FileSlot) -> std::io::Result<()> {
         self.pushed_io += 1;
         self.push(sync_entry(file), Record::Sync { token })
@@ -121,6 +122,7 @@ impl Ring {
 
     /// Starts a command of the engine. Fences and discards are the caller's business. A command
     /// that can't be started comes back.
+    #[inline]
     pub fn command(&mut self, file: FileSlot, command: IoCommand) -> Result<(), IoCommand> {
         self.start_command(file, command, 0)
     }

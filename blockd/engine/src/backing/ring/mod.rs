@@ -197,24 +197,28 @@ impl Ring {
     }
 
     /// Memory for so many bytes, of 1 MiB at the most; `None` while there is none.
+    #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
         self.memory.allocate(bytes)
     }
 
     /// Gives memory back; it is used again when no operation needs it any more.
     #[expect(clippy::needless_pass_by_value, reason = "the right to use it ends")]
+    #[inline]
     pub fn free(&mut self, buffer: Buffer) {
         self.memory.free(&buffer);
     }
 
     /// Bytes of memory that are free.
     #[must_use]
+    #[inline]
     pub fn free_bytes(&self) -> u64 {
         self.memory.free_bytes()
     }
 
     /// Bytes of a buffer.
     #[must_use]
+    #[inline]
     pub fn capacity(buffer: &Buffer) -> usize {
         buffer.bytes()
     }
@@ -222,11 +226,13 @@ impl Ring {
     /// Whether this process can read and write a buffer's bytes. It can't where a queue's requests
     /// are their own memory.
     #[must_use]
+    #[inline]
     pub fn is_reachable(&self, buffer: &Buffer) -> bool {
         self.memory.is_reachable(buffer)
     }
 
     /// A buffer that no operation uses; empty if it can't be reached.
+    #[inline]
     pub fn bytes_mut(&mut self, buffer: &Buffer) -> &mut [u8] {
         assert!(!self.memory.is_busy(buffer.place()), "the kernel has this buffer");
         self.memory.slice_mut(buffer)
@@ -234,46 +240,54 @@ impl Ring {
 
     /// Zeroes a part of a buffer that no operation uses, whatever uses its other parts. It must be
     /// reachable.
+    #[inline]
     pub fn zero(&mut self, buffer: &Buffer, at: usize, len: usize) {
         self.memory.slice_mut(buffer)[at..at + len].fill(0);
     }
 
     /// Copies bytes into a buffer that no operation uses.
+    #[inline]
     pub fn copy_in(&mut self, from: &[u8], to: &Buffer, at: usize) {
         self.bytes_mut(to)[at..at + from.len()].copy_from_slice(from);
     }
 
     /// Operations that are out, or about to be submitted.
     #[must_use]
+    #[inline]
     pub const fn in_flight(&self) -> usize {
         self.in_flight
     }
 
     /// Operations that can still be started.
     #[must_use]
+    #[inline]
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
     /// Operations that can still be started without those that are kept for the answers of queues.
     #[must_use]
+    #[inline]
     pub fn spare(&self) -> usize {
         self.free.len().saturating_sub(self.reserved.saturating_sub(self.fetching))
     }
 
     /// Calls of `io_uring_enter` so far.
     #[must_use]
+    #[inline]
     pub const fn enters(&self) -> u64 {
         self.enters
     }
 
     /// Operations on files so far.
     #[must_use]
+    #[inline]
     pub const fn file_operations(&self) -> u64 {
         self.pushed_io
     }
 
     /// Waits for a doorbell from now on.
+    #[inline]
     pub fn listen(&mut self, doorbell: &Arc<Doorbell>) -> std::io::Result<()> {
         self.doorbell = Some(Arc::clone(doorbell));
         self.listen_again()
@@ -383,6 +397,7 @@ impl Ring {
 
     /// Operations that were started since the last [`Self::enter`].
     #[must_use]
+    #[inline]
     pub const fn unsubmitted(&self) -> usize {
         self.unsubmitted
     }

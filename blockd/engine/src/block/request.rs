@@ -31,6 +31,7 @@ pub enum Operation {
 impl Operation {
     /// The same, to be durable when it is answered.
     #[must_use]
+    #[inline]
     pub const fn durable(self) -> Self {
         match self {
             Self::Read | Self::Flush => self,
@@ -72,12 +73,14 @@ impl Request {
 
     /// Its memory.
     #[must_use]
+    #[inline]
     pub const fn buffer(&self) -> Option<&Buffer> {
         self.buffer.as_ref()
     }
 
     /// Ends the request.
     #[must_use]
+    #[inline]
     pub fn complete(mut self, result: Result<(), BlockError>) -> Completion {
         self.ended = true;
         Completion {

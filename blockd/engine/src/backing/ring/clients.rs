@@ -31,6 +31,7 @@ unsafe impl Send for Outgoing {}
 impl Ring {
     /// What a chunk holds.
     #[must_use]
+    #[inline]
     pub fn chunk(&self, chunk: &Chunk) -> &[u8] {
         self.chunks.as_ref().map_or(&[], |chunks| chunks.bytes(chunk))
     }
@@ -46,6 +47,7 @@ impl Ring {
 
     /// Gives a chunk back to be received into.
     #[expect(clippy::needless_pass_by_value, reason = "the right to use it ends")]
+    #[inline]
     pub fn recycle(&mut self, chunk: Chunk) {
         if let Some(chunks) = &mut self.chunks {
             chunks.give(chunk.id);
@@ -53,6 +55,7 @@ impl Ring {
     }
 
     /// An empty message.
+    #[inline]
     pub fn message(&mut self) -> Box<Message> {
         self.idle_messages.pop().unwrap_or_default()
     }

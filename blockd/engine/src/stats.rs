@@ -14,22 +14,26 @@ pub struct Counter(AtomicU64);
 
 impl Counter {
     /// Counts. By its one writer.
+    #[inline]
     pub fn add(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
     /// Lowers it, of one that says what is at present. By its one writer.
+    #[inline]
     pub fn lower(&self, by: u64) {
         self.0.store(self.get().saturating_sub(by), Ordering::Relaxed);
     }
 
     /// Sets it. By its one writer.
+    #[inline]
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
     /// How far it has come.
     #[must_use]
+    #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -125,6 +129,7 @@ impl Default for Histogram {
 
 impl Histogram {
     /// Counts a duration. By its one writer.
+    #[inline]
     pub fn record(&self, ns: u64) {
         self.sum_ns.add(ns);
         self.buckets[bucket(ns)].add(1);
@@ -132,17 +137,20 @@ impl Histogram {
 
     /// All durations together, in nanoseconds.
     #[must_use]
+    #[inline]
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns.get()
     }
 
     /// How many durations were counted.
     #[must_use]
+    #[inline]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(Counter::get).sum()
     }
 
     /// Each bucket's upper end in nanoseconds, exclusive, and its count.
+    #[inline]
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.buckets.iter().enumerate().map(|(at, count)| (upper_end(at), count.get()))
     }
@@ -210,6 +218,7 @@ pub struct VolumeStats {
 impl VolumeStats {
     /// Counters of a kind of requests.
     #[must_use]
+    #[inline]
     pub fn op(&self, op: Op) -> (&Counter, &Counter, &Counter) {
         let at = op as usize;
         (&self.ops[at], &self.bytes[at], &self.errors[at])
@@ -217,6 +226,7 @@ impl VolumeStats {
 
     /// The histogram of a stage.
     #[must_use]
+    #[inline]
     pub const fn stage(&self, stage: Stage) -> &Histogram {
         &self.stages[stage as usize]
     }

@@ -82,6 +82,7 @@ impl Demand {
 
     /// The same with payload memory, of which a part is enough to begin with.
     #[must_use]
+    #[inline]
     pub fn with_memory(self, memory: u64, whole: bool) -> Self {
         let least = if whole { memory } else { memory.min(PAGE) };
         Self { memory, least_memory: least, ..self }
@@ -90,6 +91,7 @@ impl Demand {
 
 /// The cost of a request that moves `bytes` bytes.
 #[must_use]
+#[inline]
 pub const fn cost(bytes: u64) -> u64 {
     bytes + REQUEST_COST
 }

@@ -99,6 +99,7 @@ impl MediaStats {
 
     /// What was seen of a device.
     #[must_use]
+    #[inline]
     pub fn device(&self, device: usize) -> Option<&DeviceStats> {
         self.devices.get(device)
     }
