@@ -10,11 +10,11 @@ use blockd_engine::pool;
 use blockd_mapper::open::OpenReport;
 use blockd_media::error::Error;
 use blockd_media::pool::{PoolError, PoolSpec};
+use blockd_serve::ublk::control::{DeviceError, features_within};
 use tokio::runtime::Runtime;
 
 use crate::config::Config;
 use crate::control::{self, Leave, NodeName};
-use crate::frontend::ublk::control::{DeviceError, features_within};
 use crate::hook::Ran;
 use crate::{config, daemon};
 

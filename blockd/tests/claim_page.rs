@@ -11,8 +11,6 @@ use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockd::frontend::nbd::{Origin, Session, Sessions};
-use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd_engine::pool::{Control, Outcome, create, open, open_created};
 use blockd_inspect::MediaMut;
 use blockd_mapper::format::Place;
@@ -24,6 +22,8 @@ use blockd_media::clock::Clock;
 use blockd_media::pool::{Access, Offline, PoolError, PoolSpec};
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::{ExportInfo, Negotiated};
+use blockd_serve::nbd::{Origin, Session, Sessions};
+use blockd_serve::worker::{Target, WorkerOptions, Workers};
 
 const SIZE: u64 = 128 << 20;
 /// Longer than a busy machine takes.

@@ -7,10 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
-use blockd::frontend::nbd::{Exports, Opened};
-use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd_engine::backing::{Ring, RingOptions};
 use blockd_engine::block::{BlockError, Completion, Operation, Request};
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
@@ -20,6 +16,10 @@ use blockd_media::clock::Clock;
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::{ExportError, ExportInfo};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{Address, Limits, ListenerOptions, bind};
+use blockd_serve::nbd::{Exports, Opened};
+use blockd_serve::worker::{Target, WorkerOptions, Workers};
 
 const SIZE: u64 = 256 << 20;
 const EXTENT: u64 = 256 << 10;

@@ -9,9 +9,9 @@ mod support;
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::Limits;
 use blockd_nbd::codec::{cmd, opt, rep};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::Limits;
 use support::{Server, announced, go, request, until};
 
 const CONNECTS: usize = 4000;

@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::{Limits, Listener, ListenerOptions, bind};
-use blockd::frontend::nbd::{Exports, Opened};
-use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd_engine::pool::{Control, PoolHandle, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request, ServerAddress, Uri};
 use blockd_nbd::codec::{chunk, cmd, errno, flag, opt, rep};
 use blockd_nbd::{ExportError, ExportInfo};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{Limits, Listener, ListenerOptions, bind};
+use blockd_serve::nbd::{Exports, Opened};
+use blockd_serve::worker::{Target, WorkerOptions, Workers};
 use support::{Raw, Scratch, go, request, unix, until};
 use tokio::runtime::Runtime;
 

@@ -4,8 +4,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd::frontend::nbd::{Origin, Session, Sessions};
-use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open, open_created};
 use blockd_inspect::Media;
 use blockd_mapper::format::Place;
@@ -15,6 +13,8 @@ use blockd_mapper::units::DeviceIndex;
 use blockd_media::pool::{Access, Offline, PoolError, PoolSpec, exists, identity};
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::{ExportInfo, Negotiated};
+use blockd_serve::nbd::{Origin, Session, Sessions};
+use blockd_serve::worker::{Target, WorkerOptions, Workers};
 
 /// A directory of its own, gone afterwards.
 struct Scratch(PathBuf);

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::{Address, Limits, ListenerOptions, bind};
-use blockd::frontend::nbd::{Exports, Opened};
-use blockd::frontend::worker::{Target, WorkerOptions, Workers};
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};
 use blockd_nbd::{ExportError, ExportInfo};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{Address, Limits, ListenerOptions, bind};
+use blockd_serve::nbd::{Exports, Opened};
+use blockd_serve::worker::{Target, WorkerOptions, Workers};
 
 const SIZE: u64 = 96 << 20;
 const BLOCK: usize = 4096;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
+use blockd_serve::ublk::control::{
+    CONTROL_PATH, DeviceError, DeviceSpec, DeviceView, Devices, Recovered,
+};
 use tokio::task::JoinSet;
 
 use crate::config::MAX_UBLK_DEPTH;
-use crate::frontend::ublk::control::{
-    CONTROL_PATH, DeviceError, DeviceSpec, DeviceView, Devices, Recovered,
-};
 
 use super::attachments::{Record, UblkRecord};
 use super::state_file::StateFile;

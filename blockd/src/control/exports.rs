@@ -12,8 +12,7 @@ use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::units::human;
 use blockd_nbd::{ALLOCATED, Describes, ExportError, ExportInfo, MetaContext};
-
-use crate::frontend::nbd::{Exports, Opened};
+use blockd_serve::nbd::{Exports, Opened};
 
 use super::attachments::Attachment;
 use super::{Control, volumes};

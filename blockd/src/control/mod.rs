@@ -54,11 +54,11 @@ use blockd_media::clock::{Clock, wall_seconds};
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::PmemOptions;
 use blockd_pmem::platform::Platform;
+use blockd_serve::ublk::control::Devices;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish, SpaceConfig};
-use crate::frontend::ublk::control::Devices;
 use crate::node::NodeId;
 
 use attachments::Attachments;

@@ -7,12 +7,12 @@ use blockd_api::v1;
 use blockd_engine::stats::{Op, VolumeStats};
 use blockd_media::error::{Error, ErrorKind};
 use blockd_nbd::ExportError;
+use blockd_serve::nbd::Exports;
 use tonic::{Code, Status};
 
 use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, folder, memory_pool};
 use crate::control::{DataPath as _, EventKind};
-use crate::frontend::nbd::Exports;
 
 pub(super) const MIB: i64 = 1 << 20;
 

@@ -12,8 +12,7 @@ use blockd_media::names::check_name;
 use blockd_media::pool::PoolError;
 use blockd_media::units::human;
 use blockd_media::{DeviceInfo, Durability};
-
-use crate::frontend::ublk::control::DeviceView;
+use blockd_serve::ublk::control::DeviceView;
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};

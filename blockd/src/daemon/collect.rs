@@ -8,9 +8,9 @@ use blockd_engine::pool::{PoolHandle, PoolSpace, VolumeId};
 use blockd_engine::schedule::Hold;
 use blockd_engine::stats::{MediaOp, Op, Stage, VolumeStats};
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_serve::nbd::listener::ListenerStats;
 
 use crate::control::Control;
-use crate::frontend::nbd::listener::ListenerStats;
 use crate::metrics::{Snapshot, node_name};
 use crate::node::NodeId;
 

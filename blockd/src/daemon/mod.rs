@@ -19,6 +19,11 @@ use std::time::Duration;
 use blockd_media::error::Error;
 use blockd_media::hardening::protect_process;
 use blockd_pmem::platform::Platform;
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{self, Address, Bound, Limits, ListenError, Listener};
+use blockd_serve::nbd::tls::{TlsFiles, acceptor};
+use blockd_serve::ublk::control::{DeviceOptions, Devices, LibublkDriver, mounts};
+use blockd_serve::worker::{WorkerOptions, Workers};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -28,11 +33,6 @@ use crate::control::{
     self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
     NbdAddress, NbdPlace,
 };
-use crate::frontend::nbd::handshake::Tls;
-use crate::frontend::nbd::listener::{self, Address, Bound, Limits, ListenError, Listener};
-use crate::frontend::nbd::tls::{TlsFiles, acceptor};
-use crate::frontend::ublk::control::{DeviceOptions, Devices, LibublkDriver, mounts};
-use crate::frontend::worker::{WorkerOptions, Workers};
 
 use http::HttpListener;
 use lock::FolderLock;

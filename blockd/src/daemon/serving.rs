@@ -7,10 +7,10 @@ use std::time::Duration;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
+use blockd_serve::nbd::{Session, Sessions};
+use blockd_serve::worker::{self, ConnectionInfo, FrontendError, Workers};
 
 use crate::control::{self, Answer, Connection, DataPath};
-use crate::frontend::nbd::{Session, Sessions};
-use crate::frontend::worker::{self, ConnectionInfo, FrontendError, Workers};
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]

@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::Limits;
 use blockd_nbd::client::{
     Client, ClientError, ConnectOptions, Request, ServerAddress, StatusRange, Uri, list,
 };
 use blockd_nbd::codec::errno;
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::Limits;
 
 use crate::support::{PATIENCE, SIZE, Scratch, Server};
 

@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::{Address, Limits, ListenError, ListenerOptions, bind};
 use blockd_nbd::client::{Client, ConnectOptions};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{Address, Limits, ListenError, ListenerOptions, bind};
 
 use crate::support::{Scratch, Server, unix};
 

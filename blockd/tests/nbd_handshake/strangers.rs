@@ -5,10 +5,10 @@ use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::Limits;
 use blockd_nbd::client::{Client, ClientError, ConnectOptions, list};
 use blockd_nbd::codec::{cmd, opt, rep};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::Limits;
 
 use crate::support::{PATIENCE, Server, announced, go, option, request, until};
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::{Address, Limits};
-use blockd::frontend::nbd::tls::{TlsFiles, acceptor};
 use blockd_nbd::codec::{cmd, opt, rep};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{Address, Limits};
+use blockd_serve::nbd::tls::{TlsFiles, acceptor};
 use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};

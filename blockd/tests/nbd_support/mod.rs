@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockd::frontend::nbd::handshake::Tls;
-use blockd::frontend::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
-use blockd::frontend::nbd::{Exports, Opened, Session, Sessions};
 use blockd_nbd::client::{ServerAddress, Uri};
 use blockd_nbd::codec::reply;
 use blockd_nbd::codec::request::{Asked, Command, Parsed, check, parse};
 use blockd_nbd::codec::{errno, state};
 use blockd_nbd::{ExportError, ExportInfo};
+use blockd_serve::nbd::handshake::Tls;
+use blockd_serve::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
+use blockd_serve::nbd::{Exports, Opened, Session, Sessions};
 use tokio::runtime::Runtime;
 
 /// Bytes of the export.

@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-nbd", &["blockd-mapper"]),
     ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api"]),
     ("blockd-engine", &["blockd-mapper", "blockd-media"]),
+    ("blockd-serve", &["blockd-mapper", "blockd-nbd", "blockd-media", "blockd-engine"]),
     (
         "blockd-cli",
         &[
@@ -34,6 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "blockd-nbd",
             "blockd-media",
             "blockd-engine",
+            "blockd-serve",
             "blockd-cli",
         ],
     ),

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::FrontendError;
 use super::balance::Load;
-use crate::frontend::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
+use crate::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
 
 type Started = oneshot::Sender<Result<(), FrontendError>>;
 

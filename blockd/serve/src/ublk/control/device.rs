@@ -14,7 +14,7 @@ use super::params::Params;
 use super::seat::{Patience, Seat};
 use super::users::{Places, numbers_of};
 use super::{DeviceError, DeviceOptions, QueueHost, called};
-use crate::frontend::ublk::QueueSpec;
+use crate::ublk::QueueSpec;
 
 /// Requests of a queue when each has a buffer of its own: 32 of 128 KiB are 4 MiB, half of what an
 /// idle device may take in memory.

@@ -14,8 +14,8 @@ use blockd_media::clock::Clock;
 use tokio::task::AbortHandle;
 
 use super::ListenerStats;
-use crate::frontend::nbd::Peer;
-use crate::frontend::nbd::handshake::Accepted;
+use crate::nbd::Peer;
+use crate::nbd::handshake::Accepted;
 
 /// How long a handshake is left alone before it may have to make room for another of the same
 /// peer. Clients that are not stuck are done in milliseconds.

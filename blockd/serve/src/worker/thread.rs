@@ -19,9 +19,9 @@ use tokio::sync::oneshot;
 use super::balance::{Load, Moves};
 use super::queues::Queues;
 use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
-use crate::frontend::nbd::Session;
-use crate::frontend::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
-use crate::frontend::ublk::{QueueContext, QueueSpec, QueueToken};
+use crate::nbd::Session;
+use crate::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
+use crate::ublk::{QueueContext, QueueSpec, QueueToken};
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::{ConnectionInfo, Mail, Shared};
-use crate::frontend::nbd::Peer;
+use crate::nbd::Peer;
 
 /// The connection that was chosen, and its worker.
 struct Chosen {

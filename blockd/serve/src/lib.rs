@@ -1,0 +1,9 @@
+//! What clients talk to, and the threads that serve them.
+//!
+//! [`worker`] has the threads, each with a ring and an executor; [`nbd`] accepts connections and
+//! has their sessions, [`ublk`] has the queues of block devices and their life in the kernel.
+#![deny(unsafe_code)]
+
+pub mod nbd;
+pub mod ublk;
+pub mod worker;
