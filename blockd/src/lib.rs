@@ -1,15 +1,11 @@
 //! blockd: thin-provisioned block devices from user space.
 //!
-//! The command line is the package `blockd-cli`, and `program` is what it runs in this process.
-//! The data path is the package `blockd-engine`, and `blockd-serve` the threads that serve clients.
+//! This package composes the others: `config` reads the configuration, `daemon` starts and stops
+//! the data path (`blockd-engine`, `blockd-serve`) and the services over it (`blockd-control`), and
+//! `program` is what the command line (`blockd-cli`) runs in this process.
 #![forbid(unsafe_code)]
 
 pub mod config;
-pub mod control;
 pub mod daemon;
-pub mod direct;
-pub mod health;
-pub mod hook;
 pub mod metrics;
-pub mod node;
 pub mod program;

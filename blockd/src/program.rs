@@ -6,6 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use blockd_cli::{HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+use blockd_control::hook::Ran;
+use blockd_control::services::{self, HostConfig, Leave, NodeName};
 use blockd_engine::pool;
 use blockd_mapper::open::OpenReport;
 use blockd_media::error::Error;
@@ -14,8 +16,6 @@ use blockd_serve::ublk::control::{DeviceError, features_within};
 use tokio::runtime::Runtime;
 
 use crate::config::Config;
-use crate::control::{self, Leave, NodeName};
-use crate::hook::Ran;
 use crate::{config, daemon};
 
 /// All of blockd in one program.
@@ -45,7 +45,7 @@ impl Program for Blockd {
             }
             None => DeviceError::Hangs { device, command: "GET_FEATURES" },
         };
-        Err(control::device_error(error))
+        Err(services::device_error(error))
     }
 
     fn replay(&self, spec: &PoolSpec, runtime: &Runtime) -> Result<OpenReport, PoolError> {
@@ -61,14 +61,21 @@ impl Program for Blockd {
     ) -> Result<NodeRemoved, Error> {
         let node = NodeName::parse(removal.node)?;
         let config = Config::load(removal.config)?;
+        let host = HostConfig {
+            runtime_dir: &config.runtime_dir,
+            state_dir: &config.state_dir,
+            pools: &config.pools,
+            template: &config.template,
+            node: &config.node,
+        };
         let leave = Leave { node, accept_loss: removal.accept_loss };
         let mut tell =
             |one: &Ran| ran(HookRun { path: &one.path, output: &one.output, took: one.took });
         let left = match removal.how {
-            Removal::DeclareDead => control::declare_dead(&config, leave, &mut tell)?,
-            Removal::Forget { force } => control::forget(&config, leave, force, &mut tell)?,
+            Removal::DeclareDead => services::declare_dead(host, leave, &mut tell)?,
+            Removal::Forget { force } => services::forget(host, leave, force, &mut tell)?,
         };
-        let taken = |one: control::Taken| TakenPool {
+        let taken = |one: services::Taken| TakenPool {
             pool: one.pool,
             log_changes: one.log_changes,
             ring_changes: one.ring_changes,

@@ -1,14 +1,14 @@
 //! Pools of namespaces in the configuration.
 
+use blockd_control::config::RegionShare;
+use blockd_control::direct::{DirectConfig, SizeRule};
 use blockd_media::error::Error;
 use blockd_media::names::check_name;
 use blockd_pmem::platform::step::Rule;
 use blockd_pmem::platform::{PageMap, RegionKey};
 
-use super::RegionShare;
 use super::file::Pool;
 use super::parse::Source;
-use crate::direct::{DirectConfig, SizeRule};
 
 /// The kind of a pool whose volumes are namespaces.
 pub(super) const DIRECT: &str = "pmem-direct";

@@ -6,6 +6,11 @@ use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blockd_control::config::{
+    DeviceConfig, DeviceKind, HealthConfig, MAX_UBLK_DEPTH, NodeConfig, PoolConfig, SizeWish,
+    SpaceConfig,
+};
+use blockd_control::node::NodeId;
 use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::space::{Mark, Marks};
 use blockd_media::error::Error;
@@ -16,19 +21,12 @@ use blockd_media::units::{MAX_SIZE, exact, parse_size};
 use blockd_pmem::platform::RegionKey;
 use toml::de::{DeTable, DeValue};
 
-use crate::node::NodeId;
-
 use super::direct::DIRECT;
 use super::file::{Amount, Extend, File, Health, Listener, Node, Pool, Space, Ublk, Workers};
 use super::{
-    Config, DeviceConfig, DeviceKind, HealthConfig, ListenAddress, ListenerConfig, LogConfig,
-    NbdConfig, NodeConfig, PoolConfig, SizeWish, SpaceConfig, TlsConfig, TlsUse, UblkConfig,
+    Config, ListenAddress, ListenerConfig, LogConfig, NbdConfig, TlsConfig, TlsUse, UblkConfig,
     WorkersConfig,
 };
-
-/// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
-/// faster with more.
-pub const MAX_UBLK_DEPTH: i64 = 1024;
 
 /// Connections of a listener. Each takes a descriptor, three with TLS.
 const MAX_CONNECTIONS: i64 = 65_536;
@@ -475,7 +473,7 @@ impl Source<'_> {
     /// A file that can be run.
     fn program(&self, key: Key<'_>, text: &str) -> Result<PathBuf, Error> {
         let path = self.absolute(key, text)?;
-        crate::hook::check(&path).map_err(|error| {
+        blockd_control::hook::check(&path).map_err(|error| {
             let allowed = format!("a program that can be run: {error}");
             self.refuse(key, text, allowed)
         })?;

@@ -1,7 +1,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use blockd_mapper::space::Mark;
+use blockd_control::config::SpaceConfig;
+use blockd_mapper::space::{Mark, Marks};
 use blockd_media::error::ErrorKind;
 use blockd_media::place::Places;
 

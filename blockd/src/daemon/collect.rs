@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blockd_control::node::NodeId;
+use blockd_control::services::Control;
 use blockd_engine::pool::{PoolHandle, PoolSpace, VolumeId};
 use blockd_engine::schedule::Hold;
 use blockd_engine::stats::{MediaOp, Op, Stage, VolumeStats};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_serve::nbd::listener::ListenerStats;
 
-use crate::control::Control;
 use crate::metrics::{Snapshot, node_name};
-use crate::node::NodeId;
 
 use super::figures::Figures;
 

@@ -16,6 +16,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use blockd_control::services::Control;
 use blockd_media::error::Error;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONNECTION, CONTENT_TYPE};
@@ -26,8 +27,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tower::ServiceExt as _;
-
-use crate::control::Control;
 
 use super::collect::{Listening, collect};
 use super::figures::Figures;

@@ -16,6 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_control::services::{
+    self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
+    NbdAddress, NbdPlace,
+};
 use blockd_media::error::Error;
 use blockd_media::hardening::protect_process;
 use blockd_pmem::platform::Platform;
@@ -29,10 +33,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse, note_others};
-use crate::control::{
-    self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
-    NbdAddress, NbdPlace,
-};
 
 use http::HttpListener;
 use lock::FolderLock;
@@ -111,7 +111,7 @@ fn enter_namespace(config: &Config) -> bool {
         tracing::warn!(%error, "no mount namespace of our own: needs CAP_SYS_ADMIN");
         return false;
     }
-    for point in mounts::detach_own(&control::remembered_devices(&config.state_dir)) {
+    for point in mounts::detach_own(&services::remembered_devices(&config.state_dir)) {
         tracing::info!(point, "a file system on our device is detached from our namespace");
     }
     true
@@ -340,7 +340,7 @@ impl Daemon {
 fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Arc<Devices>, Error> {
     let ublk = &config.ublk;
     let options = DeviceOptions {
-        owner: control::device_owner(&config.state_dir)?,
+        owner: services::device_owner(&config.state_dir)?,
         queues: ublk.queues,
         depth: ublk.depth,
         max_bytes: ublk.max_bytes,
@@ -351,7 +351,7 @@ fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Ar
 }
 
 async fn bind(config: &Config) -> Result<Sockets, Error> {
-    let control = control::bind(&config.control_socket)?;
+    let control = services::bind(&config.control_socket)?;
     let certificate = config.nbd.tls.as_ref().map(|tls| TlsFiles {
         certificate: tls.certificate.clone(),
         key: tls.key.clone(),
@@ -377,7 +377,7 @@ async fn bind(config: &Config) -> Result<Sockets, Error> {
         Some(address) => Some(HttpListener::bind(address).await?),
     };
     let extend = config.pools.iter().filter_map(|pool| {
-        pool.extend_socket.as_ref().map(|path| control::bind_extend(&pool.name, path))
+        pool.extend_socket.as_ref().map(|path| services::bind_extend(&pool.name, path))
     });
     let extend = extend.collect::<Result<_, _>>()?;
     Ok(Sockets { nbd, control, extend, metrics })

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use blockd_control::services::Control;
 use sd_notify::NotifyState;
-
-use crate::control::Control;
 
 /// Says something to the service manager, if there is one.
 pub(super) fn tell(states: &[NotifyState<'_>]) {

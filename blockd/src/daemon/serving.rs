@@ -4,13 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_control::services::{self, Answer, Connection, DataPath};
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
 use blockd_serve::nbd::{Session, Sessions};
 use blockd_serve::worker::{self, ConnectionInfo, FrontendError, Workers};
-
-use crate::control::{self, Answer, Connection, DataPath};
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]
@@ -70,8 +69,8 @@ fn connection(info: ConnectionInfo) -> Connection {
     }
 }
 
-impl Sessions<control::Target> for Serving {
-    fn connect(&self, stream: OwnedFd, session: Session<control::Target>) {
+impl Sessions<services::Target> for Serving {
+    fn connect(&self, stream: OwnedFd, session: Session<services::Target>) {
         let Session { volume: target, export, negotiated, peer, origin, guard } = session;
         let (pool, volume, name) = (target.pool.clone(), target.volume, target.name.clone());
         let volume = worker::Target { pool, volume, name };

@@ -7,14 +7,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use blockd_control::node::{NodeId, uuid};
 use blockd_engine::stats::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-
-use crate::node::{NodeId, uuid};
 
 /// What a value means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

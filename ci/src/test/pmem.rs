@@ -15,6 +15,10 @@ const AARCH64: &str = "aarch64-unknown-linux-gnu";
 const NOT_EMULATED: [&str; 2] =
     ["news_of_bad_memory_in_a_mapping_does_not_kill", "memory_that_fails_elsewhere_still_kills"];
 
+/// Packages of daemon and plugin with tests about it.
+const PARTS: [&str; 6] =
+    ["blockd-media", "blockd-serve", "blockd-control", "blockd-cli", "blockd", "blockd-csi"];
+
 /// Words that names of tests have which are about it, in daemon and plugin.
 const OWN: [&str; 6] = ["--", "pmem", "direct::", "regions::", "settle::", "placement::"];
 
@@ -28,8 +32,9 @@ pub(crate) fn run(root: &Path) -> bool {
     });
     steps.run("the same on emulated aarch64", || aarch64(root));
     steps.run("daemon and plugin's own tests", || {
-        let packages = ["--package", "blockd", "--package", "blockd-csi"];
-        csi::counted(command::cargo(root).arg("test").args(packages).arg("--lib").args(OWN))
+        let mut cargo = command::cargo(root);
+        cargo.arg("test").args(PARTS.iter().flat_map(|part| ["--package", part]));
+        csi::counted(cargo.arg("--lib").args(OWN))
     });
     steps.run("pools served by a daemon", || {
         let mut cargo = command::cargo(root);

@@ -29,7 +29,7 @@ const IN_MAPPER_DOCS: [(&str, &str); 6] = [
 ];
 
 /// Where sizes pass through, from a request to a volume: as bytes, never in other units.
-const SIZE_PATH: [&str; 2] = ["csi/src/", "blockd/src/control/"];
+const SIZE_PATH: [&str; 2] = ["csi/src/", "blockd/control/src/services/"];
 
 /// Sizes in gibibytes, and back.
 const UNITS: [&str; 2] = [concat!("<", "< 30"), concat!(">", "> 30")];
@@ -183,7 +183,7 @@ mod tests {
         for word in UNITS {
             let text = format!("fn f(x: u64) -> u64 {{ x {word} }}");
             assert_eq!(problems("csi/src/sizes.rs", &text), 1, "{word}");
-            assert_eq!(problems("blockd/src/control/volumes.rs", &text), 1, "{word}");
+            assert_eq!(problems("blockd/control/src/services/volumes.rs", &text), 1, "{word}");
             assert_eq!(problems("blockd/cli/src/tune.rs", &text), 0, "{word}");
         }
     }

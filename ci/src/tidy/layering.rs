@@ -15,6 +15,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-engine", &["blockd-mapper", "blockd-media"]),
     ("blockd-serve", &["blockd-mapper", "blockd-nbd", "blockd-media", "blockd-engine"]),
     (
+        "blockd-control",
+        &[
+            "blockd-mapper",
+            "blockd-inspect",
+            "blockd-pmem",
+            "blockd-api",
+            "blockd-nbd",
+            "blockd-media",
+            "blockd-engine",
+            "blockd-serve",
+        ],
+    ),
+    (
         "blockd-cli",
         &[
             "blockd-mapper",
@@ -36,6 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "blockd-media",
             "blockd-engine",
             "blockd-serve",
+            "blockd-control",
             "blockd-cli",
         ],
     ),

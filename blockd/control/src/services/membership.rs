@@ -16,7 +16,7 @@ use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline, PoolError, is_there};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, DeviceKind, PoolConfig};
+use crate::config::{DeviceKind, NodeConfig, PoolConfig};
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
 
@@ -177,6 +177,21 @@ pub struct Leave {
     pub accept_loss: bool,
 }
 
+/// What of the configuration of this host counts when a node is removed.
+#[derive(Clone, Copy, Debug)]
+pub struct HostConfig<'a> {
+    /// Where delta rings are.
+    pub runtime_dir: &'a Path,
+    /// What is remembered.
+    pub state_dir: &'a Path,
+    /// Pools that are opened at start.
+    pub pools: &'a [PoolConfig],
+    /// What pools that are made at run time have in common.
+    pub template: &'a PoolConfig,
+    /// This host.
+    pub node: &'a NodeConfig,
+}
+
 /// A pool that names the node as its last owner.
 struct Owned {
     config: PoolConfig,
@@ -185,7 +200,7 @@ struct Owned {
 
 /// What is known of a node here.
 struct Membership<'a> {
-    config: &'a Config,
+    config: HostConfig<'a>,
     leave: Leave,
     owned: Vec<Owned>,
     dead: Vec<DeadNode>,
@@ -194,7 +209,7 @@ struct Membership<'a> {
 /// Declares a node dead: its pools are recovered and closed, so that this node may open them.
 /// `tell` gets each script as it has run.
 pub fn declare_dead(
-    config: &Config,
+    config: HostConfig<'_>,
     leave: Leave,
     tell: &mut dyn FnMut(&Ran),
 ) -> Result<Left, Error> {
@@ -212,7 +227,7 @@ pub fn declare_dead(
 
 /// Forgets a node that was declared dead, or with `force` any: no pool names it any more.
 pub fn forget(
-    config: &Config,
+    config: HostConfig<'_>,
     leave: Leave,
     force: bool,
     tell: &mut dyn FnMut(&Ran),
@@ -229,13 +244,13 @@ pub fn forget(
     members.run_hooks("pre-forget.d", &owned, tell)?;
     let pools = members.take(&owned)?;
     members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));
-    file(&config.state_dir).write(members.dead)?;
+    file(config.state_dir).write(members.dead)?;
     Ok(Left { changed: true, pools })
 }
 
 impl<'a> Membership<'a> {
     /// Looks at every pool of this host. A node that nothing names is an error, and so is this one.
-    fn look(config: &'a Config, leave: Leave, what: &str) -> Result<Self, Error> {
+    fn look(config: HostConfig<'a>, leave: Leave, what: &str) -> Result<Self, Error> {
         let own = config.node.id.map(NodeName::of);
         let Some(own) = own else {
             let allowed = "given, as this host has no identity: a UUID";
@@ -251,7 +266,7 @@ impl<'a> Membership<'a> {
                 owned.push(Owned { config, clean: owner.clean });
             }
         }
-        let members = Self { config, leave, owned, dead: dead_nodes(&config.state_dir)? };
+        let members = Self { config, leave, owned, dead: dead_nodes(config.state_dir)? };
         if members.owned.is_empty() && members.record().is_none() {
             return Err(Error::not_found("node", &leave.node.to_string()));
         }
@@ -306,7 +321,7 @@ impl<'a> Membership<'a> {
 
     fn take_one(&self, config: &PoolConfig) -> Result<Taken, Error> {
         let failed = |error| refused(&config.name, error);
-        let mut spec = spec(config, &self.config.runtime_dir);
+        let mut spec = spec(config, self.config.runtime_dir);
         spec.node = self.config.node.id.map_or(0, NodeId::number);
         spec.taken_from = Some(self.leave.node.number);
         spec.accept_loss |= self.leave.accept_loss;
@@ -328,7 +343,7 @@ impl<'a> Membership<'a> {
         pools.sort();
         pools.dedup();
         self.dead.push(DeadNode { node: node.to_string(), dead_unix_ms: wall_ms(), pools });
-        file(&self.config.state_dir).write(self.dead.clone())
+        file(self.config.state_dir).write(self.dead.clone())
     }
 }
 
@@ -339,10 +354,10 @@ struct NodeHooks {
 }
 
 /// The pools of the configuration, and those that were made at run time.
-fn pools(config: &Config) -> Result<Vec<PoolConfig>, Error> {
-    let mut pools = config.pools.clone();
-    let made: Vec<Remembered> = StateFile::new(&config.state_dir, "pools.json").read()?;
-    for one in made.into_iter().map(|one| config_of(one, &config.template)) {
+fn pools(config: HostConfig<'_>) -> Result<Vec<PoolConfig>, Error> {
+    let mut pools = config.pools.to_vec();
+    let made: Vec<Remembered> = StateFile::new(config.state_dir, "pools.json").read()?;
+    for one in made.into_iter().map(|one| config_of(one, config.template)) {
         if pools.iter().all(|other| other.name != one.name) {
             pools.push(one);
         }
@@ -353,7 +368,7 @@ fn pools(config: &Config) -> Result<Vec<PoolConfig>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::testing::NODE;
+    use crate::services::testing::NODE;
 
     #[test]
     fn a_node_is_named_by_its_uuid_or_its_number() {

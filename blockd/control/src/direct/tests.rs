@@ -11,7 +11,7 @@ use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
 use blockd_pmem::platform::{Kernel, Mode, PageMap, RegionKey, Uuid};
 
 use super::*;
-use crate::control::testing::{Folder, folder};
+use crate::services::testing::{Folder, folder};
 
 mod bare;
 mod growth;

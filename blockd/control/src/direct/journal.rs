@@ -166,8 +166,8 @@ fn decode(bytes: &[u8]) -> Result<Content, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::testing::folder;
     use crate::direct::Usage;
+    use crate::services::testing::folder;
 
     fn content() -> Content {
         Content {

@@ -10,7 +10,7 @@ use blockd_media::{DeviceKind, DeviceSpec};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{self, PoolConfig};
+use crate::config::PoolConfig;
 
 use super::attachments::Record;
 use super::places::{is_in_memory, resolved, would_be_in_memory};
@@ -131,7 +131,7 @@ impl ServedPools {
         spec: &PoolSpec,
         replace: bool,
     ) -> Result<Permit, Unopened> {
-        if config.devices.iter().all(|device| device.kind == config::DeviceKind::Memory) {
+        if config.devices.iter().all(|device| device.kind == crate::config::DeviceKind::Memory) {
             return Ok(Permit::Create);
         }
         let Some(seen) = self.seen(config)? else {

@@ -442,7 +442,7 @@ mod tests {
 
     use super::*;
     use crate::config::DeviceKind;
-    use crate::control::testing::{Folder, folder, memory_pool};
+    use crate::services::testing::{Folder, folder, memory_pool};
 
     const GIB: u64 = 1 << 30;
     const ID: PoolId = [0xab; 16];

@@ -96,7 +96,7 @@ mod tests {
     use blockd_media::error::ErrorKind as Kind;
 
     use super::*;
-    use crate::control::testing::folder;
+    use crate::services::testing::folder;
 
     #[test]
     fn what_is_written_is_read_again() {

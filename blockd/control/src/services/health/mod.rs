@@ -21,14 +21,15 @@ pub(super) use watch::Book;
 
 /// What is wrong with one pool or volume, as metrics have it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Told {
-    pub(crate) pool: String,
+pub struct Told {
+    /// The pool.
+    pub pool: String,
     /// Empty for the pool itself.
-    pub(crate) volume: String,
+    pub volume: String,
     /// Names of codes, without those that a volume has from its pool, and of severities.
-    pub(crate) causes: Vec<(&'static str, &'static str)>,
+    pub causes: Vec<(&'static str, &'static str)>,
     /// Something is wrong with it, or with its pool as far as it is touched.
-    pub(crate) abnormal: bool,
+    pub abnormal: bool,
 }
 
 impl Control {
@@ -60,7 +61,8 @@ impl Control {
     }
 
     /// What metrics say of all pools and volumes; nothing where nobody looks.
-    pub(crate) fn told_health(&self) -> Vec<Told> {
+    #[must_use]
+    pub fn told_health(&self) -> Vec<Told> {
         let mut told = Vec::new();
         if !self.0.health.options.enabled {
             return told;

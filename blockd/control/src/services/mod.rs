@@ -72,7 +72,8 @@ pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
 pub use exports::{NbdAddress, NbdPlace, Target};
 pub use extend::{ExtendListener, bind_extend};
-pub use membership::{Leave, Left, NodeName, Taken, declare_dead, forget};
+pub use health::Told;
+pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};
 pub use server::{ControlListener, bind};
 
 /// What the control service needs to know.
@@ -140,27 +141,30 @@ const CLOSING_WAIT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// A pool that was named, and what came of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
-    pub(crate) config: PoolConfig,
+pub struct Known {
+    pub config: PoolConfig,
     /// The handle, or why there is none.
-    pub(crate) state: Result<PoolHandle, String>,
+    pub state: Result<PoolHandle, String>,
     /// What kind of reason that is; empty where there is none.
-    pub(crate) reason: &'static str,
+    pub reason: &'static str,
 }
 
 impl Known {
     /// Whether it was served before, and is not there now.
-    pub(crate) fn is_missing(&self) -> bool {
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
         self.state.is_err() && self.reason == served::MISSING
     }
 
     /// Whether it was closed on request.
-    pub(crate) fn is_closed(&self) -> bool {
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
         self.state.is_err() && self.reason == closing::CLOSED
     }
 
     /// Why it does not serve, if so.
-    pub(crate) fn failure(&self) -> Option<String> {
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
         match &self.state {
             Ok(handle) => handle.failure(),
             Err(failure) => Some(failure.clone()),
@@ -378,22 +382,26 @@ impl Control {
     }
 
     /// This host as a member of its pools, where it has an identity.
-    pub(crate) fn node(&self) -> Option<NodeId> {
+    #[must_use]
+    pub fn node(&self) -> Option<NodeId> {
         self.0.options.node
     }
 
     /// When the daemon started.
-    pub(crate) fn started_unix_seconds(&self) -> u64 {
+    #[must_use]
+    pub fn started_unix_seconds(&self) -> u64 {
         self.0.started_unix_seconds
     }
 
     /// Resident memory of the daemon.
-    pub(crate) fn resident_bytes(&self) -> i64 {
+    #[must_use]
+    pub fn resident_bytes(&self) -> i64 {
         stats::resident_bytes()
     }
 
     /// Whether clients can reach a volume.
-    pub(crate) fn is_attached(&self, pool: &str, volume: &str) -> bool {
+    #[must_use]
+    pub fn is_attached(&self, pool: &str, volume: &str) -> bool {
         self.0.attachments.get(pool, volume).is_some()
     }
 
@@ -409,12 +417,14 @@ impl Control {
     }
 
     /// Every pool that was named, by name.
-    pub(crate) fn known_pools(&self) -> Vec<Known> {
+    #[must_use]
+    pub fn known_pools(&self) -> Vec<Known> {
         self.0.pools.read().values().cloned().collect()
     }
 
     /// Workers.
-    pub(crate) fn data_path(&self) -> &Arc<dyn DataPath> {
+    #[must_use]
+    pub fn data_path(&self) -> &Arc<dyn DataPath> {
         &self.0.data_path
     }
 

@@ -109,7 +109,7 @@ mod tests {
     use blockd_media::error::ErrorKind;
 
     use super::*;
-    use crate::control::testing::folder;
+    use crate::services::testing::folder;
 
     #[test]
     fn root_and_the_daemons_user_are_served_and_nobody_else() {

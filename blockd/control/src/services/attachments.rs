@@ -170,7 +170,7 @@ pub fn remembered_devices(state_dir: &Path) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::testing::folder;
+    use crate::services::testing::folder;
 
     /// As the version before ublk wrote it.
     const OLD: &str = r#"{"version":1,"entries":[

@@ -85,7 +85,8 @@ impl fmt::Display for NodeId {
 }
 
 /// A UUID as people write it.
-pub(crate) fn uuid(id: u128) -> String {
+#[must_use]
+pub fn uuid(id: u128) -> String {
     let hex = format!("{id:032x}");
     let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
     parts.join("-")

@@ -8,7 +8,7 @@ use blockd_media::error::Error;
 use blockd_media::pool::{PoolSpec, exists};
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 
-use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
+use crate::config::{DeviceConfig, PoolConfig, SizeWish};
 
 use super::errors::pool_error;
 
@@ -21,11 +21,11 @@ const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 
 /// Devices that have a path; others are in the process's memory, or found by another name.
 fn has_path(device: &DeviceConfig) -> bool {
-    device.path.is_absolute() && device.kind != config::DeviceKind::Memory
+    device.path.is_absolute() && device.kind != crate::config::DeviceKind::Memory
 }
 
 const fn is_pmem(device: &DeviceConfig) -> bool {
-    matches!(device.kind, config::DeviceKind::Pmem(_))
+    matches!(device.kind, crate::config::DeviceKind::Pmem(_))
 }
 
 /// Refuses what is neither a file nor a disk, before anything is opened: opening a FIFO waits for

@@ -3,7 +3,7 @@ use std::time::Duration;
 use blockd_api::extend::Form;
 
 use super::*;
-use crate::control::testing::Rig;
+use crate::services::testing::Rig;
 
 /// Long enough for what is meant to happen never.
 const A_WHILE: Duration = Duration::from_millis(400);

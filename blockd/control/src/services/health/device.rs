@@ -122,7 +122,7 @@ fn number(path: &PathBuf) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::testing::{Folder, folder};
+    use crate::services::testing::{Folder, folder};
 
     /// A sysfs with the disk 8:16 of 1000 sectors, and its partition 8:17 from sector 100 on.
     fn sysfs() -> Folder {

@@ -8,11 +8,11 @@ use blockd_media::clock::Clock;
 
 use super::*;
 use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish};
-use crate::control::EventKind;
-use crate::control::attachments::Record;
-use crate::control::testing::{Rig, folder, memory_pool};
-use crate::control::tests::{MIB, attach, create};
 use crate::health::Moment;
+use crate::services::EventKind;
+use crate::services::attachments::Record;
+use crate::services::testing::{Rig, folder, memory_pool};
+use crate::services::tests::{MIB, attach, create};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -138,7 +138,7 @@ async fn h7_a_volume_that_takes_a_name_over_does_not_take_its_errors() {
     let stats = rig.count_faults("a");
     stats.faults[0].add(2);
     rig.look_later(1);
-    rig.client.delete_volume(crate::control::tests::delete("a", false)).await.unwrap();
+    rig.client.delete_volume(crate::services::tests::delete("a", false)).await.unwrap();
     rig.look_later(6);
     assert!(rig.health().await.volumes.is_empty());
     rig.client.create_volume(create("a", MIB)).await.unwrap();
@@ -254,7 +254,7 @@ async fn h4_a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
     let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
     let mut rig = Rig::new().await;
     for (name, path) in [("p", &one), ("q", &other)] {
-        let made = Rig::without_pool(crate::control::testing::folder()).await;
+        let made = Rig::without_pool(crate::services::testing::folder()).await;
         made.control.open_pool(&file_pool(name, path)).await.unwrap();
         made.control.close_pools().await.unwrap();
     }
@@ -339,7 +339,7 @@ async fn h41_a_volume_that_is_new_is_told_at_once_and_one_that_is_gone_no_more()
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let all = rig.health().await;
     assert_eq!((all.volumes[0].severity, all.volumes[0].last_probe_unix_ms > 0), (0, true));
-    rig.client.delete_volume(crate::control::tests::delete("a", false)).await.unwrap();
+    rig.client.delete_volume(crate::services::tests::delete("a", false)).await.unwrap();
     assert!(rig.health().await.volumes.is_empty());
 }
 

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, folder, memory_pool};
-use crate::control::{DataPath as _, EventKind};
+use crate::services::{DataPath as _, EventKind};
 
 pub(super) const MIB: i64 = 1 << 20;
 

@@ -14,7 +14,7 @@ use blockd_media::units::GIB;
 use blockd_media::{Device, DeviceKind, DeviceSpec};
 use nix::sys::statvfs::statvfs;
 
-use crate::config::{self, DeviceConfig, PoolConfig, SizeWish};
+use crate::config::{DeviceConfig, PoolConfig, SizeWish};
 
 use super::errors::pool_error;
 use super::policy;
@@ -190,11 +190,11 @@ fn kind(device: &DeviceConfig) -> DeviceKind {
     let is_disk =
         || fs::metadata(&device.path).is_ok_and(|metadata| metadata.file_type().is_block_device());
     match device.kind {
-        config::DeviceKind::Memory => DeviceKind::Memory,
-        config::DeviceKind::Disk => DeviceKind::Disk,
-        config::DeviceKind::Pmem(options) => DeviceKind::Pmem(options),
-        config::DeviceKind::Auto if is_disk() => DeviceKind::Disk,
-        config::DeviceKind::File | config::DeviceKind::Auto => DeviceKind::File,
+        crate::config::DeviceKind::Memory => DeviceKind::Memory,
+        crate::config::DeviceKind::Disk => DeviceKind::Disk,
+        crate::config::DeviceKind::Pmem(options) => DeviceKind::Pmem(options),
+        crate::config::DeviceKind::Auto if is_disk() => DeviceKind::Disk,
+        crate::config::DeviceKind::File | crate::config::DeviceKind::Auto => DeviceKind::File,
     }
 }
 
@@ -267,11 +267,11 @@ mod tests {
     use blockd_media::error::ErrorKind;
 
     use super::*;
-    use crate::control::served::MISSING;
-    use crate::control::testing::folder;
+    use crate::services::served::MISSING;
+    use crate::services::testing::folder;
 
     fn pool(path: &Path, size: SizeWish) -> PoolConfig {
-        let kind = config::DeviceKind::Auto;
+        let kind = crate::config::DeviceKind::Auto;
         let path = path.to_path_buf();
         PoolConfig {
             name: "p".to_owned(),
@@ -286,7 +286,7 @@ mod tests {
             commit_interval: Duration::from_secs(1),
             ring_records: 1 << 10,
             extend_socket: None,
-            space: config::SpaceConfig::default(),
+            space: crate::config::SpaceConfig::default(),
         }
     }
 
@@ -294,9 +294,9 @@ mod tests {
     fn what_is_not_a_pool_is_not_written_over() {
         let folder = folder();
         let path = folder.path().join("disk");
-        let pmem = config::DeviceKind::Pmem(blockd_media::pool::PmemOptions::default());
+        let pmem = crate::config::DeviceKind::Pmem(blockd_media::pool::PmemOptions::default());
         let places = [0, 70_000, (8 << 20) - 1].into_iter();
-        let both = places.flat_map(|at| [(at, config::DeviceKind::Auto), (at, pmem)]);
+        let both = places.flat_map(|at| [(at, crate::config::DeviceKind::Auto), (at, pmem)]);
         for (at, kind) in both {
             let file = File::create(&path).unwrap();
             file.set_len(8 << 20).unwrap();

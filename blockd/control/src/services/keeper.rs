@@ -348,9 +348,9 @@ mod tests {
 
     use super::super::served::Permit;
     use super::*;
-    use crate::control::events::EventReader;
-    use crate::control::pools::open_or_create;
-    use crate::control::testing::{Rig, folder, memory_pool};
+    use crate::services::events::EventReader;
+    use crate::services::pools::open_or_create;
+    use crate::services::testing::{Rig, folder, memory_pool};
 
     fn keeper(rig: &Rig, handle: &PoolHandle) -> Keeper {
         let finder = Finder {

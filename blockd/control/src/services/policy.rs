@@ -92,8 +92,8 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::control::testing::{Rig, memory_pool};
-    use crate::control::tests::{MIB, create, refused};
+    use crate::services::testing::{Rig, memory_pool};
+    use crate::services::tests::{MIB, create, refused};
 
     fn pool(name: &str, space: SpaceConfig) -> PoolConfig {
         PoolConfig { space, ..memory_pool(name) }

@@ -238,7 +238,7 @@ impl Control {
     }
 
     /// The same as what is told by metrics.
-    pub(crate) async fn direct_views(&self, pool: Option<&str>) -> Result<Vec<PoolView>, Error> {
+    pub async fn direct_views(&self, pool: Option<&str>) -> Result<Vec<PoolView>, Error> {
         let wanted = pool.map(|pool| self.pool_name(pool).to_owned());
         let pools: Vec<_> = self.0.direct.0.read().values().cloned().collect();
         let is_wanted = move |known: &Arc<Known>| {

@@ -1,0 +1,171 @@
+//! How pools, health checks and this host are configured, with every value checked. Where the
+//! values come from is not known here.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockd_mapper::space::Marks;
+use blockd_media::pool::PmemOptions;
+use blockd_pmem::platform::RegionKey;
+
+use crate::node::NodeId;
+
+/// Requests of a queue at once. With copying, each has memory of its own; no disk of today is
+/// faster with more.
+pub const MAX_UBLK_DEPTH: i64 = 1024;
+
+/// A pool to open at start, and to create when it isn't there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolConfig {
+    /// Unique.
+    pub name: String,
+    /// Its devices; at least one.
+    pub devices: Vec<DeviceConfig>,
+    /// Devices that join it, one at a time, when it is low.
+    pub spares: Vec<DeviceConfig>,
+    /// The region whose namespaces stand in place of the one device that is named, and of spares.
+    pub region: Option<RegionShare>,
+    /// A file in memory is meant: one that is gone after a boot is made anew.
+    pub volatile: bool,
+    /// Bytes of an extent.
+    pub extent_size: u32,
+    /// How long to wait for the IO of a previous owner to end.
+    pub lock_wait: Duration,
+    /// How long other hosts are watched and waited for, where several may reach the storage.
+    pub claim_wait: Duration,
+    /// Open it even if that loses answered writes that were not flushed.
+    pub accept_loss: bool,
+    /// How long a mapping may wait for its commit.
+    pub commit_interval: Duration,
+    /// Records that each worker's slot of the delta ring holds.
+    pub ring_records: u64,
+    /// Where requests for more space are answered; nowhere without it.
+    pub extend_socket: Option<PathBuf>,
+    /// What is done when it fills up.
+    pub space: SpaceConfig,
+}
+
+/// What a pool has of a region of persistent memory (P5, P8 to P11).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionShare {
+    /// Which region.
+    pub key: RegionKey,
+    /// How much of it pools may have, from 1 to 100.
+    pub percentage: u8,
+    /// What is missing of that is made.
+    pub create: bool,
+    /// Devices that other pools name, which are theirs.
+    pub others: Vec<PathBuf>,
+}
+
+/// What is done when a pool fills up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SpaceConfig {
+    /// Where its states begin; `None`: it has none but full.
+    pub marks: Option<Marks>,
+    /// Bytes that a volume is granted at a time.
+    pub quantum: u64,
+    /// Most bytes of all volumes together, in hundredths of the pool's size; `None`: no limit.
+    pub overprovision_percent: Option<u64>,
+    /// Bytes up to which its first file is made longer when it is low; 0 for not at all.
+    pub grow_limit: u64,
+    /// By how much; 0 for the larger of 4 quanta and 1 % of the pool.
+    pub grow_step: u64,
+    /// A program that is run when it is low.
+    pub hook: Option<PathBuf>,
+    /// How long that may take.
+    pub hook_timeout: Duration,
+}
+
+impl Default for SpaceConfig {
+    fn default() -> Self {
+        Self {
+            marks: Some(Marks::default()),
+            quantum: 16 << 20,
+            overprovision_percent: None,
+            grow_limit: 0,
+            grow_step: 0,
+            hook: None,
+            hook_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A device of a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceConfig {
+    /// Empty for memory.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// How large it is made.
+    pub size: SizeWish,
+    /// All of a file's space is taken at creation.
+    pub preallocate: bool,
+    /// IO bypasses the page cache, where the device can do that.
+    pub direct: bool,
+}
+
+/// How large a device is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SizeWish {
+    /// It isn't: it has to be there.
+    Existing,
+    /// So many bytes.
+    Bytes(u64),
+    /// A part of what is free on its file system, in percent.
+    OfFree(u8),
+}
+
+/// How a device holds its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// A block device if the path is one, a file otherwise.
+    Auto,
+    /// A regular file.
+    File,
+    /// A block device.
+    Disk,
+    /// Memory of the daemon.
+    Memory,
+    /// Persistent memory, or a file that is served in the same way.
+    Pmem(PmemOptions),
+}
+
+/// This host as a member of its pools.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeConfig {
+    /// Its identity; unknown where neither the file nor the host says one.
+    pub id: Option<NodeId>,
+    /// How long a script of a hook directory may take.
+    pub hook_timeout: Duration,
+    /// The directories of scripts are in here.
+    pub hooks_dir: PathBuf,
+}
+
+/// How it is found out what is wrong with pools and volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HealthConfig {
+    /// Whether it is.
+    pub enabled: bool,
+    /// How often it is looked.
+    pub interval: Duration,
+    /// A device is slow when half of its IO takes longer.
+    pub slow_io: Duration,
+    /// What is wrong stays so for at least this long, so that what comes and goes is told once.
+    pub hold: Duration,
+    /// The same for IO errors, which are over when they are counted.
+    pub errors_hold: Duration,
+}
+
+impl Default for HealthConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            interval: Duration::from_secs(5),
+            slow_io: Duration::from_millis(500),
+            hold: Duration::from_secs(10),
+            errors_hold: Duration::from_mins(10),
+        }
+    }
+}
