@@ -19,8 +19,10 @@
 mod demand;
 mod flow;
 mod memory;
+mod refund;
 #[cfg(test)]
 mod tests_of_holds;
+mod waits;
 mod window;
 
 use std::collections::VecDeque;
@@ -280,25 +282,6 @@ impl Scheduler {
                 self.hold(flow.at, demand, hold);
                 Err(hold)
             }
-        }
-    }
-
-    /// Gives back a part of what a request was admitted for, as the memory is free but not in one
-    /// piece.
-    pub fn shrink(&mut self, flow: FlowId, bytes: u64, memory: u64) {
-        self.free_memory(flow, memory);
-        self.change_in_flight(flow, bytes, false);
-    }
-
-    /// Takes an admission back, and holds the flow back for memory.
-    pub fn revoke(&mut self, flow: FlowId, demand: &Demand, memory: u64) {
-        self.free_memory(flow, memory);
-        self.complete(flow, cost(demand.part(memory)));
-        self.hold(flow.at, demand, Hold::Memory);
-        // Not again in this turn: nothing gives memory back before it ends.
-        self.granted = self.granted.filter(|&(at, _)| at != flow.at);
-        if let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant) {
-            tenant.stuck_in = self.turn;
         }
     }
 
@@ -565,34 +548,6 @@ impl Scheduler {
         }
     }
 
-    /// Flows that were held back because their writes wait for space may ask again.
-    fn resume_waiting(&mut self, tenant: usize) {
-        for at in 0..self.flows.len() {
-            if self.flows[at].as_ref().is_some_and(|flow| flow.tenant == tenant) {
-                self.resume_flow(at);
-            }
-        }
-    }
-
-    fn resume_flow(&mut self, at: usize) {
-        let Some(flow) = self.flows[at].as_ref() else { return };
-        if !matches!(flow.hold, Some((Hold::Space, _))) {
-            return;
-        }
-        let tenant_at = flow.tenant;
-        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return };
-        if !tenant.is_free && flow.waits_enough(tenant.is_full) {
-            return;
-        }
-        if tenant.queue.contains(&at) {
-            return;
-        }
-        tenant.queue.push_back(at);
-        if tenant.limited_until == 0 {
-            self.enter_ring(tenant_at);
-        }
-    }
-
     /// An admitted request has ended.
     #[inline]
     pub fn complete(&mut self, flow: FlowId, cost: u64) {
@@ -672,25 +627,6 @@ impl Scheduler {
             tenant.memory = tenant.memory.saturating_sub(bytes);
         }
         self.memory.give_back(bytes);
-    }
-
-    /// A request begins to wait for the pool: it uses the media no longer.
-    pub fn begin_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
-        self.change_in_flight(flow, cost, false);
-        if let Some(one) = self.flows[flow.at].as_mut() {
-            one.waiting += 1;
-            one.waiting_bytes += bytes;
-        }
-    }
-
-    /// It goes on.
-    pub fn end_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
-        self.change_in_flight(flow, cost, true);
-        if let Some(one) = self.flows[flow.at].as_mut() {
-            one.waiting = one.waiting.saturating_sub(1);
-            one.waiting_bytes = one.waiting_bytes.saturating_sub(bytes);
-        }
-        self.resume_flow(flow.at);
     }
 
     fn activate(&mut self, at: usize) {
