@@ -91,6 +91,12 @@ impl Limiter {
         taken.map(|_| ()).inspect_err(|_| self.requests.give_back(worth))
     }
 
+    /// Takes back what [`Self::take`] has counted, of requests and bytes that do not begin.
+    pub fn give_back(&self, requests: u64, bytes: u64) {
+        self.requests.give_back(self.requests.worth(requests));
+        self.bytes.give_back(self.bytes.worth(bytes));
+    }
+
     /// When the next request may begin.
     #[must_use]
     pub fn open_at(&self) -> u64 {

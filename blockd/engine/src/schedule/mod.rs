@@ -22,6 +22,8 @@ mod memory;
 mod refund;
 #[cfg(test)]
 mod tests_of_holds;
+#[cfg(test)]
+mod tests_of_memory;
 mod waits;
 mod window;
 

@@ -1,0 +1,128 @@
+//! Flows that wait for payload memory which is free, but not in one piece: how often they are
+//! tried, and what an admission that is taken back leaves behind.
+
+use std::sync::Arc;
+
+use super::{
+    Capacity, DEFAULT_WEIGHT, Defences, Demand, FlowId, Hold, MAX_WAITING, Owner, QUANTUM,
+    Scheduler, TenantId, VolumeShare, Window, cost,
+};
+
+const MS: u64 = 1_000_000;
+const CAPACITY: Capacity = Capacity { memory: 16 << 20, requests: 8192 };
+/// A read of 1 MiB that has to be answered in one piece.
+const MIB: u64 = 1 << 20;
+
+fn whole() -> Demand {
+    Demand::new(MIB, true, false).with_memory(MIB, true)
+}
+
+/// A volume whose flows are connections, numbered from 0.
+struct World {
+    scheduler: Scheduler,
+    tenant: TenantId,
+    flows: Vec<FlowId>,
+    share: Arc<VolumeShare>,
+    now: u64,
+}
+
+impl World {
+    fn new(flows: usize) -> Self {
+        let mut scheduler = Scheduler::new(0, CAPACITY, Defences::ALL);
+        let (window, share) = (Arc::<Window>::default(), Arc::<VolumeShare>::default());
+        let its_share = Arc::clone(&share);
+        let tenant = scheduler.add_tenant(&window, its_share, DEFAULT_WEIGHT, Arc::default());
+        let add = |at| scheduler.add_flow(tenant, Owner::Connection(at));
+        let flows = (0..flows).map(add).collect();
+        let mut world = Self { scheduler, tenant, flows, share, now: 0 };
+        world.turn();
+        world
+    }
+
+    fn turn(&mut self) {
+        self.now += MS;
+        self.scheduler.begin_turn(self.now);
+    }
+
+    /// Asks for memory that is there, but not in one piece.
+    fn fail(&mut self, at: usize) {
+        let memory = self.scheduler.admit(self.flows[at], &whole()).expect("memory in pieces");
+        self.scheduler.revoke(self.flows[at], &whole(), memory);
+    }
+
+    /// Does what a worker does in a turn, where memory stays in pieces. Returns how many flows
+    /// were tried.
+    fn try_all(&mut self) -> usize {
+        let mut tried = 0;
+        while let Some(owner) = self.scheduler.next_runnable() {
+            let Owner::Connection(at) = owner else { panic!("{owner:?}") };
+            self.fail(at);
+            tried += 1;
+            assert!(tried <= self.flows.len(), "a turn does not end");
+        }
+        self.scheduler.end_grant();
+        tried
+    }
+}
+
+#[test]
+fn a_flow_that_finds_memory_in_pieces_is_tried_once_in_a_turn() {
+    for is_free in [false, true] {
+        let mut world = World::new(1);
+        if is_free {
+            world.scheduler.release_tenant(world.tenant);
+        }
+        world.fail(0);
+        assert_eq!(world.try_all(), 0, "it was tried in this turn already");
+        world.turn();
+        assert_eq!(world.try_all(), 1);
+        assert_eq!(world.try_all(), 0);
+    }
+}
+
+#[test]
+fn a_flow_that_waits_for_space_is_queued_once() {
+    let mut world = World::new(1);
+    let (flow, demand) = (world.flows[0], Demand::new(4096, true, true));
+    for _ in 0..MAX_WAITING {
+        assert_eq!(world.scheduler.admit(flow, &demand), Ok(0));
+        world.scheduler.begin_wait(flow, cost(4096), 0);
+    }
+    world.scheduler.set_full(world.tenant, true);
+    assert_eq!(world.scheduler.admit(flow, &demand), Err(Hold::Space));
+    // Two of its requests find space before it has gone on.
+    world.scheduler.end_wait(flow, cost(4096), 0);
+    world.scheduler.end_wait(flow, cost(4096), 0);
+    assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(0)));
+    assert_eq!(world.scheduler.admit(flow, &demand), Ok(0));
+    assert_eq!(world.scheduler.next_runnable(), None);
+    assert!(!world.scheduler.has_holds());
+}
+
+#[test]
+fn an_admission_that_is_taken_back_costs_nothing() {
+    let mut world = World::new(1);
+    world.share.limiter.set(100, 64 << 20);
+    world.scheduler.set_limited(world.tenant, true);
+    let limits = Arc::new(VolumeShare::default());
+    limits.limiter.set(100, 64 << 20);
+    world.fail(0);
+    let deficit = |world: &World| world.scheduler.tenants[world.tenant.0].as_ref().unwrap().deficit;
+    assert_eq!(deficit(&world), i64::try_from(QUANTUM).unwrap());
+    for _ in 0..50 {
+        world.turn();
+        assert_eq!(world.try_all(), 1);
+        assert_eq!(deficit(&world), i64::try_from(QUANTUM).unwrap());
+    }
+    // A part of one that is not used costs nothing either.
+    world.turn();
+    assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(0)));
+    assert_eq!(world.scheduler.admit(world.flows[0], &whole()), Ok(MIB));
+    world.scheduler.shrink(world.flows[0], MIB - 4096, MIB - 4096);
+    assert_eq!(deficit(&world), i64::try_from(QUANTUM - cost(4096)).unwrap());
+    assert_eq!(limits.limiter.take(world.now, 4096), Ok(()));
+    let both = [&world.share, &limits]
+        .map(|share| (0..).take_while(|_| share.limiter.take(world.now, 4096).is_ok()).count());
+    assert_eq!(both[0], both[1], "what is left of the limits");
+    assert_eq!(world.scheduler.memory_of(world.tenant), 4096);
+}
