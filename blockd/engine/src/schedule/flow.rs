@@ -126,6 +126,7 @@ impl Tenant {
     /// Ends the hold of a flow. Returns whether there was one.
     pub(super) fn end_hold(&self, flow: &mut Flow, now: u64) -> bool {
         self.count_hold(flow, now);
+        flow.in_pieces = None;
         let Some((hold, since)) = flow.hold.take() else { return false };
         self.stats.held_now[hold as usize].lower(1);
         if hold == Hold::Limit {
@@ -151,6 +152,8 @@ pub(super) struct Flow {
     pub(super) hold_counted: u64,
     /// What it asked for then.
     pub(super) demand: Demand,
+    /// What had been released of the memory when it found that only in pieces.
+    pub(super) in_pieces: Option<u64>,
 }
 
 impl Flow {
@@ -164,6 +167,7 @@ impl Flow {
             hold: None,
             hold_counted: 0,
             demand: Demand::default(),
+            in_pieces: None,
         }
     }
 

@@ -77,6 +77,9 @@ pub struct Scheduler {
     turn: u64,
     memory: Memory,
     requests: Memory,
+    /// Payload memory that was taken, but for [`Self::admit_alone`], which takes none while flows
+    /// wait. Together with what is free it changes only when memory is released.
+    taken: u64,
     medias: Vec<Media>,
     tenants: Vec<Option<Tenant>>,
     flows: Vec<Option<Flow>>,
@@ -105,6 +108,7 @@ impl Scheduler {
             turn: 1,
             memory: Memory::new(capacity.memory),
             requests: Memory::new(capacity.requests),
+            taken: 0,
             medias: Vec::new(),
             tenants: Vec::new(),
             flows: Vec::new(),
@@ -383,6 +387,7 @@ impl Scheduler {
             flow.memory += memory;
             tenant.memory += memory;
             self.memory.take(memory);
+            self.taken = self.taken.wrapping_add(memory);
         }
     }
 
@@ -475,6 +480,9 @@ impl Scheduler {
     /// brings.
     fn is_runnable(&mut self, tenant_at: usize, in_next_turn: bool) -> bool {
         let contended = self.active > 1 && self.defences.turns && !in_next_turn;
+        if in_next_turn && !self.bring_untried_to_front(tenant_at) {
+            return false;
+        }
         let Some(tenant) = self.tenants[tenant_at].as_mut() else { return false };
         if tenant.turn != self.turn {
             tenant.begin_turn(self.turn, QUANTUM * tenant.weight / DEFAULT_WEIGHT);

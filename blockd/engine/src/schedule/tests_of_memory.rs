@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::{
-    Capacity, DEFAULT_WEIGHT, Defences, Demand, FlowId, Hold, MAX_WAITING, Owner, QUANTUM,
-    Scheduler, TenantId, VolumeShare, Window, cost,
+    Capacity, DEFAULT_WEIGHT, Defences, Demand, FlowId, Hold, LEAST_PIECE, MAX_WAITING, Owner,
+    QUANTUM, Scheduler, TenantId, VolumeShare, Window, cost,
 };
 
 const MS: u64 = 1_000_000;
@@ -23,6 +23,7 @@ struct World {
     tenant: TenantId,
     flows: Vec<FlowId>,
     share: Arc<VolumeShare>,
+    window: Arc<Window>,
     now: u64,
 }
 
@@ -34,7 +35,7 @@ impl World {
         let tenant = scheduler.add_tenant(&window, its_share, DEFAULT_WEIGHT, Arc::default());
         let add = |at| scheduler.add_flow(tenant, Owner::Connection(at));
         let flows = (0..flows).map(add).collect();
-        let mut world = Self { scheduler, tenant, flows, share, now: 0 };
+        let mut world = Self { scheduler, tenant, flows, share, window, now: 0 };
         world.turn();
         world
     }
@@ -42,6 +43,13 @@ impl World {
     fn turn(&mut self) {
         self.now += MS;
         self.scheduler.begin_turn(self.now);
+    }
+
+    /// A connection of another volume of the pool.
+    fn add_tenant(&mut self) -> FlowId {
+        let share = Arc::<VolumeShare>::default();
+        let tenant = self.scheduler.add_tenant(&self.window, share, DEFAULT_WEIGHT, Arc::default());
+        self.scheduler.add_flow(tenant, Owner::Connection(99))
     }
 
     /// Asks for memory that is there, but not in one piece.
@@ -62,6 +70,18 @@ impl World {
         }
         self.scheduler.end_grant();
         tried
+    }
+
+    /// Turns that the worker takes without sleep.
+    fn busy_turns(&mut self) -> usize {
+        let mut turns = 0;
+        while self.scheduler.has_runnable() {
+            turns += 1;
+            assert!(turns < 100, "the worker does not sleep");
+            self.turn();
+            self.try_all();
+        }
+        turns
     }
 }
 
@@ -97,6 +117,41 @@ fn a_flow_that_waits_for_space_is_queued_once() {
     assert_eq!(world.scheduler.admit(flow, &demand), Ok(0));
     assert_eq!(world.scheduler.next_runnable(), None);
     assert!(!world.scheduler.has_holds());
+}
+
+#[test]
+fn the_worker_sleeps_while_memory_is_in_pieces_and_wakes_for_each_release() {
+    let mut world = World::new(4);
+    let (holder, page) = (world.flows[3], Demand::new(4096, true, false).with_memory(4096, true));
+    for _ in 0..2 {
+        assert_eq!(world.scheduler.admit(holder, &page), Ok(4096));
+    }
+    world.fail(0);
+    for at in 1..3 {
+        assert_eq!(world.scheduler.admit(world.flows[at], &whole()), Err(Hold::Turn));
+    }
+    assert!((1..=3).contains(&world.busy_turns()), "each is tried, and then the worker sleeps");
+    // A turn that something else begins tries one of them, and is not followed by others.
+    world.turn();
+    assert_eq!(world.try_all(), 1);
+    assert_eq!(world.busy_turns(), 0);
+    // A release wakes it, also if there is less memory than before: another volume takes some.
+    let other = world.add_tenant();
+    let in_pieces = Demand::new(LEAST_PIECE, true, false).with_memory(LEAST_PIECE, true);
+    assert_eq!(world.scheduler.admit(other, &in_pieces), Ok(LEAST_PIECE));
+    assert_eq!(world.busy_turns(), 0);
+    for _ in 0..2 {
+        world.scheduler.free_memory(holder, 4096);
+        assert!((1..=3).contains(&world.busy_turns()), "each is tried once more");
+        assert_eq!(world.busy_turns(), 0);
+    }
+    // A read that can do with less is not kept waiting by those that cannot.
+    world.scheduler.complete(holder, cost(4096));
+    assert_eq!(world.scheduler.admit(holder, &page), Err(Hold::Turn));
+    assert!(world.scheduler.has_runnable());
+    world.turn();
+    assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(3)));
+    assert_eq!(world.scheduler.admit(holder, &page), Ok(4096));
 }
 
 #[test]
