@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use blockd_engine::backing::{Ring, RingOptions};
 use blockd_engine::block::{BlockError, Completion, Operation, Request};
-use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
+use blockd_engine::pool::{Control, Mark, Marks, Outcome, PoolHandle, VolumeId, create, open};
 use blockd_engine::schedule::{FlowId, Owner};
+use blockd_engine::stats::VolumeStats;
 use blockd_engine::volume::{Executor, VolumeRef};
 use blockd_media::clock::Clock;
 use blockd_media::pool::PoolSpec;
@@ -41,13 +42,18 @@ struct Small {
 
 impl Small {
     fn new(name: &str, kind: DeviceKind) -> Self {
+        Self::with(name, kind, |_| ())
+    }
+
+    fn with(name: &str, kind: DeviceKind, change: impl FnOnce(&mut PoolSpec)) -> Self {
         let name = format!("blockd-{name}-{}", std::process::id());
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::create_dir_all(&folder).expect("a folder for the test");
         let path = folder.join("pool");
         let device =
             DeviceSpec { path, kind, size: Some(64 << 20), preallocate: false, direct: true };
-        let spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
+        let mut spec = PoolSpec::new("test", device, PathBuf::from("/dev/shm"));
+        change(&mut spec);
         if kind == DeviceKind::File {
             create(&spec).expect("a pool");
         }
@@ -274,6 +280,7 @@ struct Hand {
     volume: VolumeRef,
     flow: FlowId,
     clock: Clock,
+    stats: Arc<VolumeStats>,
 }
 
 impl Hand {
@@ -283,11 +290,12 @@ impl Hand {
         let clock = Clock::start();
         let mut executor = Executor::new(0, ring.free_bytes(), clock);
         executor.add_pool(&small.pool, &mut ring).expect("a worker");
-        let volume =
-            executor.attach(small.pool.id(), small.volume, Arc::default).expect("a volume");
+        let stats = Arc::<VolumeStats>::default();
+        let its_stats = || Arc::clone(&stats);
+        let volume = executor.attach(small.pool.id(), small.volume, its_stats).expect("a volume");
         // The memory of a queue's requests is its own, as it is here.
         let flow = executor.add_flow(volume, Owner::Queue(0)).expect("a flow");
-        Self { executor, ring, volume, flow, clock }
+        Self { executor, ring, volume, flow, clock, stats }
     }
 
     fn begin(&mut self, operation: Operation, offset: u64, len: u64) {
@@ -359,23 +367,40 @@ fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
     run(small.pool.close()).expect("an orderly close");
 }
 
-/// A worker without requests sleeps after waiting writes were cancelled.
+/// A worker without requests sleeps after throttled writes, which it would have retried at a
+/// certain time, were cancelled.
 #[test]
 fn a_client_that_leaves_cancels_its_waiting_writes_and_the_worker_sleeps() {
-    let small = Small::new("left", DeviceKind::File);
+    let small = Small::with("left", DeviceKind::File, |spec| {
+        spec.marks = Some(Marks { low: Mark::Percent(95), very_low: Mark::Percent(90) });
+        // What is granted and not used could be taken back, which would end the slowness.
+        spec.quantum = EXTENT;
+    });
     let mut hand = Hand::new(&small);
-    let write = Operation::Write { fua: false };
-    for extent in 0.. {
-        hand.begin(write, extent * EXTENT, 4096);
-        let Some(done) = hand.answer(100) else { break };
-        done.result.expect("a write");
+    let mut extents = 0..200_u64;
+    let (mut begun, mut answered) = (0, 0);
+    // Until a throttled write waits, which goes on by itself after a time.
+    while hand.executor.next_deadline().is_none() {
+        let extent = extents.next().expect("a pool that throttles its writes");
+        hand.begin(Operation::Write { fua: false }, extent * EXTENT, 4096);
+        begun += 1;
+        while let Some(done) = hand.answer(5) {
+            done.result.expect("a write");
+            hand.free(done);
+            answered += 1;
+        }
+    }
+    assert!(hand.stats.slowed.get() > 0);
+    hand.executor.cancel_flow(hand.flow, true);
+    let mut cancelled = 0;
+    while answered < begun {
+        let done = hand.answer(5000).expect("an answer");
+        answered += 1;
+        cancelled += u32::from(done.result == Err(BlockError::Gone));
         hand.free(done);
     }
-    hand.executor.cancel_flow(hand.flow, true);
-    let done = hand.answer(1000).expect("an answer");
-    assert_eq!(done.result, Err(BlockError::Gone));
-    hand.free(done);
-    assert!(hand.answer(1500).is_none());
+    assert!(cancelled > 0);
+    assert!(hand.answer(100).is_none());
     assert_eq!(hand.executor.next_deadline(), None);
     assert!(!hand.executor.has_ready());
     hand.executor.detach(hand.volume);
