@@ -10,13 +10,13 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use blockd_media::clock::Clock;
-use blockd_nbd::codec::{cmd, opt, rep};
+use blockd_nbd::codec::{cmd, errno, opt, rep};
 use cli_support::{Daemon, LIMIT};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
@@ -38,11 +38,17 @@ struct Server {
 impl Server {
     /// `keys` are those of `[nbd]`.
     fn start(keys: &str) -> Self {
+        Self::start_sized("1G", keys)
+    }
+
+    /// With a pool of that size.
+    fn start_sized(size: &str, keys: &str) -> Self {
         raise_limit();
         let more = format!(
-            "[metrics]\naddress = \"0\"\n[nbd]\n{keys}\n[[nbd.listener]]\ntcp = \"127.0.0.1:0\"\n"
+            "[pool.space]\nlow = \"off\"\nvery_low = \"off\"\n[metrics]\naddress = \"0\"\n\
+             [nbd]\n{keys}\n[[nbd.listener]]\ntcp = \"127.0.0.1:0\"\n"
         );
-        let mut daemon = Daemon::start_with("1G", &more);
+        let mut daemon = Daemon::start_with(size, &more);
         // One worker has them all.
         let text = fs::read_to_string(daemon.config()).unwrap().replace("count = 2", "count = 1");
         let unix = daemon.ring_dir().join("nbd.sock");
@@ -71,6 +77,14 @@ impl Server {
         let stream = TcpStream::from(fd);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Raw(stream)
+    }
+
+    /// A connection with the export, over a Unix socket.
+    fn enter_unix(&self) -> Raw {
+        let stream = UnixStream::connect(self.daemon.ring_dir().join("nbd.sock")).unwrap();
+        let mut raw = Raw::new(stream);
+        assert_eq!(begin(&mut raw), rep::ACK);
+        raw
     }
 
     /// A connection with the export.
@@ -192,9 +206,7 @@ fn five_thousand_idle_connections_take_little_memory() {
     server.works_from(OTHER);
     let before = server.daemon.resident();
     let enter = |_| {
-        let stream = UnixStream::connect(server.daemon.ring_dir().join("nbd.sock")).unwrap();
-        let mut raw = Raw::new(stream);
-        assert_eq!(begin(&mut raw), rep::ACK);
+        let mut raw = server.enter_unix();
         flush(&mut raw, 1);
         raw
     };
@@ -254,4 +266,133 @@ fn a_client_without_requests_is_closed_where_that_is_configured_and_one_at_work_
     assert!(idle.closed());
     assert_eq!(server.metric("blockd_worker_idle_timeouts_total"), 1);
     flush(&mut at_work, 2);
+}
+
+/// The errno of the next simple reply, and its cookie.
+fn reply<S: Read + Write>(raw: &mut Raw<S>) -> (u32, u64) {
+    let reply = raw.hear(16);
+    let errno = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+    (errno, u64::from_be_bytes(reply[8..].try_into().unwrap()))
+}
+
+fn write<S: Read + Write>(raw: &mut Raw<S>, cookie: u64, offset: u64) {
+    raw.say(&[request(cmd::WRITE, cookie, offset, 4096), vec![5; 4096]].concat());
+}
+
+/// A client of a volume with a limit sends 100 writes and then no more.
+fn gets_all_answers<S: Read + Write>(mut raw: Raw<S>, send_no_more: impl Fn(&S)) {
+    (0..100).for_each(|cookie| write(&mut raw, cookie, cookie * 4096));
+    send_no_more(&raw.0);
+    let mut answered: Vec<_> = (0..100).map(|_| reply(&mut raw)).collect();
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq((0..100).map(|cookie| (0, cookie))));
+    assert!(raw.closed());
+}
+
+#[test]
+fn a_client_that_sends_no_more_gets_every_answer_although_limits_hold_it_back() {
+    let server = Server::start("");
+    server.daemon.ok(&["set", "--iops", "40", "v"]);
+    let clock = Clock::start();
+    gets_all_answers(server.enter_unix(), |socket| socket.shutdown(Shutdown::Write).unwrap());
+    gets_all_answers(server.enter(ONE), |socket| socket.shutdown(Shutdown::Write).unwrap());
+    assert!(clock.elapsed() > Duration::from_secs(4), "the limit held nothing back");
+    // Half closed, or with a goodbye, while a long read has only begun.
+    server.daemon.ok(&["set", "--iops", "0", "--bandwidth", "2M", "v"]);
+    for says_goodbye in [false, true] {
+        let mut raw = server.enter(ONE);
+        raw.say(&request(cmd::READ, 1, 0, 8 << 20));
+        if says_goodbye {
+            raw.say(&request(cmd::DISC, 2, 0, 0));
+        } else {
+            raw.0.shutdown(Shutdown::Write).unwrap();
+        }
+        assert_eq!(reply(&mut raw), (0, 1));
+        raw.hear(8 << 20);
+        assert!(raw.closed());
+    }
+}
+
+/// A client that writes into a full pool sends no more, and a read and a flush come last.
+fn gets_an_answer_to_each<S: Read + Write>(mut raw: Raw<S>, send_no_more: impl Fn(&S)) {
+    (0..30).for_each(|cookie| write(&mut raw, cookie, (200 << 20) + cookie * EXTENT));
+    raw.say(&request(cmd::READ, 30, 0, 4096));
+    raw.say(&request(cmd::FLUSH, 31, 0, 0));
+    std::thread::sleep(Duration::from_millis(500));
+    send_no_more(&raw.0);
+    let mut answered = Vec::new();
+    for _ in 0..32 {
+        let (errno, cookie) = reply(&mut raw);
+        answered.push((cookie, errno));
+        if cookie == 30 {
+            assert_eq!(raw.hear(4096), [5; 4096]);
+        }
+    }
+    answered.sort_unstable();
+    let expected = (0..32).map(|cookie| (cookie, if cookie < 30 { errno::ESHUTDOWN } else { 0 }));
+    assert!(answered.iter().copied().eq(expected), "{answered:?}");
+    assert!(raw.closed());
+}
+
+/// Bytes that a pool allocates at once.
+const EXTENT: u64 = 256 << 10;
+
+#[test]
+fn a_client_that_sends_no_more_gets_every_answer_although_its_pool_is_full() {
+    let server = Server::start_sized("64M", "");
+    server.daemon.ok(&["resize", "v", "--size", "256M"]);
+    let mut raw = server.enter_unix();
+    raw.0.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let is_answered = |raw: &mut Raw, cookie| {
+        write(raw, cookie, cookie * EXTENT);
+        let mut reply = [0; 16];
+        raw.0.read_exact(&mut reply).map(|()| assert_eq!(reply[4..8], [0; 4])).is_ok()
+    };
+    let written = (0..).take_while(|&cookie| is_answered(&mut raw, cookie)).count();
+    assert!((50..256).contains(&written), "{written} writes");
+    gets_an_answer_to_each(server.enter_unix(), |one| one.shutdown(Shutdown::Write).unwrap());
+    gets_an_answer_to_each(server.enter(ONE), |one| one.shutdown(Shutdown::Write).unwrap());
+    // One whose connection breaks leaves nothing that waits.
+    let mut broken = server.enter(ONE);
+    broken.say(&request(cmd::CACHE, 1, 0, 4096));
+    (0..3).for_each(|cookie| write(&mut broken, cookie, (200 << 20) + cookie * EXTENT));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(server.metric("blockd_worker_connections"), 2);
+    drop(broken);
+    // The first one is still there, and waits.
+    until("it ends", || server.metric("blockd_worker_connections") == 1);
+}
+
+#[test]
+fn a_client_that_is_gone_is_noticed_although_limits_hold_it_back() {
+    let server = Server::start("");
+    server.daemon.ok(&["set", "--iops", "1", "v"]);
+    // These have the limit to themselves for a while: each waits for its turn of the limit longer
+    // than it may take to notice that a client is gone.
+    let mut others: Vec<_> = (0..30).map(|_| server.enter_unix()).collect();
+    for raw in &mut others {
+        (0..10).for_each(|cookie| write(raw, cookie, 0));
+    }
+    let ends_soon = |what: &str, end: &mut dyn FnMut()| {
+        // Limits hold the connection back, and it is looked at.
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(server.metric("blockd_worker_connections"), 31);
+        let clock = Clock::start();
+        end();
+        until(what, || server.metric("blockd_worker_connections") == 30);
+        let took = clock.elapsed();
+        assert!(took < SOON, "{what}: {took:?}");
+    };
+    let mut unix = Some(server.enter_unix());
+    (0..10).for_each(|cookie| write(unix.as_mut().unwrap(), cookie, 0));
+    ends_soon("a Unix socket that is closed", &mut || unix = None);
+    // It has not read an answer that needs no admission.
+    let mut tcp = Some(server.enter(ONE));
+    tcp.as_mut().unwrap().say(&request(cmd::CACHE, 1, 0, 4096));
+    (0..10).for_each(|cookie| write(tcp.as_mut().unwrap(), cookie, 0));
+    ends_soon("a TCP connection that is reset", &mut || tcp = None);
+    // This one shows only that it sends no more, and what it sent is no request.
+    let mut half = Some(server.enter(ONE));
+    half.as_mut().unwrap().say(&[request(cmd::WRITE, 1, 0, 1 << 20), vec![5; 100]].concat());
+    ends_soon("half a write", &mut || half = None);
 }

@@ -154,6 +154,8 @@ pub(super) struct Flow {
     pub(super) demand: Demand,
     /// What had been released of the memory when it found that only in pieces.
     pub(super) in_pieces: Option<u64>,
+    /// Its client sends no more requests, and those that would wait for space fail.
+    pub(super) has_left: bool,
 }
 
 impl Flow {
@@ -168,6 +170,7 @@ impl Flow {
             hold_counted: 0,
             demand: Demand::default(),
             in_pieces: None,
+            has_left: false,
         }
     }
 

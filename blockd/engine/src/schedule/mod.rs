@@ -91,7 +91,7 @@ pub struct Scheduler {
     active: usize,
     /// Several volumes of some pool are active, as of the last sweep or newcomer.
     observes_media: bool,
-    /// Flows that are held back.
+    /// Flows that are held back, and those whose clients send no more.
     holds: usize,
     /// The flow that [`Self::next_runnable`] has let go on, and what it has taken since.
     granted: Option<(usize, u64)>,
@@ -175,7 +175,9 @@ impl Scheduler {
     /// Ends the service of a flow that has nothing in flight.
     pub fn remove_flow(&mut self, flow: FlowId) {
         self.forget_hold(flow);
-        self.flows[flow.at] = None;
+        if self.flows[flow.at].take().is_some_and(|one| one.has_left) {
+            self.holds -= 1;
+        }
     }
 
     /// A flow that is held back no longer wants what it asked for.
@@ -687,7 +689,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether some flow is held back, whatever for.
+    /// Whether some flow is held back, whatever for, or its client sends no more.
     #[must_use]
     pub const fn has_holds(&self) -> bool {
         self.holds > 0

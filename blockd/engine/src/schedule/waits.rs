@@ -22,6 +22,22 @@ impl Scheduler {
         self.resume_flow(flow.at);
     }
 
+    /// The client of a flow sends no more. The flow counts among the holds, as its socket has to be
+    /// polled to see whether the client has closed it.
+    pub fn set_left(&mut self, flow: FlowId) {
+        if let Some(one) = self.flows[flow.at].as_mut()
+            && !std::mem::replace(&mut one.has_left, true)
+        {
+            self.holds += 1;
+        }
+    }
+
+    /// Whether the client of a flow sends no more.
+    #[must_use]
+    pub fn has_left(&self, flow: FlowId) -> bool {
+        self.flows[flow.at].as_ref().is_some_and(|one| one.has_left)
+    }
+
     /// Flows that were held back because their writes wait for space may ask again.
     pub(super) fn resume_waiting(&mut self, tenant: usize) {
         for at in 0..self.flows.len() {

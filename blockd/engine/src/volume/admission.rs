@@ -169,7 +169,7 @@ impl Executor {
         self.scheduler.active()
     }
 
-    /// Whether some connection or queue is held back, whatever for.
+    /// Whether some connection or queue is held back, whatever for, or a client sends no more.
     #[must_use]
     #[inline]
     pub const fn has_holds(&self) -> bool {
@@ -274,17 +274,16 @@ impl Executor {
         }
     }
 
-    /// Fails requests of a connection whose client is gone: those that wait for space, and those
-    /// that would come to that later. With `unread`, the answers of the others have no reader, and
-    /// long ones are not gone on with.
+    /// Fails requests of a connection whose client sends no more: those that wait for space, and
+    /// those that would come to that later. With `unread`, no client reads the answers,
+    /// and other requests that wait or take many steps fail as well.
     pub fn cancel_flow(&mut self, flow: FlowId, unread: bool) {
-        self.scheduler.forget_hold(flow);
+        self.scheduler.set_left(flow);
         for at in 0..self.slots.len() {
-            let slot = &mut self.slots[at];
+            let slot = &self.slots[at];
             if slot.flow != Some(flow) || slot.request.is_none() {
                 continue;
             }
-            slot.is_left = true;
             let attached = self.volumes[slot.volume].as_ref();
             let lacks = |reason: ParkReason| {
                 attached.is_some_and(|one| lacks_space(reason, &one.attachment))

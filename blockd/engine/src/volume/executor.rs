@@ -510,7 +510,8 @@ impl Executor {
         }
         if let Ok(Step::Park(reason)) = step {
             let lacks_space = lacks_space(reason, volume);
-            if slot.doomed || (slot.is_left && lacks_space) {
+            let has_left = slot.flow.is_some_and(|flow| self.scheduler.has_left(flow));
+            if slot.doomed || (has_left && lacks_space) {
                 return Err(MapperError::Closed);
             }
             slot.reason = reason;
@@ -579,7 +580,8 @@ impl Executor {
 
     /// A write found no space below. It changed nothing, and is tried again.
     fn starve(&mut self, at: usize) {
-        if self.slots[at].doomed || self.slots[at].is_left {
+        let slot = &self.slots[at];
+        if slot.doomed || slot.flow.is_some_and(|flow| self.scheduler.has_left(flow)) {
             self.finish(at, Err(BlockError::Gone));
             return;
         }

@@ -63,8 +63,6 @@ pub(super) struct Slot {
     pub(super) flushing: bool,
     /// Its volume is going away: it is not to wait for the pool or for space any more.
     pub(super) doomed: bool,
-    /// Its client is gone: it is not to wait for space any more.
-    pub(super) is_left: bool,
     /// It has waited for space.
     pub(super) has_waited: bool,
     /// Cost of copies that its plan makes.
@@ -98,7 +96,6 @@ impl Slot {
             ticket: None,
             flushing: false,
             doomed: false,
-            is_left: false,
             has_waited: false,
             extra: 0,
             reason: ParkReason::InFlight,
@@ -125,7 +122,6 @@ impl Slot {
         self.ticket = None;
         self.flushing = false;
         self.doomed = false;
-        self.is_left = false;
         self.has_waited = false;
         self.extra = 0;
         self.slowed_at = 0;

@@ -312,7 +312,7 @@ impl WorkerThread {
     }
 
     /// Counts what connections and queues that are held back wait for, and looks for clients that
-    /// have left meanwhile.
+    /// have closed their sockets meanwhile, or send no more.
     fn watch_held(&mut self) {
         let is_due = |since| self.now.saturating_sub(since) >= duration_ns(WATCH_SLEEP);
         if !self.executor.has_holds() || !is_due(self.watched) {
@@ -320,15 +320,19 @@ impl WorkerThread {
         }
         self.watched = self.now;
         self.executor.count_holds();
-        let unwatched = |at: usize| {
+        let watched = |at: usize| {
             let connection = self.connections[at].as_ref()?;
-            Some((at, connection.unwatched()?))
+            Some((at, connection.watched()?))
         };
-        let left = gone((0..self.connections.len()).filter_map(unwatched));
-        for at in left {
+        let ended = ended((0..self.connections.len()).filter_map(watched));
+        for (at, is_gone) in ended {
             let Some(connection) = self.connections[at].as_mut() else { continue };
             let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
-            connection.client_left(&mut context);
+            if is_gone {
+                connection.client_is_gone(&mut context);
+            } else {
+                connection.client_sends_no_more(&mut context);
+            }
             self.note(at);
         }
     }
@@ -625,18 +629,30 @@ impl WorkerThread {
     }
 }
 
-/// The places of sockets whose other side is closed, or has sent its last.
-fn gone<'a>(sockets: impl Iterator<Item = (usize, BorrowedFd<'a>)>) -> Vec<usize> {
-    // Not among the names that `nix` has, so what it does not know has happened as well.
-    let wanted = PollFlags::from_bits_retain(libc::POLLRDHUP);
-    let (places, mut polled): (Vec<usize>, Vec<PollFd<'a>>) =
-        sockets.map(|(at, socket)| (at, PollFd::new(socket, wanted))).unzip();
+/// The places of sockets whose peer sends no more, and whether the connection is closed or broken
+/// as a whole.
+fn ended<'a>(sockets: impl Iterator<Item = (usize, BorrowedFd<'a>)>) -> Vec<(usize, bool)> {
+    // `nix` has no name for this event, and returns `None` for a set of events with one.
+    let (no_more, gone) = (PollFlags::from_bits_retain(libc::POLLRDHUP), PollFlags::empty());
+    let ended: Vec<_> = polled(sockets, no_more).into_iter().filter(|one| one.2).collect();
+    // These events are reported always: both directions are closed, or there is an error.
+    let ended = ended.into_iter().map(|(at, socket, _)| (at, socket));
+    polled(ended, gone).into_iter().map(|(at, _, is_gone)| (at, is_gone)).collect()
+}
+
+/// Polls sockets. Returns each with whether there was an event.
+fn polled<'a>(
+    sockets: impl Iterator<Item = (usize, BorrowedFd<'a>)>,
+    wanted: PollFlags,
+) -> Vec<(usize, BorrowedFd<'a>, bool)> {
+    let sockets: Vec<_> = sockets.collect();
+    let mut polled: Vec<_> = sockets.iter().map(|(_, one)| PollFd::new(*one, wanted)).collect();
     if polled.is_empty() || poll(&mut polled, PollTimeout::ZERO).is_err() {
         return Vec::new();
     }
-    let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
-    let has_ended = |one: &PollFd<'_>| one.revents().is_none_or(|events| events.intersects(ended));
-    places.into_iter().zip(&polled).filter(|(_, one)| has_ended(one)).map(|(at, _)| at).collect()
+    let has_event = |one: &PollFd<'_>| one.revents().is_none_or(|events| !events.is_empty());
+    let both = sockets.into_iter().zip(&polled);
+    both.map(|((at, socket), one)| (at, socket, has_event(one))).collect()
 }
 
 fn duration_ns(duration: Duration) -> u64 {

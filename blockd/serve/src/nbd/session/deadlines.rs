@@ -3,7 +3,7 @@
 
 use super::{Connection, Phase};
 
-/// How long a connection that is being closed may take for the replies that are left, so that a
+/// How long a connection that the server closes may take for the replies that are left, so that a
 /// client that reads none does not keep a volume from being detached.
 const CLOSING_NS: u64 = 2_000_000_000;
 

@@ -4,12 +4,13 @@
 mod deadlines;
 mod input;
 mod job;
+mod leaving;
 mod moving;
 mod replies;
 mod requests;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blockd_engine::backing::{Chunk, FileSlot, Message, Ring};
@@ -146,9 +147,12 @@ pub struct Connection {
     blocked: bool,
     /// The scheduler holds it back.
     held: bool,
-    /// The client is gone, or has sent its last request.
-    has_left: bool,
-    /// When it began to end.
+    /// The client sends no more requests.
+    input_has_ended: bool,
+    /// Its requests were cancelled, as no client reads the answers.
+    is_abandoned: bool,
+    /// The server closes the connection, and since when.
+    is_closed: bool,
     closing_since: Option<u64>,
     /// The worker that it moves to after its present request.
     moves_to: Option<usize>,
@@ -234,7 +238,9 @@ impl Connection {
             stalled: false,
             blocked: false,
             held: false,
-            has_left: false,
+            input_has_ended: false,
+            is_abandoned: false,
+            is_closed: false,
             closing_since: None,
             moves_to: None,
             answered: 0,
@@ -271,7 +277,7 @@ impl Connection {
         match result {
             Ok((0, chunk)) => {
                 chunk.into_iter().for_each(|chunk| context.ring.recycle(chunk));
-                self.leave(true, context);
+                self.leave(context);
             }
             Ok((_, Some(chunk))) if self.phase == Phase::Open => {
                 self.input.add(chunk, context.ring);
@@ -291,26 +297,10 @@ impl Connection {
         }
     }
 
-    /// The client is gone, or has asked for its last. Its requests that wait for space are failed;
-    /// with `unread`, so are requests whose answers have no reader.
-    fn leave(&mut self, unread: bool, context: &mut Context<'_>) {
-        self.close();
-        self.has_left = true;
-        context.executor.cancel_flow(self.flow, unread);
-        self.held = false;
-        // What was received before is answered: the client may read on.
-        for _ in 0..self.waiting_reads.len() {
-            if let Some(job) = self.waiting_reads.pop_front() {
-                self.read_on(job, context);
-            }
-        }
-    }
-
     /// Nothing more can be sent, and nothing is to be received.
     fn die(&mut self) {
         self.phase = Phase::Dead;
         self.stalled = false;
-        self.has_left = true;
         // Ends a receive that is out.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
@@ -346,10 +336,11 @@ impl Connection {
     pub fn push(&mut self, now: u64, context: &mut Context<'_>) {
         self.answer_backlog(context);
         self.shown.set(self.in_flight as u64);
-        if self.phase != Phase::Open && self.closing_since.is_none() {
+        if self.is_closed && self.closing_since.is_none() {
             self.closing_since = Some(now);
         }
         if self.phase == Phase::Dead {
+            self.abandon(context);
             return;
         }
         if std::mem::take(&mut self.blocked) {
@@ -401,22 +392,15 @@ impl Connection {
     }
 
     fn close(&mut self) {
+        self.is_closed = true;
+        self.take_no_more();
+    }
+
+    fn take_no_more(&mut self) {
         if self.phase == Phase::Open {
             self.phase = Phase::Closing;
         }
         self.stalled = false;
-    }
-
-    /// The socket, while nothing is received from it: only by asking for it can be seen that the
-    /// client is gone.
-    #[must_use]
-    pub fn unwatched(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        (self.held && !self.receiving && !self.has_left).then(|| self.socket.as_fd())
-    }
-
-    /// The client has closed its side while the connection was held back.
-    pub fn client_left(&mut self, context: &mut Context<'_>) {
-        self.leave(true, context);
     }
 
     /// Whether nothing of it is left.

@@ -186,7 +186,7 @@ impl Connection {
                 // The answers are sent, which brings the next turn.
                 self.blocked |= self.described >= MAX_DESCRIBED;
             }
-            Command::Disconnect => self.leave(false, context),
+            Command::Disconnect => self.leave(context),
         }
     }
 
