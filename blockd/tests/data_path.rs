@@ -72,7 +72,7 @@ impl Drop for Small {
     }
 }
 
-impl Exports for One {
+impl Exports for Several {
     type Volume = Target;
 
     async fn list(&self) -> Vec<ExportInfo> {
@@ -89,11 +89,13 @@ impl Exports for One {
             read_only: false,
             multi_conn: true,
         };
-        Ok(Opened { info, volume: self.0.clone() })
+        let volume = self.0.iter().find(|target| target.name == name);
+        Ok(Opened { info, volume: volume.cloned().ok_or(ExportError::Unknown)? })
     }
 }
 
-struct One(Target);
+/// Volumes by their names.
+struct Several(Vec<Target>);
 
 /// A small pool behind a socket, served by one worker with little memory.
 struct Server {
@@ -104,29 +106,53 @@ struct Server {
 
 impl Server {
     fn new(name: &str, kind: DeviceKind) -> Self {
+        Self::with(name, kind, 8 << 20, 1)
+    }
+
+    /// Volumes `v`, `v1`, `v2` and so on.
+    fn with(name: &str, kind: DeviceKind, buffer_bytes: usize, volumes: usize) -> Self {
         let small = Small::new(name, kind);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let options = WorkerOptions { count: 1, buffer_bytes: 8 << 20, ..Default::default() };
+        let options = WorkerOptions { count: 1, buffer_bytes, ..Default::default() };
         let workers = Workers::start(options).expect("workers");
         runtime.block_on(workers.add_pool(&small.pool)).expect("a served pool");
-        let (pool, volume) = (small.pool.clone(), small.volume);
-        let target = Target { pool, volume, name: "v".to_owned() };
+        let target = |volume, name| Target { pool: small.pool.clone(), volume, name };
+        let mut targets = vec![target(small.volume, "v".to_owned())];
+        for number in 1..volumes {
+            let name = format!("v{number}");
+            let control = Control::Create { name: name.clone(), size: SIZE, block_size: 512 };
+            let created = runtime.block_on(small.pool.control(control));
+            let Ok(Outcome::Created(volume)) = created else { panic!("no volume") };
+            targets.push(target(volume, name));
+        }
         let address = Address::Unix { path: small.folder.join("nbd"), mode: 0o600 };
         let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
         let sessions = Arc::new(workers.clone());
-        let serve = async { bind(options).map(|b| b.serve(Arc::new(One(target)), sessions)) };
+        let serve = async { bind(options).map(|b| b.serve(Arc::new(Several(targets)), sessions)) };
         runtime.block_on(serve).expect("a listener");
         Self { small, workers, runtime }
     }
 
     /// A connection with simple replies, ready for requests.
     fn connect(&self) -> UnixStream {
+        self.connect_to("v", false)
+    }
+
+    fn connect_to(&self, volume: &str, structured: bool) -> UnixStream {
         let mut stream = UnixStream::connect(self.small.folder.join("nbd")).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
-        let option = [b"IHAVEOPT".as_slice(), &1_u32.to_be_bytes(), &[0; 4]].concat();
-        stream.write_all(&[&[0, 0, 0, 3], option.as_slice()].concat()).expect("an option");
+        stream.write_all(&[0, 0, 0, 3]).expect("flags");
+        let option = |kind: u32, data: &[u8]| {
+            let len = u32::try_from(data.len()).expect("a short option");
+            [b"IHAVEOPT".as_slice(), &kind.to_be_bytes(), &len.to_be_bytes(), data].concat()
+        };
+        if structured {
+            stream.write_all(&option(8, &[])).expect("an option");
+            stream.read_exact(&mut [0; 20]).expect("a reply");
+        }
+        stream.write_all(&option(1, volume.as_bytes())).expect("an option");
         stream.read_exact(&mut [0; 10]).expect("an export");
         stream
     }
@@ -260,6 +286,54 @@ fn writes_that_wait_for_space_keep_nobody_busy() {
     let closing = server.workers.close_volume(id, volume);
     let closing = async { tokio::time::timeout(Duration::from_secs(20), closing).await };
     assert_eq!(server.runtime.block_on(closing), Ok(2));
+    server.stop();
+}
+
+/// Reads that have to be answered in one piece, while memory is free in smaller pieces only.
+#[test]
+fn reads_that_find_memory_in_pieces_only_keep_nobody_busy_and_go_on_when_some_is_released() {
+    const HALF: u32 = 512 << 10;
+    const WHOLE: u32 = 1 << 20;
+    let server = Server::with("pieces", DeviceKind::Memory, 4 << 20, 3);
+    let stats = Arc::clone(&server.workers.worker_stats()[0]);
+    // Three times as much as the longest piece: the rest is kept for copies.
+    until("the worker to begin", || stats.free_memory.get() == 3 * u64::from(WHOLE));
+    // Writes that are not sent whole hold memory, here a piece of each of the three.
+    let hold = |volume: &str, len: u32| {
+        let before = stats.free_memory.get();
+        let mut stream = server.connect_to(volume, false);
+        stream.write_all(&[&request(WRITE, 1, 0, len)[..], &[7; 100]].concat()).unwrap();
+        until("it to have memory", || stats.free_memory.get() == before - u64::from(len));
+        stream
+    };
+    let _page = hold("v", 4096);
+    let first = hold("v", HALF);
+    let _second = hold("v", HALF);
+    let third = hold("v1", HALF);
+    let last = hold("v2", HALF);
+    drop((first, third));
+    let free = u64::from(2 * WHOLE - 4096);
+    until("half of it to be free", || stats.free_memory.get() == free);
+    let mut readers = [(); 2].map(|()| server.connect_to("v1", true));
+    for reader in &mut readers {
+        let mut read = request(READ, 1, 0, WHOLE);
+        // In one piece.
+        read[5] = 1 << 2;
+        reader.write_all(&read).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let before = stats.enters.get();
+    std::thread::sleep(Duration::from_secs(2));
+    let turns = stats.enters.get() - before;
+    assert!(turns < 100, "{turns} turns of the worker");
+    let before = stats.enters.get();
+    drop(last);
+    for reader in &mut readers {
+        let answer = hear(reader, 28 + WHOLE as usize);
+        assert_eq!(answer[4..8], [0, 1, 0, 1], "all of the data");
+    }
+    let turns = stats.enters.get() - before;
+    assert!(turns < 100, "{turns} turns of the worker");
     server.stop();
 }
 
