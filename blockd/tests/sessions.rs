@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open};
+use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, VolumeSettings, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
-use blockd_serve::nbd::listener::{Address, Limits, ListenerOptions, bind};
+use blockd_serve::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
 use blockd_serve::nbd::{Exports, Opened};
 use blockd_serve::worker::{Target, WorkerOptions, Workers};
 
@@ -212,55 +212,155 @@ fn check_status(client: &mut Client, bytes: &[u8]) {
     assert!(data > 0 && data <= bytes.len());
 }
 
-/// Both workers serve both volumes, so that each gives away a connection every second.
-#[test]
-fn connections_move_between_workers_and_lose_nothing() {
-    let server = Server::start("moving", Place::Tmpfs);
-    let control = Control::Create { name: "w".to_owned(), size: SIZE, block_size: 512 };
-    let created = server.runtime.block_on(server.pool.control(control)).expect("a volume");
-    let Outcome::Created(volume) = created else { panic!("no volume") };
-    let target = Target { pool: server.pool.clone(), volume, name: "w".to_owned() };
-    let socket = server.directory.join("other.sock");
-    let address = Address::Unix { path: socket.clone(), mode: 0o600 };
-    let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
-    let sessions = Arc::new(server.workers.clone());
-    let listener = server.runtime.block_on(async {
-        bind(options).map(|bound| bound.serve(Arc::new(One(target)), sessions))
-    });
-    let listener = listener.expect("another listener");
-    let [form, _, _] = forms();
-    let other = Uri { server: ServerAddress::Unix(socket), export: String::new() };
-    let other = || Client::connect(&other, &form).expect("a connection");
-    let mut clients = vec![server.connect(form.clone()), server.connect(form.clone())];
-    clients.extend([other(), other()]);
-    let moved = || server.workers.worker_stats().iter().map(|stats| stats.moved.get()).sum::<u64>();
-    let clock = blockd_media::clock::Clock::start();
-    let mut round = 0_u8;
-    while moved() < 4 && clock.elapsed() < Duration::from_secs(60) {
-        round = round.wrapping_add(1);
-        for (at, client) in (0_u8..).zip(&mut clients) {
-            // A part of the volume for each, in several requests at a time.
-            let (offset, fill) = (u64::from(at) << 23, round.wrapping_add(at));
-            for piece in 0..4 {
+/// Another volume of a server, behind a socket of its own.
+struct Other {
+    volume: VolumeId,
+    socket: PathBuf,
+    listener: Listener,
+}
+
+impl Other {
+    fn new(server: &Server, name: &str) -> Self {
+        let control = Control::Create { name: name.to_owned(), size: SIZE, block_size: 512 };
+        let created = server.runtime.block_on(server.pool.control(control)).expect("a volume");
+        let Outcome::Created(volume) = created else { panic!("no volume") };
+        let target = Target { pool: server.pool.clone(), volume, name: name.to_owned() };
+        let socket = server.directory.join(name);
+        let address = Address::Unix { path: socket.clone(), mode: 0o600 };
+        let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
+        let sessions = Arc::new(server.workers.clone());
+        let listener = server.runtime.block_on(async {
+            bind(options).map(|bound| bound.serve(Arc::new(One(target)), sessions))
+        });
+        Self { volume, socket, listener: listener.expect("another listener") }
+    }
+
+    fn connect(&self) -> Client {
+        let server = ServerAddress::Unix(self.socket.clone());
+        let uri = Uri { server, export: String::new() };
+        Client::connect(&uri, &impatient()).expect("a connection")
+    }
+}
+
+/// A client that fails when an answer is lost.
+fn impatient() -> ConnectOptions {
+    ConnectOptions { timeout: Duration::from_secs(10), ..forms()[0].clone() }
+}
+
+/// Clients of two volumes, on two workers that both serve both volumes, so that each gives away a
+/// connection every second.
+struct Movers {
+    server: Server,
+    other: Other,
+    clients: Vec<Client>,
+    round: u8,
+}
+
+impl Movers {
+    fn new(name: &str) -> Self {
+        let server = Server::start(name, Place::Tmpfs);
+        let other = Other::new(&server, "w");
+        let mut clients = vec![server.connect(impatient()), server.connect(impatient())];
+        clients.extend([other.connect(), other.connect()]);
+        Self { server, other, clients, round: 0 }
+    }
+
+    fn moved(&self) -> u64 {
+        self.server.workers.worker_stats().iter().map(|stats| stats.moved.get()).sum()
+    }
+
+    /// Each client writes a part of its volume by so many requests at a time, and reads it.
+    fn step(&mut self, requests: u64) {
+        self.round = self.round.wrapping_add(1);
+        for (at, client) in (0_u8..).zip(&mut self.clients) {
+            let (offset, fill) = (u64::from(at) << 23, self.round.wrapping_add(at));
+            for piece in 0..requests {
                 let data = &[fill; BLOCK];
                 let offset = offset + piece * BLOCK as u64;
                 client.send(Request::Write { offset, data, fua: false }).expect("a request");
             }
-            for _ in 0..4 {
-                assert_eq!(client.receive().expect("an answer").result, Ok(()));
+            for _ in 0..requests {
+                let answer = client
+                    .receive()
+                    .unwrap_or_else(|error| panic!("client {at}, round {}: {error}", self.round));
+                assert_eq!(answer.result, Ok(()));
             }
-            let mut data = vec![0; 4 * BLOCK];
+            let mut data = vec![0; usize::try_from(requests).expect("64 bits") * BLOCK];
             client.read(offset, &mut data).expect("a read");
-            assert!(data.iter().all(|&byte| byte == fill), "client {at}, round {round}");
+            assert!(data.iter().all(|&byte| byte == fill), "client {at}, round {}", self.round);
         }
     }
-    assert!(moved() >= 4, "{} moves", moved());
-    assert_eq!(server.workers.connections().len(), 4);
-    for client in clients {
-        client.disconnect().expect("a goodbye");
+
+    /// Goes on until connections have moved four times.
+    fn move_four(&mut self, requests: u64) {
+        let clock = blockd_media::clock::Clock::start();
+        while self.moved() < 4 && clock.elapsed() < Duration::from_secs(60) {
+            self.step(requests);
+            // Rounds that take a second would meet each worker's look for a connection to give
+            // away at the same point every time.
+            std::thread::sleep(Duration::from_millis(u64::from(self.round) * 37 % 200));
+        }
+        assert!(self.moved() >= 4, "{} moves", self.moved());
+        assert_eq!(self.server.workers.connections().len(), 4);
     }
-    server.runtime.block_on(listener.stop());
-    server.stop();
+
+    fn stop(self) {
+        for client in self.clients {
+            client.disconnect().expect("a goodbye");
+        }
+        self.server.runtime.block_on(self.other.listener.stop());
+        self.server.stop();
+    }
+}
+
+#[test]
+fn connections_move_between_workers_and_lose_nothing() {
+    let mut movers = Movers::new("moving");
+    movers.move_four(4);
+    movers.stop();
+}
+
+#[test]
+fn a_connection_moves_only_when_limits_hold_back_none_of_its_requests() {
+    let mut movers = Movers::new("held");
+    for volume in [movers.server.volume, movers.other.volume] {
+        let settings = VolumeSettings { iops: 60, ..VolumeSettings::default() };
+        let control = Control::Configure { volume, settings };
+        movers.server.runtime.block_on(movers.server.pool.control(control)).expect("a limit");
+    }
+    // More than the limit lets through at once, and no more than is received at once: the rest
+    // waits in the connection.
+    movers.move_four(12);
+    movers.stop();
+}
+
+#[test]
+fn a_connection_that_can_not_move_is_served_where_it_is() {
+    let mut movers = Movers::new("stay");
+    let third = Other::new(&movers.server, "x");
+    for _ in 0..2 {
+        // No connection moves while a volume is being closed, which takes 2 s as this client reads
+        // one reply only.
+        let mut unread = third.connect();
+        for _ in 0..32 {
+            unread.send(Request::Read { offset: 0, len: 1 << 20 }).expect("a request");
+        }
+        assert_eq!(unread.receive().expect("an answer").result, Ok(()));
+        let (workers, id) = (movers.server.workers.clone(), movers.server.pool.id());
+        let volume = third.volume;
+        let close = async move { workers.close_volume(id, volume).await };
+        let closing = movers.server.runtime.spawn(close);
+        let clock = blockd_media::clock::Clock::start();
+        while !closing.is_finished() {
+            movers.step(4);
+        }
+        assert_eq!(movers.server.runtime.block_on(closing).expect("no panic"), 1);
+        // Long enough for each worker to look for a connection to give away.
+        assert!(clock.elapsed() > Duration::from_millis(1500), "{:?}", clock.elapsed());
+    }
+    movers.step(4);
+    movers.server.runtime.block_on(third.listener.stop());
+    movers.stop();
 }
 
 #[test]
