@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::{built, manifests, requirements, rules, setup, tidy};
+use crate::{built, manifests, messages, requirements, rules, setup, tidy};
 
 /// The packages for clippy. The mapper is also built alone: the packages of a workspace share one
 /// set of features, which would hide a mapper that builds only with `mutations` on, or only
@@ -46,6 +46,7 @@ pub(crate) fn run(root: &Path) -> bool {
     });
     steps.run("tidy", || tidy::run(root).map(|()| Outcome::Passed));
     steps.run("requirements", || requirements::run(root, false).map(|()| Outcome::Passed));
+    steps.run("messages", || messages::run(root, false).map(|()| Outcome::Passed));
     // In CI, all tests follow.
     if !command::in_ci() {
         let help = ["test", "--quiet", "--package", "blockd", "--test", "cli_offline", "document"];

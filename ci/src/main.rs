@@ -11,6 +11,7 @@ mod demo;
 mod forward;
 mod image;
 mod manifests;
+mod messages;
 mod package;
 mod requirements;
 mod rules;
@@ -44,6 +45,12 @@ enum Action {
         /// Let a line say `pending` in place of a test
         #[arg(long)]
         allow_pending: bool,
+    },
+    /// Is every text that the programs print in docs/MESSAGES.md?
+    Messages {
+        /// Write the document
+        #[arg(long)]
+        write: bool,
     },
     /// Alert rules, their tests and the dashboard of deploy/, by promtool
     Rules,
@@ -211,6 +218,7 @@ fn run(action: &Action) -> Result<bool> {
         Action::Requirements { allow_pending } => {
             requirements::run(root, *allow_pending).map(|()| true)
         }
+        Action::Messages { write } => messages::run(root, *write).map(|()| true),
         Action::Rules => rules::run(root).map(|()| true),
         Action::Manifests => {
             let mut steps = steps::Steps::new();
