@@ -336,7 +336,7 @@ fn what_cannot_be_exported_as_a_backup_is_said_before_a_file_is_made() {
     let cases: [(&[&str], i32, &str); 7] = [
         (&["data", "x.blkd", "--since", "data@mon"], 7, "take a snapshot of it"),
         (&["data", "x.blkd", "--format", "backup"], 7, "take a snapshot of it"),
-        (&["data@tue", "x.blkd", "--since", "data"], 7, "volume data is no snapshot"),
+        (&["data@tue", "x.blkd", "--since", "data"], 7, "volume data is not a snapshot"),
         (&["data@tue", "x.blkd", "--since", "nobody"], 4, "nobody does not exist"),
         (&["data@tue", "x.blkd", "--since", "data@tue"], 3, "another snapshot"),
         (&["data@tue", "x.blkd", "--since", "other@mon"], 7, "data@tue is of another family"),

@@ -216,7 +216,7 @@ fn text(told: &HealthShape, named: bool, context: &Context) -> String {
     let all = all.map(|(count, what)| counted(count, what)).join(" and ");
     let is_looked_at = |one: &SubjectShape| one.last_probe_unix_ms > 0;
     if !told.pools.iter().chain(&told.volumes).any(is_looked_at) {
-        return format!("unknown: {all}; nobody looks, as health.enabled is off\n");
+        return format!("unknown: {all}; health checks are disabled (health.enabled = false)\n");
     }
     if told.healthy {
         let good = context.output.paint().text(Tone::Good, "healthy");

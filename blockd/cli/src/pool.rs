@@ -396,7 +396,7 @@ fn space_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)>
     rows.push(("low below", format!("{}, very low below {}", marks.0, marks.1)));
     if let Ok(seconds) = u64::try_from(pool.seconds_to_full) {
         let rate = size(pool.write_rate_bytes);
-        rows.push(("filled with", format!("{rate}/s lately, full in {seconds} s at that speed")));
+        rows.push(("filled with", format!("{rate}/s, full in {seconds} s at that rate")));
     }
     if pool.set_aside_bytes > 0 {
         rows.push(("set aside", size(pool.set_aside_bytes)));

@@ -127,7 +127,7 @@ impl Set {
         let configured = Configured { changed: answer.changed, volume };
         context.output.either(&configured, || {
             let words = in_words(&configured.volume.settings, context);
-            let was = if configured.changed { "" } else { "was so already: " };
+            let was = if configured.changed { "" } else { "unchanged: " };
             format!("{}: {was}{words}\n", configured.volume.name)
         })
     }

@@ -157,7 +157,7 @@ fn human(proposal: &Proposal) -> String {
     let Proposal { outage_seconds, low, very_low, .. } = proposal;
     let size = units::human;
     let seen = match proposal.write_rate_bytes {
-        0 => "nothing was written for the first time lately: ask again under load".to_owned(),
+        0 => "no first writes were measured: run it again under load".to_owned(),
         rate => format!(
             "{}/s were written for the first time lately: {} in {outage_seconds} s",
             size(rate),

@@ -181,7 +181,7 @@ impl Signals {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            tracing::error!("told to stop again: ending at once, as after a crash");
+            tracing::error!("second stop signal: ending at once, as after a crash");
             std::process::exit(1);
         });
     }
@@ -297,7 +297,7 @@ impl Daemon {
             Err(error) => return tracing::error!(%error, "SIGHUP: all stays as it was configured"),
             Ok(changed) => {
                 for pool in changed {
-                    tracing::info!(pool, "SIGHUP: its space policy is another one now");
+                    tracing::info!(pool, "SIGHUP: space policy changed");
                 }
             }
         }
@@ -410,7 +410,7 @@ fn listen_error(error: ListenError) -> Error {
             Error::in_use(path.display().to_string(), "is there already, and is no socket")
         }
         ListenError::InUse { address } => {
-            Error::in_use(address.to_string(), "is in use: somebody else listens there")
+            Error::in_use(address.to_string(), "is in use: another process listens there")
         }
         ListenError::Io { source, .. } => Error::io(text, source),
     }

@@ -8,7 +8,7 @@ use sd_notify::NotifyState;
 /// Says something to the service manager, if there is one.
 pub(super) fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager can't be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 

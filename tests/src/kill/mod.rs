@@ -166,7 +166,7 @@ pub fn run(options: &Options, mut each: impl FnMut(&Figures)) -> (Figures, Resul
         each(&rounds.figures);
     }
     let log = rounds.daemon.log();
-    rounds.figures.waits = log.matches("waited for a former owner's IO").count() as u64;
+    rounds.figures.waits = log.matches("waited for the owner lock").count() as u64;
     let end = result.and_then(|()| rounds.finish().context("after the last round"));
     (rounds.figures, end)
 }

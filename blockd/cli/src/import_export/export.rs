@@ -163,7 +163,7 @@ impl Export {
                 let request = GetVolumeRequest { name: since.clone(), pool: self.pool.clone() };
                 let base = shapes::volume(client.get_volume(request).await?.volume)?;
                 if base.kind() != VolumeKind::Snapshot {
-                    let problem = "is no snapshot: nobody knows what it held before";
+                    let problem = "is not a snapshot: an incremental export needs one as its base";
                     return Err(Error::in_use(what(&base), problem));
                 }
                 // Of another family: refused here, with both named.

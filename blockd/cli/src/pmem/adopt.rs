@@ -125,7 +125,8 @@ fn check(
         return Err(refused(&region.key, problem));
     }
     if namespace.mode != Mode::Raw {
-        let problem = format!("has a namespace of mode {}: somebody made it so", namespace.mode);
+        let problem =
+            format!("has a namespace of mode {} that blockd did not make", namespace.mode);
         return Err(refused(&region.key, problem));
     }
     if !namespace.users.is_empty() {

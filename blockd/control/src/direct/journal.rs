@@ -109,7 +109,7 @@ impl Journal {
 
     fn corrupt(&self, problem: &str) -> Error {
         let problem = format!(
-            "{problem}; put back a copy of it: without it nobody knows which namespaces are the \
+            "{problem}; put back a copy of it: without it, it is unknown which namespaces are the \
              pool's"
         );
         Error::Corrupt { what: self.0.display().to_string(), problem }

@@ -57,7 +57,7 @@ impl Control {
             None if needed > total && promised <= total => {
                 tracing::warn!(
                     pool = pool.name(),
-                    "its volumes have {} together, more than its {}: it can become full",
+                    "overcommitted: {} provisioned, {} capacity",
                     human(needed),
                     human(total)
                 );

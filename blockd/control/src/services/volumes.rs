@@ -379,7 +379,11 @@ impl Control {
             let Ok(pool) = self.pool(&record.pool) else { continue };
             let volume = find(&pool, &record.volume);
             if volume.is_none_or(|volume| !record.is_of(&pool, volume.id)) {
-                tracing::warn!(pool = record.pool, volume = record.volume, "attached, and gone");
+                tracing::warn!(
+                    pool = record.pool,
+                    volume = record.volume,
+                    "dropped an attachment: the volume no longer exists"
+                );
                 gone.push((record.pool.clone(), record.volume.clone()));
             }
         }

@@ -104,7 +104,7 @@ pub enum Reason {
     TooManyOptions,
     #[error("EXPORT_NAME can't be granted: {0}")]
     ExportName(&'static str),
-    #[error("the driver told something that was not asked for")]
+    #[error("unexpected reply: not an answer to the option that was sent")]
     OutOfStep,
 }
 

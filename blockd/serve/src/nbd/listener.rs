@@ -107,7 +107,7 @@ pub enum ListenError {
     PathTooLong { path: PathBuf, length: usize },
     #[error("{path} exists and is not a socket", path = path.display())]
     NotASocket { path: PathBuf },
-    #[error("somebody listens at {address} already")]
+    #[error("cannot listen at {address}: another process does")]
     InUse { address: Address },
     #[error("can't listen at {address}")]
     Io { address: Address, source: io::Error },

@@ -532,7 +532,7 @@ impl WorkerThread {
         let attached = match self.executor.attach(pool, volume, stats) {
             Ok(attached) => attached,
             Err(error) => {
-                tracing::warn!(%error, %peer, %export, "a connection came too late");
+                tracing::warn!(%error, %peer, %export, "volume detached before the connection was served");
                 self.parts.load.end();
                 return;
             }

@@ -145,7 +145,7 @@ impl Devices {
         let work = move |seat: &mut _| kit.add(seat, &wanted, None);
         let undo = move |seat: &mut _, _: Serving| {
             if let Err(error) = undoing.take_down(seat, false) {
-                tracing::warn!(%error, "a device that nobody waits for stays");
+                tracing::warn!(%error, "cannot remove a stale block device");
             }
         };
         let serving = self.counted(thread.run(COMMAND_LIMIT, work, undo))?;
