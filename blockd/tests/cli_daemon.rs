@@ -184,8 +184,9 @@ fn codes(health: &Value, kind: &str) -> Vec<String> {
     own.map(|cause| cause["code"].as_str().unwrap().to_owned()).collect()
 }
 
+/// Rows: H2, H3, H7.
 #[test]
-fn h2_h3_h7_a_pool_whose_file_is_cut_short_is_told_and_recovers() {
+fn a_pool_whose_file_is_cut_short_is_told_and_recovers() {
     let mut daemon = Daemon::start_with("256M", "[health]\ninterval = \"1s\"\nhold = \"1s\"");
     std::fs::write(daemon.dir.join("image"), cli_support::pattern(16 << 20, 5)).unwrap();
     daemon.ok(&["import", "image", "data"]);

@@ -465,15 +465,17 @@ mod tests {
         assert!(!Class::usual("a").names_pool(""));
     }
 
+    /// Row: H37.
     #[test]
-    fn h37_health_is_on_unless_it_is_switched_off() {
+    fn health_is_on_unless_it_is_switched_off() {
         assert!(parse("").unwrap().health && parse("[health]").unwrap().health);
         assert!(parse("[health]\nenabled = true").unwrap().health);
         assert!(!parse("[health]\nenabled = false").unwrap().health);
     }
 
+    /// Row: W6.
     #[test]
-    fn w6_newer_access_modes_are_advertised_unless_switched_off() {
+    fn newer_access_modes_are_advertised_unless_switched_off() {
         assert!(parse("").unwrap().multi_writer && parse("[access_modes]").unwrap().multi_writer);
         let switched = |to| parse(&format!("[access_modes]\nsingle_node_multi_writer = {to}"));
         assert!(switched(true).unwrap().multi_writer);

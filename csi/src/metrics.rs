@@ -386,8 +386,9 @@ mod tests {
         }
     }
 
+    /// Row: P49.
     #[test]
-    fn p49_each_method_has_the_service_that_the_specification_has() {
+    fn each_method_has_the_service_that_the_specification_has() {
         let mut service = "";
         let mut count = 0;
         for line in include_str!("../proto/csi.proto").lines().map(str::trim) {

@@ -324,8 +324,9 @@ mod tests {
         parameters.of_class("", &class(kind))
     }
 
+    /// Row: P25.
     #[test]
-    fn p25_booleans_are_those_of_strconv() {
+    fn booleans_are_those_of_strconv() {
         for text in ["1", "t", "T", "TRUE", "true", "True"] {
             assert!(boolean("b", text).unwrap(), "{text}");
         }
@@ -339,8 +340,9 @@ mod tests {
         }
     }
 
+    /// Row: P24.
     #[test]
-    fn p24_usage_has_to_fit_the_class() {
+    fn usage_has_to_fit_the_class() {
         let usage = |kind, pairs: &[_]| plan(kind, pairs).unwrap().usage;
         assert_eq!(usage(Kind::PmemDirect, &[]), Some(Usage::AppDirect));
         assert_eq!(usage(Kind::PmemDirect, &[("usage", "FileIO")]), Some(Usage::FileIo));
@@ -370,8 +372,9 @@ mod tests {
         }
     }
 
+    /// Row: P29.
     #[test]
-    fn p29_kata_excludes_file_io_raw_block_and_btrfs() {
+    fn kata_excludes_file_io_raw_block_and_btrfs() {
         let kind = Kind::PmemDirect;
         let error = plan(kind, &[("kataContainers", "T"), ("usage", "FileIO")]).unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
@@ -413,8 +416,9 @@ mod tests {
         assert_eq!((without.usage, without.kata), (Some(Usage::FileIo), false));
     }
 
+    /// Row: P45.
     #[test]
-    fn p45_a_key_has_two_spellings_and_one_value() {
+    fn a_key_has_two_spellings_and_one_value() {
         let erase = |pairs: &[_]| plan(Kind::PmemDirect, pairs).map(|plan| plan.erase_after);
         // Without a word it is as the daemon has it: erased.
         assert_eq!(erase(&[]).unwrap(), None);
@@ -442,8 +446,9 @@ mod tests {
         assert_eq!(of_others, v1::CreateVolumeRequest::default());
     }
 
+    /// Rows: P14, P17.
     #[test]
-    fn p14_p17_steps_and_smallest_sizes_are_the_pools_own() {
+    fn steps_and_smallest_sizes_are_the_pools_own() {
         let mib = |count: i64| Bytes::constant(count * 1_048_576);
         let pool = |step: i64| v1::Pool {
             volume_step_bytes: mib(step).get(),

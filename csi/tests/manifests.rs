@@ -265,8 +265,10 @@ fn a_claim_below_a_gibibyte_is_in_the_example() {
 }
 
 /// Rows H24 and H29: how often is asked, and whether nodes are watched, is set in the chart.
+///
+/// Row: H24.
 #[test]
-fn h24_the_health_monitor_polls_every_five_minutes() {
+fn the_health_monitor_polls_every_five_minutes() {
     let monitor = words(&container("csi-external-health-monitor-controller"));
     for flag in ["--monitor-interval=5m", "--list-volumes-interval=5m"] {
         assert!(monitor.contains(&flag.to_owned()), "{monitor:?}");
@@ -289,8 +291,10 @@ fn h24_the_health_monitor_polls_every_five_minutes() {
 }
 
 /// Row P32: where claims are bound at once, nodes compete, and wait before they do.
+///
+/// Row: P32.
 #[test]
-fn p32_nodes_that_compete_for_a_claim_wait_before() {
+fn nodes_that_compete_for_a_claim_wait_before() {
     let provisioner = words(&container("csi-provisioner"));
     for flag in ["--node-deployment-base-delay=20s", "--node-deployment-max-delay=60s"] {
         assert!(provisioner.contains(&flag.to_owned()), "{provisioner:?}");
@@ -375,8 +379,10 @@ fn the_provisioner_may_protect_snapshots() {
 }
 
 /// Row P35: the extender has an account of its own, with the rights that it needs.
+///
+/// Row: P35.
 #[test]
-fn p35_the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
+fn the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
     let deploy = folder().join("..");
     let component = deploy.join("kustomize/components/extender/extender.yaml");
     let text = fs::read_to_string(component).unwrap();

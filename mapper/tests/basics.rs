@@ -263,8 +263,10 @@ fn a_deleted_volume_is_let_go_of_in_pieces_and_only_after_reads_of_it() {
 }
 
 /// Parts of an interrupted write that a map can show have to stay whole.
+///
+/// Row: P24.
 #[test]
-fn p24_only_writes_that_no_map_shows_may_be_interrupted() {
+fn only_writes_that_no_map_shows_may_be_interrupted() {
     let mut rig = Rig::new(&[32 * MIB]);
     let id = rig.create("a", 8 << 20);
     let volume = rig.attach(id);
@@ -305,8 +307,10 @@ fn p24_only_writes_that_no_map_shows_may_be_interrupted() {
 
 /// Two writes to a block that isn't there yet: where they are carried out byte by byte, the second
 /// one waits, so that neither is in the middle when the other one shows the block.
+///
+/// Row: P24.
 #[test]
-fn p24_two_first_writes_to_a_block_do_not_meet() {
+fn two_first_writes_to_a_block_do_not_meet() {
     for whole_blocks in [false, true] {
         let mut media = common::Media::new(&[16 * MIB]);
         media.create();
@@ -335,8 +339,10 @@ fn p24_two_first_writes_to_a_block_do_not_meet() {
 }
 
 /// A write through that fails stops the pool where its error may be a flush's, and only there.
+///
+/// Row: P24.
 #[test]
-fn p24_a_store_that_fails_is_that_write_alone() {
+fn a_store_that_fails_is_that_write_alone() {
     for synchronous in [false, true] {
         let mut media = common::Media::new(&[16 * MIB]);
         media.create();

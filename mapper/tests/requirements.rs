@@ -171,8 +171,9 @@ fn a_full_pool_that_grows_goes_on() {
     rig.check();
 }
 
+/// Row: H11.
 #[test]
-fn h11_volumes_are_found_by_the_places_of_their_extents() {
+fn volumes_are_found_by_the_places_of_their_extents() {
     let mut rig = Rig::new(&[32 * MIB, 32 * MIB]);
     let ids = ["a", "b"].map(|name| rig.create(name, 1 << 30));
     for (at, id) in ids.into_iter().enumerate() {

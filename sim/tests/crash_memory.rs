@@ -26,8 +26,9 @@ fn run(script: &Script, way: Way, counts: &mut Counts) -> Result<usize, String> 
     }
 }
 
+/// Row: P24.
 #[test]
-fn p24_units_are_whole_where_writes_go_through_lanes() {
+fn units_are_whole_where_writes_go_through_lanes() {
     let mut counts = Counts::default();
     for script in scripts() {
         run(script, Way::Lanes, &mut counts).unwrap();

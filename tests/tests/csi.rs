@@ -85,8 +85,9 @@ fn free(driver: &Driver, class: &str) -> i64 {
     driver.get_capacity(request).unwrap().available_capacity
 }
 
+/// Row: T1.
 #[test]
-fn t1_a_hundred_volumes_of_8_mib_live_in_a_pool_of_2_gib() {
+fn a_hundred_volumes_of_8_mib_live_in_a_pool_of_2_gib() {
     let rig = rig("hundred", 2048, "");
     let driver = rig.plugin.driver().unwrap();
     for number in 0..100 {
@@ -115,8 +116,9 @@ name = "thick"
 kind = "thick"
 "#;
 
+/// Row: T3.
 #[test]
-fn t3_a_claim_of_500_mib_is_taken_where_500_mib_are_free() {
+fn a_claim_of_500_mib_is_taken_where_500_mib_are_free() {
     for class in ["thin", "thick"] {
         let rig = rig("claim", 2048, EXACT);
         let driver = rig.plugin.driver().unwrap();
@@ -244,12 +246,14 @@ fn a_thousand_volumes_are_listed_in_pages() {
         let ids: BTreeSet<String> = listed.into_iter().map(|one| one.volume_id).collect();
         assert_eq!(ids.len(), COUNT, "in pages of {page}");
     }
-    h39_polling_them_takes_no_io(&rig, &driver, COUNT);
+    polling_them_takes_no_io(&rig, &driver, COUNT);
 }
 
 /// Conditions of all of them, as a monitor asks for them again and again, without a write or flush
 /// of the pool. Some come by themselves after creations: then it is tried again.
-fn h39_polling_them_takes_no_io(rig: &Rig, driver: &Driver, count: usize) {
+///
+/// Row: H39.
+fn polling_them_takes_no_io(rig: &Rig, driver: &Driver, count: usize) {
     let control = rig.control().unwrap();
     let counted = || {
         let stats = control.stats().unwrap();
@@ -281,8 +285,9 @@ fn is_listed(driver: &Driver, id: &str) -> bool {
     driver.all_volumes(0).unwrap().iter().any(|volume| volume.volume_id == id)
 }
 
+/// Row: H38.
 #[test]
-fn h38_a_volume_that_somebody_deletes_in_the_daemon_is_not_found() {
+fn a_volume_that_somebody_deletes_in_the_daemon_is_not_found() {
     let rig = Rig::start("behind", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let id = create(&driver, &request("gone", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
@@ -293,8 +298,9 @@ fn h38_a_volume_that_somebody_deletes_in_the_daemon_is_not_found() {
     assert!(!is_listed(&driver, &id));
 }
 
+/// Row: H38.
 #[test]
-fn h38_a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
+fn a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
     // Marks in bytes: those in seconds go by the speed of the last minutes.
     let daemon = daemon::Settings {
         pool_size: 64 << 20,
@@ -337,8 +343,9 @@ fn h38_a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
     .unwrap();
 }
 
+/// Row: H38.
 #[test]
-fn h38_nobody_answers_for_a_node_that_is_down_and_nothing_is_made_up_when_it_is_back() {
+fn nobody_answers_for_a_node_that_is_down_and_nothing_is_made_up_when_it_is_back() {
     let mut rig = Rig::start("down", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let id = create(&driver, &request("a", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
@@ -374,8 +381,9 @@ fn h38_nobody_answers_for_a_node_that_is_down_and_nothing_is_made_up_when_it_is_
     assert_eq!(condition(&driver, &id).unwrap().message, "healthy");
 }
 
+/// Row: H37.
 #[test]
-fn h37_switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
+fn switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
     let rig = Rig::start("switched", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let id = create(&driver, &request("a", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
@@ -404,8 +412,9 @@ fn h37_switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
     assert!(is_listed(&off.driver().unwrap(), &id));
 }
 
+/// Row: P48.
 #[test]
-fn p48_two_drivers_on_one_daemon_do_not_see_each_others_volumes() {
+fn two_drivers_on_one_daemon_do_not_see_each_others_volumes() {
     let rig = Rig::start("first", &Settings::default()).unwrap();
     let settings = Settings { driver_name: "other.example.org".to_owned(), ..Settings::default() };
     let mut other = Plugin::new("second", &rig.daemon.control_socket(), &settings).unwrap();
@@ -448,8 +457,9 @@ fn volumes_that_others_made_in_the_daemon_are_left_alone() {
     assert_eq!(rig.control().unwrap().names().unwrap(), ["somebodys"]);
 }
 
+/// Row: P51.
 #[test]
-fn p51_a_volume_that_is_attached_is_not_deleted() {
+fn a_volume_that_is_attached_is_not_deleted() {
     let rig = Rig::start("inuse", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let volume = create(&driver, &request("used", mounted("ext4"), 64 * MIB)).unwrap();

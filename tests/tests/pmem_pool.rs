@@ -54,8 +54,9 @@ fn write_until_killed(mut connection: Connection, seed: u64) -> (Vec<u64>, (u64,
     unreachable!("numbers end first")
 }
 
+/// Row: P24.
 #[test]
-fn p24_no_block_is_torn_and_none_lost_when_the_daemon_is_killed() {
+fn no_block_is_torn_and_none_lost_when_the_daemon_is_killed() {
     let (_folder, mut daemon) = daemon("pmem-kill", "");
     daemon.start().unwrap();
     let volumes = ["a", "b"];
@@ -103,8 +104,9 @@ fn p24_no_block_is_torn_and_none_lost_when_the_daemon_is_killed() {
     }
 }
 
+/// Row: P45.
 #[test]
-fn p45_bytes_of_a_deleted_volume_are_overwritten_also_after_a_kill() {
+fn bytes_of_a_deleted_volume_are_overwritten_also_after_a_kill() {
     let (_folder, mut daemon) = daemon("pmem-erase", "");
     daemon.start().unwrap();
     let secret = content(0x5ec2, 0xe7).repeat(1024);
@@ -135,8 +137,9 @@ fn p45_bytes_of_a_deleted_volume_are_overwritten_also_after_a_kill() {
     assert!(daemon.stop().unwrap().success());
 }
 
+/// Row: P2.
 #[test]
-fn p2_space_that_is_free_in_pieces_is_one_volume() {
+fn space_that_is_free_in_pieces_is_one_volume() {
     let (_folder, mut daemon) = daemon("pmem-pieces", "erase = false\n");
     daemon.start().unwrap();
     let thick = |name: &str, size: u64| {
@@ -183,8 +186,9 @@ fn memory_that_is_gone_is_an_error_of_the_request_and_the_daemon_goes_on() {
     daemon.kill().unwrap();
 }
 
+/// Row: P11.
 #[test]
-fn p11_what_is_not_ours_is_not_touched() {
+fn what_is_not_ours_is_not_touched() {
     let (folder, mut daemon) = daemon("pmem-foreign", "");
     let pool = folder.path().join("pool");
     let file = File::create(&pool).unwrap();
@@ -200,8 +204,9 @@ fn p11_what_is_not_ours_is_not_touched() {
     assert!(front.iter().all(|&byte| byte == 0));
 }
 
+/// Row: P14.
 #[test]
-fn p14_sizes_are_multiples_of_4_mib_and_limits_are_kept() {
+fn sizes_are_multiples_of_4_mib_and_limits_are_kept() {
     let (_folder, mut daemon) = daemon("pmem-size", "persistence = \"auto\"\nerase = false\n");
     daemon.start().unwrap();
     for (name, asked, made) in [("one", "512", 4 * MIB), ("two", "4194305", 8 * MIB)] {

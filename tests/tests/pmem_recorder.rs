@@ -360,16 +360,18 @@ fn look(whole: bool, left: Left, seed: u64, moments: usize) -> Result<usize, Str
     Ok(looked)
 }
 
+/// Row: P24.
 #[test]
-fn p24_every_image_that_could_be_left_holds_what_was_answered() {
+fn every_image_that_could_be_left_holds_what_was_answered() {
     for (whole, seed) in [(true, 1), (true, 2), (false, 3)] {
         let looked = look(whole, Left::Nothing, seed, 60);
         assert!(looked.clone().is_ok_and(|images| images >= 120), "{whole} {seed}: {looked:?}");
     }
 }
 
+/// Row: P24.
 #[test]
-fn p24_each_fence_that_is_left_out_is_missed() {
+fn each_fence_that_is_left_out_is_missed() {
     for (whole, left) in [
         (true, Left::FenceBeforeMap),
         (false, Left::FenceBeforeAnswer),

@@ -414,8 +414,9 @@ mod tests {
         }
     }
 
+    /// Row: H40.
     #[test]
-    fn h40_the_json_has_severity_code_reason_and_all_times() {
+    fn the_json_has_severity_code_reason_and_all_times() {
         let shape = subject(Severity::Failure.into(), &[errors()], [3, 2]);
         let shape = SubjectShape { pool: "p".to_owned(), volume: Some("v".to_owned()), ..shape };
         let expected = concat!(

@@ -188,8 +188,9 @@ mod tests {
         }
     }
 
+    /// Row: P5.
     #[test]
-    fn p5_a_thread_stays_on_the_processors_that_it_is_given() {
+    fn a_thread_stays_on_the_processors_that_it_is_given() {
         let pinned = std::thread::spawn(|| {
             let before = sched_getaffinity(Pid::from_raw(0)).unwrap();
             let one = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();

@@ -145,8 +145,9 @@ fn a_namespace_stands_in_place_of_a_path() {
     }
 }
 
+/// Row: P9.
 #[test]
-fn p9_a_region_stands_in_place_of_a_path_with_a_share_of_it() {
+fn a_region_stands_in_place_of_a_path_with_a_share_of_it() {
     let uuid = "8d9cbb33-7a5c-4b60-9c6f-3a2f1f8f9a10";
     let pool =
         |rest: &str| format!("[[pool]]\nname = \"a\"\nkind = \"pmem\"\nregion = \"0x1f\"\n{rest}");

@@ -9,6 +9,7 @@ mod links;
 mod metadata;
 mod modules;
 mod repository;
+mod rows;
 mod source;
 mod tree;
 mod unsafe_code;
@@ -75,6 +76,7 @@ fn problems(tree: &Tree, metadata: &Metadata) -> Vec<Problem> {
         unsafe_code::check_roots(tree, metadata),
         links::check(tree),
         repository::check(tree),
+        rows::check(tree),
         vocabulary::check(tree),
     ]
     .concat()

@@ -79,8 +79,9 @@ mod tests {
         Rule { mode, default: Divisor::ONE, divisors: BTreeMap::new() }
     }
 
+    /// Row: T27.
     #[test]
-    fn t27_equal_is_enough_and_a_byte_less_is_not() {
+    fn equal_is_enough_and_a_byte_less_is_not() {
         let wanted = demand(&[("thin", 524_288_000)]);
         assert_eq!(predicate(&wanted, &node(&[("thin", 524_288_000)])), Ok(()));
         assert_eq!(
@@ -89,8 +90,9 @@ mod tests {
         );
     }
 
+    /// Row: T27.
     #[test]
-    fn t27_each_class_has_to_have_room() {
+    fn each_class_has_to_have_room() {
         let wanted = demand(&[("thick", 10), ("thin", 10)]);
         assert_eq!(predicate(&wanted, &node(&[("thick", 10), ("thin", 10)])), Ok(()));
         assert!(predicate(&wanted, &node(&[("thick", 9), ("thin", 100)])).is_err());
@@ -98,8 +100,9 @@ mod tests {
         assert_eq!(predicate(&demand(&[]), &node(&[])), Ok(()));
     }
 
+    /// Row: T27.
     #[test]
-    fn t27_a_node_without_figures_is_refused_with_the_reason() {
+    fn a_node_without_figures_is_refused_with_the_reason() {
         let wanted = demand(&[("thin", 1)]);
         assert_eq!(
             predicate(&wanted, &node(&[("thick", 100)])).unwrap_err(),
@@ -112,8 +115,9 @@ mod tests {
         );
     }
 
+    /// Row: T30.
     #[test]
-    fn t30_bytes_are_the_default_and_prefer_the_most_remaining_space() {
+    fn bytes_are_the_default_and_prefer_the_most_remaining_space() {
         let nodes = [node(&[("a", 600)]), node(&[("a", 1100)]), node(&[("a", 99)]), node(&[])];
         let wanted = demand(&[("a", 100)]);
         assert_eq!(prioritize(&wanted, &nodes, &rule(Mode::Bytes)), [5, 10, 0, 0]);
@@ -122,8 +126,9 @@ mod tests {
         assert_eq!(prioritize(&demand(&[]), &nodes, &rule(Mode::Bytes)), [0, 0, 0, 0]);
     }
 
+    /// Row: T28.
     #[test]
-    fn t28_the_score_of_a_node_is_that_of_its_worst_class() {
+    fn the_score_of_a_node_is_that_of_its_worst_class() {
         const GIB: i64 = 1 << 30;
         let nodes = [node(&[("a", 16 * GIB), ("b", 4 * GIB)])];
         let wanted = demand(&[("a", 1), ("b", 1)]);
@@ -137,8 +142,9 @@ mod tests {
     }
 
     proptest! {
+        /// Row: T27.
         #[test]
-        fn t27_a_node_passes_exactly_if_all_fits(
+        fn a_node_passes_exactly_if_all_fits(
             wanted in proptest::collection::btree_map("[a-c]", 0..1000_u128, 0..4),
             free in proptest::collection::btree_map("[a-c]", 0..1000_i64, 0..4),
         ) {
@@ -149,8 +155,9 @@ mod tests {
             prop_assert_eq!(predicate(&wanted, &node(&pairs)).is_ok(), fits);
         }
 
+        /// Row: T30.
         #[test]
-        fn t30_more_room_is_never_worth_less(
+        fn more_room_is_never_worth_less(
             wanted in 0..=i64::MAX,
             free in proptest::collection::vec(0..=i64::MAX, 1..10),
         ) {

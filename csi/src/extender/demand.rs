@@ -125,8 +125,9 @@ mod tests {
         Unbound { claim: "data".to_owned(), class: owned(class), size: owned(size) }
     }
 
+    /// Row: T26.
     #[test]
-    fn t26_sizes_of_claims_and_inline_volumes_are_summed_in_bytes_by_class() {
+    fn sizes_of_claims_and_inline_volumes_are_summed_in_bytes_by_class() {
         let pod = json!({
             "metadata": { "annotations": {
                 "capacity.csi.blockd.io/thin": "1",
@@ -148,8 +149,9 @@ mod tests {
         assert_eq!(read(pod).unwrap(), expected);
     }
 
+    /// Row: T26.
     #[test]
-    fn t26_without_a_size_or_with_zero_it_is_the_default_size() {
+    fn without_a_size_or_with_zero_it_is_the_default_size() {
         for attributes in [json!(null), json!({}), json!({ "size": "" }), json!({ "size": "0" })] {
             let pod = json!({ "spec": { "volumes": [inline(attributes)] } });
             assert_eq!(read(pod).unwrap(), [("thin".to_owned(), GIB)].into());
@@ -161,8 +163,9 @@ mod tests {
         }
     }
 
+    /// Row: T26.
     #[test]
-    fn t26_unbound_claims_add_to_inline_volumes_and_an_annotation_counts_where_it_is_more() {
+    fn unbound_claims_add_to_inline_volumes_and_an_annotation_counts_where_it_is_more() {
         let claims = [
             claim(None, Some("1")),
             claim(Some("thin"), Some("524288000")),
@@ -207,8 +210,9 @@ mod tests {
     }
 
     proptest! {
+        /// Row: T26.
         #[test]
-        fn t26_no_byte_is_lost_in_a_sum(
+        fn no_byte_is_lost_in_a_sum(
             sizes in proptest::collection::vec(1..=i64::MAX, 0..20),
         ) {
             let volumes: Vec<Value> =

@@ -254,8 +254,9 @@ mod tests {
     use crate::ids::DEFAULT_DRIVER;
     use crate::metrics::Metrics;
 
+    /// Row: P35.
     #[test]
-    fn p35_the_metrics_of_a_plugin_are_parsed() {
+    fn the_metrics_of_a_plugin_are_parsed() {
         let metrics = Metrics::new(DEFAULT_DRIVER);
         let reported = [("thin", 524_288_000), ("a.b-c", 0), ("thick", i64::MAX)];
         metrics.capacities(&reported.map(|(class, bytes)| (class.to_owned(), bytes)));

@@ -157,8 +157,9 @@ fn method_name(method: &Method) -> &'static str {
 mod tests {
     use super::*;
 
+    /// Row: P49.
     #[test]
-    fn p49_a_request_is_in_flight_until_it_is_answered_or_given_up() {
+    fn a_request_is_in_flight_until_it_is_answered_or_given_up() {
         let metrics = Metrics::new();
         let has = |line: &str| {
             let text = metrics.render();
@@ -177,8 +178,9 @@ mod tests {
         has("scheduler_response_size_bytes_sum 700.0");
     }
 
+    /// Row: P49.
     #[test]
-    fn p49_each_metric_of_the_extender_is_in_the_documentation() {
+    fn each_metric_of_the_extender_is_in_the_documentation() {
         const DOCUMENT: &str = include_str!("../../../docs/METRICS.md");
         let metrics = Metrics::new();
         metrics.begin(Handler::Status, &Method::GET).end(StatusCode::OK, 3);

@@ -150,8 +150,9 @@ mod tests {
         Divisor::parse("divisor", text).unwrap()
     }
 
+    /// Row: T28.
     #[test]
-    fn t28_the_legacy_score_is_the_logarithm_of_whole_gibibytes() {
+    fn the_legacy_score_is_the_logarithm_of_whole_gibibytes() {
         // Capacity, divisor, as it is shipped, as it was proposed.
         let table = [
             (GIB, "1", 1, 0),
@@ -180,8 +181,9 @@ mod tests {
         assert_eq!((rule.divisor("a"), rule.divisor("b")), (divisor("10"), Divisor::ONE));
     }
 
+    /// Row: T29.
     #[test]
-    fn t29_below_a_gibibyte_the_legacy_score_is_one_and_of_nothing_zero() {
+    fn below_a_gibibyte_the_legacy_score_is_one_and_of_nothing_zero() {
         for score in [legacy, legacy_proposal] {
             assert_eq!(score(Bytes::ZERO, Divisor::ONE), 0);
             for capacity in [1, 512, MIB, 500 * MIB, GIB - 1] {
@@ -191,8 +193,9 @@ mod tests {
         }
     }
 
+    /// Row: T30.
     #[test]
-    fn t30_scores_differ_by_bytes_below_a_gibibyte_too() {
+    fn scores_differ_by_bytes_below_a_gibibyte_too() {
         let most = 1000 * u128::from(MIB.unsigned_abs());
         let wanted = 100 * u128::from(MIB.unsigned_abs());
         let score = |mib: i64| bytes(size(mib * MIB), wanted, most);
@@ -212,8 +215,9 @@ mod tests {
     }
 
     proptest! {
+        /// Row: T30.
         #[test]
-        fn t30_bytes_are_monotone_and_never_zero_where_it_fits(
+        fn bytes_are_monotone_and_never_zero_where_it_fits(
             (a, b) in (0..=i64::MAX, 0..=i64::MAX),
             (wanted, most) in (0..=i64::MAX, 0..=i64::MAX),
         ) {
@@ -225,8 +229,9 @@ mod tests {
             prop_assert_eq!(more == 0, high.wide() < wanted || high.is_zero());
         }
 
+        /// Row: T28.
         #[test]
-        fn t28_the_legacy_score_is_a_logarithm(
+        fn the_legacy_score_is_a_logarithm(
             gib in 1_u32..=8_388_607,
             tenths in 1_u32..=10_000,
         ) {

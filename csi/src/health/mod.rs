@@ -121,14 +121,16 @@ mod tests {
 
     use super::*;
 
+    /// Row: H17.
     #[test]
-    fn h17_without_a_cause_the_condition_is_healthy() {
+    fn without_a_cause_the_condition_is_healthy() {
         let said = condition(Vec::new());
         assert_eq!(said, VolumeCondition { abnormal: false, message: "healthy".to_owned() });
     }
 
+    /// Row: H45.
     #[test]
-    fn h45_causes_are_joined_with_the_worst_first() {
+    fn causes_are_joined_with_the_worst_first() {
         let causes = vec![
             Cause::unknown("pool p has not answered for 5 s"),
             Cause::warning("pool p is low"),
@@ -170,8 +172,9 @@ mod tests {
     }
 
     proptest! {
+        /// Row: H17.
         #[test]
-        fn h17_a_message_is_one_line_never_empty_and_never_too_long(causes in causes()) {
+        fn a_message_is_one_line_never_empty_and_never_too_long(causes in causes()) {
             let worst = causes.iter().map(|cause| cause.severity).max();
             let first = causes.iter().find(|cause| Some(cause.severity) == worst).map(line);
             let said = condition(causes.clone());

@@ -66,8 +66,9 @@ mod tests {
         (0..100).filter_map(|number| HealthCode::try_from(number).ok())
     }
 
+    /// Row: H22.
     #[test]
-    fn h22_each_cause_of_the_daemon_is_reported_by_one_side() {
+    fn each_cause_of_the_daemon_is_reported_by_one_side() {
         assert!(all().count() >= 17);
         for code in all() {
             for of_pool in [false, true] {
@@ -88,14 +89,17 @@ mod tests {
     }
 
     /// Faults that only the node's own checks can find; the tests of the node part cover them.
+    ///
+    /// Row: H22.
     #[test]
-    fn h22_the_node_itself_detects_devices_and_missing_volumes() {
+    fn the_node_itself_detects_devices_and_missing_volumes() {
         let alone: Vec<HealthCode> = all().filter(|code| side(*code) == Side::NodeAlone).collect();
         assert_eq!(alone, [HealthCode::DeviceNotServed, HealthCode::VolumeMissing]);
     }
 
+    /// Row: H22.
     #[test]
-    fn h22_the_documents_table_has_each_code_on_its_side() {
+    fn the_documents_table_has_each_code_on_its_side() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/KUBERNETES.md");
         let text = std::fs::read_to_string(path).unwrap();
         for code in all().filter(|code| *code != HealthCode::Unspecified) {
@@ -108,8 +112,9 @@ mod tests {
         }
     }
 
+    /// Row: H30.
     #[test]
-    fn h30_the_documents_name_the_gate_and_the_metric_that_kubelets_export() {
+    fn the_documents_name_the_gate_and_the_metric_that_kubelets_export() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/KUBERNETES.md");
         let text = std::fs::read_to_string(path).unwrap();
         for name in [
@@ -142,8 +147,10 @@ mod tests {
 
     /// The extender has one, and is a process of its own: nothing of the plugin uses a part of it,
     /// and nothing else can find an API server.
+    ///
+    /// Row: H36.
     #[test]
-    fn h36_the_plugin_is_built_without_a_client_of_an_api_server() {
+    fn the_plugin_is_built_without_a_client_of_an_api_server() {
         let manifest = include_str!("../../Cargo.toml");
         let begins = |line: &&str| line.starts_with("kube") || line.starts_with("k8s");
         assert_eq!(manifest.lines().find(begins), None);

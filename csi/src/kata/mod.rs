@@ -133,8 +133,10 @@ mod tests {
     }
 
     /// Row P26: each byte of the front, by the descriptions of the formats.
+    ///
+    /// Row: P26.
     #[test]
-    fn p26_an_image_is_a_partition_table_a_superblock_and_room() {
+    fn an_image_is_a_partition_table_a_superblock_and_room() {
         let file = file();
         let image = Image::within(256 * MIB, false).unwrap();
         image.write(&file).unwrap();
@@ -178,8 +180,9 @@ mod tests {
         assert_eq!((image.file_system(), image.file_system_bytes()), (FRONT, 254 * MIB));
     }
 
+    /// Row: P28.
     #[test]
-    fn p28_a_partition_table_inside_is_an_option() {
+    fn a_partition_table_inside_is_an_option() {
         let file = file();
         let image = Image::within(64 * MIB, true).unwrap();
         image.write(&file).unwrap();

@@ -67,8 +67,9 @@ fn heal(rig: &Rig) {
     state.problem.clear();
 }
 
+/// Row: H18.
 #[test]
-fn h18_every_kind_of_healthy_volume_reports_healthy() {
+fn every_kind_of_healthy_volume_reports_healthy() {
     for name in ["ext4", "xfs", "btrfs"] {
         let rig = mounted(name);
         healthy(&rig.stats(TARGET).unwrap());
@@ -78,8 +79,9 @@ fn h18_every_kind_of_healthy_volume_reports_healthy() {
     healthy(&block().stats(STAGING).unwrap());
 }
 
+/// Row: H10.
 #[test]
-fn h10_unmounted_by_hand_is_abnormal_until_it_is_published_again() {
+fn unmounted_by_hand_is_abnormal_until_it_is_published_again() {
     let expected = "nothing is mounted at its target path";
     let unmount = |state: &mut State| state.mounts.retain(|it| it.path != Path::new(TARGET));
     let again = |rig: &Rig| rig.publish(&mount(TARGET)).unwrap();
@@ -88,8 +90,9 @@ fn h10_unmounted_by_hand_is_abnormal_until_it_is_published_again() {
     comes_and_goes(&block(), expected, false, unmount, again);
 }
 
+/// Row: H10.
 #[test]
-fn h10_an_unmounted_stage_is_reported_at_both_paths() {
+fn an_unmounted_stage_is_reported_at_both_paths() {
     let rig = mounted("ext4");
     let unmount = |state: &mut State| state.mounts.retain(|it| it.path != Path::new(STAGING));
     let expected = "it was unmounted from its staging path";
@@ -101,7 +104,7 @@ fn h10_an_unmounted_stage_is_reported_at_both_paths() {
 }
 
 #[test]
-fn d9_a_path_that_never_was_one_of_the_volume_is_not_found() {
+fn a_path_that_never_was_one_of_the_volume_is_not_found() {
     let rig = mounted("ext4");
     for path in ["/t/2", "/", "relative", ""] {
         assert_eq!(rig.stats(path).unwrap_err().code(), Code::NotFound, "{path}");
@@ -114,8 +117,9 @@ fn d9_a_path_that_never_was_one_of_the_volume_is_not_found() {
     assert_eq!(rig.stats("/t/3").unwrap_err().code(), Code::NotFound);
 }
 
+/// Row: H1.
 #[test]
-fn h1_a_volume_that_is_gone_is_abnormal_where_it_was_and_not_found_elsewhere() {
+fn a_volume_that_is_gone_is_abnormal_where_it_was_and_not_found_elsewhere() {
     let rig = mounted("ext4");
     let volume = rig.world.state().volumes.remove("csi.a").unwrap();
     assert_eq!(said(&rig), ["volume not found: pool default has no csi.a"]);
@@ -184,15 +188,17 @@ fn a_block_volume_path_with_another_device_is_reported() {
     comes_and_goes(&block(), expected, false, begin, heal);
 }
 
+/// Row: H11.
 #[test]
-fn h11_bad_blocks_of_the_device_are_counted() {
+fn bad_blocks_of_the_device_are_counted() {
     let begin = |state: &mut State| state.fault.bad_blocks = 8;
     let expected = "block device ublkb1 has 8 bad sectors";
     comes_and_goes(&mounted("xfs"), expected, true, begin, heal);
 }
 
+/// Row: H8.
 #[test]
-fn h8_errors_counted_by_a_file_system_are_reported() {
+fn errors_counted_by_a_file_system_are_reported() {
     for name in ["ext4", "btrfs"] {
         let begin = |state: &mut State| state.fault.errors = 3;
         let expected = format!("{name} has counted 3 errors");
@@ -200,15 +206,17 @@ fn h8_errors_counted_by_a_file_system_are_reported() {
     }
 }
 
+/// Row: H8.
 #[test]
-fn h8_a_file_system_that_was_shut_down_is_reported_without_further_checks() {
+fn a_file_system_that_was_shut_down_is_reported_without_further_checks() {
     let begin = |state: &mut State| state.fault.shut_down = true;
     let expected = "its xfs was shut down: it answers with IO errors";
     comes_and_goes(&mounted("xfs"), expected, false, begin, heal);
 }
 
+/// Row: H8.
 #[test]
-fn h8_a_file_system_that_became_read_only_is_reported() {
+fn a_file_system_that_became_read_only_is_reported() {
     fn all(state: &mut State, read_only: bool) {
         for entry in &mut state.mounts {
             (entry.read_only, entry.whole_read_only) = (read_only, read_only);
@@ -254,8 +262,9 @@ fn a_read_only_mount_is_healthy() {
     healthy(&rig.stats(STAGING).unwrap());
 }
 
+/// Row: H9.
 #[test]
-fn h9_a_full_file_system_is_reported_with_its_numbers() {
+fn a_full_file_system_is_reported_with_its_numbers() {
     let usage = |total: i64, available: i64| Usage { total, used: total - available, available };
     let rig = mounted("ext4");
     let plenty = usage(65_536, 1);
@@ -292,8 +301,9 @@ fn h9_a_full_file_system_is_reported_with_its_numbers() {
     }
 }
 
+/// Row: H45.
 #[test]
-fn h45_all_of_several_causes_are_reported_the_worst_first() {
+fn all_of_several_causes_are_reported_the_worst_first() {
     let rig = mounted("ext4");
     {
         let mut state = rig.world.state();

@@ -287,8 +287,10 @@ mod tests {
     }
 
     /// Row P18, as far as it can be seen without a kernel that maps: the result of the tools.
+    ///
+    /// Row: P18.
     #[test]
-    fn p18_file_systems_that_are_mapped_are_laid_out_in_pages_of_2_mib() {
+    fn file_systems_that_are_mapped_are_laid_out_in_pages_of_2_mib() {
         let folder = std::env::temp_dir().join(format!("csi-mapped-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let making = Making { mapped: true, options: Vec::new() };

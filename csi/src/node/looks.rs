@@ -123,8 +123,9 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
 
+    /// Row: H43.
     #[tokio::test]
-    async fn h43_a_volume_that_does_not_answer_takes_one_thread_and_no_call() {
+    async fn a_volume_that_does_not_answer_takes_one_thread_and_no_call() {
         let looks = Looks::default();
         let (release, held) = mpsc::channel::<()>();
         let hangs = move || held.recv().is_ok();

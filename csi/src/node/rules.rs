@@ -439,8 +439,9 @@ impl Node {
     }
 }
 
+/// Row: P23.
 #[test]
-fn p23_a_file_system_without_dax_is_no_app_direct_and_does_not_stay() {
+fn a_file_system_without_dax_is_no_app_direct_and_does_not_stay() {
     for mode in [Mode::Writer, Mode::ReaderOnly] {
         // xfs goes on without, and says so in the kernel's log alone.
         let node = own(file_system("ext4"));
@@ -463,8 +464,9 @@ fn p23_a_file_system_without_dax_is_no_app_direct_and_does_not_stay() {
     }
 }
 
+/// Row: P22.
 #[test]
-fn p22_the_kernels_own_device_is_shown_and_can_be_written_again_afterwards() {
+fn the_kernels_own_device_is_shown_and_can_be_written_again_afterwards() {
     let node = own(Held::Raw);
     let reader = target("/t/1", Mode::ReaderOnly, Access::Block);
     node.stage_at(STAGING, Mode::ReaderOnly, None).unwrap();
@@ -487,8 +489,9 @@ fn the_content_of_the_kernels_own_device_is_detected_by_reading() {
     assert_eq!(node.world.state().volumes["csi.a"].held, Held::Raw);
 }
 
+/// Row: P27.
 #[test]
-fn p27_the_content_of_an_image_is_mounted_through_the_outer_file_system() {
+fn the_content_of_an_image_is_mounted_through_the_outer_file_system() {
     let node = own(Held::Nothing);
     node.stage_image(true).unwrap();
     let kinds = |node: &Node| {

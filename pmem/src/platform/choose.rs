@@ -185,8 +185,9 @@ mod tests {
         choose(regions, |_| Some(size), policy).map(|region| region.key.clone())
     }
 
+    /// Row: P5.
     #[test]
-    fn p5_most_free_or_near() {
+    fn most_free_or_near() {
         let regions = [region(1, 0, 8 * GIB, 8 * GIB), region(2, 1, 9 * GIB, 9 * GIB)];
         assert_eq!(chosen(&regions, GIB, Policy::MostFree), Ok(RegionKey::Cookie(2)));
         assert_eq!(chosen(&regions, GIB, Policy::Near(0)), Ok(RegionKey::Cookie(1)));
@@ -196,8 +197,9 @@ mod tests {
         assert_eq!(chosen(&equal, GIB, Policy::MostFree), Ok(RegionKey::Cookie(1)));
     }
 
+    /// Row: P6.
     #[test]
-    fn p6_two_half_full_regions_are_not_one() {
+    fn two_half_full_regions_are_not_one() {
         let half = 64 * GIB;
         let regions = [region(1, 0, half, half), region(2, 1, half, half)];
         let refused = chosen(&regions, 96 * GIB, Policy::MostFree).unwrap_err();
@@ -208,8 +210,10 @@ mod tests {
     }
 
     /// 127 GB: 63 and 1 were made, and 63 deleted. 126 are free, and no more than 63 in one piece.
+    ///
+    /// Row: P3.
     #[test]
-    fn p3_fragmentation_is_distinguished_from_too_little_space() {
+    fn fragmentation_is_distinguished_from_too_little_space() {
         let regions = [region(1, 0, 126 * GIB, 63 * GIB)];
         let refused = chosen(&regions, 64 * GIB, Policy::MostFree).unwrap_err();
         assert_eq!(refused.refusals[0].reason, Reason::NotContiguous);

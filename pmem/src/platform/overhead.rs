@@ -78,8 +78,10 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Seen with Linux 6.12.
+    ///
+    /// Row: P19.
     #[test]
-    fn p19_the_kernels_overhead_matches_the_measured_one() {
+    fn the_kernels_overhead_matches_the_measured_one() {
         let with_map =
             [(16, 14), (32, 30), (64, 62), (128, 124), (256, 250), (512, 502), (896, 880)];
         for (size, usable) in with_map {
@@ -93,8 +95,9 @@ mod tests {
         assert_eq!(usable_of(Mode::Raw, PageMap::Memory, HUGE_PAGE, 5), 5);
     }
 
+    /// Row: P19.
     #[test]
-    fn p19_the_usable_size_is_never_below_the_requested_one() {
+    fn the_usable_size_is_never_below_the_requested_one() {
         for (ways, rule) in [(1, Rule::Formula), (2, Rule::Formula), (6, Rule::Coarse)] {
             let step = Step::new(ways, Some(16 * MIB), HUGE_PAGE, rule).unwrap();
             for usable in [1, 14 * MIB, 15 * MIB, 127 * MIB, 1 << 30, 3 << 40] {

@@ -158,8 +158,9 @@ mod tests {
         host.platform().ensure_pool_space(&RegionKey::Cookie(1), target, uuid(number)).unwrap()
     }
 
+    /// Rows: P8, P50.
     #[test]
-    fn p8_p50_pool_space_is_made_once() {
+    fn pool_space_is_made_once() {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
         let first = ensure(&host, Target::Percentage(50), 1);
         assert_eq!((first.made, first.namespaces.len()), (Some(uuid(1)), 1));
@@ -170,8 +171,9 @@ mod tests {
         assert_eq!(second.namespaces[0].uuid, Some(uuid(1)));
     }
 
+    /// Row: P9.
     #[test]
-    fn p9_a_share_that_is_raised_grows_and_one_that_is_lowered_does_not_shrink() {
+    fn a_share_that_is_raised_grows_and_one_that_is_lowered_does_not_shrink() {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
         ensure(&host, Target::Percentage(50), 1);
         let raised = ensure(&host, Target::Percentage(75), 2);
@@ -181,8 +183,9 @@ mod tests {
         assert_eq!(lowered.namespaces.iter().map(|one| one.size).sum::<u64>(), 768 * MIB);
     }
 
+    /// Row: P11.
     #[test]
-    fn p11_namespaces_with_other_names_are_foreign() {
+    fn namespaces_with_other_names_are_foreign() {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
         let platform = host.platform();
         let theirs = NamespaceSpec {

@@ -83,8 +83,9 @@ mod tests {
         share(&region, percent, own, Step::of(&region, HUGE_PAGE, Rule::Formula).unwrap())
     }
 
+    /// Row: P9.
     #[test]
-    fn p9_percentages_are_from_1_to_100() {
+    fn percentages_are_from_1_to_100() {
         for bad in [0, 101, 256 + 50] {
             let text = checked_percentage(bad).unwrap_err().to_string();
             assert_eq!(text, format!("percentage is {bad}: must be from 1 to 100"));
@@ -93,8 +94,9 @@ mod tests {
         assert_eq!(checked_percentage(100).unwrap(), 100);
     }
 
+    /// Row: P10.
     #[test]
-    fn p10_the_rest_is_left_for_others() {
+    fn the_rest_is_left_for_others() {
         let half = of(100 * GIB, 100 * GIB, 50, 0);
         assert_eq!((half.allowed, half.to_make), (50 * GIB, 50 * GIB));
         // Others have much: the rest can be made.
@@ -102,8 +104,9 @@ mod tests {
         assert_eq!(of(20 * GIB, 7 * GIB + 1, 50, 0).to_make, 7 * GIB);
     }
 
+    /// Row: P9.
     #[test]
-    fn p9_own_namespaces_count_and_nothing_shrinks() {
+    fn own_namespaces_count_and_nothing_shrinks() {
         assert_eq!(of(70 * GIB, 70 * GIB, 50, 30 * GIB).to_make, 20 * GIB);
         let lowered = of(70 * GIB, 70 * GIB, 20, 30 * GIB);
         assert!(lowered.is_beyond());

@@ -108,8 +108,9 @@ mod tests {
         Step::new(ways, align, HUGE_PAGE, rule).unwrap().bytes()
     }
 
+    /// Row: P16.
     #[test]
-    fn p16_sizes_go_up_to_the_next_step() {
+    fn sizes_go_up_to_the_next_step() {
         let step = Step::new(1, Some(16 * MIB), HUGE_PAGE, Rule::Formula).unwrap();
         assert_eq!(step.round_up(0), Some(16 * MIB));
         assert_eq!(step.round_up(16 * MIB), Some(16 * MIB));
@@ -121,8 +122,9 @@ mod tests {
         assert_eq!(step.to_string(), why);
     }
 
+    /// Row: P17.
     #[test]
-    fn p17_interleaved_sets_multiply_the_step() {
+    fn interleaved_sets_multiply_the_step() {
         // By the kernel's needs: a region says 16 MiB, or 96 MiB of 6 ways.
         assert_eq!(bytes(1, Some(16 * MIB), Rule::Formula), 16 * MIB);
         assert_eq!(bytes(2, Some(16 * MIB), Rule::Formula), 16 * MIB);

@@ -33,8 +33,9 @@ fn spec(number: u8, size: u64) -> NamespaceSpec {
     }
 }
 
+/// Row: P17.
 #[test]
-fn p17_regions_of_1_2_and_6_ways_are_read() {
+fn regions_of_1_2_and_6_ways_are_read() {
     for ways in [1, 2, 6] {
         let host = FakeHost::new(&[FakeSpec::new(0xabc, 6 * GIB).of_ways(ways).at_node(1)]);
         let inventory = host.platform().read().unwrap();
@@ -272,8 +273,9 @@ fn bad_wishes_are_refused_and_nothing_is_written() {
     assert_eq!(host.writes(), writes);
 }
 
+/// Rows: P3, P52.
 #[test]
-fn p3_p52_fragmentation_is_detected_and_distinguished() {
+fn fragmentation_is_detected_and_distinguished() {
     let host = FakeHost::new(&[FakeSpec::new(1, 640 * MIB)]);
     let platform = host.platform();
     for number in 1..=4 {
@@ -316,8 +318,9 @@ fn old_file_system_signatures_are_cleared() {
     }
 }
 
+/// Row: P51.
 #[test]
-fn p51_a_namespace_in_use_is_not_removed() {
+fn a_namespace_in_use_is_not_removed() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     platform.create(&key(1), &spec(1, 128 * MIB)).unwrap();
@@ -515,8 +518,9 @@ fn the_namespace_of_a_region_without_labels_is_converted() {
     );
 }
 
+/// Row: P10.
 #[test]
-fn p10_the_rest_is_left_byte_for_byte() {
+fn the_rest_is_left_byte_for_byte() {
     let host = FakeHost::new(&[FakeSpec::new(1, GIB)]);
     let platform = host.platform();
     let other = platform.create(&key(1), &spec(1, 256 * MIB)).unwrap();

@@ -49,8 +49,9 @@ pub(crate) fn in_class(class: &str, name: &str, bytes: i64) -> CreateVolumeReque
     }
 }
 
+/// Rows: T19, P34.
 #[test]
-fn t19_p34_capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_two_pools() {
+fn capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_two_pools() {
     let (rig, _folder) = of_two_pools("changes");
     let driver = rig.plugin.driver().unwrap();
     let control = rig.control().unwrap();
@@ -108,8 +109,9 @@ fn t19_p34_capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_
     assert!(end(), "{:?} {begin:?}", told());
 }
 
+/// Row: T19.
 #[test]
-fn t19_what_is_made_at_once_is_never_more_than_was_promised() {
+fn what_is_made_at_once_is_never_more_than_was_promised() {
     let (rig, _folder) = of_two_pools("at-once");
     let driver = rig.plugin.driver().unwrap();
     const SIZE: i64 = 24 * MIB;

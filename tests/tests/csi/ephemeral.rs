@@ -6,8 +6,10 @@ use super::*;
 
 /// What the kubelet and the provisioner send for a generic ephemeral volume is what they send for
 /// any claim.
+///
+/// Row: P43.
 #[test]
-fn p43_a_generic_ephemeral_volume_is_made_like_a_claim_and_goes_with_it_alone() {
+fn a_generic_ephemeral_volume_is_made_like_a_claim_and_goes_with_it_alone() {
     let rig = Rig::start("generic", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let mut wanted = request("pvc-5f0c4a8e", mounted("ext4"), 64 * MIB);

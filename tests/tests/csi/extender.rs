@@ -118,8 +118,9 @@ impl Drop for Extender {
     }
 }
 
+/// Rows: P35, P40.
 #[test]
-fn p35_p40_the_extender_reads_what_plugins_tell_and_needs_no_root() {
+fn the_extender_reads_what_plugins_tell_and_needs_no_root() {
     let (mut rig, _folder) = of_two_pools("extender");
     let driver = rig.plugin.driver().unwrap();
     create(&driver, &in_class("thin", "a", 100 * MIB)).unwrap();
@@ -189,8 +190,9 @@ fn pod_with(claims: &[&str]) -> Value {
     json!({ "metadata": { "name": "web", "namespace": "apps" }, "spec": { "volumes": volumes } })
 }
 
+/// Rows: P35, T26.
 #[test]
-fn p35_t26_each_unbound_claim_of_our_driver_counts_with_early_and_with_late_binding() {
+fn each_unbound_claim_of_our_driver_counts_with_early_and_with_late_binding() {
     let cluster = cluster();
     cluster.claim("late", &spec("late", Some("500Mi")), "Pending");
     cluster.claim("early", &spec("early", Some("1")), "Pending");
@@ -239,8 +241,9 @@ fn p35_t26_each_unbound_claim_of_our_driver_counts_with_early_and_with_late_bind
     );
 }
 
+/// Rows: P35, T26.
 #[test]
-fn p35_t26_a_claim_without_a_size_has_the_default_size() {
+fn a_claim_without_a_size_has_the_default_size() {
     let cluster = cluster();
     let config = format!("default_size = \"64Mi\"\n{CLASSES}");
     let extender = Extender::start(1, &cluster, &config);
@@ -252,8 +255,9 @@ fn p35_t26_a_claim_without_a_size_has_the_default_size() {
     }
 }
 
+/// Row: P35.
 #[test]
-fn p35_claims_that_are_bound_or_of_other_drivers_do_not_count() {
+fn claims_that_are_bound_or_of_other_drivers_do_not_count() {
     let cluster = cluster();
     cluster.claim("bound", &spec("late", Some("9Gi")), "Bound");
     cluster.claim("others", &spec("other", Some("9Gi")), "Pending");
@@ -276,8 +280,9 @@ fn p35_claims_that_are_bound_or_of_other_drivers_do_not_count() {
     assert_eq!(extender.fits(&pod, &[("thin", 5)], "thin")["FailedNodes"], json!({}));
 }
 
+/// Row: P35.
 #[test]
-fn p35_a_generic_ephemeral_volume_counts_before_and_after_its_claim_is_made() {
+fn a_generic_ephemeral_volume_counts_before_and_after_its_claim_is_made() {
     let cluster = cluster();
     let extender = Extender::start(1, &cluster, CLASSES);
     let pod = |spec: Value| {
@@ -301,8 +306,9 @@ fn p35_a_generic_ephemeral_volume_counts_before_and_after_its_claim_is_made() {
     assert_eq!(result["FailedNodes"], json!({}), "of another driver");
 }
 
+/// Row: P35.
 #[test]
-fn p35_a_claim_that_does_not_exist_is_named_and_nothing_is_decided() {
+fn a_claim_that_does_not_exist_is_named_and_nothing_is_decided() {
     let cluster = cluster();
     cluster.claim("data", &spec("late", Some("1")), "Pending");
     let extender = Extender::start(1, &cluster, CLASSES);
@@ -339,8 +345,9 @@ fn p35_a_claim_that_does_not_exist_is_named_and_nothing_is_decided() {
     assert!(known.iter().all(|path| !path.contains("secrets") && !path.contains('?')), "{known:?}");
 }
 
+/// Row: P35.
 #[test]
-fn p35_an_api_server_that_does_not_answer_is_an_error_with_its_reason() {
+fn an_api_server_that_does_not_answer_is_an_error_with_its_reason() {
     let cluster = cluster();
     cluster.claim("data", &spec("late", Some("1")), "Pending");
     let extender = Extender::start(1, &cluster, CLASSES);
@@ -390,8 +397,9 @@ fn p35_an_api_server_that_does_not_answer_is_an_error_with_its_reason() {
     assert!(error(&pod).contains("/token: No such file"), "{}", error(&pod));
 }
 
+/// Row: H36.
 #[test]
-fn h36_the_plugin_contacts_no_api_server_while_the_extender_of_the_same_program_does() {
+fn the_plugin_contacts_no_api_server_while_the_extender_of_the_same_program_does() {
     let cluster = cluster();
     cluster.claim("data", &spec("late", Some("1")), "Pending");
     let variables = [
@@ -420,8 +428,9 @@ fn h36_the_plugin_contacts_no_api_server_while_the_extender_of_the_same_program_
     );
 }
 
+/// Row: P49.
 #[test]
-fn p49_each_program_exports_the_metrics_that_other_drivers_have_under_the_same_names() {
+fn each_program_exports_the_metrics_that_other_drivers_have_under_the_same_names() {
     let tables = "[metrics]\naddress = \"127.0.0.1:0\"\n".to_owned();
     let daemon = daemon::Settings { tables, ..daemon::Settings::default() };
     let rig = Rig::start("metrics-names", &Settings { daemon, ..Settings::default() }).unwrap();

@@ -14,8 +14,9 @@ fn sent_for(claim: &str, driver: &Driver) -> Mode {
     }
 }
 
+/// Row: W6.
 #[test]
-fn w6_both_columns_of_access_modes_work_with_the_capability_and_without() {
+fn both_columns_of_access_modes_work_with_the_capability_and_without() {
     let rig = Rig::start("modes", &Settings::default()).unwrap();
     let config = "[access_modes]\nsingle_node_multi_writer = false\n".to_owned();
     let settings = Settings { config, ..Settings::default() };

@@ -17,8 +17,10 @@ kind = "pmem-pooled"
 "#;
 
 /// What of the suite is about persistent memory, and needs no device.
+///
+/// Rows: P14, P45.
 #[test]
-fn p14_p45_a_pool_on_tmpfs_has_the_rows_of_persistent_memory() {
+fn a_pool_on_tmpfs_has_the_rows_of_persistent_memory() {
     let folder = Folder::below(Path::new("/dev/shm"), "csi-pmem").unwrap();
     let daemon = daemon::Settings {
         pool: Some(folder.path().join("pool")),

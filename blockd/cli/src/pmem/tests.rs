@@ -42,8 +42,9 @@ fn sizes(host: &Arc<FakeHost>) -> Vec<u64> {
     inventory.namespaces().map(|(_, one)| one.size).collect()
 }
 
+/// Row: P8.
 #[test]
-fn p8_create_can_be_repeated_and_counts_what_is_there() {
+fn create_can_be_repeated_and_counts_what_is_there() {
     let fake = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, 2 * GIB)]);
     let platform = fake.platform();
     create(None, 50).run(&platform, &context()).unwrap();

@@ -160,8 +160,9 @@ fn until(mut is_so: impl FnMut() -> bool) {
     panic!("it does not come");
 }
 
+/// Rows: P12, P13.
 #[test]
-fn p12_p13_volumes_are_made_shown_and_removed() {
+fn volumes_are_made_shown_and_removed() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     let (changed, made) = pool.create(&wish("a", 100 * MIB)).unwrap();
@@ -195,8 +196,9 @@ fn p12_p13_volumes_are_made_shown_and_removed() {
     pool.close();
 }
 
+/// Rows: P2, P3.
 #[test]
-fn p2_p3_direct_refuses_what_is_in_pieces_with_both_figures() {
+fn direct_refuses_what_is_in_pieces_with_both_figures() {
     // The case of 127 with 63 and 1, in 16 MiB each.
     let unit = 16 * MIB;
     let rig = Rig::new(127 * unit);
@@ -223,8 +225,9 @@ fn p2_p3_direct_refuses_what_is_in_pieces_with_both_figures() {
     pool.close();
 }
 
+/// Rows: P14, P16.
 #[test]
-fn p14_p16_limits_steps_and_rules_of_size() {
+fn limits_steps_and_rules_of_size() {
     let rig = Rig::new(4 * GIB);
     let pool = rig.open_as(DirectConfig { alignment: Rule::Coarse, ..config() }).unwrap();
     let space = pool.describe().space.unwrap();
@@ -247,8 +250,9 @@ fn p14_p16_limits_steps_and_rules_of_size() {
     pool.close();
 }
 
+/// Row: P24.
 #[test]
-fn p24_file_io_is_a_sector_namespace() {
+fn file_io_is_a_sector_namespace() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     let file_io = CreateWish { usage: Usage::FileIo, ..wish("files", 64 * MIB) };
@@ -260,8 +264,10 @@ fn p24_file_io_is_a_sector_namespace() {
 }
 
 /// An administrator can make a namespace anew in another mode, under the same UUID.
+///
+/// Row: P7.
 #[test]
-fn p7_a_namespace_of_another_mode_is_not_used_and_both_modes_are_named() {
+fn a_namespace_of_another_mode_is_not_used_and_both_modes_are_named() {
     for (usage, mode, problem) in [
         (Usage::AppDirect, Mode::Devdax, "of mode devdax, and usage app-direct needs fsdax"),
         (Usage::AppDirect, Mode::Sector, "of mode sector, and usage app-direct needs fsdax"),
@@ -311,8 +317,9 @@ fn what_is_in_use_is_not_deleted() {
     pool.close();
 }
 
+/// Row: P45.
 #[test]
-fn p45_what_is_deleted_is_overwritten_before_its_space_is_free() {
+fn what_is_deleted_is_overwritten_before_its_space_is_free() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     for erases in [true, false] {
@@ -380,8 +387,10 @@ fn growing_that_was_cut_short_leaves_no_volume_without_its_device() {
 }
 
 /// Somebody removes a namespace with other tools: what was in it was not overwritten.
+///
+/// Row: P45.
 #[test]
-fn p45_what_others_removed_counts_as_not_overwritten() {
+fn what_others_removed_counts_as_not_overwritten() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     pool.create(&CreateWish { erase_after: true, ..wish("a", 62 * MIB) }).unwrap();
@@ -395,8 +404,10 @@ fn p45_what_others_removed_counts_as_not_overwritten() {
 
 /// A sector device keeps old blocks where no read of it comes: the bytes below are looked at. The
 /// daemon dies at each write of it, and the host goes on or starts anew.
+///
+/// Row: P45.
 #[test]
-fn p45_old_blocks_of_a_file_io_volume_are_overwritten_after_a_crash_at_every_step() {
+fn old_blocks_of_a_file_io_volume_are_overwritten_after_a_crash_at_every_step() {
     for reboots in [false, true] {
         let mut steps = 1;
         loop {
@@ -492,8 +503,9 @@ fn what_was_left_without_overwriting_is_not_there_for_the_next() {
     pool.close();
 }
 
+/// Row: P51.
 #[test]
-fn p51_foreign_namespaces_are_neither_shown_nor_touched() {
+fn foreign_namespaces_are_neither_shown_nor_touched() {
     let rig = Rig::new(GIB);
     let theirs = NamespaceSpec {
         uuid: Uuid::of_random([9; 16]),
@@ -520,8 +532,10 @@ fn p51_foreign_namespaces_are_neither_shown_nor_touched() {
 
 /// The daemon dies at each write to the kernel while it makes a volume; then it is started anew,
 /// on the host as it is or after a reboot.
+///
+/// Row: P50.
 #[test]
-fn p50_making_is_taken_back_after_a_crash_at_every_step() {
+fn making_is_taken_back_after_a_crash_at_every_step() {
     for reboots in [false, true] {
         let mut steps = 0;
         loop {
@@ -554,8 +568,9 @@ fn p50_making_is_taken_back_after_a_crash_at_every_step() {
     }
 }
 
+/// Row: P50.
 #[test]
-fn p50_deleting_goes_on_after_a_crash_at_every_step() {
+fn deleting_goes_on_after_a_crash_at_every_step() {
     for (reboots, erases) in [(false, true), (true, true), (false, false), (true, false)] {
         for steps in 0..6 {
             let rig = Rig::new(GIB);

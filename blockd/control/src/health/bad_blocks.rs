@@ -81,8 +81,9 @@ fn run(line: &str) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
 
+    /// Row: H11.
     #[test]
-    fn h11_the_kernels_list_is_read_and_cut_to_a_partition() {
+    fn the_kernels_list_is_read_and_cut_to_a_partition() {
         let list = BadBlocks::parse("2048 8\n16 8\n24 8\nnonsense\n7\n1 0\n9 9 9\n");
         assert_eq!(list.runs, [(16 * 512, 16 * 512), (2048 * 512, 8 * 512)]);
         assert_eq!(list.sectors(), 24);
@@ -93,8 +94,9 @@ mod tests {
         assert!(BadBlocks::parse("").runs.is_empty());
     }
 
+    /// Row: H11.
     #[test]
-    fn h11_bad_blocks_meet_extents() {
+    fn bad_blocks_meet_extents() {
         let list = BadBlocks::parse("127 2\n300 1\n1000 1\n");
         // Extents of 64 KiB are 128 sectors.
         assert_eq!(list.extents(65_536), [(0, 3), (7, 1)]);

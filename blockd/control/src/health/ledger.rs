@@ -356,8 +356,9 @@ mod tests {
         (began, recovered)
     }
 
+    /// Row: H27.
     #[test]
-    fn h27_a_cause_begins_once_and_ends_once_after_its_hold_time() {
+    fn a_cause_begins_once_and_ends_once_after_its_hold_time() {
         let mut ledger = Ledger::new(RULES);
         assert_eq!(look(&mut ledger, 0, vec![]), (vec![], 0));
         assert_eq!(look(&mut ledger, 5, vec![gone()]), (vec![Code::DeviceGone], 0));
@@ -371,8 +372,9 @@ mod tests {
         assert_eq!(look(&mut ledger, 25, vec![]), (vec![], 0));
     }
 
+    /// Row: H27.
     #[test]
-    fn h27_what_comes_back_within_the_hold_time_goes_on() {
+    fn what_comes_back_within_the_hold_time_goes_on() {
         let mut ledger = Ledger::new(RULES);
         look(&mut ledger, 0, vec![gone()]);
         for second in (5..200).step_by(5) {
@@ -384,8 +386,9 @@ mod tests {
         assert_eq!(state.causes()[0].last_probe, at(195).unix_ms);
     }
 
+    /// Row: H45.
     #[test]
-    fn h45_several_causes_are_told_the_worst_first_and_recover_together() {
+    fn several_causes_are_told_the_worst_first_and_recover_together() {
         let mut ledger = Ledger::new(RULES);
         let (began, _) = look(&mut ledger, 0, vec![low(), gone()]);
         assert_eq!(began.len(), 2);
@@ -403,8 +406,9 @@ mod tests {
         assert_eq!(notices, [Notice::Recovered(subject(), episode)]);
     }
 
+    /// Row: H40.
     #[test]
-    fn h40_a_severity_that_changes_is_a_transition_and_is_told_when_it_is_worse() {
+    fn a_severity_that_changes_is_a_transition_and_is_told_when_it_is_worse() {
         let mut ledger = Ledger::new(RULES);
         look(&mut ledger, 0, vec![full()]);
         let worse = Finding { severity: Severity::Failure, ..full() };
@@ -416,8 +420,9 @@ mod tests {
         assert_eq!(cause.last_transition, at(10).unix_ms);
     }
 
+    /// Row: H7.
     #[test]
-    fn h7_errors_end_by_time_or_when_they_are_acknowledged() {
+    fn errors_end_by_time_or_when_they_are_acknowledged() {
         let mut ledger = Ledger::new(RULES);
         look(&mut ledger, 0, vec![errors()]);
         assert_eq!(look(&mut ledger, 55, vec![]), (vec![], 0), "a minute is not over");
@@ -432,8 +437,9 @@ mod tests {
         assert_eq!(look(&mut ledger, 90, vec![]), (vec![], 1));
     }
 
+    /// Row: H28.
     #[test]
-    fn h28_what_begins_again_and_again_is_told_seldom() {
+    fn what_begins_again_and_again_is_told_seldom() {
         let mut ledger = Ledger::new(RULES);
         let (mut begun, mut recovered) = (0, 0);
         for second in (0..1200).step_by(5) {
@@ -479,8 +485,9 @@ mod tests {
     }
 
     proptest! {
+        /// Row: H27.
         #[test]
-        fn h27_every_episode_that_is_told_ends_exactly_once(
+        fn every_episode_that_is_told_ends_exactly_once(
             looks in proptest::collection::vec((1..40_u64, 0..16_u8), 1..200),
         ) {
             let mut ledger = Ledger::new(RULES);
@@ -512,8 +519,9 @@ mod tests {
             prop_assert_eq!(ledger.state(&subject()).unwrap().severity(), None);
         }
 
+        /// Row: H28.
         #[test]
-        fn h28_no_input_makes_more_events_than_the_limit(
+        fn no_input_makes_more_events_than_the_limit(
             looks in proptest::collection::vec((0..30_u64, 0..16_u8), 1..300),
         ) {
             let mut ledger = Ledger::new(RULES);

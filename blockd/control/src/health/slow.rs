@@ -84,8 +84,9 @@ mod tests {
         Latencies::from([(MS, fast), (800 * MS, slow)])
     }
 
+    /// Row: H6.
     #[test]
-    fn h6_a_device_is_slow_while_half_of_its_io_takes_too_long() {
+    fn a_device_is_slow_while_half_of_its_io_takes_too_long() {
         let mut watch = SlowWatch::default();
         let mut look = |second: u64, latencies: Latencies| {
             watch.look(second * SECOND, &latencies, 0, THRESHOLD)
@@ -97,8 +98,9 @@ mod tests {
         assert_eq!(look(20, counted(300, 41)), None, "it is fast again");
     }
 
+    /// Row: H6.
     #[test]
-    fn h6_one_slow_io_is_no_slow_device_unless_nothing_else_comes() {
+    fn one_slow_io_is_no_slow_device_unless_nothing_else_comes() {
         let mut watch = SlowWatch::default();
         assert_eq!(watch.look(0, &counted(4, 0), 0, THRESHOLD), None);
         assert_eq!(watch.look(5 * SECOND, &counted(4, 1), 0, THRESHOLD), None);
@@ -107,8 +109,9 @@ mod tests {
         assert_eq!(watch.look(122 * SECOND, &counted(4, 1), 0, THRESHOLD), None, "idle since");
     }
 
+    /// Row: H6.
     #[test]
-    fn h6_io_that_does_not_end_is_slow() {
+    fn io_that_does_not_end_is_slow() {
         let mut watch = SlowWatch::default();
         assert_eq!(watch.look(0, &counted(4, 0), 1999 * MS, THRESHOLD), None);
         let stuck = watch.look(SECOND, &counted(4, 0), 3 * SECOND, THRESHOLD);

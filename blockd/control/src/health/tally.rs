@@ -49,8 +49,9 @@ impl<const N: usize> Tally<N> {
 mod tests {
     use super::*;
 
+    /// Row: H7.
     #[test]
-    fn h7_errors_are_counted_from_the_beginning_of_an_episode_or_the_acknowledgement() {
+    fn errors_are_counted_from_the_beginning_of_an_episode_or_the_acknowledgement() {
         let mut tally = Tally::default();
         assert_eq!(tally.look([0, 0], false), None);
         assert_eq!(tally.look([2, 1], false), Some([2, 1]), "also those before the first look");

@@ -526,8 +526,9 @@ mod tests {
         config
     }
 
+    /// Row: P8.
     #[test]
-    fn p8_what_is_missing_is_made_once_and_only_where_that_is_allowed() {
+    fn what_is_missing_is_made_once_and_only_where_that_is_allowed() {
         let rig = Rig::new();
         let by_hand = RegionShare { create: false, ..share(50) };
         rig.make(&by_hand).unwrap();
@@ -544,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn d13_what_a_raised_share_adds_joins_the_pool_and_a_lowered_one_takes_nothing() {
+    fn what_a_raised_share_adds_joins_the_pool_and_a_lowered_one_takes_nothing() {
         let mut rig = Rig::new();
         rig.make(&share(25)).unwrap();
         let [first, _] = rig.found(&share(25));
@@ -565,8 +566,9 @@ mod tests {
         assert_eq!(rig.host.writes(), writes);
     }
 
+    /// Row: P11.
     #[test]
-    fn p11_a_namespace_that_another_pool_names_or_is_in_is_left_to_it() {
+    fn a_namespace_that_another_pool_names_or_is_in_is_left_to_it() {
         let mut rig = Rig::new();
         rig.make(&share(25)).unwrap();
         let [theirs, _] = rig.found(&share(25));
@@ -588,8 +590,9 @@ mod tests {
         assert!(refused.contains("any of 2 pools"), "{refused}");
     }
 
+    /// Row: P11.
     #[test]
-    fn p11_a_device_of_a_pool_is_known_by_whatever_name() {
+    fn a_device_of_a_pool_is_known_by_whatever_name() {
         let rig = Rig::new();
         rig.make(&share(25)).unwrap();
         let [found, _] = rig.found(&share(25));

@@ -57,8 +57,9 @@ impl Memory {
     }
 }
 
+/// Rows: P1, P49.
 #[tokio::test]
-async fn p1_p49_volumes_of_both_kinds_of_pools_are_side_by_side() {
+async fn volumes_of_both_kinds_of_pools_are_side_by_side() {
     let mut memory = Memory::new("direct").await;
     let made = memory.create("a", 100 * MIB).await.unwrap();
     assert!(made.changed);
@@ -128,8 +129,9 @@ async fn what_needs_a_map_is_refused_and_names_the_device() {
     memory.rig.control.close_pools().await.unwrap();
 }
 
+/// Rows: P3, P51.
 #[tokio::test]
-async fn p3_p51_errors_of_memory_have_codes() {
+async fn errors_of_memory_have_codes() {
     let mut memory = Memory::new("direct").await;
     memory.create("a", 64 * MIB).await.unwrap();
     let refused = memory.create("large", 1024 * MIB).await.unwrap_err();

@@ -175,14 +175,16 @@ mod tests {
         text
     }
 
+    /// Row: P11.
     #[test]
-    fn p11_the_header_has_the_bytes_that_are_written_down() {
+    fn the_header_has_the_bytes_that_are_written_down() {
         assert_eq!(dump(&SAMPLE.encode()), GOLDEN);
         assert_eq!(Header::decode(&SAMPLE.encode()), Ok(SAMPLE));
     }
 
+    /// Row: P11.
     #[test]
-    fn p11_each_flipped_bit_of_a_header_is_seen() {
+    fn each_flipped_bit_of_a_header_is_seen() {
         let page = SAMPLE.encode();
         for bit in (0..COPY_BYTES * 8).step_by(7) {
             let mut flipped = page;
@@ -191,8 +193,9 @@ mod tests {
         }
     }
 
+    /// Row: P11.
     #[test]
-    fn p11_what_is_not_ours_is_told_from_what_is_damaged_or_newer() {
+    fn what_is_not_ours_is_told_from_what_is_damaged_or_newer() {
         let (zeroes, page) = ([0; COPY_BYTES], SAMPLE.encode());
         let mut torn = page;
         torn[40] ^= 1;

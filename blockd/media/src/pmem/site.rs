@@ -203,8 +203,9 @@ mod tests {
         (Tree(root), device)
     }
 
+    /// Row: P5.
     #[test]
-    fn p5_a_device_tells_its_region_and_the_processors_nearby() {
+    fn a_device_tells_its_region_and_the_processors_nearby() {
         let (root, device) = tree("near");
         let site = Site::at(&device);
         assert_eq!((site.region, site.numa_node), (0x1f0c_7a3b_5d2e_4f60, Some(1)));
@@ -228,8 +229,9 @@ mod tests {
         assert_eq!(cpu_list("0-1,x"), [0_usize; 0]);
     }
 
+    /// Row: P45.
     #[test]
-    fn p45_bad_blocks_of_the_region_are_those_of_its_device() {
+    fn bad_blocks_of_the_region_are_those_of_its_device() {
         let (_root, device) = tree("bad");
         // The device is sectors 32768 to 40959 of the region: the one before is not in it.
         let bad = |size| {

@@ -57,8 +57,9 @@ mod tests {
     const FAR: [u8; 16] = [1; 16];
     const NEAR: [u8; 16] = [2; 16];
 
+    /// Row: P5.
     #[test]
-    fn p5_a_pool_is_served_by_workers_near_its_memory() {
+    fn a_pool_is_served_by_workers_near_its_memory() {
         let mut placement = Placement::new(vec![vec![0, 1], vec![2, 3]], 5);
         assert!(placement.note(NEAR, &[2, 3]));
         let homes: Vec<&[usize]> = (0..5).map(|worker| placement.home(worker)).collect();
@@ -69,8 +70,9 @@ mod tests {
         assert_eq!(placement.workers(&FAR), [0, 2, 4]);
     }
 
+    /// Row: P5.
     #[test]
-    fn p5_where_nothing_is_nearer_all_serve_everything() {
+    fn where_nothing_is_nearer_all_serve_everything() {
         let one = vec![vec![0, 1]];
         let three = vec![vec![0], vec![1], vec![2]];
         for (nodes, workers, cpus) in [

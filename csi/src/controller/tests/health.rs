@@ -49,8 +49,9 @@ async fn offers(service: &Service) -> bool {
     kinds.map(|Kind::Rpc(rpc)| rpc.r#type).any(|kind| kind == wanted)
 }
 
+/// Row: H13.
 #[tokio::test]
-async fn h13_every_volume_of_a_list_has_its_condition_from_a_single_call() {
+async fn every_volume_of_a_list_has_its_condition_from_a_single_call() {
     let rig = Rig::simple();
     let service = rig.controller();
     for number in 0..1000 {
@@ -76,8 +77,9 @@ async fn h13_every_volume_of_a_list_has_its_condition_from_a_single_call() {
     assert_eq!(condition_of(&service, "default/csi.v0500").await, said(false, "healthy"));
 }
 
+/// Row: H14.
 #[tokio::test]
-async fn h14_get_volume_has_the_volume_its_status_and_the_same_condition_as_the_list() {
+async fn get_volume_has_the_volume_its_status_and_the_same_condition_as_the_list() {
     let rig = Rig::simple();
     let service = rig.controller();
     let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
@@ -98,8 +100,9 @@ async fn h14_get_volume_has_the_volume_its_status_and_the_same_condition_as_the_
     assert_eq!(all(&service).await, [(id, expected)]);
 }
 
+/// Row: H16.
 #[tokio::test]
-async fn h16_a_volume_deleted_behind_our_back_is_not_found_and_not_listed() {
+async fn a_volume_deleted_behind_our_back_is_not_found_and_not_listed() {
     let rig = Rig::simple();
     let service = rig.controller();
     make(&service, volume_request("a", 8 * MIB)).await;
@@ -111,8 +114,9 @@ async fn h16_a_volume_deleted_behind_our_back_is_not_found_and_not_listed() {
     assert_eq!(listed, ["default/csi.a"]);
 }
 
+/// Row: H22.
 #[tokio::test]
-async fn h22_the_controller_does_not_report_faults_that_the_node_detects() {
+async fn the_controller_does_not_report_faults_that_the_node_detects() {
     let rig = Rig::simple();
     let service = rig.controller();
     let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
@@ -146,8 +150,9 @@ async fn a_volume_has_the_same_condition_attached_and_detached() {
     }
 }
 
+/// Row: H4.
 #[tokio::test]
-async fn h4_volumes_of_a_pool_that_failed_are_abnormal_and_not_gone() {
+async fn volumes_of_a_pool_that_failed_are_abnormal_and_not_gone() {
     let configuration =
         "[[class]]\nname = 'a'\ndefault = true\n[[class]]\nname = 'b'\npool = 'b'\n";
     let pools = [("default", 1024 * MIB), ("b", 1024 * MIB), ("theirs", 1024 * MIB)];
@@ -185,8 +190,9 @@ async fn an_older_daemon_leaves_conditions_unknown_and_lists_whole() {
     assert_eq!(condition_of(&service, &id).await, said(false, "healthy"));
 }
 
+/// Row: H38.
 #[tokio::test]
-async fn h38_a_daemon_that_is_away_is_unavailable_and_no_volume_is_called_healthy() {
+async fn a_daemon_that_is_away_is_unavailable_and_no_volume_is_called_healthy() {
     let rig = Rig::simple();
     let service = rig.controller();
     let id = make(&service, volume_request("a", 8 * MIB)).await.volume_id;
@@ -203,8 +209,9 @@ async fn h38_a_daemon_that_is_away_is_unavailable_and_no_volume_is_called_health
     assert_eq!(condition_of(&service, &id).await, said(false, "healthy"));
 }
 
+/// Row: H37.
 #[tokio::test]
-async fn h37_disabled_conditions_are_not_offered_requested_or_reported() {
+async fn disabled_conditions_are_not_offered_requested_or_reported() {
     let on = Rig::simple();
     assert!(offers(&on.controller()).await);
     let rig = Rig::new(&[("default", 1024 * MIB)], "[health]\nenabled = false\n");

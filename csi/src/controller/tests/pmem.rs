@@ -53,8 +53,9 @@ async fn capacity(service: &Service, class: &str) -> (i64, i64, i64) {
     )
 }
 
+/// Row: P19.
 #[tokio::test]
-async fn p19_a_namespace_is_charged_with_its_overhead_and_has_the_requested_size() {
+async fn a_namespace_is_charged_with_its_overhead_and_has_the_requested_size() {
     let rig = rig();
     let service = rig.controller();
     let made = make(&service, asked("a", 2 * GIB, "direct", &[])).await;
@@ -80,8 +81,9 @@ async fn p19_a_namespace_is_charged_with_its_overhead_and_has_the_requested_size
     assert_eq!(refused(answer).0, Code::AlreadyExists);
 }
 
+/// Row: P16.
 #[tokio::test]
-async fn p16_sizes_are_rounded_up_unless_the_limit_forbids() {
+async fn sizes_are_rounded_up_unless_the_limit_forbids() {
     let rig = rig();
     let service = rig.controller();
     let made = make(&service, asked("p", 5 * MIB, "pooled", &[])).await;
@@ -114,8 +116,10 @@ async fn p16_sizes_are_rounded_up_unless_the_limit_forbids() {
 }
 
 /// The seed's case of 127 GB, a hundredth of it: 63 and 1 are made, and 63 deleted.
+///
+/// Row: P3.
 #[tokio::test]
-async fn p3_fragmented_space_is_distinguished_from_a_lack_of_space() {
+async fn fragmented_space_is_distinguished_from_a_lack_of_space() {
     let rig =
         Rig::new(&[("direct", 128 * MIB)], "[[class]]\nname = 'direct'\nkind = 'pmem-direct'\n");
     rig.fake.set_memory("direct", Memory::direct("0xd1", 128 * MIB, MIB));
@@ -138,8 +142,9 @@ async fn p3_fragmented_space_is_distinguished_from_a_lack_of_space() {
     make(&service, volume_request("c", 63)).await;
 }
 
+/// Row: P6.
 #[tokio::test]
-async fn p6_a_volume_lies_in_one_region_and_the_best_one_is_the_limit() {
+async fn a_volume_lies_in_one_region_and_the_best_one_is_the_limit() {
     for (kind, step) in [("pmem-direct", 16 * MIB), ("pmem-pooled", 4 * MIB)] {
         let configuration =
             format!("[[class]]\nname = 'a'\npools = ['r0', 'r1']\nkind = '{kind}'\n");
@@ -175,8 +180,9 @@ async fn p6_a_volume_lies_in_one_region_and_the_best_one_is_the_limit() {
     }
 }
 
+/// Row: P24.
 #[tokio::test]
-async fn p24_app_direct_needs_the_kernels_own_device() {
+async fn app_direct_needs_the_kernels_own_device() {
     let rig = rig();
     let service = rig.controller();
     let wrong = [
@@ -210,8 +216,9 @@ async fn p24_app_direct_needs_the_kernels_own_device() {
     assert!(!rig.fake.volume("direct", "csi.b").unwrap().erase_after);
 }
 
+/// Row: P30.
 #[tokio::test]
-async fn p30_an_image_for_virtual_machines_is_requested_by_name_alone() {
+async fn an_image_for_virtual_machines_is_requested_by_name_alone() {
     let rig = rig();
     let service = rig.controller();
     let request =

@@ -92,8 +92,9 @@ fn at(name: &str, address: &str) -> Value {
     json!({ "metadata": { "name": name }, "status": { "addresses": addresses } })
 }
 
+/// Row: T25.
 #[tokio::test(flavor = "multi_thread")]
-async fn t25_capacity_is_read_from_annotations_and_nodes_are_returned_unchanged() {
+async fn capacity_is_read_from_annotations_and_nodes_are_returned_unchanged() {
     let address = start(1).await;
     let nodes = [
         annotated("exact", "524288000"),
@@ -123,8 +124,9 @@ async fn t25_capacity_is_read_from_annotations_and_nodes_are_returned_unchanged(
     assert_eq!(scores, json!(expected));
 }
 
+/// Row: P35.
 #[tokio::test(flavor = "multi_thread")]
-async fn p35_metrics_of_all_nodes_are_scraped_concurrently() {
+async fn metrics_of_all_nodes_are_scraped_concurrently() {
     // A plugin that exports the metric, one that never answers, and a port without a listener.
     let metrics = PluginMetrics::new(DEFAULT_DRIVER);
     metrics.capacities(&[("default".to_owned(), 1_000_000)]);
@@ -214,8 +216,9 @@ async fn bad_requests_are_refused_and_the_next_one_is_answered() {
     assert_eq!(call(address, "GET", "/status", none()).await.0, 200);
 }
 
+/// Row: P38.
 #[tokio::test(flavor = "multi_thread")]
-async fn p38_over_tls_any_client_may_come_and_plain_http_gets_nothing() {
+async fn over_tls_any_client_may_come_and_plain_http_gets_nothing() {
     let certified = rcgen::generate_simple_self_signed(["extender".to_owned()]).unwrap();
     let folder = std::env::temp_dir().join(format!("blockd-csi-tls-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -137,8 +137,9 @@ fn story(left: Left) -> BTreeSet<String> {
     rig.faults()
 }
 
+/// Row: P24.
 #[test]
-fn p24_a_block_is_always_the_old_or_the_new_one() {
+fn a_block_is_always_the_old_or_the_new_one() {
     assert_eq!(story(Left::Nothing), BTreeSet::new());
 }
 
@@ -152,8 +153,9 @@ fn sectors_beside_each_other_do_not_disturb_each_other() {
     assert_eq!(rig.faults(), BTreeSet::new());
 }
 
+/// Row: P24.
 #[test]
-fn p24_every_step_that_is_left_out_is_missed() {
+fn every_step_that_is_left_out_is_missed() {
     let steps = [
         Left::FenceOfData,
         Left::FenceOfLine,

@@ -13,13 +13,13 @@ const MIB: i64 = 1 << 20;
 
 cases! { [CAPACITY]
     capacity_is_not_negative;
-    t19_a_volume_takes_its_size_from_the_capacity_and_gives_it_back: CREATE, Rows;
-    p34_the_largest_volume_can_be_made: CREATE;
-    p34_the_smallest_volume_can_be_made: CREATE;
-    p34_the_smallest_volume_depends_on_its_file_system: Rows;
-    p34_capacity_for_what_is_unsupported_is_0_or_refused;
-    t21_capacity_of_an_unknown_class_is_refused: Rows;
-    t3_what_is_as_large_as_the_capacity_is_taken: CREATE, Rows;
+    a_volume_takes_its_size_from_the_capacity_and_gives_it_back: CREATE, Rows;
+    the_largest_volume_can_be_made: CREATE;
+    the_smallest_volume_can_be_made: CREATE;
+    the_smallest_volume_depends_on_its_file_system: Rows;
+    capacity_for_what_is_unsupported_is_0_or_refused;
+    capacity_of_an_unknown_class_is_refused: Rows;
+    what_is_as_large_as_the_capacity_is_taken: CREATE, Rows;
 }
 
 fn ask(cx: &Cx<'_>, capability: Option<VolumeCapability>) -> Answer<GetCapacityResponse> {
@@ -40,7 +40,8 @@ fn capacity_is_not_negative(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t19_a_volume_takes_its_size_from_the_capacity_and_gives_it_back(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T19.
+fn a_volume_takes_its_size_from_the_capacity_and_gives_it_back(cx: &mut Cx<'_>) -> Result<()> {
     let before = ask(cx, None)?.available_capacity;
     let volume = cx.volume()?;
     let with = ask(cx, None)?.available_capacity;
@@ -51,7 +52,8 @@ fn t19_a_volume_takes_its_size_from_the_capacity_and_gives_it_back(cx: &mut Cx<'
     Ok(())
 }
 
-fn p34_the_largest_volume_can_be_made(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P34.
+fn the_largest_volume_can_be_made(cx: &mut Cx<'_>) -> Result<()> {
     let answer = ask(cx, Some(cx.mount(Mode::SingleNodeWriter)))?;
     let Some(largest) = answer.maximum_volume_size else {
         return not_offered("maximum_volume_size");
@@ -62,7 +64,8 @@ fn p34_the_largest_volume_can_be_made(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p34_the_smallest_volume_can_be_made(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P34.
+fn the_smallest_volume_can_be_made(cx: &mut Cx<'_>) -> Result<()> {
     let answer = ask(cx, Some(cx.mount(Mode::SingleNodeWriter)))?;
     let Some(smallest) = answer.minimum_volume_size else {
         return not_offered("minimum_volume_size");
@@ -73,7 +76,8 @@ fn p34_the_smallest_volume_can_be_made(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p34_the_smallest_volume_depends_on_its_file_system(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P34.
+fn the_smallest_volume_depends_on_its_file_system(cx: &mut Cx<'_>) -> Result<()> {
     let mode = Mode::SingleNodeWriter;
     for (capability, least) in [
         (block(mode), 8 * MIB),
@@ -88,7 +92,8 @@ fn p34_the_smallest_volume_depends_on_its_file_system(cx: &mut Cx<'_>) -> Result
     Ok(())
 }
 
-fn p34_capacity_for_what_is_unsupported_is_0_or_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P34.
+fn capacity_for_what_is_unsupported_is_0_or_refused(cx: &mut Cx<'_>) -> Result<()> {
     match ask(cx, Some(mounted_as("no-such-fs", Mode::SingleNodeWriter))) {
         Ok(answer) => ensure!(answer.available_capacity == 0, "{answer:?}"),
         answer => drop(refused(answer, Code::InvalidArgument)?),
@@ -96,7 +101,8 @@ fn p34_capacity_for_what_is_unsupported_is_0_or_refused(cx: &mut Cx<'_>) -> Resu
     Ok(())
 }
 
-fn t21_capacity_of_an_unknown_class_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T21.
+fn capacity_of_an_unknown_class_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     let key = format!("{}/device-class", cx.offers().name);
     for key in [key.as_str(), "no-such-key"] {
         let parameters = one(key, "no-such-class");
@@ -106,7 +112,8 @@ fn t21_capacity_of_an_unknown_class_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t3_what_is_as_large_as_the_capacity_is_taken(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T3.
+fn what_is_as_large_as_the_capacity_is_taken(cx: &mut Cx<'_>) -> Result<()> {
     let free = ask(cx, None)?.available_capacity / 4096 * 4096;
     let mut request = cx.request();
     request.capacity_range = range(free, free);

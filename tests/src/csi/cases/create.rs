@@ -14,22 +14,22 @@ cases! { [CREATE]
     create_volume_without_name_is_invalid_argument;
     create_volume_without_capabilities_is_invalid_argument;
     create_volume_without_access_type_is_invalid_argument;
-    w11_create_volume_without_access_mode_is_invalid_argument;
-    w10_create_volume_with_unknown_access_mode_is_invalid_argument;
+    create_volume_without_access_mode_is_invalid_argument;
+    create_volume_with_unknown_access_mode_is_invalid_argument;
     an_access_mode_that_nobody_knows_is_invalid_argument;
-    w9_every_capability_of_create_volume_is_checked;
-    w31_volumes_for_several_nodes_are_refused: Rows;
-    w4_the_old_single_node_writer_is_accepted;
-    w6_the_newer_modes_are_accepted_where_they_are_offered: MODES;
-    w30_a_volume_for_one_reader_is_accepted: Rows;
+    every_capability_of_create_volume_is_checked;
+    volumes_for_several_nodes_are_refused: Rows;
+    the_old_single_node_writer_is_accepted;
+    the_newer_modes_are_accepted_where_they_are_offered: MODES;
+    a_volume_for_one_reader_is_accepted: Rows;
     a_block_volume_is_accepted: Rows;
     a_file_system_that_nobody_knows_is_invalid_argument: Rows;
-    t2_every_file_system_that_was_asked_for_is_accepted: Rows;
+    every_file_system_that_was_asked_for_is_accepted: Rows;
     create_volume_again_gives_the_same_volume;
     create_volume_again_with_a_range_that_still_fits_gives_the_same_volume;
     create_volume_again_with_another_size_already_exists;
     create_volume_again_with_a_source_already_exists;
-    w17_the_mode_is_no_property_of_a_volume: MODES, Rows;
+    the_mode_is_no_property_of_a_volume: MODES, Rows;
     two_names_are_two_volumes;
     an_id_has_at_most_128_bytes;
     the_context_of_a_volume_is_within_its_limits;
@@ -41,7 +41,7 @@ cases! { [CREATE]
     names_that_differ_in_case_are_two_volumes;
     a_name_with_control_characters_is_invalid_argument;
     an_unknown_parameter_is_refused_by_name: Rows;
-    t21_an_unknown_device_class_is_refused_by_name: Rows;
+    an_unknown_device_class_is_refused_by_name: Rows;
     what_the_sidecars_add_to_the_parameters_is_accepted: Rows;
     secrets_that_nobody_needs_are_accepted;
     an_unknown_mutable_parameter_is_refused_at_create: MODIFY;
@@ -69,14 +69,16 @@ fn create_volume_without_access_type_is_invalid_argument(cx: &mut Cx<'_>) -> Res
     refused(cx.create(&request), Code::InvalidArgument).map(|_| ())
 }
 
-fn w11_create_volume_without_access_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W11.
+fn create_volume_without_access_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     let mut capability = cx.mount(Mode::SingleNodeWriter);
     capability.access_mode = None;
     let request = with(cx, vec![capability]);
     refused(cx.create(&request), Code::InvalidArgument).map(|_| ())
 }
 
-fn w10_create_volume_with_unknown_access_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W10.
+fn create_volume_with_unknown_access_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     for capability in [cx.mount(Mode::Unknown), block(Mode::Unknown)] {
         let request = with(cx, vec![capability]);
         refused(cx.create(&request), Code::InvalidArgument)?;
@@ -96,7 +98,8 @@ fn an_access_mode_that_nobody_knows_is_invalid_argument(cx: &mut Cx<'_>) -> Resu
     Ok(())
 }
 
-fn w9_every_capability_of_create_volume_is_checked(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W9.
+fn every_capability_of_create_volume_is_checked(cx: &mut Cx<'_>) -> Result<()> {
     let good = cx.mount(Mode::SingleNodeWriter);
     let bad = cx.mount(Mode::Unknown);
     for both in [vec![good.clone(), bad.clone()], vec![bad, good]] {
@@ -106,7 +109,8 @@ fn w9_every_capability_of_create_volume_is_checked(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn w31_volumes_for_several_nodes_are_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W31.
+fn volumes_for_several_nodes_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     let modes =
         [Mode::MultiNodeReaderOnly, Mode::MultiNodeSingleWriter, Mode::MultiNodeMultiWriter];
     for mode in modes {
@@ -120,13 +124,15 @@ fn w31_volumes_for_several_nodes_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn w4_the_old_single_node_writer_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W4.
+fn the_old_single_node_writer_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
     let request = with(cx, vec![cx.mount(Mode::SingleNodeWriter)]);
     cx.create(&request)?;
     Ok(())
 }
 
-fn w6_the_newer_modes_are_accepted_where_they_are_offered(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W6.
+fn the_newer_modes_are_accepted_where_they_are_offered(cx: &mut Cx<'_>) -> Result<()> {
     for mode in [Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter] {
         let request = with(cx, vec![cx.mount(mode)]);
         cx.create(&request)?;
@@ -134,7 +140,8 @@ fn w6_the_newer_modes_are_accepted_where_they_are_offered(cx: &mut Cx<'_>) -> Re
     Ok(())
 }
 
-fn w30_a_volume_for_one_reader_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W30.
+fn a_volume_for_one_reader_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
     let request = with(cx, vec![cx.mount(Mode::SingleNodeReaderOnly)]);
     cx.create(&request)?;
     Ok(())
@@ -152,7 +159,8 @@ fn a_file_system_that_nobody_knows_is_invalid_argument(cx: &mut Cx<'_>) -> Resul
     says(&status, &["no-such-fs"])
 }
 
-fn t2_every_file_system_that_was_asked_for_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T2.
+fn every_file_system_that_was_asked_for_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
     for fs_type in ["", "ext4", "xfs", "btrfs"] {
         let capability = mounted_as(fs_type, Mode::SingleNodeWriter);
         let request = with(cx, vec![capability]);
@@ -208,7 +216,8 @@ fn create_volume_again_with_a_source_already_exists(cx: &mut Cx<'_>) -> Result<(
     refused(cx.create(&again), Code::AlreadyExists).map(|_| ())
 }
 
-fn w17_the_mode_is_no_property_of_a_volume(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W17.
+fn the_mode_is_no_property_of_a_volume(cx: &mut Cx<'_>) -> Result<()> {
     let request = cx.request();
     let first = cx.create(&request)?;
     for mode in [Mode::SingleNodeMultiWriter, Mode::SingleNodeWriter] {
@@ -332,7 +341,8 @@ fn an_unknown_parameter_is_refused_by_name(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t21_an_unknown_device_class_is_refused_by_name(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T21.
+fn an_unknown_device_class_is_refused_by_name(cx: &mut Cx<'_>) -> Result<()> {
     let key = format!("{}/device-class", cx.offers().name);
     let request = cx.request_with(&key, "no-such-class");
     let status = refused(cx.create(&request), Code::InvalidArgument)?;

@@ -13,7 +13,7 @@ cases! { [CREATE]
     a_deleted_volume_is_listed_no_more: LIST;
     a_deleted_volume_can_be_made_again;
     a_deleted_volume_leaves_its_snapshots_as_they_were: SNAPSHOT, LIST_SNAPSHOTS;
-    w19_delete_looks_at_no_access_mode;
+    delete_looks_at_no_access_mode;
 }
 
 fn delete_volume_without_id_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
@@ -71,7 +71,8 @@ fn a_deleted_volume_leaves_its_snapshots_as_they_were(cx: &mut Cx<'_>) -> Result
     Ok(())
 }
 
-fn w19_delete_looks_at_no_access_mode(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W19.
+fn delete_looks_at_no_access_mode(cx: &mut Cx<'_>) -> Result<()> {
     use blockd_csi::proto::volume_capability::access_mode::Mode;
     let modes = [Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter];
     let newer = crate::csi::case::MODES;

@@ -14,13 +14,13 @@ use crate::csi::case::{STAGE, cases};
 use crate::csi::cx::{Cx, mounted_at, refused};
 
 cases! { [STAGE, Host, Rows]
-    p42_an_ephemeral_volume_comes_with_publish_and_goes_with_unpublish;
-    p42_an_ephemeral_volume_again_is_the_same;
-    p42_each_pod_has_an_ephemeral_volume_of_its_own;
-    p42_an_unknown_key_of_an_ephemeral_volume_is_refused;
-    p42_an_ephemeral_volume_that_is_too_large_is_refused_and_leaves_nothing;
-    p42_an_ephemeral_volume_is_as_large_as_asked;
-    p43_a_generic_ephemeral_volume_stays_until_its_claim_is_deleted;
+    an_ephemeral_volume_comes_with_publish_and_goes_with_unpublish;
+    an_ephemeral_volume_again_is_the_same;
+    each_pod_has_an_ephemeral_volume_of_its_own;
+    an_unknown_key_of_an_ephemeral_volume_is_refused;
+    an_ephemeral_volume_that_is_too_large_is_refused_and_leaves_nothing;
+    an_ephemeral_volume_is_as_large_as_asked;
+    a_generic_ephemeral_volume_stays_until_its_claim_is_deleted;
 }
 
 /// As the kubelet asks for one: the id is its own, and the pod's description is in the context.
@@ -49,9 +49,8 @@ fn request(cx: &mut Cx<'_>, more: &[(&str, &str)]) -> Result<NodePublishVolumeRe
     })
 }
 
-fn p42_an_ephemeral_volume_comes_with_publish_and_goes_with_unpublish(
-    cx: &mut Cx<'_>,
-) -> Result<()> {
+/// Row: P42.
+fn an_ephemeral_volume_comes_with_publish_and_goes_with_unpublish(cx: &mut Cx<'_>) -> Result<()> {
     let request = request(cx, &[("size", "64Mi")])?;
     cx.publish(&request)?;
     ensure!(mounted_at(&request.target_path)?.is_some(), "nothing is mounted");
@@ -66,7 +65,8 @@ fn p42_an_ephemeral_volume_comes_with_publish_and_goes_with_unpublish(
     Ok(())
 }
 
-fn p42_an_ephemeral_volume_again_is_the_same(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P42.
+fn an_ephemeral_volume_again_is_the_same(cx: &mut Cx<'_>) -> Result<()> {
     let request = request(cx, &[("size", "64Mi")])?;
     cx.publish(&request)?;
     let file = Path::new(&request.target_path).join("file");
@@ -78,7 +78,8 @@ fn p42_an_ephemeral_volume_again_is_the_same(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p42_each_pod_has_an_ephemeral_volume_of_its_own(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P42.
+fn each_pod_has_an_ephemeral_volume_of_its_own(cx: &mut Cx<'_>) -> Result<()> {
     let (first, second) = (request(cx, &[])?, request(cx, &[])?);
     cx.publish(&first)?;
     cx.publish(&second)?;
@@ -87,7 +88,8 @@ fn p42_each_pod_has_an_ephemeral_volume_of_its_own(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn p42_an_unknown_key_of_an_ephemeral_volume_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P42.
+fn an_unknown_key_of_an_ephemeral_volume_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     for (key, value) in [("no-such-key", "1"), ("size", "much"), ("size", "-1"), ("size", "16Ei")] {
         let request = request(cx, &[(key, value)])?;
         let codes = [Code::InvalidArgument, Code::OutOfRange];
@@ -98,7 +100,8 @@ fn p42_an_unknown_key_of_an_ephemeral_volume_is_refused(cx: &mut Cx<'_>) -> Resu
     Ok(())
 }
 
-fn p42_an_ephemeral_volume_that_is_too_large_is_refused_and_leaves_nothing(
+/// Row: P42.
+fn an_ephemeral_volume_that_is_too_large_is_refused_and_leaves_nothing(
     cx: &mut Cx<'_>,
 ) -> Result<()> {
     let request = request(cx, &[("size", "1Pi")])?;
@@ -109,7 +112,8 @@ fn p42_an_ephemeral_volume_that_is_too_large_is_refused_and_leaves_nothing(
     Ok(())
 }
 
-fn p42_an_ephemeral_volume_is_as_large_as_asked(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P42.
+fn an_ephemeral_volume_is_as_large_as_asked(cx: &mut Cx<'_>) -> Result<()> {
     let request = request(cx, &[("size", "96Mi")])?;
     cx.publish(&request)?;
     let stat = nix::sys::statvfs::statvfs(request.target_path.as_str())?;
@@ -118,7 +122,8 @@ fn p42_an_ephemeral_volume_is_as_large_as_asked(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p43_a_generic_ephemeral_volume_stays_until_its_claim_is_deleted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P43.
+fn a_generic_ephemeral_volume_stays_until_its_claim_is_deleted(cx: &mut Cx<'_>) -> Result<()> {
     let mut request = cx.request_with("csi.storage.k8s.io/pvc/name", "pod-scratch");
     for (key, value) in [("pvc/namespace", "default"), ("pv/name", "pvc-5f0c4a8e")] {
         request.parameters.insert(format!("csi.storage.k8s.io/{key}"), value.to_owned());

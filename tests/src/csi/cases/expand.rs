@@ -23,16 +23,16 @@ cases! { [CREATE, EXPAND]
     expand_below_what_it_has_by_limit_is_out_of_range;
     expand_by_a_negative_size_is_refused;
     expand_with_required_above_the_limit_is_refused;
-    t11_expand_to_a_size_that_overflows_is_refused;
-    t10_expand_to_a_size_that_cannot_be_exact_is_out_of_range: Rows;
-    t10_expand_to_an_odd_size_is_rounded_up_to_a_block: Rows;
-    w22_expand_accepts_every_known_mode: MODES;
+    expand_to_a_size_that_overflows_is_refused;
+    expand_to_a_size_that_cannot_be_exact_is_out_of_range: Rows;
+    expand_to_an_odd_size_is_rounded_up_to_a_block: Rows;
+    expand_accepts_every_known_mode: MODES;
     expand_for_what_is_unsupported_is_invalid_argument;
     an_expanded_volume_is_listed_with_its_size: LIST;
     an_expanded_volume_is_got_with_its_size: GET;
     an_expanded_volume_is_another_for_its_first_request;
-    t19_expand_takes_from_the_capacity_what_it_adds: CAPACITY, Rows;
-    t18_expand_beyond_what_there_is_is_refused_and_changes_nothing: CAPACITY, GET, Rows;
+    expand_takes_from_the_capacity_what_it_adds: CAPACITY, Rows;
+    expand_beyond_what_there_is_is_refused_and_changes_nothing: CAPACITY, GET, Rows;
     a_mounted_volume_has_to_be_expanded_on_its_node: Rows;
 }
 
@@ -123,7 +123,8 @@ fn expand_with_required_above_the_limit_is_refused(cx: &mut Cx<'_>) -> Result<()
     refused_as(answer, &[Code::InvalidArgument, Code::OutOfRange]).map(|_| ())
 }
 
-fn t11_expand_to_a_size_that_overflows_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T11.
+fn expand_to_a_size_that_overflows_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     for size in [i64::MAX, i64::MAX - 4095, i64::MAX / 2 + 1] {
         let answer = expand(cx, &volume.volume_id, range(size, 0));
@@ -132,13 +133,15 @@ fn t11_expand_to_a_size_that_overflows_is_refused(cx: &mut Cx<'_>) -> Result<()>
     Ok(())
 }
 
-fn t10_expand_to_a_size_that_cannot_be_exact_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T10.
+fn expand_to_a_size_that_cannot_be_exact_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let size = volume.capacity_bytes * 2 + 1;
     refused(expand(cx, &volume.volume_id, range(size, size)), Code::OutOfRange).map(|_| ())
 }
 
-fn t10_expand_to_an_odd_size_is_rounded_up_to_a_block(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T10.
+fn expand_to_an_odd_size_is_rounded_up_to_a_block(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let size = volume.capacity_bytes * 2 + 1;
     let has = expand(cx, &volume.volume_id, range(size, 0))?.capacity_bytes;
@@ -146,7 +149,8 @@ fn t10_expand_to_an_odd_size_is_rounded_up_to_a_block(cx: &mut Cx<'_>) -> Result
     Ok(())
 }
 
-fn w22_expand_accepts_every_known_mode(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W22.
+fn expand_accepts_every_known_mode(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let modes = [Mode::SingleNodeWriter, Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter];
     for (step, mode) in (1..).zip(modes) {
@@ -218,7 +222,8 @@ fn capacity(cx: &Cx<'_>) -> Result<i64> {
     Ok(cx.driver.get_capacity(request)?.available_capacity)
 }
 
-fn t19_expand_takes_from_the_capacity_what_it_adds(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T19.
+fn expand_takes_from_the_capacity_what_it_adds(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let before = capacity(cx)?;
     expand(cx, &volume.volume_id, range(volume.capacity_bytes * 3, 0))?;
@@ -227,7 +232,8 @@ fn t19_expand_takes_from_the_capacity_what_it_adds(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn t18_expand_beyond_what_there_is_is_refused_and_changes_nothing(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T18.
+fn expand_beyond_what_there_is_is_refused_and_changes_nothing(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let size = (capacity(cx)? + volume.capacity_bytes) / 4096 * 4096 + (1 << 20);
     let answer = expand(cx, &volume.volume_id, range(size, 0));

@@ -21,24 +21,24 @@ use crate::csi::case::{CONDITION, CREATE, GET, LIST, NODE_CONDITION, STAGE, STAT
 use crate::csi::cx::{Answer, Cx, Staged, block, mounted_at, not_offered, refused};
 
 cases! { [CREATE]
-    h13_each_volume_of_a_list_has_a_condition: LIST, CONDITION;
-    h14_get_volume_has_a_volume_and_a_status_with_a_condition: GET, CONDITION;
-    h15_published_nodes_are_told_only_where_that_is_offered: GET;
-    h16_get_volume_of_an_unknown_volume_is_not_found: GET;
-    h17_list_and_get_tell_the_same: LIST, GET, CONDITION;
-    h18_stats_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
-    h18_stats_of_a_block_volume_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
-    h19_stats_of_a_relative_path_are_not_found: STATS;
-    h19_stats_of_a_path_of_another_volume_are_not_found: STAGE, STATS, Host;
-    h20_usage_of_a_mount_is_bytes_and_inodes: STAGE, STATS, Host;
-    h20_usage_of_a_block_device_is_bytes_that_add_up: STAGE, STATS, Host;
-    h38_a_volume_that_was_deleted_is_not_found_and_not_listed: LIST, GET;
-    h38_unmounted_by_hand_is_abnormal_until_it_is_published_again:
+    each_volume_of_a_list_has_a_condition: LIST, CONDITION;
+    get_volume_has_a_volume_and_a_status_with_a_condition: GET, CONDITION;
+    published_nodes_are_told_only_where_that_is_offered: GET;
+    get_volume_of_an_unknown_volume_is_not_found: GET;
+    list_and_get_tell_the_same: LIST, GET, CONDITION;
+    stats_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
+    stats_of_a_block_volume_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
+    stats_of_a_relative_path_are_not_found: STATS;
+    stats_of_a_path_of_another_volume_are_not_found: STAGE, STATS, Host;
+    usage_of_a_mount_is_bytes_and_inodes: STAGE, STATS, Host;
+    usage_of_a_block_device_is_bytes_that_add_up: STAGE, STATS, Host;
+    a_volume_that_was_deleted_is_not_found_and_not_listed: LIST, GET;
+    unmounted_by_hand_is_abnormal_until_it_is_published_again:
         STAGE, STATS, NODE_CONDITION, Host, Rows;
-    h10_a_path_that_was_unpublished_in_order_is_not_found: STAGE, STATS, Host, Rows;
-    h38_a_full_file_system_is_abnormal_until_something_is_deleted:
+    a_path_that_was_unpublished_in_order_is_not_found: STAGE, STATS, Host, Rows;
+    a_full_file_system_is_abnormal_until_something_is_deleted:
         STAGE, STATS, NODE_CONDITION, Host, Rows;
-    h37_conditions_are_told_where_they_are_offered_and_nowhere_else: LIST, GET;
+    conditions_are_told_where_they_are_offered_and_nowhere_else: LIST, GET;
 }
 
 /// A condition as the specification has it, and as short as a string may be.
@@ -88,7 +88,8 @@ fn stats_of(cx: &Cx<'_>, id: &str, path: &str) -> Answer<NodeGetVolumeStatsRespo
     })
 }
 
-fn h13_each_volume_of_a_list_has_a_condition(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H13.
+fn each_volume_of_a_list_has_a_condition(cx: &mut Cx<'_>) -> Result<()> {
     let made = [cx.volume()?.volume_id, cx.volume()?.volume_id];
     let listed = listed(cx)?;
     for id in made {
@@ -101,12 +102,14 @@ fn h13_each_volume_of_a_list_has_a_condition(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn h14_get_volume_has_a_volume_and_a_status_with_a_condition(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H14.
+fn get_volume_has_a_volume_and_a_status_with_a_condition(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.volume()?.volume_id;
     healthy(got(cx, &id)?)
 }
 
-fn h15_published_nodes_are_told_only_where_that_is_offered(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H15.
+fn published_nodes_are_told_only_where_that_is_offered(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.volume()?.volume_id;
     let request = ControllerGetVolumeRequest { volume_id: id };
     let answer = cx.driver.controller_get_volume(request)?;
@@ -117,7 +120,8 @@ fn h15_published_nodes_are_told_only_where_that_is_offered(cx: &mut Cx<'_>) -> R
     Ok(())
 }
 
-fn h16_get_volume_of_an_unknown_volume_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H16.
+fn get_volume_of_an_unknown_volume_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let gone = cx.gone_volume()?;
     let get = |id: &str| {
         let volume_id = id.to_owned();
@@ -129,7 +133,8 @@ fn h16_get_volume_of_an_unknown_volume_is_not_found(cx: &mut Cx<'_>) -> Result<(
     refused(get(""), Code::InvalidArgument).map(|_| ())
 }
 
-fn h17_list_and_get_tell_the_same(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H17.
+fn list_and_get_tell_the_same(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.volume()?.volume_id;
     let listed = listed(cx)?.into_iter().find(|(listed, _)| *listed == id);
     let listed = checked(listed.context("it is not listed")?.1)?;
@@ -138,7 +143,8 @@ fn h17_list_and_get_tell_the_same(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn h18_stats_have_a_condition(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H18.
+fn stats_have_a_condition(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     for path in [target.as_str(), staged.path()] {
@@ -148,13 +154,15 @@ fn h18_stats_have_a_condition(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn h18_stats_of_a_block_volume_have_a_condition(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H18.
+fn stats_of_a_block_volume_have_a_condition(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     healthy(stats_of(cx, &staged.id, &target)?.volume_condition)
 }
 
-fn h19_stats_of_a_relative_path_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H19.
+fn stats_of_a_relative_path_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.volume()?.volume_id;
     for path in ["some/path", "./a", "relative"] {
         refused(stats_of(cx, &id, path), Code::NotFound)?;
@@ -162,7 +170,8 @@ fn h19_stats_of_a_relative_path_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn h19_stats_of_a_path_of_another_volume_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H19.
+fn stats_of_a_path_of_another_volume_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let other = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     refused(stats_of(cx, &staged.id, other.path()), Code::NotFound)?;
@@ -185,7 +194,8 @@ fn told(answer: &NodeGetVolumeStatsResponse, unit: Unit) -> Result<Option<(i64, 
     Ok(Some((of.total, of.used, of.available)))
 }
 
-fn h20_usage_of_a_mount_is_bytes_and_inodes(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H20.
+fn usage_of_a_mount_is_bytes_and_inodes(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let before = stats_of(cx, &staged.id, &target)?;
@@ -201,7 +211,8 @@ fn h20_usage_of_a_mount_is_bytes_and_inodes(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn h20_usage_of_a_block_device_is_bytes_that_add_up(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H20.
+fn usage_of_a_block_device_is_bytes_that_add_up(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let answer = stats_of(cx, &staged.id, &target)?;
@@ -211,7 +222,8 @@ fn h20_usage_of_a_block_device_is_bytes_that_add_up(cx: &mut Cx<'_>) -> Result<(
     Ok(())
 }
 
-fn h38_a_volume_that_was_deleted_is_not_found_and_not_listed(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H38.
+fn a_volume_that_was_deleted_is_not_found_and_not_listed(cx: &mut Cx<'_>) -> Result<()> {
     let gone = cx.gone_volume()?;
     let request = ControllerGetVolumeRequest { volume_id: gone.clone() };
     refused(cx.driver.controller_get_volume(request), Code::NotFound)?;
@@ -226,7 +238,8 @@ fn abnormal(cx: &Cx<'_>, staged: &Staged, path: &str, words: &str) -> Result<()>
     Ok(())
 }
 
-fn h38_unmounted_by_hand_is_abnormal_until_it_is_published_again(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H38.
+fn unmounted_by_hand_is_abnormal_until_it_is_published_again(cx: &mut Cx<'_>) -> Result<()> {
     for capability in [cx.mount(Mode::SingleNodeWriter), block(Mode::SingleNodeWriter)] {
         let staged = cx.staged(capability)?;
         let target = cx.published(&staged)?;
@@ -242,7 +255,8 @@ fn h38_unmounted_by_hand_is_abnormal_until_it_is_published_again(cx: &mut Cx<'_>
     Ok(())
 }
 
-fn h10_a_path_that_was_unpublished_in_order_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H10.
+fn a_path_that_was_unpublished_in_order_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     cx.unpublish(&staged.id, &target)?;
@@ -264,7 +278,8 @@ fn fill(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn h38_a_full_file_system_is_abnormal_until_something_is_deleted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H38.
+fn a_full_file_system_is_abnormal_until_something_is_deleted(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let file = Path::new(&target).join("large");
@@ -277,7 +292,8 @@ fn h38_a_full_file_system_is_abnormal_until_something_is_deleted(cx: &mut Cx<'_>
     healthy(stats_of(cx, &staged.id, &target)?.volume_condition)
 }
 
-fn h37_conditions_are_told_where_they_are_offered_and_nowhere_else(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: H37.
+fn conditions_are_told_where_they_are_offered_and_nowhere_else(cx: &mut Cx<'_>) -> Result<()> {
     let is_offered = cx.offers().controller.contains(&OfController::VolumeCondition.into());
     let of_node = cx.offers().node.contains(&OfNode::VolumeCondition.into());
     if !cx.offers().node.is_empty() {

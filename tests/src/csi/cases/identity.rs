@@ -26,7 +26,7 @@ cases! { []
     a_volume_that_can_expand_says_whether_it_may_be_in_use: EXPAND;
     published_nodes_are_listed_only_where_volumes_are_published;
     what_is_not_offered_is_unimplemented;
-    w3_controller_and_node_tell_writers_apart_together: Rows;
+    controller_and_node_tell_writers_apart_together: Rows;
     the_controller_offers_what_was_asked_for: Rows;
     the_node_offers_what_was_asked_for: Rows;
 }
@@ -110,7 +110,8 @@ fn what_is_not_offered_is_unimplemented(cx: &mut Cx<'_>) -> Result<()> {
     refused(cx.driver.controller_publish_volume(request), Code::Unimplemented).map(|_| ())
 }
 
-fn w3_controller_and_node_tell_writers_apart_together(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W3.
+fn controller_and_node_tell_writers_apart_together(cx: &mut Cx<'_>) -> Result<()> {
     let offers = cx.offers();
     let controller = offers.controller.contains(&i32::from(Controller::SingleNodeMultiWriter));
     let node = offers.node.contains(&i32::from(Node::SingleNodeMultiWriter));

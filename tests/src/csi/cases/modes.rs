@@ -18,22 +18,22 @@ const SINGLE: Mode = Mode::SingleNodeSingleWriter;
 const MULTI: Mode = Mode::SingleNodeMultiWriter;
 
 cases! { [CREATE, STAGE, Host, NODE_MODES]
-    w1_second_target_of_single_writer_is_refused;
-    w12_second_target_of_single_writer_is_taken_after_the_first_is_gone;
-    w13_same_target_of_single_writer_again_is_ok;
-    w2_multi_writer_has_as_many_targets_as_are_wanted;
-    w5_old_writer_has_several_targets_unless_strict: Rows;
-    w6_single_writer_is_exclusive_against_every_other_mode;
-    w6_other_modes_are_refused_beside_single_writer;
-    w17_a_volume_of_the_old_mode_is_used_with_the_new_one_and_back;
-    w18_staged_with_the_new_mode_published_with_the_old_one;
-    w18_old_and_new_mode_go_side_by_side: Rows;
-    w19_unpublish_and_unstage_look_at_no_mode;
-    w27_a_readonly_second_target_of_single_writer_is_refused;
-    w27_a_readonly_second_target_of_multi_writer_is_allowed;
-    w30_a_volume_for_one_reader_is_mounted_read_only: Rows;
-    w30_a_block_volume_for_one_reader_can_not_be_written: Rows;
-    w4_the_old_mode_is_staged_and_published;
+    second_target_of_single_writer_is_refused;
+    second_target_of_single_writer_is_taken_after_the_first_is_gone;
+    same_target_of_single_writer_again_is_ok;
+    multi_writer_has_as_many_targets_as_are_wanted;
+    old_writer_has_several_targets_unless_strict: Rows;
+    single_writer_is_exclusive_against_every_other_mode;
+    other_modes_are_refused_beside_single_writer;
+    a_volume_of_the_old_mode_is_used_with_the_new_one_and_back;
+    staged_with_the_new_mode_published_with_the_old_one;
+    old_and_new_mode_go_side_by_side: Rows;
+    unpublish_and_unstage_look_at_no_mode;
+    a_readonly_second_target_of_single_writer_is_refused;
+    a_readonly_second_target_of_multi_writer_is_allowed;
+    a_volume_for_one_reader_is_mounted_read_only: Rows;
+    a_block_volume_for_one_reader_can_not_be_written: Rows;
+    the_old_mode_is_staged_and_published;
 }
 
 /// Both ways to use a volume: W28.
@@ -58,7 +58,8 @@ fn conflict(cx: &mut Cx<'_>, staged: &Staged, mode: Mode) -> Result<()> {
     Ok(())
 }
 
-fn w1_second_target_of_single_writer_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W1.
+fn second_target_of_single_writer_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, SINGLE) {
         let staged = cx.staged(capability)?;
         publish(cx, &staged, SINGLE)?;
@@ -68,9 +69,8 @@ fn w1_second_target_of_single_writer_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn w12_second_target_of_single_writer_is_taken_after_the_first_is_gone(
-    cx: &mut Cx<'_>,
-) -> Result<()> {
+/// Row: W12.
+fn second_target_of_single_writer_is_taken_after_the_first_is_gone(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, SINGLE) {
         let staged = cx.staged(capability)?;
         let first = publish(cx, &staged, SINGLE)?;
@@ -81,7 +81,8 @@ fn w12_second_target_of_single_writer_is_taken_after_the_first_is_gone(
     Ok(())
 }
 
-fn w13_same_target_of_single_writer_again_is_ok(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W13.
+fn same_target_of_single_writer_again_is_ok(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, SINGLE) {
         let staged = cx.staged(capability)?;
         let target = publish(cx, &staged, SINGLE)?;
@@ -92,7 +93,8 @@ fn w13_same_target_of_single_writer_again_is_ok(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn w2_multi_writer_has_as_many_targets_as_are_wanted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W2.
+fn multi_writer_has_as_many_targets_as_are_wanted(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, MULTI) {
         let staged = cx.staged(capability)?;
         for _ in 0..4 {
@@ -106,7 +108,8 @@ fn w2_multi_writer_has_as_many_targets_as_are_wanted(cx: &mut Cx<'_>) -> Result<
     Ok(())
 }
 
-fn w5_old_writer_has_several_targets_unless_strict(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W5.
+fn old_writer_has_several_targets_unless_strict(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, WRITER) {
         let staged = cx.staged(capability)?;
         for _ in 0..3 {
@@ -116,7 +119,8 @@ fn w5_old_writer_has_several_targets_unless_strict(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn w6_single_writer_is_exclusive_against_every_other_mode(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W6.
+fn single_writer_is_exclusive_against_every_other_mode(cx: &mut Cx<'_>) -> Result<()> {
     for mode in [WRITER, MULTI] {
         for capability in uses(cx, mode) {
             let staged = cx.staged(capability)?;
@@ -128,7 +132,8 @@ fn w6_single_writer_is_exclusive_against_every_other_mode(cx: &mut Cx<'_>) -> Re
     Ok(())
 }
 
-fn w6_other_modes_are_refused_beside_single_writer(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W6.
+fn other_modes_are_refused_beside_single_writer(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, SINGLE) {
         let staged = cx.staged(capability)?;
         publish(cx, &staged, SINGLE)?;
@@ -138,7 +143,8 @@ fn w6_other_modes_are_refused_beside_single_writer(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn w17_a_volume_of_the_old_mode_is_used_with_the_new_one_and_back(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W17.
+fn a_volume_of_the_old_mode_is_used_with_the_new_one_and_back(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     for mode in [WRITER, MULTI, WRITER] {
         let staged = cx.stage_volume(&volume, cx.mount(mode))?;
@@ -149,7 +155,8 @@ fn w17_a_volume_of_the_old_mode_is_used_with_the_new_one_and_back(cx: &mut Cx<'_
     Ok(())
 }
 
-fn w18_staged_with_the_new_mode_published_with_the_old_one(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W18.
+fn staged_with_the_new_mode_published_with_the_old_one(cx: &mut Cx<'_>) -> Result<()> {
     for (first, second) in [(MULTI, WRITER), (WRITER, MULTI)] {
         for capability in uses(cx, first) {
             let staged = cx.staged(capability)?;
@@ -163,7 +170,8 @@ fn w18_staged_with_the_new_mode_published_with_the_old_one(cx: &mut Cx<'_>) -> R
     Ok(())
 }
 
-fn w18_old_and_new_mode_go_side_by_side(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W18.
+fn old_and_new_mode_go_side_by_side(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, MULTI) {
         let staged = cx.staged(capability)?;
         publish(cx, &staged, MULTI)?;
@@ -173,7 +181,8 @@ fn w18_old_and_new_mode_go_side_by_side(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn w19_unpublish_and_unstage_look_at_no_mode(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W19.
+fn unpublish_and_unstage_look_at_no_mode(cx: &mut Cx<'_>) -> Result<()> {
     for mode in [SINGLE, MULTI, WRITER] {
         let staged = cx.staged(cx.mount(mode))?;
         let target = publish(cx, &staged, mode)?;
@@ -184,7 +193,8 @@ fn w19_unpublish_and_unstage_look_at_no_mode(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn w27_a_readonly_second_target_of_single_writer_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W27.
+fn a_readonly_second_target_of_single_writer_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, SINGLE) {
         let staged = cx.staged(capability)?;
         publish(cx, &staged, SINGLE)?;
@@ -196,7 +206,8 @@ fn w27_a_readonly_second_target_of_single_writer_is_refused(cx: &mut Cx<'_>) -> 
     Ok(())
 }
 
-fn w27_a_readonly_second_target_of_multi_writer_is_allowed(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W27.
+fn a_readonly_second_target_of_multi_writer_is_allowed(cx: &mut Cx<'_>) -> Result<()> {
     for mode in [MULTI, WRITER] {
         let staged = cx.staged(cx.mount(mode))?;
         let first = publish(cx, &staged, mode)?;
@@ -209,7 +220,8 @@ fn w27_a_readonly_second_target_of_multi_writer_is_allowed(cx: &mut Cx<'_>) -> R
     Ok(())
 }
 
-fn w30_a_volume_for_one_reader_is_mounted_read_only(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W30.
+fn a_volume_for_one_reader_is_mounted_read_only(cx: &mut Cx<'_>) -> Result<()> {
     // Somebody has to have made the file system.
     let volume = cx.volume()?;
     let staged = cx.stage_volume(&volume, cx.mount(WRITER))?;
@@ -226,7 +238,8 @@ fn w30_a_volume_for_one_reader_is_mounted_read_only(cx: &mut Cx<'_>) -> Result<(
     Ok(())
 }
 
-fn w30_a_block_volume_for_one_reader_can_not_be_written(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W30.
+fn a_block_volume_for_one_reader_can_not_be_written(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(READER))?;
     let target = publish(cx, &staged, READER)?;
     let opened = fs::File::options().write(true).open(&target);
@@ -238,7 +251,8 @@ fn w30_a_block_volume_for_one_reader_can_not_be_written(cx: &mut Cx<'_>) -> Resu
     Ok(())
 }
 
-fn w4_the_old_mode_is_staged_and_published(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W4.
+fn the_old_mode_is_staged_and_published(cx: &mut Cx<'_>) -> Result<()> {
     for capability in uses(cx, WRITER) {
         let staged = cx.staged(capability)?;
         let target = publish(cx, &staged, WRITER)?;

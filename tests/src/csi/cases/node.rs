@@ -24,9 +24,9 @@ cases! { []
     publish_of_an_unknown_volume_is_not_found: CREATE, STAGE;
     stats_of_an_unknown_volume_come_before_the_path: CREATE, STATS;
     node_expand_of_an_unknown_volume_comes_before_the_path: CREATE, NODE_EXPAND;
-    w10_stage_and_publish_of_an_unknown_mode_are_invalid_argument: CREATE, STAGE;
-    w11_stage_and_publish_without_a_mode_are_invalid_argument: CREATE, STAGE;
-    w31_stage_and_publish_for_several_nodes_are_refused: CREATE, STAGE;
+    stage_and_publish_of_an_unknown_mode_are_invalid_argument: CREATE, STAGE;
+    stage_and_publish_without_a_mode_are_invalid_argument: CREATE, STAGE;
+    stage_and_publish_for_several_nodes_are_refused: CREATE, STAGE;
     unstage_and_unpublish_of_what_never_was_here_are_ok: CREATE, STAGE;
 }
 
@@ -194,16 +194,19 @@ fn refused_for(cx: &mut Cx<'_>, change: impl Fn(&mut Option<i32>), codes: &[Code
     refused_as(cx.publish(&request), codes).map(|_| ())
 }
 
-fn w10_stage_and_publish_of_an_unknown_mode_are_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W10.
+fn stage_and_publish_of_an_unknown_mode_are_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     refused_for(cx, |mode| *mode = Some(0), &[Code::InvalidArgument])?;
     refused_for(cx, |mode| *mode = Some(99), &[Code::InvalidArgument])
 }
 
-fn w11_stage_and_publish_without_a_mode_are_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W11.
+fn stage_and_publish_without_a_mode_are_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     refused_for(cx, |mode| *mode = None, &[Code::InvalidArgument])
 }
 
-fn w31_stage_and_publish_for_several_nodes_are_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W31.
+fn stage_and_publish_for_several_nodes_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     for wanted in
         [Mode::MultiNodeReaderOnly, Mode::MultiNodeSingleWriter, Mode::MultiNodeMultiWriter]
     {

@@ -17,18 +17,18 @@ use crate::csi::cx::{
 };
 
 cases! { [CREATE, Rows]
-    p19_a_volume_tells_what_it_takes_and_what_can_be_used_of_it;
-    p16_a_size_is_rounded_up_unless_the_limit_forbids;
-    p14_the_smallest_volume_is_that_of_the_pool: CAPACITY;
-    p3_what_fits_nowhere_is_refused_with_what_is_free: CAPACITY;
-    p24_usage_is_one_that_the_class_can_have;
-    p24_kata_image_is_app_direct_or_refused;
-    p25_kata_containers_is_a_boolean_as_strconv_reads_it;
-    p29_kata_excludes_file_io_raw_block_and_btrfs;
-    p45_erase_after_has_two_spellings;
-    p23_a_mount_for_app_direct_has_dax_and_no_other_has: STAGE, Host;
-    p22_a_raw_block_volume_is_a_device: STAGE, Host;
-    p26_a_volume_with_an_image_is_used_like_any_other: STAGE, Host;
+    a_volume_tells_what_it_takes_and_what_can_be_used_of_it;
+    a_size_is_rounded_up_unless_the_limit_forbids;
+    the_smallest_volume_is_that_of_the_pool: CAPACITY;
+    what_fits_nowhere_is_refused_with_what_is_free: CAPACITY;
+    usage_is_one_that_the_class_can_have;
+    kata_image_is_app_direct_or_refused;
+    kata_containers_is_a_boolean_as_strconv_reads_it;
+    kata_excludes_file_io_raw_block_and_btrfs;
+    erase_after_has_two_spellings;
+    a_mount_for_app_direct_has_dax_and_no_other_has: STAGE, Host;
+    a_raw_block_volume_is_a_device: STAGE, Host;
+    a_volume_with_an_image_is_used_like_any_other: STAGE, Host;
 }
 
 /// What a volume's context says under this word of the driver's.
@@ -62,7 +62,8 @@ fn capacity(cx: &Cx<'_>, parameters: HashMap<String, String>) -> Result<GetCapac
     Ok(cx.driver.get_capacity(request)?)
 }
 
-fn p19_a_volume_tells_what_it_takes_and_what_can_be_used_of_it(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P19.
+fn a_volume_tells_what_it_takes_and_what_can_be_used_of_it(cx: &mut Cx<'_>) -> Result<()> {
     let (volume, _) = volume(cx)?;
     let (usable, charged) =
         (bytes(cx, &volume, "usable-bytes")?, bytes(cx, &volume, "charged-bytes")?);
@@ -81,7 +82,8 @@ fn p19_a_volume_tells_what_it_takes_and_what_can_be_used_of_it(cx: &mut Cx<'_>) 
     Ok(())
 }
 
-fn p16_a_size_is_rounded_up_unless_the_limit_forbids(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P16.
+fn a_size_is_rounded_up_unless_the_limit_forbids(cx: &mut Cx<'_>) -> Result<()> {
     let (volume, _) = volume(cx)?;
     let odd = cx.options.size + 1;
     let request = cx.request_of(odd, 0);
@@ -95,7 +97,8 @@ fn p16_a_size_is_rounded_up_unless_the_limit_forbids(cx: &mut Cx<'_>) -> Result<
     refused(cx.create(&request), Code::OutOfRange).map(drop)
 }
 
-fn p14_the_smallest_volume_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P14.
+fn the_smallest_volume_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
     usage(cx)?;
     let parameters = cx.options.parameters.clone();
     let least = capacity(cx, parameters)?.minimum_volume_size.context("no smallest volume")?;
@@ -108,7 +111,8 @@ fn p14_the_smallest_volume_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p3_what_fits_nowhere_is_refused_with_what_is_free(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P3.
+fn what_fits_nowhere_is_refused_with_what_is_free(cx: &mut Cx<'_>) -> Result<()> {
     usage(cx)?;
     let parameters = cx.options.parameters.clone();
     let told = capacity(cx, parameters)?;
@@ -120,7 +124,8 @@ fn p3_what_fits_nowhere_is_refused_with_what_is_free(cx: &mut Cx<'_>) -> Result<
     says(&status, &["bytes free"])
 }
 
-fn p24_usage_is_one_that_the_class_can_have(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P24.
+fn usage_is_one_that_the_class_can_have(cx: &mut Cx<'_>) -> Result<()> {
     let usual = usage(cx)?;
     for wrong in ["", "appdirect", "FileIo", "Volatile"] {
         let request = cx.request_with("usage", wrong);
@@ -142,7 +147,9 @@ fn p24_usage_is_one_that_the_class_can_have(cx: &mut Cx<'_>) -> Result<()> {
 
 /// A device of ublk has no DAX, so stores of a virtual machine to an image on it would reach only
 /// the host's page cache.
-fn p24_kata_image_is_app_direct_or_refused(cx: &mut Cx<'_>) -> Result<()> {
+///
+/// Row: P24.
+fn kata_image_is_app_direct_or_refused(cx: &mut Cx<'_>) -> Result<()> {
     let usual = usage(cx)?;
     let request = cx.request_with("kataContainers", "true");
     if usual == "FileIO" {
@@ -154,7 +161,8 @@ fn p24_kata_image_is_app_direct_or_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p25_kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P25.
+fn kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Result<()> {
     let usual = usage(cx)?;
     for wrong in ["", "yes", "no", "tRUE", "2", "on"] {
         let request = cx.request_with("kataContainers", wrong);
@@ -175,7 +183,8 @@ fn p25_kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Resu
     Ok(())
 }
 
-fn p29_kata_excludes_file_io_raw_block_and_btrfs(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P29.
+fn kata_excludes_file_io_raw_block_and_btrfs(cx: &mut Cx<'_>) -> Result<()> {
     usage(cx)?;
     let with = cx.request_with("kataContainers", "true");
     let mut wrong = vec![with.clone(), with.clone(), with];
@@ -188,7 +197,8 @@ fn p29_kata_excludes_file_io_raw_block_and_btrfs(cx: &mut Cx<'_>) -> Result<()> 
     Ok(())
 }
 
-fn p45_erase_after_has_two_spellings(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P45.
+fn erase_after_has_two_spellings(cx: &mut Cx<'_>) -> Result<()> {
     usage(cx)?;
     for key in ["eraseAfter", "eraseafter"] {
         for wrong in ["", "sometimes"] {
@@ -210,7 +220,8 @@ fn has_dax(options: &str) -> bool {
     options.split(',').any(|word| word == "dax" || word == "dax=always")
 }
 
-fn p23_a_mount_for_app_direct_has_dax_and_no_other_has(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P23.
+fn a_mount_for_app_direct_has_dax_and_no_other_has(cx: &mut Cx<'_>) -> Result<()> {
     let usual = usage(cx)?;
     let capability = cx.mount(Mode::SingleNodeWriter);
     let staged = cx.staged(capability)?;
@@ -223,7 +234,8 @@ fn p23_a_mount_for_app_direct_has_dax_and_no_other_has(cx: &mut Cx<'_>) -> Resul
     Ok(())
 }
 
-fn p22_a_raw_block_volume_is_a_device(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P22.
+fn a_raw_block_volume_is_a_device(cx: &mut Cx<'_>) -> Result<()> {
     use std::os::unix::fs::FileTypeExt;
     usage(cx)?;
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
@@ -232,7 +244,8 @@ fn p22_a_raw_block_volume_is_a_device(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn p26_a_volume_with_an_image_is_used_like_any_other(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P26.
+fn a_volume_with_an_image_is_used_like_any_other(cx: &mut Cx<'_>) -> Result<()> {
     let usual = usage(cx)?;
     let request = cx.request_with("kataContainers", "true");
     if usual == "FileIO" {

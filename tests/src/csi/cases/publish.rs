@@ -23,7 +23,7 @@ cases! { [CREATE, STAGE, Host]
     publish_again_with_another_readonly_already_exists;
     unpublish_again_is_ok;
     unpublish_removes_a_target_that_is_not_mounted;
-    p51_delete_of_a_published_volume_is_refused;
+    delete_of_a_published_volume_is_refused;
     what_is_written_at_the_target_is_staged_too;
     a_readonly_target_can_not_be_written;
     a_block_volume_is_published_as_a_device;
@@ -114,7 +114,8 @@ fn unpublish_removes_a_target_that_is_not_mounted(cx: &mut Cx<'_>) -> Result<()>
     Ok(())
 }
 
-fn p51_delete_of_a_published_volume_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P51.
+fn delete_of_a_published_volume_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     for capability in [cx.mount(Mode::SingleNodeWriter), block(Mode::SingleNodeWriter)] {
         let staged = cx.staged(capability)?;
         let target = cx.published(&staged)?;

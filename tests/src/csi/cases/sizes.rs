@@ -19,22 +19,22 @@ const DEFAULT_SIZE: i64 = 1024 * MIB;
 
 cases! { [CREATE]
     a_volume_is_as_large_as_required;
-    t6_a_negative_size_is_invalid_argument;
-    t6_a_negative_size_is_named_with_its_value: Rows;
-    t7_required_above_the_limit_is_refused;
-    t8_without_a_range_a_volume_has_a_size;
-    t8_the_default_is_one_gibibyte: Rows;
-    t8_a_limit_below_the_default_is_the_size: Rows;
-    t8_a_limit_of_less_than_a_block_is_refused: Rows;
-    t10_required_equal_to_the_limit_is_exactly_that;
-    t10_a_size_that_cannot_be_exact_is_out_of_range: Rows;
-    t10_an_odd_size_is_rounded_up_to_a_block: Rows;
-    t24_37_mib_are_38797312_bytes_everywhere: Rows, LIST, GET;
-    t2_below_the_minimum_is_rounded_up: Rows;
-    t2_below_the_minimum_and_limited_is_out_of_range: Rows;
-    t11_a_size_that_overflows_is_refused;
-    t18_more_than_there_is_is_refused_with_both_numbers: Rows, CAPACITY;
-    t33_sizes_around_each_step_are_kept: Rows;
+    a_negative_size_is_invalid_argument;
+    a_negative_size_is_named_with_its_value: Rows;
+    required_above_the_limit_is_refused;
+    without_a_range_a_volume_has_a_size;
+    the_default_is_one_gibibyte: Rows;
+    a_limit_below_the_default_is_the_size: Rows;
+    a_limit_of_less_than_a_block_is_refused: Rows;
+    required_equal_to_the_limit_is_exactly_that;
+    a_size_that_cannot_be_exact_is_out_of_range: Rows;
+    an_odd_size_is_rounded_up_to_a_block: Rows;
+    a_size_of_37_mib_is_38797312_bytes_everywhere: Rows, LIST, GET;
+    below_the_minimum_is_rounded_up: Rows;
+    below_the_minimum_and_limited_is_out_of_range: Rows;
+    a_size_that_overflows_is_refused;
+    more_than_there_is_is_refused_with_both_numbers: Rows, CAPACITY;
+    sizes_around_each_step_are_kept: Rows;
 }
 
 fn a_volume_is_as_large_as_required(cx: &mut Cx<'_>) -> Result<()> {
@@ -45,7 +45,8 @@ fn a_volume_is_as_large_as_required(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t6_a_negative_size_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T6.
+fn a_negative_size_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     for (required, limit) in [(-1, 0), (0, -1), (i64::MIN, 0), (0, i64::MIN), (-2, -1)] {
         let request = cx.request_of(required, limit);
         refused_as(cx.create(&request), &[Code::InvalidArgument, Code::OutOfRange])?;
@@ -53,7 +54,8 @@ fn t6_a_negative_size_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t6_a_negative_size_is_named_with_its_value(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T6.
+fn a_negative_size_is_named_with_its_value(cx: &mut Cx<'_>) -> Result<()> {
     let request = cx.request_of(-5, 0);
     let status = refused(cx.create(&request), Code::InvalidArgument)?;
     says(&status, &["required_bytes", "-5"])?;
@@ -62,7 +64,8 @@ fn t6_a_negative_size_is_named_with_its_value(cx: &mut Cx<'_>) -> Result<()> {
     says(&status, &["limit_bytes", "-7"])
 }
 
-fn t7_required_above_the_limit_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T7.
+fn required_above_the_limit_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     let size = cx.options.size;
     let request = cx.request_of(size, size - 1);
     let codes: &[Code] = if cx.options.rows {
@@ -73,13 +76,15 @@ fn t7_required_above_the_limit_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     refused_as(cx.create(&request), codes).map(|_| ())
 }
 
-fn t8_without_a_range_a_volume_has_a_size(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T8.
+fn without_a_range_a_volume_has_a_size(cx: &mut Cx<'_>) -> Result<()> {
     let request = CreateVolumeRequest { capacity_range: None, ..cx.request() };
     cx.create(&request)?;
     Ok(())
 }
 
-fn t8_the_default_is_one_gibibyte(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T8.
+fn the_default_is_one_gibibyte(cx: &mut Cx<'_>) -> Result<()> {
     for capacity_range in [None, range(0, 0), range(0, DEFAULT_SIZE), range(0, DEFAULT_SIZE + 1)] {
         let request = CreateVolumeRequest { capacity_range, ..cx.request() };
         let volume = cx.create(&request)?;
@@ -88,7 +93,8 @@ fn t8_the_default_is_one_gibibyte(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t8_a_limit_below_the_default_is_the_size(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T8.
+fn a_limit_below_the_default_is_the_size(cx: &mut Cx<'_>) -> Result<()> {
     for (limit, size) in
         [(100 * MIB, 100 * MIB), (DEFAULT_SIZE - LARGEST_BLOCK, DEFAULT_SIZE - LARGEST_BLOCK)]
     {
@@ -103,7 +109,8 @@ fn t8_a_limit_below_the_default_is_the_size(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t8_a_limit_of_less_than_a_block_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T8.
+fn a_limit_of_less_than_a_block_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     for limit in [1, 511] {
         let request = CreateVolumeRequest { capacity_range: range(0, limit), ..cx.block_request() };
         refused_as(cx.create(&request), &[Code::InvalidArgument, Code::OutOfRange])?;
@@ -111,7 +118,8 @@ fn t8_a_limit_of_less_than_a_block_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t10_required_equal_to_the_limit_is_exactly_that(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T10.
+fn required_equal_to_the_limit_is_exactly_that(cx: &mut Cx<'_>) -> Result<()> {
     let size = cx.options.size;
     for size in [size, size + LARGEST_BLOCK, 2 * size - LARGEST_BLOCK] {
         let request = cx.request_of(size, size);
@@ -121,7 +129,8 @@ fn t10_required_equal_to_the_limit_is_exactly_that(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn t10_a_size_that_cannot_be_exact_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T10.
+fn a_size_that_cannot_be_exact_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> {
     let size = cx.options.size;
     for size in [size + 1, size + 511, size - 1] {
         let request = cx.request_of(size, size);
@@ -130,7 +139,8 @@ fn t10_a_size_that_cannot_be_exact_is_out_of_range(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn t10_an_odd_size_is_rounded_up_to_a_block(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T10.
+fn an_odd_size_is_rounded_up_to_a_block(cx: &mut Cx<'_>) -> Result<()> {
     let size = cx.options.size;
     for odd in [size + 1, size + 511, size - 1] {
         let request = cx.request_of(odd, 0);
@@ -140,7 +150,8 @@ fn t10_an_odd_size_is_rounded_up_to_a_block(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t24_37_mib_are_38797312_bytes_everywhere(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T24.
+fn a_size_of_37_mib_is_38797312_bytes_everywhere(cx: &mut Cx<'_>) -> Result<()> {
     let request = cx.request_of(38_797_312, 38_797_312);
     let volume = cx.create(&request)?;
     ensure!(volume.capacity_bytes == 38_797_312, "created: {}", volume.capacity_bytes);
@@ -167,7 +178,8 @@ fn minima() -> [(VolumeCapability, i64); 4] {
     ]
 }
 
-fn t2_below_the_minimum_is_rounded_up(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T2.
+fn below_the_minimum_is_rounded_up(cx: &mut Cx<'_>) -> Result<()> {
     for (capability, least) in minima() {
         for (required, limit) in [(1, 0), (least - 1, 0), (1, least), (least, least)] {
             let volume_capabilities = vec![capability.clone()];
@@ -180,7 +192,8 @@ fn t2_below_the_minimum_is_rounded_up(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t2_below_the_minimum_and_limited_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T2.
+fn below_the_minimum_and_limited_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> {
     for (capability, least) in minima() {
         for (required, limit) in [(1, least - 1), (0, least - 1), (least - 512, least - 512)] {
             let volume_capabilities = vec![capability.clone()];
@@ -193,7 +206,8 @@ fn t2_below_the_minimum_and_limited_is_out_of_range(cx: &mut Cx<'_>) -> Result<(
     Ok(())
 }
 
-fn t11_a_size_that_overflows_is_refused(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T11.
+fn a_size_that_overflows_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     for size in [i64::MAX, i64::MAX - 511, i64::MAX / 2 + 1] {
         for limit in [0, size] {
             let request = cx.request_of(size, limit);
@@ -203,7 +217,8 @@ fn t11_a_size_that_overflows_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t18_more_than_there_is_is_refused_with_both_numbers(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T18.
+fn more_than_there_is_is_refused_with_both_numbers(cx: &mut Cx<'_>) -> Result<()> {
     let parameters = cx.options.parameters.clone();
     let asked = GetCapacityRequest { parameters, ..Default::default() };
     let free = cx.driver.get_capacity(asked)?.available_capacity;
@@ -213,7 +228,8 @@ fn t18_more_than_there_is_is_refused_with_both_numbers(cx: &mut Cx<'_>) -> Resul
     says(&status, &[&free.to_string(), &size.to_string()])
 }
 
-fn t33_sizes_around_each_step_are_kept(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T33.
+fn sizes_around_each_step_are_kept(cx: &mut Cx<'_>) -> Result<()> {
     let steps = [DEFAULT_SIZE, 256 * MIB, 256 * MIB + 256 * 1024];
     for step in steps {
         for size in [step - LARGEST_BLOCK, step, step + LARGEST_BLOCK] {

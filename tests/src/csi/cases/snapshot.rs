@@ -24,7 +24,7 @@ cases! { [CREATE, SNAPSHOT]
     snapshot_names_of_signs_are_accepted;
     a_snapshot_name_with_control_characters_is_invalid_argument;
     an_unknown_snapshot_parameter_is_refused_by_name: Rows;
-    t17_a_snapshot_keeps_its_size_when_its_volume_grows: EXPAND;
+    a_snapshot_keeps_its_size_when_its_volume_grows: EXPAND;
     delete_snapshot_without_id_is_invalid_argument;
     delete_snapshot_that_is_gone_is_ok;
     delete_snapshot_that_never_was_is_ok;
@@ -154,7 +154,8 @@ fn an_unknown_snapshot_parameter_is_refused_by_name(cx: &mut Cx<'_>) -> Result<(
     says(&status, &["no-such-key"])
 }
 
-fn t17_a_snapshot_keeps_its_size_when_its_volume_grows(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T17.
+fn a_snapshot_keeps_its_size_when_its_volume_grows(cx: &mut Cx<'_>) -> Result<()> {
     let (volume, _) = cx.volume_and_snapshot()?;
     let request = cx.snapshot_request(&volume.volume_id);
     let before = cx.snapshot(&request)?;

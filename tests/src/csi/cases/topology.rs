@@ -10,17 +10,17 @@ use crate::csi::case::{CAPACITY, CREATE, TOPOLOGY, cases};
 use crate::csi::cx::{Cx, not_offered, one, refused};
 
 cases! { [CREATE, TOPOLOGY]
-    p41_a_volume_says_where_it_is;
-    p41_volume_and_node_are_at_the_same_place;
+    a_volume_says_where_it_is;
+    volume_and_node_are_at_the_same_place;
     keys_and_segments_of_topology_are_well_formed;
-    t32_a_volume_can_be_asked_for_at_its_place;
-    t32_a_volume_for_another_place_is_resource_exhausted;
-    t32_one_of_several_places_is_enough;
+    a_volume_can_be_asked_for_at_its_place;
+    a_volume_for_another_place_is_resource_exhausted;
+    one_of_several_places_is_enough;
     a_preferred_place_elsewhere_is_no_obstacle;
     an_unknown_topology_key_is_no_place_of_ours;
     create_volume_again_elsewhere_is_refused;
-    p34_capacity_at_another_place_is_0: CAPACITY;
-    p34_capacity_at_our_place_is_that_of_the_pool: CAPACITY;
+    capacity_at_another_place_is_0: CAPACITY;
+    capacity_at_our_place_is_that_of_the_pool: CAPACITY;
 }
 
 fn place(cx: &mut Cx<'_>) -> Result<Topology> {
@@ -40,13 +40,15 @@ fn at(cx: &mut Cx<'_>, requisite: Vec<Topology>, preferred: Vec<Topology>) -> Cr
     CreateVolumeRequest { accessibility_requirements, ..cx.request() }
 }
 
-fn p41_a_volume_says_where_it_is(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P41.
+fn a_volume_says_where_it_is(cx: &mut Cx<'_>) -> Result<()> {
     let place = place(cx)?;
     ensure!(!place.segments.is_empty(), "no segments");
     Ok(())
 }
 
-fn p41_volume_and_node_are_at_the_same_place(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P41.
+fn volume_and_node_are_at_the_same_place(cx: &mut Cx<'_>) -> Result<()> {
     if cx.offers().node.is_empty() {
         return not_offered("the node");
     }
@@ -75,7 +77,8 @@ fn keys_and_segments_of_topology_are_well_formed(cx: &mut Cx<'_>) -> Result<()> 
     Ok(())
 }
 
-fn t32_a_volume_can_be_asked_for_at_its_place(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T32.
+fn a_volume_can_be_asked_for_at_its_place(cx: &mut Cx<'_>) -> Result<()> {
     let place = place(cx)?;
     for requirement in [
         (vec![place.clone()], vec![]),
@@ -89,13 +92,15 @@ fn t32_a_volume_can_be_asked_for_at_its_place(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn t32_a_volume_for_another_place_is_resource_exhausted(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T32.
+fn a_volume_for_another_place_is_resource_exhausted(cx: &mut Cx<'_>) -> Result<()> {
     let place = elsewhere(&place(cx)?);
     let request = at(cx, vec![place], vec![]);
     refused(cx.create(&request), Code::ResourceExhausted).map(|_| ())
 }
 
-fn t32_one_of_several_places_is_enough(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: T32.
+fn one_of_several_places_is_enough(cx: &mut Cx<'_>) -> Result<()> {
     let here = place(cx)?;
     let requisite = vec![elsewhere(&here), here.clone()];
     let request = at(cx, requisite.clone(), requisite);
@@ -136,14 +141,16 @@ fn capacity(cx: &Cx<'_>, accessible_topology: Option<Topology>) -> Result<i64> {
     Ok(cx.driver.get_capacity(asked)?.available_capacity)
 }
 
-fn p34_capacity_at_another_place_is_0(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P34.
+fn capacity_at_another_place_is_0(cx: &mut Cx<'_>) -> Result<()> {
     let place = elsewhere(&place(cx)?);
     let free = capacity(cx, Some(place))?;
     ensure!(free == 0, "{free} bytes");
     Ok(())
 }
 
-fn p34_capacity_at_our_place_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: P34.
+fn capacity_at_our_place_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
     let place = place(cx)?;
     let (here, anywhere) = (capacity(cx, Some(place))?, capacity(cx, None)?);
     ensure!(here == anywhere && here > 0, "{here} and {anywhere}");

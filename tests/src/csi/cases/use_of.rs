@@ -23,12 +23,12 @@ cases! { [CREATE, STAGE, Host]
     stats_of_a_mounted_volume_add_up: STATS;
     stats_of_a_block_volume_tell_its_size: STATS;
     stats_at_the_staging_path_are_told: STATS;
-    d9_stats_of_a_path_that_never_was_the_volumes_are_not_found: STATS;
+    stats_of_a_path_that_never_was_the_volumes_are_not_found: STATS;
     node_expand_of_a_path_that_never_was_the_volumes_is_not_found: NODE_EXPAND;
     a_file_system_grows_with_its_volume: EXPAND, NODE_EXPAND;
     each_file_system_grows_with_its_volume: EXPAND, NODE_EXPAND, Rows;
     a_block_device_grows_with_its_volume: EXPAND, NODE_EXPAND;
-    w22_node_expand_accepts_a_missing_capability_and_every_known_mode: NODE_EXPAND;
+    node_expand_accepts_a_missing_capability_and_every_known_mode: NODE_EXPAND;
     node_expand_of_what_has_not_grown_is_ok: NODE_EXPAND;
     a_snapshot_holds_what_was_there: SNAPSHOT;
     a_clone_holds_what_was_there_and_goes_its_own_way: CLONE;
@@ -76,7 +76,7 @@ fn stats_at_the_staging_path_are_told(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn d9_stats_of_a_path_that_never_was_the_volumes_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
+fn stats_of_a_path_that_never_was_the_volumes_are_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let other = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let elsewhere = cx.published(&other)?;
@@ -183,9 +183,8 @@ fn a_block_device_grows_with_its_volume(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn w22_node_expand_accepts_a_missing_capability_and_every_known_mode(
-    cx: &mut Cx<'_>,
-) -> Result<()> {
+/// Row: W22.
+fn node_expand_accepts_a_missing_capability_and_every_known_mode(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let modes = [Mode::SingleNodeWriter, Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter];

@@ -17,12 +17,12 @@ cases! { [CREATE]
     validate_without_capabilities_comes_before_not_found;
     validate_of_an_unknown_volume_is_not_found;
     validate_confirms_what_the_volume_was_made_for;
-    w6_validate_confirms_the_newer_modes: MODES;
-    w9_validate_of_what_is_unsupported_is_ok_and_confirms_nothing;
-    w9_validate_looks_at_every_capability;
-    w10_validate_of_an_unknown_mode_is_invalid_argument: Rows;
-    w11_validate_without_a_mode_is_invalid_argument: Rows;
-    w31_validate_does_not_confirm_several_nodes: Rows;
+    validate_confirms_the_newer_modes: MODES;
+    validate_of_what_is_unsupported_is_ok_and_confirms_nothing;
+    validate_looks_at_every_capability;
+    validate_of_an_unknown_mode_is_invalid_argument: Rows;
+    validate_without_a_mode_is_invalid_argument: Rows;
+    validate_does_not_confirm_several_nodes: Rows;
     validate_of_unknown_parameters_confirms_nothing: Rows;
 }
 
@@ -85,7 +85,8 @@ fn validate_confirms_what_the_volume_was_made_for(cx: &mut Cx<'_>) -> Result<()>
     confirmed(cx, wanted)
 }
 
-fn w6_validate_confirms_the_newer_modes(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W6.
+fn validate_confirms_the_newer_modes(cx: &mut Cx<'_>) -> Result<()> {
     for mode in [Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter] {
         let wanted = vec![cx.mount(mode)];
         confirmed(cx, wanted)?;
@@ -103,31 +104,36 @@ fn unconfirmed(cx: &mut Cx<'_>, wanted: Vec<VolumeCapability>) -> Result<()> {
     Ok(())
 }
 
-fn w9_validate_of_what_is_unsupported_is_ok_and_confirms_nothing(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W9.
+fn validate_of_what_is_unsupported_is_ok_and_confirms_nothing(cx: &mut Cx<'_>) -> Result<()> {
     unconfirmed(cx, vec![mounted_as("no-such-fs", Mode::SingleNodeWriter)])
 }
 
-fn w9_validate_looks_at_every_capability(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W9.
+fn validate_looks_at_every_capability(cx: &mut Cx<'_>) -> Result<()> {
     let good = cx.mount(Mode::SingleNodeWriter);
     let bad = mounted_as("no-such-fs", Mode::SingleNodeWriter);
     unconfirmed(cx, vec![good.clone(), bad.clone()])?;
     unconfirmed(cx, vec![bad, good])
 }
 
-fn w10_validate_of_an_unknown_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W10.
+fn validate_of_an_unknown_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let wanted = vec![cx.mount(Mode::Unknown)];
     refused(ask(cx, &volume.volume_id, wanted), Code::InvalidArgument).map(|_| ())
 }
 
-fn w11_validate_without_a_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W11.
+fn validate_without_a_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     let volume = cx.volume()?;
     let mut capability = cx.mount(Mode::SingleNodeWriter);
     capability.access_mode = None;
     refused(ask(cx, &volume.volume_id, vec![capability]), Code::InvalidArgument).map(|_| ())
 }
 
-fn w31_validate_does_not_confirm_several_nodes(cx: &mut Cx<'_>) -> Result<()> {
+/// Row: W31.
+fn validate_does_not_confirm_several_nodes(cx: &mut Cx<'_>) -> Result<()> {
     let modes =
         [Mode::MultiNodeReaderOnly, Mode::MultiNodeSingleWriter, Mode::MultiNodeMultiWriter];
     for mode in modes {

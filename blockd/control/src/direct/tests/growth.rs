@@ -6,8 +6,10 @@ use crate::direct::busy::Busy;
 /// Something was removed without being overwritten, and a volume grows over it. Wherever the daemon
 /// dies meanwhile, nobody gets to see what it was: the next one finishes that, and until then the
 /// volume has no device.
+///
+/// Row: P45.
 #[test]
-fn p45_the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
+fn the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
     for is_behind in [false, true] {
         let (mut was_bare, mut had_more, mut steps) = (0, false, 0);
         loop {

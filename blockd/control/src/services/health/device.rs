@@ -153,8 +153,9 @@ mod tests {
         nix::sys::stat::makedev(8, minor)
     }
 
+    /// Row: H2.
     #[test]
-    fn h2_a_disk_that_is_removed_replaced_or_offline_is_gone() {
+    fn a_disk_that_is_removed_replaced_or_offline_is_gone() {
         let sysfs = sysfs();
         let disk = sysfs.path().join("devices/sdb");
         let reason = |sequence| {
@@ -177,8 +178,9 @@ mod tests {
         assert_eq!(reason(Some(7)), None);
     }
 
+    /// Row: H11.
     #[test]
-    fn h11_bad_blocks_of_a_disk_are_those_of_its_partitions() {
+    fn bad_blocks_of_a_disk_are_those_of_its_partitions() {
         let sysfs = sysfs();
         let of = |minor, sectors: u64| {
             look_at_disk(sysfs.path(), device(minor), sectors * 512, None).bad.runs
@@ -187,8 +189,9 @@ mod tests {
         assert_eq!(of(17, 900), [(10 * 512, 8 * 512)]);
     }
 
+    /// Row: H2.
     #[test]
-    fn h2_a_file_that_is_deleted_or_shorter_is_gone() {
+    fn a_file_that_is_deleted_or_shorter_is_gone() {
         let folder = folder();
         let path = folder.path().join("pool");
         let file = fs::File::create(&path).unwrap();

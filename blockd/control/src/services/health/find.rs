@@ -224,8 +224,9 @@ mod tests {
         of_space("p", seen).iter().map(|one| (one.code, one.severity)).collect()
     }
 
+    /// Row: H5.
     #[test]
-    fn h5_each_state_of_space_has_its_code_and_the_message_has_numbers() {
+    fn each_state_of_space_has_its_code_and_the_message_has_numbers() {
         assert_eq!(codes(&space(SpaceState::Normal)), []);
         assert_eq!(codes(&space(SpaceState::Low)), [(Code::SpaceLow, Severity::Warning)]);
         assert_eq!(codes(&space(SpaceState::VeryLow)), [(Code::SpaceVeryLow, Severity::Warning)]);
@@ -235,8 +236,9 @@ mod tests {
         assert_eq!(message, "pool p has 1 MiB free of 100 MiB");
     }
 
+    /// Row: H5.
     #[test]
-    fn h5_metadata_is_low_when_neither_it_nor_the_pool_has_anything_left() {
+    fn metadata_is_low_when_neither_it_nor_the_pool_has_anything_left() {
         let with = |free, metadata_free| {
             let mut seen = space(SpaceState::Normal);
             seen.own.free = free;
@@ -250,8 +252,9 @@ mod tests {
         assert_eq!(codes(&waits), [(Code::MetadataLow, Severity::Failure)]);
     }
 
+    /// Row: H3.
     #[test]
-    fn h3_errors_of_a_device_are_told_by_kind_with_the_devices_name() {
+    fn errors_of_a_device_are_told_by_kind_with_the_devices_name() {
         let found = device_errors("/dev/vdb", [1, 2, 0], 5);
         let text = "device /dev/vdb: 1 read, 2 writes failed, the last with EIO";
         assert_eq!((found.message.as_str(), found.count), (text, 3));
@@ -261,15 +264,17 @@ mod tests {
         assert_eq!(medium.message, "device /dev/vdb: 2 flushes failed, the last with ENODATA");
     }
 
+    /// Row: H7.
     #[test]
-    fn h7_faults_of_a_volume_are_told_by_kind() {
+    fn faults_of_a_volume_are_told_by_kind() {
         let found = io_errors("v", [1, 0]);
         assert_eq!((found.message.as_str(), found.count), ("volume v: 1 read failed", 1));
         assert_eq!(io_errors("v", [2, 1]).message, "volume v: 2 reads and 1 write failed");
     }
 
+    /// Row: H4.
     #[test]
-    fn h4_a_failed_pool_says_why_and_what_helps() {
+    fn a_failed_pool_says_why_and_what_helps() {
         let found = failed("p", "device \"x\": belongs to pool 12", "wrong-pool", false);
         assert_eq!((found.code, found.reason), (Code::PoolFailed, "wrong-pool"));
         assert!(found.message.contains("belongs to pool 12"), "{}", found.message);

@@ -102,8 +102,9 @@ async fn a_volume_that_is_not_there_is_not_found() {
     assert_eq!(refused.code(), tonic::Code::NotFound);
 }
 
+/// Row: H7.
 #[tokio::test]
-async fn h7_faults_of_a_volume_are_told_until_they_are_acknowledged() {
+async fn faults_of_a_volume_are_told_until_they_are_acknowledged() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.client.create_volume(create("b", MIB)).await.unwrap();
@@ -131,8 +132,9 @@ async fn h7_faults_of_a_volume_are_told_until_they_are_acknowledged() {
     assert_eq!(rig.told().await, (2, 1));
 }
 
+/// Row: H7.
 #[tokio::test]
-async fn h7_a_volume_that_takes_a_name_over_does_not_take_its_errors() {
+async fn a_volume_that_takes_a_name_over_does_not_take_its_errors() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = rig.count_faults("a");
@@ -149,8 +151,9 @@ async fn h7_a_volume_that_takes_a_name_over_does_not_take_its_errors() {
     assert_eq!(rig.health().await.volumes[0].causes[0].count, 1);
 }
 
+/// Row: H3.
 #[tokio::test]
-async fn h3_errors_of_a_device_are_told_of_its_pool_and_touch_its_volumes() {
+async fn errors_of_a_device_are_told_of_its_pool_and_touch_its_volumes() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = Arc::new(MediaStats::new(1, 1, Clock::start()));
@@ -170,8 +173,9 @@ async fn h3_errors_of_a_device_are_told_of_its_pool_and_touch_its_volumes() {
     assert_eq!(rig.told().await, (1, 1), "of the pool, and not again of each volume");
 }
 
+/// Row: H6.
 #[tokio::test]
-async fn h6_io_that_takes_too_long_is_a_slow_device() {
+async fn io_that_takes_too_long_is_a_slow_device() {
     let mut rig = Rig::new().await;
     let stats = Arc::new(MediaStats::new(1, 1, Clock::start()));
     rig.control.pool("").unwrap().add_media_stats(&stats);
@@ -185,8 +189,9 @@ async fn h6_io_that_takes_too_long_is_a_slow_device() {
     assert_eq!((cause.severity(), cause.reason.as_str()), (v1::Severity::Warning, "latency"));
 }
 
+/// Row: H5.
 #[tokio::test]
-async fn h5_writes_that_wait_for_space_are_told_of_the_volume_and_the_pool() {
+async fn writes_that_wait_for_space_are_told_of_the_volume_and_the_pool() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = rig.count_faults("a");
@@ -206,8 +211,9 @@ async fn h5_writes_that_wait_for_space_are_told_of_the_volume_and_the_pool() {
     assert_eq!(rig.told().await, (2, 2));
 }
 
+/// Row: H26.
 #[tokio::test]
-async fn h26_what_comes_and_goes_is_told_once() {
+async fn what_comes_and_goes_is_told_once() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = rig.count_faults("a");
@@ -221,8 +227,9 @@ async fn h26_what_comes_and_goes_is_told_once() {
     assert_eq!(rig.told().await, (2, 2));
 }
 
+/// Row: H2.
 #[tokio::test]
-async fn h2_a_pool_whose_file_was_deleted_says_so_with_its_name() {
+async fn a_pool_whose_file_was_deleted_says_so_with_its_name() {
     let folder = folder();
     let path = folder.path().join("p.pool");
     let mut rig = Rig::new().await;
@@ -248,8 +255,9 @@ async fn h2_a_pool_whose_file_was_deleted_says_so_with_its_name() {
     assert!(cause.message.contains("p.pool"), "{}", cause.message);
 }
 
+/// Row: H4.
 #[tokio::test]
-async fn h4_a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
+async fn a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
     let folder = folder();
     let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
     let mut rig = Rig::new().await;
@@ -301,8 +309,9 @@ async fn h4_a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
     assert_eq!((volume.volume.as_str(), codes(&volume.causes)), ("v", vec![failed]));
 }
 
+/// Row: H43.
 #[tokio::test]
-async fn h43_a_pool_that_does_not_answer_holds_no_answer_up_and_is_late() {
+async fn a_pool_that_does_not_answer_holds_no_answer_up_and_is_late() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.control.look_at_health().await;
@@ -332,8 +341,9 @@ async fn where_nobody_looks_nothing_is_said_to_be_looked_at() {
     assert_eq!((all.volumes[0].severity, rig.control.told_health().len()), (0, 0));
 }
 
+/// Row: H41.
 #[tokio::test]
-async fn h41_a_volume_that_is_new_is_told_at_once_and_one_that_is_gone_no_more() {
+async fn a_volume_that_is_new_is_told_at_once_and_one_that_is_gone_no_more() {
     let mut rig = Rig::new().await;
     rig.control.look_at_health().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
@@ -343,8 +353,9 @@ async fn h41_a_volume_that_is_new_is_told_at_once_and_one_that_is_gone_no_more()
     assert!(rig.health().await.volumes.is_empty());
 }
 
+/// Row: H31.
 #[tokio::test]
-async fn h31_metrics_have_every_volume_and_the_causes_of_its_own() {
+async fn metrics_have_every_volume_and_the_causes_of_its_own() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.client.create_volume(create("b", MIB)).await.unwrap();
@@ -372,8 +383,9 @@ impl std::io::Write for Lines {
     }
 }
 
+/// Row: H44.
 #[tokio::test]
-async fn h44_what_begins_and_ends_is_logged_with_time_and_names() {
+async fn what_begins_and_ends_is_logged_with_time_and_names() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.count_faults("a").faults[0].add(1);
