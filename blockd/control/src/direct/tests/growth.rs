@@ -289,7 +289,7 @@ fn a_growth_that_somebody_else_takes_back_has_failed() {
         all
     });
     let is_told = |one: &Result<bool, Error>| {
-        one.as_ref().is_err_and(|error| error.to_string().contains("memory for notes"))
+        one.as_ref().is_err_and(|error| error.to_string().contains("memory for the metadata"))
     };
     assert!(all.iter().all(is_told), "{all:?}");
     rig.host.set_most(None);
