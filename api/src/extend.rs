@@ -74,7 +74,7 @@ impl Extend {
     }
 }
 
-/// What a client can say.
+/// A message from a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
     /// A volume needs more space. Answered by [`Form::answer`] once there is some.
@@ -83,7 +83,7 @@ pub enum Message {
     Shutdown(Form),
 }
 
-/// What is wrong with a message. The connection ends: where the next would begin is not known.
+/// An invalid message. The connection ends: where the next message would begin is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
     /// Less than the shortest message, or more than the longest.
@@ -95,9 +95,9 @@ pub enum Refusal {
     /// A total that doesn't fit its type.
     #[error("total length is {found}: must be {expected} for this message")]
     Length {
-        /// What it says.
+        /// The total length in the message.
         found: u16,
-        /// What it has to be; for an extend request, at least.
+        /// The required length; for an extend request, the minimum.
         expected: usize,
     },
     /// No room for a name and its NUL.
@@ -111,10 +111,10 @@ pub enum Refusal {
     EmbeddedNul(usize),
 }
 
-/// What some bytes are, from the first on.
+/// The result of parsing the beginning of some bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Parsed {
-    /// The beginning of a message: so many bytes more can be read without reading past it.
+    /// The beginning of a message: this number of further bytes can be read within it.
     Need(usize),
     /// A message, and how many bytes it took.
     Message(Message, usize),

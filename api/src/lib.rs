@@ -16,5 +16,5 @@ pub mod v1 {
     tonic::include_proto!("blockd.v1");
 }
 
-/// Messages as bytes: details of errors are encoded by whoever makes them.
+/// Encodes messages as bytes. Code that returns an error encodes its details with this.
 pub use prost::Message;

@@ -33,7 +33,7 @@ fn form(form: Form) -> &'static str {
 }
 
 /// An outcome as the vectors write it.
-fn told(parsed: &Parsed) -> String {
+fn outcome_text(parsed: &Parsed) -> String {
     match parsed {
         Parsed::Need(count) => format!("need {count}"),
         Parsed::Message(Message::Shutdown(how), 3) => format!("shutdown {}", form(*how)),
@@ -56,7 +56,7 @@ fn every_vector_is_read_as_it_is_written() {
     let vectors = vectors();
     assert!(vectors.len() > 35, "{}", vectors.len());
     for (outcome, bytes) in vectors {
-        assert_eq!(told(&parse(&bytes)), outcome, "{bytes:02x?}");
+        assert_eq!(outcome_text(&parse(&bytes)), outcome, "{bytes:02x?}");
     }
 }
 
