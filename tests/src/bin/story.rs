@@ -1,4 +1,4 @@
-//! `cargo ci demo space`: the story of a pool that fills up, told by a real daemon.
+//! `cargo ci demo space`: the story of a pool that fills up, with a real daemon.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<bool> {
     let plan = if arguments.short { Plan::short() } else { Plan::long() };
-    let outcome = story::tell(plan, arguments.seed, arguments.json)?;
+    let outcome = story::run(plan, arguments.seed, arguments.json)?;
     let svg = match &arguments.svg {
         Some(path) => path.clone(),
         None => tools::build_folder()?.join("space.svg"),

@@ -1,9 +1,9 @@
 //! The story of a pool that fills up, with a real daemon and a fast writer over NBD: it is low and
-//! grows, nobody lets it grow any longer, writes are slowed down and then wait, it is grown by hand
-//! and they go on. What is told comes from the daemon; what was written is read and compared.
+//! grows, its growth is stopped, writes are throttled and then wait, it is grown by hand and they
+//! go on. The reports come from the daemon; the written data is read and compared.
 
+pub mod events;
 pub mod plot;
-pub mod told;
 pub mod writer;
 
 use std::fs;
@@ -17,15 +17,15 @@ use serde_json::{Value, json};
 use crate::clock::clock;
 use crate::daemon::{Daemon, Settings};
 use crate::nbd::Connection;
+use events::{Listener, State, Voice};
 use plot::{Note, Sample};
-use told::{Listener, State, Voice};
 use writer::{Compared, Writer};
 
 const MIB: u64 = 1 << 20;
 const VOLUME: &str = "data";
-/// What one step of the story may take beyond what it is meant to: a busy machine.
+/// Limit on a step of the story beyond its intended time, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What is under way when a pool becomes full may still be answered for so long.
+/// Requests in flight when a pool becomes full may still be answered within this time.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// How long and how large the story is.
@@ -41,7 +41,7 @@ pub struct Plan {
     step: u64,
     /// Times that the hook makes the file longer before it is stopped.
     hooks: usize,
-    /// How long writes are left waiting; at 30 s the daemon tells of it.
+    /// How long writes are left waiting; after 30 s the daemon reports it.
     waiting: Duration,
     /// By how much the pool is grown by hand.
     more: u64,
@@ -93,7 +93,7 @@ impl Plan {
     }
 }
 
-/// What was found. Empty `failures` are what is wanted.
+/// The results of a run. It has passed when `failures` is empty.
 #[derive(Debug)]
 pub struct Outcome {
     pub figures: Value,
@@ -102,16 +102,16 @@ pub struct Outcome {
     pub summary: String,
 }
 
-/// Tells the story.
+/// Runs the story.
 ///
 /// # Errors
-/// When there is none: the daemon does not come up, or what watches it does not work.
-pub fn tell(plan: Plan, seed: u64, is_quiet: bool) -> Result<Outcome> {
+/// When it cannot run: the daemon does not start, or its observer fails.
+pub fn run(plan: Plan, seed: u64, is_quiet: bool) -> Result<Outcome> {
     let voice = Voice { begun: clock(), is_quiet };
     let mut story = Story::begin(plan, seed, voice)?;
     let mut failures = Vec::new();
-    let told = story.go().and_then(|()| story.end());
-    let compared = told.unwrap_or_else(|error| {
+    let result = story.go().and_then(|()| story.end());
+    let compared = result.unwrap_or_else(|error| {
         failures.push(format!("{error:#}"));
         Compared::default()
     });
@@ -122,7 +122,7 @@ pub fn tell(plan: Plan, seed: u64, is_quiet: bool) -> Result<Outcome> {
             failures.push(format!("{count} blocks {what}"));
         }
     }
-    failures.extend(told::compare(&story.listener.all(), &story.daemon.log()).err());
+    failures.extend(events::compare(&story.listener.all(), &story.daemon.log()).err());
     story.outcome(compared, failures)
 }
 
@@ -134,7 +134,7 @@ struct Story {
     daemon: Daemon,
     /// `None` once it has ended.
     writer: Option<Writer>,
-    /// Somebody who only reads what is there, all the time.
+    /// Reads existing data, all the time.
     reader: Connection,
     slowest_read: Duration,
     samples: Vec<Sample>,
@@ -223,18 +223,18 @@ impl Story {
         self.until("some more is written", |story| story.voice.now() >= until)
     }
 
-    /// Nothing is written as long as the pool is full, and nobody is refused.
+    /// Nothing is written as long as the pool is full, and no write fails.
     fn stand_still(&mut self) -> Result<()> {
         let settled = self.voice.now() + SETTLE.as_secs_f64();
         self.until("what was under way ends", |story| story.voice.now() >= settled)?;
-        let (at, tells) = (self.bytes(), self.listener.count("writes_blocked"));
+        let (at, reminders) = (self.bytes(), self.listener.count("writes_blocked"));
         self.slowest_read = Duration::ZERO;
         let until = self.voice.now() + self.plan.waiting.as_secs_f64();
         self.until("writes have waited", |story| story.voice.now() >= until)?;
         ensure!(self.bytes() == at, "{} bytes were written to a full pool", self.bytes() - at);
         if self.plan.waiting > Duration::from_secs(30) {
-            self.until("the daemon tells how long writes wait", |story| {
-                story.listener.count("writes_blocked") > tells
+            self.until("the daemon reports how long writes wait", |story| {
+                story.listener.count("writes_blocked") > reminders
             })?;
         }
         self.voice.say(&format!(
@@ -323,7 +323,7 @@ impl Story {
 
     fn outcome(&self, compared: Compared, mut failures: Vec<String>) -> Result<Outcome> {
         let events = self.listener.all();
-        let crossings = told::crossings(&events);
+        let crossings = events::crossings(&events);
         for state in State::ALL {
             if !crossings.iter().any(|one| one.1 == state) {
                 failures.push(format!("the pool was never {}", state.name()));
@@ -337,7 +337,7 @@ impl Story {
         }
         let longest = |state| longest_delay(&self.samples, &crossings, state);
         let summary = format!(
-            "{} MiB written, {} blocks differ, {} checksums wrong, {} crossings told once each; \
+            "{} MiB written, {} blocks differ, {} checksums wrong, {} crossings reported once; \
              {slowed:.0} writes slowed down, none for more than {:.1} s",
             self.written / MIB,
             compared.differ,
@@ -362,7 +362,7 @@ impl Story {
                 "full": longest(State::Full),
             },
             "crossings": crossings,
-            "logged": told::logged(&self.daemon.log()),
+            "logged": events::logged(&self.daemon.log()),
             "events": events,
             "notes": self.notes,
             "samples": self.samples,

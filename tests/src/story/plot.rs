@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::told::State;
+use super::events::State;
 
 /// Pixels.
 const WIDTH: f64 = 960.0;
@@ -32,7 +32,7 @@ const STYLE: &str = "\
 .low{fill:#433a10}.very-low{fill:#5a3710}.full{fill:#5f1f22}}
 ";
 
-/// What was seen at one moment.
+/// One observation.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Sample {
     /// Seconds since the beginning.
@@ -57,7 +57,7 @@ pub struct Note {
     pub text: String,
 }
 
-/// The picture. `crossings` tell when the pool came into which state.
+/// Draws the picture. `crossings` are the times at which the pool's state changed.
 #[must_use]
 pub fn svg(samples: &[Sample], crossings: &[(f64, State)], notes: &[Note], title: &str) -> String {
     let end = samples.last().map_or(1.0, |last| last.at).max(1.0);

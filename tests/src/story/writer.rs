@@ -1,4 +1,4 @@
-//! A fast writer that can tell of each byte later whether it is the one that was written.
+//! A fast writer that can verify each byte that it wrote.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,8 +17,8 @@ const BLOCK: usize = 4096;
 /// Connections, each with a write under way. The first writes the pieces 0, 4, 8 and so on.
 const LANES: usize = 4;
 
-/// What a piece holds: blocks of random bytes, each with its place in front and a checksum of all
-/// of it at its end.
+/// The content of a piece: blocks of random bytes, each with its place in front and a checksum of
+/// all of it at its end.
 #[must_use]
 pub fn content(seed: u64, piece: u64) -> Vec<u8> {
     let mut data = vec![0; PIECE];
@@ -39,12 +39,12 @@ fn is_sound(block: &[u8]) -> bool {
     crc32c::crc32c(body).to_le_bytes() == sum
 }
 
-/// What one connection does.
+/// The state of one connection.
 #[derive(Debug, Default)]
 struct Lane {
     /// When the write that is under way was sent.
     since: Option<Instant>,
-    /// The slowest that was answered since somebody asked.
+    /// The slowest that was answered since the last query.
     slowest: Duration,
     /// Pieces answered.
     done: u64,
@@ -101,7 +101,7 @@ impl Writer {
         self.shared.bytes.load(Ordering::SeqCst)
     }
 
-    /// What a write was answered with that failed.
+    /// The error of the write that failed.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         held(&self.shared.error).clone()
@@ -167,7 +167,7 @@ impl Shared {
     }
 }
 
-/// What was written and answered.
+/// The data that was written and answered.
 #[derive(Debug)]
 pub struct Written {
     volume: String,
@@ -177,7 +177,7 @@ pub struct Written {
     pieces: Vec<u64>,
 }
 
-/// What reading it back has shown.
+/// The result of reading it back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Compared {
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What the daemon tells while the story goes on: its events as they come, and its log.
+//! The daemon's reports during the story: its events as they come, and its log.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,8 +13,7 @@ use serde_json::Value;
 use crate::daemon::Daemon;
 use crate::tools;
 
-/// Says what happens, with the seconds since the story began; or nothing, where somebody wants the
-/// figures alone.
+/// Prints lines with the seconds since the story began, or nothing when only figures are requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Voice {
     pub begun: Instant,
@@ -61,7 +60,7 @@ impl State {
         }
     }
 
-    /// The state that an event tells of.
+    /// The state that an event reports.
     fn of_event(kind: &str) -> Option<Self> {
         match kind {
             "space_normal" => Some(Self::Normal),
@@ -72,7 +71,7 @@ impl State {
         }
     }
 
-    /// The state that a line of the log tells of.
+    /// The state that a line of the log reports.
     fn of_line(line: &str) -> Option<Self> {
         let texts = [
             ("pool default has enough space again", Self::Normal),
@@ -86,20 +85,20 @@ impl State {
 
 /// An event, when it came.
 #[derive(Clone, Debug, Serialize)]
-pub struct Told {
+pub struct Event {
     /// Seconds since the story began.
     pub at: f64,
     pub kind: String,
     pub text: String,
-    /// Events before it that nobody saw.
+    /// Events before it that were missed.
     pub missed: u64,
 }
 
-/// Hears the daemon's events and says each of them.
+/// Receives the daemon's events and prints each of them.
 #[derive(Debug)]
 pub struct Listener {
     child: Child,
-    told: Arc<Mutex<Vec<Told>>>,
+    events: Arc<Mutex<Vec<Event>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -114,24 +113,24 @@ impl Listener {
         command.args(["--json", "events", "--replay"]).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context("starting blockd events")?;
         let output = child.stdout.take().context("blockd events prints nowhere")?;
-        let told = Arc::<Mutex<Vec<Told>>>::default();
-        let heard = Arc::clone(&told);
+        let events = Arc::<Mutex<Vec<Event>>>::default();
+        let shared = Arc::clone(&events);
         let thread = std::thread::spawn(move || {
             for line in BufReader::new(output).lines() {
                 let Some(event) = line.ok().and_then(|line| read(&line, voice.now())) else {
                     return;
                 };
                 voice.say(&format!("event: {}", event.text));
-                heard.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+                shared.lock().unwrap_or_else(PoisonError::into_inner).push(event);
             }
         });
-        Ok(Self { child, told, thread: Some(thread) })
+        Ok(Self { child, events, thread: Some(thread) })
     }
 
     /// All that came so far.
     #[must_use]
-    pub fn all(&self) -> Vec<Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn all(&self) -> Vec<Event> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether an event of this kind has come.
@@ -157,9 +156,9 @@ impl Drop for Listener {
     }
 }
 
-fn read(line: &str, at: f64) -> Option<Told> {
+fn read(line: &str, at: f64) -> Option<Event> {
     let event: Value = serde_json::from_str(line).ok()?;
-    Some(Told {
+    Some(Event {
         at,
         kind: event["kind"].as_str()?.to_owned(),
         text: event["text"].as_str()?.to_owned(),
@@ -169,7 +168,7 @@ fn read(line: &str, at: f64) -> Option<Told> {
 
 /// When the pool came into which state. Events remind of a state that goes on: that is none.
 #[must_use]
-pub fn crossings(events: &[Told]) -> Vec<(f64, State)> {
+pub fn crossings(events: &[Event]) -> Vec<(f64, State)> {
     let mut found: Vec<(f64, State)> = Vec::new();
     let states = events.iter().filter_map(|one| Some((one.at, State::of_event(&one.kind)?)));
     for (at, state) in states {
@@ -180,24 +179,24 @@ pub fn crossings(events: &[Told]) -> Vec<(f64, State)> {
     found
 }
 
-/// The states that the log tells of, line by line.
+/// The states that the log reports, line by line.
 #[must_use]
 pub fn logged(log: &str) -> Vec<State> {
     log.lines().filter_map(State::of_line).collect()
 }
 
-/// Whether the log tells each crossing, and once.
+/// Whether the log reports each crossing exactly once.
 ///
 /// # Errors
 /// With what is wrong.
-pub fn compare(events: &[Told], log: &str) -> Result<(), String> {
+pub fn compare(events: &[Event], log: &str) -> Result<(), String> {
     let crossed: Vec<State> = crossings(events).into_iter().map(|one| one.1).collect();
     let logged = logged(log);
     if let Some(twice) = logged.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("the log tells twice that the pool is {}", twice[0].name()));
+        return Err(format!("the log reports twice that the pool is {}", twice[0].name()));
     }
     if crossed != logged {
-        return Err(format!("events tell of {crossed:?}, the log of {logged:?}"));
+        return Err(format!("events report {crossed:?}, the log {logged:?}"));
     }
     if let Some(event) = events.iter().find(|event| event.missed > 0) {
         return Err(format!("{} events before {:?} were missed", event.missed, event.text));
@@ -209,15 +208,15 @@ pub fn compare(events: &[Told], log: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn event(at: f64, kind: &str) -> Told {
-        Told { at, kind: kind.to_owned(), text: String::new(), missed: 0 }
+    fn event(at: f64, kind: &str) -> Event {
+        Event { at, kind: kind.to_owned(), text: String::new(), missed: 0 }
     }
 
     #[test]
     fn a_reminder_is_no_crossing_and_a_line_too_many_is_noticed() {
         let kinds =
             ["ready", "space_low", "pool_grown", "space_normal", "space_full", "space_full"];
-        let events: Vec<Told> = kinds.iter().map(|kind| event(1.0, kind)).collect();
+        let events: Vec<Event> = kinds.iter().map(|kind| event(1.0, kind)).collect();
         let states: Vec<State> = crossings(&events).into_iter().map(|one| one.1).collect();
         assert_eq!(states, [State::Low, State::Normal, State::Full]);
         let line = |state| match state {
