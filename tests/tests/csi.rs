@@ -287,7 +287,7 @@ fn is_listed(driver: &Driver, id: &str) -> bool {
 
 /// Row: H38.
 #[test]
-fn a_volume_that_somebody_deletes_in_the_daemon_is_not_found() {
+fn a_volume_that_is_deleted_through_the_daemon_is_not_found() {
     let rig = Rig::start("behind", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let id = create(&driver, &request("gone", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
@@ -300,7 +300,7 @@ fn a_volume_that_somebody_deletes_in_the_daemon_is_not_found() {
 
 /// Row: H38.
 #[test]
-fn a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
+fn a_pool_out_of_capacity_is_reported_with_numbers_until_there_is_room() {
     // Marks in bytes: those in seconds go by the speed of the last minutes.
     let daemon = daemon::Settings {
         pool_size: 64 << 20,
@@ -321,13 +321,13 @@ fn a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
     let mut connection = rig.daemon.connect(&name).unwrap();
     let full = (0..100).find(|at| connection.write(at * (1 << 20), &[1; 1 << 20]).is_err());
     assert!(full.is_some_and(|at| at > 8), "full after {full:?} MiB");
-    let told = |id: &str| condition(&driver, id).unwrap();
-    // Every volume that may want space is told of, those that don't write yet among them.
+    let reported = |id: &str| condition(&driver, id).unwrap();
+    // Every volume that may need space is reported, those that don't write yet among them.
     for id in [&id, &beside] {
         let ill = tools::wait_until("an abnormal condition", Duration::from_secs(60), || {
             std::thread::sleep(Duration::from_millis(50));
-            let told = told(id);
-            told.abnormal.then_some(told.message)
+            let reported = reported(id);
+            reported.abnormal.then_some(reported.message)
         });
         let message = ill.unwrap();
         assert!(message.contains("default") && message.contains("MiB"), "{message}");
@@ -338,14 +338,14 @@ fn a_pool_out_of_capacity_is_told_with_numbers_until_there_is_room() {
     delete(&driver, &id).unwrap();
     tools::wait_until("a healthy condition", Duration::from_secs(120), || {
         std::thread::sleep(Duration::from_millis(50));
-        (told(&beside).message == "healthy").then_some(())
+        (reported(&beside).message == "healthy").then_some(())
     })
     .unwrap();
 }
 
 /// Row: H38.
 #[test]
-fn nobody_answers_for_a_node_that_is_down_and_nothing_is_made_up_when_it_is_back() {
+fn a_node_that_is_down_gives_no_condition_and_reports_the_true_one_afterwards() {
     let mut rig = Rig::start("down", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let id = create(&driver, &request("a", mounted("ext4"), 64 * MIB)).unwrap().volume_id;
@@ -402,7 +402,7 @@ fn switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
     };
     assert_eq!((has(driver.offers()), has(&offers)), ((true, true), (false, false)));
     for endpoint in [off.endpoint(), rig.plugin.endpoint()] {
-        let only = Some("h37_conditions_are_told".to_owned());
+        let only = Some("h37_conditions_are_reported".to_owned());
         let report = csi::run(&csi::Options { endpoint, only, ..rig.options() }).unwrap();
         assert!(report.is_good() && report.passed() == 1, "{report:?}");
     }
@@ -574,7 +574,7 @@ fn neither_a_secret_nor_a_mount_flag_is_logged() {
             ..request("pvc-seen", capability.clone(), 64 * MIB)
         };
         let volume = create(&driver, &wanted).unwrap();
-        // Refused, and told why without telling them.
+        // Refused with a reason that contains no secret.
         let bad = CreateVolumeRequest { name: String::new(), ..wanted.clone() };
         refused(create(&driver, &bad), Code::InvalidArgument).unwrap();
         let path = rig.plugin.kubelet_dir().join("plugins/x/globalmount");
@@ -586,8 +586,8 @@ fn neither_a_secret_nor_a_mount_flag_is_logged() {
             secrets: secrets.clone(),
             ..Default::default()
         };
-        let mut told = Vec::new();
-        told.extend(driver.node_stage_volume(stage).err());
+        let mut errors = Vec::new();
+        errors.extend(driver.node_stage_volume(stage).err());
         let publish = NodePublishVolumeRequest {
             volume_id: volume.volume_id.clone(),
             staging_target_path: path.clone(),
@@ -596,14 +596,14 @@ fn neither_a_secret_nor_a_mount_flag_is_logged() {
             secrets: secrets.clone(),
             ..Default::default()
         };
-        told.extend(driver.node_publish_volume(publish).err());
+        errors.extend(driver.node_publish_volume(publish).err());
         let request = DeleteVolumeRequest { volume_id: volume.volume_id, secrets };
         let _ = driver.delete_volume(request);
         let log = rig.plugin.log();
         assert!(log.contains("CreateVolume") && log.contains("pvc-seen"), "{log}");
         for word in ["secret-value-7f", "secret-key-7f", "hidden-7f", "flag-7f"] {
             assert!(!log.contains(word), "{word} is in the log:\n{log}");
-            assert!(told.iter().all(|one| !one.message().contains(word)), "{told:?}");
+            assert!(errors.iter().all(|one| !one.message().contains(word)), "{errors:?}");
         }
         if form == "json" {
             for line in log.lines() {

@@ -1,4 +1,4 @@
-//! Changed blocks and groups in real bytes: backups that copy only what the plugin tells, compared
+//! Changed blocks and groups in real bytes: backups that copy only the listed ranges, compared
 //! with the snapshot byte by byte; streams that are cut; and one cut across two volumes.
 
 #![expect(clippy::unwrap_used, reason = "a failure fails the test")]
@@ -97,14 +97,14 @@ fn change(connection: &mut Connection, rng: &mut Rng, count: usize) {
     connection.flush().unwrap();
 }
 
-/// What is asked for: of one snapshot, or since another.
+/// A request: for one snapshot, or since another.
 #[derive(Clone, Copy)]
 struct Ask<'a> {
     base: Option<&'a str>,
     target: &'a str,
 }
 
-/// What a stream said as far as it was read.
+/// The content of a stream as far as it was read.
 #[derive(Debug, Default)]
 struct Said {
     ranges: Vec<BlockMetadata>,
@@ -113,7 +113,7 @@ struct Said {
 }
 
 impl Ask<'_> {
-    /// Reads at most so many messages, by the rules of the specification.
+    /// Reads at most `messages` messages, by the rules of the specification.
     fn read(self, driver: &Driver, from: i64, max_results: i32, messages: usize) -> Answer<Said> {
         let mut client = driver.changes();
         let limit = Duration::from_secs(120);
@@ -158,12 +158,12 @@ impl Ask<'_> {
         })
     }
 
-    /// All of it, by a caller who goes away time and again, and goes on where it was, or in the
-    /// middle of what it was told last.
+    /// All of it, by a caller that disconnects time and again, and resumes where it was, or in the
+    /// middle of the last range that it has received.
     fn read_in_pieces(self, driver: &Driver, rng: &mut Rng) -> (Vec<BlockMetadata>, i64, u32) {
         let (mut all, mut capacity, mut from, mut restarts) = (Vec::new(), None, 0, 0);
         loop {
-            // It goes away at least once where there is enough to be told.
+            // It disconnects at least once where there is more than one message.
             let max_results = if restarts == 0 { 1 } else { *rng.choice(&[0, 1, 2, 5]).unwrap() };
             let messages = if restarts < 40 { rng.usize(1..5) } else { usize::MAX };
             let said = self.read(driver, from, max_results, messages).unwrap();
@@ -171,7 +171,7 @@ impl Ask<'_> {
             capacity = capacity.or(said.capacity);
             all.extend(said.ranges);
             if said.has_ended {
-                return (all, capacity.expect("the size was told"), restarts);
+                return (all, capacity.expect("no message had the size"), restarts);
             }
             restarts += 1;
             let Some(last) = all.last_mut() else { continue };
@@ -319,7 +319,7 @@ fn a_stream_that_is_cut_at_any_message_is_an_error_and_goes_on_where_it_stopped(
     rig.plugin.start().unwrap();
     let driver = rig.plugin.driver().unwrap();
     let id = volume(&driver, "source", 40 * MIB);
-    // So many ranges that they are several messages of the daemon.
+    // Enough ranges for several messages of the daemon.
     with(&rig, &id, |connection| {
         for at in (0..connection.size).step_by(8192) {
             connection.write(at, &[1; 4096]).unwrap();
@@ -364,7 +364,7 @@ fn a_stream_that_is_cut_at_any_message_is_an_error_and_goes_on_where_it_stopped(
     assert!(cuts > 8, "{cuts}");
 }
 
-/// What came, and the error that ended it, if one did.
+/// The ranges that came, and the error that ended the stream, if one did.
 fn read_until_it_fails(ask: Ask<'_>, driver: &Driver) -> (Vec<BlockMetadata>, Option<Code>) {
     let mut client = driver.changes();
     let mut request = Request::new(GetMetadataAllocatedRequest {

@@ -58,7 +58,7 @@ name = "thick"
 kind = "thick"
 "#;
 
-/// What a round works with.
+/// The context of a round.
 struct Round<'a> {
     driver: &'a Driver,
     call: Call,
@@ -191,7 +191,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What is there has to be what was asked for, and no more.
+    /// Checks that the objects of the request exist, and no others.
     fn check(&self, made: &str, control: &Control) -> Result<()> {
         let mut expected = vec![self.source.as_str(), self.snapshot.as_str(), self.other.as_str()];
         match self.call {
@@ -251,9 +251,9 @@ impl<'a> Round<'a> {
     }
 }
 
-/// As the CO does: again, while somebody is away or busy, or where a connection to the killed
-/// plugin broke under the call. Then the code is the client's own, and has a cause; a driver's has
-/// none.
+/// Repeats a call as the CO does: while a process is down or busy, or where a connection to the
+/// killed plugin broke under the call. Then the code is the client's own, and has a cause; a
+/// driver's has none.
 fn repeat(mut ask: impl FnMut() -> Answer<String>) -> Result<String> {
     for _ in 0..MOST_REPEATS {
         match ask() {

@@ -1,8 +1,8 @@
-//! What listing many volumes costs: how long ListVolumes takes, and whether asking for the
-//! conditions of all of them once a second moves the latency of reads and writes.
+//! Measures the cost of listing many volumes: how long ListVolumes takes, and whether polling the
+//! conditions of all of them once a second changes the latency of reads and writes.
 //!
-//! Latency is compared in pairs of intervals, one with and one without anybody who asks, in turns
-//! and right after each other, so that what else goes on in a machine hits both alike.
+//! Latency is compared in pairs of intervals, one with and one without polling, in turns and right
+//! after each other, so that other load of the machine affects both alike.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -23,7 +23,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 use tonic::{Code, Request};
 
-/// What listing may take with a thousand volumes.
+/// Limit on the time of a listing with a thousand volumes.
 const BUDGET_MS: f64 = 100.0;
 /// By how much the 99th part of a hundred of latencies may be later while volumes are polled, as a
 /// part of what it is without. Less than this is lost in what a machine does by itself.
@@ -43,7 +43,7 @@ struct Arguments {
     /// Seconds of IO of an interval.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// Pairs of intervals, with and without anybody who asks.
+    /// Pairs of intervals, with and without polling.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=31))]
     pairs: u64,
     /// Volumes whose node is asked in each second as well: kubelets ask for each once a minute.
@@ -120,7 +120,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// What is claimed of listing, and whether these figures show it.
+/// The claims about listing, and whether these figures show them.
 fn claims(figures: &Value) -> Vec<(String, bool)> {
     let float = |of: &Value| of.as_f64();
     let (volumes, p99) = (&figures["volumes"], float(&figures["list_ms"]["p99"]));
@@ -236,7 +236,7 @@ fn io(rig: &Rig, kind: &str, seconds: u64) -> Result<Value> {
     Ok(json!({ "read": of("read"), "write": of("write") }))
 }
 
-/// What those do who monitor volumes.
+/// The calls of a volume monitor.
 struct Poll<'a> {
     volumes: &'a [Volume],
     stats: usize,
@@ -275,10 +275,10 @@ impl Poll<'_> {
         path: &str,
     ) -> Result<()> {
         let listed = driver.list_volumes(ListVolumesRequest::default())?.entries;
-        let told = |entry: &blockd_csi::proto::list_volumes_response::Entry| {
+        let has_condition = |entry: &blockd_csi::proto::list_volumes_response::Entry| {
             entry.status.as_ref().is_some_and(|status| status.volume_condition.is_some())
         };
-        ensure!(listed.iter().all(told), "a volume without its condition is listed");
+        ensure!(listed.iter().all(has_condition), "a volume without its condition is listed");
         for volume in next.take(self.stats) {
             let request = NodeGetVolumeStatsRequest {
                 volume_id: volume.volume_id.clone(),
@@ -294,8 +294,8 @@ impl Poll<'_> {
     }
 }
 
-/// By how much the 99th part of a hundred of latencies is later where somebody asks: the mean over
-/// pairs, and where the true one lies with 95 %.
+/// The increase of the 99th percentile of latency under polling: the mean over pairs, and its 95 %
+/// confidence interval.
 fn compare(way: &str, alone: &[Value], polled: &[Value]) -> Value {
     let p99 = |of: &Value| of[way]["p99"].as_f64().unwrap_or_default();
     let differences: Vec<f64> =

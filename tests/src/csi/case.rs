@@ -1,4 +1,4 @@
-//! What a case is, and what has to be there for it.
+//! Cases, and their preconditions.
 
 use anyhow::Result;
 use blockd_csi::proto::controller_service_capability::rpc::Type as Controller;
@@ -14,12 +14,12 @@ use super::{Options, Verdict};
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) file: &'static str,
-    /// What all cases of its file need, and what it needs besides.
+    /// The needs of all cases of its file, and its own.
     pub(super) needs: [&'static [Need]; 2],
     pub(super) run: fn(&mut Cx<'_>) -> Result<()>,
 }
 
-/// What has to be there for a case.
+/// A precondition of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Need {
     Plugin(Plugin),
@@ -55,7 +55,7 @@ pub(super) const CONDITION: Need = Need::Controller(Controller::VolumeCondition)
 pub(super) const NODE_CONDITION: Need = Need::Node(Node::VolumeCondition);
 pub(super) const NODE_EXPAND: Need = Need::Node(Node::ExpandVolume);
 
-/// What a case ends with that finds only under way that it is about nothing the driver has.
+/// Ends a case that finds only under way that the driver lacks its subject.
 #[derive(Debug)]
 pub struct NotOffered(pub String);
 

@@ -1,5 +1,5 @@
-//! What a case works with: requests that are right as they come, and a list of what was made, so
-//! that all of it can be removed again.
+//! The context of a case: requests that are valid as they come, and a list of the objects made, so
+//! that all of them can be removed again.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -24,7 +24,7 @@ use super::Options;
 use super::case::NotOffered;
 use super::driver::{Driver, Offers};
 
-/// What a call ends with.
+/// The result of a call.
 pub type Answer<T> = std::result::Result<T, Status>;
 
 /// Attempts at a removal that is answered with ABORTED or UNAVAILABLE, and the time between them.
@@ -150,7 +150,7 @@ impl<'a> Cx<'a> {
         self.driver.delete_volume(request).map(|_| ())
     }
 
-    /// The id of a volume that was there and is gone: well formed, and known to nobody.
+    /// The id of a volume that was deleted: well formed, but unknown to the driver.
     pub(super) fn gone_volume(&mut self) -> Result<String> {
         let volume = self.volume()?;
         self.delete(&volume.volume_id).context("deleting a volume")?;
@@ -393,7 +393,7 @@ impl Staged {
     }
 }
 
-/// Tries a removal again that somebody else is in the way of.
+/// Retries a removal while other operations block it.
 fn patiently(mut ask: impl FnMut() -> Answer<()>) -> Answer<()> {
     let mut answer = ask();
     for _ in 0..ATTEMPTS {
@@ -441,7 +441,7 @@ pub(super) fn below(folder: &Path) -> Result<Vec<String>> {
         for entry in entries.flatten() {
             let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
             all.push(format!("path {}", entry.path().display()));
-            // What is mounted is somebody's data.
+            // A mounted folder may have data of others.
             let mounted = all.contains(&format!("mount {}", entry.path().display()));
             if is_dir && !mounted {
                 waiting.push(entry.path());
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_place_of_a_refusal_is_told() {
+    fn an_answer_in_place_of_a_refusal_is_reported() {
         assert!(refused(Ok(1), Code::NotFound).unwrap_err().to_string().contains("got 1"));
         let other = refused::<()>(Err(Status::internal("x")), Code::NotFound).unwrap_err();
         assert!(other.to_string().contains("Internal"), "{other}");

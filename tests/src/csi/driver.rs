@@ -22,7 +22,7 @@ use super::cx::Answer;
 /// Entries of a list that no driver under test comes near to: a list without end is given up.
 const MOST_PAGES: usize = 100_000;
 
-/// What a driver says it has.
+/// The capabilities that a driver offers.
 #[derive(Clone, Debug, Default)]
 pub struct Offers {
     pub name: String,
@@ -210,7 +210,7 @@ impl Driver {
         Ok(offers)
     }
 
-    /// What it said of itself.
+    /// The capabilities that it has reported.
     #[must_use]
     pub fn offers(&self) -> &Offers {
         &self.offers

@@ -1,6 +1,6 @@
 //! A conformance suite for drivers of the Container Storage Interface, 1.12.
 //!
-//! It talks to a driver through its socket, so it can be pointed at any. Each case holds one
+//! The suite talks to a driver through its socket, so it can be pointed at any. Each case holds one
 //! sentence of the specification, or one row of what this project was asked to do, and is named
 //! after it. What a driver does not offer is said and never counted as passed. A case removes what
 //! it made; what is left is counted, and fails it.
@@ -55,7 +55,7 @@ pub struct Options {
     pub staging_dir: PathBuf,
     /// Where volumes are published.
     pub target_dir: PathBuf,
-    /// What this project was asked for beyond the specification is looked at as well.
+    /// Runs the cases of this project's own requirements as well.
     pub rows: bool,
     /// Only cases with this in their name.
     pub only: Option<String>,
@@ -90,7 +90,7 @@ pub enum Verdict {
     Failed(String),
     /// The driver does not have what it is about.
     NotOffered(String),
-    /// It was not asked for: the node's part, or the rows.
+    /// Not selected: the node's part, or the rows.
     NotRun(String),
 }
 
@@ -103,7 +103,7 @@ pub struct Outcome {
     pub millis: u64,
 }
 
-/// What a driver was found to be.
+/// The results of a run against a driver.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub driver: String,

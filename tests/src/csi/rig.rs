@@ -45,7 +45,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// tests want the same port.
 const METRICS_PORT: u16 = 9650;
 
-/// What a daemon and its plugin are started with.
+/// The settings of a daemon and its plugin.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub daemon: daemon::Settings,
@@ -57,7 +57,7 @@ pub struct Settings {
     pub words: Vec<String>,
     /// More variables for the plugin's environment.
     pub variables: Vec<(String, String)>,
-    /// What the plugin logs.
+    /// The plugin's log level.
     pub log: String,
     /// Where the plugin's and the kubelet's folders lie, to outlive the machine; else in one that
     /// goes with the test.
@@ -132,7 +132,7 @@ pub struct Plugin {
     program: PathBuf,
     child: Option<Child>,
     folder: Folder,
-    /// What a node keeps over a restart.
+    /// The node's state that outlives a restart.
     home: PathBuf,
     /// The socket: a path may have 107 bytes.
     runtime: Folder,
@@ -288,7 +288,7 @@ impl Plugin {
         Driver::connect(&self.endpoint(), CALL_LIMIT).with_context(|| self.last_words())
     }
 
-    /// What it logged since it was first started.
+    /// The log since its first start.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -426,7 +426,7 @@ impl Control {
         found.with_context(|| format!("the daemon has no {id}"))
     }
 
-    /// What the daemon has counted.
+    /// The daemon's counters.
     ///
     /// # Errors
     /// When it does not answer.

@@ -1,4 +1,4 @@
-//! What GetCapacity tells, and what of it holds.
+//! GetCapacity: the reported amounts, and how far they hold.
 
 use blockd_csi::proto::{ControllerExpandVolumeRequest, DeleteSnapshotRequest};
 
@@ -57,19 +57,19 @@ fn capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_two_pool
     let control = rig.control().unwrap();
     let sizes = ["default", "two"].map(|name| control.pool_named(name).unwrap().size_bytes);
     let classes = ["thin", "thick", "thin-two", "thick-two"];
-    let told = || classes.map(|class| free(&driver, class));
-    let begin = told();
+    let reported = || classes.map(|class| free(&driver, class));
+    let begin = reported();
     // The formula of thin classes, to the byte but for the last block.
     assert_eq!(begin[0], sizes[0] * 3 / 2 / 512 * 512);
     assert_eq!(begin[2], sizes[1] * 3 / 512 * 512);
     assert!(begin[1] < sizes[0] && begin[3] < sizes[1] && begin[3] > 0, "{begin:?}");
     let thin = create(&driver, &in_class("thin", "a", 100 * MIB)).unwrap();
-    let after_thin = told();
+    let after_thin = reported();
     assert_eq!(after_thin[0], begin[0] - 100 * MIB);
     // Nothing of it is written, and the other pool has nothing to do with it.
     assert_eq!((after_thin[2], after_thin[3]), (begin[2], begin[3]));
     let thick = create(&driver, &in_class("thick-two", "b", 64 * MIB)).unwrap();
-    let after_thick = told();
+    let after_thick = reported();
     assert_eq!(after_thick[..2], after_thin[..2]);
     // What is set aside is promised too: both classes of its pool have less.
     assert_eq!(after_thick[2], begin[2] - 64 * MIB);
@@ -105,8 +105,8 @@ fn capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_two_pool
     }
     let snapshot_id = snapshot.snapshot_id;
     driver.delete_snapshot(DeleteSnapshotRequest { snapshot_id, ..Default::default() }).unwrap();
-    let end = || [told()[0], told()[2]] == [begin[0], begin[2]];
-    assert!(end(), "{:?} {begin:?}", told());
+    let end = || [reported()[0], reported()[2]] == [begin[0], begin[2]];
+    assert!(end(), "{:?} {begin:?}", reported());
 }
 
 /// Row: T19.
@@ -145,7 +145,8 @@ fn what_is_made_at_once_is_never_more_than_was_promised() {
         if class == "thin" {
             assert_eq!(made, promised / SIZE);
         } else {
-            // What maps thick volumes is told with a margin; what there is, is never passed.
+            // The capacity for thick volumes is reported with a margin for maps; the pool's is
+            // never passed.
             let pool = rig.control().unwrap().pool_named("two").unwrap();
             assert!(made * SIZE <= pool.size_bytes && made >= promised / SIZE - 1, "{made}");
         }

@@ -4,8 +4,7 @@ use blockd_csi::proto::NodeUnpublishVolumeRequest;
 
 use super::*;
 
-/// What the kubelet and the provisioner send for a generic ephemeral volume is what they send for
-/// any claim.
+/// The kubelet and the provisioner send the same for a generic ephemeral volume as for any claim.
 ///
 /// Row: P43.
 #[test]

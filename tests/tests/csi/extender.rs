@@ -18,8 +18,8 @@ const CLASSES: &str =
 const OURS: &str = "csi.blockd.io";
 const GIB: i64 = 1 << 30;
 
-/// An extender of the scheduler that runs as nobody where the test is root, and reads the objects
-/// of a cluster.
+/// An extender of the scheduler that runs unprivileged where the test is root, and reads the
+/// objects of a cluster.
 struct Extender {
     child: Child,
     port: u16,
@@ -87,8 +87,8 @@ impl Extender {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// Which of two nodes a pod fits on: one with so many bytes of each class, and one with a byte
-    /// less of one of them.
+    /// Which of two nodes a pod fits on: one with these bytes of each class, and one with a byte
+    /// less of class `less`.
     fn fits(&self, pod: &Value, bytes: &[(&str, i64)], less: &str) -> Value {
         let node = |name: &str, classes: &[(String, i64)]| {
             let annotation = |(class, bytes): &(String, i64)| {
@@ -120,7 +120,7 @@ impl Drop for Extender {
 
 /// Rows: P35, P40.
 #[test]
-fn the_extender_reads_what_plugins_tell_and_needs_no_root() {
+fn the_extender_reads_the_plugins_metrics_and_needs_no_root() {
     let (mut rig, _folder) = of_two_pools("extender");
     let driver = rig.plugin.driver().unwrap();
     create(&driver, &in_class("thin", "a", 100 * MIB)).unwrap();

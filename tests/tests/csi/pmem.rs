@@ -16,7 +16,7 @@ default = true
 kind = "pmem-pooled"
 "#;
 
-/// What of the suite is about persistent memory, and needs no device.
+/// The part of the suite about persistent memory that needs no device.
 ///
 /// Rows: P14, P45.
 #[test]
@@ -50,7 +50,7 @@ fn a_pool_on_tmpfs_has_the_rows_of_persistent_memory() {
     // Three of them stage something.
     assert_eq!((passed, cases.len()), (9, 12));
     assert_eq!(rig.control().unwrap().names().unwrap(), [""; 0]);
-    // It is on tmpfs, and nobody is told that it is more.
+    // It is on tmpfs, and reported as no more than that.
     let driver = rig.plugin.driver().unwrap();
     let made = create(&driver, &request("level", mounted("ext4"), 5 * MIB)).unwrap();
     let context = &made.volume_context;

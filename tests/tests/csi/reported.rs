@@ -1,4 +1,4 @@
-//! What a volume is reported as, by each who is asked, and where it is not known.
+//! The reports on a volume, by each service that is asked, and where it is not known.
 
 use blockd_csi::proto::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 

@@ -18,7 +18,7 @@ cases! { [CREATE, SNAPSHOT, CHANGES]
     allocated_of_a_volume_is_not_found;
     allocated_from_beyond_the_end_is_out_of_range;
     allocated_with_a_negative_number_of_results_is_invalid_argument: Rows;
-    allocated_is_told_in_messages_as_long_as_asked;
+    allocated_blocks_come_in_messages_of_the_requested_length;
     delta_without_ids_is_invalid_argument;
     delta_of_an_unknown_snapshot_is_not_found;
     delta_from_beyond_the_end_is_out_of_range;
@@ -29,10 +29,10 @@ cases! { [CREATE, SNAPSHOT, CHANGES]
     delta_of_a_snapshot_and_itself_is_empty: Rows;
     delta_of_what_was_not_written_is_empty;
     a_snapshot_made_anew_is_not_compared_as_the_old_one: Rows;
-    changes_are_told_of_snapshots_of_groups: GROUP;
+    changes_are_listed_for_snapshots_of_groups: GROUP;
     ids_of_a_mebibyte_are_refused_for_changes;
     secrets_of_changes_beyond_4_kib_are_refused: Rows;
-    streams_that_nobody_reads_hold_up_no_other_call;
+    streams_without_a_reader_block_no_other_call;
 }
 
 /// Offsets that no volume has.
@@ -50,7 +50,7 @@ fn delta(base: &str, target: &str) -> GetMetadataDeltaRequest {
     }
 }
 
-/// What a message says, whichever of the two kinds it is.
+/// The content of a message of either kind.
 type Said = (i32, i64, Vec<BlockMetadata>);
 
 fn allocated(cx: &Cx<'_>, request: GetMetadataAllocatedRequest) -> Answer<Vec<Said>> {
@@ -121,7 +121,7 @@ fn allocated_from_beyond_the_end_is_out_of_range(cx: &mut Cx<'_>) -> Result<()> 
             GetMetadataAllocatedRequest { starting_offset, ..whole(&snapshot.snapshot_id) };
         refused(allocated(cx, request), Code::OutOfRange)?;
     }
-    // Who was told all goes on from there.
+    // A consumer that has received everything resumes from there.
     let starting_offset = volume.capacity_bytes;
     let request = GetMetadataAllocatedRequest { starting_offset, ..whole(&snapshot.snapshot_id) };
     let ranges = check(&allocated(cx, request)?, starting_offset, 0)?;
@@ -139,7 +139,7 @@ fn allocated_with_a_negative_number_of_results_is_invalid_argument(cx: &mut Cx<'
     Ok(())
 }
 
-fn allocated_is_told_in_messages_as_long_as_asked(cx: &mut Cx<'_>) -> Result<()> {
+fn allocated_blocks_come_in_messages_of_the_requested_length(cx: &mut Cx<'_>) -> Result<()> {
     let (volume, snapshot) = cx.volume_and_snapshot()?;
     for max_results in [0, 1, 2, i32::MAX] {
         for starting_offset in [0, 1, 4095, 4096, volume.capacity_bytes - 1] {
@@ -152,7 +152,7 @@ fn allocated_is_told_in_messages_as_long_as_asked(cx: &mut Cx<'_>) -> Result<()>
             check(&messages, starting_offset, max_results)?;
             let says_size = |one: &Said| one.1 == snapshot.size_bytes;
             ensure!(messages.iter().all(says_size), "{messages:?} of {snapshot:?}");
-            ensure!(!cx.options.rows || !messages.is_empty(), "nobody learns the size");
+            ensure!(!cx.options.rows || !messages.is_empty(), "no message has the size");
         }
     }
     Ok(())
@@ -263,7 +263,7 @@ fn a_snapshot_made_anew_is_not_compared_as_the_old_one(cx: &mut Cx<'_>) -> Resul
     refused(changed(cx, delta(&first, &second)), Code::InvalidArgument).map(|_| ())
 }
 
-fn changes_are_told_of_snapshots_of_groups(cx: &mut Cx<'_>) -> Result<()> {
+fn changes_are_listed_for_snapshots_of_groups(cx: &mut Cx<'_>) -> Result<()> {
     let (volumes, first) = cx.volumes_and_group()?;
     let request = cx.group_request(&[&volumes[0], &volumes[1]]);
     let second = cx.group(&request)?;
@@ -291,11 +291,11 @@ fn secrets_of_changes_beyond_4_kib_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     let secrets = one("key", &"hush".repeat(1100));
     let request = GetMetadataAllocatedRequest { secrets, ..whole(&snapshot.snapshot_id) };
     let status = refused(allocated(cx, request), Code::InvalidArgument)?;
-    ensure!(!status.message().contains("hush"), "a secret is told: {}", status.message());
+    ensure!(!status.message().contains("hush"), "an error has a secret: {}", status.message());
     Ok(())
 }
 
-fn streams_that_nobody_reads_hold_up_no_other_call(cx: &mut Cx<'_>) -> Result<()> {
+fn streams_without_a_reader_block_no_other_call(cx: &mut Cx<'_>) -> Result<()> {
     let (_, snapshot) = cx.volume_and_snapshot()?;
     let runtime = cx.driver.runtime();
     let mut open = Vec::new();

@@ -20,7 +20,7 @@ cases! { [CREATE, CLONE]
     a_clone_is_as_large_as_its_source_without_a_range;
     a_clone_of_a_clone_is_made;
     a_clone_and_its_source_are_deleted_in_any_order;
-    a_clone_again_after_its_source_is_gone_is_told;
+    a_repeated_clone_without_its_source_is_the_same_or_not_found;
     a_clone_leaves_no_snapshot_that_is_seen: LIST_SNAPSHOTS;
     a_clone_of_itself_is_refused;
 }
@@ -131,7 +131,7 @@ fn a_clone_and_its_source_are_deleted_in_any_order(cx: &mut Cx<'_>) -> Result<()
     Ok(())
 }
 
-fn a_clone_again_after_its_source_is_gone_is_told(cx: &mut Cx<'_>) -> Result<()> {
+fn a_repeated_clone_without_its_source_is_the_same_or_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let source = cx.volume()?.volume_id;
     let request = cx.request_from(of(&source));
     let first = cx.create(&request)?;

@@ -16,14 +16,14 @@ cases! { [CREATE]
     create_volume_without_access_type_is_invalid_argument;
     create_volume_without_access_mode_is_invalid_argument;
     create_volume_with_unknown_access_mode_is_invalid_argument;
-    an_access_mode_that_nobody_knows_is_invalid_argument;
+    an_undefined_access_mode_is_invalid_argument;
     every_capability_of_create_volume_is_checked;
     volumes_for_several_nodes_are_refused: Rows;
     the_old_single_node_writer_is_accepted;
     the_newer_modes_are_accepted_where_they_are_offered: MODES;
     a_volume_for_one_reader_is_accepted: Rows;
     a_block_volume_is_accepted: Rows;
-    a_file_system_that_nobody_knows_is_invalid_argument: Rows;
+    an_unknown_file_system_is_invalid_argument: Rows;
     every_file_system_that_was_asked_for_is_accepted: Rows;
     create_volume_again_gives_the_same_volume;
     create_volume_again_with_a_range_that_still_fits_gives_the_same_volume;
@@ -43,7 +43,7 @@ cases! { [CREATE]
     an_unknown_parameter_is_refused_by_name: Rows;
     an_unknown_device_class_is_refused_by_name: Rows;
     what_the_sidecars_add_to_the_parameters_is_accepted: Rows;
-    secrets_that_nobody_needs_are_accepted;
+    unused_secrets_are_accepted;
     an_unknown_mutable_parameter_is_refused_at_create: MODIFY;
     what_was_refused_left_nothing_behind: LIST;
 }
@@ -86,7 +86,7 @@ fn create_volume_with_unknown_access_mode_is_invalid_argument(cx: &mut Cx<'_>) -
     Ok(())
 }
 
-fn an_access_mode_that_nobody_knows_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+fn an_undefined_access_mode_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     for mode in [-1, 77] {
         let mut capability = cx.mount(Mode::SingleNodeWriter);
         if let Some(access_mode) = &mut capability.access_mode {
@@ -153,7 +153,7 @@ fn a_block_volume_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn a_file_system_that_nobody_knows_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
+fn an_unknown_file_system_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
     let request = with(cx, vec![mounted_as("no-such-fs", Mode::SingleNodeWriter)]);
     let status = refused(cx.create(&request), Code::InvalidArgument)?;
     says(&status, &["no-such-fs"])
@@ -365,7 +365,7 @@ fn what_the_sidecars_add_to_the_parameters_is_accepted(cx: &mut Cx<'_>) -> Resul
     Ok(())
 }
 
-fn secrets_that_nobody_needs_are_accepted(cx: &mut Cx<'_>) -> Result<()> {
+fn unused_secrets_are_accepted(cx: &mut Cx<'_>) -> Result<()> {
     let request = CreateVolumeRequest { secrets: one("user", "a-secret"), ..cx.request() };
     cx.create(&request)?;
     Ok(())

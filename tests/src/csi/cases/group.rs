@@ -40,7 +40,7 @@ cases! { [CREATE, GROUP]
     a_group_of_one_volume_is_made;
     one_volume_is_in_several_groups;
     snapshots_of_a_group_are_listed_as_such: LIST_SNAPSHOTS;
-    a_snapshot_of_a_group_is_told_as_such: GET_SNAPSHOT;
+    a_snapshot_of_a_group_is_reported_as_such: GET_SNAPSHOT;
     a_snapshot_of_a_group_is_not_deleted_alone: SNAPSHOT;
     a_volume_is_made_of_a_snapshot_of_a_group;
     a_group_outlives_its_volumes;
@@ -79,7 +79,7 @@ fn a_driver_with_groups_says_that_it_has_the_service(cx: &mut Cx<'_>) -> Result<
     let different: BTreeSet<i32> = offers.group.iter().copied().collect();
     ensure!(different.len() == offers.group.len(), "said twice: {:?}", offers.group);
     let known = |one: &i32| *one != 0 && Rpc::try_from(*one).is_ok();
-    ensure!(different.iter().all(known), "nobody knows one of {different:?}");
+    ensure!(different.iter().all(known), "unknown capability in {different:?}");
     Ok(())
 }
 
@@ -290,7 +290,7 @@ fn snapshots_of_a_group_are_listed_as_such(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn a_snapshot_of_a_group_is_told_as_such(cx: &mut Cx<'_>) -> Result<()> {
+fn a_snapshot_of_a_group_is_reported_as_such(cx: &mut Cx<'_>) -> Result<()> {
     let (_, group) = cx.volumes_and_group()?;
     for snapshot in &group.snapshots {
         let snapshot_id = snapshot.snapshot_id.clone();
@@ -458,7 +458,7 @@ fn group_secrets_beyond_4_kib_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     let secrets = one("key", &"hush".repeat(1100));
     let request = CreateVolumeGroupSnapshotRequest { secrets, ..request };
     let status = refused(cx.group(&request), Code::InvalidArgument)?;
-    ensure!(!status.message().contains("hush"), "a secret is told: {}", status.message());
+    ensure!(!status.message().contains("hush"), "an error has a secret: {}", status.message());
     Ok(())
 }
 

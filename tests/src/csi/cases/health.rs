@@ -23,9 +23,9 @@ use crate::csi::cx::{Answer, Cx, Staged, block, mounted_at, not_offered, refused
 cases! { [CREATE]
     each_volume_of_a_list_has_a_condition: LIST, CONDITION;
     get_volume_has_a_volume_and_a_status_with_a_condition: GET, CONDITION;
-    published_nodes_are_told_only_where_that_is_offered: GET;
+    published_nodes_are_listed_only_where_that_is_offered: GET;
     get_volume_of_an_unknown_volume_is_not_found: GET;
-    list_and_get_tell_the_same: LIST, GET, CONDITION;
+    list_and_get_report_the_same: LIST, GET, CONDITION;
     stats_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
     stats_of_a_block_volume_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
     stats_of_a_relative_path_are_not_found: STATS;
@@ -38,7 +38,7 @@ cases! { [CREATE]
     a_path_that_was_unpublished_in_order_is_not_found: STAGE, STATS, Host, Rows;
     a_full_file_system_is_abnormal_until_something_is_deleted:
         STAGE, STATS, NODE_CONDITION, Host, Rows;
-    conditions_are_told_where_they_are_offered_and_nowhere_else: LIST, GET;
+    conditions_are_reported_where_they_are_offered_and_nowhere_else: LIST, GET;
 }
 
 /// A condition as the specification has it, and as short as a string may be.
@@ -109,7 +109,7 @@ fn get_volume_has_a_volume_and_a_status_with_a_condition(cx: &mut Cx<'_>) -> Res
 }
 
 /// Row: H15.
-fn published_nodes_are_told_only_where_that_is_offered(cx: &mut Cx<'_>) -> Result<()> {
+fn published_nodes_are_listed_only_where_that_is_offered(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.volume()?.volume_id;
     let request = ControllerGetVolumeRequest { volume_id: id };
     let answer = cx.driver.controller_get_volume(request)?;
@@ -134,7 +134,7 @@ fn get_volume_of_an_unknown_volume_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
 }
 
 /// Row: H17.
-fn list_and_get_tell_the_same(cx: &mut Cx<'_>) -> Result<()> {
+fn list_and_get_report_the_same(cx: &mut Cx<'_>) -> Result<()> {
     let id = cx.volume()?.volume_id;
     let listed = listed(cx)?.into_iter().find(|(listed, _)| *listed == id);
     let listed = checked(listed.context("it is not listed")?.1)?;
@@ -184,11 +184,11 @@ fn stats_of_a_path_of_another_volume_are_not_found(cx: &mut Cx<'_>) -> Result<()
     refused(cx.driver.node_get_volume_stats(request), Code::NotFound).map(|_| ())
 }
 
-/// What is told in a unit: nothing of it below 0, and no more than there is.
-fn told(answer: &NodeGetVolumeStatsResponse, unit: Unit) -> Result<Option<(i64, i64, i64)>> {
+/// The usage in a unit: no amount is below 0 or above the total.
+fn usage(answer: &NodeGetVolumeStatsResponse, unit: Unit) -> Result<Option<(i64, i64, i64)>> {
     let mut all = answer.usage.iter().filter(|usage| usage.unit == i32::from(unit));
     let Some(of) = all.next() else { return Ok(None) };
-    ensure!(all.next().is_none(), "{unit:?} is told twice");
+    ensure!(all.next().is_none(), "{unit:?} is reported twice");
     ensure!(of.total >= 0 && of.used >= 0 && of.available >= 0, "{of:?}");
     ensure!(of.used.saturating_add(of.available) <= of.total, "{of:?}");
     Ok(Some((of.total, of.used, of.available)))
@@ -199,14 +199,14 @@ fn usage_of_a_mount_is_bytes_and_inodes(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let before = stats_of(cx, &staged.id, &target)?;
-    let (total, used, _) = told(&before, Unit::Bytes)?.context("no bytes")?;
+    let (total, used, _) = usage(&before, Unit::Bytes)?.context("no bytes")?;
     ensure!(total > 0 && total <= staged.size, "{total} bytes of {}", staged.size);
-    told(&before, Unit::Inodes)?.context("no inodes")?;
+    usage(&before, Unit::Inodes)?.context("no inodes")?;
     ensure!(before.usage.len() == 2, "{before:?}");
     fs::write(Path::new(&target).join("file"), vec![1; 4 << 20])?;
     fs::File::open(&target)?.sync_all()?;
     let after = stats_of(cx, &staged.id, &target)?;
-    let (_, now, _) = told(&after, Unit::Bytes)?.context("no bytes")?;
+    let (_, now, _) = usage(&after, Unit::Bytes)?.context("no bytes")?;
     ensure!(now >= used + (4 << 20), "{used} bytes were used, and {now} are with 4 MiB more");
     Ok(())
 }
@@ -216,7 +216,7 @@ fn usage_of_a_block_device_is_bytes_that_add_up(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let answer = stats_of(cx, &staged.id, &target)?;
-    let (total, ..) = told(&answer, Unit::Bytes)?.context("no bytes")?;
+    let (total, ..) = usage(&answer, Unit::Bytes)?.context("no bytes")?;
     ensure!(total == staged.size, "{total} bytes of {}", staged.size);
     ensure!(answer.usage.len() == 1, "{answer:?}");
     Ok(())
@@ -247,7 +247,7 @@ fn unmounted_by_hand_is_abnormal_until_it_is_published_again(cx: &mut Cx<'_>) ->
         umount2(target.as_str(), MntFlags::MNT_DETACH)?;
         ensure!(mounted_at(&target)?.is_none(), "something is still mounted");
         abnormal(cx, &staged, &target, "nothing is mounted")?;
-        // The fault is the path's, and it is told of no other.
+        // The fault is that of one path, and is not reported for others.
         healthy(stats_of(cx, &staged.id, staged.path())?.volume_condition)?;
         cx.publish(&staged.publish(&target))?;
         healthy(stats_of(cx, &staged.id, &target)?.volume_condition)?;
@@ -286,14 +286,14 @@ fn a_full_file_system_is_abnormal_until_something_is_deleted(cx: &mut Cx<'_>) ->
     fill(&file)?;
     abnormal(cx, &staged, &target, "out of capacity")?;
     let answer = stats_of(cx, &staged.id, &target)?;
-    ensure!(told(&answer, Unit::Bytes)?.is_some(), "a full file system tells no usage");
+    ensure!(usage(&answer, Unit::Bytes)?.is_some(), "a full file system reports no usage");
     fs::remove_file(&file)?;
     fs::File::open(&target)?.sync_all()?;
     healthy(stats_of(cx, &staged.id, &target)?.volume_condition)
 }
 
 /// Row: H37.
-fn conditions_are_told_where_they_are_offered_and_nowhere_else(cx: &mut Cx<'_>) -> Result<()> {
+fn conditions_are_reported_where_they_are_offered_and_nowhere_else(cx: &mut Cx<'_>) -> Result<()> {
     let is_offered = cx.offers().controller.contains(&OfController::VolumeCondition.into());
     let of_node = cx.offers().node.contains(&OfNode::VolumeCondition.into());
     if !cx.offers().node.is_empty() {
@@ -302,11 +302,11 @@ fn conditions_are_told_where_they_are_offered_and_nowhere_else(cx: &mut Cx<'_>) 
         return not_offered("conditions");
     }
     let id = cx.volume()?.volume_id;
-    ensure!(got(cx, &id)?.is_some() == is_offered, "ControllerGetVolume tells otherwise");
+    ensure!(got(cx, &id)?.is_some() == is_offered, "ControllerGetVolume differs");
     let listed = listed(cx)?;
     ensure!(
         listed.iter().all(|(_, condition)| condition.is_some() == is_offered),
-        "ListVolumes tells otherwise: {listed:?}"
+        "ListVolumes differs: {listed:?}"
     );
     Ok(())
 }

@@ -26,7 +26,7 @@ cases! { []
     a_volume_that_can_expand_says_whether_it_may_be_in_use: EXPAND;
     published_nodes_are_listed_only_where_volumes_are_published;
     what_is_not_offered_is_unimplemented;
-    controller_and_node_tell_writers_apart_together: Rows;
+    controller_and_node_offer_the_writer_modes_together: Rows;
     the_controller_offers_what_was_asked_for: Rows;
     the_node_offers_what_was_asked_for: Rows;
 }
@@ -56,7 +56,7 @@ fn once(what: &[i32], known: impl Fn(i32) -> bool) -> Result<()> {
     let different: BTreeSet<i32> = what.iter().copied().collect();
     ensure!(different.len() == what.len(), "something is said twice: {what:?}");
     let unknown: Vec<i32> = different.into_iter().filter(|one| *one == 0 || !known(*one)).collect();
-    ensure!(unknown.is_empty(), "nobody knows {unknown:?}");
+    ensure!(unknown.is_empty(), "unknown capabilities {unknown:?}");
     Ok(())
 }
 
@@ -111,7 +111,7 @@ fn what_is_not_offered_is_unimplemented(cx: &mut Cx<'_>) -> Result<()> {
 }
 
 /// Row: W3.
-fn controller_and_node_tell_writers_apart_together(cx: &mut Cx<'_>) -> Result<()> {
+fn controller_and_node_offer_the_writer_modes_together(cx: &mut Cx<'_>) -> Result<()> {
     let offers = cx.offers();
     let controller = offers.controller.contains(&i32::from(Controller::SingleNodeMultiWriter));
     let node = offers.node.contains(&i32::from(Node::SingleNodeMultiWriter));

@@ -150,7 +150,7 @@ fn parameters_beyond_4_kib_are_refused(cx: &mut Cx<'_>) -> Result<()> {
 fn secrets_beyond_4_kib_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     let request = CreateVolumeRequest { secrets: much().collect(), ..cx.request() };
     let status = refused(cx.create(&request), Code::InvalidArgument)?;
-    ensure!(!status.message().contains("value-"), "a secret is told: {}", status.message());
+    ensure!(!status.message().contains("value-"), "an error has a secret: {}", status.message());
     let request =
         DeleteVolumeRequest { volume_id: "nothing".to_owned(), secrets: much().collect() };
     refused(cx.driver.delete_volume(request), Code::InvalidArgument).map(|_| ())
@@ -163,7 +163,7 @@ fn mount_flags_beyond_4_kib_are_refused(cx: &mut Cx<'_>) -> Result<()> {
     request.volume_capabilities[0].access_type =
         Some(AccessType::Mount(MountVolume { mount_flags, ..Default::default() }));
     let status = refused(cx.create(&request), Code::InvalidArgument)?;
-    ensure!(!status.message().contains("secret-flag"), "a flag is told: {}", status.message());
+    ensure!(!status.message().contains("secret-flag"), "an error has a flag: {}", status.message());
     Ok(())
 }
 
@@ -196,7 +196,7 @@ macro_rules! at_once {
 fn two_hundred_calls_for_one_name_make_one_volume(cx: &mut Cx<'_>) -> Result<()> {
     let request = cx.request();
     let answers = at_once!(cx, create_volume, |_| request.clone());
-    // Whoever was turned away asks again.
+    // A caller that was rejected tries again.
     let last = cx.create(&request)?;
     for answer in answers {
         ensure!(answer.volume.as_ref() == Some(&last), "{answer:?} and {last:?}");

@@ -1,4 +1,4 @@
-//! Who may use a volume at the same time: the rows W1 to W31, mounted and as a block device.
+//! Concurrent use of a volume: the rows W1 to W31, mounted and as a block device.
 
 use std::fs;
 use std::path::Path;
@@ -222,7 +222,7 @@ fn a_readonly_second_target_of_multi_writer_is_allowed(cx: &mut Cx<'_>) -> Resul
 
 /// Row: W30.
 fn a_volume_for_one_reader_is_mounted_read_only(cx: &mut Cx<'_>) -> Result<()> {
-    // Somebody has to have made the file system.
+    // The file system has to exist before a read-only mount.
     let volume = cx.volume()?;
     let staged = cx.stage_volume(&volume, cx.mount(WRITER))?;
     fs::write(Path::new(staged.path()).join("file"), b"there")?;

@@ -17,7 +17,7 @@ use crate::csi::cx::{
 };
 
 cases! { [CREATE, Rows]
-    a_volume_tells_what_it_takes_and_what_can_be_used_of_it;
+    a_volume_reports_its_charged_and_its_usable_bytes;
     a_size_is_rounded_up_unless_the_limit_forbids;
     the_smallest_volume_is_that_of_the_pool: CAPACITY;
     what_fits_nowhere_is_refused_with_what_is_free: CAPACITY;
@@ -31,21 +31,21 @@ cases! { [CREATE, Rows]
     a_volume_with_an_image_is_used_like_any_other: STAGE, Host;
 }
 
-/// What a volume's context says under this word of the driver's.
-fn told(cx: &Cx<'_>, volume: &Volume, word: &str) -> Option<String> {
+/// The value of one of the driver's keys in a volume's context.
+fn attribute(cx: &Cx<'_>, volume: &Volume, word: &str) -> Option<String> {
     volume.volume_context.get(&format!("{}/{word}", cx.offers().name)).cloned()
 }
 
 /// A volume of the class, if that is in persistent memory, and what it is used for.
 fn volume(cx: &mut Cx<'_>) -> Result<(Volume, String)> {
     let volume = cx.volume()?;
-    match told(cx, &volume, "usage") {
+    match attribute(cx, &volume, "usage") {
         Some(usage) => Ok((volume, usage)),
         None => not_offered("persistent memory"),
     }
 }
 
-/// What volumes of the class are used for.
+/// The usage of the class's volumes.
 fn usage(cx: &mut Cx<'_>) -> Result<String> {
     let (volume, usage) = volume(cx)?;
     cx.delete(&volume.volume_id)?;
@@ -53,7 +53,7 @@ fn usage(cx: &mut Cx<'_>) -> Result<String> {
 }
 
 fn bytes(cx: &Cx<'_>, volume: &Volume, word: &str) -> Result<i64> {
-    let text = told(cx, volume, word).with_context(|| format!("no {word}: {volume:?}"))?;
+    let text = attribute(cx, volume, word).with_context(|| format!("no {word}: {volume:?}"))?;
     Ok(text.parse()?)
 }
 
@@ -63,16 +63,16 @@ fn capacity(cx: &Cx<'_>, parameters: HashMap<String, String>) -> Result<GetCapac
 }
 
 /// Row: P19.
-fn a_volume_tells_what_it_takes_and_what_can_be_used_of_it(cx: &mut Cx<'_>) -> Result<()> {
+fn a_volume_reports_its_charged_and_its_usable_bytes(cx: &mut Cx<'_>) -> Result<()> {
     let (volume, _) = volume(cx)?;
     let (usable, charged) =
         (bytes(cx, &volume, "usable-bytes")?, bytes(cx, &volume, "charged-bytes")?);
     ensure!(volume.capacity_bytes == charged, "{volume:?}");
     ensure!(usable >= cx.options.size && usable <= charged, "{usable} of {charged}");
-    let level = told(cx, &volume, "durability");
+    let level = attribute(cx, &volume, "durability");
     let levels = ["power-safe", "restart-safe", "volatile"];
     ensure!(level.as_deref().is_some_and(|level| levels.contains(&level)), "{level:?}");
-    let erased = told(cx, &volume, "erase-after");
+    let erased = attribute(cx, &volume, "erase-after");
     ensure!(matches!(erased.as_deref(), Some("true" | "false")), "{erased:?}");
     // As other drivers have it, what is asked for is what is taken.
     let request = cx.request_with("sizeSemantics", "charged");
@@ -115,11 +115,11 @@ fn the_smallest_volume_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
 fn what_fits_nowhere_is_refused_with_what_is_free(cx: &mut Cx<'_>) -> Result<()> {
     usage(cx)?;
     let parameters = cx.options.parameters.clone();
-    let told = capacity(cx, parameters)?;
-    let most = told.maximum_volume_size.context("no largest volume")?;
-    ensure!(most <= told.available_capacity, "{told:?}");
-    // What is told may be less than what can be had, since maps take space too.
-    let request = cx.request_of(2 * told.available_capacity, 0);
+    let reported = capacity(cx, parameters)?;
+    let most = reported.maximum_volume_size.context("no largest volume")?;
+    ensure!(most <= reported.available_capacity, "{reported:?}");
+    // The reported capacity may be less than the real one, since maps take space too.
+    let request = cx.request_of(2 * reported.available_capacity, 0);
     let status = refused(cx.create(&request), Code::ResourceExhausted)?;
     says(&status, &["bytes free"])
 }
@@ -141,7 +141,7 @@ fn usage_is_one_that_the_class_can_have(cx: &mut Cx<'_>) -> Result<()> {
     }
     let request = cx.request_with("usage", "FileIO");
     let made = cx.create(&request)?;
-    ensure!(told(cx, &made, "usage").as_deref() == Some("FileIO"), "{made:?}");
+    ensure!(attribute(cx, &made, "usage").as_deref() == Some("FileIO"), "{made:?}");
     Ok(())
 }
 
@@ -157,7 +157,7 @@ fn kata_image_is_app_direct_or_refused(cx: &mut Cx<'_>) -> Result<()> {
         return says(&status, &["kataContainers is true", "DAX", "pmem-direct"]);
     }
     let made = cx.create(&request)?;
-    ensure!(told(cx, &made, "usage").as_deref() == Some("AppDirect"), "{made:?}");
+    ensure!(attribute(cx, &made, "usage").as_deref() == Some("AppDirect"), "{made:?}");
     Ok(())
 }
 
@@ -177,7 +177,7 @@ fn kata_containers_is_a_boolean_as_strconv_reads_it(cx: &mut Cx<'_>) -> Result<(
             continue;
         }
         let made = cx.create(&request).with_context(|| text.to_owned())?;
-        ensure!(told(cx, &made, "kata-containers").is_some() == has, "{text}: {made:?}");
+        ensure!(attribute(cx, &made, "kata-containers").is_some() == has, "{text}: {made:?}");
         cx.delete(&made.volume_id)?;
     }
     Ok(())
@@ -208,7 +208,7 @@ fn erase_after_has_two_spellings(cx: &mut Cx<'_>) -> Result<()> {
         }
         let request = cx.request_with(key, "true");
         let made = cx.create(&request)?;
-        ensure!(told(cx, &made, "erase-after").as_deref() == Some("true"), "{made:?}");
+        ensure!(attribute(cx, &made, "erase-after").as_deref() == Some("true"), "{made:?}");
     }
     let mut both = cx.request_with("eraseAfter", "true");
     both.parameters.extend(one("eraseafter", "true"));

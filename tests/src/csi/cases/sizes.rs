@@ -14,7 +14,7 @@ use crate::csi::cx::{Cx, block, mounted_as, range, refused, refused_as, says};
 /// Volumes are whole numbers of the largest logical block there is, or of less.
 const LARGEST_BLOCK: i64 = 4096;
 const MIB: i64 = 1 << 20;
-/// What a volume has for which no size is given.
+/// Bytes of a volume that is created without a size.
 const DEFAULT_SIZE: i64 = 1024 * MIB;
 
 cases! { [CREATE]
@@ -167,7 +167,7 @@ fn a_size_of_37_mib_is_38797312_bytes_everywhere(cx: &mut Cx<'_>) -> Result<()> 
     Ok(())
 }
 
-/// The smallest volume for each use, as it is configured when nobody says otherwise.
+/// The smallest volume for each use, by the default configuration.
 fn minima() -> [(VolumeCapability, i64); 4] {
     let mode = Mode::SingleNodeWriter;
     [

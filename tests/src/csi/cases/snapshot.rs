@@ -109,7 +109,7 @@ fn snapshot_named(cx: &mut Cx<'_>, volume: &str, name: String) -> Result<String>
 }
 
 fn snapshot_names_of_128_characters_are_accepted(cx: &mut Cx<'_>) -> Result<()> {
-    // The id has to tell both names, and both are as long as they can be.
+    // The id has to contain both names, and both are as long as they can be.
     let name = cx.long_name('v');
     let mut request = cx.request();
     request.name = name;

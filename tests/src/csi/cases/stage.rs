@@ -22,7 +22,7 @@ cases! { [CREATE, STAGE, Host]
     unstage_undoes_stage_and_is_ok_again;
     what_was_written_is_there_after_staging_again;
     a_device_with_another_file_system_is_never_formatted;
-    a_device_with_bytes_that_nobody_knows_is_never_formatted: Rows;
+    a_device_with_unknown_bytes_is_never_formatted: Rows;
     delete_of_a_staged_volume_is_refused;
     each_file_system_is_made_and_mounted: Rows;
     mount_flags_reach_the_mount;
@@ -116,7 +116,7 @@ fn a_device_with_another_file_system_is_never_formatted(cx: &mut Cx<'_>) -> Resu
     Ok(())
 }
 
-fn a_device_with_bytes_that_nobody_knows_is_never_formatted(cx: &mut Cx<'_>) -> Result<()> {
+fn a_device_with_unknown_bytes_is_never_formatted(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let bytes = [0xa5; 8192];
@@ -213,7 +213,7 @@ fn mount_flags_that_the_kernel_refuses_fail_and_leave_nothing(cx: &mut Cx<'_>) -
     };
     let codes = [Code::InvalidArgument, Code::Internal, Code::FailedPrecondition, Code::Unknown];
     let status = refused_as(cx.stage(&request), &codes)?;
-    ensure!(!status.message().contains("a-secret"), "a flag is told: {}", status.message());
+    ensure!(!status.message().contains("a-secret"), "an error has a flag: {}", status.message());
     ensure!(mounted_at(&request.staging_target_path)?.is_none(), "it is mounted");
     cx.unstage(&volume.volume_id, &request.staging_target_path)?;
     // Nothing of it is remembered.

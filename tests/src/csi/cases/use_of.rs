@@ -21,8 +21,8 @@ use crate::csi::cx::{Answer, Cx, Staged, block, mounted_as, range, refused};
 
 cases! { [CREATE, STAGE, Host]
     stats_of_a_mounted_volume_add_up: STATS;
-    stats_of_a_block_volume_tell_its_size: STATS;
-    stats_at_the_staging_path_are_told: STATS;
+    stats_of_a_block_volume_have_its_size: STATS;
+    stats_at_the_staging_path_have_usage: STATS;
     stats_of_a_path_that_never_was_the_volumes_are_not_found: STATS;
     node_expand_of_a_path_that_never_was_the_volumes_is_not_found: NODE_EXPAND;
     a_file_system_grows_with_its_volume: EXPAND, NODE_EXPAND;
@@ -60,7 +60,7 @@ fn stats_of_a_mounted_volume_add_up(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn stats_of_a_block_volume_tell_its_size(cx: &mut Cx<'_>) -> Result<()> {
+fn stats_of_a_block_volume_have_its_size(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let usage = stats(cx, &staged, &target)?.usage;
@@ -69,10 +69,10 @@ fn stats_of_a_block_volume_tell_its_size(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn stats_at_the_staging_path_are_told(cx: &mut Cx<'_>) -> Result<()> {
+fn stats_at_the_staging_path_have_usage(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let path = staged.path().to_owned();
-    ensure!(!stats(cx, &staged, &path)?.usage.is_empty(), "nothing is told");
+    ensure!(!stats(cx, &staged, &path)?.usage.is_empty(), "no usage");
     Ok(())
 }
 
@@ -267,7 +267,7 @@ fn a_clone_of_xfs_is_mounted_beside_its_source(cx: &mut Cx<'_>) -> Result<()> {
     let staged = filled(cx, "xfs")?;
     cx.stage(&staged.stage)?;
     let source = Type::Volume(VolumeSource { volume_id: staged.id.clone() });
-    // xfs refuses a second file system of the same UUID unless it is told not to look.
+    // xfs refuses a second file system of the same UUID unless `nouuid` is given.
     let clone = made_from(cx, &staged, source, staged.size)?;
     ensure!(Path::new(clone.path()).join("file").exists(), "no file");
     Ok(())

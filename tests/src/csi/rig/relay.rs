@@ -31,7 +31,7 @@ struct State {
     /// Messages to let pass; beyond it nothing does.
     allowed: AtomicU64,
     stopped: Mutex<bool>,
-    told: Condvar,
+    changed: Condvar,
     ended: AtomicBool,
 }
 
@@ -67,7 +67,7 @@ impl Relay {
         self.folder.path().join("sock")
     }
 
-    /// Counts from 0 again, and lets so many messages pass.
+    /// Counts from 0 again, and lets `allowed` messages pass.
     pub fn arm(&self, allowed: u64) {
         if let Ok(mut stopped) = self.state.stopped.lock() {
             *stopped = false;
@@ -98,7 +98,7 @@ impl Relay {
             if content() {
                 return false;
             }
-            match self.state.told.wait_timeout(stopped, step) {
+            match self.state.changed.wait_timeout(stopped, step) {
                 Ok((guard, _)) => stopped = guard,
                 Err(_) => return false,
             }
@@ -131,7 +131,7 @@ fn copy(mut from: UnixStream, mut to: UnixStream, state: &State) {
             if let Ok(mut stopped) = state.stopped.lock() {
                 *stopped = true;
             }
-            state.told.notify_all();
+            state.changed.notify_all();
             // Until everything may pass again: then both ends learn that this connection is dead.
             while state.allowed.load(Ordering::SeqCst) != u64::MAX {
                 thread::sleep(Duration::from_millis(1));
