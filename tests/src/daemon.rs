@@ -90,7 +90,7 @@ pub const NAMESPACE: &str = "namespace:";
 /// Precedes the key of a region in that place.
 pub const REGION: &str = "region:";
 
-/// What a daemon is to be configured with.
+/// The parts of a daemon's configuration that a test chooses.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The daemon's program. Without one, that of [`tools::blockd`].
@@ -222,10 +222,10 @@ impl Daemon {
         address.map(str::to_owned).context("the log has no address of metrics")
     }
 
-    /// What it answers to Prometheus, at the address that it was told to serve it at.
+    /// The answer of its Prometheus endpoint, at the configured address.
     ///
     /// # Errors
-    /// When it was told none, or does not answer in time.
+    /// When no address is configured, or there is no answer in time.
     pub fn metrics(&self) -> Result<String> {
         let mut stream = TcpStream::connect(self.metrics_address()?)?;
         stream.set_read_timeout(Some(METRICS_LIMIT))?;
@@ -277,7 +277,7 @@ impl Daemon {
         format!("nbd+unix:///{volume}?socket={}", self.nbd_socket().display())
     }
 
-    /// What it logged since it was first started.
+    /// The log since its first start.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -559,7 +559,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // The loop device goes when nobody uses it any more.
+        // The kernel removes the loop device with its last user.
         let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
     }
 }

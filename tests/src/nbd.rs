@@ -1,6 +1,6 @@
 //! A client of the NBD protocol, small and independent of the daemon's own code, written from the
 //! protocol's document: fixed newstyle, `NBD_OPT_GO`, simple replies. The two halves of a
-//! connection go to different threads, so that nobody has to take turns.
+//! connection go to different threads, so that neither has to wait for the other.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -32,7 +32,7 @@ pub const FUA: u16 = 1;
 /// `NBD_CMD_FLAG_NO_HOLE`: zeroes that keep their space.
 pub const NO_HOLE: u16 = 2;
 
-/// What is asked of the server.
+/// A request to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Read,
@@ -88,8 +88,8 @@ impl Connection {
     /// Connects and chooses an export.
     ///
     /// # Errors
-    /// When nobody listens, there is no such export, or the server says something else than the
-    /// protocol allows.
+    /// When the server does not listen, there is no such export, or the server violates the
+    /// protocol.
     pub fn open(socket: &Path, export: &str) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("connecting to {}", socket.display()))?;

@@ -1,5 +1,5 @@
-//! Another host, as far as a daemon can tell: another boot, and no locks in common. What storage
-//! both reach is up to the test: two loop devices over one file have no lock in common either.
+//! Another host, from a daemon's point of view: another boot, and no locks in common. The storage
+//! that both reach is up to the test: two loop devices over one file have no lock in common either.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

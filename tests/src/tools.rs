@@ -12,7 +12,7 @@ use crate::clock::clock;
 
 /// How the names begin of what cargo sets for the package that it runs.
 const OF_A_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
-/// What a release has.
+/// The packages of a release.
 const SHIPPED: [&str; 4] = ["--package", "blockd", "--package", "blockd-csi"];
 
 /// The full path of an installed program. Folders of the administrator's tools are looked at as
@@ -66,7 +66,7 @@ pub fn shell(line: &str) -> Result<String> {
     text(Command::new("sh").env("PATH", path).args(["-euc", line]))
 }
 
-/// What a person would type to get the same.
+/// The command line that does the same in a shell.
 #[must_use]
 pub fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -99,7 +99,7 @@ pub fn build_folder() -> Result<PathBuf> {
         return Ok(PathBuf::from(folder));
     }
     let program = std::env::current_exe().context("where this program lies")?;
-    // cargo marks the folder, wherever it was told to put it.
+    // cargo marks the folder, wherever it is configured to be.
     let marked = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
     let found = program.ancestors().find(marked).map(Path::to_path_buf);
     found.with_context(|| format!("{} lies in no build folder", program.display()))
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_nobody_has_is_named() {
+    fn a_program_that_is_not_installed_is_named() {
         let said = find("no-such-program").unwrap_err().to_string();
         assert!(said.starts_with("not run: there is no no-such-program"), "{said}");
     }

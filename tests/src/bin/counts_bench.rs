@@ -134,7 +134,7 @@ fn boot(arguments: &Arguments, blockd: &Path, which: Which) -> Result<Vec<Row>> 
     Ok(rows)
 }
 
-/// What one row's operations cost.
+/// The cost of one row's operations.
 #[derive(Clone, Debug)]
 struct Row(Value);
 

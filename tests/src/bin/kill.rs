@@ -22,7 +22,7 @@ const DISK: u64 = 512 << 11;
 const PIECES: u64 = 64;
 /// Milliseconds that a write to the slow disk takes.
 const DELAYS: std::ops::RangeInclusive<u64> = 50..=200;
-/// What precedes the guest's figures.
+/// Precedes the guest's figures in its output.
 const MARK: &str = "figures: ";
 
 /// The daemon under verified load dies and comes back, again and again.

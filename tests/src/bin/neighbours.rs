@@ -72,7 +72,7 @@ impl Arguments {
     }
 }
 
-/// What was named, or all.
+/// The named ones, or all if none is named.
 fn chosen<T: Copy>(named: &[T], all: &[T]) -> Vec<T> {
     if named.is_empty() { all.to_vec() } else { named.to_vec() }
 }

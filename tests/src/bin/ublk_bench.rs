@@ -140,7 +140,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     Ok(ended)
 }
 
-/// What the program in the machine is told.
+/// The arguments of the program in the machine.
 fn words(arguments: &Arguments) -> String {
     let mut words = Vec::new();
     if !arguments.peers_only {

@@ -13,8 +13,7 @@ use blockd_tests::vm::{Drive, Kernel, Vm, Which};
 use blockd_tests::workload::{self, Form, Run};
 use clap::{Parser, Subcommand};
 
-/// A real kernel for a workload, or for a script with the daemon and whatever programs it is told
-/// to have.
+/// A real kernel for a workload, or for a script with the daemon and the programs that it needs.
 #[derive(Parser, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
@@ -38,7 +37,7 @@ enum Workload {
     Stress(RunArguments),
     /// A full pool below file systems; in its long form beside dm-thin
     Space(RunArguments),
-    /// What the README shows, on a real device
+    /// The README's demonstration, on a real device
     Demo(RunArguments),
     /// The plugin for Kubernetes, on real devices, through deaths at every step
     Csi(RunArguments),
@@ -136,7 +135,7 @@ enum Inside {
     },
     Pmem {
         stage: String,
-        /// What each writer was answered before the machine's power was cut.
+        /// The last answered write of each writer before the machine's power was cut.
         #[arg(long)]
         answered: Option<String>,
         #[arg(long)]

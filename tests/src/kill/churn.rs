@@ -15,7 +15,7 @@ use crate::daemon::Daemon;
 const NAMES: [&str; 3] = ["c0", "c1", "c2"];
 const SIZE: u64 = 4 << 20;
 
-/// What is known of one name.
+/// The known state of one name.
 #[derive(Debug)]
 enum State {
     Absent,
@@ -45,7 +45,7 @@ impl Churn {
         Self { states, rng: fastrand::Rng::with_seed(seed), sub_block, tears, changes: 0 }
     }
 
-    /// Makes and deletes until told to stop, or until the daemon is gone.
+    /// Makes and deletes until it is stopped, or until the daemon is gone.
     ///
     /// # Errors
     /// When something was wrong before the daemon ended.
@@ -55,7 +55,7 @@ impl Churn {
                 if let Some(wrong) = error.downcast_ref::<Wrong>() {
                     return Err(wrong.clone());
                 }
-                // Whatever failed, the daemon may be gone; the comparison after its start tells.
+                // Whatever failed, the daemon may be gone; the comparison after its start decides.
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(self.rng.u64(1..20)));
@@ -141,7 +141,7 @@ fn empty(name: &str, sub_block: u64, tears: bool) -> Volume {
     if tears { new.that_tears() } else { new }
 }
 
-/// Numbers for volumes, never used twice: contents tell one volume from another by them.
+/// Numbers for volumes, never used twice: contents distinguish volumes by them.
 pub fn next_id() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -1,5 +1,5 @@
-//! What a sector holds: every one says whose it is, where it belongs and which write it comes from,
-//! so that a wrong one is known for what it is.
+//! The content of sectors: each has its volume, its place and the write that it comes from, so that
+//! a wrong one can be explained.
 
 /// The unit in which volumes are written and compared.
 pub const SECTOR: usize = 512;
@@ -41,7 +41,7 @@ pub fn mixes(sector: &[u8], volume: u32, index: u64, one: Generation, other: Gen
     sector.iter().zip(first.iter().zip(&second)).all(|(byte, (a, b))| byte == a || byte == b)
 }
 
-/// What a sector holds, in words.
+/// Describes the content of a sector.
 #[must_use]
 pub fn describe(sector: &[u8]) -> String {
     if sector.iter().all(|&byte| byte == 0) {
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_is_told_from_any_other() {
+    fn a_sector_differs_from_any_other() {
         let mut sector = [0; SECTOR];
         assert!(holds(&sector, 1, 2, 0));
         fill(&mut sector, 1, 2, 3);

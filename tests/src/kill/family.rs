@@ -29,7 +29,7 @@ const MOST: usize = 4;
 /// After a command has failed, it is soon known that the daemon was to die.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a volume or snapshot holds: the number of each block's last write, 0 for none.
+/// The content of a volume or snapshot: the number of each block's last write, 0 for none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Member {
     snapshot: bool,
@@ -38,7 +38,7 @@ struct Member {
 
 type Members = BTreeMap<String, Member>;
 
-/// What a command may be.
+/// The kinds of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Kind {
     Add,
@@ -88,7 +88,7 @@ struct Doubt {
     after: Members,
 }
 
-/// What is known of the family; can be kept where a crash does not reach.
+/// The known state of the family; can be kept where a crash does not reach.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Known {
     members: Members,
@@ -117,7 +117,7 @@ impl std::fmt::Debug for Family {
     }
 }
 
-/// What a command is to do.
+/// A command, with its arguments.
 enum Command {
     Write(String, usize),
     Snapshot(Vec<String>),
@@ -147,8 +147,8 @@ impl Family {
         self.keep = Some(keep);
     }
 
-    /// Command after command until told to stop, or until the daemon is gone: then `stop` has to
-    /// be set soon.
+    /// Runs command after command until it is stopped, or until the daemon is gone: then `stop` has
+    /// to be set soon.
     ///
     /// # Errors
     /// When a command failed though the daemon was not to die.
@@ -219,7 +219,7 @@ impl Family {
         })
     }
 
-    /// What a command is called, and what is there once it has happened.
+    /// The kind of a command, and the members after it.
     fn after(&mut self, command: &Command) -> (Kind, Members) {
         let mut after = self.known.members.clone();
         let number = self.known.number + 1;
@@ -330,7 +330,7 @@ impl Family {
         self.note()
     }
 
-    /// What was being written may be there in part, sector by sector: it is written again.
+    /// Writes again the block that was being written: each of its sectors may be old or new.
     fn mend(&self, daemon: &Daemon, after: &Members) -> Result<()> {
         for (name, new) in after {
             let old = self.known.members.get(name).with_context(|| name.clone())?;

@@ -14,7 +14,7 @@ use crate::nbd::{Asking, Connection, Kind, Listening, Request};
 /// How many bytes of a volume are compared at a time.
 const PIECE: u64 = 1 << 20;
 
-/// A server that was told to end answers with this: `NBD_ESHUTDOWN`.
+/// The error of requests to a server that is shutting down: `NBD_ESHUTDOWN`.
 const SHUTTING_DOWN: u32 = 108;
 
 /// A volume that several connections write to.
@@ -31,13 +31,13 @@ impl Shared {
         Arc::new(Self { volume: Mutex::new(volume), answered: Condvar::new() })
     }
 
-    /// The model. A thread that found something wrong has already told it, hence no poison.
+    /// The model. A thread that found an error has already reported it, hence no poison.
     pub fn volume(&self) -> MutexGuard<'_, Volume> {
         self.volume.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is counted over all connections.
+/// Counters over all connections.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub answered: AtomicU64,
@@ -47,17 +47,17 @@ pub struct Counts {
     pub turned_away: AtomicU64,
 }
 
-/// What a load shares with whoever started it.
+/// The state that a load shares with its owner.
 #[derive(Debug, Default)]
 pub struct Control {
     /// No further requests.
     pub stop: AtomicBool,
-    /// The server was told to end, and may turn requests away.
+    /// The server is shutting down, and may reject requests.
     pub ending: AtomicBool,
     pub counts: Counts,
 }
 
-/// What the two threads of a connection share.
+/// The state that the two threads of a connection share.
 #[derive(Debug, Default)]
 struct Line {
     /// Requests that were sent and not answered.
@@ -101,7 +101,7 @@ impl Load {
     /// Waits for the connection's end.
     ///
     /// # Errors
-    /// What was found wrong.
+    /// The first error that was found.
     pub fn join(self) -> Result<(), Wrong> {
         let broken = |_| Wrong("a thread of the load panicked".to_owned());
         self.asks.join().map_err(broken)?;
@@ -206,7 +206,7 @@ fn listen_on(
 /// Compares a whole volume with its model, after the server was started anew.
 ///
 /// # Errors
-/// When something answered is missing, something is there that nobody wrote, or the server fails.
+/// When an answered write is missing, data appears that was never written, or the server fails.
 pub fn compare(mut connection: Connection, shared: &Shared) -> Result<Unanswered> {
     let mut unanswered = Unanswered::default();
     let mut volume = shared.volume();

@@ -40,7 +40,7 @@ const IN_USE: i32 = 7;
 /// Giving up on a lock that a dead daemon's IO holds.
 const LOCK_LIMIT: Duration = Duration::from_secs(30);
 
-/// What to do.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub rounds: u64,
@@ -62,7 +62,7 @@ pub struct Options {
     pub in_order: Option<bool>,
 }
 
-/// What came of it.
+/// The counts of a run.
 #[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
 pub struct Figures {
     pub rounds: u64,
@@ -210,9 +210,9 @@ impl<'a> Rounds<'a> {
             let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
             control.ending.store(in_order, Ordering::Relaxed);
             let died = clock();
-            let told = daemon.signal(signal);
+            let signalled = daemon.signal(signal);
             over.store(true, Ordering::Relaxed);
-            told?;
+            signalled?;
             // An orderly end has to cope with requests that go on coming. After a kill nothing
             // new is sent, so that the successor can be started; what is under way is still taken.
             control.stop.store(!in_order, Ordering::Relaxed);
@@ -266,7 +266,7 @@ impl<'a> Rounds<'a> {
 
     /// A killed daemon: how long does its IO go on? Gives whether its successor runs already.
     fn bury(&mut self, died: Instant) -> Result<bool> {
-        // In every other round nobody looks, and the next daemon has to wait for it by itself.
+        // Every other round does not check, and the next daemon has to wait for the lock by itself.
         let look = self.rng.bool();
         let took = if look {
             self.daemon.wait(LOCK_LIMIT)?;
@@ -376,7 +376,7 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// Waits until nobody holds the owner lock of a pool.
+/// Waits until the owner lock of a pool is free.
 fn wait_for_lock(pool: &Path) -> Result<()> {
     let start = clock();
     loop {

@@ -1,4 +1,4 @@
-//! What a volume must hold, sector by sector, and what is under way on it.
+//! The model of a volume: the content of each sector, and the requests in flight.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,7 +35,7 @@ impl Pending {
         self.first < first + count && first < self.first + self.count
     }
 
-    /// What it leaves in a sector; nothing where it changes none.
+    /// The generation that it leaves in a sector; none where it changes nothing.
     fn leaves(&self, sector: u64, sub_block: u64) -> Option<Generation> {
         if !(self.first..self.first + self.count).contains(&sector) {
             return None;
@@ -60,7 +60,7 @@ impl Pending {
     }
 }
 
-/// What became of requests that were not answered when the server died.
+/// The fate of requests that were not answered when the server died.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Unanswered {
     /// Requests that change something.
@@ -303,7 +303,7 @@ impl Volume {
         }
     }
 
-    /// Takes the sectors that were torn. Whoever sent the write would send it again; here zeroes
+    /// Takes the sectors that were torn. A real client would send such a write again; here zeroes
     /// are written instead, and taken for settled.
     pub fn take_torn(&mut self) -> Vec<u64> {
         let torn = self.torn.as_mut().map(std::mem::take).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What neighbours do: loads that are too much for others, and clients that misbehave.
+//! The neighbours: loads that are too much for others, and clients that misbehave.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -36,7 +36,7 @@ const CALL: Duration = Duration::from_secs(10);
 /// Time between two snapshots of a volume that is written.
 const SNAPSHOTS: Duration = Duration::from_millis(100);
 
-/// What a neighbour does.
+/// The behaviour of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attack {
@@ -84,7 +84,7 @@ impl Attack {
     }
 }
 
-/// What the threads of an attack count.
+/// The counters of an attack's threads.
 #[derive(Debug, Default)]
 struct Counts {
     sent: AtomicU64,
@@ -133,7 +133,7 @@ impl Ended {
     }
 }
 
-/// What an attack did.
+/// The work that an attack has done.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Did {
     pub connections: u64,
@@ -202,7 +202,7 @@ impl Running {
         }
     }
 
-    /// What it did so far.
+    /// The work done so far.
     pub(super) fn did(&self) -> Did {
         let connections = self.closers.len() + self.held.len() + self.half_http.len();
         Did {

@@ -54,7 +54,7 @@ pub(super) const BLOCK_STATUS: u16 = 7;
 
 /// The source address of well-behaved clients.
 pub(super) const VICTIM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
-/// The source address of attackers, for limits per peer address to tell them apart.
+/// The source address of attackers, by which limits per peer address recognise them.
 pub(super) const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// Where a server listens.
@@ -217,7 +217,7 @@ pub(super) struct Manner {
     pub(super) extended: bool,
 }
 
-/// What negotiating an attacker's connection may take; a daemon that leaves attackers waiting must
+/// Timeout of the negotiation of an attacker's connection; a daemon that delays attackers must
 /// not hold up the test.
 const NEGOTIATION: Duration = Duration::from_secs(3);
 

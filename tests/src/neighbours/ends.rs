@@ -16,7 +16,7 @@ use crate::tools::{self, wait_until};
 
 /// Each of them ends within this time.
 const LIMIT: Duration = Duration::from_secs(5);
-/// It is waited for this long, to report by how much it was missed.
+/// The wait goes on for this long, to report by how much [`LIMIT`] was missed.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// How long something took to end.

@@ -1,4 +1,4 @@
-//! What is left of an attacker once its sockets are closed: nothing, within a second.
+//! The remains of an attacker once its sockets are closed: nothing, within a second.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Precedes the free IO memory of each worker in the metrics.
 const FREE_MEMORY: &str = "blockd_worker_free_memory_bytes{";
 
-/// What clients hold of a daemon.
+/// The resources that clients hold in a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     /// Connections of all volumes.
@@ -50,7 +50,7 @@ impl Held {
         Ok(Self { connections, free, descriptors: site.descriptors()? })
     }
 
-    /// What is held beyond what was held before.
+    /// The resources that are held beyond those held before.
     fn beyond(&self, before: &Self) -> Option<String> {
         let mut beyond = Vec::new();
         if self.connections > before.connections {
@@ -71,7 +71,7 @@ impl Held {
 /// Looks again until nothing is left and a new client is served, and returns how long that took.
 ///
 /// # Errors
-/// What is left after [`LIMIT`].
+/// When something is left after [`LIMIT`].
 pub(super) fn nothing(
     site: &Site,
     transport: Transport,

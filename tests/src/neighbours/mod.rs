@@ -42,7 +42,7 @@ const MOST_BEYOND_MS: f64 = 1000.0;
 /// Descriptors of this process: connections of the attack with most of them, twice.
 const DESCRIPTORS: u64 = 4096;
 
-/// What is run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The daemon's program; without one, that of [`crate::tools::blockd`].
@@ -99,7 +99,7 @@ impl Cell {
     }
 }
 
-/// What an attack left when it had ended.
+/// The remains of an attack after its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Left {
     pub attack: Attack,
@@ -107,7 +107,7 @@ pub struct Left {
     pub did: Did,
     /// When everything was free, after the sockets were closed.
     pub free_after_ms: Option<f64>,
-    /// What was still held.
+    /// The resources that were still held.
     pub left: Option<String>,
     pub attempts: u32,
 }
@@ -181,7 +181,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// What victims have beside a client of the same kind on another volume.
+    /// Measures victims beside a client of the same kind on another volume.
     fn baseline(&mut self, transport: Transport, victims: &[Victim]) -> Result<Beside> {
         let site = self.site()?;
         let mut all = Vec::new();

@@ -247,7 +247,7 @@ impl Site {
         self.daemon.cli(&["set", "--pool", FULL_POOL, "--on-full", "block", FULL]).map(|_| ())
     }
 
-    /// What the daemon answers to a request for a path of its metrics port.
+    /// The daemon's answer to a request for a path of its metrics port.
     ///
     /// # Errors
     /// When it does not answer with 200 in time.

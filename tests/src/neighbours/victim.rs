@@ -1,4 +1,4 @@
-//! What well-behaved clients do beside a neighbour, and what they measure.
+//! Well-behaved clients beside a neighbour, and their measurements.
 
 use std::io::ErrorKind;
 use std::process::Stdio;
@@ -18,7 +18,7 @@ const BLOCK: u64 = 4096;
 /// A victim gives up on an operation after this time: well beyond what is allowed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What a victim does, one operation after the other.
+/// The operation that a victim repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Victim {
@@ -57,7 +57,7 @@ impl Victim {
     }
 }
 
-/// What a client got.
+/// The results of a client.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figures {
     pub operations: u64,
@@ -124,7 +124,7 @@ impl<'a> Prepared<'a> {
             let took = begin.elapsed();
             worst = worst.max(took);
             if let Err(error) = result {
-                figures.problem = Some(told(&error));
+                figures.problem = Some(reason(&error));
                 break;
             }
             figures.operations += 1;
@@ -202,7 +202,7 @@ impl<'a> Prepared<'a> {
 }
 
 /// Why an operation failed. The kernel's words for a time limit mislead.
-fn told(error: &anyhow::Error) -> String {
+fn reason(error: &anyhow::Error) -> String {
     let is_late = error.chain().any(|cause| {
         let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         matches!(kind, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut))

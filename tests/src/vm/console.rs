@@ -1,4 +1,4 @@
-//! What a kernel says on its console, and which of it means that something went wrong.
+//! A kernel's console, and the lines of it that mean an error.
 
 /// Parts of lines by which a kernel says that it is broken, or that a task is stuck.
 const COMPLAINTS: [&str; 8] = [
@@ -18,7 +18,7 @@ const STARTS: [&str; 1] = ["WARNING: "];
 /// Lines after a complaint that are shown with it.
 const SHOWN: usize = 30;
 
-/// The first complaint that nobody expected, with what follows it.
+/// The first unexpected complaint, with the lines that follow it.
 pub(super) fn complaint(console: &str, expected: &[String]) -> Option<String> {
     let lines: Vec<&str> = console.lines().collect();
     let at = lines.iter().position(|line| {
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn complaints_are_told_from_advice() {
+    fn complaints_are_distinguished_from_advice() {
         for line in [
             "[   12.345678] WARNING: CPU: 0 PID: 1 at fs/inode.c:1 drop+0x1/0x2",
             "[   12.345678][  T123] WARNING: fs/inode.c:1 at drop+0x1/0x2, CPU#0: init/1",

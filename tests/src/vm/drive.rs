@@ -1,11 +1,11 @@
-//! Disks of a guest, and what qemu has to be told of them.
+//! Disks of a guest, and their arguments for qemu.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// What the guest sees as `/dev/vda`, `/dev/vdb` and so on where nothing else is said. Names go by
+/// A disk, which the guest sees as `/dev/vda`, `/dev/vdb` and so on unless stated. Names go by
 /// kind, in the order in which disks are given.
 #[derive(Clone, Debug)]
 pub enum Drive {
@@ -106,11 +106,11 @@ pub enum Persistence {
     MemoryController,
     /// Into the caches.
     CpuCache,
-    /// It says nothing.
+    /// The platform does not state it.
     Unsaid,
 }
 
-/// What of a machine is not its disks.
+/// The parts of a machine other than its disks.
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
     pub(super) memory_mib: u32,

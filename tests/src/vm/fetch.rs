@@ -131,7 +131,7 @@ fn archives() -> Result<Vec<Archive>> {
     };
     let mut found = archives_of(&ask()?);
     if found.is_empty() {
-        // Nothing is told of what was never asked.
+        // The package manager lists no archive before its first update.
         tools::output(here.get().arg("update"))?;
         found = archives_of(&ask()?);
     }

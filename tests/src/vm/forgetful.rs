@@ -53,7 +53,7 @@ impl Disk {
             .with_context(|| format!("listening on {}", socket.display()))?;
         let clients = Arc::new(AtomicUsize::new(0));
         let shared = (Arc::clone(&cache), Arc::clone(&clients));
-        // Ends with the process: a socket that is waited on can't be told to stop.
+        // Ends with the process: a thread that waits on a socket can't be stopped.
         std::thread::spawn(move || serve::listen(&listener, &shared.0, &shared.1));
         Ok(Self { cache, clients, socket: socket.to_path_buf() })
     }

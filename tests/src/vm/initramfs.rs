@@ -147,7 +147,7 @@ fn merged(guest: &str) -> String {
     }
 }
 
-/// What the dynamic linker would load for a program; nothing for one that is linked statically.
+/// The libraries that the dynamic linker would load for a program; none if it is linked statically.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     // `ldd` fails on scripts and static programs, which need nothing.

@@ -22,10 +22,10 @@ pub enum Which {
 }
 
 impl Which {
-    /// What `--kernel` says: `6.12`, `7` or `all`.
+    /// The kernels that `--kernel` selects: `6.12`, `7` or `all`.
     ///
     /// # Errors
-    /// When it says something else.
+    /// When the word is another one.
     pub fn chosen(word: &str) -> Result<Vec<Self>> {
         match word {
             "6.12" => Ok(vec![Self::Older]),
@@ -79,7 +79,7 @@ impl Which {
 pub struct Kernel {
     /// Its release, as `uname -r` will say.
     pub release: String,
-    /// What qemu boots.
+    /// The image that qemu boots.
     pub image: PathBuf,
     /// The folder that holds `modules.dep` and `kernel/`.
     modules: PathBuf,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_tells_which_kernel_it_is() {
+    fn the_kind_of_a_kernel_is_known_from_its_release() {
         assert!(Which::Older.is("6.12.9+deb12-cloud-amd64") && !Which::Newer.is("6.12.9-cloud"));
         assert!(Which::Newer.is("7.2.12+deb14-cloud-amd64") && Which::Newer.is("10.0.1"));
         assert!(!Which::Older.is("6.1.12") && !Which::Newer.is("6.19.3"));

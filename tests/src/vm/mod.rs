@@ -150,7 +150,7 @@ impl Vm {
         for name in names {
             match tools::find(name) {
                 Ok(path) => self.programs.push(path),
-                // Told when the machine is started, which can fail anyway.
+                // Reported when the machine is started, which can fail anyway.
                 Err(_) => self.missing.push((*name).to_owned()),
             }
         }
@@ -192,14 +192,14 @@ impl Vm {
         self
     }
 
-    /// Memory and processors in so many nodes, as many of each in every one.
+    /// Memory and processors in `count` nodes, the same amount in each.
     #[must_use]
     pub fn nodes(mut self, count: u32) -> Self {
         self.nodes = count;
         self
     }
 
-    /// What the platform says of its persistent memory.
+    /// The persistence domain that the platform states for its persistent memory.
     #[must_use]
     pub fn persistence(mut self, persistence: Persistence) -> Self {
         self.persistence = persistence;

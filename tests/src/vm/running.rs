@@ -18,13 +18,13 @@ use crate::clock::clock;
 const ENDED: &str = "@@ended ";
 /// Printed by it before the script.
 const STARTED: &str = "@@started";
-/// How a kernel dies of a fault of qemu's: while the kernel changes its own code, one emulated
-/// processor runs what was there a moment before, and finds a breakpoint that is nobody's.
+/// The kernel's message when a fault of qemu's ends it: while the kernel changes its own code, one
+/// emulated processor runs the previous bytes, and meets a breakpoint without an owner.
 const EMULATOR: &str = "Oops: int3";
 /// Lines of output that an error shows.
 const SHOWN: usize = 40;
 
-/// What a script printed.
+/// The output of a script.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// All lines, errors among them.

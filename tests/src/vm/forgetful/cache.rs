@@ -1,4 +1,4 @@
-//! What a disk holds, and what it would forget.
+//! The content of a disk, and the part that it would lose.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ const CACHED: usize = 64 << 11;
 
 type Sector = [u8; SECTOR];
 
-/// What a cut did, in sectors.
+/// The effect of a cut, in sectors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cut {
     /// Not flushed, and of an older content now.
