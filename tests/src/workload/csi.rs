@@ -75,7 +75,7 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// What of the suite needs devices: minutes, and so for the long form.
+/// The part of the suite that needs devices: it takes minutes, so only the long form has it.
 fn suite(rig: &Rig) -> Result<usize> {
     let start = clock();
     let kubelet = rig.plugin.kubelet_dir();

@@ -6,7 +6,7 @@ use super::{Run, sparse};
 use crate::daemon::Folder;
 use crate::vm::Drive;
 
-/// Told as a person would type it.
+/// The commands, as a person would type them.
 const SCRIPT: &str = r#"
 set -eu
 say() { echo; echo "\$ $*"; "$@"; }

@@ -12,7 +12,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use crate::nbd::{FUA, Kind, NO_HOLE, Request};
 use crate::tools;
 
-/// What `O_DIRECT` may want of memory, at most.
+/// The largest alignment of memory that `O_DIRECT` may require.
 const ALIGNMENT: usize = 4096;
 
 /// Memory that the kernel can do IO with directly.
@@ -72,7 +72,7 @@ impl Device {
     /// Writes the buffer's bytes.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// With the kernel's error.
     pub fn write(&self, offset: u64, buffer: &Buffer) -> Result<()> {
         Ok(self.file.write_all_at(buffer.bytes(), offset)?)
     }
@@ -80,7 +80,7 @@ impl Device {
     /// Reads into the buffer.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// With the kernel's error.
     pub fn read(&self, offset: u64, len: usize, buffer: &mut Buffer) -> Result<()> {
         Ok(self.file.read_exact_at(buffer.of(len), offset)?)
     }
@@ -88,7 +88,7 @@ impl Device {
     /// Makes durable what was written.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// With the kernel's error.
     pub fn flush(&self) -> Result<()> {
         Ok(self.file.sync_data()?)
     }
@@ -96,7 +96,7 @@ impl Device {
     /// Does a request; the buffer has a write's data and takes a read's.
     ///
     /// # Errors
-    /// What the kernel answered, with the request.
+    /// With the kernel's error, and the request.
     pub fn ask(&self, request: &Request, buffer: &mut Buffer) -> Result<()> {
         let Request { kind, flags, offset, len, .. } = *request;
         let file = if flags & FUA == 0 { &self.file } else { &self.durable };

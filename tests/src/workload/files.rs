@@ -30,7 +30,7 @@ impl Files {
     /// Writes the version of a number; it is durable afterwards.
     ///
     /// # Errors
-    /// What the file system answered.
+    /// With the file system's error.
     pub fn write(&self, number: u64) -> Result<()> {
         let (path, part) = (self.path(number % FILES), self.0.join("part"));
         let mut file = File::create(&part).with_context(|| format!("making file {number}"))?;
@@ -73,7 +73,7 @@ impl Files {
     }
 }
 
-/// What a version holds.
+/// The content of a version.
 fn of(number: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(number);
     let sectors = rng.u64(1..=LONGEST);
@@ -100,7 +100,7 @@ mod tests {
             files.write(number).unwrap();
         }
         assert_eq!(files.check(30).unwrap(), 24);
-        // Written, and nobody was told.
+        // The last file was written, and its answer lost.
         assert_eq!(files.check(29).unwrap(), 24);
         let path = folder.path().join("file-6");
         fs::write(&path, of(6)).unwrap();

@@ -21,7 +21,7 @@ const KINDS: [(&str, &str, &str); 3] = [
     ("btrfs", "mkfs.btrfs -q", "btrfs check --readonly"),
 ];
 
-/// Without udev nobody would answer.
+/// Device-mapper's tools would wait for udev, which the guest lacks.
 const NO_UDEV: &str = "export DM_DISABLE_UDEV=1";
 
 /// The host's half.

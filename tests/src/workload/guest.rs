@@ -1,4 +1,4 @@
-//! What workloads share inside a guest: a daemon on a disk, and devices of it.
+//! The parts that workloads share inside a guest: a daemon on a disk, and devices of it.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,7 +19,7 @@ const SUB_BLOCK: u64 = 4096;
 /// A device that takes longer to come back after a restart is stuck.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the kernel says of an IO error, and file systems of theirs.
+/// The kernel's messages about IO errors, and those of file systems.
 const ERRORS: [&str; 6] = [
     "I/O error",
     "EXT4-fs error",
@@ -87,7 +87,7 @@ pub fn mount_new(volume: &str, folder: &Path) -> Result<()> {
     .map(|_| ())
 }
 
-/// Fails when the kernel tells of an IO error or a file system of trouble.
+/// Fails when the kernel has logged an IO error or a file system's error.
 ///
 /// # Errors
 /// With these lines.
@@ -98,6 +98,6 @@ pub fn no_errors() -> Result<()> {
         .filter(|line| ERRORS.iter().any(|part| line.contains(part)))
         .filter(|line| !line.contains("XFS (") || line.contains("rror") || line.contains("hutdown"))
         .collect();
-    ensure!(bad.is_empty(), "the kernel tells of errors:\n{}", bad.join("\n"));
+    ensure!(bad.is_empty(), "the kernel has logged errors:\n{}", bad.join("\n"));
     Ok(())
 }

@@ -23,7 +23,7 @@ const DISK: u64 = 1024 * MIB;
 const PMEM: u64 = 256 * MIB;
 /// The guest takes two minutes; one that gets stuck is not waited for.
 const GUEST_LIMIT: Duration = Duration::from_secs(600);
-/// A disk of the kernel's own that can be told to have bad sectors. One that fails is not tried
+/// A disk of the kernel's own that can simulate bad sectors. One that fails is not tried
 /// again for long.
 const BAD_DISK: &str = "scsi_debug dev_size_mb=256 max_luns=1";
 

@@ -1,5 +1,5 @@
 //! `kill`: the daemon dies again and again under everything at once, its devices wait and go on,
-//! and nobody but the clock notices.
+//! and the only effect on users is a delay.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -33,7 +33,7 @@ const CHANGES: Duration = Duration::from_secs(2);
 /// Kills after which everything is compared.
 const TOGETHER: u64 = 10;
 
-/// What came of it.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
     pub kills: u64,
@@ -223,9 +223,9 @@ impl Rounds {
                 std::thread::sleep(Duration::from_millis(10));
             }
             std::thread::sleep(pause);
-            let told = daemon.signal(Signal::SIGKILL);
+            let signalled = daemon.signal(Signal::SIGKILL);
             over.store(true, Ordering::Relaxed);
-            told?;
+            signalled?;
             let changed = changing.join();
             changed
                 .map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))?
@@ -255,7 +255,7 @@ fn mounts() -> Result<String> {
     Ok(all.lines().filter(|line| line.contains("/mnt/")).collect())
 }
 
-/// File after file until told to stop.
+/// Writes file after file until it is stopped.
 fn write_files(stop: &AtomicBool, written: &AtomicU64) -> Result<()> {
     let files = Files::new(Path::new("/mnt/files"));
     while !stop.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
-//! What was asked of a device and answered, written where the crash can't reach: on another disk,
-//! record by record, before the next thing is done. After the crash it tells what every sector may
-//! hold.
+//! The requests to a device and their answers, written where the crash can't reach: on another
+//! disk, record by record, before the next request is sent. After the crash the ledger gives the
+//! allowed content of every sector.
 //!
-//! A record is a sector. Those of one run have its number, so that older ones are told from them.
+//! A record is a sector. Those of one run have its number, which older ones don't.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +79,7 @@ impl Ledger {
         self.add(&format!("{word} {cookie} {first} {count} {generation} {fua}"))
     }
 
-    /// It was answered.
+    /// Notes that a request was answered.
     ///
     /// # Errors
     /// When the disk can't be written.
@@ -177,7 +177,7 @@ struct Entry {
     done: Option<usize>,
 }
 
-/// What may be where after a crash.
+/// The allowed content of sectors after a crash.
 #[derive(Debug)]
 pub struct Judge {
     /// The number of the last run; 0 when there was none.
@@ -201,7 +201,7 @@ impl Judge {
     }
 
     /// The same at a moment in the middle: of the flushes that were answered, these had been by
-    /// then. Without `fua`, nobody knows which writes that were to be durable by themselves had
+    /// then. Without `fua`, it is not known which writes that were to be durable by themselves had
     /// been answered.
     ///
     /// # Errors

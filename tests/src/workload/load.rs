@@ -18,7 +18,7 @@ use crate::nbd::{Kind, Request};
 /// Bytes compared at a time.
 const PIECE: u64 = 1 << 20;
 
-/// What was done, over all threads.
+/// The work done, over all threads.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub operations: AtomicU64,
@@ -176,7 +176,7 @@ pub fn pieces(path: &Path, mut take: impl FnMut(u64, &[u8]) -> Result<()>) -> Re
     Ok(())
 }
 
-/// The model. A thread that found something wrong has already told it, hence no poison.
+/// The model. A thread that found an error has already reported it, hence no poison.
 pub fn lock(volume: &Mutex<Volume>) -> MutexGuard<'_, Volume> {
     volume.lock().unwrap_or_else(PoisonError::into_inner)
 }

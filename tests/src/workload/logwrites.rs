@@ -57,7 +57,7 @@ pub fn run(run: &Run) -> Result<String> {
     Ok(format!("{replayed}; {}", figures(&output.text)?))
 }
 
-/// Opens the pool as it was at each flush, or at one of so many.
+/// Opens the pool as it was at each flush, or at every `every`th.
 fn replay(log: &Path, book: &Path, every: usize) -> Result<String> {
     let folder = Folder::new("replay")?;
     let image = sparse(&folder, "image", DISK)?;
@@ -138,7 +138,7 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
     let mut daemon = guest::daemon(Path::new("/dev/mapper/logged"), "")?;
     let volume = guest::add(&daemon, "oracle", ID, VOLUME)?;
     // The log has a FUA write before older writes that no flush has covered yet: of two to the same
-    // place, one after the other, it would tell the wrong end.
+    // place, one after the other, it would have the wrong one last.
     load::lock(&volume).leave_fua_out();
     mark(MADE)?;
     let sectors = usize::try_from(VOLUME)? / SECTOR;
@@ -176,7 +176,7 @@ fn load_on(
     Load::start(path, volume, Some(ledger), counts, &[seed, seed + 1, seed + 2])
 }
 
-/// What a disk does to writes, as device-mapper's `flakey` is told.
+/// The faults of a disk's writes, as arguments of device-mapper's `flakey`.
 const FAULTS: [(&str, &str); 3] = [
     ("refuses writes", "1 error_writes"),
     ("drops writes", "1 drop_writes"),
@@ -241,7 +241,7 @@ fn fault(
         }
     };
     if what == "refuses writes" {
-        ensure!(refused.is_err(), "a disk refused writes and the client was not told");
+        ensure!(refused.is_err(), "a disk refused writes and the client got no error");
         let again = write(&device, half, 4096, 3).and_then(|()| flush(&device));
         ensure!(again.is_err(), "a pool that failed takes writes: {state}");
         let text = state.to_string();
@@ -288,7 +288,7 @@ fn flush(device: &Device) -> Result<()> {
     device.ask(&flush, &mut Buffer::default())
 }
 
-/// What was flushed before the disk began to fail.
+/// Checks the data that was flushed before the disk began to fail.
 fn check(device: &Device, len: u64) -> Result<()> {
     let mut buffer = Buffer::default();
     let read =

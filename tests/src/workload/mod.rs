@@ -34,7 +34,7 @@ use crate::daemon::Folder;
 use crate::tools;
 use crate::vm::{Vm, Which};
 
-/// What precedes the figures that a guest prints.
+/// Precedes the figures that a guest prints.
 const MARK: &str = "figures: ";
 
 /// No workload takes longer: the promise made for each.

@@ -39,7 +39,7 @@ const FULL: &str = "full";
 const LEAST_SHARE: f64 = 0.25;
 /// The most by which the worst latency grows; twice what is allowed without a machine.
 const MOST_BEYOND: Duration = Duration::from_secs(2);
-/// What an attacker held is free after this time; a look alone takes a part of it here.
+/// An attacker's resources are free after this time; a look alone takes a part of it here.
 const LEFT: Duration = Duration::from_secs(3);
 /// A volume with writes that wait is detached within this time.
 const DETACH: Duration = Duration::from_secs(5);

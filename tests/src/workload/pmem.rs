@@ -30,7 +30,7 @@ const SECOND: u64 = 256 * MIB;
 const LABELS: u64 = 2 * MIB;
 /// Bytes of the disk with the daemon's state.
 const DISK: u64 = 64 * MIB;
-/// What others have in a region, in words.
+/// The word that fills regions with data of others.
 const FOREIGN: u64 = 0x6272_6f6b_656e_2e21;
 /// A stage that takes longer is stuck.
 const STAGE_LIMIT: Duration = Duration::from_secs(600);
@@ -76,7 +76,8 @@ pub fn run(run: &Run) -> Result<String> {
     ))
 }
 
-/// What is left of others' in the region that pools may have half of (P10). Gives it in MiB.
+/// Checks that the data of others is unchanged in the half of the region that pools may not have
+/// (P10). Gives its size in MiB.
 fn untouched(region: &Path) -> Result<u64> {
     let file = File::open(region)?;
     let mut piece = vec![0; usize::try_from(MIB)?];
@@ -91,7 +92,7 @@ fn untouched(region: &Path) -> Result<u64> {
     Ok(FIRST / 2 / MIB)
 }
 
-/// Cuts the power in the middle of writes, again and again; nobody flushes anything.
+/// Cuts the power in the middle of writes, again and again, without any flush.
 fn cuts(run: &Run, vm: &Vm) -> Result<(u32, u64, u64)> {
     let cuts = run.either(2, 20);
     let mut rng = fastrand::Rng::with_seed(run.seed);
@@ -143,7 +144,7 @@ fn stage(run: &Run, vm: Vm, name: &str) -> Result<String> {
     Ok(output.text)
 }
 
-/// Fills a region with what is somebody else's.
+/// Fills a region with data of others.
 fn fill(region: &Path) -> Result<()> {
     let file = File::options().write(true).open(region)?;
     let piece: Vec<u8> = FOREIGN.to_le_bytes().repeat(usize::try_from(MIB / 8)?);

@@ -28,7 +28,7 @@ const VOLUME: u64 = 16 << 20;
 const FILES: u64 = 64 << 20;
 /// The volume's number in its contents.
 const ID: u32 = 1;
-/// What the guest says when it begins, when it has found everything, and when all is over.
+/// The guest's messages when it begins, when it has found everything, and when all is over.
 const OPENING: &str = "opening";
 const VERIFIED: &str = "verified ";
 const LOADING: &str = "loading";
@@ -147,7 +147,7 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     })
 }
 
-/// File after file until told to stop.
+/// Writes file after file until `stop` returns true.
 fn write_files(files: &Files, written: u64, stop: impl Fn() -> bool) -> Result<()> {
     let mut number = written;
     let book = Device::open(Path::new("/dev/vdb"))?;

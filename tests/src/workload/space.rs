@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const POOL: u64 = 128 * MIB;
 /// Bytes of a volume with a file system: xfs wants 300 MiB.
 const VOLUME: u64 = 512 * MIB;
-/// What is left to write where that is to be little.
+/// Bytes left to write where that is to be little.
 const LITTLE: u64 = 24 * MIB;
 /// The guest takes some 20 s; one that gets stuck is not waited for.
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
@@ -160,7 +160,7 @@ impl Steps {
             let waits = fills.iter().all(|fill| fill.waits() > Duration::from_millis(300));
             (waits && total() == before).then_some(before)
         })?;
-        ensure!(self.blocked()? > 0, "nobody waits for space: {}", self.pool()?);
+        ensure!(self.blocked()? > 0, "no write waits for space: {}", self.pool()?);
         ensure!(self.pool()?["space_state"] == "full", "{}", self.pool()?);
         none_failed(fills)?;
         Ok(stuck)
@@ -230,7 +230,7 @@ impl Steps {
         self.full(&fills)?;
         self.cli(&["pool", "grow", "--size", "+48M"])?;
         tools::wait_until("writers to end", guest::PATIENCE, || {
-            // Not `all`: each of them has to be told.
+            // Not `all`: each of them has to be stopped.
             let ended: Vec<bool> = fills.iter_mut().map(Fill::stop).collect();
             ended.iter().all(|ended| *ended).then_some(())
         })?;
@@ -252,7 +252,7 @@ impl Steps {
         Ok(files)
     }
 
-    /// What needs no space is done while others wait for it.
+    /// Commands that need no space are done while others wait for it.
     fn commands(&self) -> Result<()> {
         self.cli(&["snapshot", "fill-ext4=s1"])?;
         self.cli(&["del", "s1"])?;
@@ -263,7 +263,7 @@ impl Steps {
         let device = device_of("trim-ext4").display().to_string();
         guest::shell(&format!("umount /mnt/trim-ext4; mount -t ext4 {device} /mnt/trim-ext4"))?;
         ensure!(start.elapsed() < PROMPT, "umount took {:?}", start.elapsed());
-        ensure!(self.blocked()? > 0, "nobody waits any longer: {}", self.pool()?);
+        ensure!(self.blocked()? > 0, "no write waits any longer: {}", self.pool()?);
         println!("snapshot, del, resize, detach, umount while writes wait");
         Ok(())
     }

@@ -24,10 +24,10 @@ const FEW: u32 = 20;
 const RESIDENT: u64 = 8 << 20;
 /// Kills while dirty pages are written back.
 const DIRTY_KILLS: u32 = 3;
-/// What the kernel sets for a thread that writeback waits for: `PF_MEMALLOC_NOIO` and
+/// The kernel's flags of a thread that writeback waits for: `PF_MEMALLOC_NOIO` and
 /// `PF_LOCAL_THROTTLE`, which `PR_SET_IO_FLUSHER` means.
 const IO_FLUSHER: u64 = 0x0018_0000;
-/// The driver's limit on devices, of kernels that have one for everybody.
+/// The driver's limit on devices, of kernels that have one for all users.
 const SLOTS: &str = "/sys/module/ublk_drv/parameters/ublks_max";
 
 /// The host's half.
@@ -79,7 +79,7 @@ fn many(daemon: &Daemon, rounds: u64, devices: u32) -> Result<u64> {
                 .with_context(|| format!("device {number} of round {round}"))
         })?;
         let after = status(daemon, "VmRSS")?;
-        // Memory that one round left behind is there for the next: the first tells.
+        // Memory that one round left behind is there for the next: the first counts.
         each = each.max(after.saturating_sub(before) / u64::from(devices));
         ensure!(each <= RESIDENT, "{each} bytes resident for each device, {RESIDENT} allowed");
         let locked = status(daemon, "VmLck")?;
@@ -186,7 +186,7 @@ fn deleted_in_use(daemon: &Daemon, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// More devices than the driver has room for, or than it is told to have: a refusal that says so,
+/// More devices than the driver has room for, or than its limit: a refusal with the reason,
 /// and room again afterwards.
 fn slots(daemon: &Daemon, most: Option<u32>) -> Result<String> {
     if let Some(most) = most {

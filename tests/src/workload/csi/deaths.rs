@@ -1,7 +1,7 @@
-//! Plugin and daemon die at every step of a volume's life. The plugin tells each step in its log
-//! before it does it; when the line with a number comes, one of them is killed, at once or a moment
-//! later. Then the call is repeated, and the life goes on, or is given up and undone. Nothing may
-//! be left, and nothing that was written may be lost.
+//! Plugin and daemon die at every step of a volume's life. The plugin logs each step before it
+//! takes it; when the line with a number comes, one of them is killed, at once or a moment later.
+//! Then the call is repeated, and the life goes on, or is given up and undone. Nothing may be left,
+//! and no written data may be lost.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -22,7 +22,7 @@ const MIB: i64 = 1 << 20;
 /// How long a call may take while something dies. A caller that waits longer calls again.
 const CALL: Duration = Duration::from_secs(60);
 
-/// Who dies.
+/// The process that dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Plugin,
@@ -66,7 +66,7 @@ fn life_of(shape: Shape) -> Vec<Call> {
     ]
 }
 
-/// What came of it.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Figures {
     lives: u64,
@@ -82,11 +82,11 @@ pub(super) fn all(rig: &mut Rig, time: Duration, seed: u64) -> Result<String> {
     let start = clock();
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut figures = Figures::default();
-    // Lines of a life, by shape; found out by lives in which nobody dies.
+    // Lines of a life, by shape; counted in lives without a death.
     let mut lines = Vec::new();
     for shape in SHAPES {
         let count = live(rig, shape, None, &mut figures)?;
-        println!("{shape:?} tells {count} lines, {:.1} s", start.elapsed().as_secs_f64());
+        println!("{shape:?} logs {count} lines, {:.1} s", start.elapsed().as_secs_f64());
         lines.push(count);
     }
     // Each line is a point for either to die at. They come by chance, so that those that were met
@@ -110,7 +110,7 @@ pub(super) fn all(rig: &mut Rig, time: Duration, seed: u64) -> Result<String> {
     }
     let Figures { lives, met, given_up } = figures;
     println!("deaths: {met} of {lives} lives, {:.1} s", start.elapsed().as_secs_f64());
-    ensure!(met > 0, "nobody died");
+    ensure!(met > 0, "no process died");
     let all = points.len();
     Ok(format!("{met} deaths at {tried} of {all} points, {given_up} calls of them given up"))
 }
@@ -119,11 +119,11 @@ pub(super) fn all(rig: &mut Rig, time: Duration, seed: u64) -> Result<String> {
 #[derive(Clone, Copy, Debug)]
 struct Death {
     victim: Victim,
-    /// Of those that the plugin tells in a life.
+    /// The number of the line that the plugin logs in a life.
     line: u64,
     /// After that line.
     delay: Duration,
-    /// What was begun is undone, rather than tried again.
+    /// The call in progress is undone, rather than repeated.
     give_up: bool,
 }
 
@@ -133,7 +133,7 @@ struct Living {
     grown: bool,
 }
 
-/// A life, and perhaps a death in it. Returns the number of lines that it was told with.
+/// A life, and perhaps a death in it. Returns the number of lines that the plugin logged.
 fn live(rig: &mut Rig, shape: Shape, death: Option<Death>, figures: &mut Figures) -> Result<u64> {
     let size = if shape == Shape::Mount("xfs") { 300 * MIB } else { 200 * MIB };
     let name = format!("life-{}", figures.lives);
@@ -234,7 +234,7 @@ impl Living {
         Ok(())
     }
 
-    /// What was written is there as long as it is published at the first path.
+    /// Checks that the written data is there as long as the volume is published at the first path.
     fn compare(&self) -> Result<()> {
         let target = self.volume.target(0);
         let table = fs::read_to_string("/proc/self/mountinfo")?;
@@ -256,9 +256,9 @@ impl Living {
         Ok(())
     }
 
-    /// Calls until somebody dies; the position of the call in which that happened, which is to be
-    /// repeated. All were done if nobody did. Whoever died is started again at once: IO on devices
-    /// waits for that.
+    /// Calls until a process dies; returns the position of the call in which that happened, which
+    /// is to be repeated, or the number of calls if none died. The dead process is started again at
+    /// once: IO on devices waits for that.
     fn until(&mut self, rig: &mut Rig, calls: &[Call], death: Death) -> Result<usize> {
         let mut log = Log::at_end(rig)?;
         let (over, dead) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -197,7 +197,7 @@ impl Volume {
         driver.delete_volume(request).map(drop)
     }
 
-    /// Takes the folders away that were there before. What the plugin has left in them is told.
+    /// Removes the folders that existed before. Fails when the plugin has left anything in them.
     pub(in crate::workload) fn gone(&self) -> Result<()> {
         for folder in [&self.staging, &self.pods] {
             match fs::remove_dir(folder) {
@@ -212,7 +212,7 @@ impl Volume {
     }
 }
 
-/// What there is beside what the daemon has by itself.
+/// The objects beyond those that the daemon has by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::workload) struct Left {
     pub(in crate::workload) volumes: Vec<String>,

@@ -1,4 +1,4 @@
-//! What a node lives through, step by step: growth under a writer, clones beside their sources,
+//! The events of a node's life, step by step: growth under a writer, clones beside their sources,
 //! devices that others hold, contents of others, restarts, and lost records.
 
 use std::collections::HashMap;
@@ -42,7 +42,7 @@ const STEPS: [Step; 11] = [
     ("clones beside their sources", |node| node.clones()),
     ("a reader of what was not unmounted", |node| node.reader()),
     ("a loop device over a published device", |node| node.holder()),
-    ("somebody in a published folder", |node| node.busy()),
+    ("a process in a published folder", |node| node.busy()),
     ("restarts of plugin and daemon", |node| node.restarts()),
     ("inline volumes over restarts", |node| node.inline()),
     ("lost records", |node| node.lost_records()),
@@ -120,7 +120,7 @@ impl Node<'_> {
             "mkfs.ext4 -q -t ext2 DEVICE",
             "head -c 4096 /dev/urandom | dd of=DEVICE bs=4096 seek=3 conv=fsync status=none",
         ];
-        // The short form has one that is known, and bytes that nobody knows.
+        // The short form has one known signature, and unknown bytes.
         let short = self.short;
         let in_short = |line: &str| line.contains("label: gpt") || line.contains("seek=3");
         for line in lines.into_iter().filter(|line| !short || in_short(line)) {
@@ -335,7 +335,7 @@ impl Node<'_> {
             let now = life::left(self.rig)?.mounts;
             ensure!(now == table, "{what}: {now:?} rather than {table:?}");
         }
-        // Behind everybody's back.
+        // Unmounted by another program than the plugin.
         nix::mount::umount(&volumes[0].target(0))?;
         ensure!(volumes[0].stats(&self.driver, 0)?, "nothing is abnormal about it");
         volumes[0].publish(&self.driver, 0)?;
@@ -364,7 +364,7 @@ impl Node<'_> {
         self.forget()?;
         self.down(&lost)?;
         lost.unpublish(&self.driver, 0)?;
-        // A pod that goes while nobody looks.
+        // A pod that goes while the plugin is down.
         let volume = self.up(Shape::Inline, 64)?;
         self.rig.plugin.kill()?;
         nix::mount::umount(&volume.target(0))?;
@@ -427,7 +427,7 @@ impl Node<'_> {
     }
 }
 
-/// What takes longer is stuck.
+/// A step that takes longer is stuck.
 pub(in crate::workload) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Calls again while the answer says that this might help.

@@ -103,7 +103,7 @@ fn read(path: &Path) -> impl Fn() + Send + use<> {
     }
 }
 
-/// What device-mapper can do to a pool's disk.
+/// The faults that device-mapper can cause in a pool's disk.
 pub(super) fn all(ward: &mut Ward<'_>, disk: &Switched, short: bool) -> Result<()> {
     let volume = filled(ward)?;
     let read = read(&volume.target(0));
@@ -187,7 +187,7 @@ fn fails(ward: &mut Ward<'_>, disk: &Switched) -> Result<()> {
     ward.down(&volume)
 }
 
-/// A disk of the kernel's own that fails reads of sectors that it is told to call bad.
+/// A disk of the kernel's own that fails reads of the sectors that are set as bad.
 pub(super) fn bad_sectors(table: &mut Table) -> Result<()> {
     const SETTINGS: &str = "/sys/bus/pseudo/drivers/scsi_debug";
     const PARAMETERS: &str = "/sys/module/scsi_debug/parameters";
@@ -265,8 +265,8 @@ pub(super) fn unplugged(table: &mut Table) -> Result<()> {
         reads: None,
         absent: false,
     };
-    // What was written is committed within a second. Else writes meet a disk without an end, which
-    // is told as one without space, and the daemon waits for some before it ends.
+    // Written data is committed within a second. Else writes meet a disk without an end, which is
+    // reported as one without space, and the daemon waits for space before it ends.
     std::thread::sleep(COMMITTED);
     let name = fs::canonicalize("/sys/block/vdb/device")?;
     let name = name.file_name().context("a name of a disk")?.to_string_lossy().into_owned();
@@ -277,7 +277,7 @@ pub(super) fn unplugged(table: &mut Table) -> Result<()> {
         |ward| {
             ward.restart(|ward| {
                 fs::write(format!("{DRIVER}/bind"), &name)?;
-                // Its name is another while somebody holds the one that was pulled.
+                // Its name is another while the disk that was pulled is held open.
                 let block = format!("{DRIVER}/{name}/block");
                 let found = fs::read_dir(block)?.next().context("a disk that was put back")??;
                 let path = Path::new("/dev").join(found.file_name());

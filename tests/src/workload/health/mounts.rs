@@ -1,4 +1,4 @@
-//! What becomes of a file system and of where it is mounted.
+//! Faults of a file system and of its mounts.
 
 use std::fs::{self, File};
 use std::path::Path;

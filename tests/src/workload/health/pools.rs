@@ -19,7 +19,7 @@ const LARGE: u64 = 400 * MIB;
 /// Bytes of a write.
 const WRITE: u32 = 4 << 20;
 
-/// Writes from an offset on, until it is told to end, or what is asked says so.
+/// Writes from an offset on, until an error, or until `enough` returns true.
 fn write(path: &Path, from: u64, mut enough: impl FnMut() -> Result<bool>) -> Result<u64> {
     let device = Device::open(path)?;
     let mut buffer = Buffer::default();
@@ -88,7 +88,7 @@ pub(super) fn space(ward: &mut Ward<'_>) -> Result<()> {
     ward.down(&volume)
 }
 
-/// A volume that somebody deletes below its user, and makes again.
+/// A volume that is deleted while a pod uses it, and made again.
 fn missing(ward: &mut Ward<'_>, volume: &Volume) -> Result<()> {
     let (pool, name) = volume.id.split_once('/').context("an id")?;
     let gone = Trouble {

@@ -37,7 +37,7 @@ const HEALTH: &str =
 /// By bytes, and not by how fast was written, and without slowing anything down for long.
 const SPACE: &str = "[pool.space]\nlow = \"64M\"\nvery_low = \"4M\"\n";
 
-/// Who looks at a volume.
+/// The side that checks a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Pool, map and devices below.
@@ -69,7 +69,7 @@ pub(super) struct Trouble<'a> {
     pub(super) absent: bool,
 }
 
-/// What was seen so far.
+/// The observations so far.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     lines: Vec<Line>,
@@ -119,7 +119,7 @@ pub(super) struct Ward<'a> {
     table: &'a mut Table,
     /// Prints events into a file.
     events: Child,
-    told: PathBuf,
+    events_file: PathBuf,
     made: u32,
     /// The daemon was started anew since the trouble began.
     restarted: bool,
@@ -132,9 +132,9 @@ impl<'a> Ward<'a> {
         let log = "info".to_owned();
         let rig = Rig::start(name, &Settings { daemon, log, ..Settings::default() })?;
         let driver = rig.plugin.driver()?;
-        let told = rig.daemon.folder().join("events");
-        let events = listen(&rig, &told)?;
-        Ok(Self { rig, driver, table, events, told, made: 0, restarted: false })
+        let events_file = rig.daemon.folder().join("events");
+        let events = listen(&rig, &events_file)?;
+        Ok(Self { rig, driver, table, events, events_file, made: 0, restarted: false })
     }
 
     /// A volume that a pod uses.
@@ -167,8 +167,8 @@ impl<'a> Ward<'a> {
         volume.gone()
     }
 
-    /// What is listed has to have a condition, as has what is asked for by name. None for a volume
-    /// that is not there: it is not listed then.
+    /// The condition by the list and by name: both have to have one. None for a volume that does
+    /// not exist: it is not listed then.
     fn controller(&self, id: &str) -> Result<Option<VolumeCondition>> {
         let list = self.driver.list_volumes(ListVolumesRequest::default())?;
         let is_it = |entry: &Entry| entry.volume.as_ref().is_some_and(|one| one.volume_id == id);
@@ -198,7 +198,7 @@ impl<'a> Ward<'a> {
         answer.volume_condition.context("the node says nothing of the condition")
     }
 
-    /// What a side says; none where it says that there is no such volume.
+    /// A volume's condition by one side; none if the volume is not found.
     fn look(&self, side: Side, volume: &Volume) -> Result<Option<VolumeCondition>> {
         let condition = match side {
             Side::Controller => self.controller(&volume.id),
@@ -258,7 +258,7 @@ impl<'a> Ward<'a> {
         }
     }
 
-    /// One fault is told by one side: the other sees nothing, or no volume where there is none.
+    /// One fault is reported by one side: the other sees nothing, or no volume where there is none.
     fn unseen(&self, trouble: &Trouble<'_>, volume: &Volume) -> Result<()> {
         for side in Side::ALL.into_iter().filter(|side| *side != trouble.side) {
             for _ in 0..LOOKS {
@@ -285,7 +285,7 @@ impl<'a> Ward<'a> {
         let name = trouble.cause;
         let pool = volume.id.split_once('/').map_or("", |(pool, _)| pool).to_owned();
         self.healthy(volume).with_context(|| format!("before {name}"))?;
-        let known = self.told()?.len();
+        let known = self.past_events()?.len();
         self.restarted = false;
         let start = clock();
         cause(self).with_context(|| format!("causing {name}"))?;
@@ -298,7 +298,7 @@ impl<'a> Ward<'a> {
         let recovered = start.elapsed();
         // A daemon that was started anew remembers no trouble.
         if trouble.side == Side::Controller && !self.restarted {
-            self.told_once(&pool, known, name)?;
+            self.recovered_once(&pool, known, name)?;
         }
         let side = trouble.side;
         println!("{name}: {} after {:.1} s: {message}", side.name(), after.as_secs_f64());
@@ -307,13 +307,13 @@ impl<'a> Ward<'a> {
         Ok(())
     }
 
-    /// Each pool or volume that was in trouble is told to be well again once.
-    fn told_once(&mut self, pool: &str, known: usize, name: &str) -> Result<()> {
+    /// Each pool or volume that was in trouble is reported as recovered exactly once.
+    fn recovered_once(&mut self, pool: &str, known: usize, name: &str) -> Result<()> {
         let start: Instant = clock();
         loop {
-            let told = self.told()?;
+            let events = self.past_events()?;
             let kinds = |kind: &str| -> Vec<&Value> {
-                let new = told.get(known..).unwrap_or_default().iter();
+                let new = events.get(known..).unwrap_or_default().iter();
                 new.filter(|event| event["kind"] == kind && event["pool"] == pool).collect()
             };
             let (begun, ended) = (kinds("health_abnormal"), kinds("health_recovered"));
@@ -334,13 +334,13 @@ impl<'a> Ward<'a> {
     }
 
     /// Events so far.
-    fn told(&self) -> Result<Vec<Value>> {
-        let text = fs::read_to_string(&self.told)?;
+    fn past_events(&self) -> Result<Vec<Value>> {
+        let text = fs::read_to_string(&self.events_file)?;
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().map(|line| serde_json::from_str(line).context("an event")).collect()
     }
 
-    /// What the daemon says of its health, for messages.
+    /// The daemon's health by its own account, for messages.
     fn says(&self) -> String {
         let said = self.rig.daemon.cli(&["health"]);
         format!("{said:?}; {}; {}", self.rig.daemon.last_words(), self.rig.plugin.last_words())
@@ -355,7 +355,7 @@ impl<'a> Ward<'a> {
         self.events.wait()?;
         meanwhile(self)?;
         self.rig.daemon.start()?;
-        self.events = listen(&self.rig, &self.told)?;
+        self.events = listen(&self.rig, &self.events_file)?;
         self.restarted = true;
         Ok(())
     }
@@ -381,8 +381,8 @@ pub(super) fn settings(pool: &Path) -> daemon::Settings {
 }
 
 /// Writes events to a file from now on, those that are remembered first.
-fn listen(rig: &Rig, told: &Path) -> Result<Child> {
-    let file = fs::File::options().create(true).append(true).open(told)?;
+fn listen(rig: &Rig, path: &Path) -> Result<Child> {
+    let file = fs::File::options().create(true).append(true).open(path)?;
     let mut command = Command::new(crate::tools::blockd()?);
     command.env("BLOCKD_SOCKET", rig.daemon.control_socket());
     command.args(["--json", "events", "--replay"]).stdin(Stdio::null()).stdout(file);

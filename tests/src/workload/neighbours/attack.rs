@@ -24,7 +24,7 @@ const NICE: i32 = 19;
 /// An attack that is not on after this time has failed.
 const START: Duration = Duration::from_secs(20);
 
-/// What a neighbour does.
+/// The behaviour of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attack {
     /// 128 writes of 4 KiB into a full pool
@@ -101,7 +101,7 @@ impl Running {
         Ok(())
     }
 
-    /// Reads and writes of 128 KiB, one under way for each of so many threads.
+    /// Reads and writes of 128 KiB, one in flight for each of `depth` threads.
     fn transfers(&mut self, depth: u64) -> Result<()> {
         const LEN: u64 = 128 * KIB;
         for number in 0..depth {

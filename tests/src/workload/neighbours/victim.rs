@@ -27,7 +27,7 @@ const PACE: Duration = Duration::from_millis(200);
 /// Number of the next extent for a first write, over all volumes and attempts.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// What a client does, one operation after the other.
+/// The operation that a client repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     Read,
@@ -43,7 +43,7 @@ impl Victim {
         [Self::Read, Self::Write, Self::Fsync, Self::FirstWrite, Self::NbdRead, Self::Control];
 }
 
-/// What a client got.
+/// The results of a client.
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
     pub(super) per_second: f64,
@@ -73,7 +73,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// What each victim got.
+    /// The results of each victim.
     pub(super) fn figures(&self) -> Vec<Figures> {
         self.figures.clone()
     }

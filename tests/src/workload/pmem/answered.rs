@@ -1,5 +1,5 @@
-//! Blocks that are written one after the other, each of which has to be there once it was answered,
-//! though nobody ever flushes. What was answered is said on the way out of the machine.
+//! Blocks that are written one after the other. Each has to be there once its write was answered,
+//! without any flush. The guest prints the answered writes for the host.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workload::device::{Buffer, Device};
 
-/// What must not be torn.
+/// The unit that must not be torn.
 const BLOCK: usize = 4096;
 /// Answers between two lines.
 const BATCH: u64 = 32;
@@ -27,7 +27,7 @@ fn writer_rng(seed: u64, writer: u64) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(writer))
 }
 
-/// What a block holds after a write of it: no two writes leave the same anywhere.
+/// The content of a block after a write of it: no two writes leave the same anywhere.
 fn fill(bytes: &mut [u8], block: u64, number: u64) {
     let mut rng = fastrand::Rng::with_seed(number.wrapping_mul(0x9e37_79b9).wrapping_add(block));
     for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -56,7 +56,7 @@ pub(super) fn write_quietly(device: &Path, seed: u64, stop: &AtomicBool) -> Resu
     writers(device, seed, stop, false)
 }
 
-fn writers(device: &Path, seed: u64, stop: &AtomicBool, tells: bool) -> Result<Vec<u64>> {
+fn writers(device: &Path, seed: u64, stop: &AtomicBool, reports: bool) -> Result<Vec<u64>> {
     let one = |writer: u64| -> Result<u64> {
         let device = Device::open(device)?;
         let blocks = device.size / BLOCK as u64;
@@ -67,7 +67,7 @@ fn writers(device: &Path, seed: u64, stop: &AtomicBool, tells: bool) -> Result<V
             let block = target(&mut rng, blocks, writer);
             fill(buffer.of(BLOCK), block, number);
             device.write(block * BLOCK as u64, &buffer)?;
-            if tells && number % BATCH == 0 {
+            if reports && number % BATCH == 0 {
                 println!("{SAID}{writer} {number}");
             }
         }

@@ -24,7 +24,7 @@ pub(super) fn inside() -> Result<String> {
     ensure!(said["changed"] == true && said["namespace"]["mode"] == "devdax", "{said}");
     let mut daemon = pooled::daemon("", "")?;
     let pool = &daemon.cli(&["pool", "show", "default"])?["pool"];
-    // Nobody says that the memory lasts, so nobody promises it.
+    // The platform states no persistence, so the pool promises none.
     ensure!(pool["durability"] == "restart-safe", "{pool}");
     ensure!(daemon.stop()?.success(), "{}", daemon.last_words());
     let mut daemon = pooled::daemon("persistence = \"power-safe\"\n", "")?;

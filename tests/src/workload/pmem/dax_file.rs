@@ -17,7 +17,7 @@ const BLOCK: u64 = 4096;
 const BELOW: u64 = 128 * MIB;
 const POOL: u64 = 96 * MIB;
 const FOLDER: &str = "/mnt/dax";
-/// What precedes the pool's own bytes.
+/// Bytes in front of the pool's own.
 const HEADER: u64 = 2 * MIB;
 
 /// Serves such a pool, before and after a block of it goes bad.
@@ -38,8 +38,8 @@ pub(super) fn check(direct: &Daemon) -> Result<String> {
     };
     let mut daemon = Daemon::new("dax", &settings)?;
     daemon.start()?;
-    let told = &daemon.cli(&["pool", "show", "default"])?["pool"];
-    ensure!(told["durability"] == "power-safe", "a file with DAX: {told}");
+    let pool = &daemon.cli(&["pool", "show", "default"])?["pool"];
+    ensure!(pool["durability"] == "power-safe", "a file with DAX: {pool}");
     daemon.cli(&["add", "--nbd", "--size", "8M", "v"])?;
     let content = |block: u64| block.to_le_bytes().repeat(512);
     let mut connection = daemon.connect("v")?;

@@ -19,7 +19,7 @@ use crate::workload::guest::shell;
 const MIB: u64 = 1 << 20;
 /// The pool of namespaces, as [`table`] has it.
 pub(super) const POOL: &str = "direct";
-/// What is written through a mapping, and found after the next boot.
+/// Bytes that are written through a mapping, and found after the next boot.
 const WRITTEN: u64 = 16 * MIB;
 /// Page faults at most that touching it may take with huge pages: one for each 2 MiB, and what
 /// else the process does.
@@ -34,7 +34,7 @@ pub(super) fn table(region: &str) -> String {
     format!("[[pool]]\nname = \"{POOL}\"\nkind = \"pmem-direct\"\nregion = \"{region}\"\n")
 }
 
-/// A volume as the daemon tells of it.
+/// A volume as the daemon reports it.
 fn volume(daemon: &Daemon, name: &str) -> Result<Value> {
     Ok(daemon.cli(&["show", "--pool", POOL, name])?["volume"].clone())
 }
@@ -46,10 +46,10 @@ fn volume(daemon: &Daemon, name: &str) -> Result<Value> {
 pub(super) fn add(daemon: &Daemon, name: &str, bytes: u64, words: &[&str]) -> Result<PathBuf> {
     let size = bytes.to_string();
     daemon.cli(&[&["add", "--pool", POOL, "--size", &size, name], words].concat())?;
-    let told = volume(daemon, name)?;
-    let path = told["device_path"].as_str().with_context(|| format!("no device: {told}"))?;
-    ensure!(path.starts_with("/dev/pmem"), "{told}");
-    ensure!(told["size_bytes"].as_u64() >= Some(bytes), "less than asked for: {told}");
+    let shown = volume(daemon, name)?;
+    let path = shown["device_path"].as_str().with_context(|| format!("no device: {shown}"))?;
+    ensure!(path.starts_with("/dev/pmem"), "{shown}");
+    ensure!(shown["size_bytes"].as_u64() >= Some(bytes), "less than asked for: {shown}");
     Ok(PathBuf::from(path))
 }
 
@@ -65,7 +65,7 @@ fn namespace(device: &Path) -> Result<String> {
     anyhow::bail!("no namespace has {}", device.display())
 }
 
-/// What it says when it refuses.
+/// The error of a command that has to fail.
 fn refused(daemon: &Daemon, words: &[&str]) -> Result<String> {
     let Output { status, stderr, stdout } = daemon.cli_output(words)?;
     ensure!(!status.success(), "{words:?} was done: {}", String::from_utf8_lossy(&stdout));
@@ -116,25 +116,25 @@ pub(super) fn map(folder: &Path) -> Result<i64> {
     Ok(faults)
 }
 
-/// What is stored at a byte.
+/// The content of the page at a byte.
 fn content(at: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(at);
     (0..512).flat_map(|_| rng.u64(..).to_le_bytes()).collect()
 }
 
-/// After another boot: the volume is there, with what was stored, though nobody has synced it.
+/// After another boot: the volume is there, with the stored data, though it was never synced.
 ///
 /// # Errors
 /// When it is not.
 pub(super) fn find(daemon: &Daemon) -> Result<()> {
-    let told = volume(daemon, "kept")?;
-    let device = told["device_path"].as_str().with_context(|| format!("no device: {told}"))?;
+    let shown = volume(daemon, "kept")?;
+    let device = shown["device_path"].as_str().with_context(|| format!("no device: {shown}"))?;
     shell(&format!("mkdir -p {FOLDER}; mount -t ext4 -o dax {device} {FOLDER}"))?;
     compare(Path::new(FOLDER))?;
     shell(&format!("umount {FOLDER}")).map(|_| ())
 }
 
-/// What [`map`] has stored is there.
+/// Checks that the data that [`map`] stored is there.
 ///
 /// # Errors
 /// When it is not.
@@ -148,7 +148,7 @@ pub(super) fn compare(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Free space in pieces is told apart from too little of it (P3).
+/// Fragmented free space is distinguished from too little of it (P3).
 fn pieces(daemon: &Daemon) -> Result<()> {
     let names = ["p1", "p2", "p3"];
     for name in names {
@@ -168,8 +168,8 @@ fn pieces(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// What a volume held is gone before its space is free (P45), and counted until then: also where it
-/// was a namespace of sectors, or had no device when it was deleted.
+/// The data of a volume is gone before its space is free (P45), and counted until then: also where
+/// it was a namespace of sectors, or had no device when it was deleted.
 fn erased(daemon: &Daemon) -> Result<()> {
     for (name, words, is_off) in [
         ("sectors", &["--usage", "file-io"][..], false),

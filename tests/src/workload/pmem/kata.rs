@@ -15,7 +15,7 @@ use crate::workload::guest::shell;
 
 /// Bytes of an image: a multiple of 128 MiB, for its machine.
 const IMAGE: &str = "128Mi";
-/// What the file in it holds.
+/// The content of the file in it.
 pub(super) const TEXT: &str = "a file from outside\n";
 
 /// Adds one image of each kind to a machine, and one that the plugin has made. The host's half.

@@ -22,7 +22,7 @@ use crate::workload::{MARK, Run, figures, sparse};
 use node::Node;
 
 /// Bytes of the regions: of volumes that are namespaces, of such that grow, and of extents. They
-/// are told apart by their size. An xfs that is laid out in huge pages fits into the first.
+/// are distinguished by their size. An xfs that is laid out in huge pages fits into the first.
 const DIRECT: u64 = 1152 * MIB;
 const GROWING: u64 = 256 * MIB;
 const POOLED: u64 = 384 * MIB;
@@ -133,7 +133,7 @@ fn keys() -> Result<[String; 3]> {
     Ok([direct, growing, pooled])
 }
 
-/// What the mount table says of the uppermost mount at a path: what it is of, and all options.
+/// The uppermost mount at a path in the mount table: its source, and all options.
 fn mounted(path: &Path) -> Result<(String, Vec<String>)> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let path = path.display().to_string();

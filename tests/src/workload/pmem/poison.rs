@@ -1,7 +1,7 @@
-//! Memory that goes bad under a pool. A machine that is emulated has none that really fails to be
-//! read: the kernel can only be made to believe so, and tells those who have it mapped by a signal
-//! whose default is to end them. What a load of bad memory does is shown where a file is cut short
-//! under its mapping.
+//! Memory that goes bad under a pool. An emulated machine has no memory that really fails to be
+//! read: the kernel can only be made to believe so, and sends a signal to the processes that have
+//! it mapped, whose default action is to end them. A load of bad memory is tested where a file is
+//! cut short under its mapping.
 
 use std::fs;
 use std::path::Path;
@@ -13,37 +13,37 @@ use crate::daemon::Daemon;
 use crate::workload::device_of;
 use crate::workload::guest::shell;
 
-/// What is read and written at once.
+/// The unit of reads and writes.
 const BLOCK: u64 = 4096;
-/// What is in front of the pool's own bytes: a header and the lanes.
+/// Bytes in front of the pool's own: a header and the lanes.
 const HEADER: u64 = 2 << 20;
-/// Where the kernel is told that a page of memory is bad, by its physical address.
+/// The kernel's file that marks a page of memory as bad, by its physical address.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
-/// What is looked for in the memory.
+/// The text that is searched for in the memory.
 const TEXT: &[u8; 32] = b"this block is about to go bad...";
 
-/// Lets the block that holds the beginning of a volume go bad. Gives what was seen.
+/// Lets the block that holds the beginning of a volume go bad. Returns the observation.
 ///
 /// # Errors
-/// When the daemon is not told, ends, or hands out what was not written.
+/// When the daemon gets no signal, ends, or returns other data than was written.
 pub(super) fn check(daemon: &Daemon, device: &Path, volume: &str) -> Result<String> {
     let file = device_of(volume);
     let dd = |words: &str| shell(&format!("dd bs={BLOCK} count=1 {words}"));
     fs::write("/tmp/good", TEXT.repeat(128))?;
     dd(&format!("if=/tmp/good of={} oflag=direct conv=notrunc", file.display()))?;
     let page = physical(device)? + place(device, TEXT)?;
-    // So that those who have not touched it are told as well.
+    // So that processes that have not touched it get the signal as well.
     fs::write("/proc/sys/vm/memory_failure_early_kill", "1")?;
     fs::write(OFFLINE, format!("{page:#x}")).context("a page goes bad")?;
-    let told = shell("dmesg | grep 'Memory failure' || true")?;
-    ensure!(told.contains("Sending SIGBUS to blockd"), "nobody was told: {told}");
+    let log = shell("dmesg | grep 'Memory failure' || true")?;
+    ensure!(log.contains("Sending SIGBUS to blockd"), "the daemon got no signal: {log}");
     daemon.cli(&["pool", "show", "default"])?;
     let read = dd(&format!("if={} of=/tmp/read iflag=direct", file.display()));
     if read.is_ok() {
         ensure!(fs::read("/tmp/read")? == fs::read("/tmp/good")?, "not what was written");
     }
     daemon.cli(&["pool", "show", "default"])?;
-    Ok("told of a bad page, the daemon goes on".to_owned())
+    Ok("the daemon goes on after the signal for a bad page".to_owned())
 }
 
 /// Where the memory begins with this text at the beginning of a block.

@@ -63,7 +63,7 @@ fn device() -> Result<PathBuf> {
     Ok(PathBuf::from(one))
 }
 
-/// What a pool on it is configured with: its namespace, where that has a label.
+/// The path that a pool on it is configured with: its namespace, where that has a label.
 fn place() -> Result<PathBuf> {
     let device = device()?;
     for region in regions::ours()?.iter().filter(|region| region["labelled"] == true) {
@@ -131,7 +131,7 @@ fn nearby(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// What the pool has of its region is told under the names that it has elsewhere (P49).
+/// The metrics of the pool's region have the names that others have elsewhere (P49).
 fn amounts(daemon: &Daemon, region: &str) -> Result<()> {
     let metrics = daemon.metrics()?;
     let amount = |name: &str| -> Result<u64> {
@@ -212,7 +212,7 @@ fn clear(device: &Path) -> Result<()> {
     shell(&format!("blkdiscard {}", device.display())).map(|_| ())
 }
 
-/// What a boot says it has found.
+/// The findings that a boot has printed.
 #[must_use]
 pub(super) fn found(text: &str) -> Option<(u64, u64)> {
     let line = text.lines().find_map(|line| line.strip_prefix(FOUND))?;

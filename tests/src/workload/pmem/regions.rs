@@ -1,4 +1,4 @@
-//! Regions as the kernel has them, and as the daemon's command line tells of them.
+//! Regions by the kernel's tool, and by the daemon's command line.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::workload::guest::shell;
 /// Writes labels to memory that never had any: done once in the life of a module.
 ///
 /// # Errors
-/// When the kernel's tool fails, or does not find so many regions.
+/// When the kernel's tool fails, or does not find `regions` of them.
 pub(super) fn labels(regions: usize) -> Result<()> {
     shell("ndctl disable-region all; ndctl init-labels -f all; ndctl enable-region all")?;
     let found = kernels("-R")?;
@@ -16,7 +16,7 @@ pub(super) fn labels(regions: usize) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel's own tool lists.
+/// The list of the kernel's own tool.
 ///
 /// # Errors
 /// When it fails, or prints no list.
@@ -28,7 +28,7 @@ pub(super) fn kernels(what: &str) -> Result<Vec<Value>> {
     let value: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
     Ok(match value {
         Value::Array(all) => all,
-        // With namespaces in them, regions are told as part of a platform.
+        // With namespaces in them, regions are listed as part of a platform.
         Value::Object(one) => match one.get("regions") {
             Some(Value::Array(all)) => all.clone(),
             _ => vec![Value::Object(one)],
@@ -37,7 +37,7 @@ pub(super) fn kernels(what: &str) -> Result<Vec<Value>> {
     })
 }
 
-/// What our command line answers.
+/// The answer of our command line.
 ///
 /// # Errors
 /// When it fails, or prints no JSON.
@@ -46,7 +46,7 @@ pub(super) fn blockd(words: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// What our command line lists.
+/// The regions that our command line lists.
 ///
 /// # Errors
 /// When it fails, or prints no regions.

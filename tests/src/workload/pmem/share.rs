@@ -24,7 +24,7 @@ const JOIN_LIMIT: Duration = Duration::from_secs(60);
 /// The daemon is killed no later than this after it was started.
 const LATEST_KILL_MS: u64 = 2500;
 
-/// What a daemon is configured with that may have half a region, or all of it.
+/// The configuration of a daemon that may have half a region, or all of it.
 const HALF: &str = "create_namespaces = true\npercentage = 50\n";
 const ALL: &str = "create_namespaces = true\npercentage = 100\n";
 
@@ -40,7 +40,7 @@ pub(super) fn inside(short: bool, seed: u64) -> Result<String> {
     let daemon = &mut daemon;
     let refused = start(daemon, &place, "").err().context("a pool without a namespace")?;
     ensure!(format!("{refused:#}").contains("pmem create --region"), "{refused:#}");
-    ensure!(namespaces()?.is_empty(), "a namespace nobody has asked for");
+    ensure!(namespaces()?.is_empty(), "a namespace that was not requested");
     ensure!(daemon.pid().is_none(), "a daemon without its default pool");
     let deaths = if short { 3 } else { 20 };
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -155,7 +155,7 @@ fn write(at: u64) -> Result<()> {
     .map(|_| ())
 }
 
-/// Compares so many MiB of the volume with the file.
+/// Compares the first `mib` MiB of the volume with the file.
 fn compare(mib: u64) -> Result<()> {
     let device = device_of(VOLUME);
     shell(&format!("cmp -n {} {} /tmp/parts", mib * MIB, device.display())).map(|_| ())

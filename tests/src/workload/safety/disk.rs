@@ -20,7 +20,7 @@ const WRITTEN: usize = 1 << 20;
 /// Where the file system of the second pool is mounted.
 const FOLDER: &str = "/mnt/pools";
 
-/// What others try with the disk of a pool that is served. Each opens it exclusively.
+/// The commands of others on the disk of a pool that is served. Each opens it exclusively.
 const OTHERS: [&str; 4] = [
     "mkfs.ext4 -q -F {}",
     "mount -t ext4 {} /mnt/other",

@@ -181,7 +181,7 @@ fn name(number: u64) -> String {
     format!("v{number}")
 }
 
-/// What a volume holds: its number in each word, so that a block of another one is noticed.
+/// The content of a volume: its number in each word, so that a block of another one is noticed.
 fn content(number: u64) -> Vec<u8> {
     (number + 1).to_le_bytes().repeat(WRITTEN / 8)
 }

@@ -1,4 +1,4 @@
-//! What somebody meets who writes files while a thin pool fills up: ours beside device-mapper's
+//! The view of a writer of files while a thin pool fills up: ours beside device-mapper's
 //! `thin-pool`, in one machine, with the same writers.
 
 use std::fs;
@@ -15,14 +15,13 @@ use crate::tools;
 use crate::vm::Drive;
 use crate::workload::{MARK, Run, device_of, figures, guest, sparse};
 
-/// How long the pool stays full: longer than dm-thin waits where nobody says otherwise, which is
-/// 60 s.
+/// How long the pool stays full: longer than the default timeout of dm-thin, which is 60 s.
 const FULL: Duration = Duration::from_secs(75);
 /// All of it takes some five minutes.
 const BESIDE_LIMIT: Duration = Duration::from_secs(900);
 /// A writer whose file takes so long does not get on.
 const STUCK: Duration = Duration::from_secs(2);
-/// Who goes on does so within this.
+/// A writer that goes on does so within this.
 const GOES_ON: Duration = Duration::from_secs(15);
 /// By how much pools grow.
 const MORE: u64 = 96 * MIB;
@@ -31,7 +30,7 @@ const BLOCK: u64 = 256 << 10;
 /// The unit of device-mapper's tables.
 const SECTOR: u64 = 512;
 
-/// What a pool does for a writer when it is full.
+/// The behaviour of a full pool towards a writer.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     /// Ours, with this policy.
@@ -170,7 +169,7 @@ fn pool_table(bytes: u64, features: &str) -> String {
 /// The guest's half.
 ///
 /// # Errors
-/// When one of ours loses a file or fails a write that should wait. What dm-thin does is told.
+/// When one of ours loses a file or fails a write that should wait; dm-thin may.
 pub fn inside(seed: u64) -> Result<()> {
     println!(
         "| pool | file system | while it is full | after growing | check | files |\n\
@@ -236,7 +235,7 @@ fn one(side: Side, seed: u64) -> Result<()> {
     pool.remove()
 }
 
-/// Whether the writer goes on, or could, without anybody doing more.
+/// Whether the writer goes on, or could, without any further action.
 fn after_growing(kind: &str, fill: &mut Fill, before: u64, failure: Option<&Failure>) -> String {
     let said = if failure.is_none() {
         let went = tools::wait_until("it goes on", GOES_ON, || {

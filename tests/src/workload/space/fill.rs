@@ -1,4 +1,4 @@
-//! Somebody who fills a file system: one file after the other, each durable before it counts.
+//! A writer that fills a file system: one file after the other, each durable before it counts.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -37,7 +37,7 @@ struct Shared {
     since: Mutex<Option<Instant>>,
 }
 
-/// A thread that writes files until it is told to stop, or a write fails.
+/// A thread that writes files until it is stopped, or a write fails.
 #[derive(Debug)]
 pub(super) struct Fill {
     folder: PathBuf,
@@ -60,7 +60,7 @@ impl Fill {
         self.shared.done.load(Ordering::SeqCst)
     }
 
-    /// What a write was answered with that failed.
+    /// The failure of a write.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -15,12 +15,12 @@ use crate::workload::csi::node::insist;
 use crate::workload::guest::shell;
 use crate::workload::pmem::direct;
 
-/// Bytes of a file that is written before somebody dies.
+/// Bytes of a file that is written before a process dies.
 const WRITTEN: usize = 4 << 20;
 
-/// What goes before the power does.
+/// The volume that is removed before the power is cut.
 const FIRST: &str = "first";
-/// What stays up until the power goes: name, file system, size in MiB and parameters.
+/// A volume that stays up until the power is cut: name, file system, size in MiB and parameters.
 type Kept = (&'static str, Shape, i64, &'static [(&'static str, &'static str)]);
 const KEPT: [Kept; 4] = [
     ("kept", Shape::Mount("ext4"), 64, &[("class", "direct")]),
@@ -47,7 +47,7 @@ fn deaths(node: &mut Node) -> Result<()> {
     let (source, options) = mounted(&pooled.target(0))?;
     ensure!(source.starts_with("/dev/ublkb"), "{source}");
     ensure!(!has_dax(&options), "{options:?}");
-    ensure!(node.told(&pooled, "durability")? == "power-safe", "{:?}", pooled.context);
+    ensure!(node.attribute(&pooled, "durability")? == "power-safe", "{:?}", pooled.context);
     direct::map(&mapped.target(0))?;
     write(&pooled.target(0).join("file"), 1)?;
     let table = life::left(&node.rig)?.mounts;

@@ -1,4 +1,4 @@
-//! A volume grows over what others left: nobody gets to see it, whenever the daemon dies.
+//! A volume grows over remains of others: no client can read them, whenever the daemon dies.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,7 +21,7 @@ const LARGE: u64 = 80;
 const FRONT: u64 = 64;
 /// MiB of what is written over and over.
 const PIECE: u64 = 16;
-/// It is in the machine's memory.
+/// The pattern is in the machine's memory.
 const PATTERN: &str = "/tmp/pattern";
 /// Until the next daemon has finished it.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -70,16 +70,16 @@ fn show(daemon: &Daemon, name: &str) -> Result<Value> {
     Ok(daemon.cli(&["show", "--pool", GROWING, name])?["volume"].clone())
 }
 
-fn device(told: &Value) -> Option<PathBuf> {
-    told["device_path"].as_str().filter(|path| !path.is_empty()).map(PathBuf::from)
+fn device(volume: &Value) -> Option<PathBuf> {
+    volume["device_path"].as_str().filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 fn resize(daemon: &Daemon) -> Result<Value> {
     daemon.cli(&["resize", "--pool", GROWING, "over", "--size", &format!("{LARGE}M")])
 }
 
-/// Kills the daemon while the volume grows; whether it was told before that it had. The next one
-/// is asked until the volume has its device.
+/// Kills the daemon while the volume grows; returns whether the command had succeeded before. Then
+/// polls the next daemon until the volume has its device.
 fn killed(daemon: &mut Daemon, after: Duration) -> Result<bool> {
     let grown = std::thread::scope(|scope| {
         let growing = scope.spawn(|| resize(daemon).is_ok());
@@ -95,7 +95,7 @@ fn killed(daemon: &mut Daemon, after: Duration) -> Result<bool> {
     Ok(grown)
 }
 
-/// Writes a text over and over, to the end of so many MiB.
+/// Writes a text over and over, to the end of `mib` MiB.
 fn fill(device: &Path, text: &str, mib: u64) -> Result<()> {
     let device = device.display();
     shell(&format!("yes {text:?} | dd of={PATTERN} bs=1M count={PIECE} iflag=fullblock"))?;

@@ -94,7 +94,7 @@ fn one(node: &mut Node, class: &str, mib: i64) -> Result<u64> {
     let parameters = [("class", class), ("kataContainers", "true"), ("eraseAfter", "false")];
     let mut volume = node.volume("image", Shape::Mount("ext4"), mib, &parameters)?;
     volume.create(&node.driver)?;
-    ensure!(node.told(&volume, "kata-containers")? == "true", "{:?}", volume.context);
+    ensure!(node.attribute(&volume, "kata-containers")? == "true", "{:?}", volume.context);
     volume.stage(&node.driver)?;
     volume.publish(&node.driver, 0)?;
     let target = volume.target(0);
@@ -112,7 +112,7 @@ fn one(node: &mut Node, class: &str, mib: i64) -> Result<u64> {
     let (around, options) = mounted(folder)?;
     ensure!(Path::new(&around) == node.device(&volume)?, "{around}");
     ensure!(has_dax(&options), "{options:?}");
-    ensure!(node.told(&volume, "usage")? == "AppDirect", "{:?}", volume.context);
+    ensure!(node.attribute(&volume, "usage")? == "AppDirect", "{:?}", volume.context);
     // Stores of a virtual machine that maps it reach the persistent memory, not a page cache.
     let mapping = Mapping::open(file, &MappingOptions::default())?;
     ensure!(mapping.medium() == Medium::DaxFile, "{:?}", mapping.medium());
@@ -146,7 +146,7 @@ fn one(node: &mut Node, class: &str, mib: i64) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Copies the image in a volume that nobody has, found by nothing but its name.
+/// Copies the image in a volume that is not published, found by nothing but its name.
 fn copy(device: &Path) -> Result<u64> {
     let mount = "/mnt/around";
     shell(&format!(

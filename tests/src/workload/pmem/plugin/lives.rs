@@ -23,7 +23,7 @@ use crate::workload::pmem::{direct, regions};
 /// Lives of each volume that comes and goes beside others.
 const ROUNDS: u32 = 4;
 
-/// What is done, whether the short form has it, and how.
+/// A step: its name, whether the short form has it, and its function.
 type Step = (&'static str, bool, fn(&mut Node) -> Result<()>);
 
 const STEPS: [Step; 10] = [
@@ -33,7 +33,7 @@ const STEPS: [Step; 10] = [
     ("what is mounted for reading", false, |node| read_only(node)),
     ("a raw device, and what it held", false, |node| erased(node)),
     ("sectors are not mapped", false, |node| sectors(node)),
-    ("a namespace grows while nobody has it", false, |node| grows(node)),
+    ("an unpublished namespace grows", false, |node| grows(node)),
     ("one grows over what others left", true, |node| over_remains(node)),
     ("many come and go side by side", false, |node| beside(node)),
     ("the suite's rows", false, |node| suite(node)),
@@ -117,7 +117,7 @@ fn mapped(node: &mut Node, kind: &'static str, mib: i64) -> Result<()> {
     refused(node.driver.create_snapshot(request), Code::FailedPrecondition)?;
     refused(volume.grow(&node.driver, 2 * size), Code::FailedPrecondition)?;
     volume.unpublish(&node.driver, 1)?;
-    // What nobody has synced is there when it is mounted anew.
+    // Data that was never synced is there when it is mounted anew.
     node.off(&volume)?;
     volume.stage(&node.driver)?;
     volume.publish(&node.driver, 0)?;
@@ -130,9 +130,9 @@ fn mapped(node: &mut Node, kind: &'static str, mib: i64) -> Result<()> {
 fn context(node: &Node, volume: &Volume) -> Result<()> {
     let device = node.device(volume)?;
     let bytes = shell(&format!("blockdev --getsize64 {}", device.display()))?;
-    let usable = node.told(volume, "usable-bytes")?;
+    let usable = node.attribute(volume, "usable-bytes")?;
     ensure!(bytes.trim() == usable, "{usable} of {bytes}");
-    let charged: i64 = node.told(volume, "charged-bytes")?.parse()?;
+    let charged: i64 = node.attribute(volume, "charged-bytes")?.parse()?;
     ensure!(charged > usable.parse()? && usable.parse::<i64>()? >= volume.size);
     let is = [
         ("usage", "AppDirect"),
@@ -141,7 +141,7 @@ fn context(node: &Node, volume: &Volume) -> Result<()> {
         ("region", &node.region),
     ];
     for (word, value) in is {
-        ensure!(node.told(volume, word)? == value, "{word}: {:?}", volume.context);
+        ensure!(node.attribute(volume, word)? == value, "{word}: {:?}", volume.context);
     }
     Ok(())
 }
@@ -168,14 +168,14 @@ fn read_only(node: &mut Node) -> Result<()> {
     volume.gone()
 }
 
-/// What a volume held is gone when its space is free again, or at the latest when another gets it.
+/// A volume's data is gone when its space is free again, or at the latest when another gets it.
 fn erased(node: &mut Node) -> Result<()> {
     let free = node.scrubbed(direct::POOL)?;
     let secret: Vec<u8> = b"a secret".repeat(1 << 17);
     for erase in ["true", "false"] {
         let parameters = [("class", "direct"), ("eraseAfter", erase)];
         let volume = node.up("secret", Shape::Block, 64, &parameters)?;
-        ensure!(node.told(&volume, "erase-after")? == erase, "{:?}", volume.context);
+        ensure!(node.attribute(&volume, "erase-after")? == erase, "{:?}", volume.context);
         let target = volume.target(0);
         ensure!(fs::metadata(&target)?.rdev() == fs::metadata(node.device(&volume)?)?.rdev());
         let file = File::options().write(true).open(&target)?;
@@ -184,7 +184,7 @@ fn erased(node: &mut Node) -> Result<()> {
         }
         file.sync_all()?;
         drop(file);
-        let taken: i64 = node.told(&volume, "charged-bytes")?.parse()?;
+        let taken: i64 = node.attribute(&volume, "charged-bytes")?.parse()?;
         let while_used = node.pool(direct::POOL)?.free_bytes;
         ensure!(while_used == free - taken, "{while_used} of {free} are free, less {taken}");
         node.down(&volume)?;
@@ -209,7 +209,7 @@ fn sectors(node: &mut Node) -> Result<()> {
         let volume = node.up("sectors", shape, 32, &parameters)?;
         let device = node.device(&volume)?;
         ensure!(device.to_string_lossy().ends_with('s'), "{} has no sectors", device.display());
-        ensure!(node.told(&volume, "usage")? == "FileIO", "{:?}", volume.context);
+        ensure!(node.attribute(&volume, "usage")? == "FileIO", "{:?}", volume.context);
         if shape == Shape::Block {
             shell(&format!(
                 "dd if=/dev/urandom of={} bs=1M count=8 oflag=direct",

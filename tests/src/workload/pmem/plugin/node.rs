@@ -129,7 +129,7 @@ impl Node {
         if self.short { short } else { long }
     }
 
-    /// What both said last.
+    /// The last lines that both have logged.
     pub(super) fn last_words(&self) -> String {
         let Rig { plugin, daemon } = &self.rig;
         format!("the plugin: {}\nthe daemon: {}", plugin.last_words(), daemon.last_words())
@@ -199,12 +199,12 @@ impl Node {
 
     /// The kernel's device of a volume.
     pub(super) fn device(&self, volume: &Volume) -> Result<PathBuf> {
-        let told = self.rig.control()?.volume(&volume.id)?;
-        ensure!(told.device_path.starts_with("/dev/pmem"), "{told:?}");
-        Ok(PathBuf::from(told.device_path))
+        let found = self.rig.control()?.volume(&volume.id)?;
+        ensure!(found.device_path.starts_with("/dev/pmem"), "{found:?}");
+        Ok(PathBuf::from(found.device_path))
     }
 
-    /// Bytes that a mounted volume is told to have, nothing being wrong with it.
+    /// The total bytes of a mounted volume by its stats, which have to be healthy.
     pub(super) fn total(&self, volume: &Volume) -> Result<i64> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: volume.id.clone(),
@@ -218,8 +218,8 @@ impl Node {
         Ok(bytes.context("no bytes")?.total)
     }
 
-    /// A word of the driver's in a volume's context.
-    pub(super) fn told<'a>(&self, volume: &'a Volume, word: &str) -> Result<&'a str> {
+    /// The value of one of the driver's keys in a volume's context.
+    pub(super) fn attribute<'a>(&self, volume: &'a Volume, word: &str) -> Result<&'a str> {
         let found = volume.context.get(&format!("{}/{word}", self.driver.offers().name));
         let found = found.with_context(|| format!("no {word} in {:?}", volume.context))?;
         Ok(found.as_str())
