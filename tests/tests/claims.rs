@@ -13,14 +13,14 @@ use blockd_tests::tools::wait_until;
 use nix::sys::signal::Signal;
 
 const MIB: u64 = 1 << 20;
-/// What `blockd help` calls it when a pool is in use.
+/// The exit code for a pool in use, by `blockd help`.
 const IN_USE: i32 = 7;
 /// Byte of the superblock's `compat` bits.
 const COMPAT: usize = 16;
 /// Byte of the claim page, and what it begins with.
 const CLAIM: u64 = 8192;
 const CLAIM_MAGIC: &[u8] = b"BLOCKDow";
-/// What a daemon logs when it waits for other hosts.
+/// The message that a daemon logs when it waits for other hosts.
 const WATCHES: &str = "watching for other hosts";
 /// Longer than storage and a busy machine take.
 const LONG: Duration = Duration::from_secs(60);

@@ -15,7 +15,7 @@ use blockd_tests::kill::{self, Options};
 use blockd_tests::tools::{self, shell, wait_until};
 
 const MIB: u64 = 1 << 20;
-/// What `blockd help` calls it when a pool is in use.
+/// The exit code for a pool in use, by `blockd help`.
 const IN_USE: i32 = 7;
 
 #[test]

@@ -10,7 +10,7 @@ use blockd_tests::vm::{Drive, Vm};
 
 const MIB: u64 = 1 << 20;
 
-/// Files of drawn content and length, with their checksums on the side; told one by one.
+/// Files of drawn content and length, with their checksums on the side; printed one by one.
 const SCRIPT: &str = r#"
 set -eu
 echo making

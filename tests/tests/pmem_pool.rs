@@ -32,7 +32,7 @@ fn settings(folder: &Folder, lines: &str) -> Settings {
     }
 }
 
-/// What a block holds after a write: no two writes leave the same in any word.
+/// The content of a block after a write: no two writes leave the same in any word.
 fn content(block: u64, number: u64) -> Vec<u8> {
     let word = |at: u64| (block << 48 | number << 16 | at).to_le_bytes();
     (0..BLOCK as u64 / 8).flat_map(word).collect()
@@ -193,12 +193,12 @@ fn what_is_not_ours_is_not_touched() {
     let pool = folder.path().join("pool");
     let file = File::create(&pool).unwrap();
     file.set_len(160 * MIB).unwrap();
-    file.write_all_at(b"somebody's", MIB + 77).unwrap();
+    file.write_all_at(b"other data", MIB + 77).unwrap();
     let error = daemon.start().unwrap_err().to_string();
     assert!(error.contains("holds something that is not a pool"), "{error}");
     let mut found = [0; 10];
     File::open(&pool).unwrap().read_exact_at(&mut found, MIB + 77).unwrap();
-    assert_eq!(&found, b"somebody's");
+    assert_eq!(&found, b"other data");
     let mut front = vec![0; 4096];
     File::open(&pool).unwrap().read_exact_at(&mut front, 0).unwrap();
     assert!(front.iter().all(|&byte| byte == 0));

@@ -24,7 +24,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = 64;
 const LANES: u64 = 2;
 
-/// What a test leaves out.
+/// The steps that a test omits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
     Nothing,
@@ -39,7 +39,7 @@ enum Left {
     Lane,
 }
 
-/// What a block was to hold, from a moment on, and since when that was answered.
+/// The content of a block from a moment on, and the moment since when that was answered.
 #[derive(Clone, Copy, Debug)]
 struct Write {
     value: u64,
@@ -317,7 +317,7 @@ fn is_allowed(history: &[Write], moment: usize, whole: bool, found: &[u8]) -> bo
     if begun.is_empty() || whole {
         return found == content(known) || begun.iter().any(|&value| found == content(value));
     }
-    // Torn, but not into what nobody wrote.
+    // Torn, but only of values that were written.
     let values: Vec<Vec<u8>> = begun.iter().chain([&known]).map(|&value| content(value)).collect();
     let mut words = found.chunks(8).enumerate();
     words.all(|(at, word)| values.iter().any(|value| &value[at * 8..at * 8 + 8] == word))

@@ -11,7 +11,7 @@ use blockd_tests::other_host::OtherHost;
 use blockd_tests::tools::{self, wait_until};
 
 const MIB: u64 = 1 << 20;
-/// What `blockd help` calls it when a pool is in use.
+/// The exit code for a pool in use, by `blockd help`.
 const IN_USE: i32 = 7;
 /// Longer than storage and a busy machine take.
 const LONG: Duration = Duration::from_secs(60);

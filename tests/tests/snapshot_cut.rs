@@ -190,7 +190,7 @@ fn snapshots_of_several_volumes_are_one_cut_and_outlive_a_kill() {
         }
     };
     look_at_all(&daemon, &load);
-    // The same by volumes of their own, one after the other: the test can tell.
+    // The same by volumes of their own, one after the other: the test can detect a difference.
     let apart = (0..ATTEMPTS).any(|attempt| {
         let tag = format!("apart{attempt}");
         for volume in VOLUMES {

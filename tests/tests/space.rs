@@ -1,5 +1,6 @@
-//! Pools that fill up, with real clients over NBD: what waits, what is told, and what sets it going
-//! again. No client sees an error unless it was asked for, and all bytes are right afterwards.
+//! Pools that fill up, with real clients over NBD: which requests wait, what is reported, and what
+//! lets them go on. No client sees an error unless it was configured, and all bytes are right
+//! afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 
@@ -216,8 +217,8 @@ fn a_full_pool_waits_and_goes_on_by_growing_deleting_and_discarding() {
     // Said once, however long it lasts.
     assert_eq!(said(&daemon, "pool default is full"), 1, "{}", daemon.log());
     let top = &daemon.cli(&["top", "--once"]).unwrap()["pools"][0];
-    let told = (&top["space_state"], &top["waiting_volumes"], &top["slowed_volumes"]);
-    assert_eq!(told, (&"full".into(), &2.into(), &0.into()), "{top}");
+    let shown = (&top["space_state"], &top["waiting_volumes"], &top["slowed_volumes"]);
+    assert_eq!(shown, (&"full".into(), &2.into(), &0.into()), "{top}");
 
     // What doesn't need space goes on meanwhile, and so do commands.
     compare(&daemon, "w1", 1, 0..20);
@@ -412,11 +413,11 @@ fn reconfigure(daemon: &Daemon, space: &str, what: &str) {
 fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write() {
     const MARKS: &str = "low = \"200M\"\nvery_low = \"1M\"\n";
     let mut daemon = daemon("hooks", 256 * MIB, "low = \"2M\"\nvery_low = \"1M\"");
-    let told = daemon.folder().join("events");
+    let events_file = daemon.folder().join("events");
     let mut events = std::process::Command::new(blockd_tests::tools::blockd().unwrap())
         .args(["events", "--replay"])
         .env("BLOCKD_SOCKET", daemon.control_socket())
-        .stdout(std::fs::File::create(&told).unwrap())
+        .stdout(std::fs::File::create(&events_file).unwrap())
         .spawn()
         .unwrap();
     daemon.add("w1", 1 << 30).unwrap();
@@ -446,7 +447,7 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     }
     assert_eq!((pool(&daemon)["low_bytes"].as_u64(), said(&daemon, "is low")), (Some(2 * MIB), 0));
 
-    // Low from now on. Nobody finds more space, and the pool goes on with what it has.
+    // Low from now on. The hooks add no space, and the pool goes on with what it has.
     let hangs = hook(&daemon, "hangs", "sleep 1000", 0o755);
     reconfigure(&daemon, &format!("{MARKS}{hangs}"), "pool default is low");
     daemon.add("w2", 1 << 30).unwrap();
@@ -465,10 +466,10 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     let enough = "pool default has enough space again";
     reconfigure(&daemon, &format!("{MARKS}{helps}"), enough);
     assert_eq!(pool(&daemon)["size_bytes"].as_u64(), Some(512 * MIB));
-    // Who watches is told the same, in order, until the end.
+    // A watcher receives the same, in order, until the end.
     assert_eq!(daemon.stop().unwrap().code(), Some(0));
     assert!(events.wait().unwrap().success());
-    let events = std::fs::read_to_string(told).unwrap();
+    let events = std::fs::read_to_string(events_file).unwrap();
     let at = |what: &str| events.find(what).unwrap_or_else(|| panic!("{what}: {events}"));
     assert!(
         at("pool default is low") < at("has grown") && at("has grown") < at(enough),
@@ -476,8 +477,8 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     );
 }
 
-/// A sparse pool that says it has four times what its file system has. Nobody is refused when that
-/// runs out, and what is told is that the pool is full.
+/// A sparse pool that claims four times the size of its file system. No write fails when that runs
+/// out, and the pool is reported as full.
 fn what_is_below_is_full(small: &Small, space: u64) {
     assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
     let settings = Settings {

@@ -1,4 +1,4 @@
-//! What health says of writes that wait for space, beside the metric of them.
+//! Health of pools with writes that wait for space, beside the metric of them.
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 
 use std::time::Duration;

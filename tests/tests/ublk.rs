@@ -10,7 +10,7 @@ use blockd_tests::daemon::Folder;
 use blockd_tests::tools;
 use blockd_tests::vm::{Drive, Vm, Which};
 
-/// What the scripts share: a daemon with a pool on a disk, and assertions.
+/// The parts that the scripts share: a daemon with a pool on a disk, and assertions.
 const COMMON: &str = r#"
 set -eu
 mkdir -p /run/blockd /var/lib/blockd /etc/blockd /mnt/a
@@ -42,7 +42,7 @@ refused() {
 same() { cmp /tmp/x "$1" || fail "$1 differs"; }
 fresh() { echo 3 >/proc/sys/vm/drop_caches; }
 dd if=/dev/urandom of=/tmp/x bs=64k count=64 2>/dev/null
-# Before the time is over it is told where everybody is.
+# Before the time is over, print where every task is.
 (
     sleep 70
     echo "STUCK:"
@@ -62,7 +62,7 @@ dd if=/dev/urandom of=/tmp/x bs=64k count=64 2>/dev/null
 ) &
 "#;
 
-/// A device's life, in order; told step by step.
+/// A device's life, in order; printed step by step.
 const LIFE: &str = r#"
 start
 [ "$(blockd add --size 1G a)" = /dev/ublkb0 ] || fail add
@@ -85,7 +85,7 @@ cp /tmp/x /mnt/a/x
 refused 7 blockd del a
 [ "$(readlink /proc/$pid/ns/mnt)" != "$(readlink /proc/self/ns/mnt)" ] || fail namespace
 
-# The daemon dies while a file is written; nobody is told.
+# The daemon dies while a file is written; the writer gets no error.
 # It goes on until the daemon is back, however quick it is.
 (for n in $(seq 60); do
     cp /tmp/x /mnt/a/y$n; sync /mnt/a/y$n
@@ -137,7 +137,7 @@ blockd del a
 echo life is over
 "#;
 
-/// What goes wrong.
+/// Faults, and the reports of them.
 const TROUBLE: &str = r#"
 start
 blockd features | grep -q USER_RECOVERY || fail features
@@ -159,7 +159,7 @@ blockd del big --force
 wait $filler && fail filled
 [ ! -e /dev/ublkb2 ] || fail still there
 
-# The list is lost: what nobody remembers is deleted, but not what is in use.
+# The list is lost: devices without an owner are deleted, but not those in use.
 mkfs.ext4 -q /dev/ublkb1
 mount -t ext4 /dev/ublkb1 /mnt/a
 kill $pid
@@ -250,7 +250,7 @@ fn says(text: &str, all: &[&str]) {
     }
 }
 
-/// What is the same on every kernel.
+/// The output that is the same on every kernel.
 const EVERYWHERE: [&str; 9] = [
     "limits 512 4096 4096 262144 128 4096 1073741824 1073741824 write back 1",
     "\"device_major\":259,\"device_minor\":0",
@@ -285,7 +285,7 @@ fn orderly_restarts_under_writers_lose_no_request_on_the_older_kernel() {
 }
 
 #[test]
-fn what_goes_wrong_is_told_and_nothing_hangs() {
+fn failures_are_reported_and_nothing_hangs() {
     let text = machine("ublk-trouble", Which::Older, 96, TROUBLE);
     says(
         &text,
