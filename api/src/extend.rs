@@ -19,7 +19,7 @@ const NUMBERS: usize = 24;
 pub const SHUTDOWN_BYTES: usize = 3;
 /// Bytes that a name can have without its NUL: their count with it is one byte.
 pub const MAX_NAME_BYTES: usize = 254;
-/// Bytes of the longest message. Who announces more is not listened to.
+/// Bytes of the longest message. A message that announces more is rejected.
 pub const MAX_MESSAGE_BYTES: usize = HEAD + MAX_NAME_BYTES + 1 + NUMBERS;
 /// Bytes of the shortest extend request: a name of one byte.
 const MIN_EXTEND_BYTES: usize = HEAD + 2 + NUMBERS;
