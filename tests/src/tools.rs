@@ -90,7 +90,8 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Optio
     }
 }
 
-/// Where builds go. What tests fetch or leave behind goes there too, never into the sources.
+/// The folder of builds. Files that tests fetch or leave behind go there too, never into the
+/// sources.
 ///
 /// # Errors
 /// When this program lies in no such folder and the environment names none.

@@ -126,7 +126,7 @@ fn a_claim_of_500_mib_is_taken_where_500_mib_are_free() {
             parameters: of_class(class),
             ..request(name, mounted("ext4"), bytes)
         };
-        // What thick volumes are mapped by takes a little too: fill up until it is 500 MiB.
+        // The map of thick volumes takes a little too: fill up until it is 500 MiB.
         for number in 0..10 {
             let more = free(&driver, class) - 500 * MIB;
             if more < 8 * MIB {
@@ -406,7 +406,7 @@ fn switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
         let report = csi::run(&csi::Options { endpoint, only, ..rig.options() }).unwrap();
         assert!(report.is_good() && report.passed() == 1, "{report:?}");
     }
-    // Who reads and writes notices nothing.
+    // Readers and writers are not affected.
     assert_eq!(connection.read(0, 4096).unwrap(), [7; 4096]);
     connection.write(4096, &[8; 4096]).unwrap();
     assert!(is_listed(&off.driver().unwrap(), &id));
@@ -434,7 +434,7 @@ fn two_drivers_on_one_daemon_do_not_see_each_others_volumes() {
     assert_eq!(ids(&theirs), [its.volume_id.as_str()]);
     let asked = ControllerGetVolumeRequest { volume_id: its.volume_id.clone() };
     refused(ours.controller_get_volume(asked), Code::NotFound).unwrap();
-    // What it doesn't know it leaves alone.
+    // Deleting a volume of the other driver succeeds, and changes nothing.
     delete(&ours, &its.volume_id).unwrap();
     assert_eq!(ids(&theirs), [its.volume_id.as_str()]);
     let keys = |volume: &Volume| -> Vec<String> {
@@ -540,7 +540,7 @@ fn modified_parameters_are_in_force_in_the_daemon_and_bad_ones_change_none() {
     let set = settings();
     assert_eq!((set.iops, set.bandwidth_bytes), (500, 10 * MIB));
     assert_eq!((set.on_full(), set.quota_bytes), (v1::OnFull::Error, 48 * MIB));
-    // What is not named stays.
+    // Parameters that are not named stay.
     modify(&[("iops", "700")]).unwrap();
     assert_eq!(settings(), v1::VolumeSettings { iops: 700, ..set });
     let before = settings();

@@ -356,7 +356,7 @@ fn a_stream_that_is_cut_at_any_message_is_an_error_and_goes_on_where_it_stopped(
             let from = ranges.last().map_or(0, |last| last.byte_offset + last.size_bytes);
             ranges.extend(ask.read(&driver, from, 0, usize::MAX).unwrap().ranges);
         }
-        // What ended well has said all of it.
+        // A stream that ended without an error has all ranges.
         assert_eq!(ranges.len(), expected.ranges.len(), "cut at message {number}");
         assert_eq!(ranges, expected.ranges);
     }

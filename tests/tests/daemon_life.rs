@@ -129,7 +129,7 @@ fn fills_up_and_goes_on(small: &Small, space: u64) {
     for name in ["calm", "greedy"] {
         daemon.add(name, 2 * space).unwrap();
     }
-    // What the other volume needs is there before space runs out.
+    // The other volume's space is allocated before the pool is full.
     let calm = Shared::new(Volume::new("calm", 1, 2 * space, 4096));
     daemon.connect("calm").unwrap().write(0, &vec![0; 4 << 20]).unwrap();
     // Something that can be given back later.

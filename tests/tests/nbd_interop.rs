@@ -120,7 +120,7 @@ fn nbdcopy_brings_images_in_and_out_unchanged() {
         let from = source(&folder, size, dense);
         let to = folder.path().join("copy");
         let (from, to) = (from.display(), to.display());
-        // What the last image left has to be gone where this one is sparse.
+        // The last image's data has to be gone where this one is sparse.
         shell(&format!("nbdcopy --connections={connections} {from} '{uri}'")).unwrap();
         shell(&format!("nbdcopy --connections={connections} '{uri}' {to} && cmp {from} {to}"))
             .unwrap();

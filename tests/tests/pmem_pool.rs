@@ -1,5 +1,5 @@
-//! Pools that are mapped as persistent memory is, on tmpfs: any host has that. What needs real
-//! persistent memory is shown in a virtual machine (`cargo ci vm pmem`).
+//! Pools that are mapped as persistent memory is, on tmpfs: any host has that. Tests that need real
+//! persistent memory run in a virtual machine (`cargo ci vm pmem`).
 
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 

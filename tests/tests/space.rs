@@ -220,7 +220,7 @@ fn a_full_pool_waits_and_goes_on_by_growing_deleting_and_discarding() {
     let shown = (&top["space_state"], &top["waiting_volumes"], &top["slowed_volumes"]);
     assert_eq!(shown, (&"full".into(), &2.into(), &0.into()), "{top}");
 
-    // What doesn't need space goes on meanwhile, and so do commands.
+    // Requests that don't need space go on meanwhile, and so do commands.
     compare(&daemon, "w1", 1, 0..20);
     let mut connection = daemon.connect("w1").unwrap();
     connection.write(0, &content(1, 0)).unwrap();
@@ -431,7 +431,7 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     };
     assert!(state_in_metrics(0));
 
-    // What is wrong is refused, and changes nothing.
+    // An invalid configuration is refused, and changes nothing.
     let unrunnable = hook(&daemon, "unrunnable", "true", 0o644);
     let refused = "SIGHUP: all stays as it was configured";
     for wrong in [
@@ -499,7 +499,7 @@ fn what_is_below_is_full(small: &Small, space: u64) {
     let total = || one.done() + two.done();
     wait_until("the pool is full", || {
         let pool = pool(&daemon);
-        // Who is just being tried again is not counted.
+        // A write that is just being retried is not counted.
         pool["space_state"] == "full" && pool["blocked_writes"].as_u64() > Some(0)
     });
     std::thread::sleep(Duration::from_millis(500));
@@ -508,13 +508,13 @@ fn what_is_below_is_full(small: &Small, space: u64) {
     assert_eq!((total(), one.error(), two.error()), (at, None, None));
     assert!(at < 2 * extents, "there was room for all");
     assert_eq!(said(&daemon, "pool default is full"), 1, "{}", daemon.log());
-    // What has its space goes on.
+    // Writes with allocated space go on.
     compare(&daemon, "w1", 1, 0..one.done());
     daemon.connect("w1").unwrap().write(0, &content(1, 0)).unwrap();
 
     std::fs::remove_file(&ballast).unwrap();
     wait_until("all is written", || total() == 2 * extents);
-    // Who waits is counted once a second.
+    // Waiting writes are counted once a second.
     wait_until("it is said", || {
         let pool = pool(&daemon);
         pool["space_state"] == "normal" && pool["blocked_writes"] == 0
@@ -547,7 +547,7 @@ fn a_pool_is_full_where_the_file_system_of_a_small_loop_device_is() {
 }
 
 /// Commits, grants, the control API, hooks, metrics and health stop: all threads of the daemon
-/// except its workers. What a cluster or another host could answer reaches only those threads.
+/// except its workers. Answers of a cluster or another host reach only those threads.
 #[test]
 fn writes_use_up_the_reserve_then_wait_while_all_but_the_workers_stand_still() {
     let settings =

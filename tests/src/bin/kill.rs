@@ -40,7 +40,7 @@ struct Arguments {
     /// Only the rounds in the virtual machine.
     #[arg(long)]
     only_slow: bool,
-    /// All rounds with the pool on this block device or new file, here. What it holds is lost.
+    /// All rounds with the pool on this block device or new file, here. Its content is lost.
     #[arg(long)]
     device: Option<PathBuf>,
     /// Volumes.

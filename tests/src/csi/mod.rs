@@ -1,9 +1,9 @@
 //! A conformance suite for drivers of the Container Storage Interface, 1.12.
 //!
 //! The suite talks to a driver through its socket, so it can be pointed at any. Each case holds one
-//! sentence of the specification, or one row of what this project was asked to do, and is named
-//! after it. What a driver does not offer is said and never counted as passed. A case removes what
-//! it made; what is left is counted, and fails it.
+//! sentence of the specification, or one row of this project's requirements, and is named
+//! after it. Capabilities that a driver does not offer are listed and never counted as passed. A
+//! case removes the objects that it made; any that are left are counted, and fail it.
 //!
 //! ```no_run
 //! use blockd_tests::csi::{self, Options};

@@ -66,7 +66,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        // What is never written takes no space.
+        // Sparse: blocks that are never written take no space.
         let daemon = daemon::Settings { pool_size: 16 << 30, ..daemon::Settings::default() };
         Self {
             daemon,

@@ -229,7 +229,7 @@ pub fn compare(mut connection: Connection, shared: &Shared) -> Result<Unanswered
 /// Writes to a volume one request after the other, and flushes at the end.
 ///
 /// # Errors
-/// When the connection breaks. What was answered until then is in the model.
+/// When the connection breaks. Requests answered until then are in the model.
 pub fn fill_some(connection: &mut Connection, volume: &mut Volume, seed: u64) -> Result<()> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let kinds = [[Kind::Write; 6].as_slice(), &[Kind::Trim, Kind::Flush]].concat();

@@ -244,8 +244,8 @@ impl Volume {
         Err(Wrong(format!("{name} (volume {id}), sector {sector}: {found}; right is {wanted}")))
     }
 
-    /// Compares a piece of what the server has after its death. What was answered has to be there;
-    /// of what was not, each block holds the old or the new, and keeps that from now on.
+    /// Compares a piece of the server's data after its death. Answered writes have to be there; of
+    /// the others, each block holds the old or the new content, and keeps that from now on.
     ///
     /// # Errors
     /// When anything else is there.

@@ -112,8 +112,8 @@ fn served(site: &Site, transport: Transport) -> Result<()> {
 pub(super) fn quiet(site: &Site) -> Result<Held> {
     let start = clock();
     let mut held = Held::now(site)?;
-    // Connections of the setup were closed a moment ago. What doesn't become free within the time
-    // is not an attacker's.
+    // Connections of the setup were closed a moment ago. Resources that are still
+    // held after the limit are not an attacker's.
     while start.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(20));
         let now = Held::now(site)?;

@@ -134,7 +134,7 @@ impl Outcome {
 ///
 /// # Errors
 /// When a daemon does not start, an attack does not reach it, or a victim gets nowhere beside a
-/// well-behaved neighbour. What is missed is not an error.
+/// well-behaved neighbour. A missed limit is not an error.
 pub fn run(options: &Options, table: &mut Table) -> Result<Outcome> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(DESCRIPTORS.min(hard)), hard)?;
@@ -304,7 +304,7 @@ impl Matrix<'_> {
             left: nothing.err(),
             attempts: 1,
         };
-        // What an attack has left would be blamed on the next one.
+        // The remains of an attack would be attributed to the next one.
         if left.left.is_none() {
             ended.clean_up(&site)?;
             self.site = Some(site);

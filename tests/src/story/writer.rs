@@ -63,7 +63,7 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Writes one piece after the other over several connections, at a given speed as long as the
-/// daemon keeps up. What was missed is not made up for.
+/// daemon keeps up. It does not catch up after a delay.
 #[derive(Debug)]
 pub struct Writer {
     volume: String,

@@ -147,7 +147,7 @@ fn archives_of(text: &str) -> Vec<Archive> {
         else {
             continue;
         };
-        // What has no value stays as it was asked for.
+        // A placeholder without a value is printed unchanged.
         let signed_by = words.next().filter(|word| word.starts_with('/')).map(ToOwned::to_owned);
         let archive = Archive { uri: uri.to_owned(), signed_by };
         let suites = !NO_SUITES.iter().any(|end| release.ends_with(end));

@@ -1,6 +1,7 @@
 //! A disk that forgets what was not flushed. A machine that is switched off loses nothing by that
-//! alone, since its host goes on; so its disk is served from here, over NBD. What is written stays
-//! in memory until a flush, and when the power is cut, a drawn part of it is gone, piece by piece.
+//! alone, since its host goes on; so its disk is served from here, over NBD. Written data
+//! stays in memory until a flush, and when the power is cut, a drawn part of it is gone, piece by
+//! piece.
 //!
 //! Requests that are under way together are done in a drawn order: a flush need not cover a write
 //! that was not answered before it.

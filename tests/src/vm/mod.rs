@@ -216,8 +216,8 @@ impl Vm {
         self.cpus(1)
     }
 
-    /// Boots, runs the script to its end and stops. What the script prints is the output; its
-    /// errors go there too.
+    /// Boots, runs the script to its end and stops. Everything that the script prints is the
+    /// output, errors included.
     ///
     /// # Errors
     /// When the machine can't be started, the script does not end with 0, or the time is over. The
@@ -327,7 +327,7 @@ impl Vm {
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
         let counted = if self.counts_instructions.is_some() { COUNTED_WORDS } else { "" };
         qemu.args(["-append", &format!("{COMMAND_LINE}{counted}{}", self.words)]);
-        // What the kernel says goes to a file, what the script says to us.
+        // The kernel's messages go to a file, those of the script to us.
         qemu.arg("-chardev")
             .arg(format!("file,id=kernel,path={}", drive::option(&folder.join("console"))));
         qemu.args(["-chardev", "stdio,id=script,signal=off"]);

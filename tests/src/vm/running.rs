@@ -167,7 +167,7 @@ impl Running {
         }
         self.qemu.kill().context("cutting the power")?;
         self.qemu.wait()?;
-        // What was said before has come, if not been read.
+        // Earlier output has arrived, but may not have been read.
         while let Ok(line) = self.lines.recv() {
             self.text.push_str(&line);
             self.text.push('\n');

@@ -59,7 +59,7 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
         ..Settings::default()
     };
     let mut rig = Rig::start("csi", &settings)?;
-    // What the kubelet shares with what it starts.
+    // The kubelet shares its mounts with the containers that it starts.
     guest::shell("mount --make-rshared /")?;
     let suite = if short { 0 } else { suite(&rig)? };
     let steps = node::all(&mut rig, short)?;

@@ -57,7 +57,7 @@ pub fn run(run: &Run) -> Result<String> {
 /// # Errors
 /// As [`run`].
 pub fn inside(short: bool) -> Result<()> {
-    // What the kubelet shares with what it starts.
+    // The kubelet shares its mounts with the containers that it starts.
     guest::shell("mount --make-rshared /")?;
     let mut table = Table::default();
     let done = all(&mut table, short);

@@ -46,7 +46,7 @@ pub fn run(run: &Run) -> Result<String> {
     let first = sparse(&folder, "first", FIRST + LABELS)?;
     let second = sparse(&folder, "second", SECOND + LABELS)?;
     fill(&first)?;
-    // What the daemon knows of its namespaces is on a disk, as it would be anywhere.
+    // The daemon's state about its namespaces is on a disk, as it would be anywhere.
     let disk = sparse(&folder, "disk", DISK)?;
     let vm = || -> Result<Vm> {
         Ok(machine(run)?
@@ -81,7 +81,7 @@ pub fn run(run: &Run) -> Result<String> {
 fn untouched(region: &Path) -> Result<u64> {
     let file = File::open(region)?;
     let mut piece = vec![0; usize::try_from(MIB)?];
-    // What is made first lies in front.
+    // Namespaces are allocated from the front.
     let mut at = FIRST / 2;
     while at < FIRST {
         file.read_exact_at(&mut piece, at)?;

@@ -1,5 +1,5 @@
-//! `power`: the machine is switched off in the middle of everything, and its disk forgets what was
-//! not flushed. What was flushed through the daemon is there after the next boot.
+//! `power`: the machine is switched off in the middle of everything, and its disk loses the data
+//! that was not flushed. Data that was flushed through the daemon is there after the next boot.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,7 +111,7 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     family.compare(&daemon).context("snapshots and clones")?;
     println!("{VERIFIED}{} {} {known}", judge.durable, judge.open);
     println!("{MET}{}", serde_json::to_string(&family.met)?);
-    // What was found need not be durable before this.
+    // The content that was found need not be durable before this.
     let device = Device::open(&device_of("oracle"))?;
     let flush = Request { kind: Kind::Flush, flags: 0, cookie: 0, offset: 0, len: 0 };
     device.ask(&flush, &mut super::device::Buffer::default())?;

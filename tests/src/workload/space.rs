@@ -192,7 +192,7 @@ impl Steps {
             ballast.display()
         ))?;
         guest::add_device(&self.daemon, "other", 64 * MIB)?;
-        // What is deleted there stays in the pool until it is trimmed.
+        // Space of deleted files stays allocated in the pool until it is trimmed.
         for kind in KINDS {
             let name = format!("trim-{}", kind.0);
             self.mount(&name, kind)?;

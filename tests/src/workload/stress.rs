@@ -220,7 +220,7 @@ fn slots(daemon: &Daemon, most: Option<u32>) -> Result<String> {
 }
 
 /// The guest's half with little memory: more dirty pages than memory, and the daemon dies while
-/// they are written back. What is written back needs the daemon, and the daemon needs memory.
+/// they are written back. The writeback needs the daemon, and the daemon needs memory.
 ///
 /// # Errors
 /// When it gets stuck, or anything is lost.

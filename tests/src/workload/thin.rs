@@ -29,8 +29,8 @@ struct World {
 }
 
 impl World {
-    /// Volumes with a family of each kind. What one of a family discards another may have, which
-    /// dm-thin can't say: discards come before the snapshots.
+    /// Volumes with a family of each kind. A discarded extent may be shared in the family, which
+    /// dm-thin can't express: discards come before the snapshots.
     fn new(extent_size: usize, devices: &[usize], seed: u64) -> Result<Self> {
         let media = Media::create(u32::try_from(extent_size)?, devices, None).map_err(wrong)?;
         let rig = Rig::open(media).map_err(wrong)?;

@@ -71,7 +71,7 @@ fn capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_two_pool
     let thick = create(&driver, &in_class("thick-two", "b", 64 * MIB)).unwrap();
     let after_thick = reported();
     assert_eq!(after_thick[..2], after_thin[..2]);
-    // What is set aside is promised too: both classes of its pool have less.
+    // Reserved space is promised too: both classes of its pool have less.
     assert_eq!(after_thick[2], begin[2] - 64 * MIB);
     assert!(
         (begin[3] - 72 * MIB..=begin[3] - 64 * MIB).contains(&after_thick[3]),

@@ -59,7 +59,7 @@ fn an_ephemeral_volume_comes_with_publish_and_goes_with_unpublish(cx: &mut Cx<'_
         cx.unpublish(&request.volume_id, &request.target_path)?;
     }
     ensure!(!Path::new(&request.target_path).exists(), "the target is still there");
-    // What it held is gone with it.
+    // Its data is gone with it.
     cx.publish(&request)?;
     ensure!(!Path::new(&request.target_path).join("file").exists(), "the file is still there");
     Ok(())

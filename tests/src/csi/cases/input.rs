@@ -52,7 +52,7 @@ fn an_id_of_a_mebibyte_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     let volume_id = mebibyte();
     let driver = cx.driver;
     let codes = [Code::InvalidArgument, Code::NotFound];
-    // What is no id names nothing: deleting that is no error.
+    // An invalid id names no volume, so that deleting it may succeed.
     match cx.delete(&volume_id) {
         Ok(()) => {}
         answer => drop(refused(answer, Code::InvalidArgument)?),

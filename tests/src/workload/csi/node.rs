@@ -416,7 +416,7 @@ impl Node<'_> {
         theirs.stage(&self.driver)?;
         theirs.publish(&self.driver, 0)?;
         refused(theirs.publish(&self.driver, 1), Code::FailedPrecondition)?;
-        // What is another driver's does not exist, and to delete that is fine.
+        // A volume of another driver does not exist for this one, and deleting it succeeds.
         ours.delete(&self.driver)?;
         ensure!(ours.target(0).join("lost+found").exists(), "the other driver's volume is gone");
         self.down(&theirs)?;

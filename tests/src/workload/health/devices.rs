@@ -57,7 +57,7 @@ impl Switched {
         }
     }
 
-    /// From now on it is this target. What is under way ends before.
+    /// Replaces the target from now on. Requests in flight end before.
     fn switch(&self, target: &str, words: &str) -> Result<()> {
         let (name, table) = (self.name, self.table(target, words));
         guest::shell(&format!(

@@ -73,7 +73,7 @@ fn full(ward: &mut Ward<'_>, volume: &Volume, short: bool) -> Result<()> {
         &bytes,
         volume,
         |_| {
-            // What is too little for much may be enough for little.
+            // Space that is too little for a large write may be enough for a small one.
             for size in ["1M", "4k", "1k"] {
                 let mut line = guest::shell(&format!(
                     "dd if=/dev/zero bs={size} conv=fsync >> {} || true",
@@ -137,7 +137,7 @@ fn errors(ward: &mut Ward<'_>, volume: &Volume) -> Result<()> {
     )
 }
 
-/// xfs gives up. What it had goes on with the next mount.
+/// xfs shuts down. The next mount continues with its data.
 fn shut_down(ward: &mut Ward<'_>) -> Result<()> {
     let volume = ward.up(Shape::Mount("xfs"), 320 * MIB)?;
     let down = Trouble { cause: "xfs shuts down", says: &["xfs was shut down"], ..NODE };

@@ -136,7 +136,7 @@ impl Running {
             took = start.elapsed();
         }
         if self.attack == Attack::Limited {
-            // What the kernel was given can't be taken back, and would take a second.
+            // Requests in the kernel can't be cancelled, and would take a second.
             daemon.cli(&["set", "--bandwidth", "0", NEIGHBOUR])?;
         }
         for thread in self.threads {

@@ -124,7 +124,7 @@ fn replugged(disk: &Path) -> Result<()> {
     crate::tools::wait_until("the disk", guest::PATIENCE, || disk.exists().then_some(()))?;
     let error = refused_start(&mut daemon)?;
     ensure!(error.contains("disk sequence number"), "{error}");
-    // What is lost is what no flush was answered for, and only by an explicit word.
+    // Only data without an answered flush is lost, and only with an explicit setting.
     let settings = Settings {
         pool: Some(disk.to_path_buf()),
         pool_lines: "accept_loss = true\n".to_owned(),

@@ -126,7 +126,7 @@ pub(super) fn find(node: &mut Node) -> Result<String> {
     for volume in &all {
         node.down(volume)?;
     }
-    // That its folders went may not have come to the disk.
+    // The removal of its folders may not be durable.
     node.volume(FIRST, Shape::Block, 16, &[])?.gone()?;
     node.clean("what was found")?;
     shell("! ls /dev/pmem*").context("a device is left")?;

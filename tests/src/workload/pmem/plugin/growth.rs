@@ -36,7 +36,7 @@ pub(super) fn over_remains(node: &mut Node) -> Result<()> {
         let left = add(daemon, "left", LEFT, &["--no-erase"])?;
         fill(&left, "a secret", LEFT)?;
         daemon.cli(&["del", "--pool", GROWING, "left"])?;
-        // What is free in front of it is of no use to it, although the kernel would take that.
+        // It must not grow into the free space in front of it, although the kernel would use that.
         let is_behind = round % 2 == 0;
         if is_behind {
             add(daemon, "first", FRONT, &["--no-erase"])?;

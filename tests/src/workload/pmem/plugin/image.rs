@@ -99,7 +99,7 @@ fn one(node: &mut Node, class: &str, mib: i64) -> Result<u64> {
     volume.publish(&node.driver, 0)?;
     let target = volume.target(0);
     fs::write(target.join("file"), TEXT)?;
-    // What is mounted is what a loop device shows of the image.
+    // The mount is of the image's part that a loop device shows.
     let (source, options) = mounted(&target)?;
     ensure!(source.starts_with("/dev/loop") && !has_dax(&options), "{source}: {options:?}");
     let file = shell(&format!("losetup --noheadings --raw --output BACK-FILE {source}"))?;

@@ -84,7 +84,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts both. What they remember is on the disk.
+    /// Starts both. Their state is on the disk.
     pub(super) fn start([direct, growing, _]: [String; 3], short: bool) -> Result<Self> {
         let tables = format!(
             "{}[[pool]]\nname = \"{GROWING}\"\nkind = \"pmem-direct\"\nregion = \"{growing}\"\n\
@@ -92,7 +92,7 @@ impl Node {
             direct::table(&direct)
         );
         let daemon = pooled::daemon("", &tables)?;
-        // What the kubelet shares with what it starts.
+        // The kubelet shares its mounts with the containers that it starts.
         guest::shell("mount --make-rshared /")?;
         let settings = Settings {
             config: CLASSES.to_owned(),
