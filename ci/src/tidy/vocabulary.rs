@@ -41,13 +41,10 @@ const EXCEPTIONS: [(&str, &str); 1] = [
 
 /// Parts of the repository that are not rewritten yet. Their counts may only shrink: lower them
 /// here when they do, and remove a part once it is clean. No other part may have any.
-const LIMITS: [Limit; 7] = [
-    Limit { part: "api/", words: 17, pronouns: 5 },
+const LIMITS: [Limit; 4] = [
     Limit { part: "blockd/", words: 795, pronouns: 689 },
-    Limit { part: "tests/", words: 365, pronouns: 192 },
     Limit { part: "docs/ARCHITECTURE.md", words: 5, pronouns: 0 },
     Limit { part: "docs/REQUIREMENTS.md", words: 16, pronouns: 0 },
-    Limit { part: "CHANGELOG.md", words: 10, pronouns: 0 },
     Limit { part: "README.md", words: 1, pronouns: 0 },
 ];
 
