@@ -188,7 +188,7 @@ fn memory_that_is_gone_is_an_error_of_the_request_and_the_daemon_goes_on() {
 
 /// Row: P11.
 #[test]
-fn what_is_not_ours_is_not_touched() {
+fn foreign_data_is_not_overwritten() {
     let (folder, mut daemon) = daemon("pmem-foreign", "");
     let pool = folder.path().join("pool");
     let file = File::create(&pool).unwrap();

@@ -266,7 +266,7 @@ fn blockd_discard(daemon: &Daemon, name: &str, offset: u64, len: u32) {
 }
 
 #[test]
-fn what_a_full_pool_answers_is_what_was_set() {
+fn a_full_pool_answers_by_the_policy_that_was_set() {
     let daemon = daemon("answers", 256 * MIB, OFF);
     for name in ["w1", "w2", "w3"] {
         daemon.add(name, 1 << 30).unwrap();
@@ -326,7 +326,7 @@ fn a_daemon_ends_and_starts_while_writes_wait() {
 }
 
 #[test]
-fn what_is_set_aside_promised_and_limited_is_kept() {
+fn reservations_promises_and_limits_are_kept() {
     let mut daemon = daemon("aside", 256 * MIB, &format!("{OFF}overprovision_ratio = \"2.0\""));
     let thick = ["add", "--nbd", "--size", "64M", "--thick", "w1"];
     daemon.cli(&thick).unwrap();
@@ -479,7 +479,7 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
 
 /// A sparse pool that claims four times the size of its file system. No write fails when that runs
 /// out, and the pool is reported as full.
-fn what_is_below_is_full(small: &Small, space: u64) {
+fn fills_the_file_system_below(small: &Small, space: u64) {
     assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
     let settings = Settings {
         pool: Some(small.path().join("pool")),
@@ -537,13 +537,13 @@ fn what_is_below_is_full(small: &Small, space: u64) {
 #[test]
 fn a_pool_is_full_where_its_tmpfs_is() {
     let small = Small::tmpfs(96 * MIB).unwrap();
-    what_is_below_is_full(&small, 96 * MIB);
+    fills_the_file_system_below(&small, 96 * MIB);
 }
 
 #[test]
 fn a_pool_is_full_where_the_file_system_of_a_small_loop_device_is() {
     let small = Small::ext4(96 * MIB).unwrap();
-    what_is_below_is_full(&small, 96 * MIB);
+    fills_the_file_system_below(&small, 96 * MIB);
 }
 
 /// Commits, grants, the control API, hooks, metrics and health stop: all threads of the daemon

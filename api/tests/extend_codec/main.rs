@@ -108,7 +108,7 @@ fn a_name_has_at_most_254_bytes() {
 }
 
 #[test]
-fn what_a_volume_can_still_need_is_counted_without_overflow() {
+fn the_room_of_a_volume_is_computed_without_overflow() {
     let room = |virtual_size, current_size, metadata_size| {
         let (form, name) = (Form::Binary, b"v".to_vec());
         Extend { form, name, virtual_size, current_size, metadata_size }.room()

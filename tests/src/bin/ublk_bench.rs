@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_reaches_the_machine() {
+    fn arguments_reach_the_machine() {
         let given = "x --blockd a --runner b --rublk c --jobs d --quick --only counts --pairs 4";
         let arguments = Arguments::try_parse_from(given.split(' ')).unwrap();
         assert_eq!(words(&arguments), "--blockd /usr/bin/blockd --quick --only 'counts' --pairs 4");

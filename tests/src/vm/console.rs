@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_expected_is_none_and_hides_no_other() {
+    fn an_expected_complaint_is_skipped_and_hides_no_other() {
         let console = "[1] WARNING: at one\n[2] WARNING: at two\n[3] trace";
         let expected = ["at one".to_owned()];
         let said = complaint(console, &expected).unwrap();

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_stays_and_of_the_rest_some_is_lost() {
+    fn flushed_data_stays_and_a_part_of_the_rest_is_lost() {
         let folder = Folder::new("forgetful").unwrap();
         let (disk, socket) = disk(&folder);
         let mut client = Connection::open(&socket, EXPORT).unwrap();

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flush_covers_has_to_be_there() {
+    fn data_that_a_flush_covers_has_to_be_there() {
         let disk = disk(
             &[(1, 9), (2, 5)],
             &[

@@ -111,7 +111,7 @@ fn capacity_follows_what_is_made_cut_grown_and_deleted_in_each_class_of_two_pool
 
 /// Row: T19.
 #[test]
-fn what_is_made_at_once_is_never_more_than_was_promised() {
+fn concurrent_volumes_never_exceed_the_promised_capacity() {
     let (rig, _folder) = of_two_pools("at-once");
     let driver = rig.plugin.driver().unwrap();
     const SIZE: i64 = 24 * MIB;

@@ -19,7 +19,7 @@ cases! { [CAPACITY]
     the_smallest_volume_depends_on_its_file_system: Rows;
     capacity_for_what_is_unsupported_is_0_or_refused;
     capacity_of_an_unknown_class_is_refused: Rows;
-    what_is_as_large_as_the_capacity_is_taken: CREATE, Rows;
+    a_volume_as_large_as_the_capacity_is_accepted: CREATE, Rows;
 }
 
 fn ask(cx: &Cx<'_>, capability: Option<VolumeCapability>) -> Answer<GetCapacityResponse> {
@@ -113,7 +113,7 @@ fn capacity_of_an_unknown_class_is_refused(cx: &mut Cx<'_>) -> Result<()> {
 }
 
 /// Row: T3.
-fn what_is_as_large_as_the_capacity_is_taken(cx: &mut Cx<'_>) -> Result<()> {
+fn a_volume_as_large_as_the_capacity_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
     let free = ask(cx, None)?.available_capacity / 4096 * 4096;
     let mut request = cx.request();
     request.capacity_range = range(free, free);

@@ -42,10 +42,10 @@ cases! { [CREATE]
     a_name_with_control_characters_is_invalid_argument;
     an_unknown_parameter_is_refused_by_name: Rows;
     an_unknown_device_class_is_refused_by_name: Rows;
-    what_the_sidecars_add_to_the_parameters_is_accepted: Rows;
+    parameters_that_sidecars_add_are_accepted: Rows;
     unused_secrets_are_accepted;
     an_unknown_mutable_parameter_is_refused_at_create: MODIFY;
-    what_was_refused_left_nothing_behind: LIST;
+    refused_calls_leave_nothing_behind: LIST;
 }
 
 fn create_volume_without_name_is_invalid_argument(cx: &mut Cx<'_>) -> Result<()> {
@@ -349,7 +349,7 @@ fn an_unknown_device_class_is_refused_by_name(cx: &mut Cx<'_>) -> Result<()> {
     says(&status, &["device-class", "no-such-class"])
 }
 
-fn what_the_sidecars_add_to_the_parameters_is_accepted(cx: &mut Cx<'_>) -> Result<()> {
+fn parameters_that_sidecars_add_are_accepted(cx: &mut Cx<'_>) -> Result<()> {
     let mut request = cx.request_with("csi.storage.k8s.io/pvc/name", "claim");
     for (key, value) in [
         ("csi.storage.k8s.io/pvc/namespace", "default"),
@@ -378,7 +378,7 @@ fn an_unknown_mutable_parameter_is_refused_at_create(cx: &mut Cx<'_>) -> Result<
     says(&status, &["no-such-key"])
 }
 
-fn what_was_refused_left_nothing_behind(cx: &mut Cx<'_>) -> Result<()> {
+fn refused_calls_leave_nothing_behind(cx: &mut Cx<'_>) -> Result<()> {
     let before = cx.driver.everything()?;
     let bad = cx.mount(Mode::Unknown);
     let request = with(cx, vec![bad]);

@@ -25,7 +25,7 @@ cases! { []
     a_controller_that_can_make_volumes_is_a_service_of_the_plugin;
     a_volume_that_can_expand_says_whether_it_may_be_in_use: EXPAND;
     published_nodes_are_listed_only_where_volumes_are_published;
-    what_is_not_offered_is_unimplemented;
+    calls_that_are_not_offered_are_unimplemented;
     controller_and_node_offer_the_writer_modes_together: Rows;
     the_controller_offers_what_was_asked_for: Rows;
     the_node_offers_what_was_asked_for: Rows;
@@ -96,7 +96,7 @@ fn published_nodes_are_listed_only_where_volumes_are_published(cx: &mut Cx<'_>) 
     Ok(())
 }
 
-fn what_is_not_offered_is_unimplemented(cx: &mut Cx<'_>) -> Result<()> {
+fn calls_that_are_not_offered_are_unimplemented(cx: &mut Cx<'_>) -> Result<()> {
     let offers = cx.offers();
     if offers.controller.contains(&i32::from(Controller::PublishUnpublishVolume)) {
         return not_offered("something that is left out: volumes are published by the controller");

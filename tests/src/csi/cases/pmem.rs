@@ -20,7 +20,7 @@ cases! { [CREATE, Rows]
     a_volume_reports_its_charged_and_its_usable_bytes;
     a_size_is_rounded_up_unless_the_limit_forbids;
     the_smallest_volume_is_that_of_the_pool: CAPACITY;
-    what_fits_nowhere_is_refused_with_what_is_free: CAPACITY;
+    an_unavailable_size_is_refused_with_the_free_space: CAPACITY;
     usage_is_one_that_the_class_can_have;
     kata_image_is_app_direct_or_refused;
     kata_containers_is_a_boolean_as_strconv_reads_it;
@@ -112,7 +112,7 @@ fn the_smallest_volume_is_that_of_the_pool(cx: &mut Cx<'_>) -> Result<()> {
 }
 
 /// Row: P3.
-fn what_fits_nowhere_is_refused_with_what_is_free(cx: &mut Cx<'_>) -> Result<()> {
+fn an_unavailable_size_is_refused_with_the_free_space(cx: &mut Cx<'_>) -> Result<()> {
     usage(cx)?;
     let parameters = cx.options.parameters.clone();
     let reported = capacity(cx, parameters)?;

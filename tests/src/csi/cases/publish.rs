@@ -24,10 +24,10 @@ cases! { [CREATE, STAGE, Host]
     unpublish_again_is_ok;
     unpublish_removes_a_target_that_is_not_mounted;
     delete_of_a_published_volume_is_refused;
-    what_is_written_at_the_target_is_staged_too;
+    data_written_at_the_target_is_staged_too;
     a_readonly_target_can_not_be_written;
     a_block_volume_is_published_as_a_device;
-    what_is_written_to_a_block_volume_stays;
+    data_written_to_a_block_volume_stays;
     a_held_block_device_is_unstaged_later_and_loses_nothing;
     unstage_of_a_published_volume_loses_nothing;
     a_target_that_was_unmounted_behind_our_back_is_mounted_again;
@@ -125,7 +125,7 @@ fn delete_of_a_published_volume_is_refused(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn what_is_written_at_the_target_is_staged_too(cx: &mut Cx<'_>) -> Result<()> {
+fn data_written_at_the_target_is_staged_too(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     fs::write(Path::new(&target).join("file"), b"there")?;
@@ -167,7 +167,7 @@ pub(super) fn device_size(path: &str) -> Result<u64> {
     Ok(file.seek(SeekFrom::End(0))?)
 }
 
-fn what_is_written_to_a_block_volume_stays(cx: &mut Cx<'_>) -> Result<()> {
+fn data_written_to_a_block_volume_stays(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(block(Mode::SingleNodeWriter))?;
     let target = cx.published(&staged)?;
     let last = u64::try_from(staged.size)? - 4096;

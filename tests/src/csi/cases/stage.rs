@@ -20,7 +20,7 @@ cases! { [CREATE, STAGE, Host]
     stage_again_with_another_file_system_already_exists;
     stage_of_a_block_volume_mounts_nothing;
     unstage_undoes_stage_and_is_ok_again;
-    what_was_written_is_there_after_staging_again;
+    written_data_is_there_after_staging_again;
     a_device_with_another_file_system_is_never_formatted;
     a_device_with_unknown_bytes_is_never_formatted: Rows;
     delete_of_a_staged_volume_is_refused;
@@ -86,7 +86,7 @@ fn unstage_undoes_stage_and_is_ok_again(cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-fn what_was_written_is_there_after_staging_again(cx: &mut Cx<'_>) -> Result<()> {
+fn written_data_is_there_after_staging_again(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
     let file = Path::new(staged.path()).join("file");
     for round in 0..3 {

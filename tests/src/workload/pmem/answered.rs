@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_read() {
+    fn printed_answers_are_read_back() {
         assert_eq!(said("answered 0 32\nx\nanswered 1 64\nanswered 0 96\nansw"), [96, 64]);
         assert_eq!(said("answered 7 32\nanswered 0\nanswered 0 1 2"), [0, 0]);
     }
