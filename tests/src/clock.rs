@@ -1,8 +1,8 @@
-//! The clock of those who wait and measure.
+//! The clock of tests and measurements.
 
 use std::time::Instant;
 
-/// Now. The only place that asks.
+/// The present time. No other code of this package reads the clock.
 #[expect(clippy::disallowed_methods, reason = "what starts programs and waits for them")]
 #[must_use]
 pub fn clock() -> Instant {

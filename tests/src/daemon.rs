@@ -378,7 +378,7 @@ impl Daemon {
         self.child.take()
     }
 
-    /// Asks it to end in order, and waits for that.
+    /// Ends it in order, and waits for its end.
     ///
     /// # Errors
     /// When it does not run, or does not end in time.

@@ -24,7 +24,7 @@ const INFO_EXPORT: u16 = 0;
 
 /// An option's reply beyond this is not from a server.
 const LONGEST_OPTION: usize = 64 << 10;
-/// A server that says nothing for so long has lost the request.
+/// A server that does not answer within this time has lost the request.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// `NBD_CMD_FLAG_FUA`: durable when answered.
@@ -154,7 +154,7 @@ impl Connection {
         Ok(u64::from_be_bytes(bytes))
     }
 
-    /// The half that asks and the half that listens.
+    /// The half that sends requests and the half that reads replies.
     ///
     /// # Errors
     /// When the process has no file descriptor left.
@@ -206,7 +206,7 @@ impl Connection {
     }
 }
 
-/// The half of a connection that asks.
+/// The half of a connection that sends requests.
 #[derive(Debug)]
 pub struct Asking(UnixStream);
 

@@ -73,7 +73,7 @@ pub fn describe(command: &Command) -> String {
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
 
-/// Asks again every few milliseconds until there is an answer.
+/// Polls every few milliseconds until there is a result.
 ///
 /// # Errors
 /// When there is none within the limit, naming what was waited for.

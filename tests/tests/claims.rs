@@ -158,7 +158,7 @@ fn an_open_pool_is_refused_on_another_host() {
     let mut here = daemon("open", disks[0].path());
     here.start().unwrap();
     here.add("data", 16 * MIB).unwrap();
-    // The same node: what the superblock says of it would let the pool be opened.
+    // The same node: its entry in the superblock would let the pool be opened.
     let mut there = daemon("refused", disks[1].path());
     let host = OtherHost::new().unwrap();
     // An offline tool that writes is refused, too.

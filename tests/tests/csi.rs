@@ -151,7 +151,7 @@ fn a_claim_of_500_mib_is_taken_where_500_mib_are_free() {
     }
 }
 
-/// A daemon can be reached a moment before it says that it is ready.
+/// A daemon can be reached a moment before it reports that it is ready.
 fn ready(driver: &Driver) {
     let is_ready = || driver.probe(ProbeRequest {}).unwrap().ready.unwrap().then_some(());
     tools::wait_until("the plugin to be ready", Duration::from_secs(60), is_ready).unwrap();
@@ -249,8 +249,8 @@ fn a_thousand_volumes_are_listed_in_pages() {
     polling_them_takes_no_io(&rig, &driver, COUNT);
 }
 
-/// Conditions of all of them, as a monitor asks for them again and again, without a write or flush
-/// of the pool. Some come by themselves after creations: then it is tried again.
+/// Conditions of all of them, as a monitor polls them, without a write or flush of the pool. Some
+/// come by themselves after creations: then it is tried again.
 ///
 /// Row: H39.
 fn polling_them_takes_no_io(rig: &Rig, driver: &Driver, count: usize) {
@@ -360,14 +360,14 @@ fn a_node_that_is_down_gives_no_condition_and_reports_the_true_one_afterwards() 
     assert!(late.contains(&stopped) && late.contains(&list), "{stopped:?}, {list:?}");
     assert_eq!(condition(&driver, &id).unwrap().message, "healthy");
     rig.plugin.kill().unwrap();
-    // The first call meets a connection that breaks, or that has not done so yet.
+    // The first call uses a connection that breaks, or that is about to.
     let gone = [Code::Unavailable, Code::Unknown, Code::DeadlineExceeded, Code::Cancelled];
     let first = condition(&monitor, &id).unwrap_err().code();
     assert!(gone.contains(&first), "{first:?}");
     refused(condition(&monitor, &id), Code::Unavailable).unwrap();
     rig.plugin.start().unwrap();
     let driver = rig.plugin.driver().unwrap();
-    // Its daemon alone is down: the plugin says so, and nothing of volumes.
+    // Its daemon alone is down: the plugin reports that, and nothing about volumes.
     rig.daemon.kill().unwrap();
     refused(condition(&driver, &id), Code::Unavailable).unwrap();
     refused(driver.list_volumes(ListVolumesRequest::default()), Code::Unavailable).unwrap();

@@ -287,8 +287,8 @@ fn a_backup_of_changed_blocks_is_the_snapshot_byte_for_byte() {
     assert!(caught > 50 && caught_zeroes > 5, "{caught}, {caught_zeroes}");
 }
 
-/// Leaves out one range at a time, as a plugin would that forgets it: the comparison must notice
-/// wherever the bytes were others before. How many did, and how many of them were zeroes.
+/// Leaves out one range at a time, as a faulty plugin would: the comparison must fail wherever the
+/// bytes were others before. Returns how many failed, and how many of them were zeroes.
 fn lose_each(
     before: &[u8],
     truth: &[u8],

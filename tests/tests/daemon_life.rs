@@ -1,4 +1,4 @@
-//! How a daemon lives and dies beside others: ends in order, is replaced, runs out of space below.
+//! The start and end of daemons beside others: ends in order, is replaced, runs out of space below.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::io::Read as _;
@@ -58,7 +58,7 @@ fn a_second_daemon_on_a_pool_is_refused_and_takes_over() {
     let errors: Vec<&str> =
         log.lines().filter(|line| line.starts_with("blockd: error: ")).collect();
     assert!(errors.len() == 1 && errors[0].contains("pool default is locked"), "{log}");
-    // The first one did not notice.
+    // The first one is not affected.
     assert_eq!(first.connect("data").unwrap().read(0, 4096).unwrap(), [7; 4096]);
 
     // The second has no delta ring of the pool: its runtime folder is another one.
@@ -209,7 +209,7 @@ fn clients_that_reconnect_do_not_notice_a_restart() {
             writeln!(stdin, "write -z {zeroed} 4k").unwrap();
             writeln!(stdin, "read -P {pattern} {at} 4k").unwrap();
             writeln!(stdin, "read -P 0 {zeroed} 4k").unwrap();
-            // Slower than the client, so that every kill has work left to meet.
+            // Slower than the client, so that every kill comes before the end of the work.
             std::thread::sleep(Duration::from_millis(5));
         }
         writeln!(stdin, "flush\nquit").unwrap();

@@ -177,7 +177,7 @@ fn memory_that_is_gone_is_an_error_of_the_request_and_the_daemon_goes_on() {
     let pool = File::options().write(true).open(daemon.pool()).unwrap();
     pool.set_len(3 * MIB).unwrap();
     assert!(connection.read(4 * MIB, BLOCK).is_err());
-    // It answers, and says what is wrong.
+    // It answers, and reports the cause.
     let seen = (0..100).any(|_| {
         std::thread::sleep(Duration::from_millis(100));
         daemon.cli(&["health"]).is_ok_and(|health| health.to_string().contains("shrunk"))

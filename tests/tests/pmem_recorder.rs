@@ -1,6 +1,7 @@
-//! A pool in persistent memory under losses of power, by a memory that knows which stores have been
-//! fenced: log, data and lanes of the real mapper, carried out by the daemon's rules. Every image
-//! that could be left opens and holds what was answered; every fence that is left out is missed.
+//! A pool in persistent memory under losses of power, by a memory that records which stores have
+//! been fenced: log, data and lanes of the real mapper, carried out by the daemon's rules. Every
+//! image that could be left opens and holds what was answered; every fence that is left out is
+//! missed.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 

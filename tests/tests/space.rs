@@ -108,7 +108,7 @@ fn compare(daemon: &Daemon, name: &str, number: u64, extents: std::ops::Range<u6
     }
 }
 
-/// The lines of the daemon's log that say this.
+/// The number of lines of the daemon's log with this text.
 fn said(daemon: &Daemon, what: &str) -> usize {
     daemon.log().lines().filter(|line| line.contains(what)).count()
 }
@@ -401,7 +401,7 @@ fn hook(daemon: &Daemon, name: &str, text: &str, mode: u32) -> String {
     format!("hook = {path:?}\nhook_timeout = \"1s\"\n")
 }
 
-/// Gives a daemon that runs another policy, and waits for what it says then.
+/// Reloads a running daemon with another policy, and waits for the message `what` in its log.
 fn reconfigure(daemon: &Daemon, space: &str, what: &str) {
     let before = said(daemon, what);
     daemon.configure(&settings(256 * MIB, space)).unwrap();

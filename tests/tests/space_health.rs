@@ -33,7 +33,7 @@ fn full_pool() -> Daemon {
     daemon
 }
 
-/// Whether health says that a write waits.
+/// Whether health reports a waiting write.
 fn is_reported(daemon: &Daemon) -> bool {
     daemon.cli(&["health"]).unwrap().to_string().contains(CODE)
 }

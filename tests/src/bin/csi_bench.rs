@@ -46,7 +46,8 @@ struct Arguments {
     /// Pairs of intervals, with and without polling.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(2..=31))]
     pairs: u64,
-    /// Volumes whose node is asked in each second as well: kubelets ask for each once a minute.
+    /// Volumes whose stats are requested each second as well: kubelets do so once a minute for
+    /// each.
     #[arg(long, default_value_t = 17)]
     stats: usize,
     /// Print the figures as JSON.
@@ -219,7 +220,7 @@ fn io(rig: &Rig, kind: &str, seconds: u64) -> Result<Value> {
     fio.arg(format!("--runtime={seconds}")).arg("--output-format=json");
     fio.current_dir(Path::new("/tmp"));
     let said = tools::text(&mut fio)?;
-    // It may say something else before.
+    // There may be other output before.
     let at = said.find('{').with_context(|| format!("fio says {said:?}"))?;
     let said: Value = serde_json::from_str(&said[at..]).context("what fio says")?;
     let job = &said["jobs"][0];
@@ -243,7 +244,7 @@ struct Poll<'a> {
 }
 
 impl Poll<'_> {
-    /// Asks once a second while something goes on, and says how often.
+    /// Polls once a second while `what` runs, and returns how often.
     fn beside<T>(&self, rig: &Rig, what: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
         let driver = rig.plugin.driver()?;
         let nowhere = rig.plugin.kubelet_dir().join("pods/none").to_string_lossy().into_owned();

@@ -45,7 +45,7 @@ enum Workload {
     Health(RunArguments),
     /// Persistent memory: regions, pools and volumes in it, and a loss of power
     Pmem(RunArguments),
-    /// Disks that others want, pools that are missing, and a disk that two hosts open
+    /// Disks that others open, pools that are missing, and a disk that two hosts open
     Safety(RunArguments),
     /// Devices of one daemon beside each other: one with a limit, a full pool, or too much IO
     Neighbours(RunArguments),
@@ -156,7 +156,7 @@ struct Script {
     /// The kernel: 6.12, 7, or all, one after the other.
     #[arg(long, value_name = "KERNEL", default_value = "6.12")]
     kernel: String,
-    /// Only fetch the kernel, and say which one it is.
+    /// Only fetch the kernel, and print its release.
     #[arg(long)]
     fetch: bool,
     /// Leave the daemon out, and so don't build it.

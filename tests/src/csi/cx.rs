@@ -506,7 +506,7 @@ pub(super) fn mounted_as(fs_type: &str, mode: Mode) -> VolumeCapability {
     }
 }
 
-/// The call was refused with this code, and says why.
+/// Checks that the call was refused with this code and a message, and returns the status.
 ///
 /// # Errors
 /// When it was not.
@@ -514,7 +514,7 @@ pub fn refused<T: Debug>(answer: Answer<T>, code: Code) -> Result<Status> {
     refused_as(answer, &[code])
 }
 
-/// The call was refused with one of these codes, and says why.
+/// Checks that the call was refused with one of these codes and a message; returns the status.
 pub(super) fn refused_as<T: Debug>(answer: Answer<T>, codes: &[Code]) -> Result<Status> {
     match answer {
         Ok(answer) => bail!("expected {codes:?}, got {answer:?}"),
@@ -528,7 +528,7 @@ pub(super) fn refused_as<T: Debug>(answer: Answer<T>, codes: &[Code]) -> Result<
     }
 }
 
-/// The message says each of these.
+/// Checks that the message contains each of these.
 pub(super) fn says(status: &Status, words: &[&str]) -> Result<()> {
     let message = status.message();
     let missing: Vec<_> = words.iter().filter(|word| !message.contains(**word)).collect();

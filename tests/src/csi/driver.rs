@@ -1,4 +1,4 @@
-//! The driver that is examined: its socket, its calls, and what it says it can do.
+//! The driver that is examined: its socket, its calls, and its capabilities.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -136,10 +136,10 @@ impl Driver {
         get_metadata_delta(GetMetadataDeltaRequest) -> GetMetadataDeltaResponse;
     }
 
-    /// Asks a driver what it is.
+    /// Connects to a driver, and reads its identity and capabilities.
     ///
     /// # Errors
-    /// When it can't be reached or does not say.
+    /// When it can't be reached or does not answer.
     pub fn connect(endpoint: &str, limit: Duration) -> Result<Self> {
         let mut driver = Self::unasked(endpoint, limit)?;
         driver.offers = driver.ask().with_context(|| format!("asking {endpoint}"))?;

@@ -187,7 +187,8 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// Examines a driver.
 ///
 /// # Errors
-/// When it can't be reached, or does not say what it is. A case that fails is part of the report.
+/// When it can't be reached, or does not report its identity. A case that fails is part of the
+/// report.
 pub fn run(options: &Options) -> Result<Report> {
     let driver = Driver::connect(&options.endpoint, options.limit)?;
     let offers = driver.offers().clone();

@@ -42,7 +42,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long a call may take that nothing is in the way of: machines stall for seconds.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// Loopback addresses are all of this machine: each plugin has one of its own, so that no two
-/// tests want the same port.
+/// tests would use the same port.
 const METRICS_PORT: u16 = 9650;
 
 /// The settings of a daemon and its plugin.
@@ -97,7 +97,7 @@ impl Rig {
         daemon.start()?;
         let mut plugin = Plugin::new(name, &daemon.control_socket(), settings)?;
         plugin.start()?;
-        // The daemon can be reached a moment before it says that it is ready.
+        // The daemon can be reached a moment before it reports that it is ready.
         let driver = plugin.driver()?;
         let is_ready = || driver.probe(ProbeRequest {}).ok()?.ready.filter(|ready| *ready);
         tools::wait_until("daemon and plugin to be ready", START_LIMIT, is_ready)?;
@@ -258,10 +258,10 @@ impl Plugin {
         Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
     }
 
-    /// Asks it to end in order.
+    /// Ends it in order.
     ///
     /// # Errors
-    /// When it does not run, does not end in time, or says that something went wrong.
+    /// When it does not run, does not end in time, or reports an error.
     pub fn stop(&mut self) -> Result<()> {
         let mut child = self.child.take().context("the plugin does not run")?;
         kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM)?;
@@ -280,10 +280,10 @@ impl Plugin {
         Driver::unasked(&self.endpoint(), limit)
     }
 
-    /// A client of it that knows what it offers.
+    /// A client of it, with its capabilities.
     ///
     /// # Errors
-    /// When it does not say.
+    /// When it does not answer.
     pub fn driver(&self) -> Result<Driver> {
         Driver::connect(&self.endpoint(), CALL_LIMIT).with_context(|| self.last_words())
     }
@@ -334,7 +334,7 @@ impl Plugin {
         self.get("/metrics")
     }
 
-    /// Whether it lives, as the kubelet asks.
+    /// Whether it is alive, by the kubelet's probe.
     ///
     /// # Errors
     /// When it does not.

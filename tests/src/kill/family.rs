@@ -61,8 +61,8 @@ impl Met {
         Self(std::array::from_fn(|at| self.0[at] + other.0[at]))
     }
 
-    /// Whether every command is among them, but for the first, which comes only once. Writes are
-    /// no matter: a crash meets those of the load beside the family, and these are short.
+    /// Whether every command is among them, but for the first, which comes only once. Writes need
+    /// not be: these are short, and the load beside the family has writes at every crash.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let commands = &self.0[Kind::Snapshot as usize..];

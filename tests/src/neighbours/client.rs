@@ -42,7 +42,7 @@ const LONGEST_REPLY: u64 = 1 << 20;
 const CHUNK_DONE: u16 = 1;
 /// Set in the type of every chunk that is an error.
 const CHUNK_IS_ERROR: u16 = 1 << 15;
-/// `NBD_CMD_FLAG_PAYLOAD_LEN`, which extended headers want with every write.
+/// `NBD_CMD_FLAG_PAYLOAD_LEN`, which extended headers require with every write.
 const PAYLOAD_LEN: u16 = 1 << 5;
 
 pub(super) const READ: u16 = 0;

@@ -33,7 +33,7 @@ pub fn content(seed: u64, piece: u64) -> Vec<u8> {
     data
 }
 
-/// Whether a block has the checksum that it says it has.
+/// Whether a block's checksum is the one at its end.
 fn is_sound(block: &[u8]) -> bool {
     let (body, sum) = block.split_at(block.len() - 4);
     crc32c::crc32c(body).to_le_bytes() == sum

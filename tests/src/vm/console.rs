@@ -1,6 +1,6 @@
 //! A kernel's console, and the lines of it that mean an error.
 
-/// Parts of lines by which a kernel says that it is broken, or that a task is stuck.
+/// Parts of lines by which a kernel reports a bug, or a stuck task.
 const COMPLAINTS: [&str; 8] = [
     "BUG: ",
     "kernel BUG at ",

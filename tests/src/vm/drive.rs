@@ -97,8 +97,8 @@ fn nvdimm(number: usize, path: &Path, node: Option<u32>) -> Result<Vec<String>> 
     Ok(["-object".into(), object, "-device".into(), device].into())
 }
 
-/// How far a write to persistent memory has to get to outlive a loss of power, by what the platform
-/// says of itself.
+/// How far a write to persistent memory has to get to outlive a loss of power, by the platform's
+/// own statement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Persistence {
     /// Into the memory controller: caches have to be written back.

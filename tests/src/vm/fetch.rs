@@ -113,11 +113,11 @@ fn release(root: &Path) -> Option<String> {
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).next()
 }
 
-/// A place that the machine's package manager knows.
+/// An archive in the configuration of the machine's package manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Archive {
     uri: String,
-    /// The keys that sign it, if the machine's configuration says so for this place.
+    /// The keys that sign it, if the configuration names them for this archive.
     signed_by: Option<String>,
 }
 

@@ -35,8 +35,8 @@ impl Which {
         }
     }
 
-    /// The kernel of this word, or the older one where the newer one can't be had. A note says so,
-    /// with what is lost by it.
+    /// The kernel of this word, or the older one where the newer one can't be had. A note
+    /// says so, with the consequences.
     ///
     /// # Errors
     /// When the word is not that of one kernel, or the older one can't be had.
@@ -77,7 +77,7 @@ impl Which {
 /// An unpacked kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its release, as `uname -r` will say.
+    /// Its release, as `uname -r` prints it.
     pub release: String,
     /// The image that qemu boots.
     pub image: PathBuf,

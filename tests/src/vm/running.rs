@@ -1,4 +1,4 @@
-//! A machine that runs: what its script says, line by line, and how it ends.
+//! A running machine: the output of its script, line by line, and its end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -176,7 +176,7 @@ impl Running {
         self.close(seconds)
     }
 
-    /// After the end: what is kept, and whether the kernel had something to say.
+    /// Collects the output after the end. Fails when the kernel has reported an error.
     fn close(&mut self, seconds: f64) -> Result<Output> {
         if let Some(said) = console::complaint(&self.console(), &self.expected) {
             return Err(self.failure(&format!("the kernel complained:\n{said}")));

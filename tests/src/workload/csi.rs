@@ -1,5 +1,5 @@
 //! `csi`: the plugin beside the daemon on real devices, called as a kubelet calls it: the
-//! conformance suite with its node part, what a node lives through, a daemon that is away for a
+//! conformance suite with its node part, the events of a node's life, a daemon that is away for a
 //! while, and deaths at every step.
 
 mod away;

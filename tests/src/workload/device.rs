@@ -124,7 +124,7 @@ impl Device {
 
     fn discard(&self, offset: u64, len: u32) -> Result<()> {
         let (offset, len) = (offset.to_string(), len.to_string());
-        // Without force it wants the device for itself.
+        // Without force it opens the device exclusively.
         let mut command = Command::new("blkdiscard");
         command.args(["--force", "--offset", &offset, "--length", &len]).arg(&self.path);
         tools::output(&mut command).map(|_| ())

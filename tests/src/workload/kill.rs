@@ -218,7 +218,7 @@ impl Rounds {
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| family.run(daemon, &over));
             let start = clock();
-            // A command takes long here: a kill is to meet any of them.
+            // A command takes long here: a kill is to happen during any of them.
             while answered.load(Ordering::Relaxed) < until && start.elapsed() < CHANGES {
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -87,7 +87,7 @@ impl Ledger {
         if request.kind == Kind::Read {
             return Ok(());
         }
-        // Without room it counts as not answered, which asks for less.
+        // Without room it counts as not answered, which is the weaker condition.
         self.add(&format!("done {} 0 0 0 0", request.cookie)).map(|_| ())
     }
 

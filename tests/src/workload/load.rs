@@ -1,5 +1,5 @@
-//! Verified load on a block device: threads that write, read, trim, zero and flush it, and know
-//! what every sector has to hold.
+//! Verified load on a block device: threads that write, read, trim, zero and flush it, and
+//! compare every sector with a model.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! `safety`: mistakes of an operator and odd devices on real kernels: disks that other programs
-//! want, file systems that are not mounted, storage that restarts, and a disk that two hosts open.
+//! open, file systems that are not mounted, storage that restarts, and a disk that two hosts open.
 
 mod disk;
 mod hosts;

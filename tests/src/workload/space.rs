@@ -24,7 +24,7 @@ pub use beside::inside as inside_beside;
 const MIB: u64 = 1 << 20;
 /// Bytes of the pool at first.
 const POOL: u64 = 128 * MIB;
-/// Bytes of a volume with a file system: xfs wants 300 MiB.
+/// Bytes of a volume with a file system: xfs needs 300 MiB.
 const VOLUME: u64 = 512 * MIB;
 /// Bytes left to write where that is to be little.
 const LITTLE: u64 = 24 * MIB;
@@ -35,7 +35,7 @@ const PROMPT: Duration = Duration::from_secs(10);
 /// ENOSPC.
 const NO_SPACE: i32 = 28;
 
-/// xfs's own tests say so to have a log of less than 64 MiB, which is written at first.
+/// Variables of xfs's own tests, which permit a log of less than 64 MiB. mkfs writes the log.
 const SMALL_LOG: &str = "TEST_DEV=1 TEST_DIR=1 QA_CHECK_FS=1 mkfs.xfs -q -l size=16m";
 
 /// File systems: name, how it is made, how it is found to be sound.

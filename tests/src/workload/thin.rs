@@ -18,7 +18,7 @@ use blockd_sim::rig::{Media, Rig};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Bytes of the metadata's disk: what dm-thin wants at the least is 2 MiB.
+/// Bytes of the metadata's disk: dm-thin needs at least 2 MiB.
 const METADATA: u64 = 16 << 20;
 
 /// A pool and what its volumes hold.

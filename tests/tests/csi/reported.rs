@@ -4,7 +4,7 @@ use blockd_csi::proto::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 
 use super::*;
 
-/// How often the kubelet asks in some minutes.
+/// The kubelet's probes in some minutes.
 const PROBES: u32 = 10;
 
 /// The exact size that was asked for: no size of the pool's extents, and no whole GiB.

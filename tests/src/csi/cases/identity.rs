@@ -1,4 +1,4 @@
-//! Identity, and what the services say they can do.
+//! Identity, and the capabilities that the services report.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! A relay between the plugin and the daemon that stops at a chosen message: whatever one of them
-//! wrote at once. Where it stops, the other one never hears of it.
+//! A relay between the plugin and the daemon that stops at a chosen message: the bytes that one of
+//! them wrote at once. The other one does not receive the message at which it stops.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

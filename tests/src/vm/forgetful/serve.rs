@@ -42,7 +42,7 @@ const FUA: u16 = 1;
 const EIO: u32 = 5;
 const EINVAL: u32 = 22;
 
-/// Nothing that qemu asks or sends at once is longer.
+/// Limit on a request's length; those of qemu are no longer.
 const LONGEST: u32 = 32 << 20;
 
 /// Serves one client after the other, each on threads of its own.

@@ -198,7 +198,7 @@ fn probe_liveness(plugin: &Plugin, probe: &Probe, goes_on: impl Fn() -> bool) ->
     Ok(count)
 }
 
-/// Fails if an answer says that the plugin is ready. Returns the number of answers. Beside each
+/// Fails if the plugin reports that it is ready. Returns the number of answers. Beside each
 /// probe a call goes to the plugin that needs the daemon.
 fn probe_readiness(
     plugin: &Plugin,

@@ -205,7 +205,7 @@ impl Living {
                 self.grown = true;
                 volume.grow(driver, size)
             }
-            // An old kernel says that it has to be staged anew.
+            // The answer on an old kernel is that it has to be staged anew.
             Call::NodeGrow => match volume.node_grow(driver, 0) {
                 Err(status) if status.message().contains("staged the next time") => Ok(()),
                 other => other.map(drop),

@@ -125,7 +125,7 @@ impl Node<'_> {
         let in_short = |line: &str| line.contains("label: gpt") || line.contains("seek=3");
         for line in lines.into_iter().filter(|line| !short || in_short(line)) {
             let mut volume = self.up(Shape::Block, 16)?;
-            // Tools want a device's own name.
+            // Tools require a device's own name.
             let device = device_of(&volume.target(0))?;
             guest::shell(&line.replace("DEVICE", &device))?;
             let before = sum(&device)?;
@@ -208,7 +208,7 @@ impl Node<'_> {
         Ok(volume)
     }
 
-    /// Mounted at the same time, also where file systems know each other by a number.
+    /// Mounted at the same time, also where file systems have the same UUID.
     fn clones(&mut self) -> Result<()> {
         for (kind, mib) in self.kinds("xfs") {
             let source = self.up(Shape::Mount(kind), mib)?;
@@ -430,7 +430,7 @@ impl Node<'_> {
 /// A step that takes longer is stuck.
 pub(in crate::workload) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Calls again while the answer says that this might help.
+/// Repeats a call while its answer permits a retry.
 pub(in crate::workload) fn insist<T>(what: &str, mut call: impl FnMut() -> Answer<T>) -> Result<T> {
     let start = clock();
     loop {

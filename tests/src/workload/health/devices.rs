@@ -208,7 +208,7 @@ pub(super) fn bad_sectors(table: &mut Table) -> Result<()> {
         &bad,
         &volume,
         |_| {
-            // All of them: where the volume's data lies is the pool's to know.
+            // All of them: only the pool knows where the volume's data lies.
             set(format!("{PARAMETERS}/medium_error_start"), "0")?;
             set(format!("{PARAMETERS}/medium_error_count"), "1000000")?;
             set(format!("{SETTINGS}/opts"), "2")
@@ -219,7 +219,7 @@ pub(super) fn bad_sectors(table: &mut Table) -> Result<()> {
     ward.end()
 }
 
-/// Persistent memory that the kernel knows to be bad in places.
+/// Persistent memory in which the kernel lists bad blocks.
 pub(super) fn bad_memory(table: &mut Table) -> Result<()> {
     const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
     let mut ward = Ward::start("memory", Path::new("/dev/pmem0"), table)?;

@@ -134,7 +134,7 @@ pub(super) fn wrong(table: &mut Table) -> Result<()> {
         |ward| restart(ward, "/dev/vda"),
         |ward| {
             restart(ward, "/dev/vdc")?;
-            // Its device went with the daemon that did not know it.
+            // Its device was removed by the daemon that had no such volume.
             ward.unpublish(&volume)?;
             ward.publish(&volume)
         },

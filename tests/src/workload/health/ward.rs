@@ -1,5 +1,5 @@
-//! A daemon and a plugin under observation: what each side says of a volume, and how long it takes
-//! to say so.
+//! A daemon and a plugin under observation: the condition of a volume by each side, and how long it
+//! takes to be reported.
 
 use std::fmt::Write as _;
 use std::fs;

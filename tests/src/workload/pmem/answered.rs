@@ -40,7 +40,7 @@ fn fill(bytes: &mut [u8], block: u64, number: u64) {
     }
 }
 
-/// Writes until `stop` is set, and says what was answered.
+/// Writes until `stop` is set, and prints the answered writes.
 ///
 /// # Errors
 /// When a write fails.
@@ -48,7 +48,7 @@ pub(super) fn write(device: &Path, seed: u64, stop: &AtomicBool) -> Result<()> {
     writers(device, seed, stop, true).map(|_| ())
 }
 
-/// The same without a word; gives how many writes of each writer were answered.
+/// The same without output; returns how many writes of each writer were answered.
 ///
 /// # Errors
 /// When a write fails.

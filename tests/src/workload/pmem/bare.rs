@@ -1,5 +1,5 @@
 //! Memory that the kernel takes for persistent at a word of its command line: regions without
-//! labels and without a platform that says what becomes of it.
+//! labels and without a platform that states their persistence.
 
 use anyhow::{Context, Result, ensure};
 

@@ -12,7 +12,7 @@ use crate::workload::guest::{self, shell};
 
 /// Bytes of the volume that power is cut under.
 const VOLUME: u64 = 16 << 20;
-/// The disk, and where it is mounted, with what the daemon knows of its namespaces.
+/// The disk with the daemon's state about its namespaces, and its mount point.
 const DISK: &str = "/dev/vda";
 const STATE: &str = "/mnt/state";
 /// Precedes what was found after a cut.

@@ -1,4 +1,4 @@
-//! One machine: other programs want the disk of a pool, the disk is taken out and put back, and a
+//! One machine: other programs open the disk of a pool, the disk is taken out and put back, and a
 //! pool's file lies on a file system that is not mounted.
 
 use std::fs;
@@ -136,7 +136,7 @@ fn replugged(disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Starts a daemon whose only pool can't be opened, and returns what it says.
+/// Starts a daemon whose only pool can't be opened, and returns its error.
 fn refused_start(daemon: &mut Daemon) -> Result<String> {
     let before = daemon.log().len();
     if daemon.start().is_ok() {

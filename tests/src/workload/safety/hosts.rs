@@ -22,7 +22,7 @@ const OFFSET_MILLIS: u64 = 3000;
 const FROZEN: Duration = Duration::from_secs(15);
 /// A daemon that neither serves nor ends in this time is stuck.
 const START: Duration = Duration::from_secs(120);
-/// A pool that notices the loss of its claim, once its host runs again.
+/// A pool detects the loss of its claim within this time, once its host runs again.
 const NOTICED: Duration = Duration::from_secs(30);
 
 /// Words that the machines exchange.

@@ -257,7 +257,7 @@ fn after_growing(kind: &str, fill: &mut Fill, before: u64, failure: Option<&Fail
     said
 }
 
-/// Unmounts, checks, mounts: what each of it says. It is mounted afterwards, if it can be.
+/// Unmounts, checks and mounts, and describes each result. It stays mounted, if that succeeds.
 fn checked(kind: &str, check: &str, device: &str) -> String {
     let is_clean = |line: &str| guest::shell(line).is_ok();
     if !is_clean(&format!("umount /mnt/{kind}")) {

@@ -99,7 +99,7 @@ pub(super) fn leave_up(node: &mut Node) -> Result<()> {
     Ok(())
 }
 
-/// After the boot: all of it is asked for again as the kubelet asks, and is there.
+/// After the boot: repeats the kubelet's calls for all of it, and compares the data.
 ///
 /// # Errors
 /// When it is not, or something is left in the end.

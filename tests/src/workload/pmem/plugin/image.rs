@@ -17,7 +17,7 @@ use crate::workload::csi::life::Shape;
 use crate::workload::guest::shell;
 use crate::workload::pmem::kata::TEXT;
 
-/// As container runtimes know it.
+/// The file name that container runtimes look for.
 const NAME: &str = "pmem-csi-vm.img";
 /// The disk on which it leaves.
 const OUT: &str = "/dev/vdc";

@@ -86,7 +86,7 @@ fn refusals(node: &mut Node) -> Result<()> {
     Ok(())
 }
 
-/// A mount with DAX, as applications want it.
+/// A mount with DAX, as applications request it.
 fn mapped(node: &mut Node, kind: &'static str, mib: i64) -> Result<()> {
     let parameters = [("class", "direct"), ("usage", "AppDirect"), ("eraseAfter", "false")];
     let mut volume = node.volume(kind, Shape::Mount(kind), mib, &parameters)?;
