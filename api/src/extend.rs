@@ -1,5 +1,5 @@
-//! The protocol of thin LVHD by which a data path outside of the daemon asks for space, as bytes.
-//! Nothing here does IO, waits, or trusts what it is given.
+//! The protocol of thin LVHD by which a data path outside of the daemon requests space, as
+//! bytes. Nothing here does IO, blocks, or trusts its input.
 //!
 //! ```text
 //! extend:    total u16 | type 0 | name length u8, NUL included | name | NUL
@@ -9,7 +9,7 @@
 //!
 //! All numbers are big-endian, and `total` counts every byte of the message. The type may be the
 //! number or its ASCII digit; an extend request is answered by one byte in the same form. There is
-//! no answer that says no.
+//! no negative answer.
 
 /// Bytes before the name: total, type, name length.
 const HEAD: usize = 4;
@@ -27,7 +27,7 @@ const MIN_EXTEND_BYTES: usize = HEAD + 2 + NUMBERS;
 const EXTEND: u8 = 0;
 const SHUTDOWN: u8 = 1;
 
-/// How a message writes its type. The protocol's description says '0' and leaves both open.
+/// How a message writes its type. The protocol's description has '0' and permits both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// The number, as the fields around it are.

@@ -1,6 +1,6 @@
 //! The control API of blockd, `blockd.v1`: generated from `proto/blockd/v1/control.proto`.
 //!
-//! Beside it, [`extend`] is the protocol by which data paths outside of the daemon ask for space.
+//! Beside it, [`extend`] is the protocol by which data paths outside of the daemon request space.
 #![forbid(unsafe_code)]
 
 pub mod extend;
