@@ -22,7 +22,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// What so many units are worth in time.
+    /// The time that this many units take at the limit's rate.
     fn worth(&self, units: u64) -> u64 {
         let per_second = self.per_second.load(Ordering::Relaxed);
         if per_second == 0 {
@@ -67,7 +67,7 @@ impl Rate {
     }
 }
 
-/// What a volume may do in a second.
+/// The limits of a volume's rate: requests and bytes per second.
 #[derive(Debug, Default)]
 pub struct Limiter {
     requests: Rate,
@@ -81,7 +81,7 @@ impl Limiter {
         self.bytes.set(bandwidth);
     }
 
-    /// Counts a request of so many bytes that begins now.
+    /// Counts a request of this many bytes that begins now.
     ///
     /// # Errors
     /// The time at which it may begin at the earliest.
@@ -108,7 +108,7 @@ impl Limiter {
 mod tests {
     use super::*;
 
-    /// Requests of so many bytes, tried every millisecond. Gives how many went through.
+    /// Tries requests of this many bytes every millisecond, and returns how many were admitted.
     fn run(limiter: &Limiter, from_ns: u64, seconds: u64, bytes: u64) -> u64 {
         let mut done = 0;
         for ms in 0..seconds * 1000 {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_after_a_change_shuts_nobody_out() {
+    fn units_returned_after_a_change_block_no_request() {
         let limiter = Limiter::default();
         limiter.set(1000, 0);
         let worth = limiter.requests.take(SECOND_NS, 1).unwrap();

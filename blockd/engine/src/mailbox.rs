@@ -1,5 +1,5 @@
-//! Messages to a thread that may end at any time, none of which is ever left lying: whoever waits
-//! for an answer to one hears that nobody is there.
+//! Messages to a thread that may end at any time. No message stays in the queue of a thread that
+//! has ended, so that a caller that waits for an answer sees the end of the thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -19,8 +19,8 @@ pub enum Undelivered<T> {
 #[derive(Debug)]
 pub struct Mailbox<T> {
     send: Sender<T>,
-    /// What came in after the thread looked for the last time is taken out by its sender: a channel
-    /// keeps what nobody takes for as long as somebody could still send.
+    /// A message that arrives after the thread's last look is removed by its sender: a channel
+    /// keeps messages for as long as it has a sender.
     rest: Receiver<T>,
     ended: Arc<AtomicBool>,
 }
@@ -74,7 +74,7 @@ impl<T> Drop for Inbox<T> {
     }
 }
 
-/// A mailbox with room for so many messages, and its inbox.
+/// A mailbox with room for this many messages, and its inbox.
 #[must_use]
 pub fn mailbox<T>(room: usize) -> (Mailbox<T>, Inbox<T>) {
     let (send, receive) = bounded(room);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_hears_of_the_end_whenever_it_comes() {
+    fn a_waiter_sees_the_end_whenever_it_comes() {
         for round in 0..20_000 {
             let (mail, inbox) = mailbox(4);
             let thread = std::thread::spawn(move || {

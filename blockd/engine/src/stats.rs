@@ -108,7 +108,7 @@ impl Stage {
     }
 }
 
-/// Powers of two that are told apart: from 1 ns to 2^40 ns, 18 minutes.
+/// Powers of two that are distinguished: from 1 ns to 2^40 ns, 18 minutes.
 const POWERS: usize = 41;
 /// Parts of each: what a quantile is off by at most is a quarter.
 const PARTS: usize = 4;
@@ -170,7 +170,7 @@ fn upper_end(bucket: usize) -> u64 {
     if power >= 2 { base + (part + 1) * (base >> 2) } else { base * 2 }
 }
 
-/// What one worker has done for one volume.
+/// One worker's counters of one volume.
 #[derive(Debug, Default)]
 pub struct VolumeStats {
     /// The pool's name.
@@ -232,7 +232,7 @@ impl VolumeStats {
     }
 }
 
-/// What one worker's thread has done.
+/// Counters of one worker's thread.
 #[derive(Debug, Default)]
 pub struct WorkerStats {
     /// The worker's number.

@@ -115,7 +115,7 @@ impl Keeper {
     async fn look_below(&mut self) {
         let handle = self.finder.handle.clone();
         let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
-        if below != self.below && self.finder.handle.tell(Policy::FreeBelow(below)).is_ok() {
+        if below != self.below && self.finder.handle.set_policy(Policy::FreeBelow(below)).is_ok() {
             self.below = below;
         }
     }
@@ -210,7 +210,7 @@ impl Finder {
                         return false;
                     }
                     let took = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                    let _ = self.handle.tell(Policy::Extended(took));
+                    let _ = self.handle.set_policy(Policy::Extended(took));
                     self.look_below().await;
                     // The pool's thread looks at what there is now.
                     tokio::time::sleep(SETTLE).await;
@@ -223,7 +223,7 @@ impl Finder {
     async fn look_below(&self) -> Option<u64> {
         let handle = self.handle.clone();
         let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
-        let _ = self.handle.tell(Policy::FreeBelow(below));
+        let _ = self.handle.set_policy(Policy::FreeBelow(below));
         below
     }
 
@@ -421,7 +421,7 @@ mod tests {
             (Policy::FreeBelow(None), EventKind::SpaceLow),
             (Policy::Marks(None), EventKind::SpaceNormal),
         ] {
-            handle.tell(policy).unwrap();
+            handle.set_policy(policy).unwrap();
             assert_eq!(next_kind(&mut events).await, kind, "{policy:?}");
         }
     }

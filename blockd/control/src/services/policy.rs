@@ -54,7 +54,7 @@ impl Control {
 
 fn tell(handle: &PoolHandle, space: &SpaceConfig) {
     for policy in [Policy::Marks(space.marks), Policy::Quantum(space.quantum)] {
-        if let Err(error) = handle.tell(policy) {
+        if let Err(error) = handle.set_policy(policy) {
             tracing::warn!(pool = handle.name(), %error, "its space policy was not taken up");
         }
     }

@@ -29,7 +29,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// An arena of so many pages, rounded down to whole runs of the largest order.
+    /// An arena of `pages` pages, rounded down to whole runs of the largest order.
     pub(super) fn new(pages: u32) -> Self {
         let run = 1 << MAX_ORDER;
         let pages = pages / run * run;
@@ -57,7 +57,8 @@ impl Arena {
         self.next.len()
     }
 
-    /// A buffer of at least so many bytes, if there is one and it is not too long.
+    /// Allocates a buffer of at least this many bytes; `None` if none is free or the size exceeds a
+    /// block.
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
         let pages = bytes.max(1).div_ceil(blockd_media::PAGE as u64).checked_next_power_of_two()?;
         let order = u8::try_from(pages.trailing_zeros()).ok()?;

@@ -1,4 +1,4 @@
-//! What is sent to a client in one go: many replies, one system call.
+//! Messages to a client, which send many replies with one system call.
 
 use crate::block::Buffer;
 
@@ -60,7 +60,7 @@ impl Message {
         self.parts.iter().map(bytes).sum()
     }
 
-    /// Whether a reply with a header of so many bytes, and a buffer, still fits.
+    /// Whether a reply with a header of this many bytes, and a buffer, still fits.
     #[must_use]
     #[inline]
     pub fn has_room(&self, header: usize) -> bool {

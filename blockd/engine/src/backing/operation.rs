@@ -1,4 +1,4 @@
-//! What a ring is asked for, and what it says when that has ended.
+//! Operations that a ring executes, and their completions.
 
 use blockd_mapper::io::IoCommand;
 
@@ -39,7 +39,7 @@ pub enum Ended {
     Io(u64, std::io::Result<()>),
     /// A command, to be handed back.
     Command(IoCommand, std::io::Result<()>),
-    /// Something was received: into a chunk, or so many bytes into the buffer that was named.
+    /// A receive completed: into a chunk, or with this many bytes in the operation's buffer.
     Received(u64, std::io::Result<(usize, Option<Chunk>)>),
     /// A message has been sent, all of it or not at all any more.
     Sent(u64, std::io::Result<()>, Box<Message>),

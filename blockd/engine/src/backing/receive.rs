@@ -63,7 +63,7 @@ impl Chunks {
         Ok(chunks)
     }
 
-    /// What a chunk holds.
+    /// The received bytes in a chunk.
     pub(super) fn bytes(&self, chunk: &Chunk) -> &[u8] {
         let start = usize::from(chunk.id) * CHUNK;
         &self.memory[start..start + chunk.len]

@@ -3,7 +3,7 @@
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 
-/// What a client is told of a request that failed.
+/// The reason for which a request failed, as its client sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BlockError {
     /// Not made of whole blocks, beyond the end, or about volumes that can't be compared (EINVAL).

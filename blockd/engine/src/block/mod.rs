@@ -1,4 +1,4 @@
-//! What front-ends and volumes say to each other; no IO.
+//! The interface between front ends and volumes; no IO.
 
 mod buffer;
 mod error;

@@ -2,7 +2,7 @@
 
 use super::{BlockError, Buffer};
 
-/// What a client wants of a volume.
+/// An operation on a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Fill the buffer.
@@ -46,7 +46,7 @@ impl Operation {
 /// program, which debug builds stop at.
 #[derive(Debug)]
 pub struct Request {
-    /// What is to be done.
+    /// The operation to execute.
     pub operation: Operation,
     /// First byte of the volume.
     pub offset: u64,
@@ -106,7 +106,7 @@ impl Drop for Request {
 /// The end of a [`Request`]: its answer, and its memory.
 #[derive(Debug)]
 pub struct Completion {
-    /// What was to be done.
+    /// The operation that was executed.
     pub operation: Operation,
     /// First byte of the volume.
     pub offset: u64,

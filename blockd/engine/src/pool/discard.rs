@@ -19,7 +19,7 @@ const PIECE_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct Discarder {
     shared: Arc<Shared>,
-    /// What has not begun is skipped.
+    /// Set to skip the discards that have not begun.
     skips: Arc<AtomicBool>,
 }
 

@@ -1,4 +1,4 @@
-//! What others have of an open pool.
+//! The handle of an open pool, for other threads.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,11 +28,11 @@ pub(super) const MAX_WAITING: usize = 1024;
 /// Space of a pool, and of what is below it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolSpace {
-    /// What the pool knows of itself.
+    /// The space as the pool itself counts it.
     pub pool: Space,
     /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
     pub backing_free: Option<u64>,
-    /// What the space policy makes of it.
+    /// The state of the space policy.
     pub now: SpaceNow,
     /// Volumes that are gone and whose extents are still being let go.
     pub releasing_volumes: u64,
@@ -66,11 +66,11 @@ pub struct ExtentRun {
     pub first: u64,
     /// How many.
     pub count: u64,
-    /// What for; `None` if free.
+    /// The use of the extents; `None` if free.
     pub usage: Option<Use>,
 }
 
-/// What a pool's thread has done since it began.
+/// Counters of a pool's thread since it began.
 #[derive(Debug, Default)]
 pub struct PoolStats {
     /// Commits finished.
@@ -91,7 +91,7 @@ pub struct PoolStats {
     pub waiting_for_space: AtomicU64,
 }
 
-/// What a pool's thread and its users share.
+/// State that a pool's thread and its users share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) name: String,
@@ -107,7 +107,7 @@ pub(super) struct Shared {
     /// Bit per worker with a request that waits for a commit.
     pub(super) committing: AtomicU64,
     pub(super) stats: PoolStats,
-    /// Until somebody takes them.
+    /// The changes of space, until a receiver takes them.
     pub(super) space_changes: Mutex<Option<mpsc::Receiver<SpaceChange>>>,
     /// Held while a device is made longer.
     pub(super) growing: tokio::sync::Mutex<()>,
@@ -115,14 +115,14 @@ pub(super) struct Shared {
     pub(super) shares: Mutex<BTreeMap<VolumeId, Weak<VolumeShare>>>,
     /// The media queue, divided among them.
     pub(super) window: Arc<Window>,
-    /// What the pool's thread has seen of the devices, then each worker.
+    /// Statistics of the devices: those of the pool's thread, then those of each worker.
     pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
     /// The closed pool was given up, so others may take it; or its discards take long, and it is
     /// given up when they have ended.
     pub(super) released: watch::Sender<bool>,
 }
 
-/// What a pool's thread is asked for.
+/// A command to a pool's thread.
 #[derive(Debug)]
 pub(super) enum Ask {
     Control(Control, oneshot::Sender<Result<Outcome, PoolError>>),
@@ -138,7 +138,7 @@ pub(super) enum Ask {
     ReleaseKept(VolumeId, u64),
 }
 
-/// What a pool's thread is told of its space, and doesn't answer.
+/// A change of a pool's space policy, to which its thread sends no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
     /// Where its states begin.
@@ -147,7 +147,7 @@ pub enum Policy {
     Quantum(u64),
     /// Bytes free below it, where its devices don't have all of theirs.
     FreeBelow(Option<u64>),
-    /// More space has come, so many nanoseconds after it was asked for.
+    /// More space was added, this many nanoseconds after it was requested.
     Extended(u64),
 }
 
@@ -172,11 +172,11 @@ pub struct SpaceNow {
     pub available: u64,
 }
 
-/// What is to be counted of some volumes, and how far that has come. The pool's thread takes it a
-/// step further and gives it back, so that nothing else waits for all of it.
+/// A count over some volumes, and its progress. The pool's thread advances it by a step and returns
+/// it, so that no other command waits for the whole count.
 #[derive(Debug)]
 pub(super) struct Count {
-    /// What is counted together; the last first.
+    /// The sets that are counted together; the last first.
     pub(super) todo: Vec<Vec<VolumeId>>,
     /// The one that is being counted.
     pub(super) walk: Option<Accounting>,
@@ -198,7 +198,7 @@ pub struct PoolHandle {
 }
 
 impl PoolHandle {
-    /// What people call it.
+    /// The pool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.name
@@ -291,7 +291,7 @@ impl PoolHandle {
         is_late && !self.is_read_only()
     }
 
-    /// What its thread has done.
+    /// Counters of the pool's thread.
     #[must_use]
     pub fn stats(&self) -> &PoolStats {
         &self.shared.stats
@@ -354,7 +354,7 @@ impl PoolHandle {
         &self.shared.devices
     }
 
-    /// What the workers that serve a volume share.
+    /// State that the workers that serve a volume share.
     #[must_use]
     pub fn share(&self, volume: VolumeId) -> Arc<VolumeShare> {
         let mut shares = self.shared.shares.lock();
@@ -373,12 +373,12 @@ impl PoolHandle {
         &self.shared.window
     }
 
-    /// What a thread sees of the devices from now on.
+    /// Adds a thread's statistics of the devices.
     pub fn add_media_stats(&self, stats: &Arc<MediaStats>) {
         self.shared.media.lock().push(Arc::clone(stats));
     }
 
-    /// What the pool's thread has seen of the devices, then each worker.
+    /// Statistics of the devices: those of the pool's thread, then those of each worker.
     #[must_use]
     pub fn media_stats(&self) -> Vec<Arc<MediaStats>> {
         self.shared.media.lock().clone()
@@ -431,7 +431,7 @@ impl PoolHandle {
         Ok(infos)
     }
 
-    /// What each of these sets of volumes takes together, an answer for each.
+    /// The space that each of these sets of volumes takes, one answer for each set.
     pub async fn figures(
         &self,
         mut sets: Vec<Vec<VolumeId>>,
@@ -474,7 +474,7 @@ impl PoolHandle {
     pub async fn space(&self) -> Result<PoolSpace, PoolError> {
         let (pool, now) = self.own_space().await?;
         let devices = self.clone();
-        // A file system that doesn't answer is not to hold anybody else up.
+        // A file system that does not answer must not block other callers.
         let below = tokio::task::spawn_blocking(move || devices.free_below()).await;
         let below = below.map_err(|_| PoolError::Gone)?;
         let releasing = self.releasing().await?;
@@ -495,8 +495,8 @@ impl PoolHandle {
         free.try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)))
     }
 
-    /// Tells the pool's thread something about its space.
-    pub fn tell(&self, policy: Policy) -> Result<(), PoolError> {
+    /// Changes the space policy of the pool's thread.
+    pub fn set_policy(&self, policy: Policy) -> Result<(), PoolError> {
         self.ask(Ask::Policy(policy))
     }
 
@@ -506,7 +506,7 @@ impl PoolHandle {
         self.shared.space_changes.lock().take()
     }
 
-    /// What the extents are used for, in order, without gaps.
+    /// The uses of the extents, in order, without gaps.
     pub async fn extents(&self) -> Result<Vec<ExtentRun>, PoolError> {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Metadata(send))?;
@@ -524,7 +524,8 @@ impl PoolHandle {
     /// Makes a device longer, or takes what it has become longer by. Gives the bytes gained. What
     /// is refused changes nothing.
     pub async fn grow(&self, device: usize, size: Option<u64>) -> Result<u64, PoolError> {
-        // Two at once would each tell what it has gained by what the other one had begun with.
+        // Two calls at once would each compute its gain from the size that the other one started
+        // with.
         let _one = self.shared.growing.lock().await;
         let wanted = size.unwrap_or(0);
         let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
@@ -596,8 +597,8 @@ impl PoolHandle {
         self.shared.committing.fetch_or(1 << slot, Ordering::SeqCst);
     }
 
-    /// To be called by a worker after it has talked to the mapper: wakes whoever has got something
-    /// to do by that.
+    /// Wakes the threads that have work after a worker's calls to the mapper. Workers call it after
+    /// such calls.
     pub fn pass_on(&self) {
         if self.shared.pool.engine_wanted() {
             self.shared.doorbell.ring();
@@ -607,7 +608,7 @@ impl PoolHandle {
 }
 
 impl Shared {
-    /// The processors near its memory, if it is in persistent memory and the kernel tells.
+    /// The processors near its memory, if it is in persistent memory and the kernel reports them.
     pub(super) fn nearby(&self) -> Vec<usize> {
         let pmem = self.devices.iter().filter_map(|device| device.pmem());
         pmem.flat_map(|one| one.nearby()).collect()

@@ -26,7 +26,7 @@ use crate::backing::{Ended, FileSlot, Ring, RingOptions};
 
 /// Operations of a pool's thread that can be out at once: the engine has fewer.
 const OPERATIONS: u32 = 256;
-/// How often a lock that somebody else has is tried.
+/// How often a lock that another process holds is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a claim of another program on a block device is waited for. A process that died gives
@@ -495,7 +495,7 @@ fn open_spare(spec: &PoolSpec, spare: &DeviceSpec) -> Result<Device, PoolError> 
     Ok(device)
 }
 
-/// What a device is for a pool that it joins.
+/// The description of a device for a pool that it joins.
 pub(super) fn new_device(device: &Device) -> NewDevice {
     NewDevice {
         name: device.info().path.display().to_string(),
@@ -635,9 +635,9 @@ fn claim(device: &Device) -> Result<(), PoolError> {
 
 /// How far a command is that was begun without the ring.
 pub(super) enum Begun {
-    /// It has ended.
+    /// The command has ended.
     Ended(Result<(), IoError>),
-    /// It was written, and is durable after a sync.
+    /// The data is written, and is durable after a sync.
     Synced,
     /// The ring has to do it, or the thread that waits for discards.
     NotYet,

@@ -73,14 +73,14 @@ pub(super) struct PoolThread {
     skips_discards: Arc<AtomicBool>,
     /// Commands begun that have not ended yet.
     under_way: usize,
-    /// What it sees of the devices, and which command each of its places is of; 0 for none.
+    /// The thread's statistics of the devices, and the command of each of its places; 0 for none.
     seen: Arc<MediaStats>,
     watched: [u64; WATCHED],
     /// When it last asked for the time.
     now: u64,
     space_changes: mpsc::Sender<SpaceChange>,
     finished: u64,
-    told_failure: bool,
+    reported_failure: bool,
     closed: bool,
     /// The delta ring's file. A pool that was closed in order has nothing in it.
     ring_file: Option<PathBuf>,
@@ -157,7 +157,7 @@ impl PoolThread {
             now: 0,
             space_changes,
             finished: 0,
-            told_failure: false,
+            reported_failure: false,
             closed: false,
             ring_file,
             ownership,
@@ -244,7 +244,7 @@ impl PoolThread {
 
     fn turn(&mut self) -> std::io::Result<()> {
         if let Some(node) = self.gate().and_then(|gate| gate.lost_to())
-            && !self.told_failure
+            && !self.reported_failure
         {
             self.shared.pool.lose_claim(node);
         }
@@ -354,7 +354,7 @@ impl PoolThread {
         self.retry_at = self.clock.ns() + SPACE_PAUSE_NS;
     }
 
-    /// An IO is under way from now on. Ids are told apart by one more than they are.
+    /// Marks an IO as in flight. A mark is the id plus one, as 0 stands for none.
     fn watch(&mut self, id: u64, device: u8) {
         if let Some(place) = self.watched.iter().position(|&other| other == 0) {
             self.watched[place] = id.wrapping_add(1);
@@ -533,8 +533,8 @@ impl PoolThread {
     fn wake(&mut self) {
         let pool = &self.shared.pool;
         let failed = failure_of(pool);
-        if let (Some(error), false) = (&failed, self.told_failure) {
-            self.told_failure = true;
+        if let (Some(error), false) = (&failed, self.reported_failure) {
+            self.reported_failure = true;
             tracing::error!(pool = %self.shared.name, %error, "pool has stopped (see DURABILITY.md)");
         }
         let finished = pool.commits_finished();

@@ -35,7 +35,7 @@ impl PoolHandle {
         }
     }
 
-    /// What is wrong with a device's superblocks, if it stays so.
+    /// The error of a device's superblocks, if it persists.
     fn foreign(&self, device: &Device) -> Option<(PathBuf, String)> {
         if device.info().kind == DeviceKind::Memory {
             return None;

@@ -1,4 +1,4 @@
-//! What is asked of the scheduler, and what it answers.
+//! Requests to the scheduler, and its answers.
 
 use super::{PAGE, REQUEST_COST};
 
@@ -44,7 +44,7 @@ pub struct FlowId {
     pub(super) is_connection: bool,
 }
 
-/// Who owns a flow: its place among the worker's connections or queues.
+/// The owner of a flow, by its place among the worker's connections or queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// A connection. Its requests take memory and places of the worker.
@@ -53,7 +53,7 @@ pub enum Owner {
     Queue(usize),
 }
 
-/// What a request needs.
+/// The resources that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Demand {
     /// Bytes that are moved.

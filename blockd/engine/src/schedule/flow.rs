@@ -1,4 +1,4 @@
-//! What the scheduler knows of a volume and of its connections and queues.
+//! The scheduler's state of a volume and of its connections and queues.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ pub(super) struct Tenant {
     pub(super) media: usize,
     pub(super) share: Arc<VolumeShare>,
     pub(super) stats: Arc<VolumeStats>,
-    /// It is active, of the default weight, and nothing is special about it: no limits, a pool with
-    /// room, and it stays.
+    /// Whether the flow is active, of the default weight, without limits, in a pool with room, and
+    /// not closing.
     pub(super) is_plain: bool,
-    /// It has asked lately.
+    /// Whether it has requested something lately.
     pub(super) is_active: bool,
     pub(super) asked_at: u64,
     /// Cost that it may still take, in the turn that it was counted for.
@@ -35,7 +35,7 @@ pub(super) struct Tenant {
     pub(super) limited_until: u64,
     /// Some of its writes have found no space.
     pub(super) is_full: bool,
-    /// It is going away, and nothing holds it back.
+    /// Whether it is closing, so that nothing holds it back.
     pub(super) is_free: bool,
     /// Its flows that are held back, but for those that wait for space.
     pub(super) queue: VecDeque<usize>,
@@ -150,9 +150,9 @@ pub(super) struct Flow {
     pub(super) hold: Option<(Hold, u64)>,
     /// The time up to which that is counted.
     pub(super) hold_counted: u64,
-    /// What it asked for then.
+    /// The demand of that request.
     pub(super) demand: Demand,
-    /// What had been released of the memory when it found that only in pieces.
+    /// The memory released until its last try, if that found free memory only in pieces.
     pub(super) in_pieces: Option<u64>,
     /// Its client sends no more requests, and those that would wait for space fail.
     pub(super) has_left: bool,

@@ -97,7 +97,7 @@ fn pages(bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// What each greedy tenant of these weights ends with, of 16 MiB.
+    /// The share of 16 MiB with which each greedy tenant of these weights ends.
     fn greedy(weights: &[u64]) -> Vec<u64> {
         let mut memory = Memory::new(16 << 20);
         let mut held = vec![0; weights.len()];

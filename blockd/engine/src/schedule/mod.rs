@@ -43,7 +43,7 @@ pub const DEFAULT_WEIGHT: u64 = 100;
 /// Weights that a volume may have, as for cgroups' `io.weight`.
 pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10_000;
 
-/// What a request costs beside its bytes. A disk and the worker do about as much for a request
+/// The cost of a request beside its bytes. A disk and the worker do about as much for a request
 /// without data as for 16 KiB of one.
 pub const REQUEST_COST: u64 = 16 << 10;
 /// Cost that a volume of the default weight may take in a turn of the worker, while several are
@@ -237,7 +237,8 @@ impl Scheduler {
     /// as it asked for, or fewer where it can do with a part.
     ///
     /// # Errors
-    /// What holds it back. [`Self::next_runnable`] names the flow when it may ask again.
+    /// The reason why it is held back. [`Self::next_runnable`] names the flow when it may ask
+    /// again.
     #[inline]
     pub fn admit(&mut self, flow: FlowId, demand: &Demand) -> Result<u64, Hold> {
         match self.admit_alone(flow, demand) {
@@ -584,7 +585,7 @@ impl Scheduler {
         }
     }
 
-    /// That work has been done.
+    /// Ends such work.
     pub fn end_extra(&mut self, flow: FlowId, cost: u64) {
         self.change_in_flight(flow, cost, false);
     }

@@ -1,4 +1,4 @@
-//! What is counted while flows are held back, for each reason.
+//! Counters of the time for which flows are held back, for each reason.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ impl Scheduler {
         }
     }
 
-    /// It goes on.
+    /// Ends the flow's wait.
     pub fn end_wait(&mut self, flow: FlowId, cost: u64, bytes: u64) {
         self.change_in_flight(flow, cost, true);
         if let Some(one) = self.flows[flow.at].as_mut() {

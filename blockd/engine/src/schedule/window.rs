@@ -24,7 +24,7 @@ const GROW_BELOW: u64 = 12;
 /// After this long the best time is measured anew, as devices change.
 const BEST_NS: u64 = 30_000_000_000;
 
-/// What one worker has in flight. Padded, so that workers do not share cache lines.
+/// One worker's requests in flight. Padded, so that workers do not share cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Cell {
@@ -140,7 +140,7 @@ impl Window {
     }
 }
 
-/// What the workers that serve a volume share: its limits, and how many they are.
+/// State that the workers that serve a volume share: its limits, and the number of workers.
 #[derive(Debug, Default)]
 pub struct VolumeShare {
     /// Requests and bytes per second.

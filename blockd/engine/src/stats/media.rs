@@ -1,5 +1,5 @@
-//! What one thread sees of a pool's devices: which IO failed, how long it took, and since when the
-//! oldest is under way.
+//! One thread's statistics of a pool's devices: which IO failed, how long it took, and since when
+//! the oldest is in flight.
 
 use blockd_media::clock::Clock;
 
@@ -31,12 +31,12 @@ impl MediaOp {
     }
 }
 
-/// What one thread has seen of one device.
+/// One thread's statistics of one device.
 #[derive(Debug, Default)]
 pub struct DeviceStats {
     /// IO that failed, by [`MediaOp`]; not for want of space.
     pub errors: [Counter; 3],
-    /// What the operating system said last; 0 before it did.
+    /// The last errno of the operating system; 0 before the first.
     pub last_errno: Counter,
     /// How long IO took that was about this device alone.
     pub latency: Histogram,
@@ -46,18 +46,18 @@ pub struct DeviceStats {
 /// that times are rounded down by 256 ns.
 const DEVICE_MASK: u64 = 0xff;
 
-/// What one thread has seen of the devices of one pool. That thread writes, others read.
+/// One thread's statistics of the devices of one pool. That thread writes, others read.
 #[derive(Debug)]
 pub struct MediaStats {
     /// Of the thread: times of others mean nothing beside its own.
     clock: Clock,
     devices: Box<[DeviceStats]>,
-    /// What is under way, by the thread's place for it; 0 for nothing.
+    /// The IOs in flight, by the thread's place for them; 0 for none.
     marks: Box<[Counter]>,
 }
 
 impl MediaStats {
-    /// Of so many devices, for so many IOs at a time.
+    /// Statistics of `devices` devices, with at most `places` IOs in flight.
     #[must_use]
     pub fn new(devices: usize, places: usize, clock: Clock) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl MediaStats {
         }
     }
 
-    /// What was seen of a device.
+    /// The statistics of a device.
     #[must_use]
     #[inline]
     pub fn device(&self, device: usize) -> Option<&DeviceStats> {

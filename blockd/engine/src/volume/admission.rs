@@ -96,7 +96,7 @@ impl Executor {
         self.scheduler.remove_flow(flow);
     }
 
-    /// What a request of a volume needs, but for payload memory.
+    /// The demand of a volume's request, without payload memory.
     #[must_use]
     #[inline]
     pub const fn demand(operation: Operation, len: u64) -> Demand {
@@ -243,7 +243,7 @@ impl Executor {
         }
     }
 
-    /// Tells the scheduler when a request begins or ends to wait for the pool.
+    /// Notifies the scheduler when a request starts or stops waiting for the pool.
     pub(super) fn note_wait(&mut self, at: usize, state: State) {
         let slot = &self.slots[at];
         let changes = slot.state.is_wait() != state.is_wait();

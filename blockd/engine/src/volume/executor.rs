@@ -26,7 +26,7 @@ use crate::stats::{MediaStats, Op, Stage, VolumeStats};
 
 /// Calls of the mapper for one request before others get their turn.
 const STEPS_PER_TURN: usize = 2;
-/// One request in so many has its planning measured.
+/// One request in this many has its planning measured.
 const SAMPLE: u64 = 64;
 /// Requests that an executor has places for from the start, and of connections at the most: the
 /// scheduler divides these. Places are made when they are needed; one takes 5 KiB.
@@ -56,7 +56,7 @@ pub(super) struct Media {
 pub(super) struct PoolPart {
     pub(super) handle: PoolHandle,
     pub(super) worker: Worker,
-    /// Nobody flushes: every change is durable when it is answered.
+    /// Set if clients do not flush: every change is durable when it is answered.
     pub(super) through: bool,
     pub(super) media: Vec<Media>,
     pub(super) seen: Arc<MediaStats>,
@@ -101,7 +101,7 @@ pub(super) struct Attached {
     pub(super) stats: Arc<VolumeStats>,
     pub(super) users: usize,
     pub(super) in_flight: usize,
-    /// What is set for the volume, as of a version of that.
+    /// The volume's settings, as of their version.
     pub(super) settings: VolumeSettings,
     pub(super) settings_version: u64,
     /// Shared with other workers that serve it.
@@ -110,7 +110,7 @@ pub(super) struct Attached {
     pub(super) tenant: TenantId,
     /// Slots to be planned, in order.
     pub(super) ready: VecDeque<usize>,
-    /// It is going away: requests are not to wait for the pool or for space any more.
+    /// Set if the volume is closing: requests no longer wait for the pool or for space.
     pub(super) doomed: bool,
 }
 
@@ -135,9 +135,9 @@ pub struct Executor {
     planned: u64,
     /// Volumes that have been refused space in the present round of tries, or looks.
     pub(super) refused: Vec<usize>,
-    /// What there was to see when what waits was looked at last.
+    /// The state of the pools at the last look at the waiting requests.
     pub(super) waits_looked_at: (u64, u64),
-    /// Somebody was found waiting for space then.
+    /// Set if that look found a request waiting for space.
     pub(super) found_waiting: bool,
     /// The pool and device that were written to since the last fence.
     pub(super) unfenced: Option<(usize, u8)>,
@@ -302,7 +302,7 @@ impl Executor {
 
     /// The next request that has ended.
     pub fn take_done(&mut self) -> Option<Completion> {
-        // One for all that have ended since: nobody has heard of them yet.
+        // One for all that have ended since: none of them is reported yet.
         if self.unfenced.is_some() {
             self.fence();
         }
@@ -345,8 +345,8 @@ impl Executor {
 
     /// Whether [`Self::poll`] has something to do at once.
     ///
-    /// To be asked before the thread sleeps: what has changed since a request was parked, or came
-    /// to wait for a commit, wakes nobody who wasn't known to wait for it then.
+    /// To be called before the thread sleeps: a change does not wake requests that were parked, or
+    /// began to wait for a commit, after it.
     #[must_use]
     pub fn has_ready(&mut self) -> bool {
         (self.scheduler.has_holds() && self.scheduler.has_runnable())
@@ -361,7 +361,7 @@ impl Executor {
         let starved = (!self.starved.is_empty()).then_some(self.retry_at);
         let patience = self.pools.iter().filter_map(|part| part.patience);
         let limited = self.scheduler.next_deadline();
-        // Once nobody waits any longer, that is to be seen.
+        // The end of the last wait has to be noticed, too.
         let look = self.found_waiting.then(|| self.next_look());
         patience.chain(limited).chain(starved).chain(look).min()
     }

@@ -16,7 +16,7 @@ const PLACE_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
 /// A slot, a device, and what was done to it, where that is not what the request is.
 pub(super) type Failed = (usize, u8, Option<MediaOp>);
 
-/// What a copy has on the media at a time.
+/// The cost of a copy's IO in flight.
 const COPY_COST: u64 = crate::schedule::cost(super::copy::PIECE);
 
 /// Operations that a ring keeps back for clients, so that answers get out.
@@ -134,7 +134,7 @@ impl Executor {
         result
     }
 
-    /// Something was written to a device that is to be fenced before anybody hears of it.
+    /// Notes a write to a device that has to be fenced before the write is reported.
     pub(super) fn note_unfenced(&mut self, pool: usize, device: u8) {
         if self.unfenced.is_some_and(|other| other != (pool, device)) {
             self.fence();
@@ -142,8 +142,8 @@ impl Executor {
         self.unfenced = Some((pool, device));
     }
 
-    /// What this thread has written is as durable as it gets without a sync. To be called before
-    /// the map shows it, as a commit may follow at once, and before it is answered.
+    /// Fences this thread's writes, which makes them as durable as possible without a sync. Called
+    /// before the map shows them, as a commit may follow at once, and before they are answered.
     pub(super) fn fence(&mut self) {
         let Some((pool, device)) = self.unfenced.take() else { return };
         let media = self.pools.get(pool).and_then(|part| part.media.get(usize::from(device)));

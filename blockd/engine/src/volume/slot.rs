@@ -10,7 +10,7 @@ use crate::schedule::{self, FlowId};
 /// rest.
 const PLAN_OPS: usize = Plan::MIN_OPS;
 
-/// What a slot waits for.
+/// The event that a slot waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// A request.
@@ -63,7 +63,7 @@ pub(super) struct Slot {
     pub(super) flushing: bool,
     /// Its volume is going away: it is not to wait for the pool or for space any more.
     pub(super) doomed: bool,
-    /// It has waited for space.
+    /// Whether the request has waited for space.
     pub(super) has_waited: bool,
     /// Cost of copies that its plan makes.
     pub(super) extra: u64,

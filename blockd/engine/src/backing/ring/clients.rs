@@ -1,4 +1,4 @@
-//! What is received from clients and sent to them.
+//! Receives from clients and sends to them.
 
 use std::ptr;
 
@@ -29,7 +29,7 @@ pub(super) struct Outgoing {
 unsafe impl Send for Outgoing {}
 
 impl Ring {
-    /// What a chunk holds.
+    /// The received bytes in a chunk.
     #[must_use]
     #[inline]
     pub fn chunk(&self, chunk: &Chunk) -> &[u8] {

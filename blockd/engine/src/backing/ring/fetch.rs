@@ -62,7 +62,7 @@ impl QueueTag {
 }
 
 impl Ring {
-    /// Memory for the requests of a queue: so many pieces of so many bytes, or with `own_memory`
+    /// Memory for the requests of a queue: `pieces` pieces of equal size, or with `own_memory`
     /// false the requests' own pages. Keeps operations for them.
     pub fn add_area(
         &mut self,
@@ -82,13 +82,13 @@ impl Ring {
         Ok(area)
     }
 
-    /// The memory of one request of a queue, which lends it to nobody twice.
+    /// The memory of one request of a queue, which lends it only once at a time.
     #[must_use]
     pub fn piece(&self, area: AreaId, piece: u16) -> Option<Buffer> {
         self.memory.piece(area, piece)
     }
 
-    /// Gives back an area of so many pieces, none of which is in use.
+    /// Gives back an area of `pieces` pieces, none of which is in use.
     pub fn remove_area(&mut self, area: AreaId, pieces: u16) {
         self.reserved -= usize::from(pieces).min(self.reserved);
         self.memory.remove_area(&self.ring, area);

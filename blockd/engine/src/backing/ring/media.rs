@@ -17,7 +17,7 @@ pub(super) struct FileIo {
     pub(super) file: FileSlot,
     pub(super) direction: IoDirection,
     pub(super) offset: u64,
-    /// Whose memory; that of the zeroes if none.
+    /// The memory to transfer; that of the zeroes if none.
     pub(super) place: Option<Place>,
     /// First byte of it.
     pub(super) at: u32,

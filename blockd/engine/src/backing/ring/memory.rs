@@ -42,7 +42,7 @@ pub(super) struct Memory {
     table: Vec<bool>,
 }
 
-/// What an operation is told of its memory.
+/// The address of an operation's memory, as an entry names it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address {
     /// The first byte; for requests' own pages, its place among them.
@@ -52,7 +52,7 @@ pub(super) struct Address {
 }
 
 impl Memory {
-    /// An arena of so many bytes, made known to the ring. With `lends`, areas can be made.
+    /// An arena of `arena_bytes` bytes, registered with the ring. With `lends`, areas can be made.
     pub(super) fn new(ring: &IoUring, arena_bytes: usize, lends: bool) -> std::io::Result<Self> {
         let pages = u32::try_from(arena_bytes / PAGE).map_err(std::io::Error::other)?;
         let arena = Arena::new(pages);
@@ -132,7 +132,7 @@ impl Memory {
         }
     }
 
-    /// The bytes of a buffer, whoever uses them; none where they can't be reached.
+    /// The bytes of a buffer, in use or not; empty if this process cannot reach them.
     pub(super) fn slice(&self, buffer: &Buffer) -> &[u8] {
         match buffer.place() {
             Place::Arena { page, .. } => &self.bytes[page as usize * PAGE..][..buffer.bytes()],
@@ -157,7 +157,7 @@ impl Memory {
         }
     }
 
-    /// What an operation is told of memory, from a byte on; of the zeroes without a place.
+    /// The address of memory for an operation, from byte `at`; that of the zeroes without a place.
     pub(super) fn address(&mut self, place: Option<Place>, at: u32) -> Address {
         let at = at as usize;
         match place {
@@ -186,7 +186,7 @@ impl Memory {
         }
     }
 
-    /// Makes an area of so many pieces. Without memory of its own it is a range of the table,
+    /// Makes an area of `pieces` pieces. Without memory of its own it is a range of the table,
     /// which the kernel fills.
     pub(super) fn add_area(
         &mut self,

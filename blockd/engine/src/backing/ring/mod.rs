@@ -1,9 +1,9 @@
 //! An io_uring that owns all memory it gives to the kernel, so that its interface is safe.
 //!
-//! What goes through it: IO between its memory and files, the engine's commands with memory of
-//! their own, what is received from and sent to clients, and the requests of ublk's queues. Every
+//! The ring carries IO between its memory and files, the engine's commands with memory of their
+//! own, what is received from and sent to clients, and the requests of ublk's queues. Every
 //! operation has a record here from the moment it is pushed until its completion is reaped; memory
-//! is given back to nobody before that.
+//! is not reused before that.
 
 mod clients;
 mod fetch;
@@ -43,7 +43,7 @@ const MAX_ENTRIES: u32 = 4096;
 /// about as long as a busy client takes for its next request.
 const SEND_MOMENT_US: u32 = 50;
 
-/// What is kept of an operation until it ends.
+/// The record of an operation until it ends.
 #[derive(Debug)]
 enum Record {
     Free,
@@ -64,7 +64,7 @@ pub struct Ring {
     records: Vec<Record>,
     free: Vec<u32>,
     memory: Memory,
-    /// What buffers that this process can't reach are filled with zeroes from.
+    /// The file from which buffers that this process cannot reach are filled with zeroes.
     zero_file: Option<FileSlot>,
     /// Operations that are kept for requests of queues, and those of them that are out to wait for
     /// one.
@@ -196,7 +196,7 @@ impl Ring {
         }
     }
 
-    /// Memory for so many bytes, of 1 MiB at the most; `None` while there is none.
+    /// Allocates memory for up to 1 MiB; `None` while none is free.
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
         self.memory.allocate(bytes)
@@ -310,10 +310,10 @@ impl Ring {
         let entry = entry.user_data(u64::from(at));
         self.records[at as usize] = record;
         loop {
-            // SAFETY: what the entry points at lives in the arena, in a command, a message, the
-            // zeroes or a box of this ring. The record keeps or marks it until the completion is
-            // reaped: buffers are lent to nobody while busy, commands and messages are in the
-            // record, and nothing of it moves. `Drop` waits for all completions.
+            // SAFETY: the memory that the entry points at lives in the arena, in a command, a
+            // message, the zeroes or a box of this ring. The record keeps or marks it until the
+            // completion is reaped: busy buffers are not lent out, commands and messages are in the
+            // record, and none of them moves. `Drop` waits for all completions.
             let pushed = unsafe { self.ring.submission().push(&entry) };
             if pushed.is_ok() {
                 break;
@@ -341,7 +341,7 @@ impl Ring {
         }
     }
 
-    /// Hands everything started to the kernel, and waits until so many operations have ended.
+    /// Submits everything started to the kernel, and waits until `ended` operations have completed.
     pub fn enter(&mut self, ended: usize) -> std::io::Result<()> {
         let wait = self.awaited(ended);
         self.enters += 1;
@@ -476,8 +476,8 @@ fn register_files(ring: &IoUring, serves: bool) -> std::io::Result<u32> {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Whoever waits for a doorbell or a client may wait for ever, as may IO of a disk that
-        // hangs: that memory is leaked below.
+        // Waits for a doorbell or a client may never end, nor may IO of a disk that hangs: their
+        // memory is leaked below.
         let mut waits = 0;
         while self.in_flight > 0 && waits < 100 {
             let idle = self.records.iter().all(|record| {
