@@ -1,4 +1,4 @@
-//! What clients talk to, and the threads that serve them.
+//! Front ends that clients connect to, and the threads that serve them.
 //!
 //! [`worker`] has the threads, each with a ring and an executor; [`nbd`] accepts connections and
 //! has their sessions, [`ublk`] has the queues of block devices and their life in the kernel.

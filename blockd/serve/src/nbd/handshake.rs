@@ -149,13 +149,13 @@ impl Channel {
 /// An accepted connection that has not negotiated yet.
 pub(super) struct Accepted {
     pub(super) stream: Box<dyn Stream>,
-    /// Who it is, for people.
+    /// The peer's address, for logs and lists.
     pub(super) peer: String,
     pub(super) origin: Origin,
     pub(super) place: PeerPlace,
 }
 
-/// What a negotiation needs of its listener.
+/// The parts of a listener that a negotiation needs.
 pub(super) struct Server<E, S> {
     pub(super) exports: Arc<E>,
     pub(super) sessions: Arc<S>,
@@ -167,8 +167,8 @@ pub(super) struct Server<E, S> {
     pub(super) send_limit: Duration,
 }
 
-/// Negotiates until there is a session, or nothing. A client is told when there is no place for
-/// one more connection, and only once it asks for an export, so that those who never do take none.
+/// Negotiates until a session starts or the connection ends. A connection takes a place only once
+/// its client requests an export, and the client gets an error if none is free.
 pub(super) async fn negotiate<E: Exports, S: Sessions<E::Volume>>(
     accepted: Accepted,
     server: &Server<E, S>,

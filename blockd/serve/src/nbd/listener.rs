@@ -1,10 +1,10 @@
 //! Listeners: sockets that strangers connect to, and the limits on what they can take.
 //!
-//! A connection is negotiated by a task of the control runtime, then given to a worker. Until
-//! then it can cost little: there are only so many negotiations at once, each has a time limit,
-//! and when all places are taken, the oldest of the peer that has the most makes room. Connections
+//! A connection is negotiated by a task of the control runtime, then given to a worker. Until then
+//! its cost is bounded: the number of negotiations is limited, each has a time limit, and when all
+//! places are taken, the oldest negotiation of the peer that has the most is closed. Connections
 //! with an export are limited too, for each host and for all together; when all places are taken,
-//! an idle one makes room.
+//! an idle connection is closed.
 
 mod handshakes;
 mod socket;
@@ -57,7 +57,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// What all clients of a listener together can take.
+/// The limits for all clients of a listener together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections that have an export.
@@ -113,7 +113,7 @@ pub enum ListenError {
     Io { address: Address, source: io::Error },
 }
 
-/// What a listener has seen. All counters but the last only grow.
+/// Statistics of a listener. All counters but the last only grow.
 #[derive(Debug, Default)]
 pub struct ListenerStats {
     pub accepted: AtomicU64,
@@ -239,7 +239,7 @@ impl Listener {
         &self.address
     }
 
-    /// What it has seen so far.
+    /// The listener's statistics.
     #[must_use]
     pub fn stats(&self) -> Arc<ListenerStats> {
         Arc::clone(&self.stats)
@@ -249,7 +249,7 @@ impl Listener {
     /// Connections that workers have are not touched.
     pub async fn stop(self) {
         self.task.abort();
-        // It was told to end, and has.
+        // The listener has ended, as requested.
         let _ = self.task.await;
     }
 }

@@ -26,7 +26,7 @@ pub struct Opened<V> {
 /// The exports that clients may see. Asked during negotiation only, so it may take a moment,
 /// but nothing that strangers could make expensive.
 pub trait Exports: Send + Sync + 'static {
-    /// What a session needs to serve an export.
+    /// The volume of an export, as a session serves it.
     type Volume: Send + 'static;
 
     /// All of them.
@@ -44,7 +44,7 @@ pub trait Exports: Send + Sync + 'static {
     }
 }
 
-/// Whose connection it is, as far as limits are concerned.
+/// The peer of a connection, for limits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Peer {
     /// Not known; all of these are one.
@@ -71,7 +71,7 @@ pub struct Session<V> {
     /// The export's own name.
     pub export: String,
     pub negotiated: Negotiated,
-    /// Who it is, for people.
+    /// The peer's address, for logs and lists.
     pub peer: String,
     pub origin: Origin,
     /// Dropped when the connection ends: its place among the listener's connections.
@@ -88,7 +88,7 @@ impl<V> std::fmt::Debug for Session<V> {
     }
 }
 
-/// Who serves connections once they are negotiated.
+/// Serves connections once they are negotiated.
 pub trait Sessions<V>: Send + Sync + 'static {
     /// Takes over a connection. The next byte to read from `stream` is the first of the
     /// transmission phase. The socket is in blocking mode.

@@ -29,7 +29,7 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// What is wrong with the files.
+/// An error in the files of certificates and keys.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("can't read {path}", path = path.display())]

@@ -1,12 +1,12 @@
-//! What the kernel says of a queue's requests, in memory that it shares.
+//! The kernel's descriptors of a queue's requests, in shared memory.
 
 use std::fs::File;
 use std::mem::size_of;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// Most requests that the kernel lets a queue have: its queues' descriptors lie as far apart as so
-/// many take (`UBLK_MAX_QUEUE_DEPTH`).
+/// Most requests that the kernel lets a queue have: its queues' descriptors lie as far apart as
+/// this many take (`UBLK_MAX_QUEUE_DEPTH`).
 const MAX_DEPTH: usize = 4096;
 const PAGE: usize = 4096;
 
@@ -50,7 +50,7 @@ impl Descriptors {
         Ok(Self { memory, count })
     }
 
-    /// What the kernel wants with a request that has been fetched.
+    /// Returns the descriptor of a request that has been fetched.
     #[must_use]
     pub(super) fn get(&self, tag: u16) -> Option<Descriptor> {
         let at = usize::from(tag);

@@ -1,4 +1,4 @@
-//! What a device's thread asks of the workers that serve its queues.
+//! Requests of a device's thread to the workers that serve its queues.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct QueueSpec {
     pub read_only: bool,
 }
 
-/// Who serves queues. Its calls block and belong on a device's own thread.
+/// Serves queues. Its calls block and belong on a device's own thread.
 pub trait QueueHost: Send + Sync {
     /// How many workers there are; queues are spread over them.
     fn workers(&self) -> usize;

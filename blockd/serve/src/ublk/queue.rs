@@ -13,12 +13,12 @@ use super::descriptor::Descriptors;
 use super::host::QueueSpec;
 use super::request::{Wanted, answer};
 
-/// What tokens of queues have that those of connections have not.
+/// The bit that distinguishes tokens of queues from those of connections.
 const QUEUE: u64 = FIRST_FREE_TOKEN << 1;
 /// Which command a token names.
 const STEP_AT: u32 = 44;
 
-/// What a command of a request was for.
+/// The step of a request for which a command was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// To fetch it.
@@ -59,7 +59,7 @@ impl QueueToken {
     }
 }
 
-/// What a queue works with.
+/// The parts of a worker that a queue works with.
 #[derive(Debug)]
 pub struct QueueContext<'a> {
     /// The worker's ring.
@@ -82,7 +82,7 @@ struct Tag {
 /// A queue that is served.
 #[derive(Debug)]
 pub struct Queue {
-    /// What it serves.
+    /// The served device and volume.
     pub spec: QueueSpec,
     /// The volume.
     pub volume: VolumeRef,
@@ -114,8 +114,8 @@ impl Queue {
     ) -> std::io::Result<Self> {
         let ring = &mut *context.ring;
         let area = ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy)?;
-        // Last of what can fail: up to Linux 6.12 a process that ends between this and its first
-        // fetch leaves a device that nobody can recover.
+        // The last step that can fail: up to Linux 6.12 a process that ends between this and its
+        // first fetch leaves a device that cannot be recovered.
         let descriptors = match Descriptors::map(&spec.device_file, spec.queue, spec.depth) {
             Ok(descriptors) => descriptors,
             Err(error) => {

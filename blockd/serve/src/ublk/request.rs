@@ -12,7 +12,7 @@ const NO_UNMAP: u32 = 1 << 15;
 const NEEDS_PAGES: u32 = 1 << 17;
 const SECTOR: u64 = 512;
 
-/// What the kernel wants.
+/// A request of the kernel, validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) operation: Operation,

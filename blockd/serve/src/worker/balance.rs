@@ -42,7 +42,7 @@ impl Load {
         busy
     }
 
-    /// What is compared: whether it is saturated, then what it serves.
+    /// The key of comparison: whether the worker is saturated, then its load.
     fn rank(&self) -> (bool, usize) {
         let is_saturated = self.busy.load(Ordering::Relaxed) >= SATURATED;
         (is_saturated, self.placed.load(Ordering::Relaxed))
@@ -62,7 +62,7 @@ pub(super) fn place(threads: &[Shared], near: &[usize], turn: usize) -> usize {
 /// How often it is looked whether connections are still on their way.
 const MOVE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What workers need to give connections to each other.
+/// The parts that workers need to move connections to each other.
 #[derive(Clone, Debug)]
 pub(super) struct Moves {
     /// All workers; empty until they have been started.

@@ -36,7 +36,7 @@ pub(super) async fn displace(threads: &[Shared], listener: u64, idle: Duration) 
             continue;
         }
         let (send, receive) = oneshot::channel();
-        threads[worker].tell(Mail::CloseIdle(info.id, idle, send)).await;
+        threads[worker].post(Mail::CloseIdle(info.id, idle, send)).await;
         if receive.await.unwrap_or(false) {
             tracing::info!(
                 peer = info.peer,

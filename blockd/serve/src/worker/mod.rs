@@ -76,15 +76,15 @@ pub enum FrontendError {
     Invalid {
         /// Its name.
         field: &'static str,
-        /// What it is.
+        /// The invalid value.
         value: usize,
-        /// What it may be.
+        /// The allowed values.
         allowed: &'static str,
     },
     /// The operating system refuses.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed step.
         what: &'static str,
         /// Why not.
         source: std::io::Error,
@@ -125,17 +125,17 @@ pub struct ConnectionInfo {
     pub volume: VolumeId,
     /// The worker that serves it.
     pub worker: usize,
-    /// What was agreed on with the client.
+    /// The result of the negotiation with the client.
     pub agreed: blockd_nbd::Negotiated,
     /// Requests of its that are being worked on.
     pub in_flight: Arc<Counter>,
     /// When it sent something last, by its worker's clock; [`u64::MAX`] in the middle of a request.
     idle_since: Arc<Counter>,
-    /// It is about to be closed, to make room for another.
+    /// Set if it is about to be closed, to make room for another.
     chosen: Arc<AtomicBool>,
 }
 
-/// What a worker is told.
+/// A message to a worker.
 enum Mail {
     AddPool(PoolHandle, oneshot::Sender<Result<(), FrontendError>>),
     RemovePool([u8; 16], oneshot::Sender<bool>),
@@ -149,7 +149,7 @@ enum Mail {
     StayOn(Vec<usize>),
 }
 
-/// What a worker's thread and others share.
+/// State that a worker's thread and other threads share.
 struct Shared {
     doorbell: Arc<Doorbell>,
     clock: Clock,
@@ -207,11 +207,11 @@ impl Workers {
     /// spreads the workers over nodes.
     pub async fn add_pool(&self, pool: &PoolHandle) -> Result<(), FrontendError> {
         for (worker, cpus) in self.homes(pool) {
-            self.threads[worker].tell(Mail::StayOn(cpus)).await;
+            self.threads[worker].post(Mail::StayOn(cpus)).await;
         }
         for thread in self.threads.iter() {
             let (send, receive) = oneshot::channel();
-            thread.tell(Mail::AddPool(pool.clone(), send)).await;
+            thread.post(Mail::AddPool(pool.clone(), send)).await;
             receive.await.unwrap_or(Err(FrontendError::Gone))?;
         }
         Ok(())
@@ -223,7 +223,7 @@ impl Workers {
         for thread in self.threads.iter() {
             loop {
                 let (send, receive) = oneshot::channel();
-                thread.tell(Mail::RemovePool(pool, send)).await;
+                thread.post(Mail::RemovePool(pool, send)).await;
                 // A thread that has ended serves nothing.
                 if receive.await.unwrap_or(true) {
                     break;
@@ -254,7 +254,7 @@ impl Workers {
         let _still = self.moves.hold().await;
         for thread in self.threads.iter() {
             let (send, receive) = oneshot::channel();
-            thread.tell(Mail::CloseVolume(pool, volume, send)).await;
+            thread.post(Mail::CloseVolume(pool, volume, send)).await;
             closed += receive.await.unwrap_or(0);
         }
         closed
@@ -275,7 +275,7 @@ impl Workers {
         let mut waits = Vec::new();
         for thread in self.threads.iter() {
             let (send, receive) = oneshot::channel();
-            thread.tell(Mail::Drain(limit, send)).await;
+            thread.post(Mail::Drain(limit, send)).await;
             waits.push(receive);
         }
         for wait in waits {
@@ -283,13 +283,13 @@ impl Workers {
         }
     }
 
-    /// What was done, for each worker and volume.
+    /// The counters of each worker and volume.
     #[must_use]
     pub fn stats(&self) -> Vec<Arc<VolumeStats>> {
         self.threads.iter().flat_map(|thread| thread.volumes.lock().clone()).collect()
     }
 
-    /// What each worker's thread has done.
+    /// The counters of each worker's thread.
     #[must_use]
     pub fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {
         self.threads.iter().map(|thread| Arc::clone(&thread.stats)).collect()
@@ -322,7 +322,7 @@ impl QueueHost for Workers {
         let near = self.placement.lock().workers(&queue.pool);
         let thread = &self.threads[balance::place(&self.threads, &near, worker)];
         let (send, receive) = oneshot::channel();
-        thread.tell_blocking(Mail::StartQueue(Box::new(queue), send));
+        thread.post_blocking(Mail::StartQueue(Box::new(queue), send));
         receive.blocking_recv().unwrap_or(Err(FrontendError::Gone))
     }
 
@@ -342,14 +342,14 @@ impl QueueHost for Workers {
 
     fn fail_waiting(&self, device: u32) {
         for thread in self.threads.iter() {
-            thread.tell_blocking(Mail::FailWaiting(device));
+            thread.post_blocking(Mail::FailWaiting(device));
         }
     }
 }
 
 impl Shared {
-    /// The same as [`Self::tell`], on a thread that may wait.
-    fn tell_blocking(&self, mut mail: Mail) {
+    /// The same as [`Self::post`], on a thread that may wait.
+    fn post_blocking(&self, mut mail: Mail) {
         while let Err(Undelivered::Full(back)) = self.mail.send(mail) {
             mail = back;
             self.doorbell.ring();
@@ -360,7 +360,7 @@ impl Shared {
 
     /// Delivers a message as soon as there is room: who waits for an answer must not take a full
     /// mailbox for one. After the thread's end it is dropped, which they see.
-    async fn tell(&self, mut mail: Mail) {
+    async fn post(&self, mut mail: Mail) {
         while let Err(Undelivered::Full(back)) = self.mail.send(mail) {
             mail = back;
             self.doorbell.ring();

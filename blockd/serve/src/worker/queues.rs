@@ -15,7 +15,7 @@ type Started = oneshot::Sender<Result<(), FrontendError>>;
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     all: Vec<Option<Queue>>,
-    /// Who waits for the kernel to have a queue's commands.
+    /// Queues whose commands the kernel does not have yet, with the waiting callers.
     starting: Vec<(usize, Started)>,
     /// Queues that may have ended.
     ended: Vec<usize>,
@@ -87,12 +87,13 @@ impl Queues {
         }
     }
 
-    /// Whether somebody waits for the kernel to have a queue's commands.
+    /// Whether a caller waits for the kernel to have a queue's commands.
     pub(super) const fn is_starting(&self) -> bool {
         !self.starting.is_empty()
     }
 
-    /// What the kernel has been told, it has taken or refused by now.
+    /// Handles the end of a turn: by then the kernel has accepted or rejected the submitted
+    /// commands.
     pub(super) fn after_turn(
         &mut self,
         (shown, load): (&Mutex<Vec<u32>>, &Load),

@@ -25,15 +25,15 @@ use crate::ublk::{QueueContext, QueueSpec, QueueToken};
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;
-/// Volumes whose counters are kept, 7 KiB each: where volumes come and go by the thousand, those
-/// that nobody is connected to are forgotten then.
+/// Volumes whose counters are kept, 7 KiB each: where volumes come and go by the thousand, the
+/// counters of volumes without connections are dropped beyond it.
 const MAX_STATS: usize = 4096;
 /// The longest sleep: how often idle things are looked at, and how often while connections are held
 /// back, whose clients may leave unseen.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
 const WATCH_SLEEP: Duration = Duration::from_millis(250);
 
-/// What a thread begins with.
+/// The parts that a thread starts with.
 pub(super) struct Parts {
     pub(super) worker: usize,
     pub(super) options: WorkerOptions,
@@ -45,7 +45,7 @@ pub(super) struct Parts {
     pub(super) moves: Moves,
 }
 
-/// What of a thread's state others can see.
+/// The state of a thread that other threads can see.
 pub(super) struct Shown {
     /// Counters of the volumes that it serves or has served.
     pub(super) volumes: Arc<Mutex<Vec<Arc<VolumeStats>>>>,
@@ -54,7 +54,7 @@ pub(super) struct Shown {
     pub(super) queues: Arc<Mutex<Vec<u32>>>,
 }
 
-/// Who waits for connections to a volume to end.
+/// A caller that waits for connections to a volume to end.
 struct Closing {
     pool: [u8; 16],
     volume: VolumeId,
@@ -69,7 +69,7 @@ pub(super) struct WorkerThread {
     executor: Executor,
     clock: Clock,
     connections: Vec<Option<Connection>>,
-    /// What each of them serves, for the worker that it may move to.
+    /// The target of each connection, for the worker that it may move to.
     targets: Vec<Option<Target>>,
     /// Connections that have something to send.
     touched: Vec<usize>,
@@ -82,7 +82,7 @@ pub(super) struct WorkerThread {
     next_id: u64,
     /// When slow clients were looked for last.
     looked: u64,
-    /// What the thread had used of a processor then.
+    /// The processor time that the thread had used then.
     used_ns: u64,
     /// When clients of connections that are held back were looked for last.
     watched: u64,
@@ -157,8 +157,8 @@ impl WorkerThread {
         } else if serves_devices {
             // A ring that is closed by a thread that lives on is torn down by a thread of the
             // kernel. Linux 6.12 then aborts a queue's requests once, while this thread can still
-            // take one more in its name, which nobody aborts or answers: the device hangs. The
-            // ring is left to the thread's own end, where both are the same thread.
+            // take one more in its name, which is neither aborted nor answered: the device hangs.
+            // The ring is left to the thread's own end, where both are done by the same thread.
             std::mem::forget(self.ring);
         }
     }
@@ -603,7 +603,7 @@ impl WorkerThread {
         }
     }
 
-    /// Tells those who wait for connections to end.
+    /// Notifies the callers that wait for connections to end.
     fn end_closing(&mut self) {
         if self.closing.is_empty() {
             return;

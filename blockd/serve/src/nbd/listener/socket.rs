@@ -48,7 +48,7 @@ fn identity(file: &fs::Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// A Unix socket at `path`. A file that nobody listens at is replaced, if it is a socket.
+/// A Unix socket at `path`. A socket file without a listener is replaced.
 pub(super) fn bind_unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), ListenError> {
     let length = path.as_os_str().len();
     if length > MAX_PATH_BYTES {
@@ -79,7 +79,7 @@ pub(super) fn bind_unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketF
     Ok((UnixListener::from_std(listener).map_err(failed)?, file))
 }
 
-/// Removes a socket that nobody listens at.
+/// Removes a socket without a listener.
 fn make_room(path: &Path, address: &impl Fn() -> Address) -> Result<(), ListenError> {
     let failed = |source| ListenError::Io { address: address(), source };
     match fs::symlink_metadata(path) {
@@ -91,7 +91,8 @@ fn make_room(path: &Path, address: &impl Fn() -> Address) -> Result<(), ListenEr
         Ok(_) => {}
     }
     match StdUnixStream::connect(path) {
-        // Only this says that there is nobody. A full backlog, say, means somebody busy.
+        // Only this error shows that there is no listener. A full backlog, for example, means a
+        // busy one.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed)
         }
@@ -115,8 +116,8 @@ pub(super) fn bind_tcp(wanted: SocketAddr) -> Result<TcpListener, ListenError> {
     socket.listen(u32::from(BACKLOG)).map_err(failed)
 }
 
-/// What a connection over TCP needs: replies are not held back, and a client that is gone
-/// without a word is noticed.
+/// Sets the options of a TCP connection: replies are not delayed, and a client that vanishes is
+/// detected.
 pub(super) fn prepare_tcp(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let (idle, interval, count) = KEEP_ALIVE;

@@ -1,5 +1,5 @@
-//! What a client may not do for ever: leave replies unread, stop in the middle of a request, or
-//! stay without a request where that is limited.
+//! Deadlines of a client: for reading replies, for sending the rest of a request, and for the next
+//! request where that is limited.
 
 use super::{Connection, Phase};
 
@@ -21,18 +21,18 @@ pub struct Deadlines {
 /// Which limit a client has passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Overdue {
-    /// It reads no replies.
+    /// The client reads no replies.
     Send,
-    /// It stopped in the middle of a request.
+    /// The client stopped in the middle of a request.
     Receive,
-    /// It has sent no request.
+    /// The client has sent no request.
     Idle,
-    /// It does not read what is left, while the connection is being closed.
+    /// The client does not read the remaining replies, while the connection is being closed.
     Closing,
 }
 
 impl Overdue {
-    /// What is logged.
+    /// The reason, as it is logged.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What a client has sent and nobody has looked at yet.
+//! Received bytes that are not parsed yet.
 
 use blockd_engine::backing::{Chunk, Ring};
 use blockd_engine::block::Buffer;
@@ -43,7 +43,7 @@ impl Input {
         len
     }
 
-    /// Lets go of so many bytes, which are there.
+    /// Drops this many bytes, which must be there.
     pub(super) fn skip(&mut self, bytes: usize) {
         let left = (self.left.len() - self.left_at).min(bytes);
         self.left_at += left;
@@ -54,7 +54,7 @@ impl Input {
         }
     }
 
-    /// Moves so many bytes, which are there, to a buffer.
+    /// Moves this many bytes, which must be there, to a buffer.
     pub(super) fn take(&mut self, bytes: usize, ring: &mut Ring, to: &Buffer, at: usize) {
         let left = (self.left.len() - self.left_at).min(bytes);
         if left > 0 {

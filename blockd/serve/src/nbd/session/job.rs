@@ -6,7 +6,7 @@ use blockd_nbd::codec::request::Asked;
 /// Bytes of one request to a volume: as long as a buffer can be.
 pub(super) const PIECE: u64 = 1 << 20;
 
-/// What a client wants, where its answer depends on it.
+/// The kind of a request, where its answer depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Read,

@@ -36,11 +36,11 @@ const DIRECT: usize = 16 << 10;
 const DIRECT_MOST: usize = 256 << 10;
 /// As much as a chunk takes.
 const ANY: usize = 64 << 10;
-/// What a token's low bits say where they name no job.
+/// The low bits of a token that names no job.
 const RECEIVE: u16 = 0;
 const SEND: u16 = 1;
 
-/// What a connection works with.
+/// The parts of a worker that a connection works with.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// The worker's ring.
@@ -82,7 +82,7 @@ impl Marks {
         !std::mem::replace(&mut self.touched, true)
     }
 
-    /// It is no longer on that list.
+    /// Marks the connection as no longer on that list.
     pub const fn untouch(&mut self) {
         self.touched = false;
     }
@@ -92,7 +92,7 @@ impl Marks {
         !std::mem::replace(&mut self.stalled, true)
     }
 
-    /// It is no longer on that list.
+    /// Marks the connection as no longer on that list.
     pub const fn unstall(&mut self) {
         self.stalled = false;
     }
@@ -112,7 +112,7 @@ enum Phase {
 pub struct Connection {
     /// Its name among all that its worker has served.
     pub id: u64,
-    /// What it serves.
+    /// The served volume.
     pub volume: VolumeRef,
     /// Which lists it is on.
     pub marks: Marks,
@@ -141,9 +141,9 @@ pub struct Connection {
     skip: u64,
     /// Long reads that wait for memory.
     waiting_reads: VecDeque<u16>,
-    /// It waits for room in the ring, which others give back.
+    /// Whether it waits for room in the ring, which other connections give back.
     stalled: bool,
-    /// It waits for its own answers to get out.
+    /// Whether it waits for its own answers to be sent.
     blocked: bool,
     /// The scheduler holds it back.
     held: bool,

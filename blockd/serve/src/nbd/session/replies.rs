@@ -101,7 +101,7 @@ impl Connection {
         match error {
             None => self.succeed(asked, context),
             Some((error, _)) => {
-                let (errno, message) = told(error);
+                let (errno, message) = wire_error(error);
                 self.refuse(asked, errno, message, context);
             }
         }
@@ -167,7 +167,7 @@ impl Connection {
         at: u64,
         context: &mut Context<'_>,
     ) {
-        let (errno, message) = told(error);
+        let (errno, message) = wire_error(error);
         if first || self.agreed.structured {
             let mut header = [0; MAX_HEADER_BYTES];
             let failure = (errno, message);
@@ -225,12 +225,12 @@ impl Connection {
             let last = at + 1 == self.agreed.contexts.len();
             let whole = (offset, len);
             let part = &mut bytes[used..];
-            let told = match describes {
+            let found = match describes {
                 Describes::BaseAllocation => self.look(whole, limit, context),
                 Describes::Allocated => self.compare(whole, None, limit, context),
                 Describes::ChangedSince(id) => self.compare(whole, Some(id), limit, context),
             };
-            if let Err((errno, message)) = told {
+            if let Err((errno, message)) = found {
                 // Nothing of the answer was sent yet: it is an error as a whole.
                 self.refuse(asked, errno, message, context);
                 return;
@@ -251,7 +251,7 @@ impl Connection {
         self.message(context).push_bytes(&bytes[..used]);
     }
 
-    /// What is allocated.
+    /// Looks up the allocated ranges.
     fn look(
         &mut self,
         (offset, len): (u64, u64),
@@ -261,10 +261,10 @@ impl Connection {
         self.stretches.clear();
         let len = len.min(MAX_STATUS);
         let (volume, out) = (self.volume, &mut self.stretches);
-        context.executor.stretches(volume, offset, len, limit, out).map_err(told)
+        context.executor.stretches(volume, offset, len, limit, out).map_err(wire_error)
     }
 
-    /// What has changed.
+    /// Looks up the changed ranges.
     fn compare(
         &mut self,
         (offset, len): (u64, u64),
@@ -275,7 +275,7 @@ impl Connection {
         let max_work = MAX_WORK / self.agreed.contexts.len().max(1) as u64;
         let look = Look { offset, len, max_ranges, max_work };
         let looked = context.executor.changes(self.volume, since, &look, &mut self.changes);
-        if looked.map_err(told)? {
+        if looked.map_err(wire_error)? {
             Ok(())
         } else {
             Err((errno::EINVAL, "the snapshot of a selected context was deleted"))
@@ -301,7 +301,7 @@ fn change(range: &DiffRange, alone: bool) -> u32 {
 }
 
 /// An error as it goes over the wire.
-fn told(error: BlockError) -> (u32, &'static str) {
+fn wire_error(error: BlockError) -> (u32, &'static str) {
     match error {
         BlockError::Invalid => (errno::EINVAL, "request leaves the volume"),
         BlockError::ReadOnly => (errno::EPERM, "volume is read-only"),

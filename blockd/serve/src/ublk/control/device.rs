@@ -1,4 +1,4 @@
-//! What is done with one device, step by step, on its own thread.
+//! The steps of one device's commands, on its own thread.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const FILE_LIMIT: Duration = Duration::from_secs(1);
 const FILE_LOOK: Duration = Duration::from_millis(5);
 
-/// What the kernel is told about requests that take long, in milliseconds: it looks each second.
+/// The kernel's timeout for slow requests, in milliseconds: it checks each second.
 const TIMEOUT_MS: &str = "1000";
 
 /// The volume that a device is of, and what was asked for it.
@@ -86,7 +86,7 @@ pub struct DeviceView {
     pub problem: Option<String>,
 }
 
-/// What the steps need.
+/// The parts that the steps need.
 #[derive(Clone)]
 pub(super) struct Kit {
     pub(super) driver: Arc<dyn Driver>,
@@ -129,7 +129,7 @@ impl Kit {
         Mark::new(self.options.owner, &spec.pool, spec.volume)
     }
 
-    /// What is asked of the driver for a volume.
+    /// The request to the driver for a volume's device.
     fn request(&self, spec: &DeviceSpec, driver: u64, number: Option<u32>) -> AddRequest {
         let flags = features::to_ask(driver, self.options.zero_copy && spec.zero_copy);
         let zero_copy = flags & features::ZERO_COPY == features::ZERO_COPY;
@@ -172,7 +172,7 @@ impl Kit {
         let request = self.request(spec, driver, number);
         seat.begin("ADD_DEV");
         let control = self.driver.add(&request).map_err(|error| {
-            // The limit has no error of its own, and libublk may ask twice and tell the second.
+            // The limit has no error of its own, and libublk may retry and return the second error.
             let is_limit = matches!(error.errno(), Some(libc::EACCES | libc::EOPNOTSUPP));
             let count = u64::try_from(taken.len()).unwrap_or(u64::MAX);
             match self.driver.limit() {
@@ -229,8 +229,9 @@ impl Kit {
     /// only waits on; when that has died, a device of Linux up to 6.12 whose requests were all with
     /// it is waiting for a server only then, and not after the usual 30 s.
     ///
-    /// A device that goes on has it so, and must not be told again: before the kernel changes that
-    /// it waits for all requests, and holds back others, and some may be waiting for space.
+    /// Sets the kernel's timeout of a new device. A recovered device has it already and must not be
+    /// set again: before the kernel changes it, it waits for all requests and holds back new ones,
+    /// and some may be waiting for space.
     fn shorten_timeout(&self, number: u32) {
         let path = self.places.sys_block.join(format!("ublkb{number}/queue/io_timeout"));
         if std::fs::read_to_string(&path).is_ok_and(|present| present.trim() == TIMEOUT_MS) {

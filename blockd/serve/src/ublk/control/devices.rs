@@ -18,7 +18,7 @@ use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, keep};
 use super::users::{self, Places};
 use super::{DeviceError, QueueHost, called, mounts};
 
-/// What all devices are made with.
+/// Options of all devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceOptions {
     /// The daemon's identity: see [`Mark`].
@@ -200,8 +200,7 @@ impl Devices {
         }
     }
 
-    /// Takes a volume's device away. Refused while somebody uses it, unless forced. True if there
-    /// was one.
+    /// Removes a volume's device. Refused while it is in use, unless forced. True if there was one.
     pub fn detach(
         &self,
         spec: &DeviceSpec,
@@ -338,7 +337,7 @@ impl Devices {
 }
 
 impl Kit {
-    /// An error when somebody uses the device.
+    /// Returns an error if the device is in use.
     fn unused(&self, number: u32) -> Result<(), DeviceError> {
         if self.options.own_namespace {
             mounts::detach_own(&[number]);

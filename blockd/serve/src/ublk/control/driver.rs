@@ -1,4 +1,4 @@
-//! What is asked of the kernel's driver. Tests ask something else.
+//! The commands of the kernel's driver. Tests use an implementation of their own.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -37,14 +37,14 @@ pub enum DeviceState {
     Unknown(u16),
 }
 
-/// What the kernel knows of a device.
+/// The kernel's information about a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
     /// N of `/dev/ublkbN`.
     pub number: u32,
     /// In which state it is.
     pub state: DeviceState,
-    /// What it was granted of the features asked for.
+    /// The granted ones of the requested features.
     pub flags: u64,
     /// How many queues it has.
     pub queues: u16,
@@ -54,7 +54,7 @@ pub struct DeviceInfo {
     pub max_bytes: u32,
     /// The process that serves it, as that one gave it.
     pub pid: i32,
-    /// What whoever added it left there.
+    /// The mark that the process that added it left there.
     pub mark: u64,
 }
 
@@ -91,9 +91,9 @@ pub enum Serve<'a> {
 pub trait Driver: Send + Sync + Debug {
     /// Whether it is there.
     fn is_there(&self) -> bool;
-    /// What it can do.
+    /// The driver's features.
     fn features(&self) -> Result<u64, DriverError>;
-    /// Numbers of all devices that there are, of anybody.
+    /// Numbers of all devices of the machine, of any owner.
     fn numbers(&self) -> Vec<u32>;
     /// How many devices it allows, where it counts them.
     fn limit(&self) -> Option<u64>;
@@ -117,7 +117,7 @@ pub trait DeviceControl {
     fn resize(&mut self, bytes: u64) -> Result<(), DriverError>;
     /// `STOP_DEV`.
     fn stop(&mut self) -> Result<(), DriverError>;
-    /// `DEL_DEV`, which waits until nobody has the device open, or `DEL_DEV_ASYNC`, which does not:
-    /// its number is free when the last has closed it.
+    /// `DEL_DEV`, which waits until no process has the device open, or `DEL_DEV_ASYNC`, which does
+    /// not: its number is free when the last has closed it.
     fn delete(&mut self, wait: bool) -> Result<(), DriverError>;
 }

@@ -35,8 +35,8 @@ const LOOKING: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LibublkDriver;
 
-/// What the driver can do; `None` when it does not answer in time. For callers who have no thread
-/// to lose.
+/// The driver's features; `None` when it does not answer in time. For callers that must not lose a
+/// thread.
 pub fn features_within(limit: Duration) -> Option<Result<u64, DriverError>> {
     let (send, receive) = bounded(1);
     let ask = move || drop(send.send(LibublkDriver.features()));
@@ -124,7 +124,7 @@ fn of(command: &'static str, error: UblkError) -> DriverError {
     DriverError { command, source }
 }
 
-/// What a command came to. libublk takes EBUSY for a success.
+/// The result of a command. libublk takes EBUSY for a success.
 fn done(command: &'static str, result: Result<i32, UblkError>) -> Result<(), DriverError> {
     match result {
         Ok(code) if code < 0 => {

@@ -6,7 +6,7 @@ use blockd_engine::pool::VolumeId;
 /// In the upper 16 bits, so that what others keep there is not taken for ours: "BD".
 const MAGIC: u64 = 0x4244;
 
-/// Whose device it is, and of which volume.
+/// The mark of a device: its owner and its volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark {
     /// The daemon's identity, drawn once and kept in its state folder: two daemons in containers

@@ -65,7 +65,7 @@ pub enum DeviceError {
         /// The command, as the kernel calls it.
         command: &'static str,
     },
-    /// Somebody uses it.
+    /// The device is in use.
     #[error("{device} is {}", users::listed(users))]
     InUse {
         /// Which device, for people.
@@ -97,7 +97,7 @@ pub enum DeviceError {
     /// The operating system refuses.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed step.
         what: &'static str,
         /// Why not.
         source: std::io::Error,

@@ -12,7 +12,7 @@ const MAX_CLEAR_BYTES: u32 = 1 << 30;
 /// The page that all is aligned to that is not aligned to less.
 const PHYSICAL_SHIFT: u8 = 12;
 
-/// What a device is like.
+/// The parameters of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Params {
     /// Bytes.

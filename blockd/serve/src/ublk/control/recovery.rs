@@ -1,4 +1,4 @@
-//! What becomes of a device that a daemon before this one has left.
+//! Recovery of a device that an earlier daemon left behind.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::driver::{DeviceInfo, DeviceState, Serve};
 use super::mark::Mark;
 use super::seat::{Patience, Seat};
 
-/// How long the kernel may take to see that a server has died. It is in the middle of closing what
-/// that had open; up to Linux 6.12 a queue without a request to spare shows it only when requests
-/// take longer than the block layer's limit, which is 30 s where nobody could make it shorter.
+/// How long the kernel may take to see that a server has died. The kernel is then still closing the
+/// server's files; up to Linux 6.12 a queue without a request to spare shows it only when requests
+/// take longer than the block layer's limit, which is 30 s where it could not be shortened.
 const DEATH_LIMIT: Duration = Duration::from_secs(45);
 /// A tenth of it would be a tenth of the pause that clients see.
 const LOOK: Duration = Duration::from_millis(10);
@@ -21,11 +21,11 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How a device came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recovered {
-    /// It waited, and goes on where it was.
+    /// The device waited for a server, and continues.
     Continued,
-    /// It was not there any more, and was added again.
+    /// The device was gone, and was added again.
     Added,
-    /// It is served already.
+    /// The device is served already.
     Served,
 }
 
@@ -59,7 +59,7 @@ impl Kit {
     ) -> Result<Option<Serving>, DeviceError> {
         let Some(info) = self.find(seat, number)? else { return Ok(None) };
         if Mark::from_bits(info.mark) != Some(self.mark(spec)) {
-            // Since then somebody else was given the number.
+            // Meanwhile another process was given the number.
             seat.control = None;
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! A device's own thread: commands are sent from there, and one that hangs holds up nobody else.
+//! A device's own thread: commands are sent from there, and one that hangs delays no other device.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::driver::{DeviceControl, DriverError};
 use super::{DeviceError, called};
 
 /// How long a caller waits for a command, or for several that belong together: less than the 30 s
-/// that the command line waits, so that the reason is told and not only that there is no answer.
-/// Commands take milliseconds; what takes longer in order is the IO that a device's start reads
-/// its partitions with, or that its stop waits for.
+/// that the command line waits, so that its error has the reason, and not only that there is no
+/// answer. Commands take milliseconds; only IO takes longer in normal operation: the IO that a
+/// device's start reads its partitions with, or that its stop waits for.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 
-/// The same for a recovery, which nobody at a command line waits for: longer than the kernel may
-/// take to see that the server before has died.
+/// The same for a recovery, for which no command line waits: longer than the kernel may take to see
+/// that the previous server has died.
 pub(super) const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Commands need some KiB, formatting of log lines some more. Memory may be locked.
@@ -43,7 +43,7 @@ impl Patience {
     }
 }
 
-/// What a thread has in hand.
+/// The device that a thread works on.
 #[derive(Default)]
 pub(super) struct Seat {
     /// The device, once it is added or found.
@@ -51,7 +51,7 @@ pub(super) struct Seat {
     progress: Arc<Progress>,
 }
 
-/// What can be seen from outside.
+/// A thread's progress, as other threads see it.
 #[derive(Debug, Default)]
 struct Progress(Mutex<Seen>);
 
@@ -146,8 +146,8 @@ impl DeviceThread {
         let state = Arc::clone(&waits);
         let whole = move |seat: &mut Seat| {
             let result = work(seat);
-            let told = state.compare_exchange(WAITING, DONE, Ordering::AcqRel, Ordering::Acquire);
-            match (told, result) {
+            let sent = state.compare_exchange(WAITING, DONE, Ordering::AcqRel, Ordering::Acquire);
+            match (sent, result) {
                 (Ok(_), result) => drop(send.send(result)),
                 (Err(_), Ok(value)) => {
                     tracing::warn!(device = called(seat.number()), "a command came back late");
@@ -192,7 +192,7 @@ impl std::fmt::Debug for Seat {
     }
 }
 
-/// What is made cannot be taken back, or need not.
+/// An undo for results that cannot or need not be undone.
 pub(super) fn keep<T: Any>(_: &mut Seat, _: T) {}
 
 #[cfg(test)]
@@ -203,14 +203,14 @@ mod tests {
     fn what_hangs_is_named_left_alone_and_undone_when_it_comes_back() {
         let thread = DeviceThread::start().unwrap();
         let (release, gate) = bounded::<()>(1);
-        let (tell, undone) = bounded(1);
+        let (send, undone) = bounded(1);
         let work = move |seat: &mut Seat| {
             seat.number_is(7);
             seat.begin("START_DEV");
             let _ = gate.recv();
             Ok(11)
         };
-        let undo = move |_: &mut Seat, value| tell.send(value).unwrap();
+        let undo = move |_: &mut Seat, value| send.send(value).unwrap();
         let short = Duration::from_millis(20);
         let error = thread.run(short, work, undo).unwrap_err();
         assert_eq!(error.to_string(), "/dev/ublkb7 hangs in START_DEV and is left alone");

@@ -22,19 +22,19 @@ use super::{DeviceError, DeviceOptions, DeviceSpec, Devices, Recovered};
 use crate::ublk::{QueueHost, QueueSpec};
 use crate::worker::FrontendError;
 
-/// A kernel: its devices, and what it was told.
+/// A kernel: its devices, and the commands sent to it.
 #[derive(Debug, Default)]
 struct FakeKernel {
     devices: Mutex<BTreeMap<u32, DeviceInfo>>,
-    told: Mutex<Vec<String>>,
+    sent: Mutex<Vec<String>>,
     /// The command that is refused, with this error.
     refuses: Mutex<Option<(&'static str, i32)>>,
     limit: u64,
 }
 
 impl FakeKernel {
-    fn tell(&self, command: &'static str, number: u32) -> Result<(), DriverError> {
-        self.told.lock().push(format!("{command} {number}"));
+    fn send(&self, command: &'static str, number: u32) -> Result<(), DriverError> {
+        self.sent.lock().push(format!("{command} {number}"));
         match *self.refuses.lock() {
             Some((refused, code)) if refused == command => {
                 Err(DriverError { command, source: io::Error::from_raw_os_error(code) })
@@ -47,8 +47,8 @@ impl FakeKernel {
         self.devices.lock().get_mut(&number).unwrap().state = state;
     }
 
-    fn told(&self) -> String {
-        std::mem::take(&mut *self.told.lock()).join(", ")
+    fn sent(&self) -> String {
+        std::mem::take(&mut *self.sent.lock()).join(", ")
     }
 }
 
@@ -76,7 +76,7 @@ impl Driver for FakeDriver {
         let mut devices = self.0.devices.lock();
         let number =
             request.number.unwrap_or_else(|| (0..).find(|n| !devices.contains_key(n)).unwrap());
-        self.0.tell("ADD_DEV", number)?;
+        self.0.send("ADD_DEV", number)?;
         let full = u64::try_from(devices.len()).unwrap() >= self.0.limit;
         if full || devices.contains_key(&number) {
             let code = if full { libc::EACCES } else { libc::EEXIST };
@@ -122,7 +122,7 @@ impl DeviceControl for FakeDevice {
     }
 
     fn begin_recovery(&mut self) -> Result<(), DriverError> {
-        self.kernel.tell("START_USER_RECOVERY", self.info.number)
+        self.kernel.send("START_USER_RECOVERY", self.info.number)
     }
 
     fn serve(&mut self, how: Serve<'_>, fetch: Fetch<'_>) -> Result<(), DeviceError> {
@@ -139,7 +139,7 @@ impl DeviceControl for FakeDevice {
             device: "it".to_owned(),
             source: error.source,
         };
-        self.kernel.tell(command, self.info.number).map_err(refused)?;
+        self.kernel.send(command, self.info.number).map_err(refused)?;
         let mut devices = self.kernel.devices.lock();
         let info = devices.get_mut(&self.info.number).unwrap();
         info.state = DeviceState::Live;
@@ -148,16 +148,16 @@ impl DeviceControl for FakeDevice {
     }
 
     fn resize(&mut self, _: u64) -> Result<(), DriverError> {
-        self.kernel.tell("UPDATE_SIZE", self.info.number)
+        self.kernel.send("UPDATE_SIZE", self.info.number)
     }
 
     fn stop(&mut self) -> Result<(), DriverError> {
-        self.kernel.tell("STOP_DEV", self.info.number)
+        self.kernel.send("STOP_DEV", self.info.number)
     }
 
     fn delete(&mut self, wait: bool) -> Result<(), DriverError> {
         let command = if wait { "DEL_DEV" } else { "DEL_DEV_ASYNC" };
-        self.kernel.tell(command, self.info.number)?;
+        self.kernel.send(command, self.info.number)?;
         self.kernel.devices.lock().remove(&self.info.number);
         Ok(())
     }
@@ -278,7 +278,7 @@ fn a_device_is_added_served_named_and_taken_away() {
     let rig = Rig::new();
     let daemon = rig.daemon();
     let view = daemon.attach(&DeviceSpec { queues: 2, ..spec(1) }).unwrap();
-    assert_eq!(rig.kernel.told(), "ADD_DEV 0, START_DEV 0");
+    assert_eq!(rig.kernel.sent(), "ADD_DEV 0, START_DEV 0");
     assert_eq!((view.number, view.numbers, view.problem), (Some(0), Some((259, 0)), None));
     assert_eq!((view.queues, view.depth, view.zero_copy), (2, 128, true));
     assert_eq!(view.asked & !view.granted, features::UPDATE_SIZE);
@@ -292,7 +292,7 @@ fn a_device_is_added_served_named_and_taken_away() {
     assert_eq!(fs::read_link(&link).unwrap(), PathBuf::from("/dev/ublkb0"));
     assert!(!daemon.resize(&[1; 16], VolumeId(1), 2 << 30).unwrap());
     assert!(daemon.detach(&spec(1), Some(0), false).unwrap());
-    assert_eq!(rig.kernel.told(), "STOP_DEV 0, DEL_DEV 0");
+    assert_eq!(rig.kernel.sent(), "STOP_DEV 0, DEL_DEV 0");
     assert!(rig.host.queues.lock().is_empty() && fs::read_link(link).is_err());
     assert_eq!((daemon.served(), daemon.view(&[1; 16], VolumeId(1))), (0, None));
 }
@@ -356,7 +356,7 @@ fn a_device_that_waits_goes_on_with_what_it_was_made_with() {
     let timeout = rig.folder.join("sys/ublkb0/queue/io_timeout");
     let made = rig.daemon().attach(&DeviceSpec { queues: 2, depth: 16, ..spec(1) }).unwrap();
     rig.kernel.set_state(0, DeviceState::Quiesced);
-    rig.kernel.told();
+    rig.kernel.sent();
     rig.host.queues.lock().clear();
     assert_eq!(fs::read_to_string(&timeout).unwrap(), "1000");
     // As the kernel shows it; written once more it would have no end of line.
@@ -364,7 +364,7 @@ fn a_device_that_waits_goes_on_with_what_it_was_made_with() {
     let daemon = rig.daemon();
     let (view, how) = daemon.recover(&spec(1), Some(0)).unwrap();
     assert_eq!(fs::read_to_string(&timeout).unwrap(), "1000\n");
-    assert_eq!(rig.kernel.told(), "START_USER_RECOVERY 0, END_USER_RECOVERY 0");
+    assert_eq!(rig.kernel.sent(), "START_USER_RECOVERY 0, END_USER_RECOVERY 0");
     assert_eq!((how, view.queues, view.depth), (Recovered::Continued, 2, 16));
     assert_eq!((view.number, view.numbers), (made.number, made.numbers));
     assert_eq!(rig.host.queues.lock().len(), 2);
@@ -377,10 +377,10 @@ fn a_device_that_is_gone_or_dead_comes_back_with_its_number() {
     let rig = Rig::new();
     let (view, how) = rig.daemon().recover(&spec(1), Some(2)).unwrap();
     assert_eq!((view.number, how), (Some(2), Recovered::Added));
-    rig.kernel.told();
+    rig.kernel.sent();
     rig.kernel.set_state(2, DeviceState::Dead);
     let (view, how) = rig.daemon().recover(&spec(1), Some(2)).unwrap();
-    assert_eq!(rig.kernel.told(), "STOP_DEV 2, DEL_DEV 2, ADD_DEV 2, START_DEV 2");
+    assert_eq!(rig.kernel.sent(), "STOP_DEV 2, DEL_DEV 2, ADD_DEV 2, START_DEV 2");
     assert_eq!((view.number, how), (Some(2), Recovered::Added));
 }
 
@@ -389,9 +389,9 @@ fn a_number_that_others_have_now_is_left_to_them() {
     let rig = Rig::new();
     rig.daemon().attach(&spec(1)).unwrap();
     rig.kernel.devices.lock().get_mut(&0).unwrap().mark = 0;
-    rig.kernel.told();
+    rig.kernel.sent();
     let (view, _) = rig.daemon().recover(&spec(1), Some(0)).unwrap();
-    assert_eq!((view.number, rig.kernel.told().as_str()), (Some(1), "ADD_DEV 1, START_DEV 1"));
+    assert_eq!((view.number, rig.kernel.sent().as_str()), (Some(1), "ADD_DEV 1, START_DEV 1"));
     // Nor is it deleted.
     let daemon = rig.daemon();
     assert!(!daemon.detach(&spec(1), Some(0), true).unwrap());
@@ -434,10 +434,10 @@ fn orphans_of_ours_are_deleted_and_no_others() {
     }
     let other = Mark { owner: 78, volume: 0 };
     rig.kernel.devices.lock().get_mut(&2).unwrap().mark = other.to_bits();
-    rig.kernel.told();
+    rig.kernel.sent();
     let cleaned = rig.daemon().clean(&[1]);
     assert!(matches!(cleaned.as_slice(), [(0, Ok(()))]), "{cleaned:?}");
-    assert_eq!(rig.kernel.told(), "STOP_DEV 0, DEL_DEV 0");
+    assert_eq!(rig.kernel.sent(), "STOP_DEV 0, DEL_DEV 0");
     // One in use is worth more than a clean table.
     rig.use_by_dm(1);
     let cleaned = rig.daemon().clean(&[]);

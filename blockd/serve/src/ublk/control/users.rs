@@ -1,4 +1,4 @@
-//! Who uses a block device: a device in use is not taken away unless forced.
+//! Users of a block device: a device in use is not removed unless forced.
 
 use std::fmt;
 use std::fs;
@@ -11,7 +11,7 @@ const MOST_NAMED: usize = 8;
 /// One that uses a device.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum User {
-    /// It is mounted, as a process sees it.
+    /// A mount, as a process sees it.
     Mount {
         /// Where.
         point: String,
@@ -20,7 +20,7 @@ pub enum User {
     },
     /// Another block device is made of it.
     Holder(String),
-    /// It is swapped to.
+    /// A swap area.
     Swap,
     /// A process has it open.
     Process {
@@ -97,7 +97,7 @@ pub(super) fn numbers_of(places: &Places, disk: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Everybody who uses the disk or a partition of it, ourselves left out.
+/// All users of the disk or of a partition of it, except this process.
 pub(super) fn users(places: &Places, disk: &str) -> Vec<User> {
     let parts = parts(places, disk);
     let mut found = Vec::new();
@@ -123,9 +123,10 @@ pub(super) fn users(places: &Places, disk: &str) -> Vec<User> {
     found
 }
 
-/// Loop devices over it: a loop is no holder, and no process has open what it lies on. The kernel
-/// names that by a path, which may be one that the device's node is bound to, as the kubelet does.
-/// The table of mounts tells: a look at the path itself could wait for a server.
+/// Loop devices over it: a loop is no holder, and no process has its backing device open. The
+/// kernel names that device by a path, which may be one that the device's node is bound to, as the
+/// kubelet does. The table of mounts resolves it: access to the path itself could wait for a
+/// server.
 fn loops(places: &Places, parts: &[(String, String)], paths: &[String], found: &mut Vec<User>) {
     let table = fs::read_to_string(places.proc.join("self/mountinfo")).unwrap_or_default();
     let is_bound = |backing: &str| {
