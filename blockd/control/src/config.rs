@@ -41,24 +41,24 @@ pub struct PoolConfig {
     pub ring_records: u64,
     /// Where requests for more space are answered; nowhere without it.
     pub extend_socket: Option<PathBuf>,
-    /// What is done when it fills up.
+    /// The policy when it fills up.
     pub space: SpaceConfig,
 }
 
-/// What a pool has of a region of persistent memory (P5, P8 to P11).
+/// A pool's share of a region of persistent memory (P5, P8 to P11).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionShare {
     /// Which region.
     pub key: RegionKey,
     /// How much of it pools may have, from 1 to 100.
     pub percentage: u8,
-    /// What is missing of that is made.
+    /// Whether the missing part of the share is created.
     pub create: bool,
     /// Devices that other pools name, which are theirs.
     pub others: Vec<PathBuf>,
 }
 
-/// What is done when a pool fills up.
+/// The policy when a pool fills up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpaceConfig {
     /// Where its states begin; `None`: it has none but full.
@@ -96,7 +96,7 @@ impl Default for SpaceConfig {
 pub struct DeviceConfig {
     /// Empty for memory.
     pub path: PathBuf,
-    /// What it is.
+    /// The kind of the device.
     pub kind: DeviceKind,
     /// How large it is made.
     pub size: SizeWish,
@@ -109,9 +109,9 @@ pub struct DeviceConfig {
 /// How large a device is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SizeWish {
-    /// It isn't: it has to be there.
+    /// The device is not created: it has to exist.
     Existing,
-    /// So many bytes.
+    /// A size in bytes.
     Bytes(u64),
     /// A part of what is free on its file system, in percent.
     OfFree(u8),
@@ -152,7 +152,7 @@ pub struct HealthConfig {
     pub interval: Duration,
     /// A device is slow when half of its IO takes longer.
     pub slow_io: Duration,
-    /// What is wrong stays so for at least this long, so that what comes and goes is told once.
+    /// A cause persists for at least this long, so that one that comes and goes is reported once.
     pub hold: Duration,
     /// The same for IO errors, which are over when they are counted.
     pub errors_hold: Duration,

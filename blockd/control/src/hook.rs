@@ -1,7 +1,7 @@
 //! Scripts of the administrator's that are run at certain moments: each within a time limit, with
 //! what they print kept for the log.
 //!
-//! They run as the user of this process, so only files that nobody else can write are run.
+//! They run as the user of this process, so only files that no other user can write are run.
 
 use std::fs::Metadata;
 use std::io::{self, Read as _};
@@ -31,12 +31,12 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 /// Scripts in one directory. Who has more has something else there.
 const MAX_SCRIPTS: usize = 256;
 
-/// What became of a script that ended well.
+/// The result of a script that succeeded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ran {
     /// The script.
     pub path: PathBuf,
-    /// What it printed to its output and its errors, as text without blank ends.
+    /// Its output on stdout and stderr, as trimmed text.
     pub output: String,
     /// How long it took.
     pub took: Duration,
@@ -48,45 +48,45 @@ pub enum HookError {
     /// The directory or the script can't be used at all.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed step.
         what: &'static str,
         /// With what.
         path: PathBuf,
         /// Why not.
         source: io::Error,
     },
-    /// It is not a file to be run.
+    /// The file must not be run.
     #[error("{} {problem}", path.display())]
     Unsuitable {
         /// The script.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         problem: &'static str,
     },
-    /// It says that it failed.
-    #[error("{} ended with {how}{}", path.display(), told(output))]
+    /// The script failed.
+    #[error("{} ended with {how}{}", path.display(), tail(output))]
     Failed {
         /// The script.
         path: PathBuf,
         /// Its exit code or signal.
         how: String,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
-    /// It did not end.
-    #[error("{} did not end within {:.1} s{}", path.display(), limit.as_secs_f32(), told(output))]
+    /// The script did not end in time.
+    #[error("{} did not end within {:.1} s{}", path.display(), limit.as_secs_f32(), tail(output))]
     Hangs {
         /// The script.
         path: PathBuf,
         /// How long it was given.
         limit: Duration,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
 }
 
 /// The end of what a script printed, as it can stand in a line.
-fn told(output: &str) -> String {
+fn tail(output: &str) -> String {
     const SHOWN: usize = 200;
     let last = output.lines().last().unwrap_or_default().trim();
     let text: String = last.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
@@ -124,7 +124,7 @@ pub fn scripts(folder: &Path) -> Result<Vec<PathBuf>, HookError> {
     Ok(paths)
 }
 
-/// Whether a file may be run on somebody's behalf.
+/// Checks that a file may be run on behalf of a user.
 pub fn check(path: &Path) -> Result<(), HookError> {
     let found = look_at(path)?;
     let problem = if !found.is_file() {
@@ -137,7 +137,7 @@ pub fn check(path: &Path) -> Result<(), HookError> {
     problem.map_or(Ok(()), |problem| Err(unsuitable(path, problem)))
 }
 
-/// Who can write the directory says what is run.
+/// Checks the directory: a user who can write it decides which files are run.
 fn check_folder(path: &Path) -> Result<(), HookError> {
     of_others(&look_at(path)?).map_or(Ok(()), |problem| Err(unsuitable(path, problem)))
 }
@@ -147,7 +147,7 @@ fn look_at(path: &Path) -> Result<Metadata, HookError> {
     std::fs::metadata(path).map_err(failed)
 }
 
-/// Whether somebody else can change it.
+/// The reason for which another user can change a file, if one can.
 fn of_others(found: &Metadata) -> Option<&'static str> {
     let ours = found.uid() == 0 || found.uid() == nix::unistd::geteuid().as_raw();
     let written = found.permissions().mode() & 0o022 != 0;
@@ -192,7 +192,7 @@ pub fn run(
     let into = Arc::clone(&kept);
     let read = move || {
         let mut part = [0; 4096];
-        // What is beyond is read as well, or the script would wait for somebody to do so.
+        // Output beyond the limit is read as well, or the script would block.
         while let Ok(length @ 1..) = reader.read(&mut part) {
             let mut kept = into.lock();
             let room = MAX_OUTPUT_BYTES.saturating_sub(kept.len());
@@ -236,8 +236,8 @@ fn end(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
-    // What sleeps in the kernel, such as on a file system on a volume of a pool that is full,
-    // ends when the kernel lets it. Nobody waits for that.
+    // A process that sleeps in the kernel, such as on a file system on a volume of a full pool,
+    // ends when the kernel lets it. The daemon does not wait for that.
     let _ = wait(child, Clock::start(), KILL_GRACE);
 }
 

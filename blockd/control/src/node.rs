@@ -1,7 +1,7 @@
 //! A host as a member of pools: its identity, and what it is called by in them.
 //!
 //! On media a node is a number of 32 bits. It is the first eight hexadecimal digits of the UUID, so
-//! that who reads one off a disk can tell the other.
+//! that one can be recognised by the other.
 
 use std::fmt;
 
@@ -39,14 +39,14 @@ impl NodeId {
         (id.number() != 0).then_some(id)
     }
 
-    /// That of this host; `None` where it has no identity.
+    /// The node of this host; `None` where it has no identity.
     #[must_use]
     pub fn of_host() -> Option<Self> {
         let text = std::fs::read_to_string(MACHINE_ID).ok()?;
         Self::of_machine(text.trim())
     }
 
-    /// That of the host with this identity, as its operating system writes it.
+    /// The node of the host with this machine id, as its operating system writes it.
     fn of_machine(machine: &str) -> Option<Self> {
         if machine.len() != 32 || !machine.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
@@ -59,7 +59,7 @@ impl NodeId {
         Some(if id.number() == 0 { Self(id.0 | 1 << 96) } else { id })
     }
 
-    /// What stands for it on media.
+    /// The number of the node on media.
     #[must_use]
     pub const fn number(self) -> u32 {
         (self.0 >> 96) as u32

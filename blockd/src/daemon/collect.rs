@@ -218,7 +218,7 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
 
 /// What is wrong with pools and volumes; asks nobody.
 fn health(snapshot: &mut Snapshot, control: &Control) {
-    for one in control.told_health() {
+    for one in control.health_summaries() {
         let (pool, volume) = (one.pool.as_str(), one.volume.as_str());
         let abnormal = u64::from(one.abnormal);
         match volume {

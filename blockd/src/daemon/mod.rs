@@ -132,7 +132,7 @@ fn run_in(config: &Config, own_namespace: bool, source: Option<&Source>) -> Resu
     let result = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let daemon = Daemon::start(config, own_namespace).await?;
-        while let Told::ReadAgain = signals.next(daemon.control.told_to_stop()).await {
+        while let Told::ReadAgain = signals.next(daemon.control.stop_requested()).await {
             daemon.read_again(source).await;
         }
         signals.end_at_the_next();

@@ -1,5 +1,5 @@
-//! Volumes that are overwritten before somebody gets them. That takes minutes: nobody else touches
-//! them meanwhile, and everything else of their pool goes on.
+//! Volumes that are overwritten before they are handed out. Overwriting takes minutes: the volume
+//! is locked meanwhile, and all other work of its pool goes on.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// Those of a pool.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
-    /// By uuid: whether whoever holds it is to give up.
+    /// By uuid: whether the holder has to give up.
     held: Mutex<BTreeMap<String, bool>>,
     changed: Condvar,
 }
@@ -24,7 +24,7 @@ impl Busy {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing if somebody has it.
+    /// Locks a volume; `None` if it is locked already.
     pub(super) fn hold(&self, uuid: &str) -> Option<Held<'_>> {
         let mut all = self.all();
         if all.contains_key(uuid) {
@@ -38,16 +38,17 @@ impl Busy {
         self.all().contains_key(uuid)
     }
 
-    /// Waits until nobody has it. Not for who holds the pool's lock: its holder may need that.
+    /// Waits until the volume is unlocked. Not to be called with the pool's lock held: the holder
+    /// may need it.
     pub(super) fn wait(&self, uuid: &str) {
         let is_held = |all: &mut BTreeMap<String, bool>| all.contains_key(uuid);
         drop(self.changed.wait_while(self.all(), is_held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Has whoever holds it give up, and waits for that as [`Self::wait`] does.
+    /// Makes the holder give up, and waits for that as [`Self::wait`] does.
     pub(super) fn give_up(&self, uuid: &str) {
         let mut all = self.all();
-        // Also whoever takes it next, before this one comes to see that it was given up.
+        // This includes a next holder, which may lock the volume before this thread wakes.
         while let Some(gives_up) = all.get_mut(uuid) {
             *gives_up = true;
             all = self.changed.wait(all).unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +57,7 @@ impl Busy {
 }
 
 impl Held<'_> {
-    /// Somebody waits for it to be given up.
+    /// Whether a caller waits for the holder to give up.
     pub(super) fn gives_up(&self) -> bool {
         self.busy.all().get(&self.uuid).copied().unwrap_or(true)
     }

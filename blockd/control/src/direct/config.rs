@@ -3,28 +3,28 @@
 use blockd_pmem::platform::step::Rule;
 use blockd_pmem::platform::{PageMap, RegionKey};
 
-/// What the size of a volume counts.
+/// The bytes that the size of a volume counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SizeRule {
-    /// What its device has; more than that is taken.
+    /// The bytes of its device; it takes more than these.
     #[default]
     Usable,
-    /// What is taken; its device has less.
+    /// The bytes that it takes; its device has less.
     Charged,
 }
 
 /// A pool of namespaces.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirectConfig {
-    /// What people call it.
+    /// The pool's name.
     pub name: String,
     /// Where its volumes are.
     pub region: RegionKey,
-    /// What names of its namespaces begin with.
+    /// The prefix of its namespaces' names.
     pub name_prefix: String,
     /// In which steps sizes go.
     pub alignment: Rule,
-    /// What sizes count.
+    /// The bytes that sizes count.
     pub size_rule: SizeRule,
     /// Where the kernel notes pages.
     pub page_map: PageMap,

@@ -1,4 +1,4 @@
-//! What is told of a pool of namespaces and its volumes.
+//! Descriptions of a pool of namespaces and its volumes.
 
 use blockd_pmem::media::{Domain, Durability};
 use blockd_pmem::platform::{Device, Region, RegionKind};
@@ -8,32 +8,32 @@ use super::Usage;
 /// How far a volume is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It can be used.
+    /// The volume can be used.
     Ready,
-    /// It is being made.
+    /// The volume is being created.
     Creating,
-    /// It is deleted, and overwritten.
+    /// The volume is deleted, and is being overwritten.
     Scrubbing,
-    /// It is being removed.
+    /// The volume's namespace is being removed.
     Deleting,
 }
 
 /// A volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeView {
-    /// What people call it.
+    /// The volume's name.
     pub name: String,
     /// Its number in the pool.
     pub id: u32,
     /// How far it is.
     pub state: State,
-    /// What it is for.
+    /// The volume's usage.
     pub usage: Usage,
     /// Bytes that its device has.
     pub usable: u64,
     /// Bytes that it takes.
     pub charged: u64,
-    /// It is overwritten before its space is free.
+    /// Whether it is overwritten before its space is free.
     pub erase_after: bool,
     /// When it was made.
     pub made_unix_ms: i64,
@@ -50,7 +50,7 @@ pub struct VolumeView {
 /// A pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolView {
-    /// What people call it.
+    /// The pool's name.
     pub name: String,
     /// Its own uuid.
     pub id: [u8; 16],
@@ -58,11 +58,11 @@ pub struct PoolView {
     pub region: String,
     /// Why it does not serve.
     pub failure: Option<String>,
-    /// What the region has; nothing where it is not there.
+    /// The region's space; `None` where the region does not exist.
     pub space: Option<Space>,
-    /// What becomes of answered writes.
+    /// The durability of answered writes.
     pub durability: Durability,
-    /// What volumes have, and those that are overwritten.
+    /// Bytes of volumes, including those that are being overwritten.
     pub charged: u64,
     /// Of that, what is free once it is overwritten.
     pub scrubbing: u64,
@@ -72,7 +72,7 @@ pub struct PoolView {
     pub volumes: usize,
 }
 
-/// What a region has.
+/// The space of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
     /// In all.
@@ -83,7 +83,7 @@ pub struct Space {
     pub largest_piece: u64,
     /// The largest volume for use as memory that could be made, by the pool's rule.
     pub largest_volume: u64,
-    /// What sizes of namespaces are multiples of.
+    /// Sizes of namespaces are multiples of this.
     pub step: u64,
     /// The smallest volume, by the pool's rule.
     pub smallest_volume: u64,
@@ -93,7 +93,7 @@ pub struct Space {
     pub bad_bytes: u64,
 }
 
-/// What becomes of writes to a region.
+/// The durability of writes to a region.
 pub(super) fn durability(region: Option<&Region>, power_safe: bool) -> Durability {
     match region {
         Some(region) if region.kind == RegionKind::Volatile => Durability::Volatile,

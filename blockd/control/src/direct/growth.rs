@@ -1,9 +1,9 @@
 //! Volumes grow. Where others may have left something, their new ends are overwritten first.
 //!
-//! That is done while the namespace is bare: nothing takes it for the volume then, neither a mount
-//! that waits for it nor a user, so that nobody can have written what would be lost, or read what
-//! is another's. Its label has the new size already. A host that starts anew meanwhile makes it
-//! what it was, larger: from then on somebody may have used its end, which is left as it is.
+//! The new end is overwritten while the namespace is bare: neither a mount that waits for the
+//! volume nor a user takes it for the volume then, so that no written data is lost and no data of
+//! another volume is read. Its label has the new size already. A host that reboots meanwhile
+//! enables it with the new size: from then on its end may be in use, and is left as it is.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -97,8 +97,8 @@ impl DirectPool {
         record.ok_or_else(|| Error::not_found("volume", name))
     }
 
-    /// Gives its namespace so many bytes. Where that fails it is as it was, or is brought to its
-    /// end in the background.
+    /// Grows its namespace to `raw` bytes. A growth that fails is undone, or is completed in the
+    /// background.
     fn grow(&self, record: &Record, raw: u64, changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
         // Until it is finished: who comes in between would answer for another's call.
@@ -141,7 +141,7 @@ impl DirectPool {
         let mut are_all = true;
         for record in self.records(&[Intent::Ready]).into_iter().filter(has_begun) {
             if self.0.busy.is_held(&record.uuid) {
-                // Whoever is at it says so where it can't.
+                // The thread that works on it reports a failure.
                 are_all = false;
             } else if let Err(error) = self.finish_growth(&record.uuid) {
                 let (pool, volume) = (self.name(), &record.name);
@@ -155,7 +155,7 @@ impl DirectPool {
     /// Overwrites the new end of a volume that is bare, and gives it back. One that is not bare has
     /// been used, maybe, and is left as it is.
     fn finish_growth(&self, uuid: &str) -> Result<(), Error> {
-        // Before anything is looked at: somebody else may be at it, and has done it by then.
+        // Before the first check: another thread may work on it, and may have finished it by then.
         let (changing, held) = self.changing_with(uuid);
         self.finish_held(uuid, changing, held)
     }
@@ -181,7 +181,7 @@ impl DirectPool {
         finished
     }
 
-    /// What there is to finish of a volume, for who holds it and the pool's lock.
+    /// The unfinished growth of a volume, for a caller that holds it and the pool's lock.
     fn begun<'a>(&self, uuid: &str, held: Held<'a>) -> Result<Option<Begun<'a>>, Error> {
         let mut records = self.records(&[Intent::Ready]).into_iter();
         let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
@@ -225,7 +225,7 @@ impl DirectPool {
         self.note_grown(&record, &restored)
     }
 
-    /// Somebody may have used it since it was to grow.
+    /// Notes that the volume may have been used since its growth began.
     fn note_used(&self, record: &Record, namespace: &Namespace) -> Result<(), Error> {
         if !record.grows() {
             return Ok(());
@@ -264,7 +264,7 @@ impl DirectPool {
         Ok(())
     }
 
-    /// Notes how large a volume is that grew when nobody came to note it.
+    /// Notes the size of a volume whose growth was not noted.
     fn note_growth(&self, record: &Record, inventory: &Inventory) -> Result<(), Error> {
         let namespace = inventory.namespace(uuid_of(record)?).map(|(_, namespace)| namespace);
         match namespace {

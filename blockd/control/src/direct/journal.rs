@@ -16,17 +16,17 @@ const HEAD: &str = "blockd-direct 1";
 /// Largest file that is read: far above what a region's labels have room for.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// What is to become of a namespace.
+/// The intended state of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Intent {
-    /// It is being made, and not clean yet: after a crash it is removed.
+    /// The namespace is being created, and not clean yet: after a crash it is removed.
     Creating,
-    /// It can be used.
+    /// The namespace can be used.
     Ready,
-    /// It is overwritten with zeroes, and then removed.
+    /// The namespace is overwritten with zeroes, and then removed.
     Scrubbing,
-    /// It is being removed.
+    /// The namespace is being removed.
     Deleting,
 }
 
@@ -49,26 +49,26 @@ pub(super) struct Record {
     pub(super) made_unix_ms: i64,
     /// Of one that is overwritten: what is done for sure.
     pub(super) scrubbed_bytes: u64,
-    /// What its namespace is to have, of one that is being made larger: for a moment it may have
-    /// more. It is nobody's to use meanwhile.
+    /// The new size of a namespace that is being grown: for a moment it may be larger. It must not
+    /// be used meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) grows_to: Option<u64>,
     /// Where in its region it began then: elsewhere, all of its bytes are other ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) grows_at: Option<u64>,
-    /// From this byte of its namespace on it may hold what somebody else had there.
+    /// From this byte on, its namespace may hold data of another volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dirty_from: Option<u64>,
 }
 
 impl Record {
-    /// Whether it is being made larger, or was when somebody died.
+    /// Whether it is being grown, or was when a daemon died.
     pub(super) fn grows(&self) -> bool {
         self.grows_to.is_some() || self.dirty_from.is_some()
     }
 }
 
-/// What is in the file.
+/// The content of the file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Content {
     /// The pool's own uuid.
@@ -91,8 +91,8 @@ impl Journal {
         Self(state_dir.join(format!("direct-{pool}.journal")))
     }
 
-    /// What it holds; nothing if there is none. One that can't be understood is an error, as going
-    /// on would forget whose namespaces are ours.
+    /// Reads the file; `None` if it does not exist. A file that cannot be parsed is an error, as
+    /// the owned namespaces would be forgotten otherwise.
     pub(super) fn read(&self) -> Result<Option<Content>, Error> {
         let path = &self.0;
         let length = match fs::metadata(path) {

@@ -1,10 +1,10 @@
 //! Pools whose volumes are namespaces: each in one piece in a region of persistent memory, with
 //! the kernel's own device. Nothing of theirs goes through the data path.
 //!
-//! What a volume is to become is in the journal before it is begun, and a volume is ready when it
-//! is clean. So after a crash everything is found again by its uuid, and brought to its end: what
-//! was being made is removed, what was being removed goes on. Namespaces that the journal does not
-//! have are others', and never touched.
+//! The intended state of a volume is in the journal before a change begins, and a volume is ready
+//! when it is clean. So after a crash every volume is found by its uuid, and its change is
+//! completed: an unfinished creation is removed, an unfinished removal goes on. Namespaces that are
+//! not in the journal belong to others, and are never changed.
 //!
 //! All of it blocks.
 

@@ -25,14 +25,14 @@ use super::scrub::Scrubber;
 /// How often a namespace is made larger when the kernel leaves less of it usable than expected.
 const SIZE_TRIES: u32 = 4;
 
-/// What a volume is for.
+/// The usage of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Usage {
     /// Applications map it.
     #[default]
     AppDirect,
-    /// It is read and written, and no sector of it tears.
+    /// Reads and writes, without torn sectors.
     FileIo,
 }
 
@@ -57,17 +57,17 @@ impl Usage {
 /// A volume to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreateWish {
-    /// What it is called.
+    /// The volume's name.
     pub name: String,
     /// Bytes at least, by the rule.
     pub size: u64,
     /// Bytes at most, by the rule; 0 for any.
     pub limit: u64,
-    /// What it is for.
+    /// The volume's usage.
     pub usage: Usage,
-    /// It is overwritten before its space is free.
+    /// Whether it is overwritten before its space is free.
     pub erase_after: bool,
-    /// What the size counts, if not what the pool says.
+    /// The bytes that the size counts, if different from the pool's rule.
     pub size_rule: Option<SizeRule>,
 }
 
@@ -143,7 +143,7 @@ impl DirectPool {
         self.0.scrubber.stop();
     }
 
-    /// What it is called.
+    /// The pool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.config.name
@@ -163,7 +163,8 @@ impl DirectPool {
         self.0.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, once nobody is at a volume of that name: it is waited for, or has to give up.
+    /// The same, once no thread works on a volume of that name: `wait` waits for it, or makes it
+    /// give up.
     pub(super) fn changing_idle(&self, name: &str, wait: fn(&Busy, &str)) -> MutexGuard<'_, ()> {
         loop {
             let changing = self.changing();
@@ -175,7 +176,7 @@ impl DirectPool {
         }
     }
 
-    /// The same, and the volume, once nobody else is at it.
+    /// The same, and the volume, once no other thread works on it.
     pub(super) fn changing_with(&self, uuid: &str) -> (MutexGuard<'_, ()>, Held<'_>) {
         loop {
             let changing = self.changing();
@@ -374,7 +375,7 @@ impl DirectPool {
         Err(Error::Unexpected { what: format!("region {}", region.key), problem })
     }
 
-    /// Notes that it is somebody's, once nothing of another's is left in it.
+    /// Notes that the volume is handed out, once it holds no data of another volume.
     fn hand_over(
         &self,
         record: &Record,
@@ -386,11 +387,11 @@ impl DirectPool {
         if self.content().has_remains
             && let Some(held) = &held
         {
-            // Somebody may have left something where it is now.
+            // An earlier volume may have left data where it is now.
             drop(changing.take());
             let zeroing = self.0.platform.zeroing(made, 0).map_err(Error::from);
             if let Err(error) = zeroing.and_then(|zeroing| self.overwrite(record, zeroing, held)) {
-                // Nobody has it yet. Where it can't be removed, it is brought to its end later.
+                // It is not handed out yet. Where it cannot be removed now, it is removed later.
                 let _changing = self.changing();
                 self.destroy(record)?;
                 self.forget(&record.uuid)?;
@@ -508,7 +509,8 @@ impl DirectPool {
         let scrubs = record.erase_after && record.intent == Intent::Ready;
         let is_off = inventory.namespace(uuid).is_some_and(|(_, one)| one.device.is_none());
         if scrubs && is_off {
-            // Without a device it can't be overwritten, and whoever gets the space could read it.
+            // Without a device it can't be overwritten, and the next owner of the space could read
+            // it.
             self.enable_to_clear(&record).map_err(|error| {
                 let problem = format!("is not enabled, so that it can't be overwritten: {error}");
                 Error::in_use(format!("volume {}", shown(name)), problem)
@@ -517,7 +519,7 @@ impl DirectPool {
             self.region(&inventory)?;
         }
         let Some((_, namespace)) = inventory.namespace(uuid) else {
-            // Somebody removed it, and nothing of it was overwritten.
+            // It was removed by other means, and not overwritten.
             self.change(|content| {
                 content.has_remains |= record.intent == Intent::Ready;
                 content.records.retain(|one| one.uuid != record.uuid);
@@ -530,7 +532,7 @@ impl DirectPool {
             let problem = format!("is in use: {}", users.join(", "));
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        // Whoever is kept out from here on can't begin to use what is about to go.
+        // From here on no user can open the volume that is about to be deleted.
         let held = match namespace.device {
             None if !scrubs => None,
             _ => Some(self.0.platform.zeroing(namespace, 0)?),
@@ -611,7 +613,7 @@ impl DirectPool {
         Ok(self.view(&found, self.0.platform.read().ok().as_ref()))
     }
 
-    /// Names of the devices of all volumes, also of those that nobody is to use now.
+    /// Names of the devices of all volumes, also of those that must not be used now.
     pub fn device_names(&self) -> Result<Vec<String>, Error> {
         let inventory = self.0.platform.read()?;
         let records = self.content().records.clone();
@@ -636,7 +638,7 @@ impl DirectPool {
             .and_then(|inventory| uuid.and_then(|uuid| inventory.namespace(uuid)))
             .map(|(_, namespace)| namespace);
         let device = namespace.and_then(|one| one.device.clone());
-        // Its new end may hold another's data then, and it is nobody's to use.
+        // Its new end may hold another's data then, and it must not be used.
         let grows = |one: &Namespace| record.grows() || is_bare(record, one);
         let has_other_mode = |one: &Namespace| {
             record.intent == Intent::Ready

@@ -36,7 +36,7 @@ struct Shared {
     stops: bool,
     /// One was taken since the last round began.
     asked: bool,
-    /// Opened already when they were deleted, so that nobody could come in between.
+    /// Opened already when they were deleted, so that no user could open them in between.
     held: BTreeMap<String, Zeroing>,
     done: BTreeMap<String, u64>,
     /// Since the last look at what failed.
@@ -61,7 +61,7 @@ impl Scrubber {
         self.wake.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // That it panicked was told where it did.
+            // The panic itself was reported already.
             let _ = thread.join();
         }
     }
@@ -159,7 +159,7 @@ pub(super) fn scrub(pool: &DirectPool, record: &Record) -> Result<(), Error> {
             }
             let Some((_, namespace)) = inventory.namespace(uuid) else {
                 pool.region(&inventory)?;
-                // Somebody removed it, and nothing of it was overwritten since.
+                // It was removed by other means, and not overwritten since.
                 pool.change(|content| content.has_remains = true)?;
                 return pool.scrubbed(record);
             };

@@ -90,7 +90,8 @@ impl Rig {
         panic!("it takes too long");
     }
 
-    /// Makes a volume of 62 MiB where somebody has left something behind its end; gives the media.
+    /// Creates a volume of 62 MiB with old data of another volume behind its end, and returns the
+    /// media.
     fn over_remains(&self, pool: &DirectPool) -> File {
         self.over_remains_behind(pool, false)
     }
@@ -117,7 +118,7 @@ impl Rig {
         media
     }
 
-    /// What was written to the volume is all there.
+    /// Asserts that the volume has all that was written to it.
     fn has_its_own(&self, media: &File) {
         for at in OWN {
             let mut found = [0; 7];
@@ -386,7 +387,7 @@ fn growing_that_was_cut_short_leaves_no_volume_without_its_device() {
     assert!(had_none);
 }
 
-/// Somebody removes a namespace with other tools: what was in it was not overwritten.
+/// A namespace is removed with other tools: its content was not overwritten.
 ///
 /// Row: P45.
 #[test]

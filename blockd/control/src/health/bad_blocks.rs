@@ -50,8 +50,8 @@ impl BadBlocks {
         self.runs.iter().fold(0, |sum, run| sum.saturating_add(run.1 / SECTOR_BYTES))
     }
 
-    /// The extents of so many bytes that they meet, as first index and count; in order, without
-    /// overlap.
+    /// The extents of `extent_bytes` bytes that they overlap, as first index and count; in order,
+    /// without overlap.
     #[must_use]
     pub fn extents(&self, extent_bytes: u64) -> Vec<(u64, u64)> {
         let extent_bytes = extent_bytes.max(1);

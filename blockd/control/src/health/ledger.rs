@@ -1,6 +1,6 @@
-//! What has been wrong since when. A cause begins when a look finds it, and ends when no look has
-//! found it for its hold time: what comes and goes more often than that is one cause. The clock
-//! comes from outside.
+//! The problems of pools and volumes, each with its time of begin. A cause begins when a look finds
+//! it, and ends when no look has found it for its hold time: a problem that comes and goes more
+//! often than that is one cause. The clock comes from outside.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use blockd_media::finding::{Code, Finding, Severity};
 /// Causes that are kept of one pool or volume: one of each code for a few devices. Of more, the
 /// worst.
 pub const MAX_CAUSES: usize = 32;
-/// How often in a row the beginning of a cause may be told.
+/// How often in a row the beginning of a cause may be reported.
 const BURST: u32 = 3;
 
 /// A pool, or a volume of it.
@@ -38,8 +38,8 @@ pub struct Rules {
     pub hold_ns: u64,
     /// IO errors have to stay away for this long.
     pub errors_hold_ns: u64,
-    /// After three times in a row, the beginning of a cause is told once in this time.
-    pub tell_ns: u64,
+    /// After three times in a row, the beginning of a cause is reported once in this time.
+    pub notify_ns: u64,
 }
 
 impl Rules {
@@ -68,16 +68,16 @@ pub struct Cause {
     pub last_transition: i64,
     /// When it was last found, by the clock that never jumps.
     found_ns: u64,
-    /// Its beginning, as it is now, was told.
-    told: bool,
+    /// Whether its beginning was reported with its present severity.
+    notified: bool,
 }
 
-/// What there is to tell.
+/// A change to report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// A cause has begun, or become worse.
     Abnormal(Subject, Finding),
-    /// All causes of a pool or volume have ended that were told of.
+    /// All reported causes of a pool or volume have ended.
     Recovered(Subject, Episode),
 }
 
@@ -86,7 +86,7 @@ pub enum Notice {
 pub struct Episode {
     /// When the first of them began, in milliseconds since 1970.
     pub since: i64,
-    /// What there was, without repetition, in the order that it was found in.
+    /// The codes of the episode, without repetition, in the order in which they were found.
     pub codes: Vec<Code>,
 }
 
@@ -101,8 +101,8 @@ pub struct State {
     /// The same, by the clock that never jumps.
     looked_ns: u64,
     episode: Option<Episode>,
-    /// Something of the episode was told, so that its end is told too.
-    told: bool,
+    /// Whether a cause of the episode was reported, so that its end is reported, too.
+    notified: bool,
 }
 
 impl State {
@@ -115,7 +115,7 @@ impl State {
         self.causes.values().filter(move |cause| !is_over(cause))
     }
 
-    /// What is wrong, the worst first.
+    /// The causes, the worst first.
     #[must_use]
     pub fn causes(&self) -> Vec<&Cause> {
         let mut causes: Vec<&Cause> = self.reported().collect();
@@ -129,21 +129,21 @@ impl State {
         self.causes.keys().any(|(one, of)| *one == code && of == device)
     }
 
-    /// That of the worst cause; `None` when it is healthy.
+    /// The severity of the worst cause; `None` when it is healthy.
     #[must_use]
     pub fn severity(&self) -> Option<Severity> {
         self.reported().map(|one| one.finding.severity).max()
     }
 }
 
-/// How often something was told lately.
+/// The number of recent reports of a cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Budget {
     left: u32,
     refilled_ns: u64,
 }
 
-/// What is told apart when it is told how often.
+/// The causes whose reports are counted separately.
 type Key = (Subject, Code, String);
 
 /// How all pools and volumes are.
@@ -191,7 +191,7 @@ impl Ledger {
             let Some(least) = least.map(|(key, _)| key.clone()) else { break };
             state.causes.remove(&least);
         }
-        self.tell(at, subject, notices);
+        self.notify(at, subject, notices);
     }
 
     /// Ends causes that only time would end. True if there were any.
@@ -206,30 +206,30 @@ impl Ledger {
         state.causes.retain(|(code, _), _| !ends_by_time(*code));
         let changed = state.causes.len() < before;
         if changed {
-            self.tell(at, subject, notices);
+            self.notify(at, subject, notices);
         }
         changed
     }
 
-    /// Forgets pools and volumes that are gone: nothing is told of them.
+    /// Forgets pools and volumes that are gone: they are not reported any more.
     pub fn retain(&mut self, is_there: impl Fn(&Subject) -> bool) {
         self.states.retain(|subject, _| is_there(subject));
         self.budgets.retain(|(subject, _, _), _| is_there(subject));
     }
 
-    fn tell(&mut self, at: Moment, subject: &Subject, notices: &mut Vec<Notice>) {
+    fn notify(&mut self, at: Moment, subject: &Subject, notices: &mut Vec<Notice>) {
         let rules = self.rules;
         // A budget that is full again need not be remembered.
         self.budgets.retain(|_, budget| {
             let passed = at.ns.saturating_sub(budget.refilled_ns);
-            passed < rules.tell_ns.saturating_mul(BURST.into())
+            passed < rules.notify_ns.saturating_mul(BURST.into())
         });
         let Some(state) = self.states.get_mut(subject) else { return };
-        for ((code, device), cause) in state.causes.iter_mut().filter(|(_, one)| !one.told) {
+        for ((code, device), cause) in state.causes.iter_mut().filter(|(_, one)| !one.notified) {
             let key = (subject.clone(), *code, device.clone());
-            if may_tell(&mut self.budgets, key, at.ns, rules.tell_ns) {
-                cause.told = true;
-                state.told = true;
+            if may_notify(&mut self.budgets, key, at.ns, rules.notify_ns) {
+                cause.notified = true;
+                state.notified = true;
                 notices.push(Notice::Abnormal(subject.clone(), cause.finding.clone()));
             }
         }
@@ -237,7 +237,7 @@ impl Ledger {
             && let Some(episode) = state.episode.take()
         {
             state.last_transition = at.unix_ms;
-            if std::mem::take(&mut state.told) {
+            if std::mem::take(&mut state.notified) {
                 notices.push(Notice::Recovered(subject.clone(), episode));
             }
         }
@@ -258,7 +258,7 @@ fn note(state: &mut State, finding: Finding, at: Moment) {
         Some(cause) => {
             if cause.finding.severity != finding.severity {
                 cause.last_transition = at.unix_ms;
-                cause.told &= finding.severity < cause.finding.severity;
+                cause.notified &= finding.severity < cause.finding.severity;
             }
             cause.finding = finding;
             cause.found_ns = at.ns;
@@ -273,7 +273,7 @@ fn note(state: &mut State, finding: Finding, at: Moment) {
                     last_probe: now,
                     last_transition: now,
                     found_ns: at.ns,
-                    told: false,
+                    notified: false,
                 },
             );
         }
@@ -289,10 +289,10 @@ fn worst_of(mut found: Vec<Finding>) -> Vec<Finding> {
     found
 }
 
-fn may_tell(budgets: &mut BTreeMap<Key, Budget>, key: Key, now: u64, tell_ns: u64) -> bool {
+fn may_notify(budgets: &mut BTreeMap<Key, Budget>, key: Key, now: u64, notify_ns: u64) -> bool {
     let full = Budget { left: BURST, refilled_ns: now };
     let budget = budgets.entry(key).or_insert(full);
-    if let Some(more) = now.saturating_sub(budget.refilled_ns).checked_div(tell_ns)
+    if let Some(more) = now.saturating_sub(budget.refilled_ns).checked_div(notify_ns)
         && more > 0
     {
         let more = u32::try_from(more).unwrap_or(u32::MAX);
@@ -312,7 +312,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
     const RULES: Rules =
-        Rules { hold_ns: 10 * SECOND, errors_hold_ns: 60 * SECOND, tell_ns: 60 * SECOND };
+        Rules { hold_ns: 10 * SECOND, errors_hold_ns: 60 * SECOND, notify_ns: 60 * SECOND };
 
     fn at(second: u64) -> Moment {
         let unix_ms = 1_000_000 + i64::try_from(second).unwrap() * 1000;
@@ -339,7 +339,7 @@ mod tests {
         Finding::new(Code::MetadataLow, Severity::Warning, "little")
     }
 
-    /// Looks once, and gives what is told: what began, and how many recoveries.
+    /// Looks once, and returns the notices: the codes that began, and the number of recoveries.
     fn look(ledger: &mut Ledger, second: u64, found: Vec<Finding>) -> (Vec<Code>, usize) {
         let mut notices = Vec::new();
         ledger.look(at(second), &subject(), found, &mut notices);
@@ -388,7 +388,7 @@ mod tests {
 
     /// Row: H45.
     #[test]
-    fn several_causes_are_told_the_worst_first_and_recover_together() {
+    fn several_causes_are_reported_the_worst_first_and_recover_together() {
         let mut ledger = Ledger::new(RULES);
         let (began, _) = look(&mut ledger, 0, vec![low(), gone()]);
         assert_eq!(began.len(), 2);
@@ -408,7 +408,7 @@ mod tests {
 
     /// Row: H40.
     #[test]
-    fn a_severity_that_changes_is_a_transition_and_is_told_when_it_is_worse() {
+    fn a_severity_that_changes_is_a_transition_and_is_reported_when_it_is_worse() {
         let mut ledger = Ledger::new(RULES);
         look(&mut ledger, 0, vec![full()]);
         let worse = Finding { severity: Severity::Failure, ..full() };
@@ -439,7 +439,7 @@ mod tests {
 
     /// Row: H28.
     #[test]
-    fn what_begins_again_and_again_is_told_seldom() {
+    fn a_cause_that_begins_again_and_again_is_reported_seldom() {
         let mut ledger = Ledger::new(RULES);
         let (mut begun, mut recovered) = (0, 0);
         for second in (0..1200).step_by(5) {
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_forgotten_and_told_no_more() {
+    fn a_volume_that_is_gone_is_forgotten_and_reported_no_more() {
         let mut ledger = Ledger::new(RULES);
         look(&mut ledger, 0, vec![gone()]);
         ledger.retain(|subject| subject.volume.is_empty());
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(state.severity(), Some(Severity::Failure), "the worst is among them");
     }
 
-    /// What a look finds: any of four causes.
+    /// The findings of a look: any of four causes.
     fn findings(bits: u8) -> Vec<Finding> {
         let all = [gone(), errors(), low(), full()];
         let wanted = |at: &usize| bits & (1 << at) != 0;
@@ -487,7 +487,7 @@ mod tests {
     proptest! {
         /// Row: H27.
         #[test]
-        fn every_episode_that_is_told_ends_exactly_once(
+        fn every_reported_episode_ends_exactly_once(
             looks in proptest::collection::vec((1..40_u64, 0..16_u8), 1..200),
         ) {
             let mut ledger = Ledger::new(RULES);
@@ -525,16 +525,16 @@ mod tests {
             looks in proptest::collection::vec((0..30_u64, 0..16_u8), 1..300),
         ) {
             let mut ledger = Ledger::new(RULES);
-            let (mut second, mut told) = (0, BTreeMap::<Code, u64>::new());
+            let (mut second, mut begun) = (0, BTreeMap::<Code, u64>::new());
             for (pause, bits) in looks {
                 second += pause;
                 let (began, _) = look(&mut ledger, second, findings(bits));
                 for code in began {
-                    *told.entry(code).or_default() += 1;
+                    *begun.entry(code).or_default() += 1;
                 }
             }
-            let most = u64::from(BURST) + second * SECOND / RULES.tell_ns;
-            prop_assert!(told.values().all(|&times| times <= most), "{told:?} in {second} s");
+            let most = u64::from(BURST) + second * SECOND / RULES.notify_ns;
+            prop_assert!(begun.values().all(|&times| times <= most), "{begun:?} in {second} s");
         }
     }
 }

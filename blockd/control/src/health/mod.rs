@@ -1,7 +1,7 @@
-//! What is wrong with pools and volumes, by what is known already: nothing here does IO on a
-//! pool's devices, or changes how IO is done.
+//! The health of pools and volumes, from data that is there already: nothing here does IO on a
+//! pool's devices, or changes IO.
 //!
-//! Pure: what a look finds comes in, what there is to tell goes out. The control service looks.
+//! Pure functions from the findings of a look to notices. The control service looks.
 
 mod bad_blocks;
 mod ledger;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 const LEAST: u64 = 4;
 /// After so long, fewer will do.
 const PATIENCE_NS: u64 = 60_000_000_000;
-/// An IO that is under way for so many times the threshold is slow by itself.
+/// An IO that is in flight for this many times the threshold is slow by itself.
 const STUCK: u64 = 4;
 
 /// Durations since the start: how many there were by the upper end of their bucket, in
@@ -48,7 +48,7 @@ impl SlowWatch {
     }
 }
 
-/// What was counted after `base`. Who counts anew from 0 has counted all of it since.
+/// The counts after `base`. Counters that started again from 0 have counted all of theirs since.
 fn since(base: &Latencies, now: &Latencies) -> Latencies {
     let mut new = Latencies::new();
     for (&upper, &count) in now {

@@ -1,6 +1,6 @@
-//! Errors that were counted, since when nobody knew of them.
+//! Counted errors that are not reported yet.
 
-/// What is known of some counters that only grow.
+/// The state of some counters that only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tally<const N: usize> {
     /// As they were when an episode began, or was acknowledged.
@@ -16,8 +16,8 @@ impl<const N: usize> Default for Tally<N> {
 }
 
 impl<const N: usize> Tally<N> {
-    /// Takes what is counted by now. Gives what was counted in this episode, if there was any more
-    /// since the last look. What is told already, or held, is one episode with it.
+    /// Takes the present counts. Returns the counts of this episode, if they grew since the last
+    /// look. Counts that are reported already, or held, belong to the same episode.
     pub fn look(&mut self, now: [u64; N], goes_on: bool) -> Option<[u64; N]> {
         // Who counts anew has counted all of it since.
         if (0..N).any(|at| now[at] < self.last[at]) {
@@ -33,7 +33,7 @@ impl<const N: usize> Tally<N> {
         Some(std::array::from_fn(|at| now[at] - self.base[at]))
     }
 
-    /// What was seen up to the last look is another's.
+    /// Forgets the counts up to the last look, which belong to another device or volume.
     pub const fn forget(&mut self) {
         self.base = self.last;
     }

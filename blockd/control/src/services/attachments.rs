@@ -15,7 +15,7 @@ use super::state_file::StateFile;
 /// A pool's and a volume's name.
 pub(super) type Place = (String, String);
 
-/// What is remembered of an attached volume.
+/// The stored record of an attached volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) pool: String,
@@ -40,12 +40,12 @@ impl Record {
     }
 }
 
-/// What is remembered of a block device.
+/// The stored record of a block device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct UblkRecord {
-    /// N of `/dev/ublkbN`. Not there yet when the device is only wanted: the record is written
-    /// before the kernel is asked, so that after a crash in between its mark tells whose it is.
+    /// N of `/dev/ublkbN`. Not there yet while the device is only requested: the record is written
+    /// before the kernel adds it, so that after a crash in between its mark identifies it.
     pub(super) device: Option<u32>,
     /// Queues, as they were asked for.
     pub(super) queues: u16,
@@ -159,8 +159,8 @@ impl Attachments {
     }
 }
 
-/// Numbers of the block devices that the last daemon had, for those who need them before anything
-/// else is read. Nothing where the list can't be read, which is told later.
+/// Numbers of the block devices that the last daemon had, for callers that need them before
+/// anything else is read. Empty where the list cannot be read, which is reported later.
 #[must_use]
 pub fn remembered_devices(state_dir: &Path) -> Vec<u32> {
     let list = Attachments::read(state_dir);

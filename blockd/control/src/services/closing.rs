@@ -21,7 +21,7 @@ const WORKER_LIMIT: Duration = Duration::from_secs(10);
 pub(super) enum NotClosed {
     /// A block device of one of its volumes is in use. Nothing has changed.
     InUse(Error),
-    /// It can't be closed.
+    /// The pool cannot be closed.
     Failed(Error),
 }
 

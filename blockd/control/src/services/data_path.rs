@@ -1,4 +1,4 @@
-//! What the control service asks of the threads that serve clients.
+//! Requests of the control service to the threads that serve clients.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -43,19 +43,19 @@ pub struct Connection {
     pub volume: VolumeId,
     /// The export's name.
     pub export: String,
-    /// Who it is, for people.
+    /// The peer's address, for logs and lists.
     pub peer: String,
-    /// It is encrypted.
+    /// Whether it is encrypted.
     pub tls: bool,
-    /// It may not write.
+    /// Whether it is read-only.
     pub read_only: bool,
     /// Replies are structured.
     pub structured: bool,
     /// Headers are extended.
     pub extended: bool,
-    /// Who serves it.
+    /// The worker that serves it.
     pub worker: usize,
-    /// Bytes it was told that the volume has.
+    /// The size of the volume in bytes, as the client knows it.
     pub size: u64,
     /// Requests of its that are being worked on.
     pub in_flight: u64,

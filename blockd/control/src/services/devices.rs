@@ -25,7 +25,7 @@ pub(super) enum FrontEnd {
     Nbd,
 }
 
-/// What is asked for an attachment.
+/// The request of an attachment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct AttachWish {
     pub(super) read_only: bool,
@@ -45,7 +45,7 @@ const ZERO_COPY_BLOCK: u32 = 512;
 /// disk. What waits for space would take for ever.
 const CACHE_LIMIT: Duration = Duration::from_secs(25);
 
-/// What an error of a device means to a user.
+/// The error of a device as a user gets it.
 pub fn device_error(error: DeviceError) -> Error {
     match error {
         DeviceError::NoDriver => {
@@ -194,8 +194,8 @@ impl Control {
         blocking(move || devices.resize(&id, volume, bytes).map_err(device_error)).await
     }
 
-    /// Writes out what the kernel's cache holds of a volume's block device, and forgets it, as far
-    /// as nobody keeps it there.
+    /// Writes back the kernel's cache of a volume's block device, and drops it as far as it is not
+    /// in use.
     pub(super) async fn forget_cache(
         &self,
         pool: &PoolHandle,
@@ -247,7 +247,7 @@ impl Control {
     /// True if the volume's device is served now and was not.
     pub(super) async fn recover_one(&self, record: Record) -> Result<bool, Error> {
         let _guard = self.lock(&record.pool, &record.volume).await;
-        // Since it was looked up, it may have been detached: a device made now would be nobody's.
+        // Since it was looked up, it may have been detached: a device made now would be an orphan.
         let present = self.0.attachments.get(&record.pool, &record.volume);
         let Some(present) = present.filter(|present| present.record.id == record.id) else {
             return Ok(false);
@@ -301,8 +301,9 @@ impl Control {
         self.recover("", "").await
     }
 
-    /// After the start: serves remembered devices, then deletes those that nobody remembers. What
-    /// fails is told as an event and in the list of volumes, and is no reason not to serve others.
+    /// After the start: serves remembered devices, then deletes those without a record. A failure
+    /// is reported as an event and in the list of volumes, and does not keep others from being
+    /// served.
     pub async fn recover_devices(&self) -> Result<(), Error> {
         self.recover("", "").await?;
         let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What a volume holds, as a whole or since a snapshot, as a stream of ranges.
+//! The content of a volume, as a whole or since a snapshot, as a stream of ranges.
 
 use blockd_api::v1;
 use blockd_engine::pool::PoolHandle;
@@ -54,7 +54,7 @@ async fn part(pool: &PoolHandle, request: &DiffRequest) -> Result<DiffPart, Erro
     pool.diff(*request).await.map_err(|error| of(pool, error))
 }
 
-/// Sends part after part, until the end or until nobody listens.
+/// Sends part after part, until the end or until the receiver is gone.
 async fn go_on(
     pool: PoolHandle,
     mut request: DiffRequest,

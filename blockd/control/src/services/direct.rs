@@ -29,7 +29,7 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct DirectPools(RwLock<BTreeMap<String, Arc<Known>>>);
 
-/// What a call about volumes is refused with that makes no sense for namespaces.
+/// The error of a call about volumes that is not supported for namespaces.
 fn refused(what: &str, problem: String) -> Error {
     Error::in_use(what.to_owned(), problem)
 }
@@ -116,7 +116,7 @@ impl Control {
         })
     }
 
-    /// What calls are answered that are not for namespaces.
+    /// Rejects calls that are not supported for namespaces.
     pub(super) fn not_for_direct(&self, pool: &str) -> Result<(), Error> {
         if !self.is_direct(pool) {
             return Ok(());
@@ -147,8 +147,8 @@ impl Control {
         Err(refused(&what, problem))
     }
 
-    /// What is wrong with pools of namespaces and their volumes. They have no IO of ours that
-    /// could be watched: it is whether they are there.
+    /// The health of pools of namespaces and their volumes. The daemon does no IO on them that it
+    /// could watch: it checks whether they exist.
     pub(super) async fn health_of_direct(
         &self,
         asked: &v1::HealthRequest,
@@ -237,7 +237,7 @@ impl Control {
         Ok(views.into_iter().map(|view| pool_message(view, &default)).collect())
     }
 
-    /// The same as what is told by metrics.
+    /// The same pools and volumes as in metrics.
     pub async fn direct_views(&self, pool: Option<&str>) -> Result<Vec<PoolView>, Error> {
         let wanted = pool.map(|pool| self.pool_name(pool).to_owned());
         let pools: Vec<_> = self.0.direct.0.read().values().cloned().collect();
@@ -355,7 +355,7 @@ impl Control {
     }
 }
 
-/// What is wrong with a pool or a volume, if anything.
+/// A cause of a pool or a volume.
 fn cause(code: v1::HealthCode, message: &str, of_pool: bool) -> v1::Cause {
     let now = wall_ms();
     v1::Cause {
@@ -390,7 +390,7 @@ fn view(known: &Known) -> PoolView {
     }
 }
 
-/// What is told of a volume that was just deleted.
+/// The message for a volume that was just deleted.
 fn deleted_text(view: &VolumeView) -> String {
     let (volume, charged) = (shown(&view.name), human(view.charged));
     if view.state == State::Scrubbing {
@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn space_that_is_overwritten_is_not_told_to_be_free() {
+    fn space_that_is_being_overwritten_is_not_reported_as_free() {
         let view = |state| VolumeView {
             name: "a".to_owned(),
             id: 1,

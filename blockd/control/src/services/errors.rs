@@ -1,4 +1,4 @@
-//! What errors of a pool mean to a user.
+//! The errors of a pool as a user gets them.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What happens, kept for a while, for whoever wants to know.
+//! The latest events, kept for readers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 pub use v1::EventKind;
 
-/// Events that are kept. A reader that is further behind is told how many it missed.
+/// Events that are kept. A reader that is further behind gets the number of events that it missed.
 const KEPT: usize = 1024;
 
 /// Takes events from those who make them, and gives each reader all of them.
@@ -30,7 +30,7 @@ impl Default for EventHub {
 }
 
 impl EventHub {
-    /// Tells all readers, and the log. Never waits.
+    /// Publishes an event to all readers and the log. Never blocks.
     pub fn publish(&self, kind: EventKind, pool: &str, volume: &str, text: impl Into<String>) {
         let text = text.into();
         let named = |name: &'_ str| (!name.is_empty()).then(|| name.to_owned());
@@ -51,7 +51,7 @@ impl EventHub {
         self.keep(kind, pool, volume, text);
     }
 
-    /// Tells all readers once more what the log has.
+    /// Repeats an event for all readers; the log has it already.
     pub fn remind(&self, kind: EventKind, pool: &str, text: String) {
         self.keep(kind, pool, "", text);
     }
@@ -98,9 +98,9 @@ pub struct EventReader {
     seen: u64,
     newest: watch::Receiver<u64>,
     closed: watch::Receiver<bool>,
-    /// What it missed before it came is no loss.
+    /// Whether events before its start are replayed; missing ones of these are not reported.
     replay: bool,
-    /// Whose events; empty for all.
+    /// The pool whose events are sent; empty for all.
     pool: String,
 }
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_what_it_missed() {
+    async fn a_slow_reader_gets_the_number_of_missed_events() {
         let hub = Arc::new(EventHub::default());
         let slow = hub.reader(false, String::new());
         publish(&hub, KEPT + 10);

@@ -1,5 +1,5 @@
-//! What NBD clients may see: every attached volume, by `POOL/NAME`, and by `NAME` in the default
-//! pool.
+//! The exports that NBD clients can open: every attached volume, by `POOL/NAME`, and by `NAME` in
+//! the default pool.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -26,16 +26,16 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// A pool that could not be made larger is tried again after this.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What is known of one pool from one look to the next.
+/// State of one pool that is kept from one look to the next.
 struct Keeper {
     finder: Arc<Finder>,
     state: SpaceState,
-    /// What was told of what is below.
+    /// The last reported free space below the pool.
     below: Option<u64>,
-    /// How many of the times of waiting were told.
-    told_blocked: usize,
-    /// More space is being looked for. That may take as long as a hook may, and what there is to
-    /// tell meanwhile is told.
+    /// The number of reported times of waiting.
+    notified_blocked: usize,
+    /// More space is being looked for. That may take as long as a hook may, and changes are
+    /// reported meanwhile.
     finding: Option<JoinHandle<bool>>,
     /// When the last try to find more space ended without any.
     gave_up: Option<Instant>,
@@ -81,7 +81,7 @@ impl Keeper {
             finder: Arc::new(finder),
             state: SpaceState::Normal,
             below: None,
-            told_blocked: 0,
+            notified_blocked: 0,
             finding: None,
             gave_up: None,
         }
@@ -99,7 +99,7 @@ impl Keeper {
                 },
                 found = ended(&mut self.finding) => {
                     self.gave_up = (!found).then(Instant::now);
-                    // The search has told of what is below on its own.
+                    // The search has reported the space below itself.
                     self.below = None;
                 }
                 _ = tick.tick() => {
@@ -128,7 +128,7 @@ impl Keeper {
         let longest = blocked.iter().map(|one| one.blocked_ns.get()).max().unwrap_or(0);
         let seconds = longest / 1_000_000_000;
         let reached = BLOCKED_SECONDS.iter().filter(|&&mark| seconds >= mark).count();
-        if reached > self.told_blocked {
+        if reached > self.notified_blocked {
             let writes: u64 = blocked.iter().map(|one| one.blocked.get()).sum();
             let text = format!(
                 "{writes} writes wait for space in pool {}, the first for {seconds} s: it needs \
@@ -137,7 +137,7 @@ impl Keeper {
             );
             self.publish(EventKind::WritesBlocked, text);
         }
-        self.told_blocked = reached;
+        self.notified_blocked = reached;
     }
 
     fn publish(&self, kind: EventKind, text: String) {
@@ -151,7 +151,7 @@ impl Keeper {
             SpaceState::VeryLow => EventKind::SpaceVeryLow,
             SpaceState::Full => EventKind::SpaceFull,
         };
-        let text = told(self.finder.handle.name(), change);
+        let text = event_text(self.finder.handle.name(), change);
         if change.from == change.to {
             // Who watches events is reminded; the log has said so already.
             self.finder.control.events().remind(kind, self.finder.handle.name(), text);
@@ -199,7 +199,7 @@ impl Finder {
     /// has helped, and again until there is enough. False if nothing has helped any more.
     async fn find(&self) -> bool {
         loop {
-            // What was told may be over by now.
+            // A reported shortage may be over by now.
             match self.handle.space().await {
                 Ok(space) if space.now.state != SpaceState::Normal => {
                     let clock = Clock::start();
@@ -322,7 +322,7 @@ fn default_refill(quantum: u64, present: u64) -> u64 {
     quantum.saturating_mul(4).max(present / 100)
 }
 
-fn told(pool: &str, change: &SpaceChange) -> String {
+fn event_text(pool: &str, change: &SpaceChange) -> String {
     let (pool, free, total) = (shown(pool), human(change.free), human(change.total));
     let rate = human(change.rate);
     match change.to {
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_told_of_after_30_60_and_110_seconds_and_again_when_others_wait() {
+    async fn waits_are_reported_after_30_60_and_110_seconds_and_again_when_others_wait() {
         let rig = Rig::without_pool(folder()).await;
         let opened =
             open_or_create(&memory_pool("p"), rig.folder.path(), 0, Permit::Create).unwrap();

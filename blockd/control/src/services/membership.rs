@@ -57,7 +57,7 @@ impl NodeName {
         Self { number, id: None }
     }
 
-    /// What is known of two names may be of one node.
+    /// Whether two names may be of one node, as far as known.
     pub(super) fn is(&self, other: &Self) -> bool {
         let same_id = self.id.is_none() || other.id.is_none() || self.id == other.id;
         self.number == other.number && same_id
@@ -98,7 +98,7 @@ fn file(state_dir: &Path) -> StateFile {
     StateFile::new(state_dir, "nodes.json")
 }
 
-/// Who had a pool last.
+/// The last owner of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct LastOwner {
     /// 0 where it was not known.
@@ -106,8 +106,8 @@ pub(super) struct LastOwner {
     pub(super) clean: bool,
 }
 
-/// Who had a pool last, by what is on its devices; nothing where there is no pool yet, or none that
-/// stays. Takes no lock.
+/// The last owner of a pool, from its devices; `None` where there is no pool yet, or only a
+/// volatile one. Takes no lock.
 pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error> {
     // Memory of this host is no other's, and is looked at when it is opened.
     if config.region.is_some() {
@@ -159,7 +159,7 @@ pub struct Taken {
     pub ring_changes: u64,
 }
 
-/// What was done about a node.
+/// The result of the removal of a node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Left {
     /// False: it was so already.
@@ -168,7 +168,7 @@ pub struct Left {
     pub pools: Vec<Taken>,
 }
 
-/// What is asked for.
+/// The request to remove a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Leave {
     /// The node.
@@ -177,16 +177,16 @@ pub struct Leave {
     pub accept_loss: bool,
 }
 
-/// What of the configuration of this host counts when a node is removed.
+/// The part of this host's configuration that the removal of a node needs.
 #[derive(Clone, Copy, Debug)]
 pub struct HostConfig<'a> {
     /// Where delta rings are.
     pub runtime_dir: &'a Path,
-    /// What is remembered.
+    /// The folder of the daemon's state.
     pub state_dir: &'a Path,
     /// Pools that are opened at start.
     pub pools: &'a [PoolConfig],
-    /// What pools that are made at run time have in common.
+    /// The template of pools that are created at run time.
     pub template: &'a PoolConfig,
     /// This host.
     pub node: &'a NodeConfig,
@@ -198,7 +198,7 @@ struct Owned {
     clean: bool,
 }
 
-/// What is known of a node here.
+/// The state of a node on this host.
 struct Membership<'a> {
     config: HostConfig<'a>,
     leave: Leave,
@@ -207,11 +207,11 @@ struct Membership<'a> {
 }
 
 /// Declares a node dead: its pools are recovered and closed, so that this node may open them.
-/// `tell` gets each script as it has run.
+/// `report` gets each script as it has run.
 pub fn declare_dead(
     config: HostConfig<'_>,
     leave: Leave,
-    tell: &mut dyn FnMut(&Ran),
+    report: &mut dyn FnMut(&Ran),
 ) -> Result<Left, Error> {
     let mut members = Membership::look(config, leave, "declared dead")?;
     let dirty: Vec<PoolConfig> = members.dirty().map(|one| one.config.clone()).collect();
@@ -219,7 +219,7 @@ pub fn declare_dead(
         return Ok(Left::default());
     }
     members.fence(&dirty)?;
-    members.run_hooks("pre-declare-dead.d", &dirty, tell)?;
+    members.run_hooks("pre-declare-dead.d", &dirty, report)?;
     let pools = members.take(&dirty)?;
     members.remember(&dirty)?;
     Ok(Left { changed: true, pools })
@@ -230,7 +230,7 @@ pub fn forget(
     config: HostConfig<'_>,
     leave: Leave,
     force: bool,
-    tell: &mut dyn FnMut(&Ran),
+    report: &mut dyn FnMut(&Ran),
 ) -> Result<Left, Error> {
     let mut members = Membership::look(config, leave, "forgotten")?;
     let alive = members.record().is_none() || members.dirty().next().is_some();
@@ -241,7 +241,7 @@ pub fn forget(
     }
     let owned: Vec<PoolConfig> = members.owned.iter().map(|one| one.config.clone()).collect();
     members.fence(&owned)?;
-    members.run_hooks("pre-forget.d", &owned, tell)?;
+    members.run_hooks("pre-forget.d", &owned, report)?;
     let pools = members.take(&owned)?;
     members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));
     file(config.state_dir).write(members.dead)?;
@@ -281,7 +281,7 @@ impl<'a> Membership<'a> {
         self.dead.iter().find(|one| one.name().is_some_and(|name| name.is(&self.leave.node)))
     }
 
-    /// Sees that nobody on this host has one of these pools, before anything is done at all.
+    /// Checks that no process on this host has one of these pools open, before any change.
     fn fence(&self, pools: &[PoolConfig]) -> Result<(), Error> {
         pools.iter().try_for_each(|pool| open(pool, Access::Write).map(drop))
     }
@@ -290,7 +290,7 @@ impl<'a> Membership<'a> {
         &self,
         folder: &str,
         pools: &[PoolConfig],
-        tell: &mut dyn FnMut(&Ran),
+        report: &mut dyn FnMut(&Ran),
     ) -> Result<(), Error> {
         let failed = |error: hook::HookError| {
             let node = self.leave.node;
@@ -304,7 +304,7 @@ impl<'a> Membership<'a> {
         let variables = [("BLOCKD_NODE", node.as_str()), ("BLOCKD_POOLS", names.as_str())];
         let NodeHooks { folder, limit } = self.hooks(folder);
         for script in hook::scripts(&folder).map_err(failed)? {
-            tell(&hook::run(&script, &[&node], &variables, limit).map_err(failed)?);
+            report(&hook::run(&script, &[&node], &variables, limit).map_err(failed)?);
         }
         Ok(())
     }

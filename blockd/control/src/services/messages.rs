@@ -97,7 +97,7 @@ pub(super) fn releasing(release: Release) -> v1::Releasing {
     }
 }
 
-/// What a request to attach asks for.
+/// The attachment that a request asks for.
 pub(super) fn wish(asked: &v1::AttachVolumeRequest) -> AttachWish {
     AttachWish {
         read_only: asked.read_only,
@@ -281,7 +281,7 @@ impl Control {
         })
     }
 
-    /// What a pool's extents are used for, in messages of bounded size.
+    /// The uses of a pool's extents, in messages of bounded size.
     pub(super) async fn describe_extents(
         &self,
         handle: &PoolHandle,

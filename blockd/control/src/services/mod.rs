@@ -1,7 +1,7 @@
 //! The control service: carries out what the control API asks for.
 //!
-//! It sends commands to pool threads and workers, and does nothing of the data path itself.
-//! `service` is the edge to gRPC; what is behind it speaks in the crate's own types.
+//! The control service sends commands to pool threads and workers, and does nothing of the data
+//! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
 
 mod attachments;
 mod closing;
@@ -72,14 +72,14 @@ pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
 pub use exports::{NbdAddress, NbdPlace, Target};
 pub use extend::{ExtendListener, bind_extend};
-pub use health::Told;
+pub use health::HealthSummary;
 pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};
 pub use server::{ControlListener, bind};
 
-/// What the control service needs to know.
+/// Options of the control service.
 #[derive(Clone, Debug)]
 pub struct ControlOptions {
-    /// What is remembered is here.
+    /// The folder of the daemon's state.
     pub state_dir: PathBuf,
     /// Delta rings are here.
     pub runtime_dir: PathBuf,
@@ -117,7 +117,7 @@ struct Inner {
     releases: releases::Releases,
     /// Requests of data paths outside.
     extends: extend::Extends,
-    /// What is wrong with pools and volumes.
+    /// The health of pools and volumes.
     health: health::Book,
     /// The space policy of pools that are made at run time.
     space_of_new_pools: RwLock<SpaceConfig>,
@@ -145,7 +145,7 @@ pub struct Known {
     pub config: PoolConfig,
     /// The handle, or why there is none.
     pub state: Result<PoolHandle, String>,
-    /// What kind of reason that is; empty where there is none.
+    /// The kind of the reason; empty where there is none.
     pub reason: &'static str,
 }
 
@@ -365,7 +365,7 @@ impl Control {
         self.why_not_ready().is_none()
     }
 
-    /// What is not served, if anything.
+    /// The reason for which the daemon is not ready, if any.
     #[must_use]
     pub fn why_not_ready(&self) -> Option<String> {
         if !self.0.ready.load(Ordering::Acquire) {
@@ -410,7 +410,7 @@ impl Control {
         *self.0.nbd.write() = addresses;
     }
 
-    /// What happens.
+    /// The hub of events.
     #[must_use]
     pub fn events(&self) -> &Arc<EventHub> {
         &self.0.events

@@ -1,4 +1,4 @@
-//! What is told of nodes: which are known here, and what this one has of its pools.
+//! Descriptions of nodes: the known ones, and this node's parts of its pools.
 
 use blockd_api::v1;
 use blockd_engine::pool::PoolSpace;
@@ -15,7 +15,7 @@ use super::membership::{DeadNode, LastOwner, NodeName, dead_nodes, last_owner};
 use super::{Control, Known, blocking, pool_error};
 
 impl Control {
-    /// What this node has of a pool.
+    /// This node's objects in a pool.
     pub(super) fn node_objects(&self, space: &PoolSpace) -> Vec<v1::NodeObject> {
         let Some(node) = self.0.options.node else { return Vec::new() };
         let object = |name, kind: v1::NodeObjectKind, total, used| v1::NodeObject {
@@ -49,7 +49,7 @@ impl Control {
         let state_dir = self.0.options.state_dir.clone();
         let own = self.0.options.node.map_or(0, NodeId::number);
         let (dead, left) = blocking(move || {
-            // What can't be looked at is told as the pool's failure.
+            // A failed look is reported as the pool's failure.
             let owner = |pool: PoolConfig| Some((last_owner(&pool).ok()??, pool.name));
             let is_left = |owner: &LastOwner| !owner.clean && ![0, own].contains(&owner.number);
             let left = failed.into_iter().filter_map(owner).filter(|(owner, _)| is_left(owner));
@@ -61,7 +61,7 @@ impl Control {
         Ok(nodes)
     }
 
-    /// What this node has, and what is waited for.
+    /// This node's pools, and those that it waits for.
     pub(super) async fn describe_node_status(
         &self,
         pool: &str,

@@ -39,20 +39,20 @@ impl Control {
             let Some(known) = pools.get_mut(&name) else { continue };
             known.config.space = space;
             if let Ok(handle) = &known.state {
-                tell(handle, &known.config.space);
+                apply(handle, &known.config.space);
             }
             changed.push(name);
         }
         Ok(changed)
     }
 
-    /// What is configured for a pool now.
+    /// The present space policy of a pool.
     pub(super) fn space_of(&self, pool: &str) -> Option<SpaceConfig> {
         self.0.pools.read().get(pool).map(|known| known.config.space.clone())
     }
 }
 
-fn tell(handle: &PoolHandle, space: &SpaceConfig) {
+fn apply(handle: &PoolHandle, space: &SpaceConfig) {
     for policy in [Policy::Marks(space.marks), Policy::Quantum(space.quantum)] {
         if let Err(error) = handle.set_policy(policy) {
             tracing::warn!(pool = handle.name(), %error, "its space policy was not taken up");
@@ -79,8 +79,7 @@ pub(super) fn check_before_opening(pool: &PoolConfig) -> Result<(), Error> {
 fn size(device: &DeviceConfig) -> Option<u64> {
     match device.size {
         SizeWish::Bytes(bytes) if !is_there(&device.path) => Some(bytes),
-        // The size of a block device is where its end is.
-        // A character device doesn't tell.
+        // The size of a block device is where its end is. A character device does not report one.
         _ => File::open(&device.path).ok()?.seek(SeekFrom::End(0)).ok().filter(|&size| size > 0),
     }
 }
@@ -121,7 +120,7 @@ mod tests {
         // One that is made from now on goes by the first, too.
         assert_eq!(*rig.control.0.space_of_new_pools.read(), quantum(1 << 20));
         let granted = |name| rig.control.pool(name).unwrap().mapper().quantum_bytes();
-        // Each thread takes what it is told in order.
+        // Each thread handles its messages in order.
         rig.control.pool("default").unwrap().space().await.unwrap();
         assert_eq!((granted("default"), granted("other")), (1 << 20, 16 << 20));
     }

@@ -20,16 +20,16 @@ use super::errors::pool_error;
 use super::policy;
 use super::served::{Permit, changed_meanwhile};
 
-/// What a pool has to have at least, so that its metadata leaves room for data.
+/// The least size of a pool, so that its metadata leaves room for data.
 const LEAST_BYTES: u64 = 256 << 20;
 
 /// A pool that was opened.
 pub(super) struct Opened {
     pub(super) handle: PoolHandle,
     pub(super) report: OpenReport,
-    /// It was not there before.
+    /// Whether it was created by this call.
     pub(super) created: bool,
-    /// What was allowed.
+    /// The permit under which it was opened.
     pub(super) permit: Permit,
 }
 
@@ -156,7 +156,7 @@ fn is_looked_at(device: &DeviceSpec) -> bool {
     !matches!(device.kind, DeviceKind::Pmem(_)) || (is_file() && !is_ours())
 }
 
-/// What is needed to open a pool, by a node that isn't known.
+/// The specification with which an unknown node opens a pool.
 pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
     let device = |device: &DeviceConfig| DeviceSpec {
         path: device.path.clone(),
@@ -234,7 +234,7 @@ fn size_to_make(pool: &str, device: &DeviceConfig, is_new: bool) -> Result<Optio
 /// superblocks of ours, and marks of file systems, partitions and RAIDs, lie there.
 const MARKED_BYTES: u64 = 2 << 20;
 
-/// What is there already is not written over, unless it looks unused.
+/// Rejects a path with content, which must not be overwritten, unless it looks unused.
 fn refuse_foreign(path: &Path) -> Result<(), Error> {
     let failed = |error| Error::file("read", path, error);
     let file = File::open(path).map_err(failed)?;

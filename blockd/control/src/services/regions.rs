@@ -27,13 +27,13 @@ use super::state_file::StateFile;
 /// The identity of a pool, as its superblocks have it.
 type PoolId = [u8; 16];
 
-/// What is remembered of a pool.
+/// The stored entry of a pool.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 struct Entry {
     pool: String,
     /// Which pool it is, in hexadecimal digits; empty until it was opened.
     id: String,
-    /// The namespace that is being made for it: until that is over nobody has had it.
+    /// The namespace that is being made for it: until that is over it has had no user.
     making: Option<String>,
     /// The region that it is made in.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -47,7 +47,7 @@ impl Entry {
     }
 }
 
-/// What is remembered of pools with a share of a region.
+/// The stored entries of pools with a share of a region.
 #[derive(Debug)]
 pub(super) struct Book {
     file: StateFile,
@@ -174,8 +174,8 @@ fn make_missing(
     make(config, share, platform, book)
 }
 
-/// Removes what was being made when the daemon ended: nobody has had it. If it holds a pool all the
-/// same, or it can't be told whether it does, what is remembered may be an older copy, and nothing
+/// Removes the namespace that was being created when the daemon ended: it has had no user. If it
+/// holds a pool all the same, or may hold one, the stored entry may be an older copy, and nothing
 /// is removed.
 fn remove_half_made(
     config: &PoolConfig,
@@ -197,7 +197,8 @@ fn remove_half_made(
         Err(Error::in_use(format!("namespace {uuid}"), problem))
     };
     if platform.read()?.namespace(uuid).is_some() {
-        // What is not enabled tells nothing, and one that is half made can be enabled too.
+        // A namespace that is not enabled has no size, and one that is half made can be enabled,
+        // too.
         platform.ensure_enabled(uuid)?;
     }
     match platform.read()?.namespace(uuid).map(|(_, one)| one) {
@@ -311,7 +312,8 @@ fn present(
     }
     let is_known = |id: &Option<String>| id.as_ref().is_some_and(|id| *id == entry.id);
     if devices.iter().any(|(_, id)| is_known(id)) {
-        // The pool says what it misses; what it doesn't need keeps nobody from it.
+        // The pool reports its missing devices; a device that it does not need does not keep it
+        // closed.
         for (device, error) in &unread {
             let (pool, path) = (&config.name, device.path.display());
             tracing::warn!(pool, %path, %error, "it can't be read, and is left out");
@@ -418,7 +420,7 @@ pub(super) fn owner(
     Ok(pools.iter().find(is_of).map(|pool| pool.name.clone()))
 }
 
-/// What is said of a pool whose region has nothing for it.
+/// The error of a pool whose region has no namespace for it.
 fn nothing(config: &PoolConfig, share: &RegionShare) -> Error {
     let region = &share.key;
     let advice = match share.create {
@@ -450,7 +452,7 @@ mod tests {
     struct Rig {
         host: Arc<FakeHost>,
         book: Book,
-        /// What is found on devices.
+        /// The pools that are found on devices.
         pools: Vec<(PathBuf, PoolId)>,
         unreadable: Vec<PathBuf>,
         _folder: Folder,
@@ -583,7 +585,7 @@ mod tests {
         let one = RegionShare { others: theirs.clone(), ..share(75) };
         let [ours, spares] = rig.found(&one);
         assert!(ours != theirs && ours.len() == 1 && spares.is_empty());
-        // Nobody names it, and it holds another pool than the one that is known.
+        // It is named in no entry, and holds another pool than the one that is known.
         rig.pools = vec![(theirs[0].clone(), [1; 16]), (ours[0].clone(), ID)];
         assert_eq!(rig.present(&share(75), &hex(&ID)).unwrap(), [ours, Vec::new()]);
         let refused = rig.present(&share(75), "").unwrap_err();

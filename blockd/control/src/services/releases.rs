@@ -11,18 +11,18 @@ use parking_lot::Mutex;
 
 use super::{Control, EventKind};
 
-/// How often it is looked how far it has come: often enough that what is told at the end is news.
+/// The interval of looks at the progress: short, so that its end is reported without delay.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What is being let go in a pool. A volume that is rolled back twice is there twice: each time
-/// what it held before is let go, in the order in which that was asked for.
+/// The volumes whose extents are being reclaimed in a pool. A volume that is rolled back twice is
+/// there twice: each time its former extents are reclaimed, in the order of the requests.
 #[derive(Debug, Default)]
 struct Names(BTreeMap<VolumeId, VecDeque<String>>);
 
-/// What a look at a pool has shown.
+/// The result of a look at a pool.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
-    /// What these held is let go.
+    /// The extents of these are reclaimed.
     Done(Vec<String>),
     /// Nothing was seen this time.
     Nothing,
@@ -72,7 +72,7 @@ pub(super) struct Releases(Mutex<BTreeMap<[u8; 16], Names>>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Release {
     pub(super) pool: String,
-    /// Empty where nobody knows any more.
+    /// The volume's name; empty where it is no longer known.
     pub(super) name: String,
     /// Bytes that it mapped, shared ones as well.
     pub(super) total: u64,
@@ -81,7 +81,7 @@ pub(super) struct Release {
 }
 
 impl Control {
-    /// Remembers the name, and tells when it is done. One task looks for all of a pool.
+    /// Stores the name, and reports the end of the reclaim. One task looks for all of a pool.
     pub(super) fn watch_release(&self, pool: &PoolHandle, volume: VolumeId, name: &str) {
         let mut releases = self.0.releases.0.lock();
         let names = releases.entry(pool.id()).or_default();
@@ -117,7 +117,7 @@ impl Control {
         goes_on
     }
 
-    /// What is being let go in some pools.
+    /// The volumes whose extents are being reclaimed in some pools.
     pub(super) async fn releases(&self, pools: &[PoolHandle]) -> Vec<Release> {
         let mut all = Vec::new();
         for pool in pools {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_go_twice_is_told_twice() {
+    fn a_volume_reclaimed_twice_is_reported_twice() {
         let mut names = names(&[(1, "a"), (1, "a"), (2, "b")]);
         let known = names.counts();
         let both = vec![releasing(1), releasing(1), releasing(2)];

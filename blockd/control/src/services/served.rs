@@ -25,16 +25,17 @@ pub(super) const MISSING: &str = "missing";
 /// changed. A file is not written for less.
 const SEEN_PRECISION: u64 = 60;
 
-/// What there is to do where the list of served pools cannot be read.
+/// The advice for a list of served pools that cannot be read.
 const ADVICE: &str = "restore it from a backup, or correct it. It keeps missing pools from being \
                       created anew: remove it only while the files and disks of all pools are there";
 
 /// Whether a pool may be created, or has to be there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Permit {
-    /// It may be created: none was served by this name or at this place, or that one is given up.
+    /// The pool may be created: none was served by this name or at this place, or that one is given
+    /// up.
     Create,
-    /// It may only be opened. Its identity in hexadecimal digits, where that is known.
+    /// The pool may only be opened. Its identity in hexadecimal digits, where that is known.
     Open(Option<String>),
 }
 
@@ -52,7 +53,7 @@ pub(super) struct ServedPool {
     /// Its identity in hexadecimal digits; empty where it is not known.
     id: String,
     devices: Vec<ServedDevice>,
-    /// It is in memory, and gone with the host's next boot.
+    /// Whether it is in memory, and lost at the host's next boot.
     volatile: bool,
     /// The boot in which it was seen, in hexadecimal digits.
     boot: String,
@@ -172,8 +173,8 @@ impl ServedPools {
         Err(seen.missing(&config.name, &problem))
     }
 
-    /// What is remembered of a pool: by its name, else by what was served at its place, else by
-    /// what other files of the state directory say of its name.
+    /// The stored entry of a pool: by its name, else by the pool that was served at its place, else
+    /// by the name in other files of the state directory.
     fn seen(&self, config: &PoolConfig) -> Result<Option<ServedPool>, Error> {
         let all: Vec<ServedPool> = self.file.read()?;
         if let Some(found) = all.iter().find(|one| one.name == config.name) {

@@ -32,14 +32,14 @@ pub struct ControlListener {
     path: PathBuf,
 }
 
-/// Binds the control socket, for nobody but this user. Has to be called in a tokio runtime.
+/// Binds the control socket, which only this user can open. Has to be called in a tokio runtime.
 pub fn bind(path: &Path) -> Result<ControlListener, Error> {
     let listener = bind_private("control_socket", "control", path)?;
     Ok(ControlListener { listener, path: path.to_path_buf() })
 }
 
-/// Binds a Unix socket for nobody but this user. What a daemon that died has left is removed; a
-/// socket that somebody listens on, or a file that is no socket, is not.
+/// Binds a Unix socket that only this user can open. A stale socket of a dead daemon is removed; a
+/// socket with a listener, or a file that is no socket, is not.
 pub(super) fn bind_private(
     field: &'static str,
     what: &str,
@@ -112,7 +112,7 @@ mod tests {
     use crate::services::testing::folder;
 
     #[test]
-    fn root_and_the_daemons_user_are_served_and_nobody_else() {
+    fn root_and_the_daemons_user_are_served_and_no_other_user() {
         for (peer, own) in [(0, 0), (0, 1000), (1000, 1000)] {
             assert!(check_peer(Some(peer), own).is_ok());
         }

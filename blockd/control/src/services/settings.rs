@@ -1,5 +1,5 @@
-//! What is set for single volumes: what is set aside, limits, and what becomes of writes when a
-//! pool is full.
+//! Settings of single volumes: reservations, limits, and the handling of writes when a pool is
+//! full.
 
 use blockd_api::v1;
 use blockd_engine::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
@@ -9,7 +9,7 @@ use blockd_media::units::{from_wire, human, to_wire};
 use super::volumes::{Described, existing, of};
 use super::{Control, EventKind};
 
-/// What is to be changed; what isn't named stays.
+/// The requested changes; settings that are not named stay.
 pub(super) type Wanted = v1::ConfigureVolumeRequest;
 
 impl Control {

@@ -1,4 +1,4 @@
-//! What volumes and snapshots take, by themselves and together.
+//! The space of volumes and snapshots, by themselves and together.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::Control;
 use super::volumes::{existing, of};
 
 impl Control {
-    /// What some volumes of a pool take, or all of them; and where they are named, all of these
+    /// The space of some volumes of a pool, or of all; and where they are named, of all of these
     /// together.
     pub(super) async fn describe_space(
         &self,

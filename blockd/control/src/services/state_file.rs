@@ -25,7 +25,7 @@ struct Content<T> {
 #[derive(Clone, Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
-    /// What there is to do when it is damaged.
+    /// The advice for a damaged file.
     advice: &'static str,
 }
 
@@ -40,8 +40,8 @@ impl StateFile {
         Self { advice, ..self }
     }
 
-    /// What is remembered; nothing if there is no file. A file that can't be understood is an
-    /// error, as going on would forget what it says.
+    /// Reads the entries; none if there is no file. A file that cannot be parsed is an error, as
+    /// its entries would be lost otherwise.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<Vec<T>, Error> {
         let path = &self.path;
         let length = match fs::metadata(path) {
@@ -67,7 +67,7 @@ impl StateFile {
         Error::Corrupt { what: self.path.display().to_string(), problem }
     }
 
-    /// Replaces it, durably: whoever reads it sees the list before or this one.
+    /// Replaces the file, durably: a reader sees the former list or this one.
     pub(super) fn write<T: Serialize>(&self, entries: Vec<T>) -> Result<(), Error> {
         let path = &self.path;
         let next = path.with_extension("json.next");

@@ -1,4 +1,4 @@
-//! What tests of the control service share.
+//! Helpers that tests of the control service share.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

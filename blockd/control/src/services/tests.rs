@@ -394,7 +394,7 @@ async fn extents_add_up() {
 }
 
 #[tokio::test]
-async fn what_is_done_is_told() {
+async fn changes_are_published_as_events() {
     let mut rig = Rig::new().await;
     let asked = v1::EventsRequest::default();
     let mut events = rig.client.events(asked).await.unwrap().into_inner();
@@ -461,7 +461,7 @@ async fn what_was_detached_meanwhile_is_not_recovered() {
     let ublk = Some(UblkRecord { device: None, queues: 1, depth: 32 });
     let (pool, volume) = ("default".to_owned(), "a".to_owned());
     let record = Record { pool, volume, id, pool_id: String::new(), read_only: false, ublk };
-    // As it was looked up before somebody detached it.
+    // As it was looked up before it was detached.
     assert!(!rig.control.recover_one(record.clone()).await.unwrap());
     rig.control.0.attachments.add(record.clone()).await.unwrap();
     assert!(!rig.control.recover_one(record).await.unwrap());

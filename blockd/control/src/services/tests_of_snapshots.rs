@@ -112,11 +112,11 @@ async fn a_clone_is_made_of_a_snapshot_and_may_be_larger() {
         let again = rig.client.clone_volume(clone("s", name, size)).await.unwrap().into_inner();
         assert!(!again.changed);
     }
-    // Whoever was cloned from may go.
+    // The origin of a clone can be deleted.
     assert!(rig.client.delete_volume(delete("s", false)).await.unwrap().into_inner().changed);
     let left = rig.volumes().await;
-    let told: Vec<_> = left.iter().map(|one| (one.name.as_str(), one.origin.as_str())).collect();
-    assert_eq!(told, [("a", ""), ("c", ""), ("d", "")]);
+    let origins: Vec<_> = left.iter().map(|one| (one.name.as_str(), one.origin.as_str())).collect();
+    assert_eq!(origins, [("a", ""), ("c", ""), ("d", "")]);
     // Its id is known all the same, and of which family they are.
     let ids: Vec<_> = left.iter().map(|one| (one.origin_id, one.family_id)).collect();
     let (first, gone) = (left[0].id, left[1].origin_id);
@@ -150,7 +150,7 @@ async fn a_rollback_gives_the_size_back_and_minds_who_is_attached() {
 }
 
 #[tokio::test]
-async fn each_of_two_rollbacks_is_told_when_what_was_there_is_let_go() {
+async fn each_of_two_rollbacks_is_reported_when_its_extents_are_reclaimed() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", 8 * MIB)).await.unwrap();
     rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap();
@@ -166,7 +166,7 @@ async fn each_of_two_rollbacks_is_told_when_what_was_there_is_let_go() {
     }
 }
 
-/// What the ranges of an answer add up to, by state, in MiB; they have to follow each other.
+/// The sums of the ranges of an answer, by state, in MiB; they have to follow each other.
 async fn diff(
     rig: &mut Rig,
     name: &str,

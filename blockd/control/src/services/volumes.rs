@@ -1,4 +1,4 @@
-//! What is done with volumes. Each call can be repeated, and says what it changed.
+//! Calls on volumes. Each call can be repeated, and reports its changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,13 +35,13 @@ pub(super) struct Described {
     pub(super) front_end: Option<FrontEnd>,
     /// Its block device, when it is attached so.
     pub(super) device: DeviceView,
-    /// What becomes of its answered writes.
+    /// The durability of its answered writes.
     pub(super) durability: Durability,
     /// They may have to be flushed for that.
     pub(super) write_cache: bool,
-    /// It is in persistent memory.
+    /// Whether it is in persistent memory.
     pub(super) is_pmem: bool,
-    /// What it leaves is overwritten with zeroes.
+    /// Whether its freed space is overwritten with zeroes.
     pub(super) erases: bool,
 }
 
@@ -392,7 +392,8 @@ impl Control {
 }
 
 /// How long a detach waits for the log to be emptied. A checkpoint takes milliseconds, or seconds
-/// where much was written; one that finds no space below waits for that, and nobody waits for it.
+/// after many writes; one that finds no space below waits for that, and the detach does not wait
+/// for it.
 const LOG_WAIT: Duration = Duration::from_secs(10);
 
 /// Has what a volume's clients have written go from the log into the trees. That is a service and
@@ -438,11 +439,11 @@ pub(super) fn existing(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, E
     find(pool, name).ok_or_else(|| Error::not_found("volume", name))
 }
 
-/// What sizes of volumes in persistent memory are multiples of: what users of such volumes expect,
-/// and two huge pages.
+/// Sizes of volumes in persistent memory are multiples of this: users of such volumes expect it,
+/// and it is two huge pages.
 const PMEM_STEP: u64 = 4 << 20;
 
-/// What sizes of a pool's volumes are rounded up to a multiple of; 1 where they are as asked for.
+/// Sizes of a pool's volumes are rounded up to a multiple of this; 1 where they are not rounded.
 pub(super) fn step(pool: &PoolHandle) -> u64 {
     if pool.is_pmem() { PMEM_STEP } else { 1 }
 }

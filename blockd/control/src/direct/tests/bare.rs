@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What was noted counts bytes of what it was before: bare, it begins at others.
+/// The noted byte counts in the enabled namespace: bare, it has another offset.
 #[test]
 fn a_scrub_of_what_is_bare_since_then_begins_anew() {
     let rig = Rig::new(GIB);
@@ -31,7 +31,8 @@ fn a_scrub_of_what_is_bare_since_then_begins_anew() {
     pool.close();
 }
 
-/// It was made bare to be deleted, and then it was not: it is given back once that is possible.
+/// A volume was made bare to be deleted, and the deletion failed: it is enabled once that is
+/// possible.
 #[test]
 fn what_is_not_deleted_after_all_is_given_back() {
     let rig = Rig::new(GIB);

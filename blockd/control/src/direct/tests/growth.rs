@@ -3,9 +3,9 @@
 use super::*;
 use crate::direct::busy::Busy;
 
-/// Something was removed without being overwritten, and a volume grows over it. Wherever the daemon
-/// dies meanwhile, nobody gets to see what it was: the next one finishes that, and until then the
-/// volume has no device.
+/// A namespace was removed without being overwritten, and a volume grows over it. Wherever the
+/// daemon dies meanwhile, the old content stays unreadable: the next daemon overwrites it, and
+/// until then the volume has no device.
 ///
 /// Row: P45.
 #[test]
@@ -138,8 +138,8 @@ fn a_volume_that_can_t_grow_over_remains_is_as_it_was() {
     pool.close();
 }
 
-/// It has its new size, and can't be enabled: whoever asks again, or nobody, what was there before
-/// is overwritten from the same byte on.
+/// The volume has its new size, and cannot be enabled: with or without a second call, the old
+/// content is overwritten from the same byte on.
 #[test]
 fn what_can_t_be_enabled_is_overwritten_when_it_can_be() {
     for asks_again in [true, false] {
@@ -170,7 +170,7 @@ fn what_can_t_be_enabled_is_overwritten_when_it_can_be() {
     }
 }
 
-/// What it was to be overwritten from is another byte: nothing of it is.
+/// The namespace begins elsewhere than the journal notes: none of it is overwritten.
 #[test]
 fn what_begins_elsewhere_is_not_overwritten() {
     let rig = Rig::new(GIB);
@@ -240,9 +240,9 @@ fn a_volume_grows_at_its_end() {
     pool.close();
 }
 
-/// What finishes growths in the background takes up those of calls as well: either is right.
+/// The background task may finish a growth of a call as well: either is right.
 #[test]
-fn a_growth_that_somebody_else_finishes_is_done() {
+fn a_growth_that_another_thread_finishes_is_done() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
@@ -267,9 +267,9 @@ fn a_growth_that_somebody_else_finishes_is_done() {
     pool.close();
 }
 
-/// The same where it can't be enabled larger: nobody is told that it has grown.
+/// The same where it can't be enabled larger: no caller gets a success.
 #[test]
-fn a_growth_that_somebody_else_takes_back_has_failed() {
+fn a_growth_that_another_thread_undoes_has_failed() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
@@ -288,17 +288,17 @@ fn a_growth_that_somebody_else_takes_back_has_failed() {
         is_over.store(true, Ordering::Relaxed);
         all
     });
-    let is_told = |one: &Result<bool, Error>| {
+    let has_failed = |one: &Result<bool, Error>| {
         one.as_ref().is_err_and(|error| error.to_string().contains("memory for the metadata"))
     };
-    assert!(all.iter().all(is_told), "{all:?}");
+    assert!(all.iter().all(has_failed), "{all:?}");
     rig.host.set_most(None);
     assert!(pool.resize("a", 100 * MIB).unwrap().0);
     rig.has_its_own(&media);
     pool.close();
 }
 
-/// Who asks for the same meanwhile waits, and has it as well.
+/// A second call for the same growth waits, and succeeds as well.
 #[test]
 fn who_asks_for_a_growth_that_goes_on_has_it_too() {
     let rig = Rig::new(GIB);
@@ -317,9 +317,9 @@ fn who_asks_for_a_growth_that_goes_on_has_it_too() {
     pool.close();
 }
 
-/// It was given up, and somebody else has it already: they are to give it up too.
+/// The volume was given up, and another holder has it already, which has to give it up, too.
 #[test]
-fn whoever_holds_what_is_deleted_gives_it_up() {
+fn each_holder_of_a_deleted_volume_gives_it_up() {
     let rig = Rig::new(GIB);
     for _ in 0..50 {
         let busy = Busy::default();
@@ -334,7 +334,7 @@ fn whoever_holds_what_is_deleted_gives_it_up() {
     }
 }
 
-/// One that is overwritten keeps nobody else, and gives up for who deletes it.
+/// A volume that is overwritten blocks no other, and is given up when it is deleted.
 #[test]
 fn what_is_overwritten_keeps_nothing_else_waiting() {
     let rig = Rig::new(GIB);
@@ -367,7 +367,7 @@ fn dirty(pool: &DirectPool) -> Option<u64> {
 
 /// The daemon stops between a volume's growth and its note of that: it can be asked for again.
 #[test]
-fn a_growth_that_nobody_noted_can_be_asked_for_again() {
+fn a_growth_that_was_not_noted_can_be_repeated() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     pool.create(&wish("a", 62 * MIB)).unwrap();

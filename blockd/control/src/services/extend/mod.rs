@@ -40,7 +40,7 @@ use queue::{Queue, Verdict};
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Connections of a pool's socket at once: a data path has one for each volume that runs short, and
-/// each may wait for as long as the pool is full. More than that is somebody who leaks them.
+/// each may wait for as long as the pool is full. More than that means that a client leaks them.
 const MAX_CONNECTIONS: usize = 1024;
 
 /// How long a message may take from its first byte to its last. It is written in one piece.
@@ -60,7 +60,7 @@ pub struct ExtendListener {
     listener: UnixListener,
 }
 
-/// Binds a pool's socket, for nobody but this user. Has to be called in a tokio runtime.
+/// Binds a pool's socket, which only this user can open. Has to be called in a tokio runtime.
 pub fn bind_extend(pool: &str, path: &Path) -> Result<ExtendListener, Error> {
     let listener = bind_private("pool.extend.socket", "extend", path)?;
     Ok(ExtendListener { pool: pool.to_owned(), path: path.to_owned(), listener })
@@ -93,14 +93,14 @@ pub(super) struct Extends {
     stop: Notify,
 }
 
-/// What a connection needs.
+/// The parts that a connection needs.
 struct Server {
     control: Control,
     pool: String,
     queue: Arc<Queue>,
 }
 
-/// Who has connected.
+/// A connected client.
 #[derive(Clone, Debug)]
 struct Peer {
     user: u32,
@@ -200,8 +200,8 @@ impl Control {
         drop(stream);
     }
 
-    /// Returns once somebody who may do so has told the daemon to end.
-    pub async fn told_to_stop(&self) {
+    /// Returns once an authorised client has requested the daemon's end.
+    pub async fn stop_requested(&self) {
         self.0.extends.stop.notified().await;
     }
 

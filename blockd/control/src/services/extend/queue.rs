@@ -17,14 +17,14 @@ pub(super) enum Verdict {
     NoVolume,
 }
 
-/// Who waits for what.
+/// A request that waits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Waiting {
     /// The volume.
     pub(crate) volume: String,
     /// Bytes that it can still come to need, as the client says.
     pub(crate) room: u64,
-    /// Who asks.
+    /// The client of the request.
     pub(crate) peer: String,
     /// Since when, in milliseconds since 1970.
     pub(crate) since_unix_ms: i64,
@@ -34,7 +34,7 @@ pub(crate) struct Waiting {
 struct Waiter {
     id: u64,
     waiting: Waiting,
-    /// It was looked at, and there was no space.
+    /// Whether it was refused for lack of space.
     refused: bool,
     answer: oneshot::Sender<Verdict>,
 }
@@ -80,7 +80,7 @@ impl Queue {
         Place { queue: Arc::clone(self), id, verdict }
     }
 
-    /// Waits for somebody to enter.
+    /// Waits for a request to enter.
     pub(super) async fn entered(&self) {
         self.entered.notified().await;
     }

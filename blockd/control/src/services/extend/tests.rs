@@ -17,31 +17,31 @@ fn peer(user: u32) -> Peer {
     Peer { user, text: format!("unix uid {user} pid 1") }
 }
 
-/// What becomes of a connection of this user that sends these bytes, and what it is told.
+/// The end of a connection of this user that sends these bytes, and the bytes that it receives.
 async fn says(rig: &Rig, user: u32, bytes: &[u8]) -> (Result<(), Problem>, Vec<u8>) {
     let (mut client, stream) = UnixStream::pair().unwrap();
     client.write_all(bytes).await.unwrap();
     client.shutdown().await.unwrap();
     let ended = server(rig).serve(stream, &peer(user)).await;
-    let mut told = Vec::new();
-    client.read_to_end(&mut told).await.unwrap();
-    (ended, told)
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    (ended, answer)
 }
 
 #[tokio::test]
-async fn only_root_stops_the_daemon_whoever_runs_it() {
+async fn only_root_stops_the_daemon_of_any_user() {
     let rig = Rig::new().await;
     let shutdown = Message::Shutdown(Form::Binary).encode().unwrap();
-    let (ended, told) = says(&rig, 1000, &shutdown).await;
+    let (ended, answer) = says(&rig, 1000, &shutdown).await;
     assert!(matches!(ended, Err(Problem::NotRoot(1000))), "{ended:?}");
-    assert!(told.is_empty());
-    assert!(tokio::time::timeout(A_WHILE, rig.control.told_to_stop()).await.is_err());
+    assert!(answer.is_empty());
+    assert!(tokio::time::timeout(A_WHILE, rig.control.stop_requested()).await.is_err());
 
     // Of root's, the connection stays until the process ends.
     let (mut client, stream) = UnixStream::pair().unwrap();
     client.write_all(&shutdown).await.unwrap();
     server(&rig).serve(stream, &peer(0)).await.unwrap();
-    rig.control.told_to_stop().await;
+    rig.control.stop_requested().await;
     assert!(tokio::time::timeout(A_WHILE, client.read_u8()).await.is_err());
 }
 
@@ -52,8 +52,8 @@ async fn a_name_that_is_no_text_is_no_volumes() {
     let numbers = (1, 0, 0);
     let (virtual_size, current_size, metadata_size) = numbers;
     let extend = Extend { form, name, virtual_size, current_size, metadata_size };
-    let (ended, told) = says(&rig, 0, &Message::Extend(extend).encode().unwrap()).await;
+    let (ended, answer) = says(&rig, 0, &Message::Extend(extend).encode().unwrap()).await;
     let problem = ended.unwrap_err().to_string();
     assert_eq!(problem, r"volume \xff\xfe does not exist in this pool");
-    assert!(told.is_empty());
+    assert!(answer.is_empty());
 }

@@ -1,4 +1,4 @@
-//! What the operating system says of a pool's devices, without any IO on them.
+//! The operating system's state of a pool's devices, without any IO on them.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -14,14 +14,14 @@ pub(super) const SYSFS: &str = "/sys";
 /// The unit of sizes in sysfs.
 const SECTOR_BYTES: u64 = 512;
 
-/// What one look has found of a device.
+/// The state of a device as one look has found it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct DeviceLook {
     /// Why it is not there any more: a kind, and one line.
     pub(super) gone: Option<(&'static str, String)>,
     /// In its own bytes.
     pub(super) bad: BadBlocks,
-    /// What the kernel counts disks by: another one is another disk of the same name.
+    /// The kernel's sequence number of the disk: another number is another disk of the same name.
     pub(super) disk_sequence: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ fn look_at_disk(sysfs: &Path, device: u64, size: u64, sequence: Option<u64>) -> 
     let here = sysfs.join("dev/block").join(format!("{major}:{minor}"));
     let mut look = DeviceLook { disk_sequence: sequence, ..DeviceLook::default() };
     let mut gone = |reason, problem: &str| look.gone = Some((reason, problem.to_owned()));
-    // Where there is no sysfs at all, as in some containers, nothing can be told.
+    // Where there is no sysfs at all, as in some containers, nothing is known.
     let Ok(here) = here.canonicalize() else {
         if sysfs.join("dev/block").is_dir() {
             gone("removed", "was removed");

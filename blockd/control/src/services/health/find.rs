@@ -1,4 +1,4 @@
-//! What is wrong with a pool or a volume, by what one look has seen: from figures to findings.
+//! Derives findings about a pool or a volume from the figures of one look.
 
 use blockd_engine::pool::{SpaceNow, SpaceState};
 use blockd_engine::stats::MediaOp;
@@ -14,7 +14,7 @@ use super::super::served::MISSING;
 /// Little is left for metadata when it is less than so much of what it takes, in percent.
 const METADATA_LOW_PERCENT: u64 = 10;
 
-/// What a pool's thread has said of its space, and what is below.
+/// The space as a pool's thread reports it, and the free space below it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpaceSeen {
     pub(super) own: Space,
@@ -64,7 +64,7 @@ pub(super) fn late(pool: &str, who: &'static str, seconds: u64) -> Finding {
     Finding::new(Code::ProbeLate, Severity::Unknown, &text).because(who)
 }
 
-/// What is wrong with a pool's space.
+/// The findings about a pool's space.
 pub(super) fn of_space(pool: &str, seen: &SpaceSeen) -> Vec<Finding> {
     let name = shown(pool);
     let mut found = Vec::new();
@@ -254,7 +254,7 @@ mod tests {
 
     /// Row: H3.
     #[test]
-    fn errors_of_a_device_are_told_by_kind_with_the_devices_name() {
+    fn errors_of_a_device_are_reported_by_kind_with_the_devices_name() {
         let found = device_errors("/dev/vdb", [1, 2, 0], 5);
         let text = "device /dev/vdb: 1 read, 2 writes failed, the last with EIO";
         assert_eq!((found.message.as_str(), found.count), (text, 3));
@@ -266,7 +266,7 @@ mod tests {
 
     /// Row: H7.
     #[test]
-    fn faults_of_a_volume_are_told_by_kind() {
+    fn faults_of_a_volume_are_reported_by_kind() {
         let found = io_errors("v", [1, 0]);
         assert_eq!((found.message.as_str(), found.count), ("volume v: 1 read failed", 1));
         assert_eq!(io_errors("v", [2, 1]).message, "volume v: 2 reads and 1 write failed");

@@ -19,9 +19,9 @@ use watch::{touches, wire};
 
 pub(super) use watch::Book;
 
-/// What is wrong with one pool or volume, as metrics have it.
+/// The health of one pool or volume, for metrics.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct HealthSummary {
     /// The pool.
     pub pool: String,
     /// Empty for the pool itself.
@@ -33,7 +33,7 @@ pub struct Told {
 }
 
 impl Control {
-    /// How a pool and its volumes are, or all. Asks nobody.
+    /// Describes the health of one pool and its volumes, or of all. Waits for no other thread.
     pub(super) fn describe_health(
         &self,
         asked: &v1::HealthRequest,
@@ -60,12 +60,12 @@ impl Control {
         Ok(answer)
     }
 
-    /// What metrics say of all pools and volumes; nothing where nobody looks.
+    /// The health of all pools and volumes for metrics; empty where health checks are off.
     #[must_use]
-    pub fn told_health(&self) -> Vec<Told> {
-        let mut told = Vec::new();
+    pub fn health_summaries(&self) -> Vec<HealthSummary> {
+        let mut all = Vec::new();
         if !self.0.health.options.enabled {
-            return told;
+            return all;
         }
         let names = |causes: &[v1::Cause]| {
             let own = causes.iter().filter(|cause| !cause.of_pool);
@@ -79,20 +79,20 @@ impl Control {
         };
         for known in self.known_pools() {
             let (pool, volumes) = self.health_of(&known, "");
-            told.push(Told {
+            all.push(HealthSummary {
                 causes: names(&pool.causes),
                 abnormal: pool.severity != 0,
                 volume: String::new(),
                 pool: pool.pool,
             });
-            told.extend(volumes.into_iter().map(|one| Told {
+            all.extend(volumes.into_iter().map(|one| HealthSummary {
                 causes: names(&one.causes),
                 abnormal: one.severity != 0,
                 volume: one.volume,
                 pool: one.pool,
             }));
         }
-        told
+        all
     }
 
     /// A pool, and its volumes by name; with a name, that one alone.
@@ -108,8 +108,8 @@ impl Control {
             }
         };
         if is_old && self.0.health.options.enabled {
-            // It was made, or has failed, since the last look: nobody is to be told that it is well
-            // who was refused by it a moment ago.
+            // It was created, or has failed, since the last look: a client whose request just
+            // failed must not be answered that the pool is healthy.
             self.take_stock();
         }
         let mut volumes: BTreeMap<String, Option<VolumeSummary>> = BTreeMap::new();

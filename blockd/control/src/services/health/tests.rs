@@ -1,4 +1,4 @@
-//! From counters and files to what a client is told.
+//! From counters and files to the answers to a client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Rig {
         self.client.health(v1::HealthRequest::default()).await.unwrap().into_inner()
     }
 
-    /// As if so many seconds had passed since the daemon's start.
+    /// Looks as if this many seconds had passed since the daemon's start.
     fn look_later(&self, seconds: u64) {
         let unix_ms = 1_700_000_000_000 + i64::try_from(seconds).unwrap() * 1000;
         self.control.take_stock_at(Moment { ns: seconds * SECOND, unix_ms });
@@ -34,20 +34,20 @@ impl Rig {
         stats
     }
 
-    /// How often it was told that something is wrong, and that all is well again.
-    async fn told(&self) -> (usize, usize) {
+    /// The numbers of reported problems and of reported recoveries.
+    async fn notified(&self) -> (usize, usize) {
         self.control.events().publish(EventKind::Ready, "", "", "the last");
         let mut reader = self.control.events().reader(true, String::new());
-        let mut told = (0, 0);
+        let mut counts = (0, 0);
         while let Some(event) = reader.next().await {
             match event.kind() {
-                EventKind::HealthAbnormal => told.0 += 1,
-                EventKind::HealthRecovered => told.1 += 1,
+                EventKind::HealthAbnormal => counts.0 += 1,
+                EventKind::HealthRecovered => counts.1 += 1,
                 EventKind::Ready => break,
                 _ => {}
             }
         }
-        told
+        counts
     }
 }
 
@@ -104,7 +104,7 @@ async fn a_volume_that_is_not_there_is_not_found() {
 
 /// Row: H7.
 #[tokio::test]
-async fn faults_of_a_volume_are_told_until_they_are_acknowledged() {
+async fn faults_of_a_volume_are_reported_until_they_are_acknowledged() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.client.create_volume(create("b", MIB)).await.unwrap();
@@ -129,7 +129,7 @@ async fn faults_of_a_volume_are_told_until_they_are_acknowledged() {
     stats.faults[1].add(1);
     rig.look_later(11);
     assert_eq!(rig.health().await.volumes[0].causes[0].message, "volume a: 1 write failed");
-    assert_eq!(rig.told().await, (2, 1));
+    assert_eq!(rig.notified().await, (2, 1));
 }
 
 /// Row: H7.
@@ -153,7 +153,7 @@ async fn a_volume_that_takes_a_name_over_does_not_take_its_errors() {
 
 /// Row: H3.
 #[tokio::test]
-async fn errors_of_a_device_are_told_of_its_pool_and_touch_its_volumes() {
+async fn errors_of_a_device_are_reported_of_its_pool_and_touch_its_volumes() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = Arc::new(MediaStats::new(1, 1, Clock::start()));
@@ -170,7 +170,7 @@ async fn errors_of_a_device_are_told_of_its_pool_and_touch_its_volumes() {
     rig.look_later(602);
     let all = rig.health().await;
     assert_eq!((all.pools[0].severity, all.volumes[0].severity), (0, 0));
-    assert_eq!(rig.told().await, (1, 1), "of the pool, and not again of each volume");
+    assert_eq!(rig.notified().await, (1, 1), "of the pool, and not again of each volume");
 }
 
 /// Row: H6.
@@ -191,7 +191,7 @@ async fn io_that_takes_too_long_is_a_slow_device() {
 
 /// Row: H5.
 #[tokio::test]
-async fn writes_that_wait_for_space_are_told_of_the_volume_and_the_pool() {
+async fn writes_that_wait_for_space_are_reported_of_the_volume_and_the_pool() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = rig.count_faults("a");
@@ -200,20 +200,20 @@ async fn writes_that_wait_for_space_are_told_of_the_volume_and_the_pool() {
     rig.look_later(1);
     let all = rig.health().await;
     let message = |cause: &v1::Cause| cause.message.clone();
-    let told: Vec<String> = all.volumes[0].causes.iter().map(message).collect();
-    assert_eq!(told, ["3 writes of volume a wait for space, the first for 7 s"]);
+    let messages: Vec<String> = all.volumes[0].causes.iter().map(message).collect();
+    assert_eq!(messages, ["3 writes of volume a wait for space, the first for 7 s"]);
     assert_eq!(codes(&all.pools[0].causes), [v1::HealthCode::WritesBlocked]);
     stats.blocked.set(0);
     rig.look_later(6);
     let all = rig.health().await;
     assert_eq!((all.pools[0].severity, all.volumes[0].severity), (0, 0), "as the metric says");
     rig.look_later(11);
-    assert_eq!(rig.told().await, (2, 2));
+    assert_eq!(rig.notified().await, (2, 2));
 }
 
 /// Row: H26.
 #[tokio::test]
-async fn what_comes_and_goes_is_told_once() {
+async fn a_cause_that_comes_and_goes_is_reported_once() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let stats = rig.count_faults("a");
@@ -224,7 +224,7 @@ async fn what_comes_and_goes_is_told_once() {
     stats.blocked.set(0);
     rig.look_later(200);
     // Of the volume, and of its pool.
-    assert_eq!(rig.told().await, (2, 2));
+    assert_eq!(rig.notified().await, (2, 2));
 }
 
 /// Row: H2.
@@ -315,7 +315,7 @@ async fn a_pool_that_does_not_answer_holds_no_answer_up_and_is_late() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.control.look_at_health().await;
-    // A question is on its way and does not come back: nobody asks again.
+    // A query is in flight and gets no answer: no second one is sent.
     rig.control.0.health.pretend_silence("default");
     let probed = rig.health().await.pools[0].last_probe_unix_ms;
     rig.look_later(10);
@@ -329,7 +329,7 @@ async fn a_pool_that_does_not_answer_holds_no_answer_up_and_is_late() {
 }
 
 #[tokio::test]
-async fn where_nobody_looks_nothing_is_said_to_be_looked_at() {
+async fn without_checks_no_volume_is_reported_as_checked() {
     let mut rig =
         Rig::with_health(HealthConfig { enabled: false, ..HealthConfig::default() }).await;
     rig.control.open_pool(&memory_pool("default")).await.unwrap();
@@ -338,12 +338,12 @@ async fn where_nobody_looks_nothing_is_said_to_be_looked_at() {
     rig.control.look_at_health().await;
     let all = rig.health().await;
     assert_eq!((all.pools[0].last_probe_unix_ms, all.volumes[0].last_probe_unix_ms), (0, 0));
-    assert_eq!((all.volumes[0].severity, rig.control.told_health().len()), (0, 0));
+    assert_eq!((all.volumes[0].severity, rig.control.health_summaries().len()), (0, 0));
 }
 
 /// Row: H41.
 #[tokio::test]
-async fn a_volume_that_is_new_is_told_at_once_and_one_that_is_gone_no_more() {
+async fn a_volume_that_is_new_is_reported_at_once_and_one_that_is_gone_no_more() {
     let mut rig = Rig::new().await;
     rig.control.look_at_health().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
@@ -361,14 +361,16 @@ async fn metrics_have_every_volume_and_the_causes_of_its_own() {
     rig.client.create_volume(create("b", MIB)).await.unwrap();
     rig.count_faults("b").faults[1].add(1);
     rig.look_later(1);
-    let told = rig.control.told_health();
-    let shown: Vec<_> =
-        told.iter().map(|one| (one.volume.as_str(), one.abnormal, one.causes.clone())).collect();
+    let summaries = rig.control.health_summaries();
+    let shown: Vec<_> = summaries
+        .iter()
+        .map(|one| (one.volume.as_str(), one.abnormal, one.causes.clone()))
+        .collect();
     let errors = vec![("io-errors", "failure")];
     assert_eq!(shown, [("", false, vec![]), ("a", false, vec![]), ("b", true, errors)]);
 }
 
-/// What is logged, as text.
+/// The log as text.
 #[derive(Clone, Default)]
 struct Lines(Arc<parking_lot::Mutex<Vec<u8>>>);
 

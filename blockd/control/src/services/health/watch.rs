@@ -1,8 +1,8 @@
 //! Looks at all pools and volumes now and then, and keeps what it finds.
 //!
-//! What is read is known already: counters of threads that do IO, what pools' threads say of their
-//! space, and sysfs. Nothing waits for it, and it waits for nobody for long: a pool that does not
-//! answer is one that is told to be late.
+//! The watch reads only data that is there already: counters of threads that do IO, the space as
+//! pools' threads report it, and sysfs. No thread waits for it, and it waits for none for long: a
+//! pool that does not answer is reported as late.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,14 +36,14 @@ use super::find::{self, SpaceSeen};
 /// How long a look waits for pools' threads and the operating system. Who takes longer is looked
 /// at the next time.
 const GRACE: Duration = Duration::from_millis(500);
-/// Who has not answered for so many intervals is late,
+/// A pool that has not answered for this many intervals is late,
 const LATE_INTERVALS: u32 = 3;
 /// and for at least this long: a busy host makes a thread wait for seconds.
 const LEAST_LATE: Duration = Duration::from_secs(15);
 /// How often it is found out which volumes bad blocks meet, which takes time with what is mapped.
 const BAD_BLOCKS_PAUSE: Duration = Duration::from_secs(60);
-/// The beginning of a cause that comes and goes is told no more often.
-const TELL: Duration = Duration::from_secs(60);
+/// The beginning of a cause that comes and goes is reported no more often.
+const NOTIFY: Duration = Duration::from_secs(60);
 /// Volumes of which IO errors are remembered beyond those that there are: more were deleted, and
 /// their counters are gone.
 const MAX_TALLIES: usize = 1 << 16;
@@ -55,7 +55,7 @@ pub(in super::super) struct Book {
     pub(super) pages: Mutex<Pages>,
 }
 
-/// What is kept from one look to the next.
+/// State that is kept from one look to the next.
 pub(super) struct Pages {
     pub(super) ledger: Ledger,
     seen: BTreeMap<String, Seen>,
@@ -82,7 +82,7 @@ struct Seen {
     is_compared: bool,
 }
 
-/// What is there at the moment of a look.
+/// The pools and volumes at the moment of a look.
 struct Present {
     known: Known,
     summaries: Vec<VolumeSummary>,
@@ -111,7 +111,7 @@ impl Book {
         let rules = Rules {
             hold_ns: ns(options.hold),
             errors_hold_ns: ns(options.errors_hold),
-            tell_ns: ns(TELL),
+            notify_ns: ns(NOTIFY),
         };
         let pages = Pages {
             ledger: Ledger::new(rules),
@@ -156,7 +156,7 @@ impl Book {
 }
 
 impl Control {
-    /// Looks at all pools and volumes from now on, until the daemon is told to stop.
+    /// Looks at all pools and volumes from now on, until the daemon stops.
     pub fn watch_health(&self) {
         let control = self.clone();
         let options = control.0.health.options;
@@ -264,7 +264,7 @@ impl Control {
         self.take_stock_at(self.0.health.now());
     }
 
-    /// Makes of all that was seen what is wrong, and tells what there is to tell.
+    /// Derives the findings from all that was seen, and publishes the notices.
     pub(super) fn take_stock_at(&self, now: Moment) {
         let present: Vec<Present> =
             self.known_pools().into_iter().map(|k| self.present(k)).collect();
@@ -422,7 +422,7 @@ impl Pages {
         };
         for record in &present.attached {
             let (here, is_open) = (is_there(record), present.known.state.is_ok());
-            // Of a pool that is not open nothing can be told but that.
+            // Nothing else is known of a pool that is not open.
             if here.is_none() {
                 let missing = is_open.then(|| find::missing(pool, &record.volume));
                 let found = missing.into_iter().collect();
@@ -447,7 +447,7 @@ impl Pages {
         self.ledger.look(now, &subject, found, notices);
     }
 
-    /// What is wrong with an open pool but for its devices.
+    /// The findings about an open pool, without those about its devices.
     fn of_pool(&self, book: &Book, now: Moment, handle: &PoolHandle) -> Vec<Finding> {
         let (pool, mut found) = (handle.name(), Vec::new());
         if handle.is_read_only() {
@@ -674,7 +674,7 @@ pub(super) fn touches(code: Code, volume: &VolumeSummary) -> bool {
             is_volume && volume.settings.set_aside(volume.size) < volume.size
         }
         Code::PoolReadOnly | Code::MetadataLow => is_volume,
-        // These are told of each volume that they are about.
+        // These are reported for each volume that they are about.
         Code::WritesBlocked | Code::BadBlocks => false,
         _ => true,
     }
