@@ -21,7 +21,7 @@ use super::memory::Memory;
 use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
 use super::{guard, ioctl};
 
-/// What a device is.
+/// The kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceKind {
     /// A regular file.
@@ -39,7 +39,7 @@ pub enum DeviceKind {
 pub struct DeviceSpec {
     /// Where it is; a name only for memory.
     pub path: PathBuf,
-    /// What it is.
+    /// The kind of the device.
     pub kind: DeviceKind,
     /// Bytes of a file or memory that is made. What is there already is as long as it is.
     pub size: Option<u64>,
@@ -49,12 +49,12 @@ pub struct DeviceSpec {
     pub direct: bool,
 }
 
-/// What is known of an open device.
+/// Facts about an open device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
     /// Where it is.
     pub path: PathBuf,
-    /// What it is.
+    /// The kind of the device.
     pub kind: DeviceKind,
     /// Bytes.
     pub size: u64,
@@ -71,7 +71,7 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// What becomes of writes to it.
+    /// The durability of writes to it.
     #[must_use]
     pub fn durability(&self) -> Durability {
         match self.kind {
@@ -88,8 +88,8 @@ impl DeviceInfo {
     }
 }
 
-/// What is looked at of a device that is to join a pool: partition tables, file systems and other
-/// pools have their marks there.
+/// The pages that are checked of a device that is to join a pool: partition tables, file systems
+/// and other pools have their marks there.
 const FRONT_PAGES: usize = 256;
 
 /// An open device. All IO goes through this one open file description: its owner lock ends when
@@ -290,7 +290,7 @@ impl Device {
         Ok(size.max(present))
     }
 
-    /// The pool uses so many bytes from now on.
+    /// Notes that the pool uses this many bytes from now on.
     pub fn note_size(&self, size: u64) {
         self.size.fetch_max(size, Ordering::AcqRel);
     }
@@ -303,7 +303,7 @@ impl Device {
         DeviceInfo { size: self.size(), pmem, ..self.info.clone() }
     }
 
-    /// What is known of it.
+    /// Facts about the device.
     #[must_use]
     #[inline]
     pub const fn info(&self) -> &DeviceInfo {
@@ -453,7 +453,7 @@ impl Device {
         })
     }
 
-    /// What has a claim on this block device, where the kernel says.
+    /// The user that has a claim on this block device, where the kernel reports one.
     #[must_use]
     pub fn holder(&self) -> Option<String> {
         guard::holder(&self.file)
@@ -477,7 +477,7 @@ impl Device {
         }
     }
 
-    /// Tells the media that nobody needs a range. May take long.
+    /// Discards a range that is not in use. May take long.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
         match &self.memory {
             Some(Memory::File(mapped)) => return mapped.punch(offset, len),
@@ -494,7 +494,7 @@ impl Device {
         fallocate(self.file.as_fd(), flags, start, bytes).map_err(|error| io_error(&error.into()))
     }
 
-    /// What an error of this device's IO means to the mapper.
+    /// Converts an error of this device's IO to one of the mapper.
     #[must_use]
     pub fn meaning(&self, error: &std::io::Error) -> IoError {
         meaning(self.info.kind, error, || ioctl::device_size(&self.file))
@@ -599,11 +599,11 @@ fn direct_block(file: &File, direct: bool) -> u32 {
     }
     let flags = AtFlags::EMPTY_PATH;
     let asked = statx(file, c"", flags, StatxFlags::DIOALIGN);
-    if let Ok(told) = asked
-        && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
-        && told.stx_dio_offset_align.is_power_of_two()
+    if let Ok(found) = asked
+        && found.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+        && found.stx_dio_offset_align.is_power_of_two()
     {
-        return told.stx_dio_offset_align.clamp(512, 4096);
+        return found.stx_dio_offset_align.clamp(512, 4096);
     }
     let refused = IoBuffer::new(1).is_some_and(|mut buffer| {
         let read = file.read_at(&mut buffer.as_bytes_mut()[..512], 512);
@@ -612,8 +612,8 @@ fn direct_block(file: &File, direct: bool) -> u32 {
     if refused { 4096 } else { 512 }
 }
 
-/// What an error of the operating system means to the mapper. A closed gate is as a lack of space
-/// to it: nothing was written, and the write is tried again.
+/// Converts an error of the operating system to one of the mapper. A closed gate becomes a lack of
+/// space: nothing was written, and the write is retried.
 #[must_use]
 pub fn io_error(error: &std::io::Error) -> IoError {
     match error.raw_os_error() {
@@ -624,8 +624,8 @@ pub fn io_error(error: &std::io::Error) -> IoError {
     }
 }
 
-/// The same of a device of this kind. A disk that was pulled out has no bytes, and the kernel says
-/// of a write that there is no space: nobody is to wait for that to come.
+/// The same of a device of this kind. A disk that was pulled out has no bytes, and the kernel fails
+/// a write for lack of space: writes must not wait for space then.
 fn meaning(
     kind: DeviceKind,
     error: &std::io::Error,
@@ -654,7 +654,7 @@ mod tests {
         };
         assert_eq!(of(DeviceKind::Disk, Ok(0)), IoError::Gone);
         assert_eq!(of(DeviceKind::Disk, Err(libc::ENXIO)), IoError::Gone);
-        // A thin volume of somebody else's has its size, and may get space.
+        // A thin volume of another system keeps its size, and may get space.
         assert_eq!(of(DeviceKind::Disk, Ok(1 << 30)), IoError::NoSpace);
         // The size is not asked for where it says nothing.
         assert_eq!(of(DeviceKind::File, Err(libc::EIO)), IoError::NoSpace);
@@ -679,7 +679,7 @@ mod tests {
         let free = fs.blocks_available() * fs.fragment_size();
         let found = sparse.free_below().unwrap();
         assert!(found.abs_diff(free) <= free / 2, "{found} beside {free}: others write as well");
-        // It is as long as it is by now, whoever has made it longer.
+        // The present length counts, even if another process has extended the file.
         File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
         assert_eq!(sparse.size(), 1 << 20);
         assert!(sparse.memory().is_some() || sparse.grow(None).unwrap() == 3 << 20);

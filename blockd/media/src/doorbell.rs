@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// An eventfd that is written only when nobody has written it since its thread looked last: a
-/// thread that is busy is not rung for twice.
+/// An eventfd that is written only if it was not written since its thread's last look: a busy
+/// thread is not rung for twice.
 #[derive(Debug)]
 pub struct Doorbell {
     event: EventFd,
@@ -14,7 +14,7 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// A doorbell that nobody has rung.
+    /// A doorbell that was not rung yet.
     pub fn new() -> std::io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let event = EventFd::from_value_and_flags(0, flags)?;

@@ -22,7 +22,7 @@ pub enum Error {
         field: String,
         /// Its value, as it can stand in a line.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: String,
     },
     /// A size that can't be had within its limits.
@@ -32,7 +32,7 @@ pub enum Error {
         field: String,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: String,
     },
     /// The configuration can't be read.
@@ -40,13 +40,13 @@ pub enum Error {
     Config {
         /// File and line.
         place: String,
-        /// What is wrong there.
+        /// The problem.
         problem: String,
     },
     /// There is nothing of that name.
     #[error("{what} {name} does not exist")]
     NotFound {
-        /// What kind of thing: pool, volume, file.
+        /// The kind of the object: pool, volume, file.
         what: &'static str,
         /// The name, as it can stand in a line.
         name: String,
@@ -54,15 +54,15 @@ pub enum Error {
     /// The name is taken by something else.
     #[error("{what} {name} exists with {field} {existing}, asked for {asked}")]
     Exists {
-        /// What kind of thing.
+        /// The kind of the object.
         what: &'static str,
         /// The name, as it can stand in a line.
         name: String,
         /// The property that differs.
         field: String,
-        /// What it is now.
+        /// The present value.
         existing: String,
-        /// What was asked for.
+        /// The requested value.
         asked: String,
     },
     /// There is no room.
@@ -90,10 +90,10 @@ pub enum Error {
         /// Bytes of the largest piece.
         largest: u64,
     },
-    /// It is in use, locked, or in another state than it has to be.
+    /// The object is in use, locked, or in a state in which the operation is impossible.
     #[error("{what} {problem}")]
     InUse {
-        /// What it is about.
+        /// The object.
         what: String,
         /// In which state it is, and what would help.
         problem: String,
@@ -103,47 +103,47 @@ pub enum Error {
     Unreachable {
         /// Where it was looked for.
         address: String,
-        /// What happened, and what would help.
+        /// The reason, and the remedy.
         problem: String,
     },
     /// The daemon answers others.
     #[error("{who} may not use the control socket: must be {allowed}")]
     Denied {
-        /// Who asked.
+        /// The client.
         who: String,
-        /// Who may.
+        /// The authorised users.
         allowed: String,
     },
     /// The operating system or the media refused.
     #[error("{what}: {source}")]
     Io {
-        /// What was done, and to what.
+        /// The operation and its object.
         what: String,
         /// The answer.
         source: io::Error,
     },
-    /// What was read is not what it has to be.
+    /// Data that was read is invalid.
     #[error("{what}: {problem}")]
     Corrupt {
-        /// What was read.
+        /// The data.
         what: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// Not foreseen.
     #[error("{what}: {problem}")]
     Unexpected {
-        /// What was done.
+        /// The operation.
         what: String,
-        /// What happened.
+        /// The problem.
         problem: String,
     },
-    /// What the daemon said about itself.
+    /// An error of the daemon, as it reports it.
     #[error("{}", .0.message)]
     Remote(v1::ErrorDetail),
 }
 
-/// What kind of error it is; see [`KINDS`].
+/// The kind of an error; see [`KINDS`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorKind {
     /// Not foreseen.
@@ -168,7 +168,7 @@ pub enum ErrorKind {
     Corrupt,
 }
 
-/// What a kind means to the outside.
+/// The external representation of a kind.
 #[derive(Clone, Copy, Debug)]
 pub struct KindRow {
     /// Which.
@@ -350,8 +350,8 @@ impl Error {
         Self::InUse { what: what.into(), problem: problem.into() }
     }
 
-    /// An operation of the operating system failed. Running out of space, and being refused what
-    /// belongs to somebody else, are told apart from media that fail.
+    /// An error for a failed operation of the operating system. Lack of space and lack of
+    /// permission have kinds of their own, so that they are distinct from failing media.
     pub fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io { what: what.into(), source }
     }
@@ -362,7 +362,7 @@ impl Error {
         Self::io(format!("{verb} {}", path.display()), source)
     }
 
-    /// What kind it is.
+    /// The kind of this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -555,7 +555,7 @@ impl From<PlatformError> for Error {
     }
 }
 
-/// What would help, more space or less of it in pieces, is told apart.
+/// An error that names the remedy: more space, or less fragmented space.
 fn of_no_room(refused: &NoRoom) -> Error {
     let what = match refused.refusals.as_slice() {
         [one] => format!("region {}", one.region),

@@ -5,9 +5,9 @@ use blockd_api::v1;
 /// How bad it is; the worst is the greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
-    /// It can't be told: what was known is old.
+    /// The state is unknown: the last known one is old.
     Unknown,
-    /// It works, and somebody should see to it.
+    /// The object works, but needs attention.
     Warning,
     /// Something does not work.
     Failure,
@@ -35,7 +35,7 @@ impl Severity {
     }
 }
 
-/// What is wrong. In the order in which causes of one severity are told.
+/// The code of a cause. Causes of one severity are reported in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Code {
     /// The pool could not be opened, or failed since.
@@ -139,7 +139,7 @@ impl Code {
         }
     }
 
-    /// What the control API has; `None` for one that only a newer daemon knows.
+    /// The code for one of the control API; `None` for one that only a newer daemon knows.
     #[must_use]
     pub fn of_wire(code: v1::HealthCode) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.wire() == code)
@@ -152,7 +152,7 @@ pub const MAX_MESSAGE: usize = 256;
 /// Something that is wrong with one pool or volume, as one look finds it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What it is.
+    /// The code of the cause.
     pub code: Code,
     /// How bad it is.
     pub severity: Severity,

@@ -80,8 +80,8 @@ pub(super) fn lock_below(device: &File) -> std::io::Result<Option<Vec<File>>> {
     Ok(Some(below))
 }
 
-/// What has a claim on a block device, as far as the kernel says: devices on top of it, mounts,
-/// swap. `None` where it doesn't say, as of another program's exclusive open.
+/// The user that has a claim on a block device, as far as the kernel reports it: devices on top of
+/// it, mounts, swap. `None` where it reports none, as for another program's exclusive open.
 pub(super) fn holder(device: &File) -> Option<String> {
     let number = device.metadata().ok()?.rdev();
     let number = format!("{}:{}", major(number), minor(number));

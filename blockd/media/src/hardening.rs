@@ -1,5 +1,5 @@
-//! What lets the daemon go on when memory is short, which is when the kernel writes dirty pages
-//! back through it: nothing of it is paged out, its threads do not wait for writeback, and it is
+//! Keeps the daemon running when memory is short, which is when the kernel writes dirty pages back
+//! through it: none of its memory is paged out, its threads do not wait for writeback, and it is
 //! the last to be killed.
 
 use std::fs;
@@ -12,16 +12,17 @@ use nix::unistd::Pid;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 
-/// What the process has got of what it asked for.
+/// The protection that the process was granted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Protection {
     /// All memory, present and future, stays in memory once it was touched.
     pub memory_locked: bool,
-    /// What the kernel adds to its badness when memory is out: -1000 is never killed.
+    /// The kernel adds this to the process's badness when memory is exhausted: -1000 is never
+    /// killed.
     pub oom_score_adj: i32,
     /// How many files may be open.
     pub open_files: u64,
-    /// What was refused, and why; one line each.
+    /// The refused requests with their reasons; one line each.
     pub problems: Vec<String>,
 }
 
@@ -210,8 +211,9 @@ mod tests {
         let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
         let locked_kib: u64 = locked.trim().trim_end_matches(" kB").parse().unwrap();
         assert_eq!(got.memory_locked, locked_kib > 0);
-        let told = got.problems.iter().any(|problem| problem.starts_with("memory is not locked"));
-        assert_eq!(got.memory_locked, !told);
+        let is_refused =
+            got.problems.iter().any(|problem| problem.starts_with("memory is not locked"));
+        assert_eq!(got.memory_locked, !is_refused);
         assert_eq!(has_capability(CAP_SYS_RESOURCE), got.oom_score_adj == -1000);
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap().0, got.open_files);
     }

@@ -30,8 +30,7 @@ pub(super) fn device_size(file: &File) -> std::io::Result<u64> {
     Ok(size)
 }
 
-/// What the kernel counts disks by, since Linux 5.15: the number of the disk that a device is or
-/// is part of.
+/// The kernel's sequence number of the disk that a device is or is part of; since Linux 5.15.
 pub(super) fn disk_sequence(file: &File) -> std::io::Result<u64> {
     let mut sequence = 0;
     // SAFETY: the kernel writes a u64 there, or refuses what is no block device.
@@ -47,7 +46,7 @@ pub(super) fn device_block_size(file: &File) -> std::io::Result<u32> {
     u32::try_from(size).map_err(std::io::Error::other)
 }
 
-/// Tells a block device that nobody needs a range any more. Waits for it.
+/// Discards a range of a block device that is not in use. Blocks until it is done.
 pub(super) fn discard(file: &File, offset: u64, len: u64) -> std::io::Result<()> {
     let range = [offset, len];
     // SAFETY: the kernel reads two u64 there, or refuses what is no block device.

@@ -19,7 +19,7 @@ use super::device::io_error;
 /// Bytes allocated at a time: the default extent.
 const RUN: u64 = 256 << 10;
 
-/// A mapped file that nobody shortens.
+/// A mapped file that no process shortens.
 #[derive(Debug)]
 pub struct Mapped {
     map: MmapRaw,
@@ -139,8 +139,8 @@ impl Mapped {
         Ok(at)
     }
 
-    /// Gives the memory of whole runs in a range back. Nobody uses the range meanwhile: the pool
-    /// tells of extents only while they are nobody's.
+    /// Gives the memory of whole runs in a range back. The range is not in use meanwhile: the pool
+    /// names only unallocated extents.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), IoError> {
         let runs = offset.div_ceil(RUN)..(offset.saturating_add(len)) / RUN;
         if runs.is_empty() {

@@ -1,4 +1,4 @@
-//! What is served by copying: files in memory, and persistent memory.
+//! Media that are served by copying: files in memory, and persistent memory.
 
 use blockd_mapper::io::IoError;
 
@@ -50,7 +50,7 @@ impl Memory {
         matches!(self, Self::Pmem(_))
     }
 
-    /// What this thread wrote before is as durable as it gets without a sync.
+    /// Makes this thread's earlier writes as durable as possible without a sync.
     #[inline]
     pub fn fence(&self) {
         if let Self::Pmem(pmem) = self {

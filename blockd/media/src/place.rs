@@ -3,12 +3,12 @@
 use std::env;
 use std::path::PathBuf;
 
-/// Folders that a user's daemon uses unless it is told otherwise.
+/// Folders that a user's daemon uses unless it is configured otherwise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Places {
     /// Sockets, locks, delta rings.
     pub runtime_dir: PathBuf,
-    /// What is remembered.
+    /// The folder of the daemon's state.
     pub state_dir: PathBuf,
     /// Where the configuration is looked for.
     pub config_dir: PathBuf,
@@ -37,7 +37,7 @@ impl Places {
         }
     }
 
-    /// Those of anybody else, after the XDG base directory specification.
+    /// The places of any other user, after the XDG base directory specification.
     fn of_user() -> Self {
         let absolute =
             |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());

@@ -9,7 +9,7 @@ pub const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 /// Bytes in what older clients of the control API count in.
 pub const GIB: u64 = 1 << 30;
 
-/// What is accepted as a size.
+/// The accepted forms of a size.
 pub const SIZE_FORM: &str =
     "a whole number of bytes up to 8E - 1, or of K, M, G, T, P, E, each 1024 times the one before";
 

@@ -23,7 +23,7 @@ const SUM_AT: usize = 12;
 const END: usize = 88;
 const ERASE_UNDER_WAY: u32 = 1;
 
-/// What a header says.
+/// The content of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     /// The device's identity.
@@ -44,13 +44,13 @@ pub(super) struct Header {
     pub(super) generation: u64,
 }
 
-/// What a page is instead of a header.
+/// The content of a page that is no valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NoHeader {
-    /// It has another beginning.
+    /// The page begins with another mark.
     #[error("holds something that is no pool in persistent memory")]
     Foreign,
-    /// It has the mark and is damaged.
+    /// The page has the mark and is damaged.
     #[error("both copies of its header are damaged")]
     Damaged,
     /// A later release made it.
@@ -195,7 +195,7 @@ mod tests {
 
     /// Row: P11.
     #[test]
-    fn what_is_not_ours_is_told_from_what_is_damaged_or_newer() {
+    fn foreign_headers_are_distinct_from_damaged_or_newer_ones() {
         let (zeroes, page) = ([0; COPY_BYTES], SAMPLE.encode());
         let mut torn = page;
         torn[40] ^= 1;

@@ -1,9 +1,9 @@
 //! A pool's device in persistent memory, or in a file that is served in the same way.
 //!
-//! It is mapped once and for all. Behind a header of 2 MiB, which says whose it is and holds the
-//! lanes, lies what the pool sees as its device. Where a block must not be torn, it goes through a
-//! lane: written there first, then to its place, so that whatever cuts it short it is the old one
-//! or the new one once the lanes have been replayed.
+//! The file is mapped once. A header of 2 MiB names its owner and holds the lanes; the range behind
+//! the header is the pool's device. A block that must not be torn goes through a lane: it is
+//! written there first, then to its place, so that after any interruption and the replay of the
+//! lanes it is the old one or the new one.
 
 mod header;
 pub mod namespace;
@@ -47,7 +47,7 @@ pub struct PmemOptions {
     pub power_safe: bool,
     /// Blocks of 4096 bytes are not torn.
     pub whole_blocks: bool,
-    /// What is freed is overwritten with zeroes.
+    /// Whether freed space is overwritten with zeroes.
     pub erase: bool,
 }
 
@@ -57,14 +57,14 @@ impl Default for PmemOptions {
     }
 }
 
-/// What is known of a device in persistent memory.
+/// Facts about a device in persistent memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PmemInfo {
     /// How it is mapped.
     pub medium: Medium,
-    /// What becomes of what was written and fenced, or synced where it has a cache.
+    /// The durability of data that was written and fenced, or synced where it has a cache.
     pub durability: Durability,
-    /// What was written and fenced is as durable as it ever gets.
+    /// Whether data that was written and fenced needs no sync.
     pub write_through: bool,
     /// How it is used.
     pub options: PmemOptions,
@@ -80,7 +80,7 @@ pub fn nodes() -> Vec<Vec<usize>> {
     site::nodes(Path::new(SYSFS))
 }
 
-/// What is wrong with a device.
+/// The error for a device that cannot be used.
 fn refused(problem: impl std::fmt::Display) -> std::io::Error {
     std::io::Error::other(problem.to_string())
 }
@@ -120,7 +120,7 @@ pub struct Pmem {
     bad_bytes: AtomicU64,
     /// Nothing of it is overwritten before the next open: it is no part of the pool yet.
     is_spare: AtomicBool,
-    /// What its owner has found or made there.
+    /// The header that its owner has found or created.
     started: OnceLock<Started>,
 }
 
@@ -171,7 +171,7 @@ impl Pmem {
         self.map.len() - HEADER_BYTES
     }
 
-    /// What is known of it.
+    /// Facts about the device.
     #[must_use]
     pub const fn info(&self) -> &PmemInfo {
         &self.info
@@ -317,8 +317,8 @@ impl Pmem {
         self.info.options.erase && was_under_way
     }
 
-    /// It may join the pool while that is open, and what it held before is overwritten at the next
-    /// open.
+    /// Notes that the device may join the pool while that is open: its former content is
+    /// overwritten at the next open.
     pub fn note_spare(&self) {
         self.is_spare.store(true, Ordering::Relaxed);
     }
@@ -410,7 +410,7 @@ impl Pmem {
         self.started.get()?.lanes.as_ref()
     }
 
-    /// What was written before is as durable as it gets without a sync.
+    /// Makes earlier writes as durable as possible without a sync.
     pub fn fence(&self) {
         self.map.fence();
     }
@@ -421,7 +421,7 @@ impl Pmem {
         self.map.sync().map_err(|error| meaning(&error))
     }
 
-    /// Overwrites what nobody has. May take long.
+    /// Overwrites an unallocated range. May take long.
     pub(super) fn erase(&self, at: u64, len: u64) -> Result<(), IoError> {
         let at = self.place(at, len)?;
         self.zero_plainly(at, len).map_err(|error| meaning(&error))
@@ -434,7 +434,7 @@ impl Pmem {
     }
 }
 
-/// Calls `zero` for pieces of at most so many bytes.
+/// Calls `zero` for pieces of at most `piece` bytes.
 fn zero_by(
     len: u64,
     most: u64,

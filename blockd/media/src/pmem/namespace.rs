@@ -12,7 +12,7 @@ use nix::sys::stat::{major, minor};
 
 use super::refused;
 
-/// What stands in front of a UUID where others have a path.
+/// The prefix of a UUID in place of a path.
 const PREFIX: &str = "namespace:";
 
 /// The path of a namespace, as [`find`] understands it.
@@ -61,7 +61,7 @@ pub fn find(path: &Path) -> std::io::Result<Cow<'_, Path>> {
 /// without labels has one namespace, which says nothing.
 ///
 /// # Errors
-/// It is another's, or the platform can't be read: nothing is taken for ours then.
+/// Rejects a namespace of another owner, and any if the platform cannot be read.
 pub(super) fn refuse_foreign(file: &File) -> std::io::Result<()> {
     let number = file.metadata()?.rdev();
     let inventory = Platform::default().read().map_err(Error::other)?;

@@ -15,15 +15,16 @@ const MAX_RUNS: usize = 512;
 /// Folders between a device and its region: two at the most, and some to spare.
 const MAX_DEPTH: usize = 8;
 
-/// What the kernel says of a device; all of it unknown for a file that is in no persistent memory.
+/// The kernel's facts about a device; all of them unknown for a file that is in no persistent
+/// memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Site {
     /// The set cookie of its region; 0 for one that has none.
     pub region: u64,
     /// The node whose processors are near.
     pub numa_node: Option<u32>,
-    /// What of the platform keeps data when power fails: `cpu_cache`, `memory_controller`, or
-    /// nothing where that is not known.
+    /// The part of the platform that keeps data when power fails: `cpu_cache`, `memory_controller`,
+    /// or empty where that is not known.
     pub persistence_domain: String,
     /// Its folder in sysfs.
     folder: Option<PathBuf>,
@@ -60,13 +61,13 @@ impl Site {
         }
     }
 
-    /// Bytes of a character device, which its file doesn't tell.
+    /// Bytes of a character device, which its file does not report.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         self.number("size")
     }
 
-    /// What the mapping of a character device has to be a multiple of.
+    /// The alignment of a character device's mapping.
     #[must_use]
     pub fn align(&self) -> Option<u64> {
         self.number("align")
@@ -82,7 +83,7 @@ impl Site {
         number(&text(&self.folder.as_ref()?.join(name))?)
     }
 
-    /// Bad blocks of a character device of so many bytes, in bytes of it. Those below a file are
+    /// Bad blocks of a character device of `size` bytes, as ranges of it. Those below a file are
     /// found by touching them: where they are in it, only its file system knows.
     #[must_use]
     pub fn bad(&self, size: u64) -> Vec<Range<u64>> {
@@ -91,7 +92,7 @@ impl Site {
         };
         let list = text(&region.join("badblocks")).unwrap_or_default();
         let start = |folder: &Path| text(&folder.join("resource")).and_then(|text| number(&text));
-        // Both are told to root only, as is the list.
+        // Both are readable by root only, as is the list.
         let (Some(first), Some(base)) = (start(here), start(region)) else { return Vec::new() };
         let Some(offset) = first.checked_sub(base) else { return Vec::new() };
         let runs = list.lines().take(MAX_RUNS).filter_map(run);
@@ -111,7 +112,8 @@ impl Site {
     }
 }
 
-/// The processors of each node that has any, by the nodes' numbers; nothing where that isn't told.
+/// The processors of each node that has any, by the nodes' numbers; empty where the kernel does not
+/// report them.
 #[must_use]
 pub(super) fn nodes(sysfs: &Path) -> Vec<Vec<usize>> {
     let Ok(folder) = fs::read_dir(sysfs.join("devices/system/node")) else { return Vec::new() };
@@ -205,7 +207,7 @@ mod tests {
 
     /// Row: P5.
     #[test]
-    fn a_device_tells_its_region_and_the_processors_nearby() {
+    fn a_device_has_its_region_and_the_processors_nearby() {
         let (root, device) = tree("near");
         let site = Site::at(&device);
         assert_eq!((site.region, site.numa_node), (0x1f0c_7a3b_5d2e_4f60, Some(1)));

@@ -65,7 +65,7 @@ pub(super) fn is_shared(file: &File) -> bool {
     is_disk || is_network(file)
 }
 
-/// Whose claim it will be.
+/// The process that will have the claim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opener {
     pub(super) pool_id: [u8; 16],

@@ -14,7 +14,7 @@ pub enum PoolError {
     /// The operating system refuses.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed step.
         what: &'static str,
         /// With what.
         path: PathBuf,
@@ -91,9 +91,9 @@ pub enum PoolError {
     Invalid {
         /// Its name.
         field: &'static str,
-        /// What it is.
+        /// The invalid value.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         allowed: String,
     },
     /// There is something on a device that a new pool would destroy.

@@ -26,7 +26,7 @@ pub fn superblock(device: &Device) -> Option<Superblock> {
     newest_copy(&mut Alone(device, IoBuffer::new(1)?), DeviceIndex(0), &present(device))
 }
 
-/// A device as the mapper is told of it.
+/// A device as it is described to the mapper.
 #[must_use]
 pub fn present(device: &Device) -> PresentDevice {
     let info = device.info();

@@ -28,16 +28,16 @@ use crate::{
     Device, DeviceKind, DeviceSpec, Gate, claim_disk, disk_sequence, io_error, lock_below,
 };
 
-/// How long a lock that somebody else has is waited for. A daemon that serves keeps it, one that
-/// has ended has IO under way for some milliseconds.
+/// The time limit of waiting for a lock that another process holds. A serving daemon keeps it; the
+/// IO of one that has ended stays in flight for some milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// How often it is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is to be done with a pool's devices.
+/// The access to a pool's devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Nothing is written, and nobody is locked out or waited for: another may be writing.
+    /// Reads only, without a lock: another process may be writing.
     Look,
     /// Nothing is written.
     Read,
@@ -116,11 +116,11 @@ impl Opened {
 /// Where bytes are read from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
-    /// The page cache will do: nobody else writes, and what is in it is what was read once.
+    /// Reads through the page cache: no other process writes, so that the cache is valid.
     Cache,
-    /// What lies on the media: the cache, which may have it from before it rotted, is passed by.
+    /// Reads from the media, and bypasses the cache, which may hide a later corruption.
     Media,
-    /// The same where the file system can't do that: the cache is told to forget it first.
+    /// The same where the file system does not support that: the cache is dropped first.
     Forgotten,
 }
 
@@ -250,7 +250,7 @@ impl Offline {
         claim::watch(&one.file, path, pool_id, lock.as_ref().map_or(0, HostLock::space), claim_wait)
     }
 
-    /// What they are.
+    /// The opened devices.
     #[must_use]
     pub fn present(&self) -> &[PresentDevice] {
         &self.present
@@ -267,7 +267,7 @@ impl Offline {
     }
 }
 
-/// What is at a path where a pool is to be. What a daemon would erase is left to it.
+/// The kind of the file at a path where a pool is to be. Erasing is left to the daemon.
 pub fn kind_of(path: &Path) -> std::io::Result<DeviceKind> {
     let kind = std::fs::metadata(path)?.file_type();
     let pmem = DeviceKind::Pmem(PmemOptions { erase: false, ..PmemOptions::default() });
@@ -305,8 +305,8 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
     Ok(Opened::new(file, from, 0, Some(device)))
 }
 
-/// Opens a file or disk. Who looks on while a daemon serves is to see what that one would find
-/// after a start, and not what somebody has read before.
+/// Opens a file or disk. A reader beside a serving daemon gets the content that the daemon would
+/// find after a start, and not an older one from the cache.
 fn open_file(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
     let mut options = OpenOptions::new();
     options.read(true).write(access == Access::Write);

@@ -1,4 +1,4 @@
-//! What keeps other daemons and other hosts from an open pool.
+//! Locks out other daemons and other hosts from an open pool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{Device, Gate};
 /// take as long as [`PoolSpec::lock_wait`].
 pub const LIVING_WAIT: Duration = Duration::from_secs(30);
 
-/// What keeps others from an open pool, beside the owner locks of its devices.
+/// The locks of an open pool, beside the owner locks of its devices.
 #[derive(Debug, Default)]
 pub struct Ownership {
     lock: Option<HostLock>,

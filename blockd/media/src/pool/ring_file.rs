@@ -22,7 +22,7 @@ pub fn ring_path(ring_dir: &Path, pool_id: &[u8; 16]) -> PathBuf {
     ring_dir.join(format!("ring-{hex}"))
 }
 
-/// What a ring file held when it was read.
+/// The content of a ring file when it was read.
 #[derive(Debug)]
 pub struct RingCopy(Box<[AtomicU64]>);
 
@@ -107,8 +107,8 @@ impl RingFile {
     }
 }
 
-/// Anybody may make files where tmpfs is shared. What this file says is believed, so nobody else
-/// may be able to write it.
+/// Checks the file's owner. Any user can create files in a shared tmpfs. The content of this file
+/// is trusted, so no other user may be able to write it.
 fn check_owner(file: &File, path: &Path) -> Result<(), PoolError> {
     let found = file.metadata().map_err(PoolError::io("look at delta ring", path))?;
     let ours = found.uid() == nix::unistd::geteuid().as_raw() || found.uid() == 0;

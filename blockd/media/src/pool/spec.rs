@@ -1,4 +1,4 @@
-//! What is needed to make or open a pool.
+//! The specification with which a pool is created or opened.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,10 +20,10 @@ pub fn ring_dir(runtime_dir: &Path) -> PathBuf {
     if in_memory { runtime_dir.to_path_buf() } else { PathBuf::from(SHARED_MEMORY) }
 }
 
-/// What is needed to make or open a pool.
+/// The specification with which a pool is created or opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolSpec {
-    /// What people call it.
+    /// The pool's name.
     pub name: String,
     /// 1 to 16 devices, in any order.
     pub devices: Vec<DeviceSpec>,

@@ -12,7 +12,7 @@ pub struct Feature {
     pub name: &'static str,
     /// The first kernel that has it.
     pub since: &'static str,
-    /// What it is used for here; empty when it is not.
+    /// Its use in blockd; empty when it is not used.
     pub used_for: &'static str,
 }
 
@@ -84,7 +84,7 @@ pub const UPDATE_SIZE: u64 = sys::UBLK_F_UPDATE_SIZE as u64;
 /// Asked for where the driver has them.
 const WISHED: u64 = UPDATE_SIZE | sys::UBLK_F_QUIESCE as u64;
 
-/// What to ask for of a driver that has these features.
+/// The features to request from a driver that has these.
 #[must_use]
 pub fn to_ask(driver: u64, zero_copy: bool) -> u64 {
     let zero_copy = if zero_copy && driver & ZERO_COPY == ZERO_COPY { ZERO_COPY } else { 0 };
@@ -106,7 +106,7 @@ pub fn names(flags: u64) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// What 6.12 and 7.2 say.
+    /// The features of Linux 6.12 and 7.2.
     const OLD: u64 = 0x1fe;
     const NEW: u64 = 0xf_ffff;
 

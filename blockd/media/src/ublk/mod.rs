@@ -1,3 +1,3 @@
-//! What is known of the kernel's ublk driver without asking it.
+//! Facts about the kernel's ublk driver that need no query of it.
 
 pub mod features;
