@@ -11,7 +11,7 @@ use blockd_mapper::units::VolumeId;
 
 /// The metadata context that the protocol's document defines.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// What of a volume was written.
+/// The metadata context of a volume's written ranges.
 pub const ALLOCATED: &str = "blockd:allocated";
 /// Followed by a snapshot's name: what has changed since it was taken.
 pub const CHANGED_SINCE: &str = "blockd:changed-since:";
@@ -20,14 +20,14 @@ pub const CHANGED_SINCE: &str = "blockd:changed-since:";
 /// question, and all have to fit in one answer.
 pub const MAX_CONTEXTS: usize = 16;
 
-/// What a metadata context tells.
+/// The subject of a metadata context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Describes {
     /// Holes and zeroes, as the protocol's document has them.
     BaseAllocation,
-    /// What was written.
+    /// The written ranges.
     Allocated,
-    /// What differs from a snapshot.
+    /// The ranges that differ from a snapshot.
     ChangedSince(VolumeId),
 }
 
@@ -39,7 +39,7 @@ pub struct MetaContext {
 }
 
 impl MetaContext {
-    /// What has changed since a snapshot.
+    /// The context of the changes since a snapshot.
     #[must_use]
     pub fn changed_since(name: &str, snapshot: VolumeId) -> Self {
         Self {
@@ -60,15 +60,15 @@ pub struct Selected {
 /// names 2^25 as what every server should take, and clients split what is longer.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 
-/// What server and client agreed on: everything that decides how requests are judged and what
-/// replies look like. It does not change while the connection lives.
+/// The result of the negotiation between server and client: all that determines the validation of
+/// requests and the form of replies. It does not change while the connection lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// Replies are structured. Always so when `extended` is.
     pub structured: bool,
     /// Headers are extended, and lengths have 64 bits.
     pub extended: bool,
-    /// What the client selected for this export, at most [`MAX_CONTEXTS`].
+    /// The contexts that the client selected for this export, at most [`MAX_CONTEXTS`].
     pub contexts: Vec<Selected>,
     pub read_only: bool,
     /// Bytes; a multiple of `block_min`.
@@ -102,7 +102,7 @@ impl Negotiated {
         }
     }
 
-    /// The flags that tell the client what it may ask for.
+    /// The flags of the requests that the client may send.
     #[must_use]
     pub fn transmission_flags(&self) -> u16 {
         use codec::transmission as flag;
@@ -122,7 +122,7 @@ impl Negotiated {
     }
 }
 
-/// What clients are told of an export.
+/// The information about an export that clients get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Its own name, whichever name the client used.
@@ -144,7 +144,7 @@ pub struct ExportInfo {
 pub enum ExportError {
     #[error("there is no such export")]
     Unknown,
-    /// It is there, and not to be had now; the text says why.
+    /// The export exists, but is not available now; the text has the reason.
     #[error("{0}")]
     Refused(String),
     #[error("the server is shutting down")]

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its server.
+//! Errors between a client and its server.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub enum ClientError {
     /// The server ended the connection.
     #[error("the server hung up")]
     HungUp,
-    /// What the server sent is against the protocol.
+    /// The server violated the protocol.
     #[error("the server broke the protocol: {0}")]
     Protocol(&'static str),
     /// The server does not grant what was negotiated for. Its reply and its words.

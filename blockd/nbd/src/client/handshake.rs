@@ -22,7 +22,7 @@ pub struct ListedExport {
     pub description: String,
 }
 
-/// What the server said of the export, and granted.
+/// The facts and grants that the server sent for the export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportFacts {
     /// Bytes.
@@ -41,7 +41,7 @@ pub struct ExportFacts {
 }
 
 impl ExportFacts {
-    /// Whether anything was granted that a block status could tell.
+    /// Whether a metadata context was granted, which a block status needs.
     pub(super) fn has_context(&self) -> bool {
         self.base_allocation.is_some() || self.contexts.iter().any(|(_, id)| id.is_some())
     }

@@ -1,11 +1,11 @@
 //! A small NBD client, for import, export and tests.
 //!
-//! It blocks. For speed, several requests can be in flight: `send` them until there is no
-//! `room`, and `receive` what is done. For convenience, each kind has a function that waits.
+//! The client blocks. For speed, several requests can be in flight: `send` them until there is no
+//! `room`, and `receive` the completions. For convenience, each kind has a function that waits.
 //!
-//! A server that holds replies back until somebody reads them may also stop reading requests.
-//! So whoever has large reads in flight should not send large writes on the same connection
-//! before they are received.
+//! A server that holds replies back until the client reads them may also stop reading requests. So
+//! a client with large reads in flight should not send large writes on the same connection before
+//! they are received.
 
 mod error;
 mod handshake;
@@ -34,7 +34,7 @@ const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Replies are read through a buffer of this size; what is larger goes past it.
 const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 
-/// What to ask the server for, and how long to wait for it.
+/// The requested features, and the time limit.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
     pub structured: bool,
@@ -77,20 +77,20 @@ pub enum Request<'a> {
 /// A request that is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What `send` returned.
+    /// The cookie that `send` returned.
     pub cookie: u64,
     /// `codec::cmd`.
     pub command: u16,
     pub offset: u64,
     pub len: u64,
     pub result: Result<(), RequestError>,
-    /// What was read; give it back with `recycle`.
+    /// The data that was read; give it back with `recycle`.
     pub data: Vec<u8>,
     /// The answer to a block status, for each context.
     pub contexts: Vec<ContextRanges>,
 }
 
-/// What a metadata context says of a range.
+/// The answer of a metadata context about a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextRanges {
     /// Which context, as it was negotiated.
@@ -100,24 +100,24 @@ pub struct ContextRanges {
     pub ranges: Vec<(u64, u64)>,
 }
 
-/// What `blockd:changed-since` says of a range, or `blockd:allocated`.
+/// A range of `blockd:changed-since` or `blockd:allocated`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedRange {
     pub len: u64,
-    /// It has to be read, or made to read as zeroes.
+    /// Whether it has to be copied, or made to read as zeroes.
     pub changed: bool,
-    /// It reads as zeroes.
+    /// Whether it reads as zeroes.
     pub zero: bool,
 }
 
-/// What `base:allocation` says of a range. The first begins where the request did, each other
-/// where the one before it ends.
+/// A range of `base:allocation`. The first begins where the request did, each other where the one
+/// before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRange {
     pub len: u64,
     /// Nothing is allocated for it.
     pub hole: bool,
-    /// It reads as zeroes.
+    /// Whether it reads as zeroes.
     pub zero: bool,
 }
 
@@ -176,7 +176,7 @@ impl Client {
         })
     }
 
-    /// What the server said of the export.
+    /// The facts that the server sent for the export.
     #[must_use]
     pub fn facts(&self) -> &ExportFacts {
         &self.facts
@@ -301,15 +301,15 @@ impl Client {
         Ok(())
     }
 
-    /// What is known of the start of the range, at most of all of it.
+    /// The status of the start of the range, at most of all of it.
     pub fn block_status(&mut self, offset: u64, len: u64) -> Result<Vec<StatusRange>, ClientError> {
         let ranges = self.status_of(self.facts.base_allocation, offset, len)?;
-        let told = |(len, flags): (u64, u64)| StatusRange {
+        let status = |(len, flags): (u64, u64)| StatusRange {
             len,
             hole: flags & u64::from(state::HOLE) != 0,
             zero: flags & u64::from(state::ZERO) != 0,
         };
-        Ok(ranges.into_iter().map(told).collect())
+        Ok(ranges.into_iter().map(status).collect())
     }
 
     /// The same of what has changed, by the context that was asked for first of
@@ -317,12 +317,12 @@ impl Client {
     pub fn changes(&mut self, offset: u64, len: u64) -> Result<Vec<ChangedRange>, ClientError> {
         let id = self.facts.contexts.first().and_then(|(_, id)| *id);
         let ranges = self.status_of(id, offset, len)?;
-        let told = |(len, flags): (u64, u64)| ChangedRange {
+        let status = |(len, flags): (u64, u64)| ChangedRange {
             len,
             changed: flags & u64::from(changes::CHANGED) != 0,
             zero: flags & u64::from(changes::ZERO) != 0,
         };
-        Ok(ranges.into_iter().map(told).collect())
+        Ok(ranges.into_iter().map(status).collect())
     }
 
     fn status_of(
@@ -339,9 +339,9 @@ impl Client {
             let why = "the server has no map to show";
             return Err(ClientError::BadRequest { what, offset, len, why });
         };
-        let told = self.call(what, Request::BlockStatus { offset, len })?.contexts;
-        let own = told.into_iter().find(|told| told.id == id);
-        let mut ranges = own.map(|told| told.ranges).unwrap_or_default();
+        let contexts = self.call(what, Request::BlockStatus { offset, len })?.contexts;
+        let own = contexts.into_iter().find(|context| context.id == id);
+        let mut ranges = own.map(|context| context.ranges).unwrap_or_default();
         let mut left = len;
         ranges.retain_mut(|(range, _)| {
             *range = (*range).min(left);
@@ -400,7 +400,7 @@ impl Client {
         }
     }
 
-    /// What would only be refused is not sent: an answer to it could be that the server hangs up.
+    /// Rejects a request that the server would refuse: its answer to it could be to disconnect.
     fn check(&self, parts: &Parts<'_>) -> Result<(), ClientError> {
         let carries_data = matches!(parts.command, cmd::READ | cmd::WRITE);
         let longest = if carries_data {

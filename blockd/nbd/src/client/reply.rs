@@ -171,7 +171,7 @@ fn status(
     }
     let mut start = [0; 8];
     reader.read_exact(&mut start[..usize::try_from(head).unwrap_or(0)])?;
-    let mut told = ContextRanges { id: u32_at(&start, 0).unwrap_or(0), ranges: Vec::new() };
+    let mut context = ContextRanges { id: u32_at(&start, 0).unwrap_or(0), ranges: Vec::new() };
     let mut limited = reader.take(len - head);
     let mut bytes = [0; 16];
     let used = &mut bytes[..usize::try_from(each).unwrap_or(0)];
@@ -186,9 +186,9 @@ fn status(
         if len == 0 {
             return Err(ClientError::Protocol("a status reply has an empty range"));
         }
-        told.ranges.push((len, flags));
+        context.ranges.push((len, flags));
     }
-    pending.completion.contexts.push(told);
+    pending.completion.contexts.push(context);
     Ok(())
 }
 

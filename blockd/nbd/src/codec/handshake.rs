@@ -1,11 +1,11 @@
-//! What comes before the transmission phase, as a state machine without IO.
+//! The handshake before the transmission phase, as a state machine without IO.
 //!
-//! The driver does what a `Step` says: it sends, then does what comes next, then tells how
-//! that went. It reads exactly as many bytes as it is told to, so that none of the next phase,
-//! or of TLS, are swallowed.
+//! The driver executes each `Step`: it sends, then does the next action, then passes the result as
+//! an `Event`. It reads exactly the requested number of bytes, so that none of the next phase, or
+//! of TLS, are swallowed.
 //!
-//! An option that can be refused by its header is refused before its data is read, so that
-//! nobody waits for bytes that a stranger announced and does not send.
+//! An option that can be refused by its header is refused before its data is read, so that the
+//! server does not wait for bytes that a client announced and does not send.
 
 use super::super::{
     BASE_ALLOCATION, CHANGED_SINCE, Describes, ExportError, ExportInfo, MAX_CONTEXTS, MetaContext,
@@ -22,39 +22,39 @@ pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 /// needs three for each.
 pub const MAX_OPTIONS: u32 = 4096;
 
-/// The longest reply to LIST; what does not fit is left out, and the client told so.
+/// The longest reply to LIST; exports that do not fit are left out, and the reply notes that.
 pub const MAX_LIST_BYTES: usize = 1 << 20;
 
 /// The most contexts of a list that name a snapshot: the newest. An export may have thousands, and
 /// who wants an older one asks for it by name.
 pub const MAX_LISTED_SNAPSHOTS: usize = 256;
 
-/// What a listener has to say about TLS.
+/// A listener's mode of TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
     /// There is none.
     #[default]
     Off,
-    /// Whoever wants it gets it.
+    /// TLS is optional for clients.
     On,
     /// Nothing is said and no export given without it.
     Required,
 }
 
-/// What happened to the last step.
+/// The result of the last step.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// The connection is there.
     Connected,
-    /// What `Read` asked for: exactly so many bytes.
+    /// The bytes of a `Read`: exactly the requested number.
     Bytes(&'a [u8]),
-    /// What `Skip` asked for is gone.
+    /// The bytes of a `Skip` are dropped.
     Skipped,
-    /// What `List` asked for.
+    /// The exports of a `List`.
     Exports(&'a [ExportInfo]),
-    /// What `Open` asked for.
+    /// The result of an `Open`.
     Opened(Result<&'a ExportInfo, &'a ExportError>),
-    /// What `Contexts` asked for.
+    /// The contexts of a `Contexts`.
     Contexts(&'a [MetaContext]),
     /// TLS is up; everything from now on goes through it.
     Encrypted,
@@ -69,9 +69,9 @@ pub struct Step {
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Read exactly so many bytes.
+    /// Read exactly this many bytes.
     Read(usize),
-    /// Read so many bytes and forget them.
+    /// Read this many bytes and drop them.
     Skip(u32),
     /// Make a list of the exports.
     List,
@@ -120,7 +120,7 @@ pub struct Handshake {
     encrypted: bool,
 }
 
-/// What options have negotiated so far; TLS starts it over.
+/// The result of the options so far; TLS resets it.
 #[derive(Debug, Default)]
 struct Agreed {
     structured: bool,
@@ -138,7 +138,7 @@ enum State {
     Skipping,
     /// The 4 bytes of the name's length.
     NameLen(option::Header),
-    /// What is after them.
+    /// The data after the header, with this many bytes.
     Data(option::Header, u32),
     ExportName,
     Abort,
@@ -154,7 +154,7 @@ enum State {
     Ended,
 }
 
-/// What an export is opened for.
+/// The purpose for which an export is opened.
 #[derive(Debug)]
 enum Asking {
     ExportName,

@@ -78,7 +78,7 @@ pub mod rep {
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR | 10;
 }
 
-/// What a client may want to know of an export.
+/// The types of information about an export.
 pub mod info {
     pub const EXPORT: u16 = 0;
     pub const NAME: u16 = 1;
@@ -122,19 +122,19 @@ pub mod chunk {
     pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
 }
 
-/// What `base:allocation` says of a range.
+/// The flags of a range of `base:allocation`.
 pub mod state {
     /// Nothing is allocated for it.
     pub const HOLE: u32 = 1;
-    /// It reads as zeroes.
+    /// The range reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// What `blockd:allocated` and `blockd:changed-since:SNAPSHOT` say of a range.
+/// The flags of a range of `blockd:allocated` and `blockd:changed-since:SNAPSHOT`.
 pub mod changes {
-    /// It holds data; or it does not hold what it held.
+    /// The range holds data; or its content differs from the snapshot's.
     pub const CHANGED: u32 = 1;
-    /// It reads as zeroes now. Only together with `CHANGED`.
+    /// The range reads as zeroes now. Only together with `CHANGED`.
     pub const ZERO: u32 = 1 << 1;
 }
 

@@ -26,7 +26,7 @@ pub(super) fn parse_header(bytes: &[u8]) -> Option<Header> {
     Some(Header { kind: u32_at(bytes, 8)?, len: u32_at(bytes, 12)? })
 }
 
-/// What is wrong with an option's data.
+/// An error in an option's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed {
     pub(super) reply: u32,
@@ -49,9 +49,9 @@ pub(super) fn name(bytes: &[u8]) -> Result<String, Malformed> {
     }
 }
 
-/// Whether a name of so many bytes can be in an option of `len` bytes, of which `rest` are
-/// needed for something else. Asked as soon as the length is known, so that nobody waits for
-/// what was announced in vain.
+/// Checks that a name of `name` bytes can be in an option of `len` bytes, of which `rest` are
+/// needed for other fields. Called as soon as the length is known, so that the server does not wait
+/// for bytes in vain.
 pub(super) fn check_name_len(name: u32, len: u32, rest: u32) -> Result<(), Malformed> {
     if name > MAX_STRING_BYTES {
         return Err(Malformed { reply: rep::ERR_TOO_BIG, message: "the name is too long" });
@@ -62,7 +62,7 @@ pub(super) fn check_name_len(name: u32, len: u32, rest: u32) -> Result<(), Malfo
     Ok(())
 }
 
-/// What an INFO or GO asks for besides an export.
+/// The information that an INFO or GO requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) name: bool,
@@ -91,7 +91,7 @@ pub(super) fn parse_info(bytes: &[u8], name_len: u32) -> Result<(String, Wanted)
 }
 
 /// The data of LIST_META_CONTEXT and SET_META_CONTEXT after the name's length: the name, and the
-/// queries. Those that are no text can't be known to anybody, and are passed over.
+/// queries. Queries that are no text match no context, and are skipped.
 pub(super) fn parse_queries(bytes: &[u8], name_len: u32) -> Result<(String, Queries), Malformed> {
     let short = invalid("the option's data is too short");
     let (name_bytes, rest) = bytes.split_at_checked(usize_from(name_len)).ok_or(short)?;
@@ -160,7 +160,7 @@ pub(super) fn reply_server(out: &mut Vec<u8>, option: u32, export: &ExportInfo) 
     reply(out, option, rep::SERVER, &[&len, name, string(&export.description)]);
 }
 
-/// All that INFO and GO tell of an export.
+/// Writes all replies to INFO and GO about an export.
 pub(super) fn reply_infos(
     out: &mut Vec<u8>,
     option: u32,

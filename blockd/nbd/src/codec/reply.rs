@@ -51,7 +51,7 @@ pub fn error_at(
     write_error(out, agreed, asked, Failure { errno, message, at: Some(at) })
 }
 
-/// What comes before `len` bytes of data from offset `at`. With simple replies these have to be
+/// Writes the header of `len` bytes of data from offset `at`. With simple replies these have to be
 /// all the data of the read. `len` is not 0: a read of nothing is `done`.
 #[must_use]
 #[inline]
@@ -91,14 +91,14 @@ pub fn read_hole(
     writer.at
 }
 
-/// Bytes that `block_status` writes for so many ranges.
+/// Bytes that `block_status` writes for `ranges` ranges.
 #[must_use]
 pub fn block_status_bytes(agreed: &Negotiated, ranges: usize) -> usize {
     if agreed.extended { 40 + 16 * ranges } else { 24 + 8 * ranges }
 }
 
-/// What one context says to a block status; with `done`, as the last: consecutive ranges from the
-/// request's offset on, each a length that is not 0 and flags of the context. Writes as many as
+/// Writes one context's answer to a block status; with `done`, as the last: consecutive ranges from
+/// the request's offset on, each a length that is not 0 and flags of the context. Writes as many as
 /// there is room for, and in 32-bit form none after one that does not fit 32 bits, which is
 /// shortened. There has to be room for one, and one to write.
 #[must_use]

@@ -24,7 +24,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// What its reply has to repeat.
+    /// The fields that its reply has to repeat.
     #[must_use]
     #[inline]
     pub fn asked(&self) -> Asked {
@@ -32,7 +32,7 @@ impl Header {
     }
 }
 
-/// What a reply repeats of its request.
+/// The fields of a request that its reply repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub cookie: u64,
@@ -40,12 +40,12 @@ pub struct Asked {
     pub offset: u64,
 }
 
-/// What the first bytes of a buffer are.
+/// The result of parsing the first bytes of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// So many more bytes are needed.
+    /// This many more bytes are needed.
     Need(usize),
-    /// No request. Where the next one begins is anybody's guess, so the connection ends.
+    /// No request. The start of the next one is unknown, so the connection ends.
     BadMagic(u32),
     /// A header, and how many bytes it took. Its payload follows.
     Header(Header, usize),
@@ -155,7 +155,7 @@ pub fn payload_len(header: &Header, agreed: &Negotiated) -> u64 {
     if has_payload { header.len } else { 0 }
 }
 
-/// Judges a request. All rules are here; whoever has a `Command` checks nothing again.
+/// Validates a request. All rules are here; a `Command` needs no further checks.
 #[inline]
 pub fn check(header: &Header, agreed: &Negotiated) -> Result<Command, Refusal> {
     judge(header, agreed).map_err(|(errno, message)| {

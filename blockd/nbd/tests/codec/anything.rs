@@ -1,4 +1,4 @@
-//! Bytes that nobody would send.
+//! Bytes that no proper client sends.
 
 use blockd_nbd::Negotiated;
 use blockd_nbd::codec::handshake::{MAX_OPTION_BYTES, TlsMode};

@@ -61,7 +61,7 @@ fn request(kind: u16, flags: u16, offset: u64, len: u64) -> Header {
     Header { flags, kind, cookie: 1, offset, len }
 }
 
-/// What a request is refused with, how much is skipped, and whether the connection ends.
+/// The error of a refused request, the number of skipped bytes, and whether the connection ends.
 fn refused(header: Header, agreed: &Negotiated) -> (u32, u64, bool) {
     let refusal = check(&header, agreed).expect_err("a refusal");
     assert!(!refusal.message.is_empty() && refusal.message.len() <= reply::MAX_MESSAGE_BYTES);

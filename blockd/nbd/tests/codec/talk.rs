@@ -1,4 +1,4 @@
-//! A client of few words, and what it is told.
+//! A minimal client, and the replies that it gets.
 
 use blockd_mapper::units::VolumeId;
 use blockd_nbd::codec::handshake::{
@@ -22,7 +22,7 @@ pub(crate) struct Talk {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It wants more than there is.
+    /// The server waits for more bytes than there are.
     Waiting,
     Entered(Negotiated),
     Closed(Reason),
@@ -92,7 +92,7 @@ impl Talk {
     }
 }
 
-/// What the export has besides `base:allocation`; the snapshots' ids count from 10.
+/// The contexts of the export besides `base:allocation`; the snapshots' ids count from 10.
 pub(crate) fn known_contexts(snapshots: impl Iterator<Item = String>) -> Vec<MetaContext> {
     let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
     let changed = snapshots.zip(10..).map(|(name, id)| (name, VolumeId(id)));
