@@ -1,5 +1,5 @@
-//! What the command line runs in its own process: daemon, configuration, and what works on pools
-//! as the daemon does.
+//! The parts that the command line runs in its own process: the daemon, the configuration, and
+//! tools that work on pools as the daemon does.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -69,11 +69,11 @@ impl Program for Blockd {
             node: &config.node,
         };
         let leave = Leave { node, accept_loss: removal.accept_loss };
-        let mut tell =
+        let mut report =
             |one: &Ran| ran(HookRun { path: &one.path, output: &one.output, took: one.took });
         let left = match removal.how {
-            Removal::DeclareDead => services::declare_dead(host, leave, &mut tell)?,
-            Removal::Forget { force } => services::forget(host, leave, force, &mut tell)?,
+            Removal::DeclareDead => services::declare_dead(host, leave, &mut report)?,
+            Removal::Forget { force } => services::forget(host, leave, force, &mut report)?,
         };
         let taken = |one: services::Taken| TakenPool {
             pool: one.pool,

@@ -105,7 +105,7 @@ impl Source<'_> {
         Ok(Some(RegionShare { key: region, percentage, create, others: Vec::new() }))
     }
 
-    /// What is said of namespaces is for such pools alone.
+    /// Rejects keys of namespaces in pools of other kinds.
     pub(super) fn not_direct(&self, index: &str, pool: &Pool) -> Result<(), Error> {
         let usual = Pool::default();
         let of_region = pool.kind == "pmem" && !pool.region.is_empty();

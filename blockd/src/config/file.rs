@@ -145,7 +145,7 @@ pub(super) struct Extend {
     pub(super) socket: String,
 }
 
-/// What is done when a pool fills up.
+/// The policy when a pool fills up.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Space {
@@ -325,14 +325,14 @@ impl Default for Space {
 }
 
 impl Pool {
-    /// What pools that are made at run time are like where no other is configured.
+    /// The template of pools that are created at run time where no other is configured.
     pub(super) fn template() -> Self {
         let (name, kind) = ("template".to_owned(), "memory".to_owned());
         Self { name, kind, size: Amount::text("1G"), ..Self::default() }
     }
 }
 
-/// What the pool of a daemon without a configuration is called.
+/// The name of the pool of a daemon without a configuration.
 pub(super) const DEFAULT_POOL: &str = "default";
 
 impl File {

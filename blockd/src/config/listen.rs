@@ -1,4 +1,4 @@
-//! What the arguments of `blockd serve` say about sockets.
+//! The arguments of `blockd serve` about sockets.
 
 use std::path::PathBuf;
 

@@ -20,24 +20,24 @@ mod parse;
 pub use command::{check, show};
 pub use parse::note_others;
 
-/// What the daemon does, with every value checked.
+/// The configuration of the daemon, with every value checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// The file it comes from; without one, all is as by default.
     pub source: Option<PathBuf>,
     /// Sockets, the lock against a second daemon, delta rings. Has to be a tmpfs.
     pub runtime_dir: PathBuf,
-    /// What is remembered from one start to the next.
+    /// The folder of the state that survives a restart.
     pub state_dir: PathBuf,
     /// Where the control API is served.
     pub control_socket: PathBuf,
-    /// How long requests may take to end when the daemon is told to.
+    /// The time limit for requests in flight when the daemon stops.
     pub stop_timeout: Duration,
     /// In the file's order.
     pub pools: Vec<PoolConfig>,
     /// Pools whose volumes are namespaces of persistent memory.
     pub direct_pools: Vec<DirectConfig>,
-    /// What pools that are made at run time have in common.
+    /// The template of pools that are created at run time.
     pub template: PoolConfig,
     /// The pool that is meant when none is named.
     pub default_pool: String,
@@ -49,7 +49,7 @@ pub struct Config {
     pub workers: WorkersConfig,
     /// Where metrics are served over HTTP.
     pub metrics: Option<SocketAddr>,
-    /// What is logged, and how.
+    /// The level and the format of the log.
     pub log: LogConfig,
     /// This host as a member of its pools.
     pub node: NodeConfig,
@@ -112,7 +112,7 @@ pub enum TlsUse {
     Off,
     /// When the client wants to.
     Allowed,
-    /// Always; nothing is told to clients before.
+    /// TLS is required; clients get no information before it.
     Required,
 }
 
@@ -123,7 +123,7 @@ pub struct TlsConfig {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who signs the certificates that clients must show; without it they show none.
+    /// The authority of the certificates that clients must present; without it they present none.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -153,7 +153,7 @@ pub struct WorkersConfig {
     pub buffer_bytes: usize,
 }
 
-/// What is logged, and how.
+/// The level and the format of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogConfig {
     /// One JSON object in each line.

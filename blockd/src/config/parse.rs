@@ -369,7 +369,7 @@ impl Source<'_> {
         })
     }
 
-    /// What a pool's devices are. What is said of persistent memory is for that alone.
+    /// The kind of a pool's devices. Rejects keys of persistent memory for other kinds.
     fn kind(&self, index: &str, pool: &Pool) -> Result<DeviceKind, Error> {
         let key = |name| ["pool", index, name];
         let options = PmemOptions {
@@ -557,7 +557,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// What one pool of namespaces leaves where it was, another would hand to somebody.
+    /// Checks that no two pools of namespaces use one region: data that one pool leaves behind
+    /// would be handed out by the other.
     fn regions_differ(&self, file: &File) -> Result<(), Error> {
         let mut regions = std::collections::BTreeSet::new();
         let direct = file.pools.iter().enumerate().filter(|(_, pool)| pool.kind == DIRECT);
@@ -683,7 +684,7 @@ impl Source<'_> {
         })
     }
 
-    /// A number of `ms`, `s`, `m` or `h`, from so many seconds to so many.
+    /// A number of `ms`, `s`, `m` or `h`, from `low` to `high` seconds.
     fn duration(&self, key: Key<'_>, text: &str, low: u64, high: u64) -> Result<Duration, Error> {
         let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(end);

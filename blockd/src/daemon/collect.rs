@@ -130,7 +130,7 @@ async fn direct(snapshot: &mut Snapshot, control: &Control) {
         set("blockd_pmem_scrubbing_bytes", pool.scrubbing);
         let Some(space) = pool.space else { continue };
         set("pmem_amount_total", space.total);
-        // All that nobody else has.
+        // All blocks that no other volume has.
         set("pmem_amount_managed", pool.charged.saturating_add(space.available));
         set("pmem_amount_available", space.available);
         set("pmem_amount_max_volume_size", space.largest_volume);
@@ -156,7 +156,7 @@ fn counters(snapshot: &mut Snapshot, pool: &PoolHandle) {
     set("blockd_pool_metadata_waiting_for_space", &stats.waiting_for_space);
 }
 
-/// What a pool of extents has of its region (P49), where that has a cookie to be named by.
+/// The share of a pool of extents in its region (P49), where that has a cookie to be named by.
 fn region(snapshot: &mut Snapshot, pool: &PoolHandle, space: &PoolSpace) {
     let pmem = pool.devices().into_iter().find_map(|device| device.pmem);
     let Some(site) = pmem.map(|pmem| pmem.site).filter(|site| site.region != 0) else { return };
@@ -208,7 +208,7 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
     set("blockd_pool_low_bytes", now.low);
     set("blockd_pool_very_low_bytes", now.very_low);
     set("blockd_pool_write_rate_bytes", now.average);
-    // Who goes on like that is full in so many seconds; without a rate the line is left out.
+    // The seconds until the pool is full at the present rate; without a rate the line is left out.
     if let Some(seconds) = now.seconds_to_full {
         set("blockd_pool_time_to_full_seconds", seconds);
     }
@@ -216,7 +216,7 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
     set("blockd_pool_set_aside_bytes", set_aside);
 }
 
-/// What is wrong with pools and volumes; asks nobody.
+/// The health of pools and volumes; waits for no other thread.
 fn health(snapshot: &mut Snapshot, control: &Control) {
     for one in control.health_summaries() {
         let (pool, volume) = (one.pool.as_str(), one.volume.as_str());
@@ -233,7 +233,7 @@ fn health(snapshot: &mut Snapshot, control: &Control) {
     }
 }
 
-/// What was seen of a pool's devices.
+/// The statistics of a pool's devices.
 fn devices(snapshot: &mut Snapshot, pool: &PoolHandle) {
     let media = pool.media_stats();
     for (at, device) in pool.open_devices().iter().enumerate() {

@@ -1,5 +1,5 @@
-//! What volumes share and what each has alone, for metrics. That is not kept but counted, which
-//! takes time with what is mapped: so it is counted seldom where it takes long.
+//! The shared and the exclusive bytes of volumes, for metrics. They are not stored but counted,
+//! which takes time in proportion to the mapped blocks: a count that takes long is repeated seldom.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use blockd_engine::pool::{PoolHandle, VolumeId};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-/// After a count comes a pause of so many times what it took: counting for metrics takes at most
+/// After a count comes a pause of this many times its duration: counting for metrics takes at most
 /// 5 % of a pool's thread.
 const PAUSES: u32 = 19;
 
@@ -20,13 +20,13 @@ const WAIT: Duration = Duration::from_secs(1);
 /// Bytes of a volume's extents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted {
-    /// Nobody else refers to them.
+    /// Bytes that no other volume refers to.
     pub(super) exclusive: u64,
     /// Others do as well.
     pub(super) shared: u64,
 }
 
-/// What was counted last of a pool's volumes.
+/// The last count of a pool's volumes.
 pub(super) type Volumes = Arc<BTreeMap<VolumeId, Counted>>;
 
 /// The last count of one pool.
@@ -49,7 +49,7 @@ impl Last {
 pub(super) struct Figures(Mutex<BTreeMap<[u8; 16], Arc<Mutex<Last>>>>);
 
 impl Figures {
-    /// What is known of a pool's volumes, counted anew where that is due and quick.
+    /// The last count of a pool's volumes, repeated first where that is due and quick.
     pub(super) async fn of(&self, pool: &PoolHandle) -> Volumes {
         let last = Arc::clone(self.0.lock().entry(pool.id()).or_default());
         let is_due = {

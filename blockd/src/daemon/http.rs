@@ -148,7 +148,7 @@ async fn answer(request: Request<Incoming>, router: Router) -> Response<Body> {
     }
 }
 
-/// What answers are made from.
+/// The state from which answers are made.
 #[derive(Clone)]
 struct Served {
     control: Control,

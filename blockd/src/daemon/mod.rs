@@ -132,7 +132,7 @@ fn run_in(config: &Config, own_namespace: bool, source: Option<&Source>) -> Resu
     let result = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let daemon = Daemon::start(config, own_namespace).await?;
-        while let Told::ReadAgain = signals.next(daemon.control.stop_requested()).await {
+        while let SignalAction::ReadAgain = signals.next(daemon.control.stop_requested()).await {
             daemon.read_again(source).await;
         }
         signals.end_at_the_next();
@@ -161,12 +161,12 @@ impl Signals {
     }
 
     /// Waits for the next, or for a request that says the same.
-    async fn next(&mut self, told_to_stop: impl Future<Output = ()>) -> Told {
+    async fn next(&mut self, stop_requested: impl Future<Output = ()>) -> SignalAction {
         tokio::select! {
-            () = told_to_stop => Told::Stop,
-            _ = self.terminate.recv() => Told::Stop,
-            _ = self.interrupt.recv() => Told::Stop,
-            _ = self.hang_up.recv() => Told::ReadAgain,
+            () = stop_requested => SignalAction::Stop,
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.hang_up.recv() => SignalAction::ReadAgain,
         }
     }
 
@@ -187,8 +187,8 @@ impl Signals {
     }
 }
 
-/// What the daemon is told.
-enum Told {
+/// The action that a signal requests.
+enum SignalAction {
     Stop,
     /// To read the configuration again.
     ReadAgain,
@@ -246,9 +246,9 @@ impl Daemon {
         if config.ublk.enabled {
             control.set_ublk(devices(config, &workers, own_namespace)?);
         }
-        notify::tell(&[NotifyState::Status("waiting for persistent memory")]);
+        notify::send(&[NotifyState::Status("waiting for persistent memory")]);
         settle::settle(config).await;
-        notify::tell(&[NotifyState::Status("opening pools")]);
+        notify::send(&[NotifyState::Status("opening pools")]);
         notify::extending(open_pools(config, &control)).await?;
         if own_namespace {
             for point in mounts::detach_own_of(&control.names_of_direct_devices().await?) {
@@ -256,7 +256,7 @@ impl Daemon {
             }
         }
         control.forget_attachments_of_missing_volumes().await?;
-        notify::tell(&[NotifyState::Status("recovering devices")]);
+        notify::send(&[NotifyState::Status("recovering devices")]);
         control.recover_devices().await?;
         let (listeners, addresses) = serve_nbd(sockets.nbd, &control, &serving);
         control.set_nbd_addresses(addresses);
@@ -277,7 +277,7 @@ impl Daemon {
         control.look_at_health().await;
         control.set_ready();
         control.watch_health();
-        notify::tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
+        notify::send(&[NotifyState::Ready, NotifyState::Status("serving")]);
         let _locks = [runtime_lock, state_lock];
         Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
     }
@@ -313,7 +313,7 @@ impl Daemon {
 
     /// Takes nothing new, answers what is in flight, and leaves pools clean. Attachments stay.
     async fn stop(self, limit: Duration) -> Result<(), Error> {
-        notify::tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+        notify::send(&[NotifyState::Stopping, NotifyState::Status("draining")]);
         self.control.stop();
         for listener in self.listeners {
             listener.stop().await;
@@ -497,17 +497,17 @@ async fn watch_devices(control: Control) {
     }
 }
 
-/// Tells of each pool that fails, once.
+/// Reports each pool that fails, once.
 async fn watch_pools(control: Control) {
-    let mut told = std::collections::BTreeSet::new();
+    let mut reported = std::collections::BTreeSet::new();
     loop {
         for known in control.known_pools() {
             let name = known.config.name.clone();
             let Ok(handle) = known.state else { continue };
             let Some(failure) = handle.failure() else { continue };
-            if told.insert(name.clone()) {
+            if reported.insert(name.clone()) {
                 let text = format!("pool {name} has failed: {failure}");
-                notify::tell(&[NotifyState::Status(&text)]);
+                notify::send(&[NotifyState::Status(&text)]);
                 control.events().publish(EventKind::PoolFailed, &name, "", text);
             }
         }

@@ -1,4 +1,4 @@
-//! What the service manager is told.
+//! Notifications to the service manager.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use blockd_control::services::Control;
 use sd_notify::NotifyState;
 
 /// Says something to the service manager, if there is one.
-pub(super) fn tell(states: &[NotifyState<'_>]) {
+pub(super) fn send(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
-/// What the service manager grants with each extension, beyond the pause to the next one.
+/// The time that the service manager grants with each extension, beyond the pause to the next one.
 const EXTENSION: Duration = Duration::from_secs(60);
 /// How often it is asked to.
 const EXTENSION_PAUSE: Duration = Duration::from_secs(20);
@@ -23,7 +23,7 @@ pub(super) async fn extending<T>(work: impl Future<Output = T>) -> T {
     let extend = async {
         let micros = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
         loop {
-            tell(&[NotifyState::ExtendTimeoutUsec(micros)]);
+            send(&[NotifyState::ExtendTimeoutUsec(micros)]);
             tokio::time::sleep(EXTENSION_PAUSE).await;
         }
     };
@@ -33,13 +33,14 @@ pub(super) async fn extending<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-/// Tells a watchdog that asks for it that the daemon lives: tasks run, and pool threads answer.
+/// Notifies the service manager's watchdog, where it is enabled, while the daemon lives: tasks run,
+/// and pool threads answer.
 pub(super) async fn watchdog(control: Control) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let pause = limit / 3;
     loop {
         if pools_answer(&control, pause).await {
-            tell(&[NotifyState::Watchdog]);
+            send(&[NotifyState::Watchdog]);
         } else {
             tracing::error!("a pool's thread does not answer");
         }

@@ -15,7 +15,7 @@ use blockd_serve::worker::{self, ConnectionInfo, FrontendError, Workers};
 #[derive(Debug)]
 pub(super) struct Serving(pub(super) Workers);
 
-/// What a worker's error means to a user.
+/// The error of a worker as a user gets it.
 pub(super) fn frontend_error(error: FrontendError) -> Error {
     match error {
         FrontendError::Invalid { field, value, allowed } => Error::invalid(field, value, allowed),

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What paths of character devices in persistent memory begin with.
+/// The prefix of the paths of character devices in persistent memory.
 const CHARACTER: &str = "/dev/dax";
 
 /// Comes back when all that pools are configured with is there and enabled, or the time is over.
@@ -47,7 +47,7 @@ pub(super) async fn settle(config: &Config) {
     let _ = tokio::task::spawn_blocking(waiting).await;
 }
 
-/// What pools name and can't have yet.
+/// The regions and devices that pools name and that are missing.
 fn missing(config: &Config, inventory: &Inventory) -> Vec<String> {
     let is_whole = |key: &RegionKey, with_namespaces: bool| {
         let region = inventory.region(key).filter(|region| region.enabled);
@@ -101,20 +101,20 @@ mod tests {
         .map(|(lines, missing)| (config(&lines), missing));
         let other = config("path = \"/dev/sda\"");
         let by_path = config("kind = \"pmem\"\npath = \"/dev/dax99.0\"");
-        let told = |config: &Config| missing(config, &host.platform().read().unwrap());
+        let absent = |config: &Config| missing(config, &host.platform().read().unwrap());
         for (config, _) in &all {
-            assert_eq!(told(config), [""; 0]);
+            assert_eq!(absent(config), [""; 0]);
         }
-        assert_eq!(told(&by_path), ["/dev/dax99.0"]);
+        assert_eq!(absent(&by_path), ["/dev/dax99.0"]);
         let inventory = host.platform().read().unwrap();
         let holder = inventory.namespace(uuid).unwrap().1.holder.clone().unwrap();
         host.write(&host.places().sys.join("bus/nd/drivers/dax_pmem/unbind"), &holder).unwrap();
         host.show_region_as(2, Shown::NotEnabled);
         for (config, missing) in &all {
-            assert!(told(config)[0].starts_with(missing), "{:?}", told(config));
+            assert!(absent(config)[0].starts_with(missing), "{:?}", absent(config));
         }
         host.remove_region(1);
-        assert_eq!(told(&all[0].0), ["region 0x1"]);
-        assert_eq!(told(&other), [""; 0]);
+        assert_eq!(absent(&all[0].0), ["region 0x1"]);
+        assert_eq!(absent(&other), [""; 0]);
     }
 }
