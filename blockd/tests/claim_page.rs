@@ -40,7 +40,7 @@ fn alone() -> MutexGuard<'static, ()> {
 struct Disk {
     device: PathBuf,
     path: PathBuf,
-    /// What is below: other hosts see the same.
+    /// The file below: other hosts see the same.
     file: File,
 }
 

@@ -94,7 +94,7 @@ fn a_chain_of_backups_makes_the_copy_what_the_volume_was() {
 
 /// Their snapshots have the same pool and the same ids, and hold different things.
 #[test]
-fn pools_that_were_copied_and_went_on_apart_are_told_apart() {
+fn pools_that_were_copied_and_diverged_are_distinguished() {
     let mut one = Daemon::start("1G");
     one.ok(&["add", "data", "--size", "8M"]);
     let mut other = Daemon::start("1G");
@@ -285,7 +285,7 @@ fn backups_go_through_pipes_and_one_that_is_cut_there_is_undone() {
     assert!(sum(&daemon, "copy") == sum(&daemon, "data@tue"));
 }
 
-/// Waits for a program that was told to end.
+/// Waits for a program that was signalled to end.
 fn ended(mut child: Child) -> String {
     let clock = Clock::start();
     while child.try_wait().unwrap().is_none() {
@@ -318,7 +318,7 @@ fn an_import_whose_input_is_silent_can_be_interrupted() {
         assert_eq!(undone, !begin.is_empty(), "{error}");
         assert!(sum(&daemon, "copy") == sum(&daemon, "data@mon"));
     }
-    // A named pipe that nobody writes to can't even be opened.
+    // A named pipe without a writer cannot even be opened.
     let pipe = daemon.dir.join("pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut import = daemon.command(&["import", "pipe", "copy", "--apply"]);

@@ -121,7 +121,7 @@ fn top_shows_what_goes_on() {
 }
 
 #[test]
-fn events_are_told_in_order() {
+fn events_are_sent_in_order() {
     let daemon = Daemon::start("1G");
     daemon.ok(&["add", "--size", "100M", "data"]);
     let lines = daemon.ok(&["--json", "events", "--replay", "--count", "3"]);
@@ -186,7 +186,7 @@ fn codes(health: &Value, kind: &str) -> Vec<String> {
 
 /// Rows: H2, H3, H7.
 #[test]
-fn a_pool_whose_file_is_cut_short_is_told_and_recovers() {
+fn a_pool_whose_file_is_cut_short_is_reported_and_recovers() {
     let mut daemon = Daemon::start_with("256M", "[health]\ninterval = \"1s\"\nhold = \"1s\"");
     std::fs::write(daemon.dir.join("image"), cli_support::pattern(16 << 20, 5)).unwrap();
     daemon.ok(&["import", "image", "data"]);
@@ -194,13 +194,13 @@ fn a_pool_whose_file_is_cut_short_is_told_and_recovers() {
     daemon.ok(&["health", "default", "default/data", "/data", "--check"]);
     let (code, error) = daemon.failure(&["health", "default/none"]);
     assert!(code == 4 && error.contains("none"), "{code} {error}");
-    // Whoever watches goes on when the daemon is started anew.
+    // A watching client continues after a restart of the daemon.
     let lines = std::fs::File::create(daemon.dir.join("lines")).unwrap();
     let mut watch = daemon.command(&["--json", "health", "--watch"]).stdout(lines).spawn().unwrap();
     let of_watch = daemon.dir.join("lines");
-    let told = || std::fs::read_to_string(&of_watch).unwrap();
+    let watched = || std::fs::read_to_string(&of_watch).unwrap();
     let clock = Clock::start();
-    while told().is_empty() {
+    while watched().is_empty() {
         assert!(clock.elapsed() < LIMIT, "it does not watch");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -225,8 +225,8 @@ fn a_pool_whose_file_is_cut_short_is_told_and_recovers() {
     assert!(text.contains("default/data") && text.contains("touches 1 volume"), "{text}");
     // Who watches asks every second, and does not hear of what comes and goes in between.
     let clock = Clock::start();
-    while !told().contains("device-gone") {
-        assert!(clock.elapsed() < LIMIT, "{}", told());
+    while !watched().contains("device-gone") {
+        assert!(clock.elapsed() < LIMIT, "{}", watched());
         std::thread::sleep(Duration::from_millis(20));
     }
     // It is as long as it was.
@@ -238,18 +238,18 @@ fn a_pool_whose_file_is_cut_short_is_told_and_recovers() {
     until(&daemon, "healthy", |_| daemon.json(&["health", "--acknowledge"])["healthy"] == true);
     // Both of them.
     let clock = Clock::start();
-    while !(told().contains(r#""change":"ended""#) && told().contains("io-errors")) {
-        assert!(clock.elapsed() < LIMIT, "{}", told());
+    while !(watched().contains(r#""change":"ended""#) && watched().contains("io-errors")) {
+        assert!(clock.elapsed() < LIMIT, "{}", watched());
         std::thread::sleep(Duration::from_millis(100));
     }
     watch.kill().unwrap();
     watch.wait().unwrap();
-    let lines = told();
+    let lines = watched();
     assert!(lines.contains(r#""change":"began""#) && lines.contains("device-gone"), "{lines}");
     let log = daemon.log();
-    let told = |text: &str| log.lines().filter(|line| line.contains(text)).count();
-    assert_eq!(told("failure: device-gone: device"), 1, "{log}");
-    assert_eq!(told("INFO pool default is healthy again after"), 1, "{log}");
-    assert_eq!(told("volume data of pool default is healthy again after"), 1, "{log}");
+    let logged = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    assert_eq!(logged("failure: device-gone: device"), 1, "{log}");
+    assert_eq!(logged("INFO pool default is healthy again after"), 1, "{log}");
+    assert_eq!(logged("volume data of pool default is healthy again after"), 1, "{log}");
     daemon.kill();
 }

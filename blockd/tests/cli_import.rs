@@ -33,7 +33,7 @@ fn raw(daemon: &Daemon, name: &str, seed: u64) -> Vec<u8> {
     std::fs::read(daemon.dir.join(name)).unwrap()
 }
 
-/// What a volume holds; some formats round its size up, with zeroes.
+/// Asserts the content of a volume; some formats round its size up, with zeroes.
 fn holds(daemon: &Daemon, volume: &str, expected: &[u8]) {
     daemon.ok(&["export", volume, "out.img", "--force"]);
     let found = std::fs::read(daemon.dir.join("out.img")).unwrap();
@@ -218,7 +218,7 @@ fn instead_of_qemu_img(daemon: &Daemon, script: &str) -> String {
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
-/// What an image can make qemu-img do is not only a matter of its header.
+/// The confinement of qemu-img does not depend on the check of an image's header alone.
 #[test]
 fn qemu_img_reaches_no_other_file_and_no_network_during_an_import() {
     let daemon = Daemon::start("1G");

@@ -91,7 +91,7 @@ fn a_command_line_that_makes_no_sense_is_exit_code_2() {
 }
 
 #[test]
-fn values_are_checked_before_anybody_is_asked() {
+fn values_are_checked_before_the_daemon_is_asked() {
     let nowhere = ["--socket", "/nonexistent/socket"];
     for (arguments, line) in [
         (&["add", "data", "--size", "10X"][..], "size is 10X: must be a whole number"),

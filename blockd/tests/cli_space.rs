@@ -1,5 +1,5 @@
-//! What volumes and snapshots take, alone and together: what is foretold is what deleting them
-//! gives back.
+//! The space of volumes and snapshots, alone and together: the predicted bytes are those that
+//! deleting them frees.
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod cli_support;
@@ -25,13 +25,13 @@ fn number(value: &Value) -> u64 {
 fn space(daemon: &Daemon, names: &[&str]) -> Value {
     let clock = Clock::start();
     loop {
-        let told = daemon.json(&[&["space"], names].concat());
-        let volumes = told["volumes"].as_array().unwrap();
-        let together = std::iter::once(&told["together"]).filter(|one| !one.is_null());
+        let answer = daemon.json(&[&["space"], names].concat());
+        let volumes = answer["volumes"].as_array().unwrap();
+        let together = std::iter::once(&answer["together"]).filter(|one| !one.is_null());
         if volumes.iter().chain(together).all(|one| one["exact"] == true) {
-            return told;
+            return answer;
         }
-        assert!(clock.elapsed() < LIMIT, "{told}");
+        assert!(clock.elapsed() < LIMIT, "{answer}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -71,8 +71,8 @@ fn prepared() -> Daemon {
 #[test]
 fn several_give_back_what_only_they_share_and_none_of_them_alone() {
     let daemon = prepared();
-    let told = space(&daemon, &["data@1", "data@2"]);
-    let volumes = told["volumes"].as_array().unwrap();
+    let answer = space(&daemon, &["data@1", "data@2"]);
+    let volumes = answer["volumes"].as_array().unwrap();
     for (one, name) in volumes.iter().zip(["data@1", "data@2"]) {
         assert_eq!((&one["name"], &one["kind"]), (&name.into(), &"snapshot".into()));
         assert_eq!(one["origin"], "data");
@@ -81,7 +81,7 @@ fn several_give_back_what_only_they_share_and_none_of_them_alone() {
         assert_eq!(figures, [4 * MIB, 4 * MIB, MIB, 3 * MIB], "{name}");
         assert_eq!(one["gives_back_bytes"], MIB);
     }
-    let together = &told["together"];
+    let together = &answer["together"];
     assert_eq!(together["gives_back_bytes"], 3 * MIB);
     // The two hold 2 MiB each of their own at 0 and 2 MiB in common, and share 2 MiB with `data`.
     assert_eq!(
@@ -118,7 +118,7 @@ fn deleting_gives_back_what_was_foretold() {
     daemon.ok(&["del", "data", "--force"]);
     assert_eq!((now - mapped(&daemon), mapped(&daemon)), (foretold, 0));
     assert_eq!(daemon.json(&["list"])["releasing"], Value::Array(Vec::new()));
-    // Each was told about when it was done.
+    // Each was reported when it was done.
     let mut events = daemon.command(&["--json", "events", "--replay"]);
     let mut events = events.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(events.stdout.take().unwrap()).lines();
@@ -142,7 +142,7 @@ fn what_cannot_be_counted_is_said() {
     assert!(code == 3 && error.contains("names is 65: must be at most 64"), "{code} {error}");
 }
 
-/// Writes piece after piece until it is told to stop, and counts those that were answered.
+/// Writes piece after piece until `stop` is set, and counts the answered ones.
 fn writer(uri: &str, done: &Arc<AtomicU64>, stop: &Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
     let (uri, done, stop) = (uri.parse().unwrap(), Arc::clone(done), Arc::clone(stop));
     std::thread::spawn(move || {
@@ -163,7 +163,7 @@ fn piece(number: u64) -> Vec<u8> {
     pattern(256 << 10, number)
 }
 
-/// A write that waits for space is not under way: nobody waits for it.
+/// A write that waits for space is not in flight: a snapshot does not wait for it.
 #[test]
 fn a_snapshot_is_taken_of_a_volume_whose_writes_wait_for_space() {
     let daemon = Daemon::start("64M");

@@ -56,10 +56,10 @@ fn the_last_checkpoint_of_a_pool_that_is_served_is_checked() {
     assert!(text.contains("as of its last checkpoint (generation "), "{text}");
     assert!(text.ends_with("sound\n"), "{text}");
     let checked = daemon.json(&["pool", "check", "--online", path]);
-    let told = ["online", "damaged", "volumes", "snapshots"].map(|key| checked[key].clone());
-    assert_eq!(serde_json::json!(told), serde_json::json!([true, false, 1, 0]), "{checked}");
+    let values = ["online", "damaged", "volumes", "snapshots"].map(|key| checked[key].clone());
+    assert_eq!(serde_json::json!(values), serde_json::json!([true, false, 1, 0]), "{checked}");
     assert!(checked["generation"].as_u64() > Some(1), "{checked}");
-    // Nobody was killed: a copy of the superblock that is broken is the disk's fault.
+    // No process was killed: a damaged copy of the superblock is the disk's fault.
     let file = std::fs::File::options().write(true).open(&pool).unwrap();
     let copy = std::fs::read(&pool).unwrap()[4096..8192].to_vec();
     file.write_all_at(&[7; 64], 4096 + 700).unwrap();
@@ -149,7 +149,7 @@ fn metadata_that_is_gone_comes_back_from_a_dump() {
 }
 
 #[test]
-fn who_owns_a_place_on_the_disk_is_told() {
+fn the_owner_of_a_place_on_the_disk_is_reported() {
     let (mut daemon, pool) = with_data();
     assert!(daemon.terminate().success());
     let path = pool.to_str().unwrap();
@@ -301,9 +301,9 @@ fn dm_thins_own_tools_take_the_xml() {
         let output = command.args(arguments).current_dir(&daemon.dir).output();
         let output =
             output.unwrap_or_else(|error| panic!("{program}: {error}; see cargo ci setup"));
-        let told = [output.stdout, output.stderr].concat();
-        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&told));
-        String::from_utf8_lossy(&told).into_owned()
+        let printed = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&printed));
+        String::from_utf8_lossy(&printed).into_owned()
     };
     let file = std::fs::File::create(daemon.dir.join("thin.metadata")).unwrap();
     file.set_len(8 << 20).unwrap();
@@ -343,8 +343,8 @@ fn a_pool_is_made_older_only_where_that_loses_nothing() {
     assert_eq!(to("old").0, 3);
     daemon.start_again();
     assert!(daemon.terminate().success());
-    let told = daemon.ok(&["pool", "downgrade", "--to", &own, path]);
-    assert_eq!(told, format!("the pool is of version {own} already\n"));
+    let printed = daemon.ok(&["pool", "downgrade", "--to", &own, path]);
+    assert_eq!(printed, format!("the pool is of version {own} already\n"));
     let (code, error) = daemon.failure(&["pool", "downgrade", "--to", "0.0", path]);
     assert!(code == 3 && error.contains("this build writes"), "{code} {error}");
 }
@@ -412,8 +412,8 @@ fn a_pool_from_before_the_frozen_format_is_refused_by_its_version_and_left_alone
     }
     let config = daemon.config();
     let output = daemon.run(&["serve", "--config", config.to_str().unwrap()]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && told.contains("format 0.1"), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("format 0.1"), "{errors}");
     assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
 }
 
@@ -450,9 +450,9 @@ fn a_pool_with_features_of_a_later_release_is_only_read_or_refused_by_name() {
     }
     let config = daemon.config();
     let output = daemon.run(&["serve", "--config", config.to_str().unwrap()]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{told}");
-    assert!(told.contains("incompatible features 0x40000000000"), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{errors}");
+    assert!(errors.contains("incompatible features 0x40000000000"), "{errors}");
     assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
 }
 

@@ -66,7 +66,7 @@ fn nothing_that_is_there_is_overwritten_unasked() {
     same(&daemon, "in.img", &expected);
 }
 
-/// What is in the daemon's folder and is no whole file.
+/// The names of incomplete files in the daemon's folder.
 fn parts(daemon: &Daemon) -> Vec<String> {
     let entries = std::fs::read_dir(&daemon.dir).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -124,7 +124,7 @@ impl<'a> Daemon<'a> {
         panic!("no {state} in time");
     }
 
-    /// Reads what it tells from now on, as a daemon that is not listened to waits.
+    /// Reads its output from now on, as a daemon whose output is not read blocks.
     fn listen(&self) {
         let manager = self.manager.try_clone().unwrap();
         std::thread::spawn(move || while manager.recv(&mut [0; 4096]).is_ok() {});
@@ -173,7 +173,7 @@ impl Drop for Daemon<'_> {
     }
 }
 
-/// What a daemon that does not come up has to say: its exit code, and one line.
+/// Asserts the output of a daemon that does not start: its exit code, and one line.
 fn check_refusal(output: &Output, code: i32, text: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     let errors: Vec<&str> =
@@ -190,7 +190,7 @@ fn has_capability(daemon: &Daemon<'_>, bit: u32) -> bool {
 }
 
 #[test]
-fn it_serves_tells_how_it_is_and_ends_in_order() {
+fn it_serves_reports_its_state_and_ends_in_order() {
     let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
     let daemon = Daemon::start(&place);
     assert_eq!(daemon.get("/healthz"), (200, "ok\n".to_owned()));
@@ -213,7 +213,7 @@ fn it_serves_tells_how_it_is_and_ends_in_order() {
 
 /// Of what a client may do to the metrics server.
 #[test]
-fn half_http_requests_keep_nobody_from_metrics_and_readiness() {
+fn half_http_requests_do_not_block_metrics_and_readiness() {
     /// Far below the time limit of a request's head, on a busy machine too.
     const SOON: Duration = Duration::from_secs(5);
     let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
@@ -241,7 +241,7 @@ fn half_http_requests_keep_nobody_from_metrics_and_readiness() {
 }
 
 #[test]
-fn too_low_a_limit_on_open_files_is_told_and_the_daemon_serves() {
+fn too_low_a_limit_on_open_files_is_logged_and_the_daemon_serves() {
     let place = Place::new("[metrics]\naddress = \"0\"");
     let serve = "ulimit -n 1500 && exec \"$0\" serve --config \"$1\"";
     let daemon = Daemon::start_as(&place, |_| {
@@ -266,7 +266,7 @@ fn value(metrics: &str, name: &str) -> Option<f64> {
 }
 
 #[test]
-fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities() {
+fn metrics_have_the_queries_of_alerts_and_dashboard_and_the_names_of_identities() {
     const NODE: &str = "3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
     let health = "[health]\ninterval = \"1s\"";
     let more = format!("[metrics]\naddress = \"127.0.0.1:0\"\n[node]\nid = \"{NODE}\"\n{health}");
@@ -278,7 +278,7 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
     assert!(imported.status.success(), "{imported:?}");
     assert!(place.blockd(&["snapshot", "v=s"]).status.success());
     let _client = place.with_reserve("w");
-    // What is wrong is told of where something is.
+    // Causes are reported only where there is one.
     assert!(place.blockd(&["set", "v", "--quota", "8M"]).status.success());
     let deployed =
         [include_str!("../../deploy/alerts.yml"), include_str!("../../deploy/grafana.json")];
@@ -294,7 +294,7 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
         }
         // How fast it fills is known a moment after it was written.
         assert!(clock.elapsed() < LIMIT, "{missing:?}\n{metrics}");
-        // Who doesn't read what it is told by the daemon holds that up after some time.
+        // A reader that does not read the daemon's output blocks it after some time.
         daemon.wait_for("WATCHDOG=1");
     };
     // So is everything that is documented.
@@ -304,7 +304,7 @@ fn what_alerts_and_dashboard_ask_for_is_told_and_so_are_the_names_of_identities(
         true => format!("blockd_{name}_count"),
         false => format!("blockd_{name}"),
     });
-    // Of persistent memory there is something to tell only where there is some.
+    // Persistent memory is reported only where there is some.
     let names = names.filter(|name| !name.starts_with("blockd_pmem_"));
     let untold: Vec<String> = names.filter(|name| value(&metrics, name).is_none()).collect();
     assert_eq!(untold, [""; 0]);

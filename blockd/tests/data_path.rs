@@ -1,4 +1,4 @@
-//! What strangers, full pools and volumes that go away do to the data path.
+//! The data path with misbehaving clients, full pools and volumes that are closed.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -255,7 +255,7 @@ fn what_clients_leave_behind_is_given_back() {
 }
 
 #[test]
-fn writes_that_wait_for_space_keep_nobody_busy() {
+fn writes_that_wait_for_space_keep_no_thread_busy() {
     let server = Server::new("full", DeviceKind::Memory);
     let mut stream = server.connect();
     let mut sent = 0_u64;
@@ -291,7 +291,7 @@ fn writes_that_wait_for_space_keep_nobody_busy() {
 
 /// Reads that have to be answered in one piece, while memory is free in smaller pieces only.
 #[test]
-fn reads_that_find_memory_in_pieces_only_keep_nobody_busy_and_go_on_when_some_is_released() {
+fn reads_that_find_memory_in_pieces_only_keep_no_thread_busy_and_go_on_when_some_is_released() {
     const HALF: u32 = 512 << 10;
     const WHOLE: u32 = 1 << 20;
     let server = Server::with("pieces", DeviceKind::Memory, 4 << 20, 3);
@@ -383,7 +383,7 @@ impl Hand {
         self.executor.begin(self.volume, self.flow, request, &mut self.ring);
     }
 
-    /// The next answer, if there is one within so many milliseconds.
+    /// The next answer, if there is one within `ms` milliseconds.
     fn answer(&mut self, ms: u64) -> Option<Completion> {
         let end = self.clock.ns() + ms * 1_000_000;
         loop {

@@ -146,7 +146,7 @@ impl Neighbour {
     }
 }
 
-/// Waits until so many lines of the log have all these words.
+/// Waits until `count` lines of the log have all these words.
 fn logged(daemon: &Daemon, words: &[&str], count: usize) {
     let clock = Clock::start();
     let lines =
@@ -165,7 +165,7 @@ fn message(form: Form, name: &str, virtual_size: u64) -> Vec<u8> {
     Message::Extend(extend).encode().unwrap()
 }
 
-/// What a client is told, if that is within so long.
+/// The answer that a client gets, if it comes within `limit`.
 fn answer(stream: &mut UnixStream, limit: Duration) -> Option<u8> {
     stream.set_read_timeout(Some(limit)).unwrap();
     let mut byte = [0];
@@ -186,8 +186,8 @@ fn where_there_is_space_the_answer_comes_at_once_in_the_form_of_the_request() {
     let socket = rig.socket.to_str().unwrap();
     let request = ["extend-request", "--socket", socket, "data", "1G", "0", "0"];
     assert_eq!(rig.daemon.ok(&request), "data: there is space\n");
-    let told = rig.daemon.json(&[&request[..], &["--ascii"]].concat());
-    assert_eq!((&told["answered"], &told["form"]), (&true.into(), &"ascii".into()));
+    let reply = rig.daemon.json(&[&request[..], &["--ascii"]].concat());
+    assert_eq!((&reply["answered"], &reply["form"]), (&true.into(), &"ascii".into()));
     assert_eq!(rig.reserved(), QUANTUM, "requests do not add up");
 }
 
@@ -283,9 +283,9 @@ fn a_full_pool_lets_wait_until_a_volume_is_deleted() {
     rig.daemon.ok(&["del", "--force", "filler"]);
     let ended = waiting.wait_with_output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
-    let told: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
-    assert_eq!(told["answered"], true);
-    assert!(told["waited_ms"].as_u64().unwrap() >= 700, "{told}");
+    let reply: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!(reply["answered"], true);
+    assert!(reply["waited_ms"].as_u64().unwrap() >= 700, "{reply}");
     assert!(rig.reserved() > 0);
 }
 
@@ -408,7 +408,7 @@ fn a_message_that_does_not_come_whole_in_time_is_hung_up_on() {
 /// Becomes another user, for which this has to be root.
 #[test]
 fn other_users_are_turned_away_also_where_the_file_lets_them() {
-    const NOBODY: u32 = 65534;
+    const OTHER_USER: u32 = 65534;
     let rig = Rig::new();
     let connect = "import socket, sys\n\
                    s = socket.socket(socket.AF_UNIX)\n\
@@ -420,7 +420,7 @@ fn other_users_are_turned_away_also_where_the_file_lets_them() {
                    except ConnectionResetError: print('told 0')\n";
     let stranger = || {
         let mut command = Command::new("python3");
-        command.args(["-c", connect]).arg(&rig.socket).uid(NOBODY).current_dir("/");
+        command.args(["-c", connect]).arg(&rig.socket).uid(OTHER_USER).current_dir("/");
         command.output().unwrap()
     };
     let kept_out = stranger();
@@ -438,8 +438,8 @@ fn a_shutdown_ends_the_daemon_in_order_and_then_the_connection() {
         let mut rig = Rig::full();
         let mut waiting = rig.ask(Form::Binary, 1 << 30);
         rig.logged(&["volume data waits for space"], 1);
-        let told = rig.request(&[&["--json"], more].concat()).output().unwrap();
-        assert!(told.status.success(), "{told:?}");
+        let reply = rig.request(&[&["--json"], more].concat()).output().unwrap();
+        assert!(reply.status.success(), "{reply:?}");
         // The process is gone when the connection is: its lock can be had.
         let path = rig.daemon.dir.join("default.pool");
         let checked = rig.daemon.json(&["pool", "check", path.to_str().unwrap()]);

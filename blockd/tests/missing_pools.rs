@@ -18,7 +18,7 @@ use nix::sys::stat::Mode;
 const IN_USE: i32 = 7;
 /// Exit code of a value that is not allowed.
 const INVALID: i32 = 3;
-/// What is refused at once must not wait for anything.
+/// A call that is refused at once must not wait for this long.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 const BYTES: usize = 1 << 20;
@@ -150,7 +150,7 @@ fn change_boot(daemon: &Daemon) {
     fs::write(&served, text.replace(&boot, &"0".repeat(32))).unwrap();
 }
 
-/// What the metrics server answers.
+/// The answer of the metrics server.
 fn get(daemon: &Daemon, path: &str) -> String {
     use std::io::{Read as _, Write as _};
     let log = daemon.log();

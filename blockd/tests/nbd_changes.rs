@@ -1,5 +1,5 @@
-//! What has changed since a snapshot, as clients of NBD are told it: the same as `blockd diff`
-//! says, by the clients that people have and by our own.
+//! The changes since a snapshot, as clients of NBD get them: the same as those of `blockd diff`,
+//! with common clients and with our own.
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod cli_support;
@@ -31,7 +31,7 @@ fn since(snapshot: &str) -> String {
     format!("blockd:changed-since:{snapshot}")
 }
 
-/// What `blockd diff` says, and the sums on its last line.
+/// The ranges of `blockd diff`, and the sums on its last line.
 fn diff(daemon: &Daemon, arguments: &[&str]) -> (Vec<Change>, u64, u64) {
     let said = daemon.ok(&[&["--json", "diff"], arguments].concat());
     let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -57,7 +57,7 @@ fn joined(ranges: impl IntoIterator<Item = Change>) -> Vec<Change> {
 }
 
 /// All that the context of a connection says, asked for until the end.
-fn told(client: &mut Client) -> Vec<Change> {
+fn all_changes(client: &mut Client) -> Vec<Change> {
     let (mut at, mut all) = (0, Vec::new());
     while at < client.size() {
         let ranges = client.changes(at, client.size() - at).unwrap();
@@ -113,15 +113,15 @@ fn changes_over_nbd_are_those_of_diff() {
         for extended in [true, false] {
             let mut client = connect(&daemon, volume, &[&since(base)], extended);
             assert_eq!(client.facts().extended, extended);
-            let told = told(&mut client);
-            let sum = |of| told.iter().filter(|one| one.2 == of).map(|one| one.1).sum::<u64>();
+            let all = all_changes(&mut client);
+            let sum = |of| all.iter().filter(|one| one.2 == of).map(|one| one.1).sum::<u64>();
             assert_eq!((sum(true), sum(false)), (data, zero), "{volume} since {base}");
-            assert!(told == expected, "{volume} since {base}");
+            assert!(all == expected, "{volume} since {base}");
         }
     }
     let (allocated, ..) = diff(&daemon, &["data"]);
     let mut client = connect(&daemon, "data", &["blockd:allocated"], true);
-    assert!(told(&mut client) == allocated);
+    assert!(all_changes(&mut client) == allocated);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_snapshot_that_is_deleted_ends_what_was_asked_of_it_and_nothing_else() {
     daemon.ok(&["snapshot", "data", "--tag", "one"]);
     assert!(client.changes(0, SIZE).is_err());
     let mut anew = connect(&daemon, "data", &[&since("data@one")], true);
-    assert_eq!(told(&mut anew), []);
+    assert_eq!(all_changes(&mut anew), []);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn what_is_no_snapshot_of_the_family_is_not_granted() {
     // A clone is of the family.
     daemon.ok(&["attach", "copy"]);
     let mut copy = connect(&daemon, "copy", &[&since("data@one")], true);
-    assert_eq!(told(&mut copy), []);
+    assert_eq!(all_changes(&mut copy), []);
 }
 
 #[test]

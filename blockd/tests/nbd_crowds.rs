@@ -22,7 +22,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use support::{PATIENCE, Raw, go, request, until};
 
-/// What others may be held up by, on a busy machine.
+/// The longest delay of other clients, on a busy machine.
 const SOON: Duration = Duration::from_secs(2);
 
 const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
@@ -147,7 +147,7 @@ fn more_connections_of_one_host_than_it_may_have_leave_room_for_others() {
 }
 
 #[test]
-fn a_crowd_that_connects_and_says_nothing_holds_up_nobody() {
+fn a_crowd_that_connects_and_says_nothing_delays_no_client() {
     let server = Server::start("");
     let _mute: Vec<_> = (0..1000).map(|_| server.connect(ONE)).collect();
     server.works_from(OTHER);

@@ -1,5 +1,4 @@
-//! What anybody may send once connected, to real volumes: it costs them their own connection at
-//! most.
+//! Misbehaving clients once connected, with real volumes: they lose their own connection at most.
 #![forbid(unsafe_code)]
 
 #[path = "nbd_support/mod.rs"]
@@ -134,7 +133,7 @@ impl Server {
         self.raw_with("v", &[])
     }
 
-    /// Somebody else can write, read and flush.
+    /// Asserts that another client can write, read and flush.
     fn works(&self) {
         let mut client = self.client();
         let data = [0x77; 4096];
@@ -312,7 +311,7 @@ fn requests_of_no_length_succeed_in_every_form() {
 }
 
 #[test]
-fn payload_that_nobody_expects_is_skipped() {
+fn unexpected_payload_is_skipped() {
     let server = Server::start();
     let mut raw = server.raw_with("v", &[opt::EXTENDED_HEADERS]);
     for (cookie, kind) in [(1_u64, cmd::BLOCK_STATUS), (2, cmd::READ), (3, 999)] {
@@ -325,7 +324,7 @@ fn payload_that_nobody_expects_is_skipped() {
         let error = raw.hear(usize::try_from(len).unwrap());
         assert_eq!(error[..4], errno::EINVAL.to_be_bytes());
     }
-    // Nobody knows whether payload follows this one.
+    // It is unknown whether payload follows this one.
     raw.say(&extended(0, cmd::WRITE, 4, (0, 512)));
     raw.hear(32);
     let mut rest = Vec::new();
@@ -389,7 +388,7 @@ fn zeroes_give_space_back_or_keep_it_as_the_client_says() {
 }
 
 #[test]
-fn a_goodbye_in_the_middle_of_a_payload_harms_nobody() {
+fn a_goodbye_in_the_middle_of_a_payload_harms_no_other_client() {
     let server = Server::start();
     for (length, sent) in [(4096_u32, 0), (4096, 4095), (8 << 20, 3 << 20), (8 << 20, 20)] {
         let mut raw = server.raw();
@@ -408,7 +407,7 @@ fn a_goodbye_in_the_middle_of_a_payload_harms_nobody() {
 }
 
 #[test]
-fn whoever_sends_no_more_still_gets_every_answer() {
+fn a_client_that_sends_no_more_still_gets_every_answer() {
     let server = Server::start();
     let mut raw = server.raw();
     for cookie in 0..300 {
@@ -467,7 +466,7 @@ fn hanging_up_with_a_queue_of_requests_leaves_nothing_behind() {
 }
 
 #[test]
-fn one_that_reads_no_answers_is_dropped_and_keeps_nobody_waiting() {
+fn one_that_reads_no_answers_is_dropped_and_delays_no_other_client() {
     let server = Server::start();
     let raw = server.raw();
     raw.0.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -508,7 +507,7 @@ fn a_flush_covers_what_other_connections_wrote() {
 }
 
 #[test]
-fn nobody_can_end_the_server_with_any_requests() {
+fn no_requests_end_the_server() {
     let server = Server::start();
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..150 {

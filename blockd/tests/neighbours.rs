@@ -51,7 +51,7 @@ const ATTACKS: [Attack; 11] = [
     Attack::FullQueue,
 ];
 
-/// What the victim does, beside the attack and on another volume.
+/// The victims' loads, beside the attack and on another volume.
 const VICTIMS: [(&str, ClientSpec); 6] = [
     ("read", client(Kind::Read, 1, 4 * KIB)),
     ("write", client(Kind::Write, 1, 4 * KIB)),
@@ -81,7 +81,7 @@ fn attackers(attack: Attack, victim: ClientSpec) -> (usize, ClientSpec) {
     }
 }
 
-/// What a victim gets beside an attack. `late`: it connects when the attack has been going on.
+/// The service of a victim beside an attack. `late`: it connects when the attack has been going on.
 fn run(attack: Attack, victim: ClientSpec, defences: Defences) -> Seen {
     let elsewhere = attack == Attack::LongWritesElsewhere;
     let mut world = World::new(if elsewhere { 2 } else { 1 }, defences);
@@ -115,7 +115,7 @@ const fn uses_media(attack: Attack) -> bool {
     matches!(attack, Attack::LongReads | Attack::LongWritesElsewhere | Attack::ManyConnections)
 }
 
-/// What is wrong in a case, if anything.
+/// The violated expectation of a case, if any.
 fn judge(attack: Attack, name: &str, got: Seen, beside_equal: Seen) -> Option<String> {
     let is_deep = name == "long read";
     let floor = match (uses_media(attack), is_deep) {
@@ -179,7 +179,7 @@ fn each_defence_is_needed() {
     }
 }
 
-/// What each of some tenants of these weights gets, where the bottleneck is this.
+/// The share that each of some tenants of these weights gets, with this bottleneck.
 fn shares(bottleneck: Bottleneck, weights: &[u64]) -> Vec<u64> {
     let workers = if bottleneck == Bottleneck::MediaOfWorkers { weights.len() } else { 1 };
     let mut world = World::new(workers, Defences::ALL);
@@ -236,8 +236,8 @@ fn two_equal_tenants_are_within_five_percent() {
     }
 }
 
-/// What is held of memory by weight is a test of the thresholds alone: how that turns into speed
-/// depends on the pieces.
+/// The share of memory by weight tests the thresholds alone: its effect on speed depends on the
+/// pieces.
 #[test]
 fn weights_of_one_to_three_are_within_five_percent() {
     for bottleneck in [Bottleneck::Turn, Bottleneck::Media, Bottleneck::MediaOfWorkers] {

@@ -34,8 +34,8 @@ fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
     let shown = daemon.json(&["pool", "show"])["pool"].clone();
     let [free, journal] = ["free", "journal"].map(|kind| format!("node-{FIRST}-{kind}"));
     let objects = shown["node_objects"].as_array().unwrap();
-    let told: Vec<[&Value; 2]> = objects.iter().map(|one| [&one["name"], &one["kind"]]).collect();
-    assert_eq!(json!(told), json!([[free, "free"], [journal, "journal"]]));
+    let rows: Vec<[&Value; 2]> = objects.iter().map(|one| [&one["name"], &one["kind"]]).collect();
+    assert_eq!(json!(rows), json!([[free, "free"], [journal, "journal"]]));
     assert_eq!(objects[0]["total_bytes"], shown["reserved_bytes"]);
     assert!(objects[0]["total_bytes"].as_u64() > Some(0), "{shown}");
     // Making volumes is in the log.
@@ -115,8 +115,8 @@ fn status_says_what_is_waited_for_and_since_when() {
     assert_eq!((&status["node"]["id"], &status["node"]["state"]), (&FIRST.into(), &"this".into()));
     let pool = &status["pools"][0];
     assert_eq!(json!([pool["name"], pool["state"], pool["epoch"]]), json!(["default", "open", 2]));
-    let nobody = ["waiting", "parked", "blocked_writes", "blocked_since_unix_ms"];
-    assert_eq!(json!(nobody.map(|key| &pool[key])), json!([[], 0, 0, null]));
+    let waits = ["waiting", "parked", "blocked_writes", "blocked_since_unix_ms"];
+    assert_eq!(json!(waits.map(|key| &pool[key])), json!([[], 0, 0, null]));
     assert_eq!(pool["objects"].as_array().unwrap().len(), 2);
 
     let path = socket.to_str().unwrap();
@@ -286,9 +286,9 @@ fn a_host_that_is_gone_is_declared_dead_and_its_pool_taken_over() {
     let read = |name: &str| fs::read(two.first.dir.join(name)).unwrap();
     assert!(read("image") == read("copy"));
     let nodes = two.first.json(&["node", "list"])["nodes"].clone();
-    let told = |at: usize| json!([nodes[at]["id"], nodes[at]["state"], nodes[at]["pools"]]);
-    assert_eq!(told(0), json!([SECOND, "this", ["default"]]));
-    assert_eq!(told(1), json!([FIRST, "dead", ["default"]]));
+    let row = |at: usize| json!([nodes[at]["id"], nodes[at]["state"], nodes[at]["pools"]]);
+    assert_eq!(row(0), json!([SECOND, "this", ["default"]]));
+    assert_eq!(row(1), json!([FIRST, "dead", ["default"]]));
     let text = two.first.ok(&["node", "list"]);
     assert!(text.starts_with("NODE ") && text.contains(FIRST), "{text}");
 
@@ -306,7 +306,7 @@ fn a_host_that_is_gone_is_declared_dead_and_its_pool_taken_over() {
 }
 
 impl Two {
-    /// The same for forgetting, with a pool that somebody serves.
+    /// The same for forgetting, with a pool that is served.
     fn bad_hooks_while_serving(&self) {
         for (text, mode, problem) in
             [("exit 1", 0o755, "exit code 1"), ("true", 0o644, "is not"), ("sleep 9", 0o755, "end")]
@@ -395,10 +395,10 @@ fn a_pool_that_another_host_has_left_is_named_beside_those_that_are_served() {
     fs::write(second.config(), left).unwrap();
     second.start_not_ready();
     let nodes = second.json(&["node", "list"])["nodes"].clone();
-    let told = |at: usize| json!([nodes[at]["id"], nodes[at]["state"], nodes[at]["pools"]]);
-    assert_eq!(told(0), json!([SECOND, "this", ["default"]]));
+    let row = |at: usize| json!([nodes[at]["id"], nodes[at]["state"], nodes[at]["pools"]]);
+    assert_eq!(row(0), json!([SECOND, "this", ["default"]]));
     // Its number is all that is on media.
-    assert_eq!(told(1), json!([&FIRST[..8], "unknown", ["left"]]));
+    assert_eq!(row(1), json!([&FIRST[..8], "unknown", ["left"]]));
     let status = second.json(&["node", "status", "left"])["pools"][0].clone();
     assert_eq!(json!([status["state"], status["epoch"]]), json!(["failed", 0]));
     assert!(status["failure"].as_str().unwrap().contains("another node, 3f2b8c1d-"), "{status}");

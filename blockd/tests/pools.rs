@@ -183,7 +183,7 @@ fn taken(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_block_device_is_told_of_what_was_freed() {
+fn freed_space_is_discarded_on_a_block_device() {
     if !nix::unistd::geteuid().is_root() {
         println!("not run: loop devices need root");
         return;
@@ -236,7 +236,7 @@ fn who_looks_on_reads_the_media_and_not_the_cache() {
     let page = |byte| vec![byte; 4096];
     std::fs::write(&file, page(1).repeat(64)).unwrap();
     let disk = Loop::attach(&file);
-    // As the daemon does that serves it: while nobody has it open there is no cache.
+    // As the serving daemon does: while no process has it open there is no cache.
     let _served = std::fs::File::open(&disk.0).unwrap();
     let mut device =
         Offline::open(std::slice::from_ref(&disk.0), Access::Look, Duration::ZERO).unwrap();
@@ -259,7 +259,7 @@ fn who_looks_on_reads_the_media_and_not_the_cache() {
     assert!(read[..4096] == page(3));
 }
 
-/// What a negotiation would have come to.
+/// A session as a negotiation would have resulted in.
 fn session(pool: &PoolHandle, volume: VolumeId) -> Session<Target> {
     let (pool, name) = (pool.clone(), "one".to_owned());
     let info = ExportInfo {

@@ -1,5 +1,5 @@
-//! Random pairs of snapshots: what has changed between the two, told over NBD and applied over NBD
-//! to a copy of the one, makes it the other. `BLOCKD_PAIRS` says how many.
+//! Random pairs of snapshots: the changes between the two, read over NBD and applied over NBD to a
+//! copy of the one, make it the other. `BLOCKD_PAIRS` says how many.
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod cli_support;
@@ -16,9 +16,9 @@ use tonic::transport::{Channel, Endpoint};
 /// Few extents, so that changes meet; the end is within one.
 const SIZE: u64 = 8 * EXTENT + 36864;
 const EXTENT: u64 = 64 << 10;
-/// Pairs where nobody asks for more: some two seconds.
+/// Pairs by default: some two seconds.
 const PAIRS: usize = 60;
-/// One pair in so many goes through a file as well.
+/// One pair in this many goes through a file as well.
 const THROUGH_A_FILE: usize = 10;
 
 struct Rig {

@@ -125,7 +125,7 @@ fn forms() -> [ConnectOptions; 3] {
     ]
 }
 
-/// What the volume must hold, and how it came to that.
+/// The expected content of the volume, and its history.
 struct Model {
     bytes: Vec<u8>,
     random: fastrand::Rng,
@@ -191,7 +191,7 @@ fn compare(name: &str, place: Place, seed: u64, steps: usize) {
     server.stop();
 }
 
-/// What is said to be zero is, and what is written is not said to be.
+/// Asserts that reported zeroes are zeroes, and that written data is not reported as zeroes.
 fn check_status(client: &mut Client, bytes: &[u8]) {
     let (mut at, mut data) = (0, 0);
     while at < bytes.len() {
@@ -269,7 +269,7 @@ impl Movers {
         self.server.workers.worker_stats().iter().map(|stats| stats.moved.get()).sum()
     }
 
-    /// Each client writes a part of its volume by so many requests at a time, and reads it.
+    /// Each client writes a part of its volume by `requests` requests at a time, and reads it.
     fn step(&mut self, requests: u64) {
         self.round = self.round.wrapping_add(1);
         for (at, client) in (0_u8..).zip(&mut self.clients) {

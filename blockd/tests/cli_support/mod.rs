@@ -138,7 +138,7 @@ impl Daemon {
         self.command(arguments).output().unwrap()
     }
 
-    /// What a successful run prints.
+    /// The output of a successful run.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let complaint = String::from_utf8_lossy(&output.stderr);

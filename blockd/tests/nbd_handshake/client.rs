@@ -147,7 +147,7 @@ fn exports_are_listed_with_what_they_are() {
 }
 
 #[test]
-fn an_unknown_export_and_an_absent_server_are_told_apart() {
+fn an_unknown_export_and_an_absent_server_are_distinguished() {
     let server = server();
     let unknown = Client::connect(&server.uri("nobody"), &ConnectOptions::default());
     let message = unknown.unwrap_err().to_string();
@@ -157,7 +157,7 @@ fn an_unknown_export_and_an_absent_server_are_told_apart() {
     assert!(matches!(absent, Err(ClientError::Connect { .. })));
 }
 
-/// A server that says `bytes` to whoever comes, and then nothing.
+/// A server that sends `bytes` to each client, and then nothing.
 fn parrot(bytes: Vec<u8>, stay: bool) -> (Scratch, Uri) {
     let scratch = Scratch::new();
     let path = scratch.0.join("parrot");

@@ -38,7 +38,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn a_socket_is_replaced_when_nobody_listens_and_only_then() {
+fn a_socket_is_replaced_only_without_a_listener() {
     let scratch = Scratch::new();
     let path = scratch.0.join("nbd.sock");
     let living = UnixListener::bind(&path).unwrap();
@@ -80,7 +80,7 @@ fn a_listener_that_stops_takes_its_file_along_and_leaves_connections() {
 }
 
 #[test]
-fn a_file_that_somebody_put_in_its_place_stays() {
+fn a_file_that_was_put_in_its_place_stays() {
     let scratch = Scratch::new();
     let path = scratch.0.join("nbd.sock");
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,4 +1,4 @@
-//! What anybody may do to a listener, and what it does to others: nothing.
+//! Misbehaving clients of a listener, which must not affect others.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ fn server() -> Server {
     Server::start(Limits::default(), Tls::Off)
 }
 
-/// Somebody else is served.
+/// Asserts that another client is served.
 fn works(server: &Server) {
     let mut client = Client::connect(&server.uri("web"), &ConnectOptions::default())
         .expect("somebody else is served");
@@ -25,7 +25,7 @@ fn works(server: &Server) {
 }
 
 #[test]
-fn a_hundred_idlers_keep_nobody_out_and_are_dropped() {
+fn a_hundred_idlers_lock_no_client_out_and_are_dropped() {
     let limits = Limits { handshake_time: Duration::from_millis(700), ..Limits::default() };
     let server = Server::start(limits, Tls::Off);
     let mut idlers: Vec<_> = (0..100).map(|_| server.connect()).collect();
@@ -86,7 +86,7 @@ fn four_gigabytes_of_option_are_refused_at_once() {
 }
 
 #[test]
-fn nobody_waits_for_a_name_that_does_not_come() {
+fn the_server_does_not_wait_for_a_name_that_does_not_come() {
     let server = server();
     for name in [4097_u32, 60_000, u32::MAX] {
         let mut raw = server.connect();
@@ -178,7 +178,7 @@ fn export_name_is_followed_by_zeroes_for_those_who_want_them() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so_and_there_is_room_again() {
+fn one_connection_too_many_gets_an_error_and_there_is_room_again() {
     let limits = Limits { connections: 2, ..Limits::default() };
     let server = Server::start(limits, Tls::Off);
     let connect = || Client::connect(&server.uri("web"), &ConnectOptions::default());
@@ -210,7 +210,7 @@ fn exports_that_cannot_be_had_are_errors_of_their_own() {
 }
 
 #[test]
-fn nobody_can_end_the_server_with_any_bytes() {
+fn no_bytes_end_the_server() {
     let server = server();
     let mut random = fastrand::Rng::with_seed(3);
     for round in 0..400 {

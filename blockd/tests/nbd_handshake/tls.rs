@@ -143,7 +143,7 @@ fn what_is_injected_before_tls_is_not_taken_for_an_option() {
     let identities = Identities::new();
     let server = required(&identities, false);
     let mut raw = connected(&server);
-    // Somebody in the middle appends to the client's STARTTLS.
+    // A man in the middle appends to the client's STARTTLS.
     raw.say(&[option(opt::STARTTLS, &[]), option(opt::ABORT, &[])].concat());
     assert_eq!(raw.outcome(), rep::ACK);
     // It reached TLS as garbage: an alert at most, and the end.
@@ -153,7 +153,7 @@ fn what_is_injected_before_tls_is_not_taken_for_an_option() {
 }
 
 #[test]
-fn required_means_that_nothing_is_told_without() {
+fn required_means_that_nothing_is_sent_without() {
     let identities = Identities::new();
     let server = required(&identities, false);
     let mut raw = connected(&server);

@@ -26,17 +26,17 @@ pub(crate) const SIZE: u64 = 64 << 20;
 /// The unit of allocation.
 const UNIT: usize = 4096;
 
-/// What a client that hangs should fail after.
+/// A client that hangs fails after this time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A volume in memory. A unit that nobody wrote is a hole.
+/// A volume in memory. A unit that was never written is a hole.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bytes: Mutex<(Vec<u8>, Vec<bool>)>,
 }
 
 /// The exports: `default/web`, also called `web` and nothing; `default/frozen`, read-only; and
-/// `default/busy`, which nobody gets.
+/// `default/busy`, which is refused.
 #[derive(Debug)]
 pub(crate) struct Shelf {
     memory: Arc<Memory>,

@@ -12,10 +12,10 @@ use blockd_engine::schedule::{
 };
 use blockd_engine::stats::VolumeStats;
 
-/// What a turn takes at least, and what each byte of cost adds to it.
+/// The least time of a turn; each byte of cost adds to it.
 const TURN_NS: u64 = 2_000;
 const WORK_NS_PER_KIB: u64 = 100;
-/// What a device takes for each KiB of cost: 1 GiB/s.
+/// The time of a device for each KiB of cost: 1 GiB/s.
 const MEDIA_NS_PER_KIB: u64 = 1_000;
 /// Memory and requests of a worker.
 pub(crate) const MEMORY: u64 = 16 << 20;
@@ -52,7 +52,7 @@ pub(crate) struct ClientSpec {
     pub(crate) is_queue: bool,
 }
 
-/// What a client has got.
+/// The service that a client has got.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) done: u64,
