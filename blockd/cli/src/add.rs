@@ -64,7 +64,7 @@ pub(crate) struct Add {
     pub settings: SettingArguments,
 }
 
-/// What a volume in persistent memory is for.
+/// The usage of a volume in persistent memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Usage {
     /// It is mapped by applications
@@ -73,7 +73,7 @@ pub(crate) enum Usage {
     FileIo,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Added {
     changed: bool,
@@ -129,7 +129,7 @@ impl Add {
         let answer = client.create_volume(request).await?;
         let (created, made) = (answer.changed, shapes::volume(answer.volume)?);
         if is_namespace(&made) {
-            return told(created, false, &made, context);
+            return print(created, false, &made, context);
         }
         let configured = match settings {
             Some(request) => client.configure_volume(request).await?.changed,
@@ -155,7 +155,7 @@ fn added(created: bool, attached: bool, volume: &Volume) -> Added {
     }
 }
 
-fn told(created: bool, attached: bool, volume: &Volume, context: &Context) -> Result<(), Error> {
+fn print(created: bool, attached: bool, volume: &Volume, context: &Context) -> Result<(), Error> {
     let added = added(created, attached, volume);
     context.output.either(&added, || human(&added, volume, context))
 }

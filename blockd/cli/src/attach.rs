@@ -107,7 +107,7 @@ pub(crate) struct Detach {
     pub force: bool,
 }
 
-/// What `attach --json` prints.
+/// The output of `attach --json`.
 #[derive(Debug, Serialize)]
 struct Attached {
     changed: bool,
@@ -118,7 +118,7 @@ struct Attached {
     volume: VolumeShape,
 }
 
-/// What `detach --json` prints.
+/// The output of `detach --json`.
 #[derive(Debug, Serialize)]
 struct Detached {
     changed: bool,

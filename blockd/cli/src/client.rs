@@ -89,7 +89,7 @@ impl Client {
         Ok(Self { inner: ControlClient::new(channel), socket, timeout })
     }
 
-    /// What happens from now on, or also what has happened.
+    /// Streams the events from now on, or the past ones as well.
     pub(crate) async fn events(
         &mut self,
         request: v1::EventsRequest,
@@ -98,7 +98,7 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
-    /// What a volume holds.
+    /// Streams the content of a volume.
     pub(crate) async fn diff_volume(
         &mut self,
         request: v1::DiffVolumeRequest,

@@ -32,7 +32,7 @@ pub(crate) struct Clone {
     pub pool: String,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Cloned {
     changed: bool,

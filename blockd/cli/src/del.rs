@@ -28,7 +28,7 @@ pub(crate) struct Del {
     pub force: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Deleted {
     changed: bool,

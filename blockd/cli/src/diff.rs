@@ -34,7 +34,7 @@ pub(crate) struct Diff {
     pub pool: String,
 }
 
-/// What `--json` prints on a line.
+/// A line of the output of `--json`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct RangeShape {
     offset_bytes: u64,
@@ -42,7 +42,7 @@ struct RangeShape {
     state: &'static str,
 }
 
-/// What `--json` prints on the last line.
+/// The last line of the output of `--json`.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Sums {
     volume_bytes: u64,

@@ -29,7 +29,7 @@ pub(crate) struct Events {
     pub count: Option<u64>,
 }
 
-/// What `--json` prints on a line.
+/// A line of the output of `--json`.
 #[derive(Debug, Serialize)]
 struct EventShape<'a> {
     sequence: u64,

@@ -54,7 +54,7 @@ pub(crate) struct ExtendRequest {
     pub metadata: Option<String>,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Answered {
     /// False for a shutdown, which has no answer.

@@ -30,7 +30,7 @@ pub(crate) struct Features {
 /// The driver answers at once, or hangs.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Listed {
     /// The running kernel.
@@ -46,7 +46,7 @@ struct Shape {
     bit: u32,
     /// The first kernel that has it; null for one that is not known here.
     since: Option<&'static str>,
-    /// What blockd uses it for; null when it does not.
+    /// Its use in blockd; null when it is not used.
     used_for: Option<&'static str>,
     /// The driver has it.
     present: Option<bool>,
@@ -80,7 +80,7 @@ impl Features {
     }
 }
 
-/// What the volume's device asked for and was granted.
+/// The requested and the granted features of the volume's device.
 fn served(volume: &Volume) -> Result<(u64, u64), Error> {
     let refused = |problem: String| Err(Error::in_use(format!("volume {}", volume.name), problem));
     match volume.front_end() {

@@ -28,7 +28,7 @@ pub(crate) struct Grow {
     pub device: u32,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Grown {
     changed: bool,

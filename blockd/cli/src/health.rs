@@ -45,7 +45,7 @@ pub(crate) struct Health {
     pub acknowledge: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Default, Serialize)]
 struct HealthShape {
     healthy: bool,
@@ -80,7 +80,7 @@ struct CauseShape {
     last_transition_unix_ms: i64,
 }
 
-/// What `--watch --json` prints on a line.
+/// A line of the output of `--watch --json`.
 #[derive(Debug, Serialize)]
 struct ChangeShape<'a> {
     time_unix_ms: i64,
@@ -126,15 +126,15 @@ impl Health {
                 client.acknowledge_health(AcknowledgeHealthRequest { pool, volume }).await?;
             }
         }
-        let told = ask(&mut client, &places).await?;
-        let bad = told.pools.iter().chain(&told.volumes).filter(|one| !one.healthy).count();
+        let report = ask(&mut client, &places).await?;
+        let bad = report.pools.iter().chain(&report.volumes).filter(|one| !one.healthy).count();
         if context.output.is_json() {
-            context.output.last_json(&told)?;
+            context.output.last_json(&report)?;
         } else {
-            context.output.text(&text(&told, named, context))?;
+            context.output.text(&text(&report, named, context))?;
         }
         if self.check && bad > 0 {
-            let all = told.pools.len() + told.volumes.len();
+            let all = report.pools.len() + report.volumes.len();
             let what = format!("{bad} of {all} pools and volumes");
             let verb = if bad == 1 { "is" } else { "are" };
             return Err(Error::in_use(what, format!("{verb} not healthy")));
@@ -144,12 +144,12 @@ impl Health {
 }
 
 async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShape, Error> {
-    let mut told = HealthShape::default();
+    let mut report = HealthShape::default();
     for Place { pool, volume } in places.iter().cloned() {
         let request = HealthRequest { pool, volume, abnormal_only: false };
         let answer = client.health(request).await?;
         for one in answer.pools {
-            told.pools.push(SubjectShape {
+            report.pools.push(SubjectShape {
                 pool: one.pool,
                 volume: None,
                 ..subject(
@@ -160,7 +160,7 @@ async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShap
             });
         }
         for one in answer.volumes {
-            told.volumes.push(SubjectShape {
+            report.volumes.push(SubjectShape {
                 pool: one.pool,
                 volume: Some(one.volume),
                 ..subject(
@@ -171,10 +171,10 @@ async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShap
             });
         }
     }
-    let worst = told.pools.iter().chain(&told.volumes).filter_map(|one| one.severity);
-    told.severity = worst.max_by_key(|name| rank(name));
-    told.healthy = told.severity.is_none();
-    Ok(told)
+    let worst = report.pools.iter().chain(&report.volumes).filter_map(|one| one.severity);
+    report.severity = worst.max_by_key(|name| rank(name));
+    report.healthy = report.severity.is_none();
+    Ok(report)
 }
 
 fn subject(severity: i32, causes: &[Cause], [probe, transition]: [i64; 2]) -> SubjectShape {
@@ -207,18 +207,18 @@ fn cause(cause: &Cause) -> CauseShape {
 }
 
 /// A table of causes, or that there are none.
-fn text(told: &HealthShape, named: bool, context: &Context) -> String {
+fn text(report: &HealthShape, named: bool, context: &Context) -> String {
     let counted = |count: usize, what: &str| match count {
         1 => format!("1 {what}"),
         _ => format!("{count} {what}s"),
     };
-    let all = [(told.pools.len(), "pool"), (told.volumes.len(), "volume")];
+    let all = [(report.pools.len(), "pool"), (report.volumes.len(), "volume")];
     let all = all.map(|(count, what)| counted(count, what)).join(" and ");
     let is_looked_at = |one: &SubjectShape| one.last_probe_unix_ms > 0;
-    if !told.pools.iter().chain(&told.volumes).any(is_looked_at) {
+    if !report.pools.iter().chain(&report.volumes).any(is_looked_at) {
         return format!("unknown: {all}; health checks are disabled (health.enabled = false)\n");
     }
-    if told.healthy {
+    if report.healthy {
         let good = context.output.paint().text(Tone::Good, "healthy");
         return format!("{good}: {all}\n");
     }
@@ -230,9 +230,9 @@ fn text(told: &HealthShape, named: bool, context: &Context) -> String {
         ("what", Side::Left),
     ]);
     let mut touched = 0;
-    for one in told.pools.iter().chain(&told.volumes) {
-        // The pool's are told once, unless nothing but volumes was asked for.
-        let in_full = named && told.pools.is_empty();
+    for one in report.pools.iter().chain(&report.volumes) {
+        // The pool's causes are printed once, unless only volumes were named.
+        let in_full = named && report.pools.is_empty();
         let shown = one.causes.iter().filter(|cause| in_full || !cause.of_pool);
         let before = touched;
         touched += usize::from(one.causes.iter().any(|cause| cause.of_pool));
@@ -264,10 +264,10 @@ fn place(one: &SubjectShape) -> String {
     }
 }
 
-/// What a cause is told apart by, from one look to the next.
+/// The key by which a cause is recognised from one look to the next.
 type Key = (String, Option<String>, &'static str, Option<String>);
 
-/// Prints what begins, changes and ends, until nobody reads it any more.
+/// Prints the causes that begin, change and end, until the output is closed.
 async fn watch(
     context: &Context,
     client: &mut client::Client,
@@ -277,18 +277,18 @@ async fn watch(
     let (mut is_there, mut first) = (true, true);
     loop {
         match ask(client, places).await {
-            Ok(told) => {
+            Ok(report) => {
                 // Also at the beginning, so that who reads it knows from when on it is watched.
                 if !is_there || (first && context.output.is_json()) {
                     change(context, "found", None, None)?;
                 }
                 is_there = true;
-                if first && told.healthy && !context.output.is_json() {
-                    context.output.text(&text(&told, false, context))?;
+                if first && report.healthy && !context.output.is_json() {
+                    context.output.text(&text(&report, false, context))?;
                 }
                 first = false;
-                let now = own_causes(told, places);
-                tell(context, &before, &now)?;
+                let now = own_causes(report, places);
+                print_changes(context, &before, &now)?;
                 before = now;
             }
             Err(error) if error.kind() == ErrorKind::Unreachable && !first => {
@@ -304,10 +304,10 @@ async fn watch(
 }
 
 /// The causes of all that were asked for; those of pools once.
-fn own_causes(told: HealthShape, places: &[Place]) -> BTreeMap<Key, CauseShape> {
+fn own_causes(report: HealthShape, places: &[Place]) -> BTreeMap<Key, CauseShape> {
     let in_full = places.iter().any(|place| !place.volume.is_empty());
     let mut all = BTreeMap::new();
-    for one in told.pools.into_iter().chain(told.volumes) {
+    for one in report.pools.into_iter().chain(report.volumes) {
         for cause in one.causes {
             if in_full || !cause.of_pool {
                 let device = cause.device.clone();
@@ -318,7 +318,7 @@ fn own_causes(told: HealthShape, places: &[Place]) -> BTreeMap<Key, CauseShape> 
     all
 }
 
-fn tell(
+fn print_changes(
     context: &Context,
     before: &BTreeMap<Key, CauseShape>,
     now: &BTreeMap<Key, CauseShape>,
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_and_a_volume_are_told_apart() {
+    fn a_pool_and_a_volume_are_distinguished() {
         let place =
             |pool: &str, volume: &str| Place { pool: pool.to_owned(), volume: volume.to_owned() };
         assert_eq!(Place::parse("p").unwrap(), place("p", ""));

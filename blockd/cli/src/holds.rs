@@ -11,7 +11,7 @@ pub(crate) const REASONS: [(Hold, &str); 4] = [
     (Hold::Memory, "memory"),
 ];
 
-/// What a connection that is held back all the time adds to [`Held::ns_per_second`].
+/// The part of [`Held::ns_per_second`] of a connection that is held back all the time.
 pub(crate) const WHOLE: u64 = 1_000_000_000;
 
 /// How long connections and queues of a volume were held back for one reason.

@@ -53,7 +53,7 @@ use serde::Serialize;
 
 pub use program::{HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
 
-/// What a verb works with.
+/// The context of a verb.
 #[derive(Debug)]
 struct Context {
     global: Global,
@@ -156,7 +156,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
     }
 }
 
-/// What `--json` prints of an error.
+/// An error in the output of `--json`.
 #[derive(Serialize)]
 struct Failure {
     error: Parts,
@@ -191,7 +191,7 @@ impl Failure {
 
 fn report(context: &Context, error: &Error) {
     eprintln!("blockd: error: {error}");
-    if context.output.is_json() && !context.output.told() {
+    if context.output.is_json() && !context.output.has_printed() {
         // That standard output cannot be written either would be no news.
         let _ = context.output.json(&Failure::of(error));
     }

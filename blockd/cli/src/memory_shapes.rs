@@ -1,11 +1,11 @@
-//! What is special about volumes in persistent memory, as `--json` prints it.
+//! The fields of volumes in persistent memory in the output of `--json`.
 
 use blockd_api::v1;
 use serde::Serialize;
 
 use super::amount;
 
-/// What is special about a volume.
+/// The fields of a volume in persistent memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct VolumeMemory {
     pub usage: &'static str,

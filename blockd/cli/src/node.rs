@@ -93,7 +93,7 @@ pub(crate) struct Which {
     pub accept_loss: bool,
 }
 
-/// What `node list --json` prints.
+/// The output of `node list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
     nodes: Vec<NodeShape>,
@@ -107,9 +107,9 @@ struct NodeShape {
     dead_unix_ms: Option<u64>,
 }
 
-/// What `node status --json` prints.
+/// The output of `node status --json`.
 #[derive(Debug, Serialize)]
-struct Told {
+struct StatusShape {
     node: NodeShape,
     pools: Vec<NodePoolShape>,
 }
@@ -136,7 +136,7 @@ struct WaitingShape {
     room_bytes: u64,
 }
 
-/// What `node declare-dead --json` and `node forget --json` print.
+/// The output of `node declare-dead --json` and `node forget --json`.
 #[derive(Debug, Serialize)]
 struct LeftShape {
     changed: bool,
@@ -230,7 +230,7 @@ impl Node {
 impl Which {
     fn remove(&self, context: &Context, what: &str, how: Removal) -> Result<(), Error> {
         let mut hooks: Vec<HookShape> = Vec::new();
-        let mut tell = |ran: HookRun<'_>| {
+        let mut report = |ran: HookRun<'_>| {
             if !context.output.is_json() {
                 // As it happens: what comes behind it may take long, or fail.
                 let lines = ran.output.lines().map(|line| format!("  {line}\n"));
@@ -249,7 +249,7 @@ impl Which {
             accept_loss: self.accept_loss,
             how,
         };
-        let left = context.program.remove_node(&removal, &mut tell)?;
+        let left = context.program.remove_node(&removal, &mut report)?;
         let pools = left.pools.into_iter().map(|one| TakenShape {
             pool: one.pool,
             log_changes: one.log_changes,
@@ -297,9 +297,9 @@ impl Status {
         let answer = context.client().await?.node_status(request).await?;
         let node = answer.node.unwrap_or_default();
         let pools = answer.pools.iter().map(NodePoolShape::from).collect();
-        let told = Told { node: NodeShape::from(&node), pools };
-        context.output.either(&told, || {
-            let id = told.node.id.clone().unwrap_or_else(|| "no identity".to_owned());
+        let status = StatusShape { node: NodeShape::from(&node), pools };
+        context.output.either(&status, || {
+            let id = status.node.id.clone().unwrap_or_else(|| "no identity".to_owned());
             let mut text = format!("node {id}\n");
             for pool in &answer.pools {
                 text.push('\n');

@@ -155,7 +155,7 @@ pub(crate) struct Open {
     pub pool: String,
 }
 
-/// What a pool is made on.
+/// The kind of device on which a pool is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Kind {
     /// A regular file
@@ -166,26 +166,26 @@ pub(crate) enum Kind {
     Pmem,
 }
 
-/// What `pool list --json` prints.
+/// The output of `pool list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
     pools: Vec<PoolShape>,
 }
 
-/// What `pool show --json` prints.
+/// The output of `pool show --json`.
 #[derive(Debug, Serialize)]
 struct Shown {
     pool: PoolShape,
 }
 
-/// What `pool create --json` and `pool open --json` print.
+/// The output of `pool create --json` and `pool open --json`.
 #[derive(Debug, Serialize)]
 struct Created {
     changed: bool,
     pool: PoolShape,
 }
 
-/// What `pool map --json` prints.
+/// The output of `pool map --json`.
 #[derive(Debug, Serialize)]
 struct Mapped {
     pool: String,
@@ -343,7 +343,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     properties(&rows, output.paint())
 }
 
-/// What is special about a device in persistent memory.
+/// The properties of a device in persistent memory.
 fn pmem_words(pmem: &v1::PmemDevice, context: &Context) -> Vec<String> {
     let mut words = vec![shapes::pmem_medium(pmem.medium()).to_owned()];
     if !pmem.region.is_empty() {
@@ -361,7 +361,7 @@ fn pmem_words(pmem: &v1::PmemDevice, context: &Context) -> Vec<String> {
     words
 }
 
-/// What there is to say of a pool whose volumes are namespaces.
+/// The rows of a pool whose volumes are namespaces.
 fn namespace_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)> {
     let size = |value: i64| context.output.size(amount(value));
     let mut rows = vec![
@@ -383,7 +383,7 @@ fn namespace_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, Stri
     rows
 }
 
-/// What the space policy makes of it.
+/// The rows of the space policy.
 fn space_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)> {
     let size = |value: i64| context.output.size(amount(value));
     let Some(state) = shapes::space_state(pool) else { return Vec::new() };
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn extent_sizes_are_checked_before_anybody_is_asked() {
+    fn extent_sizes_are_checked_before_the_daemon_is_asked() {
         assert_eq!(extent_size(None).unwrap(), 0);
         assert_eq!(extent_size(Some("256K")).unwrap(), 1 << 18);
         for bad in ["32K", "2M", "100K", "x"] {

@@ -1,5 +1,5 @@
-//! What the command line runs in its own process and knows nothing of: the daemon, and what works
-//! on pools as the daemon does. The program that is made of both gives it.
+//! The parts that the command line runs in its own process but does not depend on: the daemon, and
+//! tools that work on pools as the daemon does. The program that combines both provides them.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -15,10 +15,10 @@ pub trait Program: Debug {
     /// Runs the daemon to its end: `blockd serve`.
     fn serve(&self, config: Option<&Path>, listen: &[String]) -> Result<(), Error>;
 
-    /// What `blockd config check` prints.
+    /// The output of `blockd config check`.
     fn check_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error>;
 
-    /// What `blockd config show` prints.
+    /// The output of `blockd config show`.
     fn show_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error>;
 
     /// Features of the kernel's ublk driver, which may take this long to answer.
@@ -51,9 +51,9 @@ pub struct NodeRemoval<'a> {
 /// How a node is removed.
 #[derive(Clone, Copy, Debug)]
 pub enum Removal {
-    /// It is remembered as dead.
+    /// The node is recorded as dead.
     DeclareDead,
-    /// It is not remembered any more.
+    /// The record of the node is removed.
     Forget {
         /// Also a node that was not declared dead.
         force: bool,
@@ -65,7 +65,7 @@ pub enum Removal {
 pub struct HookRun<'a> {
     /// The script.
     pub path: &'a Path,
-    /// What it printed.
+    /// Its output.
     pub output: &'a str,
     /// How long it took.
     pub took: Duration,
@@ -76,7 +76,7 @@ pub struct HookRun<'a> {
 pub struct NodeRemoved {
     /// Its name in full, as far as it is known.
     pub node: String,
-    /// It was not removed before.
+    /// Whether this call removed it.
     pub changed: bool,
     /// Pools that were taken over from it.
     pub pools: Vec<TakenPool>,

@@ -23,7 +23,7 @@ pub(crate) struct Recover {
     pub pool: String,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Recovered {
     changed: bool,

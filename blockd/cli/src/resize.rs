@@ -31,7 +31,7 @@ pub(crate) struct Resize {
     pub shrink: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Resized {
     changed: bool,

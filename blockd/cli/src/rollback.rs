@@ -31,7 +31,7 @@ pub(crate) struct Rollback {
     pub force: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct RolledBack {
     previous_size_bytes: u64,

@@ -61,7 +61,7 @@ pub(crate) struct SettingArguments {
     pub bandwidth: Option<String>,
 }
 
-/// What is done when there is no space, and the milliseconds of a timeout.
+/// The policy of writes without space, and the milliseconds of a timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WhenFull(OnFull, u32);
 
@@ -108,7 +108,7 @@ impl SettingArguments {
     }
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Configured {
     changed: bool,
@@ -133,7 +133,7 @@ impl Set {
     }
 }
 
-/// What is set, in one line.
+/// The settings in one line.
 pub(super) fn in_words(settings: &SettingsShape, context: &Context) -> String {
     let size = |bytes| context.output.size(bytes);
     let mut words = vec![match (settings.on_full, settings.on_full_timeout_ms) {

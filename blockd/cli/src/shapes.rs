@@ -43,7 +43,7 @@ pub(crate) struct VolumeShape {
     pub pmem: Option<VolumeMemory>,
 }
 
-/// What is set for a volume.
+/// The settings of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SettingsShape {
     pub on_full: &'static str,
@@ -181,7 +181,7 @@ pub(crate) struct DeviceShape {
     pub pmem: Option<PmemShape>,
 }
 
-/// What there is to know of a device in persistent memory.
+/// The properties of a device in persistent memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PmemShape {
     pub medium: &'static str,
@@ -223,7 +223,7 @@ pub(crate) fn pmem_medium(medium: v1::PmemMedium) -> &'static str {
     }
 }
 
-/// What becomes of answered writes, in a word; nothing where that is not known.
+/// The durability of answered writes, in a word; `None` where that is not known.
 pub(crate) fn durability(level: v1::Durability) -> Option<&'static str> {
     match level {
         v1::Durability::Unspecified => None,
@@ -410,7 +410,7 @@ impl From<&v1::Releasing> for ReleasingShape {
     }
 }
 
-/// What some volumes take.
+/// The space of some volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SpaceShape {
     pub mapped_bytes: u64,

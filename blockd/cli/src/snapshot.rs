@@ -32,7 +32,7 @@ pub(crate) struct Snapshot {
     pub pool: String,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Taken {
     changed: bool,

@@ -25,7 +25,7 @@ pub(crate) struct Space {
     pub pool: String,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Counted {
     volumes: Vec<Row>,

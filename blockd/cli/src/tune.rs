@@ -32,7 +32,7 @@ pub(crate) struct Tune {
     pub outage: Duration,
 }
 
-/// What is proposed.
+/// A proposed setting.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Proposal {
     pool: String,
@@ -41,7 +41,7 @@ struct Proposal {
     low: String,
     very_low: String,
     quantum_bytes: u64,
-    /// What would be written in that time, at that speed.
+    /// The bytes that would be written in that time, at that speed.
     needed_bytes: u64,
     free_bytes: u64,
     enough: bool,
@@ -88,7 +88,7 @@ fn propose(pool: &str, rate: u64, free: u64, extent: u64, volumes: u64, outage: 
     }
 }
 
-/// What can be done for a volume that is held back for this reason.
+/// The advice for a volume that is held back for this reason.
 fn advice(pool: &str, volume: &str, reason: &str) -> String {
     match reason {
         "limit" => format!(

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Context;
 
-/// What `--json` prints. `daemon` is null when none answers.
+/// The output of `--json`. `daemon` is null when none answers.
 #[derive(Debug, Serialize)]
 struct Versions {
     version: &'static str,

@@ -42,15 +42,15 @@ pub(crate) struct Show {
     pub pool: String,
 }
 
-/// What `list --json` prints.
+/// The output of `list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
     volumes: Vec<VolumeShape>,
-    /// What is still being let go of volumes that were deleted or rolled back.
+    /// Volumes that were deleted or rolled back and whose extents are still being reclaimed.
     releasing: Vec<ReleasingShape>,
 }
 
-/// What `show --json` prints.
+/// The output of `show --json`.
 #[derive(Debug, Serialize)]
 struct Shown {
     volume: VolumeShape,

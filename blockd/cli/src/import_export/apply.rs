@@ -1,8 +1,8 @@
 //! `blockd import --apply`: a backup onto the copy that it begins with.
 //!
-//! What a copy holds is told by a snapshot of it, whose name has the identity of what it is a copy
-//! of: so it is known as long as the copy is there, whichever daemon serves it. That the copy was
-//! not written since is known by the difference to that snapshot.
+//! The content of a copy is recorded by a snapshot of it, whose name has the identity of the
+//! snapshot that was copied: so it is known as long as the copy exists, whichever daemon serves it.
+//! The difference to that snapshot shows whether the copy was written since.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
@@ -32,10 +32,10 @@ use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::{Context, amount};
 
-/// What is read of the file at a time.
+/// The size of a read of the file.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Answer {
     /// False: the volume holds this already.
@@ -145,9 +145,9 @@ fn begun(input: Awaited, name: &str, stop: &Stop) -> Result<Backup, Error> {
     Ok(Backup { input: begun?, named_bytes: None })
 }
 
-/// What was found of the volume.
+/// The state of the volume before the import.
 enum Found {
-    /// It holds what the file would make of it already, and this snapshot of it says so.
+    /// The volume has the file's content already, as this snapshot of it records.
     Done(Volume, String),
     Place(Place),
 }
@@ -372,7 +372,7 @@ impl Apply<'_> {
         if !attached && !place.created {
             self.detach().await?;
         }
-        // With --force onto something else nobody can say what it holds.
+        // With --force onto another base, the content is unknown.
         let marker =
             if is_copy && !self.is_forced(&place) { Some(self.mark(&volume).await?) } else { None };
         let request = GetVolumeRequest { name: volume.name, pool: volume.pool };
@@ -477,7 +477,7 @@ impl Apply<'_> {
         }
     }
 
-    /// That nothing was to be done, but for the time that took.
+    /// The answer that nothing was to be done, with the time that the check took.
     fn answer(&self, volume: &Volume, marker: Option<String>, clock: &Clock) -> Answer {
         Answer {
             changed: false,

@@ -70,14 +70,14 @@ pub(crate) struct Export {
     pub reconnect: Duration,
 }
 
-/// What `--json` prints, unless the image goes to standard output.
+/// The output of `--json`, unless the image goes to standard output.
 #[derive(Debug, Serialize)]
 struct Answer {
     file: PathBuf,
     size_bytes: u64,
-    /// What the file takes on its file system; null when it is none.
+    /// The bytes that the file takes on its file system; null when it is no file.
     allocated_bytes: Option<u64>,
-    /// What a backup is the increment of; null where it is none.
+    /// The base of an incremental backup; null where it is none.
     since: Option<String>,
     /// Bytes of data that were written.
     written_bytes: Option<u64>,
@@ -147,7 +147,7 @@ impl Export {
         }
     }
 
-    /// What a backup of this snapshot says of itself.
+    /// The header of a backup of this snapshot.
     async fn header(&self, client: &mut Client, volume: &Volume) -> Result<Header, Error> {
         let what = |volume: &Volume| format!("volume {}", shown(&volume.name));
         if volume.kind() != VolumeKind::Snapshot {
@@ -187,8 +187,8 @@ impl Export {
         })
     }
 
-    /// What was copied was found by name, several times. Ids are not used again: who has the name
-    /// and the id now had them all the time.
+    /// Checks that the same snapshot was copied throughout, as it was looked up by name several
+    /// times. Ids are not reused: a snapshot with this name and id now had both all the time.
     async fn check_same(
         &self,
         client: &mut Client,

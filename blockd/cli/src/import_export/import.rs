@@ -87,7 +87,7 @@ pub(crate) struct Import {
     pub reconnect: Duration,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Answer {
     changed: bool,
@@ -95,7 +95,7 @@ struct Answer {
     uri: String,
     /// As --format has it.
     format: &'static str,
-    /// It was found by looking at the image, and not given.
+    /// Whether the format was detected in the image, and not given.
     format_detected: bool,
     /// Files that were read beside the image, by --follow-backing.
     other_files: Vec<String>,
@@ -113,7 +113,7 @@ struct Image {
     source: Source,
     path: PathBuf,
     format: ImageFormat,
-    /// What qemu-img reads, and None for raw bytes.
+    /// The input of qemu-img; `None` for raw bytes.
     gated: Option<Gated>,
     /// None for a stream.
     size_bytes: Option<u64>,
@@ -327,7 +327,7 @@ impl Import {
 /// No volume has smaller blocks.
 const MIN_BLOCK_BYTES: u64 = 512;
 
-/// What moves the bytes.
+/// The function that moves the bytes.
 type Work = Box<dyn FnOnce() -> Result<(Imported, Option<u64>), Error> + Send>;
 
 /// A volume that was made for this import goes again; another one is said to be incomplete.

@@ -84,7 +84,7 @@ impl Output {
         }
     }
 
-    /// What becomes of it when it is given up, for the error: half an image is of no use.
+    /// The state of the output after a failure, as text for the error: half an image is of no use.
     pub(super) fn given_up(&self) -> String {
         match self {
             Self::Stdout | Self::Special(_) => "the output is incomplete".to_owned(),
@@ -130,7 +130,7 @@ impl Regular {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         if old.is_some() {
-            // Nobody reads here what he could not read there.
+            // A user who cannot read the old file must not be able to read this one.
             options.mode(0o600);
         }
         let name = path.file_name().unwrap_or_default();

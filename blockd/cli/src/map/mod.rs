@@ -6,7 +6,7 @@ pub(crate) mod text;
 
 use super::output::terminal::Tone;
 
-/// What an extent is used for.
+/// The use of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Superblocks, log, map pages, and what is kept back for them.
@@ -28,7 +28,7 @@ pub(crate) struct Run {
     pub first: u64,
     /// How many.
     pub count: u64,
-    /// What for.
+    /// The use of the extents.
     pub what: Use,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Picture {
 /// A line of the legend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it speaks of.
+    /// The use that the entry explains.
     pub what: Use,
     /// In words.
     pub name: String,
@@ -106,7 +106,7 @@ impl Picture {
 /// One character or square of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
-    /// What most of its used extents are used for; free when all are.
+    /// The use of most of its used extents; free when all are free.
     pub what: Use,
     /// None of its extents is free.
     pub full: bool,
@@ -177,7 +177,7 @@ pub(crate) fn letter(spot: Spot) -> char {
             match (letter, spot.full) {
                 (Some(index), true) => char::from(b'A' + index),
                 (Some(index), false) => char::from(b'a' + index),
-                // Beyond the alphabet volumes are no longer told apart.
+                // Beyond the alphabet volumes are no longer distinguished.
                 (None, _) => '*',
             }
         }

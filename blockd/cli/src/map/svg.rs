@@ -17,7 +17,7 @@ const LINE: u64 = 18;
 /// Around everything.
 const MARGIN: u64 = 10;
 
-/// Colours of volumes, told apart by people who see few as well (Okabe and Ito).
+/// Colours of volumes, distinct for colour-blind people as well (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
 /// The whole file. `columns` squares stand in a row.

@@ -8,7 +8,7 @@ use crate::output::{Output, percent};
 /// Lines of one device at most.
 const MAX_LINES: u64 = 16;
 
-/// Characters in a line where nobody says.
+/// Characters in a line where the width is unknown.
 const DEFAULT_WIDTH: usize = 64;
 
 /// Beyond this, lines are hard to follow with the eye.

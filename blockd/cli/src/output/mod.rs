@@ -1,4 +1,4 @@
-//! What a verb prints: a table or a few lines for people, one JSON value for programs.
+//! The output of a verb: a table or a few lines for people, one JSON value for programs.
 
 pub(crate) mod table;
 pub(crate) mod terminal;
@@ -19,21 +19,21 @@ pub(crate) struct Output {
     json: bool,
     bytes: bool,
     terminal: Terminal,
-    told: Rc<Cell<bool>>,
+    has_printed: Rc<Cell<bool>>,
 }
 
 impl Output {
     /// Prints as the arguments say, to what standard output is.
     #[must_use]
     pub(crate) fn new(json: bool, bytes: bool) -> Self {
-        Self { json, bytes, terminal: Terminal::of_stdout(), told: Rc::default() }
+        Self { json, bytes, terminal: Terminal::of_stdout(), has_printed: Rc::default() }
     }
 
     /// Prints as if to `terminal`.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with(json: bool, bytes: bool, terminal: Terminal) -> Self {
-        Self { json, bytes, terminal, told: Rc::default() }
+        Self { json, bytes, terminal, has_printed: Rc::default() }
     }
 
     /// Whether `--json` was given.
@@ -42,7 +42,7 @@ impl Output {
         self.json
     }
 
-    /// What standard output is.
+    /// The kind of standard output.
     #[must_use]
     pub(crate) fn terminal(&self) -> &Terminal {
         &self.terminal
@@ -78,19 +78,19 @@ impl Output {
         self.text(&pretty(value))
     }
 
-    /// Writes the one value of this run; that it then fails is told by the exit code alone.
+    /// Writes the one value of this run; a later failure is reported by the exit code alone.
     ///
     /// # Errors
     /// When standard output cannot be written.
     pub(crate) fn last_json(&self, value: &impl Serialize) -> Result<(), Error> {
-        self.told.set(true);
+        self.has_printed.set(true);
         self.json(value)
     }
 
     /// Whether the one value was written.
     #[must_use]
-    pub(crate) fn told(&self) -> bool {
-        self.told.get()
+    pub(crate) fn has_printed(&self) -> bool {
+        self.has_printed.get()
     }
 
     /// Writes one value on one line: a stream of them is read line by line.

@@ -17,7 +17,7 @@ pub(crate) enum Side {
     Right,
 }
 
-/// What stands in one place of a table.
+/// A cell of a table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cell {
     text: String,

@@ -1,11 +1,11 @@
-//! What standard output is, and colours for those that can show them.
+//! The kind of standard output, and colours for terminals that support them.
 
 use std::io::IsTerminal;
 
 /// Narrower than this nothing is made to fit: it would be unreadable anyway.
 const MIN_WIDTH: usize = 40;
 
-/// What a program prints to.
+/// The output device of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terminal {
     /// A person reads it.
@@ -44,7 +44,7 @@ impl Terminal {
     }
 }
 
-/// What a piece of text wants to say by its looks.
+/// The meaning of a piece of text that its style shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Tone {
     /// Nothing.
@@ -60,11 +60,11 @@ pub(crate) enum Tone {
     Warning,
     /// Wrong.
     Bad,
-    /// One of several colours that tell things apart.
+    /// One of several colours that distinguish objects.
     Colour(u8),
 }
 
-/// How many colours tell things apart.
+/// The number of colours that distinguish objects.
 pub(crate) const PALETTE_COUNT: u8 = 6;
 
 /// Puts colours around text, or leaves it alone.

@@ -36,7 +36,7 @@ pub(crate) struct Adopt {
     pub host: Host,
 }
 
-/// What a namespace is made into.
+/// The target mode of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Into {
     /// For a pool
@@ -45,7 +45,7 @@ pub(crate) enum Into {
     Fsdax,
 }
 
-/// What `pmem adopt --json` prints.
+/// The output of `pmem adopt --json`.
 #[derive(Debug, Serialize)]
 struct Adopted {
     changed: bool,
@@ -93,7 +93,7 @@ impl Adopt {
             to: mode.to_string(),
             namespace: NamespaceShape::of(&now, &inventory),
         };
-        context.output.either(&adopted, || told(&adopted, &now, done, context))
+        context.output.either(&adopted, || human(&adopted, &now, done, context))
     }
 }
 
@@ -146,7 +146,7 @@ fn check(
     Ok(())
 }
 
-fn told(adopted: &Adopted, now: &Namespace, done: bool, context: &Context) -> String {
+fn human(adopted: &Adopted, now: &Namespace, done: bool, context: &Context) -> String {
     let size = |bytes| context.output.size(bytes);
     let Adopted { region, from, to, size_bytes, usable_bytes, dry_run, .. } = adopted;
     let (taken, usable) = (size(*size_bytes), size(*usable_bytes));

@@ -47,7 +47,7 @@ pub(crate) struct Create {
     pub host: Host,
 }
 
-/// What `pmem create --json` prints.
+/// The output of `pmem create --json`.
 #[derive(Debug, Serialize)]
 struct Created {
     changed: bool,
@@ -86,7 +86,7 @@ impl Create {
         let why = inventory.region(&key).and_then(step).map(|step| step.to_string());
         context
             .output
-            .either(&created, || told(&space, why.as_deref(), context) + &created.configuration)
+            .either(&created, || human(&space, why.as_deref(), context) + &created.configuration)
     }
 
     /// The region that was named, or else the best of those that are not refused.
@@ -133,7 +133,7 @@ impl Create {
     }
 }
 
-fn told(space: &PoolSpace, why: Option<&str>, context: &Context) -> String {
+fn human(space: &PoolSpace, why: Option<&str>, context: &Context) -> String {
     let size = |bytes| context.output.size(bytes);
     let mut text = String::new();
     for one in &space.namespaces {

@@ -32,7 +32,7 @@ pub(crate) struct Show {
     pub host: Host,
 }
 
-/// What `pmem list --json` prints.
+/// The output of `pmem list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
     /// Whether the kernel knows of persistent memory at all.
@@ -42,7 +42,7 @@ struct Listed {
     unseen_processes: usize,
 }
 
-/// What `pmem show --json` prints.
+/// The output of `pmem show --json`.
 #[derive(Debug, Serialize)]
 struct Shown {
     region: Option<RegionShape>,
@@ -125,7 +125,7 @@ fn tables(inventory: &Inventory, context: &Context) -> String {
     text
 }
 
-/// What is there and can't be used as it is.
+/// The text about namespaces that cannot be used as they are.
 pub(super) fn not_enabled(inventory: &Inventory) -> String {
     let regions = inventory.regions.iter().filter(|region| !region.enabled);
     let regions = regions.map(|region| format!("region {}", region.key));

@@ -17,7 +17,7 @@ pub(super) struct RegionShape {
     available_bytes: u64,
     largest_available_bytes: u64,
     align_bytes: Option<u64>,
-    /// What sizes of namespaces with huge pages are multiples of.
+    /// Sizes of namespaces with huge pages are multiples of this.
     step_bytes: Option<u64>,
     step_reason: Option<String>,
     numa_node: Option<u32>,

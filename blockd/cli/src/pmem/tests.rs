@@ -141,18 +141,18 @@ fn list_and_show_need_no_daemon_and_name_what_they_can_not_read() {
 }
 
 #[test]
-fn what_is_not_enabled_is_told() {
+fn disabled_namespaces_are_listed() {
     let fake = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
     let platform = fake.platform();
-    let told = || list::not_enabled(&platform.read().unwrap());
+    let listed = || list::not_enabled(&platform.read().unwrap());
     create(Some("0x1"), 50).run(&platform, &context()).unwrap();
-    assert_eq!(told(), "");
+    assert_eq!(listed(), "");
     let inventory = platform.read().unwrap();
     let (_, made) = inventory.namespaces().next().unwrap();
     let unbind = fake.places().sys.join("bus/nd/drivers/dax_pmem/unbind");
     fake.write(&unbind, made.holder.as_ref().unwrap()).unwrap();
     fake.show_region_as(2, Shown::NotEnabled);
-    let lines = told();
+    let lines = listed();
     assert!(lines.starts_with("region 0x2 is not enabled"), "{lines}");
     assert!(lines.contains(&made.uuid.unwrap().to_string()) && lines.lines().count() == 2);
 }

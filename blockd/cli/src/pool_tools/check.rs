@@ -47,7 +47,7 @@ pub(crate) struct Check {
     online: bool,
 }
 
-/// What `pool check --json` prints.
+/// The output of `pool check --json`.
 #[derive(Debug, Serialize)]
 struct Checked {
     pool_id: String,
@@ -141,16 +141,17 @@ impl Check {
     }
 }
 
-/// What one check of a pool that is served has come to.
+/// The result of one check of a served pool.
 struct Found<T> {
     damaged: bool,
     generation: u64,
     what: T,
 }
 
-/// What is found sound is sound: each page was the one its parent names. What isn't counts if it is
-/// found a second time, since what is being written looks broken for a moment, and no newer
-/// checkpoint has taken its place. None where one came each time.
+/// Repeats the check until its result counts. A sound result counts: each page was the one that its
+/// parent names. Damage counts if it is found a second time without a newer checkpoint in between,
+/// since pages that are being written look damaged for a moment. `None` where a newer checkpoint
+/// came each time.
 fn settle<T>(
     mut once: impl FnMut() -> Result<Found<T>, Error>,
     mut newest: impl FnMut() -> Result<u64, Error>,

@@ -25,7 +25,7 @@ pub(crate) struct Downgrade {
     to: String,
 }
 
-/// What `pool downgrade --json` prints.
+/// The output of `pool downgrade --json`.
 #[derive(Debug, Serialize)]
 struct Downgraded {
     changed: bool,

@@ -51,7 +51,7 @@ pub(crate) struct Dump {
     claim: ClaimWait,
 }
 
-/// What `pool dump --json` prints, when the dump goes to a file.
+/// The output of `pool dump --json`, when the dump goes to a file.
 #[derive(Debug, Serialize)]
 struct Dumped {
     output: String,
@@ -61,7 +61,7 @@ struct Dumped {
     lost: Vec<LostShape>,
 }
 
-/// What `pool dump --thin-xml --json` prints.
+/// The output of `pool dump --thin-xml --json`.
 #[derive(Debug, Serialize)]
 struct ThinDumped {
     output: String,
@@ -185,7 +185,7 @@ impl Dump {
         }
     }
 
-    /// What was answered and is in the delta ring only looks like never written here.
+    /// Answered writes that are only in the delta ring look like never written here.
     fn may_fill(&self, reader: &Reader<'_>) -> Result<(), Error> {
         let superblock = reader.superblock();
         let features = superblock.unknown_ro_compat();

@@ -82,7 +82,7 @@ struct End {
     broken: Option<String>,
 }
 
-/// What `journal replay --json` prints.
+/// The output of `journal replay --json`.
 #[derive(Debug, Serialize)]
 struct Replayed {
     changed: bool,
@@ -104,13 +104,13 @@ impl Dump {
     fn run(&self, context: &Context) -> Result<(), Error> {
         let mut devices = self.devices.open(Access::Read)?;
         let mut reader = reader(&mut devices)?;
-        let mut told = Ok(());
+        let mut printed = Ok(());
         let end = read_log(&mut reader, |entry| {
-            if told.is_ok() {
-                told = tell(context, entry);
+            if printed.is_ok() {
+                printed = print_entry(context, entry);
             }
         });
-        told?;
+        printed?;
         let broken = end.broken.map(|fault| fault.to_string());
         let LogEnd { blocks, changes, pending, .. } = end;
         if context.output.is_json() {
@@ -125,7 +125,7 @@ impl Dump {
     }
 }
 
-fn tell(context: &Context, entry: &LogEntry<'_>) -> Result<(), Error> {
+fn print_entry(context: &Context, entry: &LogEntry<'_>) -> Result<(), Error> {
     let change = words(entry.change);
     if context.output.is_json() {
         return context.output.json_line(&Entry {

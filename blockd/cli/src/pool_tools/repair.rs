@@ -34,7 +34,7 @@ pub(crate) struct Repair {
     claim: ClaimWait,
 }
 
-/// What `pool repair --json` prints.
+/// The output of `pool repair --json`.
 #[derive(Debug, Serialize)]
 struct Repaired {
     damaged: bool,

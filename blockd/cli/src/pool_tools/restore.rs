@@ -41,7 +41,7 @@ pub(crate) struct Restore {
     claim: ClaimWait,
 }
 
-/// What `pool restore --json` prints.
+/// The output of `pool restore --json`.
 #[derive(Debug, Serialize)]
 struct Restored {
     pool_id: String,

@@ -35,7 +35,7 @@ pub(crate) struct Rmap {
     on: Option<PathBuf>,
 }
 
-/// What `pool rmap --json` prints.
+/// The output of `pool rmap --json`.
 #[derive(Debug, Serialize)]
 struct Owned {
     path: String,

@@ -11,7 +11,7 @@ use super::model::{PoolRow, STAGES, Snapshot, Sort, VolumeRow};
 use crate::holds::{REASONS, WHOLE};
 use crate::output::{human_ns, percent};
 
-/// What the keys have changed.
+/// The state that keys change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
     pub sort: Sort,

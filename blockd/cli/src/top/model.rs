@@ -1,4 +1,4 @@
-//! What `top` shows: the difference of two answers of the daemon, per second.
+//! The content of `top`: the difference of two answers of the daemon, per second.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub(crate) struct Answers {
 pub(crate) struct Snapshot {
     /// Nanoseconds since the daemon started.
     pub time_ns: u64,
-    /// What the rates are over; 0 in the first snapshot, which has no rates yet.
+    /// The time over which the rates are computed; 0 in the first snapshot, which has no rates yet.
     pub interval_ns: u64,
     /// The daemon's memory.
     pub resident_bytes: u64,
@@ -53,7 +53,7 @@ pub(crate) struct PoolRow {
     pub promised_bytes: u64,
     pub volume_count: u32,
     pub snapshot_count: u32,
-    /// What deleted volumes held and is still being let go.
+    /// Bytes of deleted volumes that are still being reclaimed.
     pub releasing_bytes: u64,
     /// How full it is; nothing where the daemon doesn't say.
     pub space_state: Option<&'static str>,
@@ -184,7 +184,7 @@ impl Sort {
 }
 
 impl Snapshot {
-    /// What happened between two answers; without an earlier one, the state alone.
+    /// The activity between two answers; without an earlier one, the state alone.
     #[must_use]
     pub(crate) fn between(before: Option<&Answers>, now: &Answers) -> Self {
         // A daemon that was started anew counts from 0 again.
@@ -457,16 +457,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_time_until_it_is_full_is_told_in_what_people_count_in() {
+    fn the_time_until_it_is_full_is_printed_in_common_units() {
         let mut pool = Snapshot::between(None, &answers(4)).pools.remove(0);
-        let mut told = |state, seconds| {
+        let mut printed = |state, seconds| {
             (pool.space_state, pool.seconds_to_full) = (Some(state), seconds);
             pool.full_in()
         };
-        assert_eq!([told("normal", None), told("full", Some(7))], ["-", "now"]);
+        assert_eq!([printed("normal", None), printed("full", Some(7))], ["-", "now"]);
         let times = [0, 99, 100, 5_999, 6_000, 359_999, 360_000];
         let expected = ["0 s", "99 s", "1 min", "99 min", "1 h", "99 h", "4 d"];
-        assert_eq!(times.map(|seconds| told("low", Some(seconds))), expected);
+        assert_eq!(times.map(|seconds| printed("low", Some(seconds))), expected);
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Screen<'_> {
     }
 }
 
-/// What a key does; true when it ends the program.
+/// Applies a key; returns true when it ends the program.
 fn apply(view: &mut View, key: KeyEvent, volumes: usize) -> bool {
     if key.kind == KeyEventKind::Release {
         return false;

@@ -1,4 +1,4 @@
-//! Input that may never come, as a pipe's may not: whoever reads it can be stopped nevertheless.
+//! Input that may never come, as a pipe's may not: its reader can be stopped nevertheless.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use super::{CONNECTION_COUNT, REQUEST_BYTES, STOP_WAIT, Stop};
 
-/// Input that is read on a thread that nobody waits for.
+/// Input that is read on a thread that is never joined.
 #[derive(Debug)]
 pub(crate) struct Awaited {
     pieces: Receiver<io::Result<Vec<u8>>>,

@@ -14,7 +14,7 @@ use super::progress::Progress;
 use super::zeroes::stretches;
 use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, Stop, first_error, joined};
 
-/// What is asked for in one question about what is in the volume.
+/// The length of one query of the volume's allocation.
 const ALLOCATION_BYTES: u64 = 1 << 30;
 
 /// Where the bytes go.
@@ -23,12 +23,12 @@ pub(crate) enum Sink {
     File(File),
     /// Standard output, or whatever else has to be written from the beginning to the end.
     Stream(Box<dyn Write + Send>),
-    /// An incremental backup, and whether zeroes are to be told: where there is a base, it may have
-    /// had something there.
+    /// An incremental backup, and whether zeroes are written: where there is a base, it may have
+    /// had data there.
     Increment(Writer<Box<dyn Write + Send>>, bool),
 }
 
-/// What is exported.
+/// The parameters of an export.
 pub(crate) struct Export<'a> {
     /// The volume.
     pub(crate) source: &'a dyn Connect,
@@ -40,7 +40,7 @@ pub(crate) struct Export<'a> {
     pub(crate) patience: Duration,
     /// To end early.
     pub(crate) stop: &'a Stop,
-    /// Told of each byte.
+    /// Counts each byte.
     pub(crate) progress: &'a Progress,
 }
 
@@ -51,7 +51,7 @@ struct Order {
     answer: Sender<Vec<u8>>,
 }
 
-/// What the writer gets.
+/// A piece of the volume for the writer.
 enum Piece {
     Data { offset: u64, answer: Receiver<Vec<u8>> },
     Zero { offset: u64, len: u64 },
@@ -81,7 +81,7 @@ impl Export<'_> {
             drop((work, spare));
             let feeder = scope.spawn(move || self.feed(&mut map, &orders, &pieces));
             let writer = self.write(&mut sink, &answers, &used, &mut written_bytes);
-            // Whoever waits for the writer must see that it is gone.
+            // Threads that wait for the writer must see that it is gone.
             drop((answers, used));
             let mut results: Vec<_> = readers.into_iter().map(joined).collect();
             results.extend([joined(feeder), writer]);

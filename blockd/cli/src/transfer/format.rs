@@ -1,4 +1,4 @@
-//! What kind of image a file is.
+//! The format of an image file.
 
 use std::fs::File;
 use std::path::Path;

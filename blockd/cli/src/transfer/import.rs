@@ -34,12 +34,12 @@ pub(crate) enum Source {
     Increment(increment::Reader<Box<dyn Read + Send>>),
 }
 
-/// What can be read, and shown in a debug print.
+/// A reader that can be shown in a debug print.
 pub(crate) trait ReadDebug: Read + Send + std::fmt::Debug {}
 
 impl<T: Read + Send + std::fmt::Debug> ReadDebug for T {}
 
-/// What is imported, and where to.
+/// The parameters of an import.
 pub(crate) struct Import<'a> {
     /// The volume.
     pub(crate) target: &'a dyn Connect,
@@ -47,17 +47,17 @@ pub(crate) struct Import<'a> {
     pub(crate) size_bytes: u64,
     /// The unit in which it is written.
     pub(crate) block_bytes: usize,
-    /// It holds nothing but zeroes so far.
+    /// Whether the volume holds nothing but zeroes so far.
     pub(crate) empty: bool,
     /// How long to wait for a daemon that has gone away.
     pub(crate) patience: Duration,
     /// To end early.
     pub(crate) stop: &'a Stop,
-    /// Told of each byte.
+    /// Counts each byte.
     pub(crate) progress: &'a Progress,
 }
 
-/// What was done.
+/// The result of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Imported {
     /// Bytes of the source.
@@ -179,8 +179,8 @@ impl Feed<'_> {
         Ok(size_bytes)
     }
 
-    /// The input is read on a thread that nobody waits for: input may never come, and the transfer
-    /// has to be able to end nevertheless.
+    /// Imports a stream. It is read on a thread that is never joined: input may never come, and the
+    /// transfer has to be able to end nevertheless.
     fn stream(&mut self, mut stream: Box<dyn ReadDebug>) -> Result<u64, Failure> {
         let (filled, buffers) = bounded(CONNECTION_COUNT);
         std::thread::spawn(move || {

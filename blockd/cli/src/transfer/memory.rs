@@ -1,4 +1,4 @@
-//! A volume in memory, for tests: its connections break when they are told to.
+//! A volume in memory, for tests, whose connections break on request.
 
 use std::io;
 use std::sync::{Arc, Mutex};

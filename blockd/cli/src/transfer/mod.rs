@@ -33,7 +33,7 @@ const CONNECTION_COUNT: usize = 4;
 /// Between two looks at whether a transfer was stopped.
 const STOP_WAIT: Duration = Duration::from_millis(100);
 
-/// Set by whoever wants a transfer to end early.
+/// Set to end a transfer early.
 #[derive(Debug, Default)]
 pub(super) struct Stop(AtomicBool);
 
@@ -54,7 +54,7 @@ pub(super) fn interrupted() -> Error {
     Error::Unexpected { what: "transfer".to_owned(), problem: "interrupted".to_owned() }
 }
 
-/// Of several failures the first that says something: a stopped thread only tells that another one
+/// The first of several failures that has a cause: a stopped thread only reports that another one
 /// failed.
 fn first_error(results: Vec<Result<(), Failure>>) -> Result<(), Error> {
     let mut peers = false;
@@ -71,7 +71,7 @@ fn first_error(results: Vec<Result<(), Failure>>) -> Result<(), Error> {
 /// Why a thread of a transfer ended early.
 #[derive(Debug)]
 enum Failure {
-    /// It met this.
+    /// The thread's own failure.
     Own(Error),
     /// The thread at the other end of its channel is gone.
     Peer,

@@ -19,7 +19,7 @@ pub(crate) struct Target {
     uri: Uri,
     shown: String,
     size_bytes: u64,
-    /// The metadata context that tells what has changed, where only that is asked for.
+    /// The metadata context of the changes, where only these are requested.
     changes: Option<String>,
 }
 

@@ -16,16 +16,16 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) struct Allocation {
     /// How long it is.
     pub(crate) len: u64,
-    /// What is there.
+    /// The content of the stretch.
     pub(crate) holds: Holds,
 }
 
-/// What a stretch of a volume holds.
+/// The kind of a stretch's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// It has to be read.
+    /// The stretch has to be read.
     Data,
-    /// It reads as zeroes.
+    /// The stretch reads as zeroes.
     Zero,
     /// Where only changes are asked for: what it held before.
     Same,
@@ -50,7 +50,7 @@ pub(crate) trait Port: Send {
     fn zero(&mut self, offset: u64, len: u64) -> Result<(), PortError>;
     /// Makes everything durable that was answered on any connection.
     fn flush(&mut self) -> Result<(), PortError>;
-    /// What is in the volume from here on: one stretch or more, up to `len` at most.
+    /// The content of the volume from `offset` on: one stretch or more, up to `len` at most.
     fn allocation(&mut self, offset: u64, len: u64) -> Result<Vec<Allocation>, PortError>;
 }
 

@@ -69,7 +69,7 @@ impl Steps {
         Self(bar)
     }
 
-    /// So many steps of so many are done; `pages` tells that something moves within one.
+    /// Shows that `done` of `of` steps are done; `pages` is the progress within one.
     pub(crate) fn at(&self, done: u64, of: u64, pages: u64) {
         self.0.set_length(of);
         self.0.set_position(done);

@@ -141,7 +141,7 @@ pub(crate) struct Run<'a> {
     pub(crate) stop: &'a Stop,
     /// Shown in per cent of this.
     pub(crate) size_bytes: u64,
-    /// Told how far it is.
+    /// Shows the progress.
     pub(crate) progress: &'a Progress,
 }
 

@@ -19,7 +19,7 @@ pub(super) fn is_zero(data: &[u8]) -> bool {
 pub(super) struct Stretch {
     /// Where it is.
     pub(super) range: Range<usize>,
-    /// It holds nothing but zeroes.
+    /// Whether the stretch holds nothing but zeroes.
     pub(super) zero: bool,
 }
 

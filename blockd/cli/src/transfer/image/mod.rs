@@ -1,5 +1,5 @@
-//! What an image names outside of itself. An image comes from a stranger: its header is read here,
-//! and only what it is allowed to name is opened by qemu-img, each with an explicit driver.
+//! The files that an image refers to. An image is untrusted: its header is parsed here, and
+//! qemu-img opens only allowed files, each with an explicit driver.
 
 pub(super) mod qcow2;
 pub(super) mod vhd;
@@ -22,7 +22,7 @@ const MAX_CHAIN: usize = 16;
 /// Files of one chain, parts included. A disk of 64 TiB in parts of 2 GiB has more, and is refused.
 const MAX_FILES: usize = 1024;
 
-/// What an image needs, and does not have in itself.
+/// A file that an image needs beside itself.
 #[derive(Debug, PartialEq, Eq)]
 enum Outside {
     /// The disk below it, and its format where the image says so.
@@ -253,7 +253,7 @@ pub(crate) fn size_of(file: &File) -> io::Result<u64> {
     Ok(u64::try_from(end).unwrap_or(0))
 }
 
-/// What is there of `len` bytes: fewer at the file's end.
+/// Reads up to `len` bytes: fewer at the file's end.
 pub(super) fn read_up_to(file: &File, offset: u64, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut filled = 0;

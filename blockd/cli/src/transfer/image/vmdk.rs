@@ -90,7 +90,7 @@ fn find<'a>(text: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     text.get(at + key.len()..)
 }
 
-/// What is between the first two quotation marks.
+/// The text between the first two quotation marks.
 fn quoted(text: &[u8]) -> Option<&[u8]> {
     let from = text.iter().position(|byte| *byte == b'"')? + 1;
     let len = text[from..].iter().position(|byte| *byte == b'"')?;

@@ -2,10 +2,9 @@
 //!
 //! # Why a form of our own
 //!
-//! A raw image has no place for what it is an increment of, qcow2 has a file name there, and what
-//! other block stores send between each other has no checksums. Whoever restores years later has
-//! to be told when a byte has changed or an end is missing, and must not put an increment on the
-//! wrong image.
+//! A raw image has no place for the base of an increment, qcow2 has a file name there, and the
+//! formats that other block stores send between each other have no checksums. A restore years later
+//! must detect a changed byte or a missing end, and must not put an increment on the wrong image.
 //!
 //! # Form
 //!
@@ -25,7 +24,7 @@
 //! | 64 | 8 | its size |
 //! | 72 | 2 + 128 | length of the snapshot's name, the name, zeroes |
 //! | 202 | 2 + 128 | the same of the base |
-//! | 332 | 8 | when the snapshot was made, in milliseconds since 1970 in UTC; 0 where nobody knows |
+//! | 332 | 8 | when the snapshot was made, in milliseconds since 1970 in UTC; 0 where unknown |
 //! | 340 | 8 | the same of the base |
 //! | 348 | 160 | zeroes |
 //! | 508 | 4 | CRC-32C of all bytes before |
@@ -45,8 +44,8 @@
 //! Version 1 has zeroes in place of the two times, and is else the same.
 //!
 //! A snapshot is known by the id of its pool, its own id and the time. Without the time, pools that
-//! were copied byte by byte and then used side by side would have different snapshots that nobody
-//! can tell apart.
+//! were copied byte by byte and then used side by side would have different snapshots that cannot
+//! be distinguished.
 //!
 //! To apply it: give the copy of the base the snapshot's size, write data, zero zeroes.
 
@@ -62,7 +61,7 @@ use super::REQUEST_BYTES;
 
 const MAGIC: [u8; 8] = *b"blkdincr";
 const VERSION: u32 = 2;
-/// The version from which on times are told.
+/// The first version with times.
 const TIMES_SINCE: u32 = 2;
 const HEADER_BYTES: usize = 512;
 const HEAD_BYTES: usize = 24;
@@ -96,7 +95,7 @@ impl Identity {
     }
 }
 
-/// What a file says it is.
+/// The header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) pool_id: [u8; 16],

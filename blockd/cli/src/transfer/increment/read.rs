@@ -9,7 +9,7 @@ use super::{
     DATA, END, HEAD_BYTES, HEADER_BYTES, Header, MAX_DATA_BYTES, ZEROES, sum_of, u32_at, u64_at,
 };
 
-/// What a file says of a place.
+/// A record of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Data { offset: u64, data: Vec<u8> },
@@ -21,7 +21,7 @@ pub(crate) struct Reader<R> {
     from: R,
     name: String,
     header: Header,
-    /// It is large.
+    /// The checksum of the whole file, boxed because it is large.
     whole: Box<Xxh3>,
     /// Behind the record before.
     at: u64,

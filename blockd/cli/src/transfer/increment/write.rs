@@ -9,7 +9,7 @@ use super::{DATA, END, Header, MAX_DATA_BYTES, ZEROES, head};
 /// Writes a file from its beginning to its end.
 pub(crate) struct Writer<W> {
     out: W,
-    /// It is large.
+    /// The checksum of the whole file, boxed because it is large.
     whole: Box<Xxh3>,
     record_count: u64,
     data_bytes: u64,
@@ -23,7 +23,7 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// What the snapshot holds in a place, behind all that was told before.
+    /// Writes the snapshot's data at `offset`, behind all earlier records.
     pub(crate) fn data(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut offset = offset;
         for part in data.chunks(MAX_DATA_BYTES) {
@@ -37,7 +37,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// A place that reads as zeroes, behind all that was told before.
+    /// Writes a range that reads as zeroes, behind all earlier records.
     pub(crate) fn zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
         self.put(&head(ZEROES, offset, len, &[]))?;
         self.record_count += 1;
