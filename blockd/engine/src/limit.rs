@@ -2,8 +2,8 @@
 //!
 //! Kept by all workers that serve the volume together, each request by one compare-and-swap: the
 //! time at which the next one may begin moves on by what a request is worth (the generic cell rate
-//! algorithm of ATM). What was not used for longer than the tolerance is lost, so that the speed
-//! is right over any second.
+//! algorithm of ATM). Credit that was not used for longer than the tolerance is lost, so that the
+//! speed is right over any second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,7 +75,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Sets requests and bytes a second, each 0 for no limit. What waits goes on by the new ones.
+    /// Sets requests and bytes a second, each 0 for no limit. Waiting requests continue by the new
+    /// ones.
     pub fn set(&self, iops: u64, bandwidth: u64) {
         self.requests.set(iops);
         self.bytes.set(bandwidth);
@@ -128,7 +129,7 @@ mod tests {
         limiter.set(500, 0);
         limiter.requests.give_back(worth);
         assert_eq!(limiter.take(SECOND_NS, 4096), Ok(()));
-        // What was counted for nothing is given back as nothing.
+        // A request that was counted without a limit gives nothing back.
         let limiter = Limiter::default();
         let worth = limiter.requests.take(SECOND_NS, 1).unwrap();
         limiter.set(1000, 0);

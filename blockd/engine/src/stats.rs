@@ -110,7 +110,7 @@ impl Stage {
 
 /// Powers of two that are distinguished: from 1 ns to 2^40 ns, 18 minutes.
 const POWERS: usize = 41;
-/// Parts of each: what a quantile is off by at most is a quarter.
+/// Parts of each: the error of a quantile is at most a quarter.
 const PARTS: usize = 4;
 
 /// How often something took how long.
@@ -211,7 +211,7 @@ pub struct VolumeStats {
     pub blocked: Counter,
     /// Nanoseconds that the first of them has waited for.
     pub blocked_ns: Counter,
-    /// Writes that failed for want of space.
+    /// Writes that failed for lack of space.
     pub refused: Counter,
 }
 

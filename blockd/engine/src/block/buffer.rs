@@ -1,8 +1,8 @@
 //! A piece of a worker's IO memory.
 
-/// Names page-aligned memory of one ring, and is the right to use it. What comes from the ring's
-/// arena is given back with [`crate::backing::Ring::free`]; one that is dropped stays taken until
-/// the ring ends.
+/// Names page-aligned memory of one ring, and is the right to use it. A buffer of the ring's arena
+/// is given back with [`crate::backing::Ring::free`]; one that is dropped stays taken until the
+/// ring ends.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Buffer {
     place: Place,

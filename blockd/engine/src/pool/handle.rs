@@ -402,8 +402,8 @@ impl PoolHandle {
         Ok(self.counted(all, |one| one.name == name).await?.pop())
     }
 
-    /// Some of all volumes, with what they take alone. Who has no relatives shares nothing; the
-    /// others are counted.
+    /// Some of all volumes, with their exclusive space. A volume without relatives shares nothing;
+    /// the others are counted.
     async fn counted(
         &self,
         all: Vec<VolumeSummary>,
@@ -424,7 +424,7 @@ impl PoolHandle {
         }
         let sets = related.iter().map(|one| vec![one.id]).collect();
         for (one, figures) in related.into_iter().zip(self.figures(sets).await?) {
-            // Who is gone by now is left out.
+            // Volumes that are gone by now are left out.
             infos.extend(figures.ok().map(|figures| one.with_exclusive(figures.exclusive)));
         }
         infos.sort_unstable_by_key(|one| one.id);
@@ -438,7 +438,7 @@ impl PoolHandle {
     ) -> Result<Vec<Result<Figures, PoolError>>, PoolError> {
         sets.reverse();
         let mut count = Count { todo: sets, walk: None, done: Vec::new() };
-        // At least once, also for nothing: a pool that is closed says so.
+        // At least once, also for nothing: a closed pool then returns its error.
         loop {
             let (send, receive) = oneshot::channel();
             self.ask(Ask::Count(Box::new(count), send))?;
@@ -500,7 +500,7 @@ impl PoolHandle {
         self.ask(Ask::Policy(policy))
     }
 
-    /// Changes of the state of the pool's space, for the one who asks first.
+    /// Changes of the state of the pool's space, for the first caller.
     #[must_use]
     pub fn take_space_changes(&self) -> Option<mpsc::Receiver<SpaceChange>> {
         self.shared.space_changes.lock().take()
@@ -521,8 +521,8 @@ impl PoolHandle {
         tokio::task::spawn_blocking(walk).await.map_err(|_| PoolError::Gone)
     }
 
-    /// Makes a device longer, or takes what it has become longer by. Gives the bytes gained. What
-    /// is refused changes nothing.
+    /// Extends a device, or takes up space by which it was extended. Returns the bytes gained. A
+    /// refused call changes nothing.
     pub async fn grow(&self, device: usize, size: Option<u64>) -> Result<u64, PoolError> {
         // Two calls at once would each compute its gain from the size that the other one started
         // with.
@@ -559,7 +559,8 @@ impl PoolHandle {
         }
         let done = self.control(Control::GrowDevice { device: position, size: grown }).await?;
         found.note_size(grown);
-        // What the file has become longer by may not be known to the pool: so what it gains counts.
+        // The pool may not know by how much the file was extended: so the bytes that it gains
+        // count.
         Ok(match done {
             Outcome::Grown { extents } => extents * self.shared.extent_size,
             _ => 0,

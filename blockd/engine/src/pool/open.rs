@@ -231,7 +231,8 @@ fn prepare(
     let spares = open_spares(spec, &mut devices)?;
     let clock = Clock::start();
     let mut ring = new_ring()?;
-    // The spares come last: what joins the pool later has the next number, and all rings know it.
+    // The spares come last: a device that joins the pool later has the next number, and all rings
+    // know it.
     let all: Vec<_> = devices.iter().chain(&spares).cloned().collect();
     let gate = add_gate(&all);
     let served = serve(&mut ring, &all)?;
@@ -429,8 +430,8 @@ fn check_storage(
     Ok(problem)
 }
 
-/// A pool that another node has not closed may be in use there, where no lock of ours is seen. Who
-/// takes it over has to say from whom.
+/// A pool that another node has not closed may be in use there, where no lock of ours is seen. A
+/// takeover has to name the former owner.
 fn refuse_foreign(spec: &PoolSpec, found: &Superblock) -> Result<(), PoolError> {
     let others = found.node != 0 && spec.node != 0 && found.node != spec.node;
     let refused = match spec.taken_from {
@@ -458,8 +459,8 @@ fn open_each(
     Ok(())
 }
 
-/// Opens the spares: what has joined the pool before is one of its devices. One that can't be is
-/// left out; the pool says so itself if it needs it.
+/// Opens the spares: a device that has joined the pool before is one of its devices. A device that
+/// cannot be opened is left out; the pool reports it if it needs it.
 fn open_spares(
     spec: &PoolSpec,
     devices: &mut Vec<Arc<Device>>,
@@ -474,7 +475,7 @@ fn open_spares(
                 continue;
             }
         };
-        // What a join that was cut short has left, and can't be read, makes it no member.
+        // An unreadable rest of an interrupted join makes it no member.
         match superblock(&opened) {
             Some(_) => devices.push(opened),
             None => spares.push(opened),
@@ -643,8 +644,8 @@ pub(super) enum Begun {
     NotYet,
 }
 
-/// Does at once what needs no ring: everything on a device in memory. Nothing that is written here
-/// needs a lane: what refers to it has its checksum, and is written later or twice.
+/// Executes operations that need no ring at once: all those on a device in memory. Nothing that is
+/// written here needs a lane: a reference to it has its checksum, and is written later or twice.
 pub(super) fn at_once(device: &Device, op: &mut IoOp) -> Begun {
     let Some(memory) = device.memory() else { return Begun::NotYet };
     Begun::Ended(match op {

@@ -254,7 +254,7 @@ impl PoolThread {
         self.answer();
         self.wake();
         while let Some(change) = self.engine.take_space_change() {
-            // Who is so far behind hears of the next one.
+            // A receiver that is so far behind gets the next one.
             let _ = self.space_changes.try_send(change);
         }
         if self.closed {
@@ -276,7 +276,7 @@ impl PoolThread {
         Ok(())
     }
 
-    /// Asks the engine for commands until it has none.
+    /// Takes commands from the engine until it has none.
     fn poll(&mut self) -> std::io::Result<()> {
         let now = self.clock.ns();
         self.now = now;
@@ -447,7 +447,7 @@ impl PoolThread {
         }
     }
 
-    /// One walk in each turn: however many ask for them, commits get theirs in between.
+    /// One walk in each turn: with any number of requests for walks, commits get theirs in between.
     fn take_asks(&mut self) {
         let mut walked = false;
         while let Some(ask) = self.held.take().or_else(|| self.asks.take()) {
@@ -493,7 +493,7 @@ impl PoolThread {
         }
     }
 
-    /// Counts for a moment: what is asked of the engine meanwhile waits for that.
+    /// Counts for a moment: other calls to the engine wait meanwhile.
     fn count(&self, count: &mut Count) {
         let until = self.clock.ns() + COUNT_NS;
         while !count.is_done() {

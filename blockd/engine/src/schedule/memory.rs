@@ -57,8 +57,8 @@ impl Memory {
         self.free > 0 && (below || tenant == 0 || !divided)
     }
 
-    /// How much of what is wanted a flow may have; 0 for nothing yet. `wanted`: all, and the least
-    /// that is of use. `held`: by its volume, and by itself.
+    /// The part of the requested memory that a flow may have; 0 for none yet. `wanted`: the whole
+    /// request, and the least useful part. `held`: by its volume, and by itself.
     pub(super) fn allowed(
         &self,
         wanted: (u64, u64),

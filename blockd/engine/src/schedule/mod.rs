@@ -180,7 +180,7 @@ impl Scheduler {
         }
     }
 
-    /// A flow that is held back no longer wants what it asked for.
+    /// Cancels the request of a flow that is held back.
     pub fn forget_hold(&mut self, flow: FlowId) {
         let Some(one) = self.flows[flow.at].as_mut() else { return };
         if one.hold.is_none() {
@@ -237,8 +237,7 @@ impl Scheduler {
     /// as it asked for, or fewer where it can do with a part.
     ///
     /// # Errors
-    /// The reason why it is held back. [`Self::next_runnable`] names the flow when it may ask
-    /// again.
+    /// The reason why it is held back. [`Self::next_runnable`] names the flow when it may retry.
     #[inline]
     pub fn admit(&mut self, flow: FlowId, demand: &Demand) -> Result<u64, Hold> {
         match self.admit_alone(flow, demand) {
@@ -429,7 +428,7 @@ impl Scheduler {
         }
     }
 
-    /// The owner of the next flow that may ask again, in order of service.
+    /// The owner of the next flow that may retry, in order of service.
     pub fn next_runnable(&mut self) -> Option<Owner> {
         self.end_grant();
         self.open_limits();
@@ -479,8 +478,8 @@ impl Scheduler {
         })
     }
 
-    /// Whether the first flow of a tenant may ask again, in this turn or with what the next one
-    /// brings.
+    /// Whether the first flow of a tenant may retry, in this turn or with the resources of the next
+    /// one.
     fn is_runnable(&mut self, tenant_at: usize, in_next_turn: bool) -> bool {
         let contended = self.active > 1 && self.defences.turns && !in_next_turn;
         if in_next_turn && !self.bring_untried_to_front(tenant_at) {
@@ -600,8 +599,8 @@ impl Scheduler {
         media.window.publish(self.worker, media.in_flight);
     }
 
-    /// A request was on the media for so long. That of a volume with little in flight decides how
-    /// long the queue of the others may be.
+    /// Records a request's time on the media. The time of a volume with little in flight decides
+    /// how long the queue of the others may be.
     #[inline(never)]
     pub fn observe_media(&mut self, flow: FlowId, is_write: bool, ns: u64) {
         let Some(flow) = self.flows[flow.at].as_ref() else { return };

@@ -56,9 +56,10 @@ impl Scheduler {
         self.memory.free().wrapping_add(self.taken)
     }
 
-    /// Brings the first flow of a tenant's queue to its front that may find what it wants. One that
-    /// has found memory in pieces finds it so again until some is released, and the worker that
-    /// tried it in each turn would never sleep. Returns `false` if there are only such flows.
+    /// Brings the first flow of a tenant's queue to its front that may find the resources that it
+    /// needs. A flow that has found memory in pieces finds it so again until some is released, and
+    /// the worker that tried it in each turn would never sleep. Returns `false` if there are only
+    /// such flows.
     ///
     /// Memory that is released unseen, as its last operation ends after its owner, is found as
     /// well: each turn tries a flow whatever this returns, and that end begins a turn.

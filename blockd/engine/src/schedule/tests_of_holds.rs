@@ -44,7 +44,7 @@ impl World {
         assert_eq!(self.counted(hold), (0, 0, 0), "{hold:?}");
         assert_eq!(self.scheduler.admit(self.flow, demand), Err(hold));
         assert_eq!(self.counted(hold), (1, 0, 1), "{hold:?}");
-        // To ask again is not another hold.
+        // A retry is not another hold.
         assert_eq!(self.scheduler.admit(self.flow, demand), Err(hold));
         self.scheduler.begin_turn(3 * MS);
         self.scheduler.count_holds();

@@ -52,7 +52,7 @@ impl World {
         self.scheduler.add_flow(tenant, Owner::Connection(99))
     }
 
-    /// Asks for memory that is there, but not in one piece.
+    /// Requests memory that is free, but not in one piece.
     fn fail(&mut self, at: usize) {
         let memory = self.scheduler.admit(self.flows[at], &whole()).expect("memory in pieces");
         self.scheduler.revoke(self.flows[at], &whole(), memory);

@@ -38,7 +38,7 @@ impl Scheduler {
         self.flows[flow.at].as_ref().is_some_and(|one| one.has_left)
     }
 
-    /// Flows that were held back because their writes wait for space may ask again.
+    /// Flows that were held back because their writes wait for space may retry.
     pub(super) fn resume_waiting(&mut self, tenant: usize) {
         for at in 0..self.flows.len() {
             if self.flows[at].as_ref().is_some_and(|flow| flow.tenant == tenant) {

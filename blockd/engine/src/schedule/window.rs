@@ -34,7 +34,7 @@ struct Cell {
 /// The share of a pool's media queue that each of its active volumes may use.
 ///
 /// A worker only stores to its own cell while it serves requests. The cells are summed when a
-/// volume has used up its own share and asks for what the others leave.
+/// volume has used up its own share and requests the unused shares of the others.
 #[derive(Debug)]
 pub struct Window {
     most: u64,

@@ -34,7 +34,7 @@ impl MediaOp {
 /// One thread's statistics of one device.
 #[derive(Debug, Default)]
 pub struct DeviceStats {
-    /// IO that failed, by [`MediaOp`]; not for want of space.
+    /// IO that failed, by [`MediaOp`]; lack of space is not counted.
     pub errors: [Counter; 3],
     /// The last errno of the operating system; 0 before the first.
     pub last_errno: Counter,
@@ -46,7 +46,7 @@ pub struct DeviceStats {
 /// that times are rounded down by 256 ns.
 const DEVICE_MASK: u64 = 0xff;
 
-/// One thread's statistics of the devices of one pool. That thread writes, others read.
+/// One thread's statistics of the devices of one pool. Only its thread writes them, others read.
 #[derive(Debug)]
 pub struct MediaStats {
     /// Of the thread: times of others mean nothing beside its own.
@@ -131,7 +131,7 @@ mod tests {
         }
         assert_eq!(stats.oldest_ns(0), 0);
         stats.end(0, 5000);
-        // What began later than now, as far as this thread knows, is not old.
+        // An IO that began later than now, by this thread's clock, is not old.
         assert_eq!(stats.oldest_ns(1), 0);
         stats.end(3, (1 << 40) + 300);
         stats.end(3, 1 << 50);

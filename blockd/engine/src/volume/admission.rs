@@ -66,7 +66,7 @@ impl Executor {
         Ok(VolumeRef(at))
     }
 
-    /// Ends the service of a volume for one user, who has no request in flight.
+    /// Ends the service of a volume for one user, which has no request in flight.
     pub fn detach(&mut self, volume: VolumeRef) {
         let Some(attached) = self.volumes.get_mut(volume.0).and_then(Option::as_mut) else {
             return;

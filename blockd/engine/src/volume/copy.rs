@@ -1,5 +1,5 @@
-//! Copies from one place of the media to another, through memory: what a write to something shared
-//! needs first.
+//! Copies from one place of the media to another, through memory: a write to a shared extent needs
+//! one first.
 
 use std::collections::VecDeque;
 

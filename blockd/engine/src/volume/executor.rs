@@ -309,7 +309,7 @@ impl Executor {
         self.done.pop_front()
     }
 
-    /// Goes on with everything that can go on: what was parked, what has been committed, what may
+    /// Continues all requests that can continue: parked ones, committed ones, and those that may
     /// find space now.
     pub fn poll(&mut self, ring: &mut Ring) {
         self.start_waiting(ring);
@@ -478,7 +478,7 @@ impl Executor {
         false
     }
 
-    /// Asks the mapper for the next step. A request that it parks is in the queue afterwards.
+    /// Requests the next step from the mapper. A request that it parks is in the queue afterwards.
     fn plan(&mut self, at: usize) -> Result<Step, MapperError> {
         let now = self.now;
         let slot = &mut self.slots[at];
@@ -487,7 +487,7 @@ impl Executor {
         };
         let part = &mut self.pools[attached.pool];
         let volume = &attached.attachment;
-        // Before the attempt: what changes after it will be seen.
+        // Before the attempt: a later change will be noticed.
         let events = part.handle.mapper().events();
         self.planned += 1;
         let started = self.planned.is_multiple_of(SAMPLE).then(|| self.clock.ns());

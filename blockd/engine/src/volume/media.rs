@@ -156,7 +156,7 @@ impl Executor {
     pub(super) fn note(&mut self, at: usize, result: Result<(), IoError>) {
         let slot = &mut self.slots[at];
         if let Err(error) = result {
-            // What the media says counts for more than a want of space, which is tried again.
+            // An error of the media takes precedence over a lack of space, which is retried.
             if slot.error.is_none_or(|first| first == IoError::NoSpace) {
                 slot.error = Some(error);
             }

@@ -53,12 +53,12 @@ impl Executor {
         }
     }
 
-    /// Tries what is parked again, in order. Who has just been refused space, or been slowed down,
-    /// is not followed by others of its volume with the same want: they are not to overtake it.
+    /// Retries parked requests, in order. Once a request is refused space, or throttled, later
+    /// requests of its volume with the same demand are skipped: they must not overtake it.
     pub(super) fn retry_parked(&mut self, pool: usize, ring: &mut Ring) {
         self.pools[pool].patience = None;
         let wants = |reason| matches!(reason, ParkReason::Space | ParkReason::Slowed);
-        // A volume or two at the most are in want at a time on one worker, so a list is enough.
+        // A volume or two at the most lack space at a time on one worker, so a list is enough.
         let mut refused = std::mem::take(&mut self.refused);
         for _ in 0..self.pools[pool].parked.len() {
             let Some(at) = self.pools[pool].parked.pop_front() else { break };

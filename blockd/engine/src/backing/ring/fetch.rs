@@ -18,8 +18,8 @@ const FETCH: u32 = command(0x20);
 const COMMIT_AND_FETCH: u32 = command(0x21);
 const REGISTER_BUFFER: u32 = command(0x23);
 const UNREGISTER_BUFFER: u32 = command(0x24);
-/// `UBLK_AUTO_BUF_REG_FALLBACK`: a request whose pages could not be put into the table comes all
-/// the same, and says so.
+/// `UBLK_AUTO_BUF_REG_FALLBACK`: a request whose pages could not be put into the table is delivered
+/// all the same, with a flag.
 const FALLBACK: u64 = 1 << 16;
 /// Where an entry's address is. The library sets it for other operations only.
 const ADDRESS_AT: usize = 16;

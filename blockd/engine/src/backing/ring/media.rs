@@ -1,4 +1,4 @@
-//! IO on files, and commands of the engine. What is moved in part goes on where it stopped.
+//! IO on files, and commands of the engine. A partial transfer is continued where it stopped.
 
 use blockd_media::Gate;
 use io_uring::squeue::Entry;
@@ -173,7 +173,8 @@ impl Ring {
         Ok(())
     }
 
-    /// A short transfer goes on where it stopped: where space below ends, the rest says so.
+    /// A short transfer goes on where it stopped: where the space below ends, the rest gets the
+    /// error.
     pub(super) fn command_ended(
         &mut self,
         file: FileSlot,
