@@ -151,7 +151,7 @@ enum Socket {
 }
 
 impl Socket {
-    /// The next connection, with who it is for people and for limits. May be dropped at any time.
+    /// The next connection, with its peer for logs and for limits. May be dropped at any time.
     async fn accept(&self) -> io::Result<(Box<dyn Stream>, String, Peer)> {
         match self {
             Self::Unix { listener, .. } => {

@@ -1,7 +1,7 @@
 //! NBD: handshake, and the session on a worker's ring.
 //!
 //! The protocol itself is in the package `blockd-nbd`. `listener` accepts connections and has
-//! `handshake` negotiate them, through `tls` where that is wanted; then they are a worker's.
+//! `handshake` negotiate them, through `tls` where that is configured; then a worker serves them.
 
 pub mod handshake;
 pub mod listener;

@@ -76,7 +76,7 @@ impl Hosts {
     }
 
     /// A place for one more connection of a peer; `None` if it has as many as it may. Processes of
-    /// this host are not limited: the permissions of the Unix socket say who may connect.
+    /// this host are not limited: the permissions of the Unix socket decide who may connect.
     pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<PeerPlace> {
         let Peer::Host(host) = peer else { return Some(PeerPlace(None)) };
         let mut counts = self.counts.lock();

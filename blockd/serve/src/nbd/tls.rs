@@ -44,7 +44,7 @@ pub enum TlsError {
     Verifier { path: PathBuf, source: rustls::server::VerifierBuilderError },
 }
 
-/// Reads the files. TLS 1.2 and 1.3, as the protocol's document wants it.
+/// Reads the files. TLS 1.2 and 1.3, as the protocol's document requires.
 pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain = certificates(&files.certificate)?;
@@ -116,9 +116,9 @@ pub(super) fn relay(
     Ok(theirs.into())
 }
 
-/// Ends when the worker's end is closed, whatever the client does: a worker closes when it has
-/// answered what it wants to answer. A client that sends no more still gets its answers. Any
-/// error ends both, and so does a client that does not read.
+/// Ends when the worker's end is closed, whatever the client does: a worker closes when it has sent
+/// all its answers. A client that sends no more still gets its answers. Any error ends both, and so
+/// does a client that does not read.
 async fn carry(
     encrypted: impl AsyncRead + AsyncWrite,
     mut plain: UnixStream,
@@ -141,8 +141,8 @@ async fn carry(
     }
 }
 
-/// Carries bytes one way until they end, then says so to the other side. `limit`: how long the
-/// other side may take none.
+/// Carries bytes one way until they end, then closes the other side. `limit`: how long the other
+/// side may take none.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),

@@ -181,7 +181,7 @@ impl Queue {
         QueueTag { file: self.spec.device_file.as_raw_fd(), queue: self.spec.queue, tag }
     }
 
-    /// Asks for a request, after answering the one before.
+    /// Fetches a request, after answering the one before.
     fn fetch(&mut self, tag: u16, answer: Option<i32>, context: &mut QueueContext<'_>) {
         let token = QueueToken::of(self.at, tag, Step::Fetch);
         let at = self.queue_tag(tag);

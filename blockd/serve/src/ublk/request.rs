@@ -23,7 +23,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads a descriptor. What can't be served is an error number for the answer.
+    /// Reads a descriptor. An invalid request is an error number for the answer.
     pub(super) fn of(descriptor: Descriptor, max_bytes: u32) -> Result<Self, i32> {
         let flags = descriptor.operation_and_flags;
         let fua = flags & FUA != 0;
@@ -63,7 +63,8 @@ pub(super) fn answer(operation: Operation, len: u64, result: Result<(), BlockErr
         },
         Err(BlockError::Invalid) => -libc::EINVAL,
         Err(BlockError::ReadOnly) => -libc::EPERM,
-        // What waits for space when its device is taken away by force hears that there was none.
+        // A request that waits for space when its device is removed by force fails for lack of
+        // space.
         Err(BlockError::NoSpace | BlockError::Gone) => -libc::ENOSPC,
         Err(BlockError::Io) => -libc::EIO,
     }
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(of(0, 0, 0), Err(-libc::EINVAL));
         assert_eq!(of(1, 0, 257), Err(-libc::EINVAL));
         assert_eq!(of(1, u64::MAX / 2, 1), Err(-libc::EINVAL));
-        // What moves no data may be long.
+        // A request without data may be long.
         assert_eq!(of(3, 0, u32::MAX).unwrap().len, u64::from(u32::MAX) * 512);
     }
 

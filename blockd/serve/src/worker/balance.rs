@@ -75,7 +75,7 @@ pub(super) struct Moves {
 struct MoveState {
     /// Connections that have left a worker and not reached the next one.
     moving: AtomicUsize,
-    /// Those who need that there are none.
+    /// The number of [`Still`]s: no connection starts to move while there is one.
     holders: AtomicUsize,
 }
 

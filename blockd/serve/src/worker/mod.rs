@@ -246,8 +246,8 @@ impl Workers {
         (0..self.threads.len()).map(|worker| (worker, placement.home(worker).to_vec())).collect()
     }
 
-    /// Ends all connections to a volume: what is in flight is answered, what waits for space is
-    /// failed. Gives how many there were, when they are gone.
+    /// Ends all connections to a volume: requests in flight are answered, requests that wait for
+    /// space fail. Returns their number once they are gone.
     pub async fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> usize {
         let mut closed = 0;
         // None is on its way to a worker that has closed those of its own already.
@@ -358,8 +358,8 @@ impl Shared {
         self.doorbell.ring();
     }
 
-    /// Delivers a message as soon as there is room: who waits for an answer must not take a full
-    /// mailbox for one. After the thread's end it is dropped, which they see.
+    /// Delivers a message as soon as there is room: a full mailbox must not look like an answer to
+    /// a waiting caller. After the thread's end the message is dropped, which the caller sees.
     async fn post(&self, mut mail: Mail) {
         while let Err(Undelivered::Full(back)) = self.mail.send(mail) {
             mail = back;

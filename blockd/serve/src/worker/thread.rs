@@ -149,8 +149,8 @@ impl WorkerThread {
         self.executor.drop_pools();
         let _ = answer.send(());
         if left > 0 {
-            // Their requests have no answer, and their IO may still be on its way: what it needs
-            // stays where it is until the process ends.
+            // Their requests have no answer, and their IO may still be on its way: its memory stays
+            // allocated until the process ends.
             tracing::warn!(left, "connections were still busy when the time to end was over");
             std::mem::forget(self.executor);
             std::mem::forget(self.ring);
@@ -352,7 +352,7 @@ impl WorkerThread {
         }
     }
 
-    /// Sends what has gathered, receives what is wanted, and drops connections that have ended.
+    /// Sends gathered replies, starts receives, and drops connections that have ended.
     fn send(&mut self) {
         while let Some(at) = self.touched.pop() {
             let Some(connection) = self.connections[at].as_mut() else { continue };

@@ -4,8 +4,8 @@ use blockd_engine::backing::{Chunk, Ring};
 use blockd_engine::block::Buffer;
 use blockd_nbd::codec::request::EXTENDED_HEADER_BYTES;
 
-/// Received bytes in order: what was left of earlier chunks, then the present one. A chunk is
-/// held only while it is being looked at, so that all connections find some to receive into.
+/// Received bytes in order: the rest of earlier chunks, then the present one. A chunk is held only
+/// while it is being looked at, so that all connections find some to receive into.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     left: Vec<u8>,

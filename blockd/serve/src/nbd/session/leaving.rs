@@ -16,7 +16,7 @@ impl Connection {
     pub(super) fn leave(&mut self, context: &mut Context<'_>) {
         self.take_no_more();
         self.end_input(context);
-        // Only long reads still ask for memory, no request behind them.
+        // Only long reads still request memory, none of the requests behind them does.
         context.executor.forget_hold(self.flow);
         self.held = false;
         for _ in 0..self.waiting_reads.len() {

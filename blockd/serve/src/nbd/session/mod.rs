@@ -102,7 +102,7 @@ impl Marks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Open,
-    /// No more requests are taken; what is in flight is answered.
+    /// No more requests are taken; requests in flight are answered.
     Closing,
     /// Nothing can be sent any more.
     Dead,
@@ -332,7 +332,7 @@ impl Connection {
         self.take_requests(context);
     }
 
-    /// Sends what has gathered and receives what is wanted next.
+    /// Sends the gathered replies and starts the next receive.
     pub fn push(&mut self, now: u64, context: &mut Context<'_>) {
         self.answer_backlog(context);
         self.shown.set(self.in_flight as u64);
@@ -346,7 +346,7 @@ impl Connection {
         if std::mem::take(&mut self.blocked) {
             self.take_requests(context);
         }
-        // What the volumes have in flight may leave no room for a message and a receive.
+        // The volumes' IO in flight may leave no room for a message and a receive.
         self.stalled |= context.ring.spare() < 2;
         if !self.sending
             && context.ring.spare() > 0
@@ -383,7 +383,7 @@ impl Connection {
         context.ring.receive_any(token, self.file, max)
     }
 
-    /// Takes no more requests; what is in flight is answered.
+    /// Takes no more requests; requests in flight are answered.
     pub fn hang_up(&mut self) {
         self.close();
         self.held &= !self.waiting_reads.is_empty();
@@ -463,7 +463,8 @@ impl Connection {
         }
     }
 
-    /// Asks the scheduler for a request. `None` when the connection is held back.
+    /// Requests the admission of a request from the scheduler. `None` when the connection is held
+    /// back.
     fn admit(&mut self, demand: &Demand, context: &mut Context<'_>) -> Option<u64> {
         let admitted = context.executor.admit(self.volume, self.flow, demand);
         self.held |= admitted.is_err();

@@ -12,8 +12,8 @@ use blockd_nbd::{Describes, MAX_CONTEXTS, Selected};
 use super::job::Kind;
 use super::{Connection, Context, Phase};
 
-/// Most ranges of one block status, shared out among the contexts that were selected: what a
-/// client asks for beyond them, it asks for again.
+/// Most ranges of one block status, shared out among the contexts that were selected: a client
+/// requests further ones again.
 const MAX_STRETCHES: usize = 512;
 /// Bytes that they take, in the longest form.
 const STATUS_BYTES: usize = 40 * MAX_CONTEXTS + 16 * MAX_STRETCHES;
@@ -175,8 +175,8 @@ impl Connection {
             self.message(context).push_bytes(&header[..len]);
             return;
         }
-        // A simple reply has said that it succeeds: nothing can be said any more.
-        // What follows would be taken for its data, so nothing may: not even other answers.
+        // A simple reply has said that it succeeds: nothing can be said any more. Any following
+        // bytes would be taken for its data, so nothing may follow: not even other answers.
         tracing::warn!(connection = self.id, at, "a long read failed halfway: hanging up");
         self.die();
     }

@@ -153,7 +153,7 @@ impl Connection {
             | Command::Write { len: 0, .. }
             | Command::Trim { len: 0, .. }
             | Command::WriteZeroes { len: 0, .. }
-            // What is cached would be cached by the media.
+            // Cached data would be in the cache of the media.
             | Command::Cache { .. } => self.succeed(asked, context),
             Command::Read { df: true, .. } if self.agreed.structured => {
                 self.refuse_long(asked, context);

@@ -225,13 +225,13 @@ impl Kit {
         Ok(Serving { info, asked, numbers })
     }
 
-    /// Has the kernel look after requests that take long each second. While their server lives it
-    /// only waits on; when that has died, a device of Linux up to 6.12 whose requests were all with
-    /// it is waiting for a server only then, and not after the usual 30 s.
+    /// Makes the kernel check requests that take long each second. While their server lives, it
+    /// only waits on. When the server has died, a device of Linux up to 6.12 all of whose requests
+    /// were with it begins to wait for a new server at this check, and not after the usual 30 s.
     ///
-    /// Sets the kernel's timeout of a new device. A recovered device has it already and must not be
-    /// set again: before the kernel changes it, it waits for all requests and holds back new ones,
-    /// and some may be waiting for space.
+    /// A recovered device has this timeout already, and it must not be set again: before the kernel
+    /// changes it, it waits for all requests and holds back new ones, and some may be waiting for
+    /// space.
     fn shorten_timeout(&self, number: u32) {
         let path = self.places.sys_block.join(format!("ublkb{number}/queue/io_timeout"));
         if std::fs::read_to_string(&path).is_ok_and(|present| present.trim() == TIMEOUT_MS) {

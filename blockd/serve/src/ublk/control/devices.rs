@@ -23,9 +23,9 @@ use super::{DeviceError, QueueHost, called, mounts};
 pub struct DeviceOptions {
     /// The daemon's identity: see [`Mark`].
     pub owner: u32,
-    /// Queues of a device that asks for no number.
+    /// Queues of a device that specifies no number.
     pub queues: u16,
-    /// Depth of queues that ask for none. 0: what fits, with and without copying.
+    /// Depth of queues that specify none. 0 for the depth that fits, with and without copying.
     pub depth: u16,
     /// Most bytes of a read or write.
     pub max_bytes: u32,
@@ -161,8 +161,7 @@ impl Devices {
         entry.seen.lock().serve(serving);
     }
 
-    /// Serves a volume's device again, or makes it anew. What keeps it from being served stays to
-    /// be seen.
+    /// Serves a volume's device again, or creates it anew. The reason of a failure stays visible.
     pub fn recover(
         &self,
         spec: &DeviceSpec,
@@ -273,7 +272,7 @@ impl Devices {
         let Some(entry) = self.entry(&(*pool, volume)) else { return Ok(false) };
         let serving = entry.seen.lock().serving;
         let Some(serving) = serving else { return Ok(false) };
-        // The driver knows the command or not; what the device asked for does not matter to it.
+        // The driver knows the command or not; the device's requested features do not matter to it.
         if serving.info.flags & features::UPDATE_SIZE == 0 {
             return Ok(false);
         }

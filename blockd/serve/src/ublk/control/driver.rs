@@ -75,7 +75,7 @@ pub struct AddRequest {
     pub mark: u64,
 }
 
-/// Gives a device's queues to those who serve them, with the open `/dev/ublkcN`.
+/// Gives a device's queues to the workers that serve them, with the open `/dev/ublkcN`.
 pub type Fetch<'a> = &'a mut dyn FnMut(Arc<File>) -> Result<(), DeviceError>;
 
 /// How a device begins to serve.
@@ -97,9 +97,9 @@ pub trait Driver: Send + Sync + Debug {
     fn numbers(&self) -> Vec<u32>;
     /// How many devices it allows, where it counts them.
     fn limit(&self) -> Option<u64>;
-    /// Adds a device. What is returned stays on this thread.
+    /// Adds a device. The returned handle stays on this thread.
     fn add(&self, request: &AddRequest) -> Result<Box<dyn DeviceControl>, DriverError>;
-    /// A device that is there. What is returned stays on this thread.
+    /// Opens an existing device. The returned handle stays on this thread.
     fn open(&self, number: u32) -> Result<Box<dyn DeviceControl>, DriverError>;
 }
 
@@ -107,7 +107,7 @@ pub trait Driver: Send + Sync + Debug {
 pub trait DeviceControl {
     /// As it was when last asked.
     fn info(&self) -> DeviceInfo;
-    /// Asks the kernel.
+    /// Reads the present state from the kernel.
     fn refresh(&mut self) -> Result<DeviceInfo, DriverError>;
     /// `START_USER_RECOVERY`.
     fn begin_recovery(&mut self) -> Result<(), DriverError>;

@@ -1,7 +1,8 @@
 //! The life of ublk devices: added, started, recovered, resized, stopped.
 //!
-//! [`Driver`] is what is asked of the kernel, and [`LibublkDriver`] asks it. [`Devices`] has a
-//! thread for each device, since any command may hang in the kernel and must then hang alone.
+//! [`Driver`] has the commands of the kernel's driver, and [`LibublkDriver`] sends them.
+//! [`Devices`] has a thread for each device, since any command may hang in the kernel and must then
+//! hang alone.
 
 mod device;
 mod devices;

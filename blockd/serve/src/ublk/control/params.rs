@@ -30,7 +30,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// The pool's unit of validity: what a discard frees.
+    /// The pool's unit of validity: the least range that a discard frees.
     fn sub_block(&self) -> u64 {
         (self.extent_size / 64).max(4096)
     }

@@ -126,7 +126,7 @@ impl Kit {
         Ok(info.state)
     }
 
-    /// The name of a process that lives. We are none: what we serve is known, and our number may
+    /// The name of a process that lives. We are none: our own devices are known, and our number may
     /// have been that of the daemon before.
     fn living(&self, pid: i32) -> Option<String> {
         let pid = u32::try_from(pid).ok().filter(|pid| *pid != std::process::id())?;

@@ -130,8 +130,8 @@ impl DeviceThread {
         Ok(Self { work, progress })
     }
 
-    /// Carries something out on the thread, and waits for no longer than the limit. What comes to
-    /// an end after its caller has gone away is taken back by `undo`.
+    /// Carries something out on the thread, and waits for no longer than the limit. Work that ends
+    /// after its caller has left is reverted by `undo`.
     pub(super) fn run<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -214,7 +214,7 @@ mod tests {
         let short = Duration::from_millis(20);
         let error = thread.run(short, work, undo).unwrap_err();
         assert_eq!(error.to_string(), "/dev/ublkb7 hangs in START_DEV and is left alone");
-        // Who comes later does not wait.
+        // A later caller does not wait.
         let error = thread.run(Duration::MAX, |_| Ok(()), keep).unwrap_err();
         assert!(matches!(error, DeviceError::Hangs { command: "START_DEV", .. }), "{error}");
         release.send(()).unwrap();

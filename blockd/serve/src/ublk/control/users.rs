@@ -193,7 +193,7 @@ fn mount_points(table: &str, parts: &[(String, String)], paths: &[String]) -> Ve
 fn has_open(process: &Path, parts: &[(String, String)]) -> bool {
     let entries = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| {
-        // What is a file somewhere has a path, and a look at it could wait for a server.
+        // A backing file has a path, and access to it could wait for a server.
         let path = entry.path();
         let is_device = fs::read_link(&path).is_ok_and(|target| target.starts_with("/"));
         is_device
