@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// end open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
-/// Scripts in one directory. Who has more has something else there.
+/// Scripts in one directory. More files mean that the directory is not one of hooks.
 const MAX_SCRIPTS: usize = 256;
 
 /// The result of a script that succeeded.
@@ -366,7 +366,7 @@ mod tests {
         let HookError::Hangs { output, .. } = &error else { panic!("{error}") };
         let state = || std::fs::read_to_string(format!("/proc/{output}/stat"));
         let clock = Clock::start();
-        // Who inherits it may leave it as a zombie.
+        // The process that inherits it may leave it as a zombie.
         while state().is_ok_and(|text| !text.contains(") Z ")) {
             assert!(clock.elapsed() < LONG, "{error}");
             std::thread::sleep(PAUSE);

@@ -136,7 +136,7 @@ mod tests {
         assert!(b"89ab".contains(&text.as_bytes()[19]), "{text}");
         assert!(!text.contains("3d1219c7"), "{text}");
         assert_eq!(NodeId::parse(&text), Some(id));
-        // What is on media would mean another host if this changed.
+        // Numbers on media would name another host if this changed.
         assert_eq!(text, "4dfc0174-df77-84d2-8a65-d067bc90b507");
         for text in ["", "uninitialized", "3d1219c7-c4c5-404a-aa1f-6d2a48adfda4"] {
             assert_eq!(NodeId::of_machine(text), None, "{text}");

@@ -12,7 +12,7 @@ pub(super) struct Busy {
     changed: Condvar,
 }
 
-/// One of them, until it is dropped. Taken by who holds the pool's lock, which may be let go then.
+/// One of them, until it is dropped. Taken with the pool's lock held, which may be released then.
 #[derive(Debug)]
 pub(super) struct Held<'a> {
     busy: &'a Busy,

@@ -28,7 +28,7 @@ pub struct DirectConfig {
     pub size_rule: SizeRule,
     /// Where the kernel notes pages.
     pub page_map: PageMap,
-    /// The platform keeps what was written, although it does not say so.
+    /// Whether the platform keeps written data, although it does not report so.
     pub power_safe: bool,
     /// A percentage was given, which means nothing here.
     pub has_percentage: bool,

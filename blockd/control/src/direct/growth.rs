@@ -42,7 +42,7 @@ pub(super) fn is_bare(record: &Record, namespace: &Namespace) -> bool {
 impl DirectPool {
     /// Makes a volume larger, where its kind can be: true if it is now.
     pub fn resize(&self, name: &str, size: u64) -> Result<(bool, u64, VolumeView), Error> {
-        // What was begun before comes to its end first.
+        // An earlier change is completed first.
         self.finish_growth(&self.ready(name)?.uuid)?;
         let changing = self.changing_idle(name, Busy::wait);
         let record = self.ready(name)?;
@@ -101,7 +101,7 @@ impl DirectPool {
     /// background.
     fn grow(&self, record: &Record, raw: u64, changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         let uuid = uuid_of(record)?;
-        // Until it is finished: who comes in between would answer for another's call.
+        // Until it is finished: a call in between would answer for another one.
         let Some(held) = self.0.busy.hold(&record.uuid) else {
             return Err(Error::in_use(format!("volume {}", shown(&record.name)), GROWS.to_owned()));
         };
@@ -187,7 +187,7 @@ impl DirectPool {
         let Some(record) = records.find(|one| one.uuid == uuid) else { return Ok(None) };
         let id = uuid_of(&record)?;
         let inventory = self.0.platform.read()?;
-        // What is not seen may come.
+        // A missing namespace may still appear.
         self.region(&inventory)?;
         let Some((_, namespace)) = inventory.namespace(id) else { return Ok(None) };
         let mut namespace = namespace.clone();

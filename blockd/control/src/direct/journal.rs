@@ -1,7 +1,7 @@
-//! The journal of a pool of namespaces: what each of them is, and is to become.
+//! The journal of a pool of namespaces: the state and the intended state of each.
 //!
-//! A file with a checksum, replaced as a whole and durably at each change. What is left of a
-//! replacement that a crash cut short is written over by the next.
+//! A file with a checksum, replaced as a whole and durably at each change. A replacement that a
+//! crash cut short is overwritten by the next.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -47,7 +47,7 @@ pub(super) struct Record {
     pub(super) usable_bytes: u64,
     pub(super) erase_after: bool,
     pub(super) made_unix_ms: i64,
-    /// Of one that is overwritten: what is done for sure.
+    /// For one that is being overwritten: the bytes that are surely done.
     pub(super) scrubbed_bytes: u64,
     /// The new size of a namespace that is being grown: for a moment it may be larger. It must not
     /// be used meanwhile.
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// The file of this version stays readable: what it looks like is written down here.
+    /// The file of this version stays readable: its form is written down here.
     #[test]
     fn the_form_of_the_file_stays_what_it_is() {
         let text = String::from_utf8(encode(&content()).unwrap()).unwrap();

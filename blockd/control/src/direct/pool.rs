@@ -138,7 +138,7 @@ impl DirectPool {
         Ok(pool)
     }
 
-    /// Ends what goes on in the background. What is not done is taken up at the next start.
+    /// Ends what goes on in the background. Unfinished work is resumed at the next start.
     pub fn close(&self) {
         self.0.scrubber.stop();
     }
@@ -208,8 +208,8 @@ impl DirectPool {
         content.records.iter().filter(is_one).cloned().collect()
     }
 
-    /// Removes what was being made or removed when the daemon ended. What can't be removed now is
-    /// tried again later; that something can't be read ends it.
+    /// Removes the namespaces that were being created or removed when the daemon ended. A removal
+    /// that fails is retried later; a failed read ends it.
     pub(super) fn tidy_up(&self) -> Result<(), Error> {
         let _changing = self.changing();
         let left = self.records(&[Intent::Creating, Intent::Deleting]);
@@ -245,7 +245,7 @@ impl DirectPool {
         let mut are_all = true;
         let inventory = self.0.platform.read()?;
         if self.region(&inventory).is_err() {
-            // What is not seen may come.
+            // A missing namespace may still appear.
             return Ok(false);
         }
         for record in self.records(&[Intent::Ready]) {
@@ -328,7 +328,7 @@ impl DirectPool {
         let size = match wish.size_rule.unwrap_or(self.0.config.size_rule) {
             SizeRule::Usable => raw_size_for(mode, map, HUGE_PAGE, wish.size, step),
             SizeRule::Charged => step.round_up(wish.size).and_then(|size| {
-                // What nothing is left of is no volume.
+                // A volume without a namespace does not exist any more.
                 raw_size_for(mode, map, HUGE_PAGE, 1, step).map(|least| size.max(least))
             }),
         };
@@ -441,8 +441,7 @@ impl DirectPool {
         match self.0.platform.create(&self.0.config.region, &order) {
             Ok(made) => Ok((record, made)),
             Err(error) => {
-                // Where something is left of it, the journal still says so, and it is removed
-                // later.
+                // If a part of it is left, the journal still has it, and it is removed later.
                 if !matches!(error, blockd_pmem::platform::PlatformError::NotTakenBack { .. }) {
                     self.forget(&record.uuid)?;
                 }

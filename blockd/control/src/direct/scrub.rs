@@ -122,7 +122,8 @@ fn run(pool: &DirectPool) {
     }
 }
 
-/// Twice a minute: what failed for something that may have passed. Also while much is overwritten.
+/// Twice a minute: retries failed work, as the cause may have passed. Also while much is being
+/// overwritten.
 fn look(pool: &DirectPool) {
     let mut shared = pool.0.scrubber.shared();
     let looked = shared.looked.get_or_insert_with(Clock::start);

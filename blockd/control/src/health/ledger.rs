@@ -25,9 +25,9 @@ pub struct Subject {
 /// The time of a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moment {
-    /// By a clock that never jumps: what is waited for is measured by it.
+    /// By a clock that never jumps: waits are measured by it.
     pub ns: u64,
-    /// By the host's clock, since 1970: what is shown.
+    /// By the host's clock, since 1970: this time is shown.
     pub unix_ms: i64,
 }
 
@@ -48,8 +48,8 @@ impl Rules {
     }
 }
 
-/// Whether nothing but time, or an acknowledgement, ends causes of this code: what was counted
-/// stays counted.
+/// Whether nothing but time, or an acknowledgement, ends causes of this code: counted errors stay
+/// counted.
 #[must_use]
 pub const fn ends_by_time(code: Code) -> bool {
     matches!(code, Code::IoErrors | Code::DeviceErrors)

@@ -19,7 +19,7 @@ impl<const N: usize> Tally<N> {
     /// Takes the present counts. Returns the counts of this episode, if they grew since the last
     /// look. Counts that are reported already, or held, belong to the same episode.
     pub fn look(&mut self, now: [u64; N], goes_on: bool) -> Option<[u64; N]> {
-        // Who counts anew has counted all of it since.
+        // Counters that started again have counted all of theirs since.
         if (0..N).any(|at| now[at] < self.last[at]) {
             *self = Self::default();
         }

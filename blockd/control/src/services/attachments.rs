@@ -57,8 +57,8 @@ pub(super) struct UblkRecord {
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) record: Record,
-    /// Connections are handed to workers under this lock, and no more once it says so: who
-    /// detaches knows that a connection was handed over before, or never will be.
+    /// Connections are handed to workers under this lock, and no more once this is set: so a detach
+    /// knows that a connection was handed over before, or never will be.
     detached: Mutex<bool>,
 }
 

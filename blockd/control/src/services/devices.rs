@@ -29,7 +29,7 @@ pub(super) enum FrontEnd {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct AttachWish {
     pub(super) read_only: bool,
-    /// Without: what fits.
+    /// `None` for the one that fits.
     pub(super) front_end: Option<FrontEnd>,
     /// 0: as configured.
     pub(super) queues: u32,
@@ -38,11 +38,11 @@ pub(super) struct AttachWish {
 }
 
 /// Blocks larger than this need buffers that are aligned to more than the kernel promises for the
-/// pages of a request, and libublk has no way to ask for that.
+/// pages of a request, and libublk cannot request that.
 const ZERO_COPY_BLOCK: u32 = 512;
 
 /// How long it may take to write out what the kernel's cache holds of a device: some GiB to a slow
-/// disk. What waits for space would take for ever.
+/// disk. Writes that wait for space would take for ever.
 const CACHE_LIMIT: Duration = Duration::from_secs(25);
 
 /// The error of a device as a user gets it.

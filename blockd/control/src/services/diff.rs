@@ -42,7 +42,7 @@ impl Control {
             to: u64::MAX,
             max_ranges: RANGES_IN_MESSAGE,
         };
-        // What is wrong with the request is the call's own answer.
+        // Errors in the request are the call's own answer.
         let first = part(&handle, &request).await?;
         let (send, receive) = mpsc::channel(DEPTH);
         tokio::spawn(go_on(handle, request, first, send));

@@ -13,7 +13,7 @@ pub use v1::EventKind;
 /// Events that are kept. A reader that is further behind gets the number of events that it missed.
 const KEPT: usize = 1024;
 
-/// Takes events from those who make them, and gives each reader all of them.
+/// Takes events from their sources, and gives each reader all of them.
 #[derive(Debug)]
 pub struct EventHub {
     kept: Mutex<VecDeque<Arc<v1::Event>>>,

@@ -47,7 +47,7 @@ impl NbdAddress {
                 format!("{scheme}+unix:///{export}?socket={socket}")
             }
             NbdPlace::Tcp(address) => {
-                // Who listens everywhere is found here.
+                // A server that listens everywhere is found here.
                 let ip = match address.ip() {
                     IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
                     IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -59,7 +59,7 @@ impl NbdAddress {
     }
 }
 
-/// RFC 3986: what is unreserved stays, and so does the slash.
+/// RFC 3986: unreserved characters stay, and so does the slash.
 fn percent_encoded(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in bytes {
@@ -142,8 +142,7 @@ impl Control {
         found.filter(|attachment| attachment.record.ublk.is_none())
     }
 
-    /// Attached volumes that are no block devices: what is written there would pass by the cache
-    /// of those.
+    /// Attached volumes that are no block devices: writes over NBD would bypass the cache of those.
     fn exported(&self) -> Vec<Arc<Attachment>> {
         let mut list = self.0.attachments.list();
         list.retain(|attachment| attachment.record.ublk.is_none());

@@ -34,7 +34,7 @@ struct Keeper {
     below: Option<u64>,
     /// The number of reported times of waiting.
     notified_blocked: usize,
-    /// More space is being looked for. That may take as long as a hook may, and changes are
+    /// More space is being looked for. The search may take as long as a hook may, and changes are
     /// reported meanwhile.
     finding: Option<JoinHandle<bool>>,
     /// When the last try to find more space ended without any.
@@ -153,7 +153,7 @@ impl Keeper {
         };
         let text = event_text(self.finder.handle.name(), change);
         if change.from == change.to {
-            // Who watches events is reminded; the log has said so already.
+            // Readers of events are reminded; the log has said so already.
             self.finder.control.events().remind(kind, self.finder.handle.name(), text);
         } else {
             self.publish(kind, text);

@@ -1,5 +1,5 @@
-//! Nodes that have left: what they left in pools is taken over by this one. Works on the devices
-//! themselves, for which no daemon may have them.
+//! Nodes that have left: this node takes over their pools. Works on the devices themselves, for
+//! which no daemon may have them.
 //!
 //! The order is always the same. Nothing is changed before the owner lock was seen to be free and
 //! every script of the hook directory has ended well. Then, pool by pool: the lock is taken, the

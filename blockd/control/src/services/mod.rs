@@ -1,4 +1,4 @@
-//! The control service: carries out what the control API asks for.
+//! The control service: executes the calls of the control API.
 //!
 //! The control service sends commands to pool threads and workers, and does nothing of the data
 //! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
@@ -124,7 +124,7 @@ struct Inner {
     /// A pool is opened or created once at a time, and so is what is at a path.
     making_pools: making::NamedLocks,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
-    /// who needs two takes them by `lock_all`.
+    /// two of them are taken by `lock_all`.
     locks: [tokio::sync::Mutex<()>; LOCKS],
     hasher: RandomState,
     ready: AtomicBool,
@@ -405,7 +405,7 @@ impl Control {
         self.0.attachments.get(pool, volume).is_some()
     }
 
-    /// Where NBD is served: what URIs of volumes are made of.
+    /// Where NBD is served: URIs of volumes are made of these.
     pub fn set_nbd_addresses(&self, addresses: Vec<NbdAddress>) {
         *self.0.nbd.write() = addresses;
     }
@@ -481,7 +481,7 @@ impl Control {
                 let problem = "was closed on request: open it with `blockd pool open`";
                 return Err(Error::in_use(format!("pool {}", shown(&config.name)), problem));
             }
-            // What a request leaves out is as it was configured or created.
+            // Fields that a request leaves out are as they were configured or created.
             config = existing.config;
         }
         let places = config.devices.iter().filter(|device| device.path.is_absolute());
@@ -546,8 +546,8 @@ impl Control {
         Ok(true)
     }
 
-    /// Tries again to open the pools that could not be opened, side by side; those that were
-    /// closed on request stay closed. What is still in the way is logged as at the start.
+    /// Tries again to open the pools that could not be opened, side by side; those that were closed
+    /// on request stay closed. A remaining error is logged as at the start.
     pub async fn reopen_pools(&self) {
         let failed = |known: &Known| known.state.is_err() && !known.is_closed();
         let unopened = self.known_pools().into_iter().filter(failed);

@@ -1,4 +1,5 @@
-//! Paths of pools' devices: what may be opened there, and where no pool file may be made.
+//! Paths of pools' devices: the files that may be opened there, and the places where no pool file
+//! may be created.
 
 use std::fs;
 use std::path::{Path, PathBuf};

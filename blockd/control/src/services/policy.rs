@@ -137,7 +137,7 @@ mod tests {
             ..Default::default()
         };
         let answer = rig.client.configure_volume(asked).await;
-        // What its leaves need is set aside with it: five extents of 64 KiB.
+        // The space of its leaves is reserved with it: five extents of 64 KiB.
         let wanted = (100 * MIB + 5 * (64 << 10)).to_string();
         let said = refused(answer, Code::ResourceExhausted, "pool default", &wanted).to_string();
         let numbers = format!("{wanted} bytes needed, {} bytes free", shown.free_bytes);

@@ -299,7 +299,8 @@ fn present(
 ) -> Result<PoolConfig, Error> {
     let inventory = platform.read()?;
     let region = named(inventory.region(&share.key), share)?;
-    // What is not seen may be where the pool is: the others are not taken for an empty region.
+    // A namespace that is not visible may hold the pool: the others do not prove that the region is
+    // empty.
     pooled::check_enabled(region)?;
     let finished = pooled::own(region).filter(|one| one.uuid != entry.unfinished());
     let (mut devices, mut unread) = (Vec::new(), Vec::new());

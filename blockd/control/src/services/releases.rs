@@ -26,7 +26,7 @@ enum Seen {
     Done(Vec<String>),
     /// Nothing was seen this time.
     Nothing,
-    /// The pool is closed: the next who opens it knows no names.
+    /// The pool is closed: the next owner knows no names.
     Gone,
 }
 
@@ -35,8 +35,8 @@ impl Names {
         self.0.iter().map(|(id, names)| (*id, names.len())).collect()
     }
 
-    /// Takes out what is done. `known` is what there was before the pool was asked: what has come
-    /// since may not be in its answer yet.
+    /// Takes out the finished ones. `known` are those that there were before the pool was asked:
+    /// its answer may not have later ones yet.
     fn look(
         &mut self,
         known: &BTreeMap<VolumeId, usize>,

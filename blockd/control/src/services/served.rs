@@ -88,7 +88,7 @@ impl ServedPools {
     }
 
     /// Remembers an open pool durably. One in the process's memory never comes back and is left
-    /// out. Fails only where the pool is not remembered yet: what is out of date still protects it.
+    /// out. Fails only where the pool is not remembered yet: an outdated entry still protects it.
     pub(super) fn note(&self, handle: &PoolHandle, created: bool, now: u64) -> Result<(), Error> {
         let devices = handle.devices();
         if devices.iter().all(|device| device.kind == DeviceKind::Memory) {

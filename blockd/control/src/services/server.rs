@@ -1,4 +1,4 @@
-//! The control socket: who may use it, and how it is served.
+//! The control socket: its access control and its service.
 
 use std::future::Future;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -58,7 +58,7 @@ pub(super) fn bind_private(
     }
     let failed = |error: io::Error| Error::io(format!("bind {}", name()), error);
     let listener = UnixListener::bind(path).map_err(failed)?;
-    // Until then others can connect, and are refused by who they are.
+    // Until then others can connect, and are refused by their credentials.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
     Ok(listener)
 }

@@ -22,14 +22,14 @@ use super::messages::{count, releasing, size_of_request, volume, wish};
 use super::snapshots::Member;
 use super::volumes::checked_name;
 
-/// Messages that wait for a client of a stream. What waits beyond that waits in the hub.
+/// Messages that wait for a client of a stream. Further messages wait in the hub.
 const STREAM_DEPTH: usize = 16;
 
 type Answer<T> = Result<Response<T>, Status>;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Carries a call out to its end, also when the client goes away in the middle: what has begun to
-/// change is not left half done.
+/// Carries a call out to its end, also when the client goes away in the middle: a change is not
+/// left half done.
 async fn whole<T: Send + 'static>(
     call: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Answer<T> {
@@ -508,8 +508,8 @@ async fn resized_direct(
     })
 }
 
-/// A pool that is configured or was created, and is to be started anew as it was. What the request
-/// states has to be the same.
+/// A pool that is configured or was created, and is to be started anew as it was. The fields of the
+/// request have to be the same.
 #[expect(deprecated, reason = "older clients send size_gb")]
 fn known_pool(known: PoolConfig, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
     let size = from_wire(asked.size_bytes, asked.size_gb)?;

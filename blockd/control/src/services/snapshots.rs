@@ -105,7 +105,7 @@ impl Control {
                            data below them";
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        // What the kernel's cache holds of a block device would come on top otherwise.
+        // The kernel's cache of a block device would be written on top otherwise.
         self.forget_cache(&handle, volume.id).await?;
         let command = Command::Rollback { volume: volume.id, snapshot: source.id };
         handle.control(command).await.map_err(|error| of(&handle, error))?;
@@ -121,7 +121,7 @@ impl Control {
     }
 
     /// Keeps others from doing something with these names meanwhile. The locks are taken in one
-    /// order by all who take several, and who holds only one waits for no other.
+    /// order by all callers that take several, and a caller that holds only one waits for no other.
     pub(super) async fn lock_all(
         &self,
         pool: &str,

@@ -396,8 +396,8 @@ impl Control {
 /// for it.
 const LOG_WAIT: Duration = Duration::from_secs(10);
 
-/// Has what a volume's clients have written go from the log into the trees. That is a service and
-/// no promise: what is in the log is as durable, and is found there at the next start.
+/// Moves the writes of a volume's clients from the log into the trees. This only speeds up the next
+/// start: changes in the log are as durable, and are found there.
 async fn empty_log(pool: &PoolHandle) {
     if pool.is_read_only() {
         return;

@@ -23,7 +23,7 @@ fn the_new_end_of_a_volume_is_overwritten_also_after_a_crash() {
             pool.close();
             rig.host.restart();
             if kept.exists() {
-                // Who is dead notes nothing.
+                // A dead daemon notes nothing.
                 std::fs::rename(&kept, &journal).unwrap();
             }
             rig.has_its_own(&media);

@@ -36,7 +36,7 @@ pub(crate) use queue::Waiting;
 use queue::{Queue, Verdict};
 
 /// How often space is looked for while requests wait, and whether their clients are still there. A
-/// data path that asks at its low mark has seconds left.
+/// data path that sends its request at its low mark has seconds left.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Connections of a pool's socket at once: a data path has one for each volume that runs short, and
@@ -353,7 +353,7 @@ impl Server {
             if self.queue.is_empty() {
                 self.queue.entered().await;
             } else {
-                // Who enters now is looked at now: it may be for a volume that isn't there.
+                // A new request is checked at once: its volume may not exist.
                 let _ = tokio::time::timeout(PAUSE, self.queue.entered()).await;
             }
             self.pass().await;
@@ -363,7 +363,7 @@ impl Server {
     /// Looks at each request once: space goes to those that came first, but a request that only
     /// its volume's quota holds back holds back no other.
     async fn pass(&self) {
-        // A pool that is not open, or has failed, has no space; what its volumes are is not known.
+        // A pool that is not open, or has failed, has no space; its volumes are not known.
         let Ok(handle) = self.control.pool(&self.pool) else { return };
         let mut is_full = false;
         for (id, waiting) in self.queue.entries() {

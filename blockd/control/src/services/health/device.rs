@@ -50,7 +50,7 @@ pub(super) fn look_at(
     }
     let is_pmem = matches!(kind, DeviceKind::Pmem(_));
     if is_pmem && metadata.file_type().is_char_device() {
-        // What is no more can't be opened again, and until then it is mapped.
+        // A file that is gone cannot be opened again, and until then it is mapped.
         return DeviceLook::default();
     }
     let size = size + if is_pmem { PMEM_HEADER_BYTES } else { 0 };

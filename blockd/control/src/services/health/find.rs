@@ -54,7 +54,7 @@ pub(super) fn read_only(pool: &str) -> Finding {
     Finding::new(Code::PoolReadOnly, Severity::Failure, &text).because("unknown-feature")
 }
 
-/// A pool of which nothing was heard for so long.
+/// The finding about a pool whose thread has not answered for this many seconds.
 pub(super) fn late(pool: &str, who: &'static str, seconds: u64) -> Finding {
     let what = match who {
         "pool-thread" => "its thread",

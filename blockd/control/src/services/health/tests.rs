@@ -64,7 +64,7 @@ fn file_pool(name: &str, path: &std::path::Path) -> PoolConfig {
         preallocate: false,
         direct: false,
     };
-    // The file of who had it last is closed by the kernel in its own time, on a busy host late.
+    // The file of its last owner is closed by the kernel in its own time, on a busy host late.
     let lock_wait = Duration::from_secs(30);
     PoolConfig { devices: vec![device], lock_wait, volatile: true, ..memory_pool(name) }
 }
@@ -110,7 +110,7 @@ async fn faults_of_a_volume_are_reported_until_they_are_acknowledged() {
     rig.client.create_volume(create("b", MIB)).await.unwrap();
     let stats = rig.count_faults("a");
     stats.faults[0].add(2);
-    // What clients ask wrongly, and what is refused for want of space, is no fault.
+    // Invalid requests of clients, and requests refused for lack of space, are no faults.
     stats.errors[1].add(7);
     stats.refused.add(7);
     rig.look_later(1);
@@ -295,7 +295,7 @@ async fn a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
         ("wrong", failed, "wrong-pool"),
     ];
     assert_eq!(reasons, expected);
-    // What is attached there is known, and touched.
+    // Attached volumes there are known, and affected.
     let record = Record {
         pool_id: String::new(),
         pool: "absent".to_owned(),

@@ -33,8 +33,8 @@ use super::super::{Control, EventKind, Known};
 use super::device::{DeviceLook, SYSFS, look_at};
 use super::find::{self, SpaceSeen};
 
-/// How long a look waits for pools' threads and the operating system. Who takes longer is looked
-/// at the next time.
+/// How long a look waits for pools' threads and the operating system. A thread that takes longer is
+/// looked at the next time.
 const GRACE: Duration = Duration::from_millis(500);
 /// A pool that has not answered for this many intervals is late,
 const LATE_INTERVALS: u32 = 3;
@@ -359,8 +359,8 @@ impl Present {
         &self.known.config.name
     }
 
-    /// The pool that serves, or why none does: what has happened, its kind, and whether it was
-    /// open before. `None` when it was closed in order.
+    /// The pool that serves, or why none does: the event, its kind, and whether it was open before.
+    /// `None` when it was closed in order.
     fn served(&self) -> Option<Result<&PoolHandle, (String, &'static str, bool)>> {
         match &self.known.state {
             Err(failure) => Some(Err((failure.clone(), self.known.reason, false))),
@@ -664,8 +664,8 @@ fn sums(all: &[Arc<VolumeStats>]) -> BTreeMap<(String, String), VolumeSum> {
     sums
 }
 
-/// Whether a pool's cause is one of a volume's as well. Who has all of its space, and who needs
-/// none, does not suffer from a want of it.
+/// Whether a pool's cause is one of a volume's as well. A volume that has all of its space, or
+/// needs none, is not affected by a lack of it.
 pub(super) fn touches(code: Code, volume: &VolumeSummary) -> bool {
     use blockd_mapper::format::catalogue::VolumeKind;
     let is_volume = volume.kind == VolumeKind::Volume;
