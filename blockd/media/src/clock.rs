@@ -1,4 +1,4 @@
-//! The only place that asks the operating system for the time.
+//! The only place that reads the clocks of the operating system.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -98,7 +98,7 @@ const FRONT_PAGES: usize = 256;
 pub struct Device {
     file: Arc<File>,
     info: DeviceInfo,
-    /// Bytes at present: what `info` says when it was opened.
+    /// Bytes at present: as in `info` when it was opened.
     size: AtomicU64,
     memory: Option<Memory>,
     /// Keeps other programs off a block device, for its owner.
@@ -165,8 +165,8 @@ impl Device {
                 fallocate(&file, FallocateFlags::empty(), 0, len)?;
             }
         }
-        // A flush of the file makes its content durable, and not the entry that finds it. That of
-        // a file that was there may not be durable either: its maker may have been killed first.
+        // A flush of the file makes its content durable, and not the entry that finds it. The entry
+        // of an existing file may not be durable either: its maker may have been killed first.
         sync_folder(&spec.path)?;
         Self::of(spec, file, direct)
     }
@@ -576,7 +576,8 @@ fn remove_created(file: &File, path: &Path) {
     }
 }
 
-/// Opens a file for reading and writing, past the page cache if wanted and possible; says which.
+/// Opens a file for reading and writing, past the page cache if requested and possible; returns
+/// whether it is.
 fn open_file(path: &Path, direct: bool) -> std::io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);

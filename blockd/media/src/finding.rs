@@ -68,7 +68,7 @@ pub enum Code {
     SpaceVeryLow,
     /// Little is left in the pool.
     SpaceLow,
-    /// Nothing was heard of the pool for long.
+    /// The pool has not answered for long.
     ProbeLate,
 }
 
@@ -193,8 +193,8 @@ impl Finding {
     }
 }
 
-/// One line of at most [`MAX_MESSAGE`] bytes: what comes from the operating system or a name may
-/// be anything.
+/// One line of at most [`MAX_MESSAGE`] bytes: texts of the operating system and names may have any
+/// content.
 fn line(text: &str) -> String {
     const CUT: &str = "...";
     let plain = |c: char| if c.is_control() { ' ' } else { c };

@@ -1,5 +1,5 @@
 //! The gate of a pool's writes on storage that several hosts reach: open while the pool's claim
-//! allows writes. A worker asks it right before it submits a write, which takes two loads and the
+//! allows writes. A worker checks it right before it submits a write, which takes two loads and the
 //! time, with no lock, no memory and no system call.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

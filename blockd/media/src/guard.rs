@@ -53,7 +53,7 @@ fn file_below(device: &File) -> std::io::Result<Option<File>> {
     // The kernel's `new_encode_dev`.
     let number = makedev((number & 0xf_ff00) >> 8, number & 0xff | number >> 12 & 0xf_ff00);
     let open = |write| OpenOptions::new().read(true).write(write).open(path);
-    // Network file systems want a descriptor for writing.
+    // Network file systems require a descriptor for writing.
     match open(true).or_else(|_| open(false)) {
         Ok(file) if file.metadata().is_ok_and(|one| (one.dev(), one.ino()) == (number, inode)) => {
             Ok(Some(file))

@@ -27,8 +27,8 @@ pub struct Protection {
 }
 
 /// Locks memory, takes the process off the list of those to be killed when memory is out, and
-/// raises the limit on open files. What is refused for want of privilege is in the answer, and no
-/// error: a daemon without privilege is useful for tests and small machines.
+/// raises the limit on open files. A request that is refused for lack of privilege is in the
+/// answer, and no error: a daemon without privilege is useful for tests and small machines.
 pub fn protect_process() -> Protection {
     let mut problems = Vec::new();
     let memory_locked = match lock_memory() {
@@ -98,7 +98,7 @@ pub fn stay_on(cpus: &[usize]) -> bool {
 }
 
 /// Ends the process when the thread that holds it panics. A thread of the data path that is gone
-/// leaves clients who wait for ever; a process that is gone is started again, and has lost nothing
+/// leaves clients waiting for ever; a process that is gone is started again, and has lost nothing
 /// that it answered.
 #[derive(Debug)]
 pub struct Vital;
@@ -163,7 +163,7 @@ mod tests {
     /// From `linux/capability.h`.
     const CAP_SYS_RESOURCE: u32 = 24;
 
-    /// `PF_MEMALLOC_NOIO` and `PF_LOCAL_THROTTLE` of `linux/sched.h`: what the flag becomes.
+    /// `PF_MEMALLOC_NOIO` and `PF_LOCAL_THROTTLE` of `linux/sched.h`: the flags that are set.
     const IO_FLUSHER: u64 = 0x0008_0000 | 0x0010_0000;
 
     fn thread_flags() -> u64 {

@@ -1,5 +1,5 @@
-//! Files, disks and memory that pools are on, and pools that are not open: what the daemon and the
-//! tools of the command line share.
+//! Files, disks and memory that pools are on, and pools that are not open: shared by the daemon and
+//! the tools of the command line.
 //!
 //! A [`Device`] is opened once, with its owner lock. [`pool`] has what is needed to make or open a
 //! pool, the claim that keeps other hosts off it, and reading and writing one offline. The rings

@@ -1,8 +1,8 @@
-//! A file in memory, mapped: what lies on tmpfs is served without a system call.
+//! A file in memory, mapped: files on tmpfs are served without a system call.
 //!
 //! io_uring hands writes to tmpfs to a thread of the kernel each; a copy to the mapping costs a
-//! fifth of that. The danger of a mapping is a page that can't be had: the kernel kills who touches
-//! it. So the file's space is allocated, run by run, before anything is written there.
+//! fifth of that. The danger of a mapping is a page that can't be had: the kernel kills the process
+//! that touches it. So the file's space is allocated, run by run, before anything is written there.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -55,7 +55,7 @@ impl Mapped {
                 Err(error) => return Err(error.into()),
             };
             let hole = u64::try_from(seek(data, Whence::SeekHole)?).unwrap_or(self.len);
-            // A run that has some of its memory gets the rest. What was allocated and never written
+            // A run that has some of its memory gets the rest. Allocated and never written memory
             // looks like a hole.
             for run in Self::runs(data, usize::try_from(hole - data).unwrap_or(0)) {
                 let start = run * RUN;
@@ -92,8 +92,8 @@ impl Mapped {
         }
         // SAFETY: `check` keeps the range inside the mapping, whose pages are all there and stay
         // there; `to` is memory of this process that doesn't lie in the mapping. Another thread may
-        // be writing the same bytes, as two clients may on any disk: what is read then is any mix
-        // of old and new, and bytes have no invalid values.
+        // be writing the same bytes, as two clients may on any disk: the result is any mix of old
+        // and new, and bytes have no invalid values.
         unsafe {
             self.map.as_ptr().wrapping_add(at).copy_to_nonoverlapping(to.as_mut_ptr(), to.len())
         };

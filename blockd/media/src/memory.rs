@@ -24,8 +24,8 @@ impl Memory {
         }
     }
 
-    /// Writes `from` to this byte on, durable after a [`Self::fence`]. What is `unseen` may be cut
-    /// short; all else goes through the caller's lane where blocks are to stay whole.
+    /// Writes `from` to this byte on, durable after a [`Self::fence`]. An `unseen` write may be
+    /// torn; all others go through the caller's lane where blocks are to stay whole.
     #[inline]
     pub fn write(&self, lane: usize, at: u64, from: &[u8], unseen: bool) -> Result<(), IoError> {
         match self {

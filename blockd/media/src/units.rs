@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 
-/// The largest size there is: what an `int64` of the control API holds.
+/// The largest size there is: the largest `int64` of the control API.
 pub const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// Bytes in what older clients of the control API count in.

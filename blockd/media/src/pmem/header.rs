@@ -1,4 +1,4 @@
-//! The header of a pool's device in persistent memory: whose it is, and where its lanes are.
+//! The header of a pool's device in persistent memory: its owner, and the place of its lanes.
 //!
 //! Described in `docs/ON_DISK_FORMAT.md`. Two copies, each of a page with a checksum; the one with
 //! the higher generation counts, and the other one is written next.

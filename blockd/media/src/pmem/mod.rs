@@ -177,14 +177,14 @@ impl Pmem {
         &self.info
     }
 
-    /// The processors that are near, where the kernel says so.
+    /// The processors that are near, where the kernel reports them.
     #[must_use]
     pub fn nearby(&self) -> Vec<usize> {
         self.info.site.cpus(Path::new(SYSFS))
     }
 
-    /// Asks the kernel for bad blocks, which are not touched from now on. Gives them, in bytes of
-    /// the device that the pool sees; those in front of it are at 0.
+    /// Reads the kernel's list of bad blocks, which are not touched from now on. Returns them, in
+    /// bytes of the device that the pool sees; those in front of it are at 0.
     pub fn note_bad(&self) -> Vec<(u64, u64)> {
         let bad = self.info.site.bad(self.map.len());
         let seen = bad.iter().map(|run| {
@@ -218,8 +218,8 @@ impl Pmem {
         self.header().map(|_| ())
     }
 
-    /// Makes an empty device ours. Its owner calls this. What has something on it, and no mark of
-    /// ours, is left as it is.
+    /// Formats an empty device. Its owner calls this. A device with content, and without our mark,
+    /// is left as it is.
     pub(super) fn format(&self, uuid: [u8; 16]) -> std::io::Result<()> {
         match self.header() {
             Ok(_) => {}
@@ -382,8 +382,8 @@ impl Pmem {
         self.map.read(at, to).map_err(|error| meaning(&error))
     }
 
-    /// Writes `from` to this byte on: as durable as it gets after a fence. What lies there and is
-    /// `unseen` needs no protection against being torn.
+    /// Writes `from` to this byte on: as durable as it gets after a fence. An `unseen` range needs
+    /// no protection against torn writes.
     pub fn write(&self, lane: usize, at: u64, from: &[u8], unseen: bool) -> Result<(), IoError> {
         let at = self.place(at, from.len() as u64)?;
         let written = match self.lanes() {

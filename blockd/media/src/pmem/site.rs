@@ -127,7 +127,7 @@ pub(super) fn nodes(sysfs: &Path) -> Vec<Vec<usize>> {
     found.into_values().collect()
 }
 
-/// A list like `0-3,8`, as the kernel writes it. What is no such list has no processors.
+/// A list like `0-3,8`, as the kernel writes it. Any other text has no processors.
 #[must_use]
 fn cpu_list(list: &str) -> Vec<usize> {
     /// More than any kernel is built for.

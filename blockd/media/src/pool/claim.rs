@@ -267,9 +267,9 @@ impl Keeper {
             }
             Action::Write(claim) => {
                 self.page.fill(&claim);
-                // A renewal changes the counter only: what a loss of power takes away is seen by
-                // others as one more change. And a flush here would take the error of one that
-                // the pool's own next flush has to fail with (R8).
+                // A renewal changes the counter only: if a power loss reverts it, others see that
+                // as one more change. And a flush here would take the error of one that the pool's
+                // own next flush has to fail with (R8).
                 let is_renewal =
                     claim.state == ClaimState::Held && self.claimant.standing() == Standing::Owner;
                 if boot_ns() < self.claimant.submit_by() {
@@ -378,7 +378,7 @@ mod tests {
         assert!(nix::unistd::geteuid().is_root(), "not run: a mount needs root");
         let folder = std::env::temp_dir().join(format!("blockd-fuse-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
-        // Of another user, so that the kernel asks no server: there is none.
+        // Of another user, so that the kernel needs no server: there is none.
         let fuse = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
         let options =
             format!("fd={},rootmode=40000,user_id=65534,group_id=65534", fuse.as_raw_fd());

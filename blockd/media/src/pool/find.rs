@@ -37,8 +37,9 @@ pub fn identity(spec: &PoolSpec) -> Result<Option<[u8; 16]>, PoolError> {
     }
 }
 
-/// Looks for the mark of a superblock, where any of its copies may be: what can be opened by one
-/// of them is a pool. What can't be read may be one too, unless another place says so anyway.
+/// Looks for the mark of a superblock, where any of its copies may be: a device that one of them
+/// can open is a pool. An unreadable place may be one, too, unless another place has the mark
+/// anyway.
 pub fn holds_pool(device: &DeviceSpec) -> Result<bool, PoolError> {
     use std::io::{ErrorKind, Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
@@ -89,7 +90,7 @@ fn open_past_cache(path: &Path) -> std::io::Result<File> {
 /// that has our mark and no superblock was not finished.
 fn holds_pmem_pool(spec: &DeviceSpec) -> std::io::Result<bool> {
     use std::io::ErrorKind;
-    // A namespace that is named has to be there: what is not seen may hold a pool.
+    // A namespace that is named has to be there: one that is not visible may hold a pool.
     let is_named = is_namespace(&spec.path);
     let device = match Device::open(spec) {
         Err(error) if error.kind() == ErrorKind::NotFound && !is_named => return Ok(false),

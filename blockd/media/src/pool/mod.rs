@@ -1,5 +1,5 @@
-//! Pools on their devices, before they are open and without opening them: what they are made of,
-//! what is on them, and what keeps other daemons and other hosts from them.
+//! Pools on their devices, before they are open and without opening them: their devices, their
+//! content, and the locks against other daemons and other hosts.
 
 mod boot;
 mod claim;

@@ -8,7 +8,7 @@ use blockd_mapper::units::DeviceIndex;
 
 use crate::{Device, io_error};
 
-/// A device by itself, and a page that is aligned as it wants it.
+/// A device by itself, and a page with the alignment that it requires.
 struct Alone<'a>(&'a Device, IoBuffer);
 
 impl Media for Alone<'_> {

@@ -1,5 +1,5 @@
-//! A pool's devices for tools, while no daemon has them. What only reads opens them for reading
-//! and shares the owner lock with others that read; what writes is their one owner. What looks on
+//! A pool's devices for tools, while no daemon has them. A reading tool opens them for reading and
+//! shares the owner lock with other readers; a writing tool is their only owner. A tool that reads
 //! while a daemon serves takes no lock.
 
 use std::collections::BTreeSet;
@@ -45,7 +45,7 @@ pub enum Access {
     Write,
 }
 
-/// Pages that are read at once past the cache: as many as the inspection asks for at a time.
+/// Pages that are read at once past the cache: as many as the inspection reads at a time.
 const DIRECT_PAGES: usize = 16;
 
 /// The devices of a pool.
@@ -53,7 +53,7 @@ const DIRECT_PAGES: usize = 16;
 pub struct Offline {
     files: Vec<Opened>,
     present: Vec<PresentDevice>,
-    /// Memory of the alignment that reads past the page cache want.
+    /// Memory of the alignment that reads past the page cache require.
     aligned: IoBuffer,
     /// Of one that writes: the host's locks, and the claims where other hosts may reach the pool.
     locks: Vec<HostLock>,
@@ -148,7 +148,7 @@ impl Offline {
                 opened.guard = guard.map_err(PoolError::io("claim", path))?;
             }
             if let (Some(device), Access::Write) = (&opened.mapped, access) {
-                // What was cut short is finished before anything is changed.
+                // An interrupted change is completed before anything else is changed.
                 device.start().map_err(PoolError::io("take up", path))?;
             }
             let size = opened.size().map_err(PoolError::io("measure", path))?;
@@ -171,7 +171,7 @@ impl Offline {
     /// Takes the pool as a daemon does, so that no other host and no other path writes to it. Where
     /// no device says which of them is the first, the claim of each that may be it is taken.
     fn take(&mut self, claim_wait: Duration) -> Result<(), PoolError> {
-        // What is read here decides which claim is taken, and may have been cached before.
+        // The data that is read here decides which claim is taken, and may have been cached before.
         self.files.iter().for_each(|one| forget(&one.file, 0, 0));
         let (mut known, mut unknown, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..self.files.len() {
@@ -357,8 +357,8 @@ impl Media for Offline {
     }
 }
 
-/// Has the page cache forget a range, or all from its offset on where the length is 0, but for what
-/// is only there. That it doesn't is no error: what it holds may be all there is, as on tmpfs.
+/// Drops a range from the page cache, or all from its offset on where the length is 0, except dirty
+/// pages. A failure is no error: the cache may hold the only copy, as on tmpfs.
 fn forget(file: &File, offset: u64, len: usize) {
     if let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) {
         let _ = posix_fadvise(file, offset, len, PosixFadviseAdvice::POSIX_FADV_DONTNEED);

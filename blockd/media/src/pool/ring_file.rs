@@ -66,7 +66,7 @@ impl RingFile {
         let words = words_needed(workers + 1, records);
         let needed = (words * size_of::<u64>()) as u64;
         let there = file.metadata().map_err(PoolError::io("look at delta ring", path))?.len();
-        // A ring of other dimensions is mapped as it is: what it holds is taken over first.
+        // A ring of other dimensions is mapped as it is: its content is taken over first.
         let len = if there == 0 { needed } else { there.max(needed) };
         let bytes = i64::try_from(len).unwrap_or(i64::MAX);
         fallocate(file.as_fd(), FallocateFlags::empty(), 0, bytes)

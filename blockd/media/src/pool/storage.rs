@@ -25,8 +25,8 @@ pub fn file_of(ring: &Path) -> PathBuf {
     ring.with_file_name(format!("disks-{}", name.trim_start_matches("ring-")))
 }
 
-/// Why the ring of a pool is not to be replayed: a disk was restarted since it was written. That is
-/// an error unless the loss is accepted.
+/// Why the ring of a pool is not to be replayed: a disk was restarted since it was written. A ring
+/// in doubt is an error unless the loss is accepted.
 pub fn check(
     spec: &PoolSpec,
     ring: &Path,

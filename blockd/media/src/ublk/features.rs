@@ -1,5 +1,5 @@
-//! Features of the kernel's ublk driver: what they are called, since when they are there, and what
-//! they are used for here.
+//! Features of the kernel's ublk driver: their names, their first versions of Linux, and their use
+//! in blockd.
 
 use libublk::sys;
 
