@@ -13,7 +13,7 @@ use blockd_mapper::units::VolumeId;
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The metadata context of a volume's written ranges.
 pub const ALLOCATED: &str = "blockd:allocated";
-/// Followed by a snapshot's name: what has changed since it was taken.
+/// Followed by a snapshot's name: the changes since it was taken.
 pub const CHANGED_SINCE: &str = "blockd:changed-since:";
 
 /// The most metadata contexts that a connection selects: each of them is looked at for each
@@ -80,7 +80,7 @@ pub struct Negotiated {
     pub block_max: u32,
     /// A flush covers what other connections wrote.
     pub multi_conn: bool,
-    /// The connection is encrypted. What was said before it was counts for nothing.
+    /// The connection is encrypted. Anything sent before the encryption is ignored.
     pub tls: bool,
 }
 

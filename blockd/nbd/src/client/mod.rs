@@ -31,7 +31,7 @@ use reply::Pending;
 /// Headers and small payloads gather in a buffer of this size before they are sent.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// Replies are read through a buffer of this size; what is larger goes past it.
+/// Replies are read through a buffer of this size; larger data bypasses it.
 const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 
 /// The requested features, and the time limit.
@@ -155,8 +155,8 @@ pub fn list(server: &ServerAddress, timeout: Duration) -> Result<Vec<ListedExpor
 }
 
 impl Client {
-    /// Connects and negotiates. What the server does not grant is done without; `facts` has
-    /// what it did.
+    /// Connects and negotiates. Features that the server does not grant are not used; `facts` has
+    /// the granted ones.
     pub fn connect(uri: &Uri, options: &ConnectOptions) -> Result<Self, ClientError> {
         let (mut reader, mut writer) = open(&uri.server, options.timeout)?;
         let mut negotiation = Negotiation { reader: &mut reader, writer: &mut writer };

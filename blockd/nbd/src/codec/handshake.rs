@@ -18,15 +18,15 @@ use super::{INIT_MAGIC, MAX_STRING_BYTES, OPTION_MAGIC, greeting, opt, rep, u32_
 /// a name, and 64 queries that are hardly ever longer than 20 bytes.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// The most options in one handshake. A client that asks for details of each export of a list
-/// needs three for each.
+/// The most options in one handshake. A client that requests details of each export of a list needs
+/// three for each.
 pub const MAX_OPTIONS: u32 = 4096;
 
 /// The longest reply to LIST; exports that do not fit are left out, and the reply notes that.
 pub const MAX_LIST_BYTES: usize = 1 << 20;
 
 /// The most contexts of a list that name a snapshot: the newest. An export may have thousands, and
-/// who wants an older one asks for it by name.
+/// a client requests an older one by name.
 pub const MAX_LISTED_SNAPSHOTS: usize = 256;
 
 /// A listener's mode of TLS.
@@ -200,7 +200,7 @@ impl Handshake {
                 self.contexts(option, &queries, export, contexts)
             }
             (State::Encrypting, Event::Encrypted) => {
-                // What was agreed in the clear may have been forged (CVE-2021-3716).
+                // Options agreed in the clear may have been forged (CVE-2021-3716).
                 self.agreed = Agreed::default();
                 self.encrypted = true;
                 self.next_option(Vec::new())
@@ -365,7 +365,7 @@ impl Handshake {
     /// the rest is read.
     fn option_with_name(&mut self, option: option::Header) -> Step {
         if option.kind == opt::SET_META_CONTEXT {
-            // What was selected before is gone, also when this one fails.
+            // The former selection is gone, also when this one fails.
             self.agreed.contexts = None;
         }
         if option.len > MAX_OPTION_BYTES {
@@ -513,8 +513,8 @@ impl Handshake {
     }
 }
 
-/// The names to be listed. Where some are left out, the beginning that they have in common is
-/// there in their place: the document lets a server say so that there are more.
+/// The names to be listed. Where some are left out, the beginning that they have in common is there
+/// in their place: the document allows this to show that there are more.
 fn listed<'a>(queries: &Queries, contexts: &'a [MetaContext]) -> Vec<&'a str> {
     let is_snapshot = |one: &&MetaContext| matches!(one.describes, Describes::ChangedSince(_));
     let by_prefix = |one: &&MetaContext| is_snapshot(one) && !queries.select(&one.name);

@@ -120,7 +120,7 @@ pub(super) fn parse_queries(bytes: &[u8], name_len: u32) -> Result<(String, Quer
     Ok((name(name_bytes)?, queries))
 }
 
-/// Which metadata contexts a client asks for.
+/// The metadata contexts that a client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queries {
     /// There is no query: to list, that means all; to select, none.

@@ -12,7 +12,7 @@ use super::{
 /// The most that any function here writes, `block_status` excepted.
 pub const MAX_HEADER_BYTES: usize = 128;
 
-/// The longest message in an error; what is longer is cut. What remains of `MAX_HEADER_BYTES`
+/// The longest message in an error; a longer one is cut. This many remain of `MAX_HEADER_BYTES`
 /// after an extended header, errno, length and offset.
 pub const MAX_MESSAGE_BYTES: usize = MAX_HEADER_BYTES - 32 - 4 - 2 - 8;
 
@@ -38,7 +38,7 @@ pub fn error(
     write_error(out, agreed, asked, Failure { errno, message, at: None })
 }
 
-/// Failure at one place of the request; what was sent of it before that place is right.
+/// Failure at one place of the request; the data sent for earlier places is valid.
 #[must_use]
 pub fn error_at(
     out: &mut [u8],

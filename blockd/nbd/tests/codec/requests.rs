@@ -1,4 +1,4 @@
-//! Requests: what is read, what is granted, and how the rest is refused.
+//! Requests: their parsing, their validation, and the errors of refused ones.
 
 use blockd_nbd::Negotiated;
 use blockd_nbd::codec::request::{
@@ -146,7 +146,7 @@ fn with_extended_headers_payload_is_what_the_flag_says() {
     assert_eq!(check(&write, &agreed), Ok(Command::Write { offset: 0, len: 512, fua: false }));
     // A write without it may be followed by payload or not.
     assert_eq!(refused(request(cmd::WRITE, 0, 0, 512), &agreed), (errno::EINVAL, 0, true));
-    // Status of chosen contexts is not offered; what comes with it is skipped.
+    // Status of chosen contexts is not offered; its payload is skipped.
     let status = request(cmd::BLOCK_STATUS, flag::PAYLOAD_LEN, 0, 24);
     assert_eq!(refused(status, &agreed), (errno::EINVAL, 24, false));
     let unknown = request(77, flag::PAYLOAD_LEN, 0, 4096);

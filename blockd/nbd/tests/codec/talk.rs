@@ -8,8 +8,8 @@ use blockd_nbd::{ALLOCATED, Describes, ExportError, MetaContext, Negotiated};
 
 use crate::{export, hex};
 
-/// A handshake whose client says `input`: what is sent back, and how it ends. Exports are
-/// looked up in `export()` alone.
+/// A handshake whose client says `input`: the bytes sent back, and its end. Exports are looked up
+/// in `export()` alone.
 pub(crate) struct Talk {
     pub(crate) handshake: Handshake,
     pub(crate) input: Vec<u8>,
