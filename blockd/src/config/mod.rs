@@ -62,7 +62,7 @@ pub struct Config {
 pub struct NbdConfig {
     /// Where it listens.
     pub listeners: Vec<ListenerConfig>,
-    /// How long a client may take to say what it wants.
+    /// The time limit of a client's handshake.
     pub handshake_timeout: Duration,
     /// Clients of a listener that may negotiate at once.
     pub max_handshakes: usize,
@@ -110,7 +110,7 @@ pub enum ListenAddress {
 pub enum TlsUse {
     /// Never.
     Off,
-    /// When the client wants to.
+    /// TLS is optional for clients.
     Allowed,
     /// TLS is required; clients get no information before it.
     Required,
@@ -132,9 +132,9 @@ pub struct TlsConfig {
 pub struct UblkConfig {
     /// Volumes may be attached so.
     pub enabled: bool,
-    /// Queues of a device that asks for no number.
+    /// Queues of a device that specifies no number.
     pub queues: u16,
-    /// Requests that each can have in flight. 0: what fits, with and without copying.
+    /// Requests that each can have in flight. 0 for the number that fits, with and without copying.
     pub depth: u16,
     /// Most bytes of a read or write.
     pub max_bytes: u32,

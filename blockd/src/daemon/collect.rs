@@ -19,7 +19,7 @@ use super::figures::Figures;
 /// A listener's address and counters.
 pub(super) type Listening = (String, Arc<ListenerStats>);
 
-/// Everything that is counted, as it is now. Asks pool threads, and waits for them.
+/// All present counts. Queries pool threads, and waits for them.
 pub(super) async fn collect(
     control: &Control,
     listeners: &[Listening],

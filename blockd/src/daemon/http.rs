@@ -37,7 +37,7 @@ const CONNECTIONS: usize = 64;
 /// How long a request's head may take, and how long a connection may be idle between requests.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// How long the answer to one request may take to make. A scrape asks pool threads, which answer
+/// How long the answer to one request may take to make. A scrape queries pool threads, which answer
 /// within milliseconds; Prometheus waits 10 s by default.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 

@@ -138,7 +138,7 @@ fn run_in(config: &Config, own_namespace: bool, source: Option<&Source>) -> Resu
         signals.end_at_the_next();
         daemon.stop(config.stop_timeout).await
     });
-    // What still runs is a client's that does not listen.
+    // A task that still runs serves a client that does not read.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
@@ -173,7 +173,7 @@ impl Signals {
     /// From now on.
     fn end_at_the_next(self) {
         tokio::spawn(async move {
-            // Some who signal do so twice: to the process, and to its group.
+            // Some senders signal twice: to the process, and to its group.
             tokio::time::sleep(SECOND_SIGNAL).await;
             let flags = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
             let [Ok(mut terminate), Ok(mut interrupt)] = flags else { return };
@@ -282,9 +282,9 @@ impl Daemon {
         Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
     }
 
-    /// Takes up what can be changed without a restart: the space policy of pools, and sockets of
-    /// requests for more space. Pools that are not open are tried again, but for those that were
-    /// closed on request. What is wrong in the file changes nothing.
+    /// Applies the settings that can be changed without a restart: the space policy of pools, and
+    /// sockets of requests for more space. Pools that are not open are tried again, but for those
+    /// that were closed on request. An invalid file changes nothing.
     async fn read_again(&self, source: Option<&Source>) {
         let config = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
@@ -487,7 +487,7 @@ fn serve_nbd(
     (listeners, addresses)
 }
 
-/// Tries again to serve devices that could not be recovered: what keeps them may pass.
+/// Retries devices that could not be recovered: the cause may pass.
 async fn watch_devices(control: Control) {
     loop {
         tokio::time::sleep(RECOVERY_PAUSE).await;

@@ -17,8 +17,8 @@ const EXTENSION: Duration = Duration::from_secs(60);
 /// How often it is asked to.
 const EXTENSION_PAUSE: Duration = Duration::from_secs(20);
 
-/// Asks the service manager not to end the daemon while this lasts: pools wait for IO of a daemon
-/// that died, each with its own limit.
+/// Extends the service manager's start timeout while this lasts: pools wait for IO of a daemon that
+/// died, each with its own limit.
 pub(super) async fn extending<T>(work: impl Future<Output = T>) -> T {
     let extend = async {
         let micros = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! Joins what the control service asks for, and what listeners hand over, to the workers.
+//! Passes requests of the control service, and connections of listeners, to the workers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

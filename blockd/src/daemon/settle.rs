@@ -10,8 +10,8 @@ use blockd_pmem::platform::{Inventory, Platform, RegionKey, pooled};
 
 use crate::config::Config;
 
-/// How long it is waited for. The kernel writes some 100 GB of pages down in a second; what is not
-/// there by then is disabled or gone, and its pool says so.
+/// How long it is waited for. The kernel writes some 100 GB of pages down in a second; a namespace
+/// that is not there by then is disabled or gone, and its pool reports it.
 const LIMIT: Duration = Duration::from_secs(15);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(250);
