@@ -1,5 +1,5 @@
-//! Backups of snapshots: what `export --since` writes and `import --apply` puts onto a copy makes
-//! it what the snapshot is, and a file or a copy that is not what it should be is refused.
+//! Backups of snapshots: a backup of `export --since` that `import --apply` puts onto a copy makes
+//! it equal to the snapshot, and a wrong file or a wrong copy is refused.
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod cli_support;
@@ -30,7 +30,7 @@ fn sum(daemon: &Daemon, volume: &str) -> (usize, u32) {
     (bytes.len(), crc32c::crc32c(&bytes))
 }
 
-/// A volume `data` of three days: what it held on each is in a snapshot and in a backup, `mon.blkd`
+/// A volume `data` of three days: its content on each is in a snapshot and in a backup, `mon.blkd`
 /// as a whole, `tue.blkd` and `wed.blkd` since the day before.
 fn three_days() -> Daemon {
     let daemon = Daemon::start("1G");
@@ -67,7 +67,7 @@ fn size(daemon: &Daemon, name: &str) -> u64 {
 #[test]
 fn a_chain_of_backups_makes_the_copy_what_the_volume_was() {
     let daemon = three_days();
-    // What has not changed is not in it, but for the rest of extents that were copied.
+    // Unchanged data is not in it, except for the rest of extents that were copied.
     assert!(size(&daemon, "mon.blkd") > 4 * MIB, "{}", size(&daemon, "mon.blkd"));
     assert!(size(&daemon, "tue.blkd") < 2 * MIB, "{}", size(&daemon, "tue.blkd"));
     assert!(size(&daemon, "wed.blkd") < 100 << 10, "{}", size(&daemon, "wed.blkd"));
@@ -181,7 +181,7 @@ fn a_copy_that_was_written_is_refused_until_it_is_rolled_back_or_forced() {
     let (code, error) = daemon.failure(&["import", "tue.blkd", "copy", "--apply"]);
     let named = error.contains(&format!("since it held {marker}, in 4096 bytes"));
     assert!(code == 7 && named && error.contains("begins with data@mon"), "{code} {error}");
-    // One that was cut off and grown again has lost something, although no range says so.
+    // A volume that was shrunk and grown again has lost data, although no range shows it.
     daemon.ok(&["clone", marker, "cut"]);
     daemon.ok(&["resize", "cut", "--size", "16M", "--shrink"]);
     let (code, error) = daemon.failure(&["import", "tue.blkd", "cut", "--apply"]);
@@ -244,7 +244,7 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
         assert!(code == 10 && error.contains(problem), "{code} {error}");
     }
     assert!(sum(&daemon, "copy") == sum(&daemon, "data@mon"));
-    // What is whole still goes on top: nothing has touched the copy.
+    // An intact backup can still be applied: nothing has touched the copy.
     daemon.ok(&["import", "tue.blkd", "copy", "--apply"]);
 }
 

@@ -164,7 +164,7 @@ fn when_a_volume_was_made_is_known_after_crashes_and_restarts() {
     assert_eq!(made(&daemon), [data, taken], "from the catalogue");
 }
 
-/// Asks until it is so.
+/// Polls the daemon until the condition holds.
 fn until(daemon: &Daemon, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     let clock = Clock::start();
     loop {
@@ -206,7 +206,7 @@ fn a_pool_whose_file_is_cut_short_is_reported_and_recovers() {
     }
     assert!(daemon.terminate().success());
     daemon.start_again();
-    // What is in the volume is gone as if the disk had lost it.
+    // The volume's data is gone as if the disk had lost it.
     let pool = daemon.dir.join("default.pool");
     let file = std::fs::File::options().write(true).open(&pool).unwrap();
     file.set_len(1 << 20).unwrap();
@@ -223,7 +223,7 @@ fn a_pool_whose_file_is_cut_short_is_reported_and_recovers() {
     assert_eq!((code, error.as_str()), (7, "2 of 2 pools and volumes are not healthy"));
     let text = daemon.ok(&["health"]);
     assert!(text.contains("default/data") && text.contains("touches 1 volume"), "{text}");
-    // Who watches asks every second, and does not hear of what comes and goes in between.
+    // A watching client polls every second, and misses causes that come and go in between.
     let clock = Clock::start();
     while !watched().contains("device-gone") {
         assert!(clock.elapsed() < LIMIT, "{}", watched());

@@ -50,8 +50,8 @@ fn mapped(daemon: &Daemon) -> u64 {
     }
 }
 
-/// A volume `data` with snapshots `data@1` and `data@2`. What it has at 0 was written again after
-/// each of them, and what it has at 2 MiB only after both.
+/// A volume `data` with snapshots `data@1` and `data@2`. Its data at 0 was written again after each
+/// of them, and its data at 2 MiB only after both.
 fn prepared() -> Daemon {
     let daemon = Daemon::start("1G");
     daemon.ok(&["add", "data", "--size", "8M"]);
@@ -110,7 +110,7 @@ fn deleting_gives_back_what_was_foretold() {
     daemon.ok(&["del", "data@1"]);
     let now = mapped(&daemon);
     assert_eq!(before - now, foretold);
-    // What the two shared is the other's alone now.
+    // The shared space of the two is exclusive to the other now.
     let rest = space(&daemon, &["data@2", "data"]);
     assert_eq!(rest["volumes"][0]["exclusive_bytes"], 2 * MIB);
     let foretold = number(&rest["together"]["exclusive_bytes"]);
@@ -194,7 +194,7 @@ fn a_snapshot_is_taken_of_a_volume_whose_writes_wait_for_space() {
     }
     stop.store(true, Ordering::SeqCst);
     writing.join().unwrap();
-    // What was answered before is in the snapshot, and nothing of what waited.
+    // Writes that were answered before are in the snapshot, and none of the waiting ones.
     for (name, expected) in [("data@full", seen.0), ("data", done.load(Ordering::SeqCst))] {
         daemon.ok(&["export", name, "copy", "--force"]);
         let copy = std::fs::read(daemon.dir.join("copy")).unwrap();

@@ -48,7 +48,7 @@ fn the_last_checkpoint_of_a_pool_that_is_served_is_checked() {
     let path = pool.to_str().unwrap();
     assert!(daemon.terminate().success());
     daemon.start_again();
-    // What is written now goes to the log and to places that the checkpoint has for free.
+    // New writes go to the log and to places that the checkpoint has for free.
     daemon.ok(&["snapshot", "data=taken"]);
     std::fs::write(daemon.dir.join("image"), pattern(5 << 20, 6)).unwrap();
     daemon.ok(&["import", "image", "more"]);
@@ -287,7 +287,7 @@ fn dm_thins_own_tools_take_the_xml() {
     let (mut daemon, pool) = with_data();
     daemon.kill();
     let path = pool.to_str().unwrap();
-    // What was answered may be in the delta ring, and look like never written.
+    // Answered writes may be in the delta ring, and look like never written.
     let (code, error) =
         daemon.failure(&["pool", "dump", "--thin-xml", "--fill", "--output", "early.xml", path]);
     assert!(code == 7 && error.contains("was not closed in order"), "{code} {error}");
@@ -309,7 +309,7 @@ fn dm_thins_own_tools_take_the_xml() {
     file.set_len(8 << 20).unwrap();
     run("thin_restore", &["-i", "pool.xml", "-o", "thin.metadata"]);
     run("thin_check", &["thin.metadata"]);
-    // What dm-thin finds is what was imported, 12 extents of 256 KiB.
+    // dm-thin finds the imported 12 extents of 256 KiB.
     let dumped = run("thin_dump", &["thin.metadata"]);
     assert!(dumped.contains("mapped_blocks=\"12\""), "{dumped}");
     let image = std::fs::read(daemon.dir.join("image")).unwrap();

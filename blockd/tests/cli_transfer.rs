@@ -1,4 +1,4 @@
-//! Import and export against a daemon: what comes out is what went in, holes included.
+//! Import and export against a daemon: an export equals the import, holes included.
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod cli_support;

@@ -349,7 +349,7 @@ fn held(metrics: &str, name: &str, reason: &str) -> f64 {
     found.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{line}\n{metrics}"))
 }
 
-/// A client of a volume that may do less than it asks for.
+/// A client sends more requests than its volume's limits admit.
 #[test]
 fn a_volume_that_its_limits_hold_back_is_seen_in_metrics_top_and_tune() {
     const ENOUGH: f64 = 0.2;
@@ -492,7 +492,7 @@ fn writeback_can_rely_on_it() {
         seen.sort();
         seen
     };
-    // A thread that begins has the name of who began it, until it has its own.
+    // A thread that begins has the name of its parent, until it has its own.
     let mut seen = threads();
     for _ in 0..100 {
         if seen.len() == 2 {

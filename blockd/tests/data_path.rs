@@ -447,7 +447,7 @@ fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
 fn a_client_that_leaves_cancels_its_waiting_writes_and_the_worker_sleeps() {
     let small = Small::with("left", DeviceKind::File, |spec| {
         spec.marks = Some(Marks { low: Mark::Percent(95), very_low: Mark::Percent(90) });
-        // What is granted and not used could be taken back, which would end the slowness.
+        // Unused grants could be revoked, which would end the slowness.
         spec.quantum = EXTENT;
     });
     let mut hand = Hand::new(&small);

@@ -117,7 +117,7 @@ fn other_programs_cannot_have_a_disk_that_is_served() {
     daemon.kill();
     daemon.start_again();
     is_claimed(&disk);
-    // What only reads takes no claim and needs none.
+    // A tool that only reads takes no claim and needs none.
     daemon.ok(&["pool", "check", "--online", disk.path()]);
     daemon.ok(&["show", "--pool", "disk", "data"]);
     assert!(daemon.terminate().success());

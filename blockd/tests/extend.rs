@@ -110,7 +110,7 @@ impl Rig {
         let mut stream = self.connect();
         stream.write_all(bytes).unwrap();
         let mut answer = Vec::new();
-        // What was not read is a reset.
+        // Unread bytes cause a reset.
         let _ = stream.read_to_end(&mut answer);
         answer
     }

@@ -99,7 +99,7 @@ impl Case {
         assert_eq!(self.daemon.json(&["version"])["daemon"]["ready"], true);
     }
 
-    /// The pool is missing, everything says so, and the other pool is served.
+    /// The pool is missing, all calls report so, and the other pool is served.
     fn is_missing(&self, why: &str) {
         let daemon = &self.daemon;
         let (code, error) = daemon.failure(&["pool", "open", "w"]);

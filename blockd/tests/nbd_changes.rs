@@ -233,7 +233,7 @@ fn what_is_no_snapshot_of_the_family_is_not_granted() {
         let mut client = connect(&daemon, "data", &[&since(strange)], true);
         assert_eq!(client.facts().contexts, [(since(strange), None)]);
         assert!(matches!(client.changes(0, SIZE), Err(ClientError::BadRequest { .. })));
-        // What was granted goes on.
+        // Granted contexts stay usable.
         assert!(!client.block_status(0, SIZE).unwrap().is_empty());
     }
     // A clone is of the family.

@@ -195,7 +195,7 @@ fn a_full_listener_closes_the_longest_idle_connection_of_the_peer_that_has_most(
 #[test]
 fn five_thousand_idle_connections_take_little_memory() {
     const CROWD: usize = 5000;
-    /// Of the daemon's own memory for each; what the kernel has for sockets is not in it.
+    /// Of the daemon's own memory for each; the kernel's memory for sockets is not in it.
     const EACH: u64 = 8 << 10;
     let server = Server::start("");
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

@@ -69,7 +69,7 @@ fn spec(file: &Path, rings: &Path) -> PoolSpec {
     let size = Some(192 << 20);
     let device = DeviceSpec { path, kind, size, preallocate: false, direct: true };
     let mut spec = PoolSpec::new("test", device, rings.to_owned());
-    // Nothing is durable here unless a client asks for it.
+    // Nothing is durable here unless a client requests it.
     spec.commit_interval = Duration::from_secs(3600);
     spec
 }
@@ -365,7 +365,7 @@ fn zeroes_give_space_back_or_keep_it_as_the_client_says() {
         client.read(0, &mut read).unwrap();
         let zero = ranges.iter().all(|range| range.zero);
         assert_eq!(zero, read.iter().all(|byte| *byte == 0));
-        // What takes space is no hole, and what takes none is.
+        // A range with space is no hole, and one without is.
         assert!(ranges.iter().all(|range| range.hole == (mapped == 0)));
         (mapped, zero)
     };
@@ -489,7 +489,7 @@ fn a_flush_covers_what_other_connections_wrote() {
     let data = [0x66; 8192];
     writer.write(1 << 20, &data, false).unwrap();
     flusher.flush().unwrap();
-    // What is on the media now is what power loss would leave: there is no delta ring to it.
+    // The media has the state that a power loss would leave: there is no delta ring to it.
     let copy = Scratch::new();
     std::fs::copy(&file, copy.0.join("pool")).unwrap();
     // A copy has the identity of its pool, and one host opens only one of them at a time.

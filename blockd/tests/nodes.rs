@@ -1,4 +1,4 @@
-//! Hosts as members of pools: what this one has of them, and taking over from one that is gone.
+//! Hosts as members of pools: this node's part of them, and the takeover from a node that is gone.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -27,7 +27,7 @@ fn a_pool_shows_what_its_node_has_and_no_volume_may_be_called_so() {
     let uri = daemon.ok(&["add", "--nbd", "--size", "64M", "data"]);
     fs::write(daemon.dir.join("image"), pattern(3 << 20, 5)).unwrap();
     daemon.ok(&["import", "image", "more"]);
-    // What is granted for this write is more than it needs.
+    // The grant for this write is larger than it needs.
     let mut client =
         Client::connect(&uri.trim_end().parse().unwrap(), &Default::default()).unwrap();
     client.write(0, &[1; 4096], true).unwrap();
@@ -225,7 +225,7 @@ impl Two {
             let (code, error) = self.refused(verb, more);
             assert!(code == 7 && error.contains(problem), "{code} {error}");
             assert!(error.contains("20-bad") && error.contains("stays as it is"), "{error}");
-            // What can't be run is seen before anything runs.
+            // A script that cannot be run is found before any runs.
             assert_eq!(fs::remove_file(&ran).is_ok(), mode == 0o755, "{problem}");
             fs::remove_file(bad).unwrap();
         }
@@ -326,7 +326,7 @@ fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
     let mut two = Two::new();
     let (code, error) = two.refused("forget", &[FIRST, "--force"]);
     assert!(code == 7 && error.contains("is in use on this host"), "{code} {error}");
-    // What is granted for this write is more than it needs.
+    // The grant for this write is larger than it needs.
     let uri = two.first.ok(&["add", "--nbd", "--size", "64M", "live"]);
     let uri = uri.trim_end().parse().unwrap();
     let mut client = Client::connect(&uri, &Default::default()).unwrap();

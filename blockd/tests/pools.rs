@@ -71,7 +71,7 @@ fn a_pool_in_a_file_is_made_once_and_found_again() {
     assert!(ring.exists());
     wait(pool.close()).unwrap();
     assert!(matches!(wait(pool.volumes()), Err(PoolError::Gone)));
-    // What was closed in order leaves no memory behind; its thread may take a moment.
+    // A pool that was closed in order leaves no memory behind; its thread may take a moment.
     let gone = (0..100).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         !ring.exists()

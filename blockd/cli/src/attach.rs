@@ -65,7 +65,7 @@ impl FrontEndArguments {
         given.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
     }
 
-    /// The request that asks for it.
+    /// The request for the attachment.
     pub(super) fn request(
         &self,
         name: String,

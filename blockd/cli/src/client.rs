@@ -138,7 +138,7 @@ impl Client {
     }
 }
 
-/// Connects once by hand: what keeps us out is lost in the errors of a channel.
+/// Connects once by hand: a channel's errors hide the reason of a failure.
 async fn probe(socket: &Path) -> Result<(), Error> {
     use std::os::unix::ffi::OsStrExt;
 

@@ -13,7 +13,7 @@ use super::output::terminal::Tone;
 use super::shapes::date;
 use super::{Context, client};
 
-/// How often `--watch` asks: the daemon looks no more often.
+/// The interval of `--watch`: that of the daemon's own looks.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Show what is wrong with pools and volumes
@@ -278,7 +278,7 @@ async fn watch(
     loop {
         match ask(client, places).await {
             Ok(report) => {
-                // Also at the beginning, so that who reads it knows from when on it is watched.
+                // Also at the beginning, so that its reader knows the start of the watch.
                 if !is_there || (first && context.output.is_json()) {
                     change(context, "found", None, None)?;
                 }

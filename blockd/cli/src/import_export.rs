@@ -78,7 +78,7 @@ fn qemu_export(volume: &Volume, patience: Duration) -> Result<qemu::Export, Erro
 /// The volume once the transfer's own connections are gone: the daemon sees their end a moment
 /// after us, and what comes next, like `del`, should not be refused for them.
 async fn settled(client: &mut Client, volume: &Volume, others: u32) -> Result<Volume, Error> {
-    /// Far more than it takes. What still hangs then is not waited for.
+    /// Far more than it takes. Connections that are still there then are not waited for.
     const MAX_LOOKS: u32 = 200;
     const LOOK: Duration = Duration::from_millis(10);
 

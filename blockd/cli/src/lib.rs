@@ -1,7 +1,8 @@
 //! The command line: everything but `serve` and `config` speaks to the daemon through its control
 //! socket, and moves data over NBD.
 //!
-//! Nothing of the daemon is known here. What runs in this process all the same is a [`Program`].
+//! Nothing of the daemon is known here. Parts of it that run in this process are behind
+//! [`Program`].
 #![deny(unsafe_code)]
 
 mod add;
@@ -192,7 +193,7 @@ impl Failure {
 fn report(context: &Context, error: &Error) {
     eprintln!("blockd: error: {error}");
     if context.output.is_json() && !context.output.has_printed() {
-        // That standard output cannot be written either would be no news.
+        // A second failure of standard output need not be reported.
         let _ = context.output.json(&Failure::of(error));
     }
 }

@@ -232,7 +232,7 @@ impl Which {
         let mut hooks: Vec<HookShape> = Vec::new();
         let mut report = |ran: HookRun<'_>| {
             if !context.output.is_json() {
-                // As it happens: what comes behind it may take long, or fail.
+                // As it happens: the steps after it may take long, or fail.
                 let lines = ran.output.lines().map(|line| format!("  {line}\n"));
                 let text = format!("{}: done\n{}", ran.path.display(), lines.collect::<String>());
                 let _ = context.output.text(&text);

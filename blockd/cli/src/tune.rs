@@ -1,5 +1,5 @@
-//! `blockd tune`: what marks and quantum should be, from what was written lately, and what to do
-//! about volumes that are held back.
+//! `blockd tune`: proposes marks and quantum from the recent fill rate, and remedies for volumes
+//! that are held back.
 
 use std::time::Duration;
 

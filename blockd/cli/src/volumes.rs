@@ -60,7 +60,7 @@ struct Shown {
 impl List {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
-        // What is shared is only in the JSON, and counting it takes time.
+        // The shared bytes are only in the JSON, and counting it takes time.
         let request = ListVolumesRequest { pool: self.pool, brief: !context.output.is_json() };
         let answer = client.list_volumes(request).await?;
         let volumes = answer.volumes;

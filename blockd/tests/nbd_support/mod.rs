@@ -360,7 +360,7 @@ impl<S: Read + Write> Raw<S> {
         }
     }
 
-    /// Whether the server has closed the connection, when all it said has been heard.
+    /// Whether the server has closed the connection, when all that it sent is read.
     pub(crate) fn closed(&mut self) -> bool {
         match self.0.read(&mut [0]) {
             Ok(count) => count == 0,

@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     FullPool,
     /// Sends headers of writes, and no payload.
     HalfWrite,
-    /// Asks for the block status of long ranges.
+    /// Requests the block status of long ranges.
     BlockStatus,
     /// Flushes, which no limit holds back.
     Flush,
@@ -203,7 +203,7 @@ impl World {
         self.schedulers[worker].free()
     }
 
-    /// A client is gone: what it holds is given back.
+    /// A client is gone: its memory is given back.
     pub(crate) fn remove(&mut self, client: usize, memory_held: u64) {
         let Client { worker, flow, .. } = self.clients[client];
         self.clients[client].gone = true;
@@ -260,7 +260,7 @@ impl World {
             work += self.ask(at);
         }
         self.schedulers[worker].end_grant();
-        // What arrives comes in any order.
+        // Completions arrive in any order.
         let asks = |one: &Client| one.worker == worker && !one.held && !one.wanted.is_empty();
         let mut order: Vec<usize> =
             (0..self.clients.len()).filter(|&at| asks(&self.clients[at])).collect();
@@ -306,10 +306,10 @@ impl World {
         client.wanted.push_back((self.now, self.turn));
     }
 
-    /// A client asks for as much as it wants. Gives the cost of what was taken.
+    /// Requests as much as a client needs. Returns the cost of the admitted requests.
     fn ask(&mut self, at: usize) -> u64 {
         let mut taken = 0;
-        // What is answered at once is asked for again in the next turn.
+        // A request that is answered at once is repeated in the next turn.
         for _ in 0..self.clients[at].wanted.len() {
             if self.clients[at].held || self.clients[at].gone {
                 break;

@@ -45,7 +45,7 @@ struct Answer {
     base: Option<String>,
     /// The snapshot that the volume is a copy of now.
     snapshot: String,
-    /// The volume's own snapshot that says so; null with --force on what is no copy.
+    /// The volume's own snapshot that records this; null with --force on a volume that is no copy.
     marker: Option<String>,
     written_bytes: u64,
     seconds: f64,
@@ -140,7 +140,7 @@ fn open(path: &Path, wanted: bool, stop: &Arc<Stop>) -> Result<Backup, Error> {
 fn begun(input: Awaited, name: &str, stop: &Stop) -> Result<Backup, Error> {
     let input: Box<dyn Read + Send> = Box::new(input);
     let begun = Reader::begin(input, name);
-    // What can't be read any more because it was stopped is no fault of the input.
+    // A read that fails because it was stopped is no fault of the input.
     stop.check()?;
     Ok(Backup { input: begun?, named_bytes: None })
 }
@@ -250,7 +250,8 @@ impl Apply<'_> {
         shapes::volume(self.client.create_volume(request).await?.volume)
     }
 
-    /// Whether the volume holds what the file begins with. The snapshot that says so.
+    /// Checks that the volume has the content of the file's base. Returns the snapshot that records
+    /// this.
     async fn check_base(
         &mut self,
         volume: &Volume,
@@ -322,8 +323,9 @@ impl Apply<'_> {
         Ok(best)
     }
 
-    /// In how many bytes a volume differs from a snapshot; none where they are strangers. Another
-    /// size is a difference too: what a shrunk volume has lost is in no range of it.
+    /// The number of bytes in which a volume differs from a snapshot; `None` where they are of
+    /// different families. Another size is a difference, too: data that a shrunk volume has lost is
+    /// in no range of it.
     async fn changed(&mut self, volume: &Volume, since: &Volume) -> Result<Option<u64>, Error> {
         let request = DiffVolumeRequest {
             name: volume.name.clone(),
@@ -468,7 +470,7 @@ impl Apply<'_> {
         let request = RollbackVolumeRequest { name: name.clone(), pool, snapshot, force: true };
         let rolled_back = self.client.rollback_volume(request).await;
         if !place.volume.attached {
-            // What it was before; that it stays attached would be no loss.
+            // Its state before; if it stays attached, nothing is lost.
             let _ = self.detach().await;
         }
         match rolled_back {

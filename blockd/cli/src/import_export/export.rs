@@ -324,8 +324,8 @@ fn backup_sink(output: Option<File>, header: &Header, path: &Path) -> Result<Sin
     Ok(Sink::Increment(writer, header.base.is_some()))
 }
 
-/// A block device, or whatever else has a path and is no regular file. What was written is durable
-/// when it is flushed, where the file can say so.
+/// A block device, or whatever else has a path and is no regular file. Written data is durable
+/// after a flush, where the file supports that.
 struct Special(File);
 
 impl Write for Special {

@@ -130,7 +130,7 @@ impl Import {
         if self.apply {
             return apply::run(&self, context).await;
         }
-        // What is wrong with the image or the arguments is said before anything is made.
+        // Errors in the image or the arguments are reported before anything is created.
         let image = self.open()?;
         let mut client = context.client().await?;
         let block_bytes = self.block_bytes(&mut client).await?;
@@ -204,7 +204,7 @@ impl Import {
         Ok(u64::from(largest.unwrap_or(0)).max(MIN_BLOCK_BYTES))
     }
 
-    /// The size of the volume: what was asked for, or that of the image in whole blocks.
+    /// The size of the volume: the requested one, or that of the image in whole blocks.
     fn volume_size(&self, image: &Image, block_bytes: u64) -> Result<u64, Error> {
         let asked = self.size.as_deref().map(|size| units::parse_size("size", size)).transpose()?;
         match (asked, image.size_bytes) {

@@ -41,8 +41,8 @@ pub(super) struct Regular {
 }
 
 impl Output {
-    /// Opens the output, empty. A file that is there already is not touched unless that is wanted,
-    /// and not yet then.
+    /// Opens the output, empty. An existing file is rejected without `force`, and otherwise
+    /// replaced only at the end.
     pub(super) fn open(path: &Path, force: bool) -> Result<Self, Error> {
         if path.as_os_str() == "-" {
             return Ok(Self::Stdout);
@@ -58,7 +58,7 @@ impl Output {
                 OpenOptions::new().write(true).open(path).map(Self::Special).map_err(failed)
             }
             Some(found) if force => {
-                // What a link leads to is replaced, not the link.
+                // The target of a link is replaced, not the link.
                 let path = fs::canonicalize(path).map_err(failed)?;
                 Regular::beside(&path, Some(&found)).map(Self::Regular)
             }
@@ -147,7 +147,7 @@ impl Regular {
         };
         let new = Self { file, at, path: path.to_owned(), replaces: old.is_some(), placed: false };
         if let Some(old) = old {
-            // Who may not give files away replaces it by one of his own.
+            // A user who may not change owners replaces it by a file of his own.
             let _ = fchown(&new.file, Some(old.uid()), Some(old.gid()));
             let set = new.file.set_permissions(old.permissions());
             set.map_err(|source| Error::file("create", &new.at, source))?;

@@ -12,7 +12,7 @@ pub(crate) struct Terminal {
     pub interactive: bool,
     /// Characters in a line; none when there is no limit.
     pub width: Option<usize>,
-    /// Colours are wanted.
+    /// Whether colours are enabled.
     pub colour: bool,
 }
 

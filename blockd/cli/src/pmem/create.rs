@@ -96,7 +96,7 @@ impl Create {
             let found = inventory.region(&key);
             return found.map(|_| key).ok_or_else(|| Error::not_found("region", text));
         }
-        // One that has what is wanted already is it: this can be repeated.
+        // A namespace with the requested properties is taken: the call can be repeated.
         let is_done = |region: &&Region| {
             pooled::own(region).next().is_some()
                 && pooled::plan(region, target).is_ok_and(|share| share.to_make == 0)

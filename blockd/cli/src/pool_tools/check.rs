@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_superblock_that_cannot_be_read_for_a_moment_ends_no_check() {
         assert!(matches!(settled(true, &[None, Some(7)]), (2, Ok(Some(2)))));
-        // For good: what was found counts.
+        // For good: the last result counts.
         assert!(matches!(settled(true, &[None; 5]), (5, Ok(Some(5)))));
     }
 

@@ -215,7 +215,7 @@ fn to_file(
     Ok(report)
 }
 
-/// The dump in pieces; an error of who takes them is what counts.
+/// The dump in pieces; an error of their receiver takes precedence.
 fn write(
     reader: &mut Reader<'_>,
     out: &mut dyn FnMut(&str) -> Result<(), Error>,

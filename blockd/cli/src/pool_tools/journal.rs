@@ -193,7 +193,8 @@ impl Replay {
         spec.devices = device_specs;
         spec.accept_loss = self.accept_loss;
         spec.claim_wait = self.claim.claim_wait;
-        // Who replays by hand answers for it that its owner is gone, and does not become the owner.
+        // The user who replays by hand has to ensure that its owner is gone; the replay does not
+        // make this host the owner.
         spec.node = superblock.node;
         let report = if self.dry_run {
             let mut devices = self.devices.open(Access::Read)?;

@@ -1,4 +1,4 @@
-//! `blockd top`: what goes on, refreshed each second.
+//! `blockd top`: the present activity, refreshed each second.
 
 mod draw;
 mod model;

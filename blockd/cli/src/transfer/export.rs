@@ -100,7 +100,7 @@ impl Export<'_> {
         Error::io(format!("writing {}", self.name), source)
     }
 
-    /// Asks what is in the volume, and has it read.
+    /// Queries the volume's allocation, and queues its data for reading.
     fn feed(
         &self,
         map: &mut Lasting<'_>,

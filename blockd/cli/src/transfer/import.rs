@@ -30,7 +30,7 @@ pub(crate) enum Source {
     },
     /// Standard input, or whatever else cannot be read twice.
     Stream(Box<dyn ReadDebug>),
-    /// An incremental backup: what it does not name is left as it is.
+    /// An incremental backup: ranges that it does not name are left as they are.
     Increment(increment::Reader<Box<dyn Read + Send>>),
 }
 
@@ -143,7 +143,7 @@ struct Feed<'a> {
     import: &'a Import<'a>,
     pieces: Sender<Piece>,
     spare: Receiver<Vec<u8>>,
-    /// A writer has ended early: what the others still do is of no use.
+    /// A writer has ended early: the work of the others is of no use.
     failed: &'a AtomicBool,
     done: &'a mut Imported,
 }
@@ -156,7 +156,7 @@ impl Feed<'_> {
             Source::Increment(reader) => return self.increment(reader),
         };
         self.done.source_bytes = end;
-        // What is left of the volume has to read as zeroes, whatever it held before.
+        // The rest of the volume has to read as zeroes, whatever it held before.
         let block = self.import.block_bytes as u64;
         self.zero(end.next_multiple_of(block), self.import.size_bytes)
     }
@@ -222,7 +222,7 @@ impl Feed<'_> {
     ) -> Result<(), Failure> {
         loop {
             let next = reader.next();
-            // What can't be read any more because it was stopped is no fault of the input.
+            // A read that fails because it was stopped is no fault of the input.
             self.import.stop.check()?;
             let Some(record) = next? else { break };
             match record {

@@ -38,7 +38,7 @@ const STOP_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct Stop(AtomicBool);
 
 impl Stop {
-    /// Asks for the end.
+    /// Requests the end.
     pub(super) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

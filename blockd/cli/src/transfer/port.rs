@@ -27,7 +27,7 @@ pub(crate) enum Holds {
     Data,
     /// The stretch reads as zeroes.
     Zero,
-    /// Where only changes are asked for: what it held before.
+    /// Where only changes are asked for: the range has its former content.
     Same,
 }
 

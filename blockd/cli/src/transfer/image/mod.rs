@@ -25,7 +25,7 @@ const MAX_FILES: usize = 1024;
 /// A file that an image needs beside itself.
 #[derive(Debug, PartialEq, Eq)]
 enum Outside {
-    /// The disk below it, and its format where the image says so.
+    /// The disk below it, and its format where the image names it.
     Backing { name: Vec<u8>, format: Option<Vec<u8>> },
     /// The bytes of a qcow2 image.
     DataFile(Vec<u8>),
@@ -157,7 +157,7 @@ fn member(
                 let format = match format.as_deref() {
                     Some(name) => ImageFormat::of_driver(name)
                         .ok_or_else(|| refused("its format is not one that import reads"))?,
-                    // A raw disk may begin like another format, if its user wants that.
+                    // A raw disk may begin like another format, as its content is up to its user.
                     None => return Err(refused(NO_FORMAT)),
                 };
                 let below = Member { file: &file, path: &path, format };

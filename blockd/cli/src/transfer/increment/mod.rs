@@ -1,4 +1,4 @@
-//! The file of an incremental backup: what a snapshot holds, as a whole or since another one.
+//! The file of an incremental backup: the content of a snapshot, as a whole or since another one.
 //!
 //! # Why a form of our own
 //!
