@@ -255,7 +255,7 @@ fn a_closed_pool_is_claimed_until_its_last_discard_has_ended() {
 }
 
 #[test]
-fn what_a_tool_writes_is_on_the_media_at_once_and_refused_after_its_claim_was_lost() {
+fn a_tools_writes_are_on_the_media_at_once_and_refused_after_its_claim_was_lost() {
     let _alone = alone();
     let disk = Disk::new("tool");
     drop(create(&spec(&[&disk])).unwrap());

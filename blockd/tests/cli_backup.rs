@@ -147,7 +147,7 @@ fn a_clone_of_the_base_is_a_copy_of_it() {
 }
 
 #[test]
-fn what_is_no_copy_of_the_base_is_refused_with_both_named() {
+fn a_volume_that_is_no_copy_of_the_base_is_refused_with_both_named() {
     let daemon = three_days();
     daemon.ok(&["import", "mon.blkd", "copy", "--apply"]);
     let before = sum(&daemon, "copy");
@@ -329,7 +329,7 @@ fn an_import_whose_input_is_silent_can_be_interrupted() {
 }
 
 #[test]
-fn what_cannot_be_exported_as_a_backup_is_said_before_a_file_is_made() {
+fn a_backup_that_is_impossible_is_refused_before_a_file_is_made() {
     let daemon = three_days();
     daemon.ok(&["add", "other", "--size", "1M"]);
     daemon.ok(&["snapshot", "other", "--tag", "mon"]);

@@ -133,7 +133,7 @@ fn deleting_gives_back_what_was_foretold() {
 }
 
 #[test]
-fn what_cannot_be_counted_is_said() {
+fn volumes_that_cannot_be_counted_are_reported() {
     let daemon = Daemon::start("64M");
     let (code, error) = daemon.failure(&["space", "nobody"]);
     assert!(code == 4 && error == "volume nobody does not exist", "{code} {error}");

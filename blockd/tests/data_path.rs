@@ -218,7 +218,7 @@ fn no_answer_comes_to_lie_within_the_data_of_a_long_read() {
 }
 
 #[test]
-fn what_clients_leave_behind_is_given_back() {
+fn memory_that_clients_leave_behind_is_given_back() {
     let server = Server::new("deaths", DeviceKind::Memory);
     let mut random = fastrand::Rng::with_seed(7);
     let free = || server.workers.worker_stats()[0].free_memory.get();

@@ -301,7 +301,7 @@ fn a_full_pool_lets_wait_until_it_is_grown() {
 }
 
 #[test]
-fn who_came_first_is_answered_first_and_who_hangs_up_is_out_of_the_way() {
+fn the_first_client_is_answered_first_and_a_disconnected_one_is_skipped() {
     let rig = Rig::full();
     rig.daemon.ok(&["add", "--nbd", "--size", "1G", "other"]);
     let ask_other = || {
@@ -346,7 +346,7 @@ fn a_client_that_has_only_ended_what_it_says_still_waits() {
 }
 
 #[test]
-fn what_is_malformed_or_names_no_volume_is_hung_up_on_and_logged_once() {
+fn a_request_that_is_malformed_or_names_no_volume_is_disconnected_and_logged_once() {
     let rig = Rig::new();
     rig.daemon.ok(&["snapshot", "data=then"]);
     let good = message(Form::Binary, "data", 1 << 30);

@@ -263,7 +263,7 @@ fn no_pool_file_is_made_below_dev_or_in_memory() {
 }
 
 #[test]
-fn what_is_no_file_and_no_disk_is_refused_at_once() {
+fn a_device_that_is_no_file_and_no_disk_is_refused_at_once() {
     let daemon = Daemon::start("256M");
     let fifo = daemon.dir.join("fifo");
     nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();

@@ -224,7 +224,7 @@ fn a_snapshot_that_is_deleted_ends_what_was_asked_of_it_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_snapshot_of_the_family_is_not_granted() {
+fn a_context_without_a_snapshot_of_the_family_is_not_granted() {
     let daemon = prepared();
     daemon.ok(&["add", "other", "--size", "1M"]);
     daemon.ok(&["snapshot", "other", "--tag", "one"]);

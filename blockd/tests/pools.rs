@@ -127,7 +127,7 @@ fn a_ring_outside_memory_is_refused() {
 
 /// A client can write what looks like a superblock, newer than all, wherever its data may lie.
 #[test]
-fn what_a_client_writes_does_not_say_which_pool_it_is() {
+fn data_that_a_client_writes_does_not_identify_the_pool() {
     use std::os::unix::fs::FileExt;
     let scratch = Scratch::new("pool-planted");
     let (size, path) = (64 << 20, scratch.0.join("pool"));
@@ -226,7 +226,7 @@ fn freed_space_is_discarded_on_a_block_device() {
 /// A file below a loop device changes without the device's cache knowing of it, as a disk does that
 /// rots.
 #[test]
-fn who_looks_on_reads_the_media_and_not_the_cache() {
+fn a_tool_beside_the_daemon_reads_the_media_and_not_the_cache() {
     if !nix::unistd::geteuid().is_root() {
         println!("not run: loop devices need root");
         return;

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_to_do_when_full_is_read() {
+    fn the_policy_when_full_is_parsed() {
         assert_eq!(on_full("block"), Ok(WhenFull(OnFull::Block, 0)));
         assert_eq!(on_full("timeout=60s"), Ok(WhenFull(OnFull::Timeout, 60_000)));
         for bad in ["", "timeout", "timeout=", "timeout=0s", "timeout=2000h", "Error", "wait"] {

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_or_must_not_be_run_is_refused_by_name() {
+    fn files_that_cannot_or_must_not_be_run_are_refused_by_name() {
         let folder = Folder::new("refused");
         let cases = [(0o644, "is not executable"), (0o775, "can be written by other users")];
         for (mode, problem) in cases {
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_script_leaves_behind_holds_nothing_up() {
+    fn processes_that_a_script_leaves_behind_block_nothing() {
         let folder = Folder::new("behind");
         let path = folder.script("a", "echo started; sleep 5 & exit 0", 0o755);
         let clock = Clock::start();

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uuid_is_refused() {
+    fn a_text_that_is_no_uuid_is_refused() {
         let zero = "00000000-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
         let moved = "3f2b8c1d0-e4a-4d5b-9c6f-7a8b9c0d1e2f";
         let signed = "+f2b8c1d0e4a4d5b9c6f7a8b9c0d1e2f";

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_arrives_is_taken_in_order_and_room_is_limited() {
+    fn messages_are_taken_in_order_and_room_is_limited() {
         let (mail, inbox) = mailbox(2);
         mail.send(1).unwrap();
         mail.clone().send(2).unwrap();

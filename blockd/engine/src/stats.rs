@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_counted_once() {
+    fn a_recorded_time_is_counted_once() {
         let histogram = Histogram::default();
         [1, 10, 100, 1_000_000].into_iter().for_each(|ns| histogram.record(ns));
         assert_eq!(histogram.count(), 4);

@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_is_as_large_as_it_can_become() {
+    fn the_space_below_is_as_large_as_it_can_become() {
         let path = std::env::temp_dir().join(format!("blockd-device-{}", std::process::id()));
         let spec = |kind, preallocate| DeviceSpec {
             path: path.clone(),

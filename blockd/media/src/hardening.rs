@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_process_got_is_what_the_kernel_says() {
+    fn the_granted_protection_is_what_the_kernel_reports() {
         let got = protect_process();
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();

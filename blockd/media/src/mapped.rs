@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_holes_are_zeroes() {
+    fn written_data_is_read_and_holes_are_zeroes() {
         let (file, mapped) = mapped(4 * RUN + 4096);
         let mut page = [1; 4096];
         mapped.read(2 * RUN, &mut page).unwrap();

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_field_and_value() {
+    fn an_invalid_size_is_refused_with_field_and_value() {
         let refused = [
             "",
             "G",

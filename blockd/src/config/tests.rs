@@ -362,7 +362,7 @@ fn a_space_policy_has_all_its_settings_in_one_place() {
 }
 
 #[test]
-fn what_is_no_configuration_is_refused_with_file_and_line() {
+fn an_invalid_configuration_is_refused_with_file_and_line() {
     let cases = [
         ("\nx = 1", "/etc/b.toml:2: unknown field `x`, expected one of"),
         ("[pool]\n", "/etc/b.toml:1: "),
@@ -380,7 +380,7 @@ fn what_is_no_configuration_is_refused_with_file_and_line() {
 }
 
 #[test]
-fn what_is_shown_can_be_read_again() {
+fn the_shown_configuration_can_be_read_again() {
     let places = Places::of_root();
     let file = parse::complete(&example_with_options(), None, &places).unwrap();
     let again = parse::complete(&toml::to_string(&file).unwrap(), None, &places).unwrap();

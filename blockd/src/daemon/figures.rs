@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_long_is_counted_seldom_and_by_one_at_a_time() {
+    fn a_long_count_runs_seldom_and_one_at_a_time() {
         let now = Instant::now();
         let mut last = Last::default();
         assert!(last.is_due(), "never counted");

@@ -84,7 +84,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_is_named_is_waited_for_and_nothing_else() {
+    fn only_named_namespaces_are_waited_for() {
         let host = FakeHost::new(&[FakeSpec::new(1, GIB), FakeSpec::new(2, GIB)]);
         let uuid = Uuid::of_random([7; 16]);
         let target = Target::Percentage(50);

@@ -26,7 +26,7 @@ fn forms() -> [ConnectOptions; 3] {
 }
 
 #[test]
-fn what_was_written_is_read_in_all_three_forms() {
+fn written_data_is_read_in_all_three_forms() {
     let server = server();
     for (index, options) in forms().iter().enumerate() {
         let mut client = Client::connect(&server.uri("web"), options).unwrap();

@@ -97,7 +97,7 @@ fn the_server_does_not_wait_for_a_name_that_does_not_come() {
 }
 
 #[test]
-fn what_is_refused_is_skipped_and_the_next_option_served() {
+fn a_refused_option_is_skipped_and_the_next_one_served() {
     let server = server();
     let mut raw = server.connect();
     raw.greet();

@@ -139,7 +139,7 @@ fn nothing_of_what_was_said_in_the_clear_counts() {
 }
 
 #[test]
-fn what_is_injected_before_tls_is_not_taken_for_an_option() {
+fn bytes_injected_before_tls_are_not_taken_for_an_option() {
     let identities = Identities::new();
     let server = required(&identities, false);
     let mut raw = connected(&server);

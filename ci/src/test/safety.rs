@@ -167,7 +167,7 @@ const ITEMS: &[Item] = &[
                 &[
                     "a_claim_is_renewed_without_a_flush_of_its_device",
                     "a_closed_pool_is_claimed_until_its_last_discard_has_ended",
-                    "what_a_tool_writes_is_on_the_media_at_once_and_refused_after_its_claim_was_lost",
+                    "a_tools_writes_are_on_the_media_at_once_and_refused_after_its_claim_was_lost",
                     "a_tool_claims_the_first_device_also_where_that_has_lost_its_superblock",
                     "a_pool_of_a_later_release_that_is_only_read_keeps_its_claim_page",
                 ],
@@ -190,7 +190,7 @@ const ITEMS: &[Item] = &[
             "missing_pools",
             &[
                 "no_pool_file_is_made_below_dev_or_in_memory",
-                "what_is_no_file_and_no_disk_is_refused_at_once",
+                "a_device_that_is_no_file_and_no_disk_is_refused_at_once",
                 "another_name_of_an_open_pool_is_refused_at_once",
                 "a_pool_file_that_is_there_is_held_to_the_rules_for_new_ones",
             ],

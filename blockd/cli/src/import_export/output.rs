@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_leads_to_is_replaced() {
+    fn the_target_of_a_link_is_replaced() {
         let folder = Folder::new("link");
         fs::create_dir(folder.0.join("there")).unwrap();
         fs::write(folder.0.join("there/image"), "old").unwrap();

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_what_came() {
+    fn the_bytes_read_are_those_that_came() {
         let bytes: Vec<u8> = (0..251).cycle().take(3 * REQUEST_BYTES + 17).collect();
         let (there, mut read) = (bytes.clone(), Vec::new());
         let stop = Arc::default();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_is_said() {
+    fn a_failed_open_is_reported() {
         let nowhere = || std::fs::File::open("/nowhere/at/all");
         let mut input = Awaited::new(nowhere, &Arc::default());
         assert_eq!(input.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::NotFound);

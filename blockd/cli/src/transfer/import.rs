@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_volume_held_before_is_gone() {
+    fn the_former_content_of_the_volume_is_gone() {
         let memory = Memory::of(vec![7; 3 << 20]);
         let source = file("before", &[(0, &pattern(1000))], 1 << 20);
         import(&memory, source, false).unwrap();

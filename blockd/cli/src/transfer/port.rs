@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_volume_refuses_is_not_repeated() {
+    fn a_request_that_the_volume_refuses_is_not_repeated() {
         let memory = Memory::new(512);
         let stop = Stop::default();
         let mut port = Lasting::connect(&memory, Duration::from_secs(60), &stop).unwrap();

@@ -299,7 +299,7 @@ fn a_namespace_of_another_mode_is_not_used_and_both_modes_are_named() {
 }
 
 #[test]
-fn what_is_in_use_is_not_deleted() {
+fn a_volume_in_use_is_not_deleted() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     pool.create(&wish("a", 64 * MIB)).unwrap();
@@ -320,7 +320,7 @@ fn what_is_in_use_is_not_deleted() {
 
 /// Row: P45.
 #[test]
-fn what_is_deleted_is_overwritten_before_its_space_is_free() {
+fn a_deleted_volume_is_overwritten_before_its_space_is_free() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     for erases in [true, false] {
@@ -340,7 +340,7 @@ fn what_is_deleted_is_overwritten_before_its_space_is_free() {
 }
 
 #[test]
-fn what_is_disabled_is_enabled_to_be_overwritten_or_stays() {
+fn a_disabled_namespace_is_enabled_to_be_overwritten_or_stays() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     pool.create(&wish("a", 128 * MIB)).unwrap();
@@ -391,7 +391,7 @@ fn growing_that_was_cut_short_leaves_no_volume_without_its_device() {
 ///
 /// Row: P45.
 #[test]
-fn what_others_removed_counts_as_not_overwritten() {
+fn a_namespace_that_others_removed_counts_as_not_overwritten() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     pool.create(&CreateWish { erase_after: true, ..wish("a", 62 * MIB) }).unwrap();
@@ -477,7 +477,7 @@ fn one_that_can_not_be_overwritten_does_not_keep_others_from_it() {
 }
 
 #[test]
-fn what_was_left_without_overwriting_is_not_there_for_the_next() {
+fn data_left_without_overwriting_is_not_there_for_the_next_volume() {
     let rig = Rig::new(GIB);
     let config = || DirectConfig { page_map: PageMap::Memory, ..config() };
     let pool = rig.open_as(config()).unwrap();
@@ -701,7 +701,7 @@ fn a_region_that_is_not_enabled_or_lost_its_labels_forgets_nothing() {
 }
 
 #[test]
-fn what_can_not_be_read_fails_the_start_and_deletes_nothing() {
+fn an_unreadable_region_fails_the_start_and_deletes_nothing() {
     let rig = Rig::new(GIB);
     let pool = rig.open();
     pool.create(&wish("a", 64 * MIB)).unwrap();

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_may_say_is_bounded() {
+    fn the_list_of_the_kernel_is_bounded() {
         let long: String = (0..10_000).map(|n| format!("{} 1\n", n * 2)).collect();
         assert_eq!(BadBlocks::parse(&long).runs.len(), MAX_RUNS);
         let huge = format!("{} {}\n{} 1\n", u64::MAX, u64::MAX, u64::MAX / 512);

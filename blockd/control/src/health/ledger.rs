@@ -374,7 +374,7 @@ mod tests {
 
     /// Row: H27.
     #[test]
-    fn what_comes_back_within_the_hold_time_goes_on() {
+    fn a_cause_that_comes_back_within_the_hold_time_goes_on() {
         let mut ledger = Ledger::new(RULES);
         look(&mut ledger, 0, vec![gone()]);
         for second in (5..200).step_by(5) {

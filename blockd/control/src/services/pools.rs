@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_pool_is_not_written_over() {
+    fn a_device_that_is_not_a_pool_is_not_overwritten() {
         let folder = folder();
         let path = folder.path().join("disk");
         let pmem = crate::config::DeviceKind::Pmem(blockd_media::pool::PmemOptions::default());

@@ -531,7 +531,7 @@ mod tests {
 
     /// Row: P8.
     #[test]
-    fn what_is_missing_is_made_once_and_only_where_that_is_allowed() {
+    fn a_missing_share_is_created_once_and_only_where_that_is_allowed() {
         let rig = Rig::new();
         let by_hand = RegionShare { create: false, ..share(50) };
         rig.make(&by_hand).unwrap();
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_raised_share_adds_joins_the_pool_and_a_lowered_one_takes_nothing() {
+    fn a_raised_share_joins_the_pool_and_a_lowered_one_takes_nothing() {
         let mut rig = Rig::new();
         rig.make(&share(25)).unwrap();
         let [first, _] = rig.found(&share(25));
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_a_pool_is_not_removed_whatever_is_remembered() {
+    fn a_namespace_with_a_pool_is_not_removed_whatever_is_remembered() {
         let mut rig = Rig::new();
         rig.make(&share(25)).unwrap();
         let [found, _] = rig.found(&share(25));
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_read_is_left_out_where_the_pool_is_known() {
+    fn an_unreadable_namespace_is_left_out_where_the_pool_is_known() {
         let mut rig = Rig::new();
         rig.make(&share(25)).unwrap();
         rig.make(&share(50)).unwrap();
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_half_made_is_removed_and_what_is_there_is_served_without_more() {
+    fn a_half_made_namespace_is_removed_and_an_existing_one_is_served_as_it_is() {
         let rig = Rig::new();
         for stop in 0.. {
             rig.host.stop_after(stop);

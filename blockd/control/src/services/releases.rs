@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_during_a_look_is_not_done() {
+    fn an_entry_that_came_during_a_look_is_not_done() {
         let mut names = names(&[(1, "a")]);
         let known = names.counts();
         names.0.entry(VolumeId(1)).or_default().push_back("a".to_owned());

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_dead_daemon_left_is_replaced_and_what_lives_is_not() {
+    async fn the_socket_of_a_dead_daemon_is_replaced_and_a_live_one_is_not() {
         let folder = folder();
         let path = folder.path().join("c");
         drop(bind(&path).unwrap());

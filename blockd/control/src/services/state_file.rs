@@ -99,7 +99,7 @@ mod tests {
     use crate::services::testing::folder;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_entries_are_read_again() {
         let folder = folder();
         let file = StateFile::new(folder.path(), "list.json");
         assert!(file.read::<u32>().unwrap().is_empty());

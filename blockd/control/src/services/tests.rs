@@ -454,7 +454,7 @@ async fn the_daemon_says_who_it_is() {
 }
 
 #[tokio::test]
-async fn what_was_detached_meanwhile_is_not_recovered() {
+async fn a_volume_detached_meanwhile_is_not_recovered() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let id = rig.volumes().await[0].id;

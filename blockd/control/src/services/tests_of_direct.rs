@@ -95,7 +95,7 @@ async fn volumes_of_both_kinds_of_pools_are_side_by_side() {
 }
 
 #[tokio::test]
-async fn what_needs_a_map_is_refused_and_names_the_device() {
+async fn a_call_that_needs_a_map_is_refused_and_names_the_device() {
     let mut memory = Memory::new("direct").await;
     memory.create("a", 64 * MIB).await.unwrap();
     let (name, pool) = ("a".to_owned(), "direct".to_owned());

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_had_again_whole() {
+    fn freed_memory_can_be_allocated_again_whole() {
         let mut arena = Arena::new(512);
         let mut random = fastrand::Rng::with_seed(1);
         let mut taken: Vec<Buffer> = Vec::new();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused() {
+    fn a_request_that_is_too_long_is_refused() {
         let mut arena = Arena::new(256);
         assert!(arena.allocate((1 << 20) + 1).is_none());
         assert!(arena.allocate(u64::MAX).is_none());

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_asks_wrongly_is_no_fault_of_the_media() {
+    fn an_invalid_request_is_no_fault_of_the_media() {
         let name = || "a".to_owned();
         let (one, other) = (name(), name());
         for wrong in [

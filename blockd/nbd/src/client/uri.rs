@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_address_is_refused_with_the_reason() {
+    fn an_invalid_address_is_refused_with_the_reason() {
         for (text, why) in [
             ("/dev/sda", "must be nbd+unix"),
             ("http://x/", "must be nbd+unix"),

@@ -101,7 +101,7 @@ fn an_unknown_option_is_unsupported_and_the_next_one_is_served() {
 }
 
 #[test]
-fn what_announces_too_much_is_refused_before_a_byte_of_it_is_read() {
+fn an_option_that_announces_too_much_is_refused_before_a_byte_of_it_is_read() {
     let every = [
         opt::LIST,
         opt::STARTTLS,

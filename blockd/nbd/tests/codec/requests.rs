@@ -89,7 +89,7 @@ fn past_the_end_is_no_space_for_writes_and_invalid_for_the_rest() {
 }
 
 #[test]
-fn what_is_not_on_a_block_boundary_is_invalid() {
+fn a_request_off_block_boundaries_is_invalid() {
     let agreed = agreed(Form::Structured);
     for (offset, len) in [(1, 512), (0, 511), (256, 256)] {
         for kind in [cmd::READ, cmd::TRIM, cmd::WRITE_ZEROES, cmd::BLOCK_STATUS, cmd::CACHE] {

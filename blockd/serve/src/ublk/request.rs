@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_served_is_an_error_number() {
+    fn an_invalid_request_is_an_error_number() {
         let of = |flags, start, sectors| Wanted::of(Descriptor::new(flags, start, sectors), MAX);
         assert_eq!(of(4, 0, 1), Err(-libc::EOPNOTSUPP));
         assert_eq!(of(15, 0, 1), Err(-libc::EOPNOTSUPP));

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_written_file_is_read_back() {
         let records = read(&file()).unwrap();
         assert_eq!(records[0], Record::Data { offset: 4096, data: vec![5; 8192] });
         assert_eq!(records[1], Record::Zeroes { offset: 16384, len: 40 << 20 });
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_newer_or_strange_is_refused_by_what_it_is() {
+    fn newer_and_foreign_files_are_refused_with_the_reason() {
         let problem = read(&forged(8, &[3, 0, 0, 0])).unwrap_err();
         assert_eq!(problem, "file: is of a newer version, 3: this blockd reads up to 2");
         let problem = read(&forged(0, b"QFI\xfb")).unwrap_err();

@@ -34,7 +34,7 @@ fn a_scrub_of_what_is_bare_since_then_begins_anew() {
 /// A volume was made bare to be deleted, and the deletion failed: it is enabled once that is
 /// possible.
 #[test]
-fn what_is_not_deleted_after_all_is_given_back() {
+fn a_volume_that_is_not_deleted_after_all_is_given_back() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     pool.create(&wish("a", 62 * MIB)).unwrap();
@@ -65,7 +65,7 @@ fn what_is_not_deleted_after_all_is_given_back() {
 
 /// Whatever looks at each new device has it open for a moment.
 #[test]
-fn what_only_looks_at_a_device_keeps_nothing_from_being_deleted() {
+fn a_reader_of_a_device_keeps_nothing_from_being_deleted() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     pool.create(&wish("a", 62 * MIB)).unwrap();

@@ -81,7 +81,7 @@ fn a_growth_is_finished_when_its_region_is_there() {
 /// After the host was started anew the volume is larger, and may have been used: nothing of it is
 /// overwritten any more.
 #[test]
-fn what_may_have_been_used_is_not_overwritten() {
+fn space_that_may_have_been_used_is_not_overwritten() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     let media = rig.over_remains(&pool);
@@ -141,7 +141,7 @@ fn a_volume_that_can_t_grow_over_remains_is_as_it_was() {
 /// The volume has its new size, and cannot be enabled: with or without a second call, the old
 /// content is overwritten from the same byte on.
 #[test]
-fn what_can_t_be_enabled_is_overwritten_when_it_can_be() {
+fn a_volume_that_cannot_be_enabled_is_overwritten_when_it_can_be() {
     for asks_again in [true, false] {
         let rig = Rig::new(GIB);
         let pool = rig.open_as(memory()).unwrap();
@@ -172,7 +172,7 @@ fn what_can_t_be_enabled_is_overwritten_when_it_can_be() {
 
 /// The namespace begins elsewhere than the journal notes: none of it is overwritten.
 #[test]
-fn what_begins_elsewhere_is_not_overwritten() {
+fn a_namespace_that_begins_elsewhere_is_not_overwritten() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     let media = rig.over_remains(&pool);
@@ -300,7 +300,7 @@ fn a_growth_that_another_thread_undoes_has_failed() {
 
 /// A second call for the same growth waits, and succeeds as well.
 #[test]
-fn who_asks_for_a_growth_that_goes_on_has_it_too() {
+fn a_second_call_for_a_growth_in_progress_gets_it_too() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     let media = rig.over_remains(&pool);
@@ -336,7 +336,7 @@ fn each_holder_of_a_deleted_volume_gives_it_up() {
 
 /// A volume that is overwritten blocks no other, and is given up when it is deleted.
 #[test]
-fn what_is_overwritten_keeps_nothing_else_waiting() {
+fn a_volume_that_is_overwritten_keeps_no_other_waiting() {
     let rig = Rig::new(GIB);
     let pool = rig.open_as(memory()).unwrap();
     pool.create(&wish("a", 62 * MIB)).unwrap();

@@ -387,7 +387,7 @@ impl std::io::Write for Lines {
 
 /// Row: H44.
 #[tokio::test]
-async fn what_begins_and_ends_is_logged_with_time_and_names() {
+async fn begin_and_end_of_a_cause_are_logged_with_time_and_names() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     rig.count_faults("a").faults[0].add(1);

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hangs_is_named_left_alone_and_undone_when_it_comes_back() {
+    fn a_hanging_command_is_named_left_alone_and_undone_when_it_comes_back() {
         let thread = DeviceThread::start().unwrap();
         let (release, gate) = bounded::<()>(1);
         let (send, undone) = bounded(1);

@@ -307,7 +307,7 @@ fn copying_devices_have_shallow_queues_and_no_more_than_there_are_workers() {
 }
 
 #[test]
-fn what_can_t_be_started_leaves_nothing_behind() {
+fn a_device_that_cannot_be_started_leaves_nothing_behind() {
     let rig = Rig::new();
     let daemon = rig.daemon();
     *rig.host.refuses.lock() = true;
