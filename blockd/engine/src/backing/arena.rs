@@ -9,6 +9,9 @@ pub(super) const MAX_ORDER: u8 = 8;
 /// Bytes of a page.
 const PAGE_BYTES: u32 = 4096;
 const NONE: u32 = u32::MAX;
+/// Single pages that are kept apart from the runs. Most requests need one page, and to split a run
+/// and join it again takes several times as long as to take a page from a list.
+const MAX_SINGLES: usize = 32;
 /// State of a page that is not the first one of a free run.
 const TAKEN: u8 = u8::MAX;
 
@@ -21,6 +24,8 @@ pub(super) struct Arena {
     previous: Box<[u32]>,
     /// Order of the free run that begins at this page.
     free_order: Box<[u8]>,
+    /// Free pages that are not joined with their buddies until a longer run is needed.
+    singles: Vec<u32>,
     /// Operations in flight on the buffer that begins at this page.
     busy: Box<[u16]>,
     /// The order of a buffer to be freed when it is no longer busy.
@@ -39,6 +44,7 @@ impl Arena {
             next: vec![NONE; count].into(),
             previous: vec![NONE; count].into(),
             free_order: vec![TAKEN; count].into(),
+            singles: Vec::with_capacity(MAX_SINGLES),
             busy: vec![0; count].into(),
             doomed: vec![TAKEN; count].into(),
             free_pages: pages,
@@ -62,16 +68,36 @@ impl Arena {
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
         let pages = bytes.max(1).div_ceil(blockd_media::PAGE as u64).checked_next_power_of_two()?;
         let order = u8::try_from(pages.trailing_zeros()).ok()?;
-        let mut from = (order..=MAX_ORDER).find(|&o| self.heads[usize::from(o)] != NONE)?;
+        let single = if order == 0 { self.singles.pop() } else { None };
+        let page = match single {
+            Some(page) => page,
+            None => self.split(order)?,
+        };
+        self.free_pages -= 1 << order;
+        let bytes = PAGE_BYTES << order;
+        Some(Buffer::new(Place::Arena { page, order }, bytes))
+    }
+
+    /// Takes a run of an order out of the free ones.
+    fn split(&mut self, order: u8) -> Option<u32> {
+        let mut from = self.shortest(order).or_else(|| {
+            while let Some(page) = self.singles.pop() {
+                self.join(page, 0);
+            }
+            self.shortest(order)
+        })?;
         let page = self.heads[usize::from(from)];
         self.unlink(page, from);
         while from > order {
             from -= 1;
             self.push(page + (1 << from), from);
         }
-        self.free_pages -= 1 << order;
-        let bytes = PAGE_BYTES << order;
-        Some(Buffer::new(Place::Arena { page, order }, bytes))
+        Some(page)
+    }
+
+    /// The order of the shortest free run that is long enough.
+    fn shortest(&self, order: u8) -> Option<u8> {
+        (order..=MAX_ORDER).find(|&order| self.heads[usize::from(order)] != NONE)
     }
 
     /// Takes a buffer back, now or when its last operation has ended.
@@ -101,8 +127,17 @@ impl Arena {
         }
     }
 
-    fn release(&mut self, mut page: u32, mut order: u8) {
+    fn release(&mut self, page: u32, order: u8) {
         self.free_pages += 1 << order;
+        if order == 0 && self.singles.len() < MAX_SINGLES {
+            self.singles.push(page);
+        } else {
+            self.join(page, order);
+        }
+    }
+
+    /// Adds a run to the free ones, joined with its free buddies.
+    fn join(&mut self, mut page: u32, mut order: u8) {
         while order < MAX_ORDER {
             let buddy = page ^ (1 << order);
             if self.free_order.get(buddy as usize) != Some(&order) {
@@ -185,6 +220,29 @@ mod tests {
         let whole: Vec<_> = (0..2).map(|_| arena.allocate(1 << 20)).collect();
         assert!(whole.iter().all(Option::is_some));
         assert!(arena.allocate(1).is_none());
+    }
+
+    #[test]
+    fn single_pages_are_joined_when_a_longer_run_is_needed() {
+        let mut arena = Arena::new(256);
+        let all: Vec<Buffer> = (0..256).map(|_| arena.allocate(4096).unwrap()).collect();
+        assert!(arena.allocate(4096).is_none());
+        all.iter().for_each(|buffer| free(&mut arena, buffer));
+        assert_eq!((arena.free_pages(), arena.singles.len()), (256, MAX_SINGLES));
+        let whole = arena.allocate(1 << 20).unwrap();
+        assert!(arena.singles.is_empty() && arena.allocate(1).is_none());
+        free(&mut arena, &whole);
+        assert_eq!(arena.free_pages(), 256);
+    }
+
+    #[test]
+    fn a_page_that_was_freed_last_is_taken_first() {
+        let mut arena = Arena::new(256);
+        let first = arena.allocate(4096).unwrap();
+        free(&mut arena, &first);
+        let heads = arena.heads;
+        let second = arena.allocate(4096).unwrap();
+        assert_eq!((pages(&second), arena.heads), (pages(&first), heads));
     }
 
     #[test]
