@@ -402,7 +402,7 @@ fn switching_conditions_off_and_on_leaves_volumes_and_their_data_alone() {
     };
     assert_eq!((has(driver.offers()), has(&offers)), ((true, true), (false, false)));
     for endpoint in [off.endpoint(), rig.plugin.endpoint()] {
-        let only = Some("h37_conditions_are_reported".to_owned());
+        let only = Some("conditions_are_reported_where".to_owned());
         let report = csi::run(&csi::Options { endpoint, only, ..rig.options() }).unwrap();
         assert!(report.is_good() && report.passed() == 1, "{report:?}");
     }

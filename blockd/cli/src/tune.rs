@@ -230,7 +230,7 @@ mod tests {
         let proposal = propose("p", 0, 1 << 30, 256 << 10, 0, 5);
         assert_eq!((proposal.low.as_str(), proposal.very_low.as_str()), ("20s", "5s"));
         assert_eq!((proposal.quantum_bytes, proposal.enough), (16 << 20, true));
-        assert!(human(&proposal).contains("nothing was written"), "{}", human(&proposal));
+        assert!(human(&proposal).contains("no first writes were measured"), "{}", human(&proposal));
         let huge = propose("p", u64::MAX, 0, 1 << 20, 1, 3600);
         assert_eq!((huge.quantum_bytes, huge.enough), (MAX_QUANTUM, false));
     }

@@ -24,7 +24,7 @@ cases! { [CREATE]
     each_volume_of_a_list_has_a_condition: LIST, CONDITION;
     get_volume_has_a_volume_and_a_status_with_a_condition: GET, CONDITION;
     published_nodes_are_listed_only_where_that_is_offered: GET;
-    get_volume_of_an_unknown_volume_is_not_found: GET;
+    the_condition_of_an_unknown_volume_is_not_found: GET;
     list_and_get_report_the_same: LIST, GET, CONDITION;
     stats_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
     stats_of_a_block_volume_have_a_condition: STAGE, STATS, NODE_CONDITION, Host;
@@ -121,7 +121,7 @@ fn published_nodes_are_listed_only_where_that_is_offered(cx: &mut Cx<'_>) -> Res
 }
 
 /// Row: H16.
-fn get_volume_of_an_unknown_volume_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
+fn the_condition_of_an_unknown_volume_is_not_found(cx: &mut Cx<'_>) -> Result<()> {
     let gone = cx.gone_volume()?;
     let get = |id: &str| {
         let volume_id = id.to_owned();
