@@ -1,7 +1,7 @@
 //! First-touch: writes to blocks that no write has reached before, on a file that the file system
 //! below has allocated and written. Beside the same blocks once more, and beside qcow2.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -147,9 +147,14 @@ fn image(place: &Place<'_>) -> Image {
 }
 
 /// Makes the file look like a new one, without giving up any of its space: both ends are zeroes,
-/// where a pool has its superblocks, and this stands at its beginning.
+/// where a pool has its superblocks, and the header stands at its beginning. The state of the
+/// daemon is removed, too: a daemon that has seen a pool in the file would report it as missing.
 fn renew(place: &Place<'_>, header: &[u8]) -> Result<()> {
     const ENDS: usize = 4 << 20;
+    match fs::remove_dir_all(place.folder.join("state")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
     let file = OpenOptions::new().write(true).open(&place.file)?;
     let zeroes = vec![0; ENDS];
     file.write_all_at(&zeroes, 0)?;
