@@ -45,7 +45,10 @@ impl Outcome {
     }
 }
 
-/// One stage's workloads, each with all its pairs.
+/// One stage's workloads, each with all its pairs. Every pair has processes and files of its own: a
+/// server keeps the place in memory that its files and buffers got when it started, and by that
+/// alone one of two equal servers can be a tenth faster for as long as it runs. The build that is
+/// started first, and measured first, alternates.
 pub fn stage(
     bench: &Bench,
     before: &Path,
@@ -53,39 +56,40 @@ pub fn stage(
     workloads: &[Workload],
     folders: &Folders,
 ) -> Result<Vec<Outcome>> {
+    let ours = bench.blockd.as_deref().context("there is no daemon to compare")?;
     let start = |program: &Path, name: &str| {
         let name = format!("{}-{name}", stage.name);
         bench.with(program, Kind::Blockd, stage.medium, &name, folders)
     };
-    let ours = bench.blockd.as_deref().context("there is no daemon to compare")?;
-    let servers = [start(ours, "now")?, start(before, "before")?];
-    workloads.iter().map(|workload| one(bench, stage, workload, &servers)).collect()
+    let mut pairs = vec![Vec::new(); workloads.len()];
+    for round in 0..bench.effort.pairs {
+        let ours_first = round % 2 == 0;
+        let (now, then) = alternate(ours_first, || start(ours, "now"), || start(before, "before"))?;
+        for (workload, pairs) in workloads.iter().zip(&mut pairs) {
+            let once = |server: &Server| {
+                let settings = settings(workload, server, bench.effort.seconds, round as u64);
+                run(&bench.jobs, workload.job, server, settings)
+            };
+            pairs.push(alternate(ours_first, || once(&now), || once(&then))?);
+        }
+    }
+    let named = workloads.iter().zip(&pairs);
+    named.map(|(workload, pairs)| Outcome::of(workload.name(stage), pairs)).collect()
 }
 
-/// Each pair begins with the other one than the last.
-fn one(
-    bench: &Bench,
-    stage: &Stage,
-    workload: &Workload,
-    [ours, before]: &[Server; 2],
-) -> Result<Outcome> {
-    let mut seed = 0;
-    let mut once = |server: &Server| {
-        seed += 1;
-        let settings = settings(workload, server, bench.effort.seconds, seed);
-        run(&bench.jobs, workload.job, server, settings)
-    };
-    let mut pairs = Vec::new();
-    for round in 0..bench.effort.pairs {
-        pairs.push(if round % 2 == 0 {
-            let first = once(ours)?;
-            (first, once(before)?)
-        } else {
-            let first = once(before)?;
-            (once(ours)?, first)
-        });
+/// Both results, of which the first or the second is made first.
+fn alternate<T>(
+    first: bool,
+    one: impl FnOnce() -> Result<T>,
+    other: impl FnOnce() -> Result<T>,
+) -> Result<(T, T)> {
+    if first {
+        let one = one()?;
+        Ok((one, other()?))
+    } else {
+        let other = other()?;
+        Ok((one()?, other))
     }
-    Outcome::of(workload.name(stage), &pairs)
 }
 
 /// First writes, and overwrites behind them, each on a fresh volume.
@@ -95,13 +99,7 @@ pub fn first_touch(bench: &Bench, before: &Path, place: &Place<'_>) -> Result<Ve
     let (mut first, mut again) = (Vec::new(), Vec::new());
     for seed in 0..bench.effort.pairs as u64 {
         let once = |program| first_touch::ours_once(&bench.jobs, place, program, seed);
-        let (now, then) = if seed % 2 == 0 {
-            let now = once(ours)?;
-            (now, once(before)?)
-        } else {
-            let then = once(before)?;
-            (once(ours)?, then)
-        };
+        let (now, then) = alternate(seed % 2 == 0, || once(ours), || once(before))?;
         first.push((now[0], then[0]));
         again.push((now[1], then[1]));
     }
