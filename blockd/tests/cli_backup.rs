@@ -158,8 +158,8 @@ fn a_volume_that_is_no_copy_of_the_base_is_refused_with_both_named() {
     daemon.ok(&["add", "other", "--size", "24M"]);
     let (code, error) = daemon.failure(&["import", "tue.blkd", "other", "--apply"]);
     assert!(code == 7 && error.contains("its newest snapshot is none"), "{code} {error}");
-    let (code, error) = daemon.failure(&["import", "tue.blkd", "nobody", "--apply"]);
-    assert!(code == 4 && error == "volume nobody does not exist", "{code} {error}");
+    let (code, error) = daemon.failure(&["import", "tue.blkd", "unknown", "--apply"]);
+    assert!(code == 4 && error == "volume unknown does not exist", "{code} {error}");
     let (code, error) = daemon.failure(&["import", "mon.blkd", "data", "--apply"]);
     assert!(code == 7 && error.contains("holds data"), "{code} {error}");
     let (code, error) = daemon.failure(&["import", "tue.blkd", "data@mon", "--apply"]);
@@ -337,7 +337,7 @@ fn a_backup_that_is_impossible_is_refused_before_a_file_is_made() {
         (&["data", "x.blkd", "--since", "data@mon"], 7, "take a snapshot of it"),
         (&["data", "x.blkd", "--format", "backup"], 7, "take a snapshot of it"),
         (&["data@tue", "x.blkd", "--since", "data"], 7, "volume data is not a snapshot"),
-        (&["data@tue", "x.blkd", "--since", "nobody"], 4, "nobody does not exist"),
+        (&["data@tue", "x.blkd", "--since", "unknown"], 4, "unknown does not exist"),
         (&["data@tue", "x.blkd", "--since", "data@tue"], 3, "another snapshot"),
         (&["data@tue", "x.blkd", "--since", "other@mon"], 7, "data@tue is of another family"),
         (

@@ -211,7 +211,7 @@ fn a_pool_whose_file_is_cut_short_is_reported_and_recovers() {
     let file = std::fs::File::options().write(true).open(&pool).unwrap();
     file.set_len(1 << 20).unwrap();
     assert_ne!(daemon.run(&["export", "data", "copy"]).status.code(), Some(0));
-    let health = until(&daemon, "told", |health| {
+    let health = until(&daemon, "reported", |health| {
         let pool = codes(health, "pools");
         let has = |code: &str| pool.iter().any(|one| one == code);
         has("device-gone") && has("device-errors") && codes(health, "volumes") == ["io-errors"]

@@ -135,8 +135,8 @@ fn deleting_gives_back_what_was_foretold() {
 #[test]
 fn volumes_that_cannot_be_counted_are_reported() {
     let daemon = Daemon::start("64M");
-    let (code, error) = daemon.failure(&["space", "nobody"]);
-    assert!(code == 4 && error == "volume nobody does not exist", "{code} {error}");
+    let (code, error) = daemon.failure(&["space", "unknown"]);
+    assert!(code == 4 && error == "volume unknown does not exist", "{code} {error}");
     let many = vec!["data"; 65];
     let (code, error) = daemon.failure(&[&["space"], many.as_slice()].concat());
     assert!(code == 3 && error.contains("names is 65: must be at most 64"), "{code} {error}");

@@ -108,14 +108,14 @@ fn standard_output_that_ends_early_is_no_file_of_that_name() {
     let daemon = Daemon::start("1G");
     std::fs::write(daemon.dir.join("in.img"), pattern(32 << 20, 6)).unwrap();
     daemon.ok(&["import", "in.img", "data"]);
-    std::fs::write(daemon.dir.join("-"), "of somebody else").unwrap();
+    std::fs::write(daemon.dir.join("-"), "of another owner").unwrap();
     let mut export = daemon.command(&["export", "data", "-"]);
     let mut export = export.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(export.stdout.take());
     let output = export.wait_with_output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains("the output is incomplete"), "{error}");
-    same(&daemon, "-", b"of somebody else");
+    same(&daemon, "-", b"of another owner");
 }
 
 #[test]

@@ -569,7 +569,7 @@ fn the_only_pool_failing_is_the_daemons_failure() {
     let place = Place::new("");
     let file = fs::File::create(place.path("pool")).unwrap();
     file.set_len(64 << 20).unwrap();
-    (&file).write_all(b"somebody's data").unwrap();
+    (&file).write_all(b"data of another").unwrap();
     check_refusal(&place.refused(), 7, "holds something that is not a pool");
     let mut start = [0; 15];
     std::os::unix::fs::FileExt::read_exact_at(
@@ -578,7 +578,7 @@ fn the_only_pool_failing_is_the_daemons_failure() {
         0,
     )
     .unwrap();
-    assert_eq!(&start, b"somebody's data");
+    assert_eq!(&start, b"data of another");
 }
 
 #[test]

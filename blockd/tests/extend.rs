@@ -416,8 +416,8 @@ fn other_users_are_turned_away_also_where_the_file_lets_them() {
                    s.settimeout(60)\n\
                    try: s.sendall(b'\\0\\3\\1')\n\
                    except BrokenPipeError: pass\n\
-                   try: print('told', len(s.recv(9)))\n\
-                   except ConnectionResetError: print('told 0')\n";
+                   try: print('received', len(s.recv(9)))\n\
+                   except ConnectionResetError: print('received 0')\n";
     let stranger = || {
         let mut command = Command::new("python3");
         command.args(["-c", connect]).arg(&rig.socket).uid(OTHER_USER).current_dir("/");
@@ -427,7 +427,7 @@ fn other_users_are_turned_away_also_where_the_file_lets_them() {
     assert!(String::from_utf8_lossy(&kept_out.stderr).contains("PermissionError"), "{kept_out:?}");
     fs::set_permissions(&rig.socket, fs::Permissions::from_mode(0o666)).unwrap();
     let turned_away = stranger();
-    assert_eq!(String::from_utf8_lossy(&turned_away.stdout), "told 0\n", "{turned_away:?}");
+    assert_eq!(String::from_utf8_lossy(&turned_away.stdout), "received 0\n", "{turned_away:?}");
     rig.logged(&["unix uid 65534", "was turned away"], 1);
     assert_eq!(rig.daemon.json(&["version"])["daemon"]["ready"], true);
 }
@@ -445,7 +445,7 @@ fn a_shutdown_ends_the_daemon_in_order_and_then_the_connection() {
         let checked = rig.daemon.json(&["pool", "check", path.to_str().unwrap()]);
         assert_eq!((&checked["clean"], &checked["damaged"]), (&true.into(), &false.into()));
         assert!(rig.daemon.wait().success());
-        assert_eq!(answer(&mut waiting, LIMIT), None, "who waited is not told that there is space");
+        assert_eq!(answer(&mut waiting, LIMIT), None, "the waiting client gets no answer");
         assert!(!rig.socket.exists());
         rig.daemon.start_again();
         assert_eq!(rig.daemon.json(&["list"])["volumes"].as_array().unwrap().len(), 2);

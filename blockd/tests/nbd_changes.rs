@@ -184,16 +184,16 @@ h.connect_uri("{uri}")
 assert [h.can_meta_context(name) for name in every] == [True] * 4
 assert not h.can_meta_context("blockd:changed-since:other@one")
 for flags in (0, nbd.CMD_FLAG_REQ_ONE):
-    told = {{}}
-    h.block_status(32 << 20, 0, lambda c, o, e, err: told.update({{c: list(e)}}) or 0, flags)
-    assert sorted(told) == every, told
-    for name, entries in told.items():
+    reported = {{}}
+    h.block_status(32 << 20, 0, lambda c, o, e, err: reported.update({{c: list(e)}}) or 0, flags)
+    assert sorted(reported) == every, reported
+    for name, entries in reported.items():
         lengths, kinds = entries[::2], entries[1::2]
         assert all(lengths) and sum(lengths) <= 32 << 20, (name, entries)
         assert all(a != b for a, b in zip(kinds, kinds[1:])), (name, kinds)
         assert len(lengths) == 1 or not flags, (name, entries)
-assert told["base:allocation"] == [(3 << 19) , 0], told
-assert told["blockd:changed-since:data@one"] == [1 << 19, 0], told
+assert reported["base:allocation"] == [(3 << 19) , 0], reported
+assert reported["blockd:changed-since:data@one"] == [1 << 19, 0], reported
 "#,
         uri = uri(&daemon, "data"),
     );
@@ -229,7 +229,7 @@ fn a_context_without_a_snapshot_of_the_family_is_not_granted() {
     daemon.ok(&["add", "other", "--size", "1M"]);
     daemon.ok(&["snapshot", "other", "--tag", "one"]);
     daemon.ok(&["clone", "data@one", "copy"]);
-    for strange in ["other@one", "nobody", "data", "copy"] {
+    for strange in ["other@one", "unknown", "data", "copy"] {
         let mut client = connect(&daemon, "data", &[&since(strange)], true);
         assert_eq!(client.facts().contexts, [(since(strange), None)]);
         assert!(matches!(client.changes(0, SIZE), Err(ClientError::BadRequest { .. })));

@@ -244,7 +244,7 @@ fn a_host_that_is_gone_is_declared_dead_and_its_pool_taken_over() {
     let hook = two.hook("pre-declare-dead.d", "50-fence", &format!("echo $1 > {ran:?}"), 0o755);
     let (code, error) = two.refused("declare-dead", &[FIRST]);
     assert!(code == 7 && error.contains("is in use on this host"), "{code} {error}");
-    assert!(!ran.exists(), "nobody is fenced off who was seen to live");
+    assert!(!ran.exists(), "a host that was seen alive is not fenced");
     let (code, error) = two.refused("declare-dead", &[SECOND]);
     assert!(code == 3 && error.contains("this one runs"), "{code} {error}");
     let (code, _) = two.refused("declare-dead", &["node-1"]);

@@ -41,7 +41,7 @@ pub(crate) struct Add {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub block_size: Option<String>,
 
-    /// What a volume in persistent memory is for [default: app-direct in a pool of namespaces]
+    /// Use of a volume in persistent memory [default: app-direct in a pool of namespaces]
     #[arg(long, value_enum)]
     pub usage: Option<Usage>,
 
@@ -67,9 +67,9 @@ pub(crate) struct Add {
 /// The usage of a volume in persistent memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Usage {
-    /// It is mapped by applications
+    /// Mapped by applications
     AppDirect,
-    /// It is read and written, and no sector tears
+    /// Read and written; a sector is never torn
     FileIo,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     pub verb: Verb,
 }
 
-/// What every verb takes.
+/// Options of every verb.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
@@ -56,7 +56,7 @@ pub(crate) struct Global {
     pub timeout: Duration,
 }
 
-/// What to do.
+/// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     Serve(Serve),
@@ -139,7 +139,7 @@ pub(crate) struct ConfigFile {
 
 /// Print the version, and the daemon's when one answers
 ///
-/// That no daemon answers is no error here.
+/// Not an error if no daemon answers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd version --json")]
 pub(crate) struct Version {}

@@ -90,8 +90,8 @@ impl FrontEndArguments {
 
 /// End a volume's connections, or take its block device away
 ///
-/// What the volume holds stays. Refused while clients are connected, or somebody uses the block
-/// device, unless forced: then IO to it fails. A volume that is not attached is left as it is.
+/// The volume keeps its data. Refused while clients are connected or the block device is in use,
+/// unless forced: then IO to the device fails. A volume that is not attached is left unchanged.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd detach data")]
 pub(crate) struct Detach {

@@ -10,9 +10,9 @@ use super::{Context, amount};
 
 /// Detach a volume and delete it with all it holds
 ///
-/// Refused while clients are connected or somebody uses the block device (it is mounted, open, or
-/// part of another device), unless forced: then connections are ended, IO to the device fails, and
-/// so do writes that wait for space. A volume that does not exist is no error.
+/// Refused while clients are connected or the block device is in use (mounted, open, or part of
+/// another device), unless forced: then connections are closed, IO to the device fails, and so do
+/// writes that wait for space. A volume that does not exist is not an error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd del data")]
 pub(crate) struct Del {

@@ -21,7 +21,7 @@ pub(crate) struct Diff {
     /// The volume or snapshot
     pub name: String,
 
-    /// What it is compared with; otherwise what is allocated is shown
+    /// Snapshot to compare with; without it, allocated ranges are shown
     #[arg(long, value_name = "SNAPSHOT")]
     pub since: Option<String>,
 

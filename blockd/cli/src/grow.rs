@@ -19,7 +19,7 @@ pub(crate) struct Grow {
     #[arg(default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// What its device is to have, like 200G, or more of it, like +50G; a disk needs none
+    /// New size of the device, like 200G, or an increment, like +50G; not needed for a disk
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
 

@@ -18,13 +18,12 @@ const WATCH: Duration = Duration::from_secs(1);
 
 /// Show what is wrong with pools and volumes
 ///
-/// Of each cause: how bad it is (failure, warning, or unknown), since when, and what it is. What is
-/// wrong with a pool is told once, with the number of its volumes that it touches; of a volume that
-/// is named, everything is told. The daemon knows all that already: nothing is read for the answer.
-/// What each code means, and what to do, is in OPERATIONS.md.
+/// Prints the severity of each cause (failure, warning, or unknown), its first time and its
+/// message. A cause of a pool is printed once, with the number of affected volumes; for a named
+/// volume, all of its causes are printed. The daemon answers from memory and reads nothing.
+/// OPERATIONS.md explains each code and its remedy.
 ///
-/// Ends with exit code 0 whatever there is to tell. With --check, anything that is wrong is exit
-/// code 7.
+/// The exit code is 0 in any state of health. With --check it is 7 if there is a cause.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd health\n  blockd health default/data --check")]
 pub(crate) struct Health {
@@ -40,7 +39,7 @@ pub(crate) struct Health {
     #[arg(long)]
     pub check: bool,
 
-    /// Say that IO errors up to now are known, so that they are not told any more
+    /// Acknowledge the IO errors up to now, so that they are not reported again
     #[arg(long)]
     pub acknowledge: bool,
 }

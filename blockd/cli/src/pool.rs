@@ -39,7 +39,7 @@ pub(crate) enum Pool {
 
 /// List pools
 ///
-/// FREE is granted to nobody; PROMISED is the sum of the volumes' sizes, and may be more than SIZE.
+/// FREE is granted to no volume; PROMISED is the sum of the volumes' sizes, and may exceed SIZE.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool list")]
 pub(crate) struct List {}
@@ -94,7 +94,7 @@ pub(crate) struct Create {
     )]
     pub path: Option<PathBuf>,
 
-    /// What that is: without it, a disk if it is one, and else a file
+    /// Kind of the path [default: a disk if it is a block device, otherwise a file]
     #[arg(long, value_enum, conflicts_with = "memory")]
     pub kind: Option<Kind>,
 
@@ -106,7 +106,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub size: Option<String>,
 
-    /// What is allocated at once, 64K to 1M [default: 256K]
+    /// Size of an extent, the unit of allocation, 64K to 1M [default: 256K]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub extent_size: Option<String>,
 
@@ -124,8 +124,8 @@ pub(crate) struct Create {
 
     /// Start anew where the pool was served before and is missing: its volumes are given up
     ///
-    /// What is left out is as the pool is configured or was created. Another pool that lies in its
-    /// place is not replaced.
+    /// Options that are left out are as in the configuration, or as when the pool was created.
+    /// Another pool in its place is not replaced.
     #[arg(long)]
     pub replace_missing: bool,
 

@@ -9,7 +9,7 @@ use super::{Context, amount};
 
 /// Make a volume what a snapshot of it holds
 ///
-/// What was written since is lost, unless another snapshot has it; the volume's size becomes the
+/// Later writes are lost, unless another snapshot has them; the volume's size becomes the
 /// snapshot's. Any snapshot of its family will do: of the volume, of what it was cloned from, or of
 /// a clone. Refused while the volume is attached, unless forced: then requests in flight end first,
 /// and clients find other data below them, which a mounted file system does not survive.

@@ -10,8 +10,8 @@ use super::{Context, size_argument};
 
 /// Set limits of a volume, and what it does when its pool is full
 ///
-/// What isn't named stays as it is; 0 takes a limit away. All of it is in force at once, for
-/// requests that wait too.
+/// Settings that are not named stay unchanged; 0 removes a limit. All settings take effect at once,
+/// also for requests that wait.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd set data --iops 5000 --bandwidth 100M\n  \
                   blockd set db --thick --on-full timeout=60s\n  blockd set scratch --quota 20G")]
@@ -27,7 +27,7 @@ pub(crate) struct Set {
     pub settings: SettingArguments,
 }
 
-/// What can be set for a volume.
+/// Settings of a volume.
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Space and limits")]
 pub(crate) struct SettingArguments {
@@ -47,8 +47,8 @@ pub(crate) struct SettingArguments {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub quota: Option<String>,
 
-    /// What a write does that finds no space: block (wait), error, or timeout=TIME (wait so long,
-    /// then error); timeout=60s suits guests that die of waiting
+    /// Effect of a full pool on writes: block (wait), error, or timeout=TIME (wait this long, then
+    /// error); timeout=60s suits guests that do not survive longer waits
     #[arg(long, value_name = "WHAT", value_parser = on_full)]
     pub on_full: Option<WhenFull>,
 

@@ -10,10 +10,10 @@ use super::shapes::SpaceShape;
 
 /// Show what volumes take, and what deleting them would give back
 ///
-/// EXCLUSIVE is what nobody else refers to, SHARED what others refer to as well; FREED is what the
-/// pool would have free again without the volume. Several that are named are counted together as
-/// well: what only they share among them comes free when all of them go, and with none of them
-/// alone. What is counted while the pool is written is out of date at once; then a note says so.
+/// EXCLUSIVE is space that no other volume refers to, SHARED space that others refer to as well;
+/// FREED is the space that deleting the volume would free. Several named volumes are also counted
+/// together: space that only they share is freed when all of them are deleted, and not by deleting
+/// one. Figures that were counted during writes are out of date at once, which a note says.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd space\n  blockd space data@monday data@tuesday")]
 pub(crate) struct Space {

@@ -27,7 +27,7 @@ pub(crate) struct Tune {
     #[arg(default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// How long it may take until there is more space, or somebody has come
+    /// Longest time until the pool has been made larger or an operator has reacted
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub outage: Duration,
 }

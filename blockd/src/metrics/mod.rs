@@ -15,12 +15,12 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-/// What a value means.
+/// Kinds of metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// It only grows; `_total` follows its name.
+    /// Only grows; its name ends with `_total`.
     Counter,
-    /// It is what it is now.
+    /// The present value.
     Gauge,
     /// How often something took how many seconds.
     Histogram,
@@ -31,7 +31,7 @@ pub enum Kind {
 pub struct Metric {
     /// Without the `_total` of counters.
     pub name: &'static str,
-    /// What its values are.
+    /// Kind of its values.
     pub kind: Kind,
     /// Names of its labels.
     pub labels: &'static [&'static str],

@@ -149,7 +149,7 @@ fn exports_are_listed_with_what_they_are() {
 #[test]
 fn an_unknown_export_and_an_absent_server_are_distinguished() {
     let server = server();
-    let unknown = Client::connect(&server.uri("nobody"), &ConnectOptions::default());
+    let unknown = Client::connect(&server.uri("unknown"), &ConnectOptions::default());
     let message = unknown.unwrap_err().to_string();
     assert!(message.contains("there is no such export"), "{message}");
     let nowhere = Uri { server: ServerAddress::Unix("/nonexistent".into()), export: String::new() };

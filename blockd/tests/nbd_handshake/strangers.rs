@@ -19,9 +19,9 @@ fn server() -> Server {
 /// Asserts that another client is served.
 fn works(server: &Server) {
     let mut client = Client::connect(&server.uri("web"), &ConnectOptions::default())
-        .expect("somebody else is served");
+        .expect("another client is served");
     let mut block = [0; 512];
-    client.read(0, &mut block).expect("somebody else is served");
+    client.read(0, &mut block).expect("another client is served");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn exports_that_cannot_be_had_are_errors_of_their_own() {
     let server = server();
     let mut raw = server.connect();
     raw.greet();
-    raw.option(opt::GO, &go("nobody"));
+    raw.option(opt::GO, &go("unknown"));
     assert_eq!(raw.outcome(), rep::ERR_UNKNOWN);
     raw.option(opt::GO, &go("default/busy"));
     let (_, kind, message) = raw.reply();

@@ -160,14 +160,14 @@ fn carry_out(
                 out.truncate(length);
                 return Ok(out);
             }
-            let mut memory = session.volume.bytes.lock().expect("nobody panics");
+            let mut memory = session.volume.bytes.lock().expect("no holder panics");
             let bytes = range(offset, len.into());
             memory.0[bytes.clone()].copy_from_slice(&data);
             memory.1[units(bytes)].fill(true);
             reply::done(&mut out, agreed, asked)
         }
         Command::Trim { offset, len, .. } | Command::WriteZeroes { offset, len, .. } => {
-            let mut memory = session.volume.bytes.lock().expect("nobody panics");
+            let mut memory = session.volume.bytes.lock().expect("no holder panics");
             let bytes = range(offset, len);
             memory.0[bytes.clone()].fill(0);
             let keep = matches!(command, Command::WriteZeroes { no_hole: true, .. });
@@ -175,7 +175,7 @@ fn carry_out(
             reply::done(&mut out, agreed, asked)
         }
         Command::BlockStatus { offset, len, req_one } => {
-            let memory = session.volume.bytes.lock().expect("nobody panics");
+            let memory = session.volume.bytes.lock().expect("no holder panics");
             let mut ranges: Vec<(u64, u32)> = Vec::new();
             for unit in units(range(offset, len)) {
                 let flags = if memory.1[unit] { 0 } else { state::HOLE | state::ZERO };
@@ -201,7 +201,7 @@ fn read(
     df: bool,
 ) -> Vec<u8> {
     let agreed = &session.negotiated;
-    let memory = session.volume.bytes.lock().expect("nobody panics");
+    let memory = session.volume.bytes.lock().expect("no holder panics");
     let mut sent = Vec::new();
     let mut header = [0; 128];
     let as_u64 = |value: usize| u64::try_from(value).expect("64 bits");

@@ -54,7 +54,7 @@ impl std::fmt::Display for Problem {
 pub(crate) fn run(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
     let metadata = Metadata::read(root)?;
-    for warning in lengths::long_files(&tree).iter().chain(&vocabulary::slack(&tree)) {
+    for warning in lengths::long_files(&tree) {
         println!("tidy: warning: {warning}");
     }
     let problems = problems(&tree, &metadata);

@@ -39,50 +39,10 @@ const EXCEPTIONS: [(&str, &str); 1] = [
     ("ci/src/image.rs", concat!("no", "body:x:65534")),
 ];
 
-/// Parts of the repository that are not rewritten yet. Their counts may only shrink: lower them
-/// here when they do, and remove a part once it is clean. No other part may have any.
-const LIMITS: [Limit; 1] = [Limit { part: "blockd/", words: 53, pronouns: 29 }];
-
-/// The largest number of problems in a part of the repository.
-#[derive(Debug, Clone, Copy)]
-struct Limit {
-    /// A folder, which ends with a slash, or a file.
-    part: &'static str,
-    /// Banned words.
-    words: usize,
-    /// Doc comments that begin with a bare pronoun.
-    pronouns: usize,
-}
-
-impl Limit {
-    fn covers(self, path: &str) -> bool {
-        path == self.part || (self.part.ends_with('/') && path.starts_with(self.part))
-    }
-}
-
-/// All problems of the parts without a limit, and one for each limit that is exceeded.
+/// Every banned word and bare pronoun.
 pub(super) fn check(tree: &Tree) -> Vec<Problem> {
-    check_with(tree, &LIMITS)
-}
-
-/// Limits that are higher than the present counts, and should be lowered.
-pub(super) fn slack(tree: &Tree) -> Vec<Problem> {
-    let slack = LIMITS.iter().filter_map(|limit| {
-        let (words, pronouns) = counts(tree, *limit);
-        (words < limit.words || pronouns < limit.pronouns).then(|| {
-            let text = format!("vocabulary: lower its limits to {words} and {pronouns}");
-            Problem::new(limit.part, 0, text)
-        })
-    });
-    slack.collect()
-}
-
-fn check_with(tree: &Tree, limits: &[Limit]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (path, text) in texts(tree) {
-        if limits.iter().any(|limit| limit.covers(path)) {
-            continue;
-        }
         for (line, word) in words(path, text) {
             let text = format!("`{word}`: name the subject, and use the field's words");
             problems.push(Problem::new(path, line, text));
@@ -92,28 +52,7 @@ fn check_with(tree: &Tree, limits: &[Limit]) -> Vec<Problem> {
             problems.push(Problem::new(path, line, text));
         }
     }
-    for limit in limits {
-        let (words, pronouns) = counts(tree, *limit);
-        if words > limit.words || pronouns > limit.pronouns {
-            let text = format!(
-                "{words} words and {pronouns} bare pronouns that docs/STYLE.md rules out, {} and \
-                 {} allowed",
-                limit.words, limit.pronouns
-            );
-            problems.push(Problem::new(limit.part, 0, text));
-        }
-    }
     problems
-}
-
-/// The banned words and bare pronouns of a part.
-fn counts(tree: &Tree, limit: Limit) -> (usize, usize) {
-    let mut counts = (0, 0);
-    for (path, text) in texts(tree).filter(|(path, _)| limit.covers(path)) {
-        counts.0 += words(path, text).len();
-        counts.1 += pronouns(path, text).len();
-    }
-    counts
 }
 
 fn texts(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
@@ -200,7 +139,7 @@ mod tests {
     use super::*;
 
     fn problems(path: &str, text: &str) -> Vec<Problem> {
-        check_with(&tree(&[(path, text)]), &[])
+        check(&tree(&[(path, text)]))
     }
 
     #[test]
@@ -261,24 +200,6 @@ mod tests {
         }
         assert!(pronouns("a.rs", "/// This many writes.").is_empty());
         assert!(pronouns("a.rs", "/// Italic text.\n/// Whatever.").is_empty());
-    }
-
-    #[test]
-    fn a_limit_holds_for_its_part_and_only_there() {
-        let word = WORDS[0];
-        let bad = format!("// {word}\n/// It is.\nfn f() {{}}\n");
-        let files = [("a/src/lib.rs", bad.as_str()), ("b/src/lib.rs", "fn f() {}\n")];
-        let limit = |words, pronouns| [Limit { part: "a/", words, pronouns }];
-        assert!(check_with(&tree(&files), &limit(1, 1)).is_empty());
-        assert!(check_with(&tree(&files), &limit(2, 2)).is_empty());
-        let exceeded = check_with(&tree(&files), &limit(0, 1));
-        assert_eq!((exceeded.len(), exceeded[0].path.as_str()), (1, "a/"));
-        assert_eq!(check_with(&tree(&files), &limit(1, 0)).len(), 1);
-        let other = [("ab/src/lib.rs", bad.as_str())];
-        assert_eq!(check_with(&tree(&other), &limit(9, 9)).len(), 2);
-        let file = [Limit { part: "a.md", words: 1, pronouns: 0 }];
-        assert!(check_with(&tree(&[("a.md", word)]), &file).is_empty());
-        assert_eq!(check_with(&tree(&[("a.md.md", word)]), &file).len(), 1);
     }
 
     #[test]

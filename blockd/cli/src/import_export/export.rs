@@ -33,11 +33,11 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// Copy a volume into a disk image
 ///
-/// What was never written becomes a hole of the file. A volume that is not attached is attached
-/// read-only meanwhile. Nothing keeps clients from writing: what they write during the export may
-/// be in the image or not. With --since only what has changed between two snapshots is written, as
-/// a backup that `blockd import --apply` puts on a copy of the older one; `--format backup` without
-/// it is what such a copy begins with. A backup has checksums, and says what it is of.
+/// Ranges that were never written become holes of the file. A volume that is not attached is
+/// attached read-only meanwhile. Clients can write during the export: their writes may be in the
+/// image or not. With --since only the changes between two snapshots are written, as a backup that
+/// `blockd import --apply` applies to a copy of the older one; `--format backup` without --since
+/// makes the full backup that such a copy begins with. A backup has checksums and names its source.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd export data data.img\n  \
                   blockd export data - | gzip > data.gz\n  \
@@ -49,7 +49,7 @@ pub(crate) struct Export {
     /// The image to be made; "-" is standard output, which can't be qcow2
     pub file: PathBuf,
 
-    /// What the image is to be [default: raw; backup with --since]
+    /// Format of the image [default: raw; backup with --since]
     #[arg(long, value_enum)]
     pub format: Option<Format>,
 

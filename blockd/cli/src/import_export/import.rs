@@ -53,7 +53,7 @@ pub(crate) struct Import {
     /// The volume to be made, or to be changed with --apply
     pub name: String,
 
-    /// What the image is
+    /// Format of the image
     #[arg(long, value_enum, default_value_t = WantedFormat::Auto)]
     pub format: WantedFormat,
 

@@ -15,16 +15,16 @@ use crate::Context;
 
 /// Make a pool's namespace of the one that a region without labels has
 ///
-/// Such a region has one namespace, as large as itself. Only a bare one is taken that nobody uses
-/// and that holds nothing: no file system, no partitions, no pool, nothing else at its front or at
-/// its end. With --dry-run it is only said what would be done. Needs root.
+/// Such a region has one namespace, as large as itself. Only an unused namespace of mode
+/// raw is taken, and only an empty one: without a file system, partitions, a pool, or other data at
+/// its front or end. --dry-run prints the steps without taking them. Needs root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pmem adopt 0x3d2b2c1f5a6e7d8c --dry-run")]
 pub(crate) struct Adopt {
     /// The region's cookie, or what stands for it
     pub region: String,
 
-    /// What it is made into
+    /// The mode that it is given
     #[arg(long, value_enum, default_value_t = Into::Devdax)]
     pub mode: Into,
 

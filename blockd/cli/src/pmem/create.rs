@@ -15,9 +15,9 @@ use crate::Context;
 
 /// Make a namespace for a pool, and say how to configure the pool
 ///
-/// It is of mode devdax, with huge pages, and has our name, by which it is found again. What pools
-/// have of the region already counts, so that repeating this does nothing; what others have is not
-/// touched. Prints the lines of the configuration that use it. Needs root.
+/// The namespace is of mode devdax, with huge pages, and has blockd's name, by which it is found
+/// again. Space of the region that pools already have counts, so that repeating this does nothing;
+/// namespaces of others are left unchanged. Prints the configuration that uses it. Needs root.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd pmem create --region 0x3d2b2c1f5a6e7d8c --percentage 50"
@@ -39,7 +39,7 @@ pub(crate) struct Create {
     #[arg(long)]
     pub size: Option<String>,
 
-    /// What the pool is called in the lines that are printed
+    /// Name of the pool in the printed lines
     #[arg(long, default_value = "pmem")]
     pub pool: String,
 

@@ -39,10 +39,10 @@ pub(crate) struct Check {
 
     /// While a daemon serves the pool: check its last checkpoint
     ///
-    /// Takes no lock and stops nobody. The log, and so what was written since the checkpoint, is
-    /// not looked at. What is read comes from the media, and not from the host's cache of them,
-    /// where the file system lets it. Where a new checkpoint comes in between and the old one
-    /// can't be read to its end, it begins again with the new one, up to five times.
+    /// Takes no lock and delays no request. The log is not checked, and so neither are changes
+    /// since the checkpoint. The data is read from the media instead of the host's page cache if
+    /// the file system supports that. If a new checkpoint replaces the old one during the check,
+    /// the check begins again with the new one, up to five times.
     #[arg(long)]
     online: bool,
 }

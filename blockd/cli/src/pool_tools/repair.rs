@@ -11,10 +11,10 @@ use crate::transfer::progress::Steps;
 
 /// Repair the metadata of a pool that no daemon serves
 ///
-/// Keeps what is sound, and writes it as new trees beside the old ones; of a sound pool it does
-/// nothing. For what is lost it looks among all pages on the media. What it finds by a page's
-/// header alone is told as salvaged: it was right at some time and may be older than what was
-/// lost. What is not found reads as zeroes. What was in the delta ring is not looked at.
+/// Keeps sound metadata, and writes it as new trees beside the old ones; a sound pool is left
+/// unchanged. Lost pages are searched for among all pages on the media. A page that is found by its
+/// header alone is reported as salvaged: it was right at some time, and may be older than the lost
+/// one. Ranges that are not found read as zeroes. The delta ring is not read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool repair --dry-run /var/lib/blockd/default.pool\n  \
                   blockd pool repair /var/lib/blockd/default.pool")]

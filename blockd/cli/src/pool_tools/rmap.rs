@@ -14,8 +14,8 @@ use crate::Context;
 
 /// Show who owns a range of a pool's file or disk
 ///
-/// For what the kernel or a disk reports as bad: which volumes and snapshots have data there, at
-/// which of their bytes, or which metadata it is. What is not told is free.
+/// For a range that the kernel or a disk reports as bad: prints the volumes and snapshots with data
+/// in it, and at which of their offsets, or the metadata in it. The rest of the range is free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool rmap --offset 1G --length 4K /dev/sdb")]
 pub(crate) struct Rmap {

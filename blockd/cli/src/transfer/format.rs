@@ -38,11 +38,11 @@ pub(crate) enum WantedFormat {
     Raw,
     /// qemu's format; needs qemu-img
     Qcow2,
-    /// That of Virtual PC, Hyper-V and Xen, fixed or dynamic; needs qemu-img
+    /// Format of Virtual PC, Hyper-V and Xen, fixed or dynamic; needs qemu-img
     Vhd,
-    /// That of Hyper-V; needs qemu-img
+    /// Format of Hyper-V; needs qemu-img
     Vhdx,
-    /// That of VMware; needs qemu-img
+    /// Format of VMware; needs qemu-img
     Vmdk,
 }
 

@@ -190,7 +190,7 @@ fn volumes_are_made_shown_and_removed() {
         }
     };
     assert_eq!((count, error.kind()), (9, ErrorKind::NoSpace));
-    assert!(pool.delete("nobody").unwrap().is_none());
+    assert!(pool.delete("unknown").unwrap().is_none());
     assert_eq!(pool.delete("a").unwrap().unwrap().name, "a");
     until(|| pool.get("a").is_err_and(|error| error.kind() == ErrorKind::NotFound));
     assert_eq!(rig.available(), GIB - 8 * 112 * MIB);

@@ -98,7 +98,7 @@ pub(super) fn check_peer(peer: Option<u32>, own: u32) -> Result<(), Error> {
     match peer {
         Some(user) if user == 0 || user == own => Ok(()),
         other => Err(Error::Denied {
-            who: other.map_or_else(|| "somebody".to_owned(), |user| format!("user {user}")),
+            who: other.map_or_else(|| "unknown user".to_owned(), |user| format!("user {user}")),
             allowed: if own == 0 { "root".to_owned() } else { format!("user {own} or root") },
         }),
     }

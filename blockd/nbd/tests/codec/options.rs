@@ -59,7 +59,7 @@ fn export_name_ends_with_zeroes_unless_both_do_without() {
 
 #[test]
 fn export_name_that_is_unknown_or_too_long_closes() {
-    let (end, _) = talk(TlsMode::Off, &[option(opt::EXPORT_NAME, b"nobody")]);
+    let (end, _) = talk(TlsMode::Off, &[option(opt::EXPORT_NAME, b"unknown")]);
     assert_eq!(end, End::Closed(Reason::ExportName("no such export")));
     // Closed before the name is there.
     let (end, _) = talk(TlsMode::Off, &[announced(opt::EXPORT_NAME, 4097, b"")]);
@@ -237,7 +237,7 @@ fn contexts_need_structured_replies_and_hold_for_one_export() {
     for later in [
         option(opt::SET_META_CONTEXT, &contexts("web", &[])),
         option(opt::SET_META_CONTEXT, &contexts("web", &["base:"])),
-        option(opt::SET_META_CONTEXT, &contexts("nobody", &["base:allocation"])),
+        option(opt::SET_META_CONTEXT, &contexts("unknown", &["base:allocation"])),
         option(opt::SET_META_CONTEXT, &[1]),
     ] {
         let (agreed, _) = entered(&[structured.clone(), set.clone(), later, enter.clone()]);
@@ -341,8 +341,8 @@ fn listing_contexts_takes_wildcards_and_selects_nothing() {
 #[test]
 fn an_unknown_export_is_an_error_and_another_can_be_had() {
     let parts = [
-        option(opt::INFO, &go("nobody", &[])),
-        option(opt::GO, &go("nobody", &[])),
+        option(opt::INFO, &go("unknown", &[])),
+        option(opt::GO, &go("unknown", &[])),
         option(opt::GO, &go("web", &[])),
     ];
     let (_, replies) = entered(&parts);
