@@ -166,8 +166,8 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
     remove("logged")
 }
 
-/// Removes a device-mapper device. Retried for up to 5 s: the kernel closes the files of an io_uring
-/// instance shortly after its process has exited, and the device is busy until then.
+/// Removes a device-mapper device. Retried for up to 5 s: the kernel closes the files of an
+/// io_uring instance shortly after its process has exited, and the device is busy until then.
 fn remove(device: &str) -> Result<()> {
     guest::shell(&format!("dmsetup remove --noudevsync --retry {device}")).map(|_| ())
 }
