@@ -80,6 +80,21 @@ pub fn protect_thread(name: &str) -> bool {
     }
 }
 
+/// Lets the calling thread run before those that use their whole share of a processor (nice -10).
+/// For a thread that works in short bursts while requests wait for it: beside workers that never
+/// sleep, the kernel would start it milliseconds late. A process that may not do so (no
+/// `CAP_SYS_NICE`, and `RLIMIT_NICE` below 30) goes on as it is.
+pub fn run_before_others() -> bool {
+    // For this call the thread is the process.
+    match rustix::process::setpriority_process(None, -10) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::debug!(%error, "a thread can't be given priority");
+            false
+        }
+    }
+}
+
 /// Keeps the calling thread on some of these processors. Where it may not be on any of them, or
 /// none is named, it stays free to go.
 pub fn stay_on(cpus: &[usize]) -> bool {

@@ -171,6 +171,7 @@ impl PoolThread {
     /// Serves until the pool is closed.
     pub(super) fn run(mut self) {
         blockd_media::hardening::protect_thread(&thread_name(&self.shared.name));
+        blockd_media::hardening::run_before_others();
         blockd_media::hardening::stay_on(&self.shared.nearby());
         let _vital = blockd_media::hardening::Vital;
         let doorbell = Arc::clone(&self.shared.doorbell);
