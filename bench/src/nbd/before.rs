@@ -57,14 +57,16 @@ pub fn stage(
     folders: &Folders,
 ) -> Result<Vec<Outcome>> {
     let ours = bench.blockd.as_deref().context("there is no daemon to compare")?;
-    let start = |program: &Path, name: &str| {
-        let name = format!("{}-{name}", stage.name);
+    // A daemon's state is in a folder of its name, and remembers the pool that was served.
+    let start = |program: &Path, name: &str, round: usize| {
+        let name = format!("{}-{name}-{round}", stage.name);
         bench.with(program, Kind::Blockd, stage.medium, &name, folders)
     };
     let mut pairs = vec![Vec::new(); workloads.len()];
     for round in 0..bench.effort.pairs {
         let ours_first = round % 2 == 0;
-        let (now, then) = alternate(ours_first, || start(ours, "now"), || start(before, "before"))?;
+        let (now, then) =
+            alternate(ours_first, || start(ours, "now", round), || start(before, "before", round))?;
         for (workload, pairs) in workloads.iter().zip(&mut pairs) {
             let once = |server: &Server| {
                 let settings = settings(workload, server, bench.effort.seconds, round as u64);
