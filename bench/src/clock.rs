@@ -53,12 +53,6 @@ pub fn thread_cpu() -> Result<Duration> {
     Ok(duration(usage.user_time()) + duration(usage.system_time()))
 }
 
-/// CPU time of this process, user and system, with the threads that the kernel works for it in.
-pub fn process_cpu() -> Result<Duration> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
-    Ok(duration(usage.user_time()) + duration(usage.system_time()))
-}
-
 fn duration(time: TimeVal) -> Duration {
     let whole = Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or(0));
     whole + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or(0))

@@ -10,7 +10,6 @@ pub mod budgets;
 pub mod clock;
 pub mod counts;
 pub mod device;
-pub mod echo;
 pub mod facts;
 pub mod isolation;
 pub mod load;

@@ -9,17 +9,6 @@ use nix::unistd::Pid;
 
 /// Every system call.
 const ALL: &str = "raw_syscalls:sys_enter";
-/// The tracepoint of io_uring's system call.
-const ENTERS: &str = "syscalls:sys_enter_io_uring_enter";
-
-/// Calls counted from start to end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counts {
-    /// All.
-    pub all: u64,
-    /// `io_uring_enter`.
-    pub enters: u64,
-}
 
 /// A `perf stat` that is running.
 #[derive(Debug)]
@@ -41,10 +30,10 @@ impl Counter {
     /// Counts the system calls of these processes and their threads, present and future, from here
     /// on; `None` where `perf` cannot.
     pub fn start(pids: &[u32]) -> Result<Option<Self>> {
-        if !Self::can(ALL) || !Self::can(ENTERS) {
+        if !Self::can(ALL) {
             return Ok(None);
         }
-        Self::of(pids, &[(ALL, None), (ENTERS, None)]).map(Some)
+        Self::of(pids, &[(ALL, None)]).map(Some)
     }
 
     /// Counts events, each with a filter or without.
@@ -66,11 +55,9 @@ impl Counter {
         Ok(Self { perf, events: events.len() })
     }
 
-    /// Ends the count of system calls.
-    pub fn end(self) -> Result<Counts> {
-        let counts = self.end_all()?;
-        let count = |index: usize| counts.get(index).copied().context("perf has lost a count");
-        Ok(Counts { all: count(0)?, enters: count(1)? })
+    /// Ends the count of system calls, and returns it.
+    pub fn end(self) -> Result<u64> {
+        self.end_all()?.first().copied().context("perf has lost a count")
     }
 
     /// Ends the count; the counts in the order of the events.

@@ -219,17 +219,6 @@ pub(crate) fn bench_csi(root: &Path, arguments: &[String]) -> Result<()> {
     built::run(root, "csi_bench", arguments)
 }
 
-/// io-uring directly beside tokio-uring, which only this builds.
-///
-/// # Errors
-/// When it cannot be built or does not exit with 0.
-pub(crate) fn bench_echo(root: &Path, arguments: &[String]) -> Result<()> {
-    let mut cargo = command::cargo(root);
-    cargo.args(["run", "--quiet", "--release", "--package", "blockd-bench"]);
-    cargo.args(["--features", "tokio-uring", "--bin", "echo", "--"]);
-    command::run(cargo.args(arguments))
-}
-
 /// The mapper on a real file.
 ///
 /// # Errors

@@ -149,8 +149,6 @@ enum Bench {
     Csi(Forwarded),
     /// Persistent memory: bare copies, NBD, ublk; arguments go to its binary, and --quick to all
     Pmem(Forwarded),
-    /// io-uring directly beside tokio-uring; arguments go to its binary
-    Echo(Forwarded),
 }
 
 /// A disk of this machine: everything on it is lost.
@@ -264,7 +262,6 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),
-        Some(Bench::Echo(rest)) => forward::bench_echo(root, &rest.arguments),
         None => {
             let words =
                 device.words().context("which bench? `cargo ci bench --help` lists them")?;

@@ -212,6 +212,6 @@ fn find(target: Target, lines: &[Line]) -> Option<Finding> {
 fn count(jobs: &Jobs, workload: &Workload, server: &Server, seconds: f64) -> Result<Option<f64>> {
     let Some(counter) = syscalls::Counter::start(&server.tree.pids()?)? else { return Ok(None) };
     let figures = jobs.run(workload.job, settings(workload, server, seconds, 0));
-    let counts = counter.end()?;
-    Ok(Some(counts.all as f64 / figures?.operations))
+    let calls = counter.end()?;
+    Ok(Some(calls as f64 / figures?.operations))
 }
