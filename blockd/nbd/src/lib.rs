@@ -7,8 +7,6 @@
 pub mod client;
 pub mod codec;
 
-use blockd_mapper::units::VolumeId;
-
 /// The metadata context that the protocol's document defines.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The metadata context of a volume's written ranges.
@@ -27,8 +25,8 @@ pub enum Describes {
     BaseAllocation,
     /// The written ranges.
     Allocated,
-    /// The ranges that differ from a snapshot.
-    ChangedSince(VolumeId),
+    /// The ranges that differ from the snapshot with this id.
+    ChangedSince(u32),
 }
 
 /// A metadata context that an export has.
@@ -41,7 +39,7 @@ pub struct MetaContext {
 impl MetaContext {
     /// The context of the changes since a snapshot.
     #[must_use]
-    pub fn changed_since(name: &str, snapshot: VolumeId) -> Self {
+    pub fn changed_since(name: &str, snapshot: u32) -> Self {
         Self {
             name: format!("{CHANGED_SINCE}{name}"),
             describes: Describes::ChangedSince(snapshot),

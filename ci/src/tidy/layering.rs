@@ -10,7 +10,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-inspect", &["blockd-mapper"]),
     ("blockd-pmem", &[]),
     ("blockd-api", &[]),
-    ("blockd-nbd", &["blockd-mapper"]),
+    ("blockd-nbd", &[]),
     ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api"]),
     ("blockd-engine", &["blockd-mapper", "blockd-media"]),
     ("blockd-serve", &["blockd-mapper", "blockd-nbd", "blockd-media", "blockd-engine"]),

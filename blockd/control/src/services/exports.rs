@@ -188,7 +188,7 @@ impl Exports for Control {
         let related = volumes.iter().filter(|one| {
             one.kind == VolumeKind::Snapshot && one.lineage == lineage && one.id != target.volume
         });
-        contexts.extend(related.map(|one| MetaContext::changed_since(&one.name, one.id)));
+        contexts.extend(related.map(|one| MetaContext::changed_since(&one.name, one.id.0)));
         contexts
     }
 }

@@ -1,6 +1,5 @@
 //! The handshake: options, their refusal, and what they amount to.
 
-use blockd_mapper::units::VolumeId;
 use blockd_nbd::codec::handshake::{
     Event, Handshake, MAX_LIST_BYTES, MAX_OPTION_BYTES, MAX_OPTIONS, Next, Reason, TlsMode,
 };
@@ -258,7 +257,7 @@ fn changes_since_a_snapshot_are_selected_by_its_name_alone() {
     let set = option(opt::SET_META_CONTEXT, &contexts("web", &queries));
     let parts = [option(opt::STRUCTURED_REPLY, &[]), set, option(opt::GO, &go("web", &[]))];
     let (agreed, _) = entered(&parts);
-    let selected = [(1, Describes::Allocated), (2, Describes::ChangedSince(VolumeId(11)))];
+    let selected = [(1, Describes::Allocated), (2, Describes::ChangedSince(11))];
     assert_eq!(agreed.contexts, selected.map(|(id, describes)| Selected { id, describes }));
 }
 

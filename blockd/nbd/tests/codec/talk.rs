@@ -1,6 +1,5 @@
 //! A minimal client, and the replies that it gets.
 
-use blockd_mapper::units::VolumeId;
 use blockd_nbd::codec::handshake::{
     Event, Handshake, MAX_LIST_BYTES, MAX_OPTION_BYTES, Next, Reason, Step, TlsMode,
 };
@@ -95,8 +94,7 @@ impl Talk {
 /// The contexts of the export besides `base:allocation`; the snapshots' ids count from 10.
 pub(crate) fn known_contexts(snapshots: impl Iterator<Item = String>) -> Vec<MetaContext> {
     let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
-    let changed = snapshots.zip(10..).map(|(name, id)| (name, VolumeId(id)));
-    let changed = changed.map(|(name, id)| MetaContext::changed_since(&name, id));
+    let changed = snapshots.zip(10..).map(|(name, id)| MetaContext::changed_since(&name, id));
     std::iter::once(allocated).chain(changed).collect()
 }
 

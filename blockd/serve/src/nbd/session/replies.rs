@@ -228,7 +228,9 @@ impl Connection {
             let found = match describes {
                 Describes::BaseAllocation => self.look(whole, limit, context),
                 Describes::Allocated => self.compare(whole, None, limit, context),
-                Describes::ChangedSince(id) => self.compare(whole, Some(id), limit, context),
+                Describes::ChangedSince(snapshot) => {
+                    self.compare(whole, Some(VolumeId(snapshot)), limit, context)
+                }
             };
             if let Err((errno, message)) = found {
                 // Nothing of the answer was sent yet: it is an error as a whole.
