@@ -59,16 +59,15 @@ impl Reply {
     }
 }
 
-pub(super) struct Negotiation<'a, R, W> {
-    pub(super) reader: &'a mut R,
-    pub(super) writer: &'a mut W,
+pub(super) struct Negotiation<'a, S> {
+    pub(super) stream: &'a mut S,
 }
 
-impl<R: Read, W: Write> Negotiation<'_, R, W> {
+impl<S: Read + Write> Negotiation<'_, S> {
     /// Magic and flags.
     pub(super) fn greet(&mut self) -> Result<(), ClientError> {
         let mut hello = [0; 18];
-        self.reader.read_exact(&mut hello)?;
+        self.stream.read_exact(&mut hello)?;
         if u64_at(&hello, 0) != Some(INIT_MAGIC) {
             return Err(ClientError::Protocol("it is not an NBD server"));
         }
@@ -78,8 +77,15 @@ impl<R: Read, W: Write> Negotiation<'_, R, W> {
             return Err(ClientError::Protocol("it does not speak fixed newstyle"));
         }
         let flags = u32::from(flags & (greeting::FIXED_NEWSTYLE | greeting::NO_ZEROES));
-        self.writer.write_all(&flags.to_be_bytes())?;
+        self.stream.write_all(&flags.to_be_bytes())?;
         Ok(())
+    }
+
+    /// Makes the server begin TLS, as the next of its stream.
+    pub(super) fn start_tls(&mut self) -> Result<(), ClientError> {
+        self.send(opt::STARTTLS, &[])?;
+        let reply = self.reply(opt::STARTTLS)?;
+        if reply.kind == rep::ACK { Ok(()) } else { Err(reply.refused("TLS")) }
     }
 
     /// Enters the transmission phase.
@@ -194,13 +200,15 @@ impl<R: Read, W: Write> Negotiation<'_, R, W> {
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         bytes.extend_from_slice(&len.to_be_bytes());
         bytes.extend_from_slice(data);
-        self.writer.write_all(&bytes)?;
+        self.stream.write_all(&bytes)?;
+        // A stream with TLS may keep bytes back.
+        self.stream.flush()?;
         Ok(())
     }
 
     fn reply(&mut self, option: u32) -> Result<Reply, ClientError> {
         let mut header = [0; 20];
-        self.reader.read_exact(&mut header)?;
+        self.stream.read_exact(&mut header)?;
         if u64_at(&header, 0) != Some(OPTION_REPLY_MAGIC) || u32_at(&header, 8) != Some(option) {
             return Err(ClientError::Protocol("a reply to an option is not one"));
         }
@@ -210,7 +218,7 @@ impl<R: Read, W: Write> Negotiation<'_, R, W> {
             return Err(ClientError::Protocol("a reply to an option is too long"));
         }
         let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
-        self.reader.read_exact(&mut data)?;
+        self.stream.read_exact(&mut data)?;
         Ok(Reply { kind, data })
     }
 }

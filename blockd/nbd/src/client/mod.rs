@@ -1,30 +1,33 @@
 //! A small NBD client, for import, export and tests.
 //!
-//! The client blocks. For speed, several requests can be in flight: `send` them until there is no
+//! [`Client`] blocks. For speed, several requests can be in flight: `send` them until there is no
 //! `room`, and `receive` the completions. For convenience, each kind has a function that waits.
 //!
 //! A server that holds replies back until the client reads them may also stop reading requests. So
 //! a client with large reads in flight should not send large writes on the same connection before
 //! they are received.
+//!
+//! [`RawConnection`] shares the negotiation, and leaves requests and replies to its user.
 
 mod error;
 mod handshake;
+mod raw;
 mod reply;
 mod uri;
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 pub use error::{ClientError, RequestError};
 pub use handshake::{ExportFacts, ListedExport};
+pub use raw::{RawConnection, RawReply, greet, start_tls};
 pub use uri::{DEFAULT_PORT, ServerAddress, Uri};
 
-use crate::codec::{
-    EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, changes, cmd, flag, state, transmission,
-};
+use crate::codec::request::Header;
+use crate::codec::{changes, cmd, flag, state, transmission};
 use handshake::Negotiation;
 use reply::Pending;
 
@@ -59,6 +62,14 @@ impl Default for ConnectOptions {
             timeout: Duration::from_secs(30),
             depth: 16,
         }
+    }
+}
+
+impl ConnectOptions {
+    /// No features, so that all replies are simple.
+    #[must_use]
+    pub fn simple() -> Self {
+        Self { structured: false, extended: false, base_allocation: false, ..Self::default() }
     }
 }
 
@@ -123,8 +134,7 @@ pub struct StatusRange {
 
 /// A connection to an export.
 pub struct Client {
-    reader: BufReader<Box<dyn Read + Send>>,
-    writer: Box<dyn Write + Send>,
+    stream: Stream,
     facts: ExportFacts,
     depth: usize,
     next_cookie: u64,
@@ -144,27 +154,47 @@ impl std::fmt::Debug for Client {
     }
 }
 
-type Ends = (BufReader<Box<dyn Read + Send>>, Box<dyn Write + Send>);
+/// Both directions of a socket.
+struct Stream {
+    reader: BufReader<Box<dyn Read + Send>>,
+    writer: Box<dyn Write + Send>,
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(buffer)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.writer.write(buffer)
+    }
+
+    fn write_vectored(&mut self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        self.writer.write_vectored(buffers)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
 
 /// The exports of a server.
 pub fn list(server: &ServerAddress, timeout: Duration) -> Result<Vec<ListedExport>, ClientError> {
-    let (mut reader, mut writer) = open(server, timeout)?;
-    let mut negotiation = Negotiation { reader: &mut reader, writer: &mut writer };
-    negotiation.greet()?;
-    negotiation.list()
+    let mut stream = open(server, timeout)?;
+    greet(&mut stream)?;
+    Negotiation { stream: &mut stream }.list()
 }
 
 impl Client {
     /// Connects and negotiates. Features that the server does not grant are not used; `facts` has
     /// the granted ones.
     pub fn connect(uri: &Uri, options: &ConnectOptions) -> Result<Self, ClientError> {
-        let (mut reader, mut writer) = open(&uri.server, options.timeout)?;
-        let mut negotiation = Negotiation { reader: &mut reader, writer: &mut writer };
-        negotiation.greet()?;
-        let facts = negotiation.go(&uri.export, options)?;
+        let stream = open(&uri.server, options.timeout)?;
+        let RawConnection { stream, facts } = RawConnection::connect(stream, &uri.export, options)?;
         Ok(Self {
-            reader,
-            writer,
+            stream,
             facts,
             depth: options.depth.max(1),
             next_cookie: 1,
@@ -424,21 +454,11 @@ impl Client {
     }
 
     fn put_header(&mut self, parts: &Parts<'_>, cookie: u64) {
+        let Parts { command: kind, offset, len, .. } = *parts;
         let extended = self.facts.extended;
-        let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
-        let payload = extended && parts.command == cmd::WRITE;
+        let payload = extended && kind == cmd::WRITE;
         let flags = parts.flags | if payload { flag::PAYLOAD_LEN } else { 0 };
-        self.unsent.extend_from_slice(&magic.to_be_bytes());
-        self.unsent.extend_from_slice(&flags.to_be_bytes());
-        self.unsent.extend_from_slice(&parts.command.to_be_bytes());
-        self.unsent.extend_from_slice(&cookie.to_be_bytes());
-        self.unsent.extend_from_slice(&parts.offset.to_be_bytes());
-        if extended {
-            self.unsent.extend_from_slice(&parts.len.to_be_bytes());
-        } else {
-            let len = u32::try_from(parts.len).unwrap_or(u32::MAX);
-            self.unsent.extend_from_slice(&len.to_be_bytes());
-        }
+        Header { flags, kind, cookie, offset, len }.encode(extended, &mut self.unsent);
     }
 
     fn put_payload(&mut self, payload: &[u8]) -> Result<(), ClientError> {
@@ -446,13 +466,13 @@ impl Client {
             self.unsent.extend_from_slice(payload);
             return Ok(());
         }
-        let sent = reply::write_both(&mut self.writer, &self.unsent, payload);
+        let sent = reply::write_both(&mut self.stream, &self.unsent, payload);
         self.unsent.clear();
         Ok(sent?)
     }
 
     fn send_buffered(&mut self) -> Result<(), ClientError> {
-        let sent = self.writer.write_all(&self.unsent);
+        let sent = self.stream.write_all(&self.unsent);
         self.unsent.clear();
         Ok(sent?)
     }
@@ -463,11 +483,11 @@ impl Client {
         }
         let ExportFacts { structured, extended, .. } = self.facts;
         loop {
-            let head = reply::head(&mut self.reader, structured, extended)?;
+            let head = reply::head(&mut self.stream.reader, structured, extended)?;
             let Some(pending) = self.pending.get_mut(&head.cookie) else {
                 return Err(ClientError::Protocol("a reply to what was not asked"));
             };
-            reply::body(&mut self.reader, head, structured, pending)?;
+            reply::body(&mut self.stream.reader, head, structured, pending)?;
             if head.done
                 && let Some(pending) = self.pending.remove(&head.cookie)
             {
@@ -524,7 +544,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-fn open(server: &ServerAddress, timeout: Duration) -> Result<Ends, ClientError> {
+fn open(server: &ServerAddress, timeout: Duration) -> Result<Stream, ClientError> {
     let failed = |source| ClientError::Connect { address: server.to_string(), source };
     match server {
         ServerAddress::Unix(path) => {
@@ -532,11 +552,11 @@ fn open(server: &ServerAddress, timeout: Duration) -> Result<Ends, ClientError> 
             stream.set_read_timeout(Some(timeout)).map_err(failed)?;
             stream.set_write_timeout(Some(timeout)).map_err(failed)?;
             let reader = stream.try_clone().map_err(failed)?;
-            Ok((buffered(Box::new(reader)), Box::new(stream)))
+            Ok(Stream { reader: buffered(Box::new(reader)), writer: Box::new(stream) })
         }
         ServerAddress::Tcp { host, port } => {
             let addresses = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
-            let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+            let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in addresses {
                 let stream = match TcpStream::connect_timeout(&address, timeout) {
                     Ok(stream) => stream,
@@ -549,7 +569,7 @@ fn open(server: &ServerAddress, timeout: Duration) -> Result<Ends, ClientError> 
                 stream.set_read_timeout(Some(timeout)).map_err(failed)?;
                 stream.set_write_timeout(Some(timeout)).map_err(failed)?;
                 let reader = stream.try_clone().map_err(failed)?;
-                return Ok((buffered(Box::new(reader)), Box::new(stream)));
+                return Ok(Stream { reader: buffered(Box::new(reader)), writer: Box::new(stream) });
             }
             Err(failed(last))
         }

@@ -114,6 +114,21 @@ pub(super) fn body(
     Ok(())
 }
 
+/// Reads what follows a header and drops it, but for the data of a simple reply, which stays to be
+/// read. Returns the error number, 0 for success.
+pub(super) fn skip(reader: &mut impl Read, head: Head) -> Result<u32, ClientError> {
+    match head.body {
+        Body::Simple { errno } => Ok(errno),
+        Body::Chunk { kind, len } if kind & chunk::ERROR_BIT != 0 => {
+            error_chunk(reader, len).map(|(errno, _)| errno)
+        }
+        Body::Chunk { len, .. } => {
+            let dropped = io::copy(&mut reader.take(len), &mut io::sink())?;
+            if dropped == len { Ok(0) } else { Err(ClientError::HungUp) }
+        }
+    }
+}
+
 fn fail(pending: &mut Pending, errno: u32, message: String) {
     // The first error stays.
     if pending.completion.result.is_ok() {

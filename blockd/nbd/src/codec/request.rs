@@ -14,7 +14,7 @@ pub const EXTENDED_HEADER_BYTES: usize = 32;
 pub const MAX_SKIP_BYTES: u64 = 2 * super::super::MAX_PAYLOAD_BYTES as u64;
 
 /// A request as it came, with nothing judged but the magic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     pub flags: u16,
     pub kind: u16,
@@ -29,6 +29,22 @@ impl Header {
     #[inline]
     pub fn asked(&self) -> Asked {
         Asked { cookie: self.cookie, offset: self.offset }
+    }
+
+    /// Appends the bytes of the header. A length beyond 32 bits needs extended headers.
+    pub fn encode(&self, extended: bool, out: &mut Vec<u8>) {
+        let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        out.extend_from_slice(&magic.to_be_bytes());
+        out.extend_from_slice(&self.flags.to_be_bytes());
+        out.extend_from_slice(&self.kind.to_be_bytes());
+        out.extend_from_slice(&self.cookie.to_be_bytes());
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        if extended {
+            out.extend_from_slice(&self.len.to_be_bytes());
+        } else {
+            let len = u32::try_from(self.len).unwrap_or(u32::MAX);
+            out.extend_from_slice(&len.to_be_bytes());
+        }
     }
 }
 
