@@ -56,7 +56,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-csi", &["blockd-api"]),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
-    ("blockd-tests", &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-csi", "blockd-sim"]),
+    (
+        "blockd-tests",
+        &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-nbd", "blockd-csi", "blockd-sim"],
+    ),
     ("blockd-ci", &[]),
 ];
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::content::SECTOR;
 use super::volume::{Unanswered, Volume, Wrong};
-use crate::nbd::{Asking, Connection, Kind, Listening, Request};
+use crate::nbd::{Connection, Kind, Request};
 
 /// How many bytes of a volume are compared at a time.
 const PIECE: u64 = 1 << 20;
@@ -85,16 +85,16 @@ impl Load {
         depth: usize,
         seed: u64,
     ) -> Result<Self> {
-        let (asking, listening) = connection.split()?;
+        let sender = connection.try_clone()?;
         let line = Arc::new(Line::default());
         let asks = {
             let (shared, control) = (Arc::clone(shared), Arc::clone(control));
             let line = Arc::clone(&line);
             let rng = fastrand::Rng::with_seed(seed);
-            std::thread::spawn(move || ask(asking, &shared, &control, &line, depth, rng))
+            std::thread::spawn(move || ask(sender, &shared, &control, &line, depth, rng))
         };
         let (shared, control) = (Arc::clone(shared), Arc::clone(control));
-        let listens = std::thread::spawn(move || listen(listening, &shared, &control, &line));
+        let listens = std::thread::spawn(move || listen(connection, &shared, &control, &line));
         Ok(Self { asks, listens })
     }
 
@@ -110,7 +110,7 @@ impl Load {
 }
 
 fn ask(
-    mut asking: Asking,
+    mut connection: Connection,
     shared: &Shared,
     control: &Control,
     line: &Line,
@@ -136,7 +136,7 @@ fn ask(
         };
         line.under_way.fetch_add(1, Ordering::Relaxed);
         // A broken connection: the other half learns of it by itself, after the last answers.
-        if asking.send(&request, &data).is_err() {
+        if connection.send(&request, &data).is_err() {
             return;
         }
     }
@@ -153,12 +153,12 @@ fn draw(rng: &mut fastrand::Rng) -> Kind {
 }
 
 fn listen(
-    mut listening: Listening,
+    mut connection: Connection,
     shared: &Shared,
     control: &Control,
     line: &Line,
 ) -> Result<(), Wrong> {
-    let result = listen_on(&mut listening, shared, control, line);
+    let result = listen_on(&mut connection, shared, control, line);
     if result.is_err() {
         control.stop.store(true, Ordering::Relaxed);
     }
@@ -168,7 +168,7 @@ fn listen(
 }
 
 fn listen_on(
-    listening: &mut Listening,
+    connection: &mut Connection,
     shared: &Shared,
     control: &Control,
     line: &Line,
@@ -176,22 +176,22 @@ fn listen_on(
     let counts = &control.counts;
     let mut data = Vec::new();
     // An end of the connection is what a kill looks like from here.
-    while let Ok(reply) = listening.receive() {
+    while let Ok(reply) = connection.receive() {
         let pending = shared.volume().pending(reply.cookie);
         let Some(op) = pending else {
             return Err(Wrong(format!("an answer to nothing: {}", reply.cookie)));
         };
         line.under_way.fetch_sub(1, Ordering::Relaxed);
-        if reply.error != 0 {
-            if reply.error == SHUTTING_DOWN && control.ending.load(Ordering::Relaxed) {
+        if reply.errno != 0 {
+            if reply.errno == SHUTTING_DOWN && control.ending.load(Ordering::Relaxed) {
                 // Not done, or done without a word: as if it had not been answered.
                 counts.turned_away.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            return Err(Wrong(format!("{op:?} was answered with error {}", reply.error)));
+            return Err(Wrong(format!("{op:?} was answered with error {}", reply.errno)));
         }
         data.resize(op.answer_len(), 0);
-        if listening.data(&mut data).is_err() {
+        if connection.data(&mut data).is_err() {
             break;
         }
         shared.volume().answered(reply.cookie, &data)?;

@@ -49,7 +49,7 @@ impl Pending {
                 let whole = self.first <= start && start + sub_block <= self.first + self.count;
                 whole.then_some(0)
             }
-            Kind::Read | Kind::Flush | Kind::Disconnect => None,
+            Kind::Read | Kind::Flush => None,
         }
     }
 

@@ -113,7 +113,6 @@ impl Device {
             }
             Kind::WriteZeroes => self.allocate(FallocateFlags::FALLOC_FL_ZERO_RANGE, offset, len),
             Kind::Trim => self.discard(offset, len),
-            Kind::Disconnect => Ok(()),
         };
         done.with_context(|| format!("{kind:?} of {len} at {offset} on {}", self.path.display()))
     }

@@ -72,7 +72,7 @@ impl Ledger {
             Kind::Write => "write",
             Kind::WriteZeroes | Kind::Trim => "zero",
             Kind::Flush => "flush",
-            Kind::Read | Kind::Disconnect => return Ok(true),
+            Kind::Read => return Ok(true),
         };
         // The kernel has no call that zeroes or trims and is durable when it comes back.
         let fua = if *kind == Kind::Write { flags & FUA } else { 0 };
