@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_nbd::client::{ConnectOptions, RawConnection, greet, start_tls};
+use blockd_nbd::codec::flag;
+use blockd_nbd::codec::request::Header;
 use nix::sys::socket::{
     self, AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrLike, UnixAddr, bind, connect,
     setsockopt, sockopt,
@@ -18,39 +21,7 @@ use nix::sys::time::TimeVal;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-const SERVER_MAGIC: u64 = 0x4e42_444d_4147_4943;
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-const REQUEST_MAGIC: u32 = 0x2560_9513;
-const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
-const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
-
-/// Fixed newstyle, without padding.
-const HANDSHAKE_FLAGS: u32 = 3;
-const OPTION_STARTTLS: u32 = 5;
-const OPTION_GO: u32 = 7;
-const OPTION_SET_META_CONTEXT: u32 = 10;
-const OPTION_EXTENDED_HEADERS: u32 = 11;
-const REPLY_ACK: u32 = 1;
-/// Set in the type of every option reply that is an error.
-const REPLY_IS_ERROR: u32 = 1 << 31;
-/// An option reply or reply chunk beyond this is not from a server of ours.
-const LONGEST_REPLY: u64 = 1 << 20;
-
-/// Set in the last chunk of a reply.
-const CHUNK_DONE: u16 = 1;
-/// Set in the type of every chunk that is an error.
-const CHUNK_IS_ERROR: u16 = 1 << 15;
-/// `NBD_CMD_FLAG_PAYLOAD_LEN`, which extended headers require with every write.
-const PAYLOAD_LEN: u16 = 1 << 5;
-
-pub(super) const READ: u16 = 0;
-pub(super) const WRITE: u16 = 1;
-pub(super) const FLUSH: u16 = 3;
-pub(super) const TRIM: u16 = 4;
-pub(super) const WRITE_ZEROES: u16 = 6;
-pub(super) const BLOCK_STATUS: u16 = 7;
+pub(super) use blockd_nbd::codec::cmd::{BLOCK_STATUS, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES};
 
 /// The source address of well-behaved clients.
 pub(super) const VICTIM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
@@ -235,10 +206,7 @@ impl Manner {
 
 /// A connection with an export.
 #[derive(Debug)]
-pub(super) struct Client {
-    stream: Stream,
-    extended: bool,
-}
+pub(super) struct Client(RawConnection<Stream>);
 
 impl Client {
     /// Connects and negotiates.
@@ -248,90 +216,41 @@ impl Client {
     pub(super) fn open(address: &Address, export: &str, manner: Manner) -> Result<Self> {
         let limit = manner.patience.unwrap_or(NEGOTIATION);
         let mut stream = Stream::open(address, manner.from, Some(limit)).context("connecting")?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting).context("waiting for the server's greeting")?;
-        ensure!(greeting.starts_with(&SERVER_MAGIC.to_be_bytes()), "not an NBD server");
-        stream.write_all(&HANDSHAKE_FLAGS.to_be_bytes())?;
+        greet(&mut stream).context("waiting for the server's greeting")?;
         if let Address::Tls(_, config) = address {
-            option(&mut stream, OPTION_STARTTLS, &[])?;
+            start_tls(&mut stream)?;
             stream = encrypted(stream, config)?;
         }
-        if manner.extended {
-            option(&mut stream, OPTION_EXTENDED_HEADERS, &[])?;
-            let mut data = string(export)?;
-            data.extend(1_u32.to_be_bytes());
-            data.extend(string("base:allocation")?);
-            option(&mut stream, OPTION_SET_META_CONTEXT, &data)?;
-        }
-        let mut data = string(export)?;
-        data.extend([0; 2]);
-        option(&mut stream, OPTION_GO, &data)?;
-        stream.patience(manner.patience)?;
-        Ok(Self { stream, extended: manner.extended })
+        let Manner { extended, .. } = manner;
+        let options =
+            ConnectOptions { extended, base_allocation: extended, ..ConnectOptions::simple() };
+        let connection = RawConnection::enter(stream, export, &options)?;
+        let granted = connection.facts.extended && connection.facts.base_allocation.is_some();
+        ensure!(granted == extended, "the server grants no extended headers and block status");
+        connection.stream.patience(manner.patience)?;
+        Ok(Self(connection))
     }
 
     /// A handle that ends the connection.
     pub(super) fn closer(&self) -> io::Result<Closer> {
-        self.stream.closer()
+        self.0.stream.closer()
     }
 
     /// Sends a request, and as much payload as the caller chooses.
     pub(super) fn send(&mut self, request: Request, payload: &[u8]) -> io::Result<()> {
         let Request { kind, offset, len } = request;
-        let mut message = Vec::with_capacity(32 + payload.len());
-        let magic = if self.extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
-        message.extend(magic.to_be_bytes());
-        let flags = if self.extended && kind == WRITE { PAYLOAD_LEN } else { 0 };
-        message.extend(flags.to_be_bytes());
-        message.extend(kind.to_be_bytes());
-        message.extend([0; 8]);
-        message.extend(offset.to_be_bytes());
-        if self.extended {
-            message.extend(len.to_be_bytes());
-        } else {
-            let len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-            message.extend(len.to_be_bytes());
-        }
-        message.extend(payload);
-        self.stream.write_all(&message)?;
-        // TLS keeps records back otherwise.
-        self.stream.flush()
+        let flags = if self.0.facts.extended && kind == WRITE { flag::PAYLOAD_LEN } else { 0 };
+        self.0.send(&Header { flags, kind, cookie: 0, offset, len }, payload)
     }
 
     /// Waits for the next answer, and returns its error number, 0 for success. `data` takes what
     /// follows the answer to a read; with extended headers it is skipped.
-    pub(super) fn answer(&mut self, data: &mut [u8]) -> io::Result<u32> {
-        if self.extended {
-            return self.chunks();
+    pub(super) fn answer(&mut self, data: &mut [u8]) -> Result<u32> {
+        let reply = self.0.receive()?;
+        if reply.errno == 0 && !self.0.facts.extended {
+            self.0.stream.read_exact(data)?;
         }
-        let mut header = [0; 16];
-        self.stream.read_exact(&mut header)?;
-        check(be32(&header, 0) == SIMPLE_REPLY_MAGIC)?;
-        let error = be32(&header, 4);
-        if error == 0 {
-            self.stream.read_exact(data)?;
-        }
-        Ok(error)
-    }
-
-    fn chunks(&mut self) -> io::Result<u32> {
-        let mut error = 0;
-        loop {
-            let mut header = [0; 32];
-            self.stream.read_exact(&mut header)?;
-            check(be32(&header, 0) == EXTENDED_REPLY_MAGIC)?;
-            let (flags, kind) = (be16(&header, 4), be16(&header, 6));
-            let len = u64::from(be32(&header, 24)) << 32 | u64::from(be32(&header, 28));
-            check(len <= LONGEST_REPLY)?;
-            let mut payload = vec![0; usize::try_from(len).unwrap_or(0)];
-            self.stream.read_exact(&mut payload)?;
-            if kind & CHUNK_IS_ERROR != 0 && payload.len() >= 4 {
-                error = be32(&payload, 0);
-            }
-            if flags & CHUNK_DONE != 0 {
-                return Ok(error);
-            }
-        }
+        Ok(reply.errno)
     }
 
     /// One request and its answer.
@@ -351,47 +270,4 @@ fn encrypted(stream: Stream, config: &Arc<ClientConfig>) -> Result<Stream> {
     let name = ServerName::try_from("localhost")?;
     let connection = ClientConnection::new(Arc::clone(config), name)?;
     Ok(Stream::Tls(Box::new(StreamOwned::new(connection, stream))))
-}
-
-/// A string with its length, as options have it.
-fn string(text: &str) -> Result<Vec<u8>> {
-    let mut data = u32::try_from(text.len())?.to_be_bytes().to_vec();
-    data.extend(text.as_bytes());
-    Ok(data)
-}
-
-/// Sends an option and reads its replies up to the acknowledgement.
-fn option(stream: &mut Stream, option: u32, data: &[u8]) -> Result<()> {
-    let mut message = OPTION_MAGIC.to_be_bytes().to_vec();
-    message.extend(option.to_be_bytes());
-    message.extend(u32::try_from(data.len())?.to_be_bytes());
-    message.extend(data);
-    stream.write_all(&message)?;
-    stream.flush()?;
-    loop {
-        let mut header = [0; 20];
-        stream.read_exact(&mut header).context("waiting for the reply to an option")?;
-        ensure!(header.starts_with(&OPTION_REPLY_MAGIC.to_be_bytes()), "no reply to an option");
-        let (kind, len) = (be32(&header, 12), be32(&header, 16));
-        ensure!(u64::from(len) <= LONGEST_REPLY, "an option reply of {len} bytes");
-        let mut payload = vec![0; usize::try_from(len)?];
-        stream.read_exact(&mut payload)?;
-        let text = String::from_utf8_lossy(&payload);
-        ensure!(kind & REPLY_IS_ERROR == 0, "option {option} refused: {kind:#x} {text}");
-        if kind == REPLY_ACK {
-            return Ok(());
-        }
-    }
-}
-
-fn check(holds: bool) -> io::Result<()> {
-    if holds { Ok(()) } else { Err(io::Error::other("no reply of the protocol")) }
-}
-
-fn be32(bytes: &[u8], at: usize) -> u32 {
-    bytes[at..at + 4].iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
-}
-
-fn be16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }

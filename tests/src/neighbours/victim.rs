@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_nbd::client::ClientError;
 use clap::ValueEnum;
 use nix::errno::Errno;
 use serde::Serialize;
@@ -206,6 +207,7 @@ fn reason(error: &anyhow::Error) -> String {
     let is_late = error.chain().any(|cause| {
         let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         matches!(kind, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut))
+            || matches!(cause.downcast_ref::<ClientError>(), Some(ClientError::TimedOut))
             || cause.downcast_ref::<Errno>() == Some(&Errno::EAGAIN)
     });
     if is_late { format!("no answer within {PATIENCE:?}") } else { format!("{error:#}") }
