@@ -21,6 +21,8 @@ use blockd_mapper::units::DeviceIndex;
 use blockd_media::clock::Clock;
 use blockd_media::pool::{Access, Offline, PoolError, PoolSpec};
 use blockd_media::{DeviceKind, DeviceSpec};
+use blockd_nbd::codec::cmd;
+use blockd_nbd::codec::request::Header;
 use blockd_nbd::{ExportInfo, Negotiated};
 use blockd_serve::nbd::{Origin, Session, Sessions};
 use blockd_serve::worker::{Target, WorkerOptions, Workers};
@@ -223,11 +225,9 @@ fn write_volume(pool: &blockd_engine::pool::PoolHandle) {
 /// A write with a compact header, and its simple reply.
 fn write(client: &mut UnixStream, offset: u64, payload: &[u8]) {
     use std::io::{Read, Write};
-    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-    bytes.extend([0, 0, 0, 1]);
-    bytes.extend(offset.to_be_bytes());
-    bytes.extend(offset.to_be_bytes());
-    bytes.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
+    let mut bytes = Vec::new();
+    let len = payload.len() as u64;
+    Header { flags: 0, kind: cmd::WRITE, cookie: offset, offset, len }.encode(false, &mut bytes);
     bytes.extend(payload);
     client.write_all(&bytes).unwrap();
     let mut reply = [0; 16];

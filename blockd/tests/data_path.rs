@@ -16,6 +16,9 @@ use blockd_engine::volume::{Executor, VolumeRef};
 use blockd_media::clock::Clock;
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
+use blockd_nbd::client::{ConnectOptions, RawConnection};
+use blockd_nbd::codec::cmd::{CACHE, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES};
+use blockd_nbd::codec::request::Header;
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits, ListenerOptions, bind};
@@ -140,21 +143,10 @@ impl Server {
     }
 
     fn connect_to(&self, volume: &str, structured: bool) -> UnixStream {
-        let mut stream = UnixStream::connect(self.small.folder.join("nbd")).expect("a connection");
+        let stream = UnixStream::connect(self.small.folder.join("nbd")).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
-        stream.read_exact(&mut [0; 18]).expect("a greeting");
-        stream.write_all(&[0, 0, 0, 3]).expect("flags");
-        let option = |kind: u32, data: &[u8]| {
-            let len = u32::try_from(data.len()).expect("a short option");
-            [b"IHAVEOPT".as_slice(), &kind.to_be_bytes(), &len.to_be_bytes(), data].concat()
-        };
-        if structured {
-            stream.write_all(&option(8, &[])).expect("an option");
-            stream.read_exact(&mut [0; 20]).expect("a reply");
-        }
-        stream.write_all(&option(1, volume.as_bytes())).expect("an option");
-        stream.read_exact(&mut [0; 10]).expect("an export");
-        stream
+        let options = ConnectOptions { structured, ..ConnectOptions::simple() };
+        RawConnection::connect(stream, volume, &options).expect("an export").stream
     }
 
     fn stop(self) {
@@ -164,11 +156,8 @@ impl Server {
 }
 
 fn request(kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
-    let mut bytes = [0x25, 0x60, 0x95, 0x13, 0, 0].to_vec();
-    bytes.extend(kind.to_be_bytes());
-    bytes.extend(cookie.to_be_bytes());
-    bytes.extend(offset.to_be_bytes());
-    bytes.extend(len.to_be_bytes());
+    let mut bytes = Vec::new();
+    Header { flags: 0, kind, cookie, offset, len: len.into() }.encode(false, &mut bytes);
     bytes
 }
 
@@ -181,13 +170,6 @@ fn hear(stream: &mut UnixStream, count: usize) -> Vec<u8> {
     stream.read_exact(&mut bytes).expect("the server speaks");
     bytes
 }
-
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const FLUSH: u16 = 3;
-const TRIM: u16 = 4;
-const CACHE: u16 = 5;
-const WRITE_ZEROES: u16 = 6;
 
 #[test]
 fn no_answer_comes_to_lie_within_the_data_of_a_long_read() {

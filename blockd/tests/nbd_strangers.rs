@@ -15,6 +15,7 @@ use blockd_engine::pool::{Control, PoolHandle, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request, ServerAddress, Uri};
+use blockd_nbd::codec::request::Header;
 use blockd_nbd::codec::{chunk, cmd, errno, flag, opt, rep};
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
@@ -161,12 +162,8 @@ fn with_flags(flags: u16, mut request: Vec<u8>) -> Vec<u8> {
 }
 
 fn extended(flags: u16, kind: u16, cookie: u64, range: (u64, u64)) -> Vec<u8> {
-    let mut bytes = 0x21e4_1c71_u32.to_be_bytes().to_vec();
-    bytes.extend_from_slice(&flags.to_be_bytes());
-    bytes.extend_from_slice(&kind.to_be_bytes());
-    bytes.extend_from_slice(&cookie.to_be_bytes());
-    bytes.extend_from_slice(&range.0.to_be_bytes());
-    bytes.extend_from_slice(&range.1.to_be_bytes());
+    let mut bytes = Vec::new();
+    Header { flags, kind, cookie, offset: range.0, len: range.1 }.encode(true, &mut bytes);
     bytes
 }
 

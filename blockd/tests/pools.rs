@@ -12,6 +12,7 @@ use blockd_mapper::io::Page;
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::pool::{Access, Offline, PoolError, PoolSpec, exists, identity};
 use blockd_media::{DeviceKind, DeviceSpec};
+use blockd_nbd::codec::request::Header;
 use blockd_nbd::{ExportInfo, Negotiated};
 use blockd_serve::nbd::{Origin, Session, Sessions};
 use blockd_serve::worker::{Target, WorkerOptions, Workers};
@@ -284,12 +285,8 @@ fn session(pool: &PoolHandle, volume: VolumeId) -> Session<Target> {
 /// A request with a compact header, and its simple reply. Writes go one after the other.
 fn request(client: &mut std::os::unix::net::UnixStream, kind: u16, cookie: u64, payload: &[u8]) {
     use std::io::{Read, Write};
-    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-    bytes.extend(0_u16.to_be_bytes());
-    bytes.extend(kind.to_be_bytes());
-    bytes.extend(cookie.to_be_bytes());
-    bytes.extend((cookie * payload.len() as u64).to_be_bytes());
-    bytes.extend(u32::try_from(payload.len()).expect("a short payload").to_be_bytes());
+    let (mut bytes, len) = (Vec::new(), payload.len() as u64);
+    Header { flags: 0, kind, cookie, offset: cookie * len, len }.encode(false, &mut bytes);
     bytes.extend(payload);
     client.write_all(&bytes).expect("a request");
     let mut reply = [0; 16];

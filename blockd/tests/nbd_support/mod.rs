@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use blockd_nbd::client::{ServerAddress, Uri};
 use blockd_nbd::codec::reply;
-use blockd_nbd::codec::request::{Asked, Command, Parsed, check, parse};
+use blockd_nbd::codec::request::{Asked, Command, Header, Parsed, check, parse};
 use blockd_nbd::codec::{errno, state};
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
@@ -384,12 +384,8 @@ pub(crate) fn go(name: &str) -> Vec<u8> {
 
 /// A compact request.
 pub(crate) fn request(kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
-    let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-    bytes.extend_from_slice(&[0, 0]);
-    bytes.extend_from_slice(&kind.to_be_bytes());
-    bytes.extend_from_slice(&cookie.to_be_bytes());
-    bytes.extend_from_slice(&offset.to_be_bytes());
-    bytes.extend_from_slice(&len.to_be_bytes());
+    let mut bytes = Vec::new();
+    Header { flags: 0, kind, cookie, offset, len: len.into() }.encode(false, &mut bytes);
     bytes
 }
 
