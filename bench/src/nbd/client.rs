@@ -5,35 +5,22 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use blockd_nbd::client::{ConnectOptions, RawConnection, ServerAddress, Uri};
+use blockd_nbd::codec::cmd::{DISC, FLUSH, READ, WRITE};
+use blockd_nbd::codec::request::{HEADER_BYTES, Header};
 
 use super::fio::{Figures, Settings};
 use crate::clock::Clock;
 use crate::load::{Event, Pattern};
 
-/// The option that names the export and ends negotiation.
-const GO: u32 = 7;
-/// The reply to it that ends negotiation.
-const ACKNOWLEDGED: u32 = 1;
-/// The information that holds the export's size.
-const EXPORT: [u8; 2] = [0, 0];
-
-/// Bytes of a block, of a request's header, of a reply without data.
+/// Bytes of a block, of a reply without data.
 const BLOCK: usize = 4096;
-const REQUEST: usize = 28;
 const REPLY: usize = 16;
-/// The offset of the cookie in a request's header.
-const COOKIE: std::ops::Range<usize> = 8..16;
 /// Requests in flight.
 const DEPTH: usize = 32;
 /// Writes from one flush to the next.
 const WRITES_PER_FLUSH: u64 = 16;
-
-/// Commands.
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const DISCONNECT: u16 = 2;
-const FLUSH: u16 = 3;
 
 /// A negotiated connection.
 #[derive(Debug)]
@@ -45,40 +32,12 @@ pub(crate) struct Client {
 impl Client {
     /// Connects and negotiates.
     pub(crate) fn connect(uri: &str) -> Result<Self> {
-        let (export, socket) = uri
-            .strip_prefix("nbd+unix:///")
-            .and_then(|rest| rest.split_once("?socket="))
-            .with_context(|| format!("{uri} is not on a Unix socket"))?;
-        let mut stream = UnixStream::connect(socket)?;
-        let greeting: [u8; 18] = receive(&mut stream)?;
-        ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no greeting");
-        // Fixed newstyle, no padding of zeroes.
-        let mut message = 3_u32.to_be_bytes().to_vec();
-        message.extend(b"IHAVEOPT");
-        message.extend(GO.to_be_bytes());
-        let name = u32::try_from(export.len())?;
-        message.extend((name + 6).to_be_bytes());
-        message.extend(name.to_be_bytes());
-        message.extend(export.as_bytes());
-        message.extend([0; 2]);
-        stream.write_all(&message)?;
-        let mut size = 0;
-        loop {
-            let reply: [u8; 20] = receive(&mut stream)?;
-            let number = |from: usize| -> Result<u32> {
-                Ok(u32::from_be_bytes(reply[from..from + 4].try_into()?))
-            };
-            let (kind, len) = (number(12)?, usize::try_from(number(16)?)?);
-            ensure!(kind >> 31 == 0 && len < BLOCK, "option refused: {kind:#x}");
-            let mut payload = vec![0; len];
-            stream.read_exact(&mut payload)?;
-            if kind == ACKNOWLEDGED {
-                return Ok(Self { stream, size });
-            }
-            if payload.starts_with(&EXPORT) && len >= 10 {
-                size = u64::from_be_bytes(payload[2..10].try_into()?);
-            }
-        }
+        let Uri { server, export } = uri.parse()?;
+        let ServerAddress::Unix(socket) = server else { bail!("{uri} is not on a Unix socket") };
+        let stream = UnixStream::connect(socket)?;
+        let RawConnection { stream, facts } =
+            RawConnection::connect(stream, &export, &ConnectOptions::simple())?;
+        Ok(Self { stream, size: facts.size })
     }
 
     /// Fails when no byte comes for so long.
@@ -117,12 +76,7 @@ impl Client {
                     break;
                 }
                 let offset = offsets.next().context("the offsets never end")?;
-                let mut header = request(kind, offset, pattern.bytes);
-                header[COOKIE].copy_from_slice(&u64::try_from(slot)?.to_be_bytes());
-                message.extend(header);
-                if pattern.write {
-                    message.resize(message.len() + pattern.bytes, 0xb5);
-                }
+                request(&mut message, kind, slot as u64, (offset, pattern.bytes));
             }
             self.stream.write_all(&message)?;
             if free.len() == pattern.depth {
@@ -147,15 +101,23 @@ impl Client {
 
     /// Ends the connection.
     pub(crate) fn leave(mut self) -> Result<()> {
-        Ok(self.stream.write_all(&request(DISCONNECT, 0, 0))?)
+        self.send(DISC, (0, 0))
+    }
+
+    /// Sends a request alone; the payload of a write is all the same.
+    fn send(&mut self, kind: u16, range: (u64, usize)) -> Result<()> {
+        let mut message = Vec::with_capacity(HEADER_BYTES + BLOCK);
+        request(&mut message, kind, 0, range);
+        Ok(self.stream.write_all(&message)?)
     }
 
     /// Reads the first block and says goodbye.
     pub(super) fn read_and_leave(mut self) -> Result<()> {
-        self.stream.write_all(&request(READ, 0, BLOCK))?;
-        let reply: [u8; REPLY + BLOCK] = receive(&mut self.stream)?;
+        self.send(READ, (0, BLOCK))?;
+        let mut reply = [0; REPLY + BLOCK];
+        self.stream.read_exact(&mut reply)?;
         ensure!(reply[4..8] == [0; 4], "the read failed");
-        Ok(self.stream.write_all(&request(DISCONNECT, 0, 0))?)
+        self.leave()
     }
 
     fn write_and_flush(mut self, seconds: f64, seed: u64) -> Result<Figures> {
@@ -170,12 +132,10 @@ impl Client {
         while going || in_flight > 0 {
             while going && in_flight < DEPTH {
                 if std::mem::take(&mut flush_is_due) {
-                    self.stream.write_all(&request(FLUSH, 0, 0))?;
+                    self.send(FLUSH, (0, 0))?;
                 } else {
                     let offset = random.u64(..blocks) * BLOCK as u64;
-                    let mut message = request(WRITE, offset, BLOCK);
-                    message.resize(REQUEST + BLOCK, 0xb5);
-                    self.stream.write_all(&message)?;
+                    self.send(WRITE, (offset, BLOCK))?;
                     sent += 1;
                     flush_is_due = sent.is_multiple_of(WRITES_PER_FLUSH);
                 }
@@ -193,7 +153,7 @@ impl Client {
             going = clock.seconds() < seconds;
         }
         let elapsed = clock.seconds();
-        self.stream.write_all(&request(DISCONNECT, 0, 0))?;
+        self.send(DISC, (0, 0))?;
         let operations = sent as f64;
         Ok(Figures { iops: operations / elapsed, operations })
     }
@@ -206,20 +166,10 @@ pub(super) fn write_and_flush(settings: Settings<'_>) -> Result<Figures> {
     client.write_and_flush(settings.seconds, settings.seed)
 }
 
-fn request(kind: u16, offset: u64, len: usize) -> Vec<u8> {
-    let mut request = Vec::with_capacity(REQUEST + BLOCK);
-    request.extend(0x2560_9513_u32.to_be_bytes());
-    request.extend([0; 2]);
-    request.extend(kind.to_be_bytes());
-    request.extend([0; 8]);
-    request.extend(offset.to_be_bytes());
-    // A few MiB at most.
-    request.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
-    request
-}
-
-fn receive<const N: usize>(stream: &mut UnixStream) -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
+/// Appends a request with simple replies, and the payload of a write.
+fn request(message: &mut Vec<u8>, kind: u16, cookie: u64, (offset, bytes): (u64, usize)) {
+    Header { flags: 0, kind, cookie, offset, len: bytes as u64 }.encode(false, message);
+    if kind == WRITE {
+        message.resize(message.len() + bytes, 0xb5);
+    }
 }
