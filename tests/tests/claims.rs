@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd_tests::daemon::{Daemon, Ended, Folder, Loop, Settings};
-use blockd_tests::other_host::OtherHost;
-use blockd_tests::tools::wait_until;
+use blockd_testkit::daemon::{Daemon, Ended, Folder, Loop, Settings};
+use blockd_testkit::other_host::OtherHost;
+use blockd_testkit::tools::wait_until;
 use nix::sys::signal::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -183,7 +183,7 @@ fn an_open_pool_is_refused_on_another_host() {
     let mut there = daemon("refused", disks[1].path());
     let host = OtherHost::new().unwrap();
     // An offline tool that writes is refused, too.
-    let mut tool = host.command(&blockd_tests::tools::blockd().unwrap());
+    let mut tool = host.command(&blockd_testkit::tools::blockd().unwrap());
     let output = tool.args(["pool", "repair"]).arg(disks[1].path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(IN_USE), "{said}");
@@ -208,7 +208,7 @@ fn a_tool_that_writes_sees_what_another_path_wrote_since_its_disk_was_cached() {
     let mut cached = File::open(disks[1].path()).unwrap();
     std::io::copy(&mut cached, &mut std::io::sink()).unwrap();
     filled(&mut daemon);
-    let mut tool = std::process::Command::new(blockd_tests::tools::blockd().unwrap());
+    let mut tool = std::process::Command::new(blockd_testkit::tools::blockd().unwrap());
     let output = tool.args(["--json", "pool", "repair"]).arg(disks[1].path()).output().unwrap();
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(said["volumes"], 1, "{said}");

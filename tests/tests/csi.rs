@@ -33,9 +33,9 @@ use blockd_csi::proto::{
     Volume, VolumeCapability, VolumeCondition, VolumeContentSource, controller_service_capability,
     node_service_capability,
 };
+use blockd_testkit::{daemon, tools};
 use blockd_tests::csi::rig::{Plugin, Rig, Settings};
 use blockd_tests::csi::{self, Answer, Driver, Offers, block, range, refused};
-use blockd_tests::{daemon, tools};
 use nix::sys::signal::Signal;
 use tonic::{Code, Request};
 

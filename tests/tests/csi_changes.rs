@@ -12,9 +12,9 @@ use blockd_csi::proto::{
     CreateVolumeGroupSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
     GetMetadataAllocatedRequest, GetMetadataDeltaRequest,
 };
+use blockd_testkit::nbd::{Connection, Kind, NO_HOLE};
 use blockd_tests::csi::rig::{Relay, Rig, Settings};
 use blockd_tests::csi::{Answer, Driver, block, range};
-use blockd_tests::nbd::{Connection, Kind, NO_HOLE};
 use fastrand::Rng;
 use tonic::{Code, Request};
 

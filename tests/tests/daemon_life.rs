@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockd_tests::daemon::{Daemon, Settings, Small};
+use blockd_testkit::daemon::{Daemon, Settings, Small};
+use blockd_testkit::tools::{self, shell, wait_until};
 use blockd_tests::kill::load::{Control, Load, Shared, compare};
 use blockd_tests::kill::volume::Volume;
 use blockd_tests::kill::{self, Options};
-use blockd_tests::tools::{self, shell, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// The exit code for a pool in use, by `blockd help`.

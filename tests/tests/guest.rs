@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use blockd_tests::daemon::{Daemon, Folder, Settings};
-use blockd_tests::tools::{self, shell};
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::tools::{self, shell};
 use blockd_tests::vm::{Drive, Vm};
 
 const MIB: u64 = 1 << 20;

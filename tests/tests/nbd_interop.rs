@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use blockd_tests::daemon::{Daemon, Folder, Settings};
-use blockd_tests::tools::{self, shell};
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::tools::{self, shell};
 
 const MIB: u64 = 1 << 20;
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use blockd_tests::daemon::{Daemon, Ended, Folder, Loop, Settings, Small};
-use blockd_tests::other_host::OtherHost;
-use blockd_tests::tools::{self, wait_until};
+use blockd_testkit::daemon::{Daemon, Ended, Folder, Loop, Settings, Small};
+use blockd_testkit::other_host::OtherHost;
+use blockd_testkit::tools::{self, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// The exit code for a pool in use, by `blockd help`.
@@ -231,7 +231,7 @@ fn a_tool_that_writes_watches_other_hosts_as_long_as_it_is_asked_to() {
     owner.kill().unwrap();
     let host = OtherHost::new().unwrap();
     let mut tool = host.command(&tools::blockd().unwrap());
-    let begun = blockd_tests::clock::clock();
+    let begun = blockd_testkit::clock::clock();
     let tool = tool.args(["pool", "repair", "--claim-wait", "4s"]).arg(disk.path());
     tools::output(tool).unwrap();
     // Once before it writes its own claim, and once after.

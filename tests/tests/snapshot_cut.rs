@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use blockd_tests::daemon::{Daemon, Settings};
-use blockd_tests::nbd::Connection;
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::nbd::Connection;
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 32 << 20;

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockd_tests::clock::clock;
-use blockd_tests::daemon::{Daemon, Settings, Small};
-use blockd_tests::nbd::Connection;
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Settings, Small};
+use blockd_testkit::nbd::Connection;
 use blockd_tests::threads::StoppedThreads;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -257,7 +257,7 @@ fn a_full_pool_waits_and_goes_on_by_growing_deleting_and_discarding() {
 
 /// Discards a range, over NBD.
 fn blockd_discard(daemon: &Daemon, name: &str, offset: u64, len: u32) {
-    let status = std::process::Command::new(blockd_tests::tools::find("qemu-io").unwrap())
+    let status = std::process::Command::new(blockd_testkit::tools::find("qemu-io").unwrap())
         .args(["-f", "raw", "-d", "unmap", "-c", &format!("discard {offset} {len}"), "-c", "flush"])
         .arg(daemon.uri(name))
         .status()
@@ -414,7 +414,7 @@ fn marks_and_hooks_are_read_again_and_a_hook_that_hangs_or_lies_stops_no_write()
     const MARKS: &str = "low = \"200M\"\nvery_low = \"1M\"\n";
     let mut daemon = daemon("hooks", 256 * MIB, "low = \"2M\"\nvery_low = \"1M\"");
     let events_file = daemon.folder().join("events");
-    let mut events = std::process::Command::new(blockd_tests::tools::blockd().unwrap())
+    let mut events = std::process::Command::new(blockd_testkit::tools::blockd().unwrap())
         .args(["events", "--replay"])
         .env("BLOCKD_SOCKET", daemon.control_socket())
         .stdout(std::fs::File::create(&events_file).unwrap())

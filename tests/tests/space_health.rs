@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use blockd_tests::clock::clock;
-use blockd_tests::daemon::{Daemon, Settings};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Settings};
 
 const MIB: u64 = 1 << 20;
 /// An interval of health, and what a busy machine adds: much less than the time for which other

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use blockd_tests::daemon::Folder;
-use blockd_tests::tools;
+use blockd_testkit::daemon::Folder;
+use blockd_testkit::tools;
 use blockd_tests::vm::{Drive, Vm, Which};
 
 /// The parts that the scripts share: a daemon with a pool on a disk, and assertions.

@@ -56,9 +56,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-csi", &["blockd-api"]),
     ("blockd-bench", &["blockd-mapper", "blockd-nbd", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
+    ("blockd-testkit", &["blockd-nbd"]),
     (
         "blockd-tests",
-        &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-nbd", "blockd-csi", "blockd-sim"],
+        &[
+            "blockd-mapper",
+            "blockd-pmem",
+            "blockd-api",
+            "blockd-nbd",
+            "blockd-csi",
+            "blockd-sim",
+            "blockd-testkit",
+        ],
     ),
     ("blockd-ci", &[]),
 ];

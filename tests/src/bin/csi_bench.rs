@@ -15,10 +15,10 @@ use blockd_csi::proto::volume_capability::access_mode::Mode;
 use blockd_csi::proto::{
     CreateVolumeRequest, ListVolumesRequest, NodeGetVolumeStatsRequest, Volume,
 };
-use blockd_tests::clock::clock;
+use blockd_testkit::clock::clock;
+use blockd_testkit::tools;
 use blockd_tests::csi::rig::{Rig, Settings};
 use blockd_tests::csi::{Driver, block, range};
-use blockd_tests::tools;
 use clap::Parser;
 use serde_json::{Value, json};
 use tonic::{Code, Request};

@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_tests::clock::clock;
-use blockd_tests::daemon::Folder;
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::Folder;
+use blockd_testkit::tools;
 use blockd_tests::kill::{self, Figures, Options};
-use blockd_tests::tools;
 use blockd_tests::vm::{Drive, Vm};
 use clap::Parser;
 

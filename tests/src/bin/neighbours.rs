@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_tests::clock::clock;
+use blockd_testkit::clock::clock;
 use blockd_tests::neighbours::{self, Attack, Options, Table, Transport, Victim};
 use clap::{Parser, ValueEnum};
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use blockd_testkit::tools;
 use blockd_tests::story::{self, Plan};
-use blockd_tests::tools;
 use clap::Parser;
 
 /// A small pool, a fast writer: the pool is low and grows, is very low and slows the writer down,

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_tests::clock::clock;
-use blockd_tests::tools;
+use blockd_testkit::clock::clock;
+use blockd_testkit::tools;
 use blockd_tests::vm::{Drive, Kernel, Vm, Which};
 use blockd_tests::workload::{self, Form, Run};
 use clap::{Parser, Subcommand};

@@ -24,9 +24,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::clock::clock;
 use serde::Serialize;
 
-use crate::clock::clock;
 use case::Case;
 
 pub use case::NotOffered;

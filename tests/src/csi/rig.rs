@@ -25,6 +25,9 @@ use anyhow::{Context, Result, bail, ensure};
 use blockd_api::v1;
 use blockd_api::v1::control_client::ControlClient;
 use blockd_csi::proto::ProbeRequest;
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{self, Daemon, Folder};
+use blockd_testkit::tools;
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -32,9 +35,6 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Endpoint, Uri};
 
 use super::{Driver, Options};
-use crate::clock::clock;
-use crate::daemon::{self, Daemon, Folder};
-use crate::tools;
 pub use relay::Relay;
 
 /// A start that takes longer has failed.

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::Daemon;
 
 use super::load::{Control, Shared, compare, fill_some};
 use super::volume::{Volume, Wrong};
-use crate::daemon::Daemon;
 
 /// Names that are used again and again: a new volume must not show what the last one held.
 const NAMES: [&str; 3] = ["c0", "c1", "c2"];

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::nbd::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::content::SECTOR;
 use super::volume::Wrong;
-use crate::clock::clock;
-use crate::daemon::Daemon;
-use crate::nbd::Connection;
 
 /// Bytes of each volume.
 const SIZE: u64 = 4 << 20;

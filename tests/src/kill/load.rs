@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::nbd::{Connection, Kind, Request};
 
 use super::content::SECTOR;
 use super::volume::{Unanswered, Volume, Wrong};
-use crate::nbd::{Connection, Kind, Request};
 
 /// How many bytes of a volume are compared at a time.
 const PIECE: u64 = 1 << 20;

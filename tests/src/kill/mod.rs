@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Ended, Settings};
+use blockd_testkit::tools;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::clock;
-use crate::daemon::{Daemon, Ended, Settings};
-use crate::tools;
 use churn::Churn;
 use family::Family;
 use load::{Control, Load, Shared, compare};

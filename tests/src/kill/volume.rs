@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use blockd_testkit::nbd::{Kind, NO_HOLE, Request};
+
 use super::content::{self, Generation, SECTOR};
-use crate::nbd::{Kind, NO_HOLE, Request};
 
 /// Sectors of a block that is never torn by the death of the server.
 const WHOLE: u64 = 8;
@@ -165,7 +166,7 @@ impl Volume {
         }
         let changes = matches!(kind, Kind::Write | Kind::WriteZeroes | Kind::Trim);
         if changes && rng.u8(..20) == 0 && self.fua {
-            flags |= crate::nbd::FUA;
+            flags |= blockd_testkit::nbd::FUA;
         }
         let generation = self.last_generation;
         self.pending.insert(self.last_cookie, Pending { kind, first, count, generation });

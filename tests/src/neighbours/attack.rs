@@ -8,6 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::tools;
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -16,8 +18,6 @@ use super::client::{
     WRITE_ZEROES,
 };
 use super::site::{EXTENT, FULL, NEIGHBOUR, Site, Transport, VOLUME, WRITTEN, export};
-use crate::clock::clock;
-use crate::tools;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

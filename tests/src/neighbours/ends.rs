@@ -5,14 +5,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::tools::{self, wait_until};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::Options;
 use super::attack::{Attack, Running};
 use super::site::{FULL, FULL_POOL, Identity, NEIGHBOUR, Site, Transport};
-use crate::clock::clock;
-use crate::tools::{self, wait_until};
 
 /// Each of them ends within this time.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use blockd_testkit::clock::clock;
 
 use super::client::{Client, Manner, READ, Request, WRITE};
 use super::site::{Site, Transport, VICTIM};
-use crate::clock::clock;
 
 /// Everything that an attacker held is free after this time.
 pub(super) const LIMIT: Duration = Duration::from_secs(1);

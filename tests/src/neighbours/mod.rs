@@ -18,10 +18,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::clock::clock;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
-use crate::clock::clock;
 use attack::Running;
 use site::{Identity, NEIGHBOUR, Site, VICTIM};
 use victim::Prepared;
@@ -45,7 +45,7 @@ const DESCRIPTORS: u64 = 4096;
 /// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The daemon's program; without one, that of [`crate::tools::blockd`].
+    /// The daemon's program; without one, that of [`blockd_testkit::tools::blockd`].
     pub program: Option<PathBuf>,
     /// Where the pools' files go; without one, where temporary files go.
     pub folder: Option<PathBuf>,

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::tools;
 use clap::ValueEnum;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use rustls::pki_types::CertificateDer;
@@ -17,8 +19,6 @@ use rustls::{ClientConfig, RootCertStore};
 use serde::Serialize;
 
 use super::client::{self, Address, Client, Manner, Request, WRITE};
-use crate::daemon::{Daemon, Folder, Settings};
-use crate::tools;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the pool of victims; its file is sparse. Enough for a run of first writes.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_nbd::client::ClientError;
+use blockd_testkit::clock::clock;
 use clap::ValueEnum;
 use nix::errno::Errno;
 use serde::Serialize;
 
 use super::client::{Client, FLUSH, Manner, READ, Request, WRITE};
 use super::site::{Site, Transport, WRITTEN, spare};
-use crate::clock::clock;
 
 /// Bytes of a request.
 const BLOCK: u64 = 4096;

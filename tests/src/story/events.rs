@@ -7,11 +7,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::tools;
 use serde::Serialize;
 use serde_json::Value;
-
-use crate::daemon::Daemon;
-use crate::tools;
 
 /// Prints lines with the seconds since the story began, or nothing when only figures are requested.
 #[derive(Clone, Copy, Debug)]

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::nbd::Connection;
 use serde_json::{Value, json};
 
-use crate::clock::clock;
-use crate::daemon::{Daemon, Settings};
-use crate::nbd::Connection;
 use events::{Listener, State, Voice};
 use plot::{Note, Sample};
 use writer::{Compared, Writer};

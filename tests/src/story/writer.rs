@@ -6,10 +6,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-
-use crate::clock::clock;
-use crate::daemon::Daemon;
-use crate::nbd::Connection;
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::nbd::Connection;
 
 /// Bytes of a write: an extent, so that each of them needs a new one.
 pub const PIECE: usize = 256 << 10;

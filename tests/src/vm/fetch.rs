@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::tools;
 
 use super::kernel::{Which, numbers};
-use crate::tools;
 
 /// The unsigned form is the one that holds the kernel.
 const OLDER: &str = r"^linux-image-6\.12\..*-cloud-amd64-unsigned$";

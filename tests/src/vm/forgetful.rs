@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::tools;
 
 use super::Drive;
-use crate::tools;
 pub use cache::{Cache, Cut};
 
 /// The name under which the disk is exported.
@@ -91,8 +91,8 @@ fn lock(cache: &Mutex<Cache>) -> MutexGuard<'_, Cache> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::Folder;
-    use crate::nbd::{Connection, FUA, Kind};
+    use blockd_testkit::daemon::Folder;
+    use blockd_testkit::nbd::{Connection, FUA, Kind};
 
     const MIB: usize = 1 << 20;
 

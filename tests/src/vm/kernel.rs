@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail};
+use blockd_testkit::tools;
 
 use super::fetch;
-use crate::tools;
 
 /// Which of the kernels that tests run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

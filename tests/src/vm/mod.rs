@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::tools;
 
-use crate::tools;
 use drive::Frame;
 pub use drive::{Drive, Persistence};
 use initramfs::Initramfs;

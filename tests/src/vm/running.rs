@@ -8,11 +8,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use blockd_testkit::clock::clock;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::console;
-use crate::clock::clock;
 
 /// Printed by the guest's first process when the script has ended.
 const ENDED: &str = "@@ended ";

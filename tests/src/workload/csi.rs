@@ -11,13 +11,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{self, Folder};
+use blockd_testkit::tools;
 
 use super::{Form, INSIDE, MARK, Run, figures, guest, sparse};
-use crate::clock::clock;
 use crate::csi::rig::{Rig, Settings};
 use crate::csi::{self, Options};
-use crate::daemon::{self, Folder};
-use crate::tools;
 use crate::vm::Drive;
 
 /// The host's half.

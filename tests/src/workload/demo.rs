@@ -1,9 +1,9 @@
 //! `demo`: what the README shows, on a real `/dev/ublkb0`.
 
 use anyhow::Result;
+use blockd_testkit::daemon::Folder;
 
 use super::{Run, sparse};
-use crate::daemon::Folder;
 use crate::vm::Drive;
 
 /// The commands, as a person would type them.

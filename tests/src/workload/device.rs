@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use blockd_testkit::nbd::{FUA, Kind, NO_HOLE, Request};
+use blockd_testkit::tools;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
-
-use crate::nbd::{FUA, Kind, NO_HOLE, Request};
-use crate::tools;
 
 /// The largest alignment of memory that `O_DIRECT` may require.
 const ALIGNMENT: usize = 4096;

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Folder};
 
 use super::load::{self, Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
-use crate::clock::clock;
-use crate::daemon::{Daemon, Folder};
 use crate::vm::Drive;
 
 /// File systems: name, how it is made, how it is checked.

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::tools;
 
 use super::device::Device;
 use super::device_of;
-use crate::daemon::{Daemon, Settings};
 use crate::kill::volume::Volume;
-use crate::tools;
 
 /// Sub-blocks of a volume, the unit of giving back.
 const SUB_BLOCK: u64 = 4096;

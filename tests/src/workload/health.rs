@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use blockd_testkit::daemon::Folder;
 
 use super::{MARK, Run, figures, guest, sparse};
-use crate::daemon::Folder;
 use crate::vm::Drive;
 use ward::{Table, Ward};
 
@@ -39,7 +39,7 @@ pub fn run(run: &Run) -> Result<String> {
         .limit(GUEST_LIMIT)
         .modules(&["xfs", "btrfs", "dm-mod", "dm-flakey", "dm-delay", "sd_mod", BAD_DISK])
         .programs(&["blkid", "mkfs.xfs", "xfs_io", "xfs_repair", "dmsetup", "blockdev", "dd"])
-        .program(&crate::tools::blockd_csi()?);
+        .program(&blockd_testkit::tools::blockd_csi()?);
     for disk in ["first", "second", "third"] {
         vm = vm.drive(Drive::File(sparse(&folder, disk, DISK)?));
     }

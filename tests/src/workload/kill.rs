@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Folder};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
 use super::load::{self, Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
-use crate::clock::clock;
-use crate::daemon::{Daemon, Folder};
 use crate::kill::family::{Family, Met};
 use crate::kill::volume::Volume;
 use crate::vm::Drive;

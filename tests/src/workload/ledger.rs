@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::nbd::{FUA, Kind, Request};
 
 use super::device::{Buffer, Device};
 use crate::kill::content::{self, Generation, SECTOR};
 use crate::kill::volume::Wrong;
-use crate::nbd::{FUA, Kind, Request};
 
 /// Bytes of the disk that hold records.
 const RECORDS: u64 = 48 << 20;

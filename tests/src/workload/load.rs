@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
+use blockd_testkit::clock::clock;
+use blockd_testkit::nbd::{Kind, Request};
 
 use super::device::{Buffer, Device};
 use super::ledger::Ledger;
-use crate::clock::clock;
 use crate::kill::content::SECTOR;
 use crate::kill::volume::{Unanswered, Volume};
-use crate::nbd::{Kind, Request};
 
 /// Bytes compared at a time.
 const PIECE: u64 = 1 << 20;

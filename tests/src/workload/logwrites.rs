@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::daemon::{Daemon, Ended, Folder, Settings};
+use blockd_testkit::nbd::{Kind, Request};
+use blockd_testkit::tools;
 
 use super::device::{Buffer, Device};
 use super::ledger::{self, Judge, Ledger};
 use super::load::{self, Counts, Load};
 use super::replay::Log;
 use super::{MARK, Run, device_of, figures, guest, sparse};
-use crate::daemon::{Daemon, Ended, Folder, Settings};
 use crate::kill::content::{self, SECTOR};
 use crate::kill::volume::Volume;
-use crate::nbd::{Kind, Request};
-use crate::tools;
 use crate::vm::Drive;
 
 /// Bytes of the pool's disk, of the log, and of the volume.
@@ -148,7 +148,7 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
     let path = device_of("oracle");
     let load = load_on(&path, &volume, &ledger, &counts, seed)?;
     let device = Device::open(&path)?;
-    let start = crate::clock::clock();
+    let start = blockd_testkit::clock::clock();
     let mut cookie = MARKS;
     while start.elapsed() < Duration::from_millis(millis) && !load.failed() {
         cookie += 1;

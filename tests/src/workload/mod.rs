@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::daemon::Folder;
+use blockd_testkit::tools;
 
-use crate::daemon::Folder;
-use crate::tools;
 use crate::vm::{Vm, Which};
 
 /// Precedes the figures that a guest prints.

@@ -8,11 +8,11 @@ mod victim;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
 use serde_json::Value;
 
 use super::{MARK, Run, figures, sparse};
-use crate::clock::clock;
-use crate::daemon::{Daemon, Folder, Settings};
 use crate::vm::Drive;
 use attack::Attack;
 use victim::{Figures, Victim};

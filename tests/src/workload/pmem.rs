@@ -18,9 +18,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::daemon::Folder;
 
 use super::{MARK, Run, figures, sparse};
-use crate::daemon::Folder;
 use crate::vm::{Drive, Vm};
 
 const MIB: u64 = 1 << 20;

@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::{Daemon, Folder};
+use blockd_testkit::nbd::{Kind, Request};
 
 use super::device::Device;
 use super::files::Files;
 use super::ledger::{self, Judge, Ledger};
 use super::load::{self, Counts, Load};
 use super::{Run, device_of, guest, sparse};
-use crate::daemon::{Daemon, Folder};
 use crate::kill::content::{Generation, SECTOR};
 use crate::kill::family::{Family, Met};
 use crate::kill::volume::Volume;
-use crate::nbd::{Kind, Request};
 use crate::vm::Drive;
 use crate::vm::forgetful::Disk;
 

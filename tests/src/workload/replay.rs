@@ -97,7 +97,7 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::Folder;
+    use blockd_testkit::daemon::Folder;
 
     #[test]
     fn a_log_is_replayed_as_it_was_written() {

@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::tools;
 use serde_json::Value;
 
 use super::{MARK, Run, device_of, figures, guest, sparse};
-use crate::clock::clock;
-use crate::daemon::{Daemon, Folder, Settings};
-use crate::tools;
 use crate::vm::Drive;
 use fill::Fill;
 

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Folder};
+use blockd_testkit::tools;
 
 use super::load::{Counts, Load};
 use super::{MARK, Run, device_of, figures, guest, sparse};
-use crate::clock::clock;
-use crate::daemon::{Daemon, Folder};
 use crate::kill::volume::Wrong;
-use crate::tools;
 use crate::vm::Drive;
 
 /// Devices that are added, or deleted, at the same time.

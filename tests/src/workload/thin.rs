@@ -9,10 +9,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use blockd_mapper::engine::Control;
 use blockd_mapper::units::VolumeId;
+use blockd_testkit::daemon::Folder;
+use blockd_testkit::tools;
 
 use super::{Run, sparse};
-use crate::daemon::Folder;
-use crate::tools;
 use crate::vm::Drive;
 use blockd_sim::rig::{Media, Rig};
 

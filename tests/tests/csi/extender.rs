@@ -34,7 +34,7 @@ impl Extender {
         let program = folder.path().join("blockd-csi");
         let config_file = folder.path().join("blockd-csi.toml");
         std::fs::write(&config_file, config).unwrap();
-        std::fs::copy(blockd_tests::tools::blockd_csi().unwrap(), &program).unwrap();
+        std::fs::copy(blockd_testkit::tools::blockd_csi().unwrap(), &program).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -56,7 +56,7 @@ impl Extender {
         let started = Self { child, port, folder };
         let limit = Duration::from_secs(60);
         let connected = || TcpStream::connect(("127.0.0.1", port)).ok();
-        let connected = blockd_tests::tools::wait_until("the extender", limit, connected);
+        let connected = blockd_testkit::tools::wait_until("the extender", limit, connected);
         connected.unwrap_or_else(|error| panic!("{error}: {}", started.log()));
         started
     }
@@ -158,7 +158,7 @@ fn the_extender_reads_the_plugins_metrics_and_needs_no_root() {
     // A daemon that is away has no capacity, whatever it had before.
     rig.daemon.kill().unwrap();
     let limit = Duration::from_secs(60);
-    let forgotten = blockd_tests::tools::wait_until("the end of the answer", limit, || {
+    let forgotten = blockd_testkit::tools::wait_until("the end of the answer", limit, || {
         let failed = ask(1, 1)["FailedNodes"]["n"].as_str()?.to_owned();
         failed.contains("its blockd does not answer").then_some(())
     });

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use blockd_tests::daemon::Folder;
+use blockd_testkit::daemon::Folder;
 
 use super::*;
 

@@ -11,8 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-
-use crate::daemon::Folder;
+use blockd_testkit::daemon::Folder;
 
 /// More than one side writes at once.
 const LARGEST: usize = 64 << 10;

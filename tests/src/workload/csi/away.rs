@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use blockd_csi::proto::ProbeRequest;
+use blockd_testkit::clock::clock;
+use blockd_testkit::tools;
 use nix::sys::signal::Signal;
 
 use super::life::{Shape, Volume};
 use super::node::PATIENCE;
-use crate::clock::clock;
 use crate::csi::Driver;
 use crate::csi::rig::{Plugin, Rig};
-use crate::tools;
 use crate::workload::{Form, guest};
 
 /// The source of probe periods and timeouts.

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use blockd_testkit::clock::clock;
 
 use super::life::{self, Shape, Volume};
 use super::node::insist;
-use crate::clock::clock;
 use crate::csi::rig::Rig;
 use crate::csi::{Answer, Driver};
 

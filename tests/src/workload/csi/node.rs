@@ -14,10 +14,10 @@ use blockd_csi::proto::{
     CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, NodeGetInfoRequest,
     VolumeContentSource,
 };
+use blockd_testkit::clock::clock;
 use tonic::Code;
 
 use super::life::{self, Shape, Volume};
-use crate::clock::clock;
 use crate::csi::rig::{Plugin, Rig, Settings};
 use crate::csi::{Answer, Driver, range, refused};
 use crate::workload::files::Files;
@@ -372,7 +372,7 @@ impl Node<'_> {
         volume.gone()?;
         self.rig.plugin.start()?;
         self.driver = self.rig.plugin.driver()?;
-        crate::tools::wait_until("the volume to be swept away", PATIENCE, || {
+        blockd_testkit::tools::wait_until("the volume to be swept away", PATIENCE, || {
             life::nothing_left(self.rig, "a pod was gone").ok()
         })
     }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
 
 use super::ward::{Side, Table, Trouble, Ward, settings};
-use crate::clock::clock;
 use crate::workload::csi::life::{Shape, Volume};
 use crate::workload::device::{Buffer, Device};
 use crate::workload::guest;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::Daemon;
 
 use super::ward::{Side, Table, Trouble, Ward, settings};
-use crate::daemon::Daemon;
 use crate::workload::csi::life::{Shape, Volume};
 use crate::workload::device::{Buffer, Device};
 use crate::workload::guest;

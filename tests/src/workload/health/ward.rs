@@ -12,13 +12,13 @@ use blockd_csi::proto::list_volumes_response::Entry;
 use blockd_csi::proto::{
     ControllerGetVolumeRequest, ListVolumesRequest, NodeGetVolumeStatsRequest, VolumeCondition,
 };
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon;
 use serde_json::Value;
 use tonic::Code;
 
-use crate::clock::clock;
 use crate::csi::Driver;
 use crate::csi::rig::{Rig, Settings};
-use crate::daemon;
 use crate::workload::csi::life::{Shape, Volume};
 
 /// Longer than this nothing takes to be seen, or to be gone, on a machine that is an emulated one.
@@ -383,7 +383,7 @@ pub(super) fn settings(pool: &Path) -> daemon::Settings {
 /// Writes events to a file from now on, those that are remembered first.
 fn listen(rig: &Rig, path: &Path) -> Result<Child> {
     let file = fs::File::options().create(true).append(true).open(path)?;
-    let mut command = Command::new(crate::tools::blockd()?);
+    let mut command = Command::new(blockd_testkit::tools::blockd()?);
     command.env("BLOCKD_SOCKET", rig.daemon.control_socket());
     command.args(["--json", "events", "--replay"]).stdin(Stdio::null()).stdout(file);
     command.spawn().context("listening to events")

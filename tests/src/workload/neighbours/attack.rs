@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::tools::wait_until;
 
 use super::super::device::{Buffer, Device};
 use super::super::{device_of, guest};
 use super::{EXTENT, FULL, MIB, NEIGHBOUR, SMALL_DISK, WRITTEN, waiting};
-use crate::clock::clock;
-use crate::daemon::Daemon;
-use crate::tools::wait_until;
 
 const KIB: u64 = 1 << 10;
 const TIB: u64 = 1 << 40;

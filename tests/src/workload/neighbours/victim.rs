@@ -7,14 +7,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::nbd::Connection;
+use blockd_testkit::tools;
 
 use super::super::device::{Buffer, Device};
 use super::super::device_of;
 use super::{EXPORT, EXTENT, NEIGHBOUR, VICTIM, WRITTEN};
-use crate::clock::clock;
-use crate::daemon::Daemon;
-use crate::nbd::Connection;
-use crate::tools;
 
 const BLOCK: usize = 4096;
 /// Where first writes begin in a volume.

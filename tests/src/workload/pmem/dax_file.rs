@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::{Daemon, Settings};
 
 use super::direct;
-use crate::daemon::{Daemon, Settings};
 use crate::workload::guest::shell;
 
 const MIB: u64 = 1 << 20;

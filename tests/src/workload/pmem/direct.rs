@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_pmem::media::{Mapping, MappingOptions, Media, Medium};
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::tools;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::Value;
 
-use crate::daemon::Daemon;
-use crate::tools;
 use crate::workload::guest::shell;
 
 const MIB: u64 = 1 << 20;

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use blockd_pmem::media::{Mapping, MappingOptions, Media, Medium};
+use blockd_testkit::daemon::Folder;
+use blockd_testkit::tools;
 
-use crate::daemon::Folder;
-use crate::tools;
 use crate::vm::{Drive, Vm};
 use crate::workload::guest::shell;
 

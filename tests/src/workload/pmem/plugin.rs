@@ -12,10 +12,10 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::Folder;
+use blockd_testkit::tools;
 
 use super::{MIB, machine, regions};
-use crate::daemon::Folder;
-use crate::tools;
 use crate::vm::{Drive, Vm};
 use crate::workload::guest::shell;
 use crate::workload::{MARK, Run, figures, sparse};

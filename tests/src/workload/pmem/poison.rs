@@ -8,8 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use blockd_pmem::media::{Mapping, MappingOptions, Media};
+use blockd_testkit::daemon::Daemon;
 
-use crate::daemon::Daemon;
 use crate::workload::device_of;
 use crate::workload::guest::shell;
 

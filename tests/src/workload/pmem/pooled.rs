@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::{Daemon, NAMESPACE, Settings};
 
 use super::{MIB, WRITING, answered, dax_file, direct, poison, regions};
-use crate::daemon::{Daemon, NAMESPACE, Settings};
 use crate::workload::device_of;
 use crate::workload::guest::{self, shell};
 

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, REGION};
 use serde_json::Value;
 
 use super::{MIB, SECOND, pooled, regions};
-use crate::clock::clock;
-use crate::daemon::{Daemon, REGION};
 use crate::workload::device_of;
 use crate::workload::guest::{self, shell};
 

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
 
 use super::super::device::{Buffer, Device};
 use super::super::{MARK, Run, device_of, figures, guest, sparse};
-use crate::daemon::{Daemon, Folder, Settings};
 use crate::vm::Drive;
 
 /// Bytes of the disks.
@@ -121,7 +121,7 @@ fn replugged(disk: &Path) -> Result<()> {
     let below = fs::canonicalize(format!("/sys/block/{name}/device"))?;
     let slot = below.parent().context("the disk's slot")?.display();
     guest::shell(&format!("echo 1 >{slot}/remove; echo 1 >/sys/bus/pci/rescan"))?;
-    crate::tools::wait_until("the disk", guest::PATIENCE, || disk.exists().then_some(()))?;
+    blockd_testkit::tools::wait_until("the disk", guest::PATIENCE, || disk.exists().then_some(()))?;
     let error = refused_start(&mut daemon)?;
     ensure!(error.contains("disk sequence number"), "{error}");
     // Only data without an answered flush is lost, and only with an explicit setting.

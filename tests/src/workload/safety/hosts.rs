@@ -5,10 +5,10 @@ use std::io::BufRead;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::nbd::Connection;
 
 use super::super::{Run, sparse};
-use crate::daemon::{Daemon, Folder, Settings};
-use crate::nbd::Connection;
 use crate::vm::{Drive, Running};
 
 /// Bytes of the shared disk, and of each volume.
@@ -162,7 +162,7 @@ pub fn host() -> Result<()> {
 fn start(daemon: &mut Daemon) -> Result<String> {
     daemon.spawn()?;
     if let Err(error) = daemon.wait_until_serving(START) {
-        let ended = error.downcast_ref::<crate::daemon::Ended>();
+        let ended = error.downcast_ref::<blockd_testkit::daemon::Ended>();
         let ended = ended.with_context(|| format!("no daemon: {error:#}"))?;
         return Ok(format!("{REFUSED}: {}", ended.status));
     }
@@ -230,7 +230,7 @@ fn load(daemon: &Daemon) -> Result<String> {
 /// The pool has failed, and the reason is that another host has it.
 fn lost(daemon: &Daemon) -> Result<String> {
     let said = || daemon.log();
-    crate::tools::wait_until("the pool to stop", NOTICED, || {
+    blockd_testkit::tools::wait_until("the pool to stop", NOTICED, || {
         said().contains("claim").then_some(())
     })
     .with_context(|| daemon.last_words())?;

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
+use blockd_testkit::daemon::{Daemon, Folder};
+use blockd_testkit::tools;
 
 use super::fill::{Failure, Fill};
 use super::{KINDS, MIB, POOL, VOLUME, daemon_on};
-use crate::clock::clock;
-use crate::daemon::{Daemon, Folder};
-use crate::tools;
 use crate::vm::Drive;
 use crate::workload::{MARK, Run, device_of, figures, guest, sparse};
 

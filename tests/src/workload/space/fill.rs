@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
 
-use crate::clock::clock;
 use crate::story::writer::{PIECE, content};
 use crate::workload::guest;
 

@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::clock::clock;
 
 use super::node::Node;
 use super::{drop_caches, has_dax, mounted};
-use crate::clock::clock;
 use crate::workload::csi::life::{self, Shape, Volume};
 use crate::workload::csi::node::insist;
 use crate::workload::guest::shell;

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::tools;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::node::{GROWING, Node};
 use super::{MIB, drop_caches};
-use crate::daemon::Daemon;
-use crate::tools;
 use crate::workload::guest::shell;
 
 /// MiB of the one whose bytes are left, and of the one that grows over them, before and after.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use blockd_csi::kata::Image;
 use blockd_pmem::media::{Mapping, MappingOptions, Medium};
+use blockd_testkit::clock::clock;
 use tonic::Code;
 
 use super::node::{CONTEXT, MIB, Node};
 use super::{has_dax, mounted};
-use crate::clock::clock;
 use crate::csi::refused;
 use crate::workload::csi::life::Shape;
 use crate::workload::guest::shell;

@@ -9,12 +9,12 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use blockd_csi::proto::CreateSnapshotRequest;
 use blockd_csi::proto::volume_capability::access_mode::Mode;
+use blockd_testkit::clock::clock;
 use tonic::Code;
 
 use super::growth::over_remains;
 use super::node::{CLASS, GROWING, MIB, Node};
 use super::{drop_caches, has_dax, mounted};
-use crate::clock::clock;
 use crate::csi::{self, Driver, Options, refused};
 use crate::workload::csi::life::{Shape, Volume};
 use crate::workload::guest::shell;

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use blockd_api::v1;
 use blockd_csi::proto::NodeGetVolumeStatsRequest;
 use blockd_csi::proto::volume_usage::Unit;
+use blockd_testkit::tools;
 
 use crate::csi::Driver;
 use crate::csi::rig::{Plugin, Rig, Settings};
-use crate::tools;
 use crate::workload::csi::life::{self, Shape, Volume};
 use crate::workload::guest;
 use crate::workload::pmem::{direct, pooled};

@@ -110,7 +110,7 @@ pub fn build_folder() -> Result<PathBuf> {
 #[must_use]
 pub fn workspace_root() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.parent().unwrap_or(package).to_path_buf()
+    package.ancestors().nth(2).unwrap_or(package).to_path_buf()
 }
 
 /// The daemon's binary: that of `BLOCKD_BIN`, or a release build without this package, which would

@@ -1,7 +1,7 @@
 //! A daemon for a test: its own folders, configuration and log, started, killed and asked things.
 //!
 //! ```no_run
-//! use blockd_tests::daemon::{Daemon, Settings};
+//! use blockd_testkit::daemon::{Daemon, Settings};
 //! let mut daemon = Daemon::new("example", &Settings::default()).unwrap();
 //! daemon.start().unwrap();
 //! daemon.cli(&["add", "--size", "1G", "data"]).unwrap();
