@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd_testkit::daemon::{Daemon, Ended, Folder, Loop, Settings};
+use blockd_testkit::daemon::{Daemon, Ended, Settings};
+use blockd_testkit::disk::Loop;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::other_host::OtherHost;
 use blockd_testkit::tools::wait_until;
 use nix::sys::signal::Signal;

@@ -33,6 +33,7 @@ use blockd_csi::proto::{
     Volume, VolumeCapability, VolumeCondition, VolumeContentSource, controller_service_capability,
     node_service_capability,
 };
+use blockd_testkit::folder::Folder;
 use blockd_testkit::{daemon, tools};
 use blockd_tests::csi::rig::{Plugin, Rig, Settings};
 use blockd_tests::csi::{self, Answer, Driver, Offers, block, range, refused};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockd_testkit::daemon::{Daemon, Settings, Small};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::disk::Small;
 use blockd_testkit::tools::{self, shell, wait_until};
 use blockd_tests::kill::load::{Control, Load, Shared, compare};
 use blockd_tests::kill::volume::Volume;

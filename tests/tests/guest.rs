@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools::{self, shell};
 use blockd_tests::vm::{Drive, Vm};
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools::{self, shell};
 
 const MIB: u64 = 1 << 20;

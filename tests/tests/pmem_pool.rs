@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::nbd::Connection;
 
 const MIB: u64 = 1 << 20;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use blockd_testkit::daemon::{Daemon, Ended, Folder, Loop, Settings, Small};
+use blockd_testkit::daemon::{Daemon, Ended, Settings};
+use blockd_testkit::disk::{Loop, Small};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::other_host::OtherHost;
 use blockd_testkit::tools::{self, wait_until};
 

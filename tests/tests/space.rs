@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use blockd_testkit::clock::clock;
-use blockd_testkit::daemon::{Daemon, Settings, Small};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::disk::Small;
 use blockd_testkit::nbd::Connection;
 use blockd_tests::threads::StoppedThreads;
 use nix::sys::signal::Signal;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 use blockd_tests::vm::{Drive, Vm, Which};
 

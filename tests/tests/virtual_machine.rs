@@ -3,7 +3,7 @@
 
 use std::fs::File;
 
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 use blockd_tests::vm::forgetful::Disk;
 use blockd_tests::vm::{Drive, Vm, Which};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use blockd_testkit::clock::clock;
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 use blockd_tests::kill::{self, Figures, Options};
 use blockd_tests::vm::{Drive, Vm};

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 use clap::ValueEnum;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};

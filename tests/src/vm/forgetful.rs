@@ -91,7 +91,7 @@ fn lock(cache: &Mutex<Cache>) -> MutexGuard<'_, Cache> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockd_testkit::daemon::Folder;
+    use blockd_testkit::folder::Folder;
     use blockd_testkit::nbd::{Connection, FUA, Kind};
 
     const MIB: usize = 1 << 20;

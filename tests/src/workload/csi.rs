@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::clock::clock;
-use blockd_testkit::daemon::{self, Folder};
+use blockd_testkit::daemon;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 
 use super::{Form, INSIDE, MARK, Run, figures, guest, sparse};

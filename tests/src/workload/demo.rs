@@ -1,7 +1,7 @@
 //! `demo`: what the README shows, on a real `/dev/ublkb0`.
 
 use anyhow::Result;
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 
 use super::{Run, sparse};
 use crate::vm::Drive;

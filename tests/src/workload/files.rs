@@ -90,7 +90,7 @@ fn of(number: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockd_testkit::daemon::Folder;
+    use blockd_testkit::folder::Folder;
 
     #[test]
     fn a_file_that_is_lost_old_or_garbled_is_noticed() {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 
 use super::{MARK, Run, figures, guest, sparse};
 use crate::vm::Drive;

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::clock::clock;
-use blockd_testkit::daemon::{Daemon, Folder};
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::folder::Folder;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blockd_testkit::daemon::{Daemon, Ended, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Ended, Settings};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::nbd::{Kind, Request};
 use blockd_testkit::tools;
 

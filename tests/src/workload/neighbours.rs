@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::clock::clock;
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 use serde_json::Value;
 
 use super::{MARK, Run, figures, sparse};

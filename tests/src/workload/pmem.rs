@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 
 use super::{MARK, Run, figures, sparse};
 use crate::vm::{Drive, Vm};

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::daemon::{Daemon, Folder};
+use blockd_testkit::daemon::Daemon;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::nbd::{Kind, Request};
 
 use super::device::Device;

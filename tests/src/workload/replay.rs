@@ -97,7 +97,7 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockd_testkit::daemon::Folder;
+    use blockd_testkit::folder::Folder;
 
     #[test]
     fn a_log_is_replayed_as_it_was_written() {

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use blockd_mapper::engine::Control;
 use blockd_mapper::units::VolumeId;
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 
 use super::{Run, sparse};

@@ -17,7 +17,6 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,6 +26,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::clock::clock;
+use crate::folder::Folder;
 use crate::nbd::Connection;
 use crate::other_host::OtherHost;
 use crate::tools;
@@ -38,48 +38,6 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// The same for an orderly stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-
-/// A folder that goes away with its owner, unless the test fails.
-#[derive(Debug)]
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// A new one below this folder. Names stay short: a socket's path has 107 bytes.
-    ///
-    /// # Errors
-    /// When it can't be made.
-    pub fn below(parent: &Path, name: &str) -> Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("bd-{name}-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    /// A new one where temporary files go.
-    ///
-    /// # Errors
-    /// When it can't be made.
-    pub fn new(name: &str) -> Result<Self> {
-        Self::below(&std::env::temp_dir(), name)
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("kept: {}", self.0.display());
-        } else {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-}
 
 /// How long it may take to write its metrics down: milliseconds, but where nothing is fast.
 const METRICS_LIMIT: Duration = Duration::from_secs(30);
@@ -480,86 +438,4 @@ fn is_device(path: &Path) -> bool {
     }
     let is_one = |kind: fs::FileType| kind.is_block_device() || kind.is_char_device();
     fs::metadata(path).is_ok_and(|data| is_one(data.file_type()))
-}
-
-/// A block device over a file, until it is dropped. Only root can make one.
-#[derive(Debug)]
-pub struct Loop(PathBuf);
-
-impl Loop {
-    /// A device over this file.
-    ///
-    /// # Errors
-    /// When the kernel or our rights do not allow it.
-    pub fn over(file: &Path) -> Result<Self> {
-        let mut command = Command::new(tools::find("losetup")?);
-        let path = tools::text(command.args(["--find", "--show", "--direct-io=on"]).arg(file))?;
-        Ok(Self(PathBuf::from(path.trim())))
-    }
-
-    /// Its path below `/dev`.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
-
-/// A file system of a few MiB, mounted until it is dropped. Only root can have one.
-#[derive(Debug)]
-pub struct Small {
-    folder: Folder,
-    _disk: Option<Loop>,
-}
-
-impl Small {
-    /// ext4 on a loop device.
-    ///
-    /// # Errors
-    /// When the kernel or our rights do not allow it.
-    pub fn ext4(bytes: u64) -> Result<Self> {
-        let folder = Folder::new("small")?;
-        let image = folder.path().join("image");
-        File::create(&image)?.set_len(bytes)?;
-        tools::shell(&format!("mkfs.ext4 -q -m 0 {}", image.display()))?;
-        let disk = Loop::over(&image)?;
-        let path = disk.path().to_string_lossy().into_owned();
-        let small = Self { folder, _disk: Some(disk) };
-        small.mount(&["-o", "noatime", &path])?;
-        Ok(small)
-    }
-
-    /// A tmpfs.
-    ///
-    /// # Errors
-    /// As [`Self::ext4`].
-    pub fn tmpfs(bytes: u64) -> Result<Self> {
-        let small = Self { folder: Folder::new("small")?, _disk: None };
-        small.mount(&["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])?;
-        Ok(small)
-    }
-
-    /// Where it is mounted.
-    #[must_use]
-    pub fn path(&self) -> PathBuf {
-        self.folder.path().join("mounted")
-    }
-
-    fn mount(&self, words: &[&str]) -> Result<()> {
-        let path = self.path();
-        fs::create_dir_all(&path)?;
-        tools::output(Command::new("mount").args(words).arg(&path)).map(|_| ())
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        // The kernel removes the loop device with its last user.
-        let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
-    }
 }

@@ -5,6 +5,8 @@
 
 pub mod clock;
 pub mod daemon;
+pub mod disk;
+pub mod folder;
 pub mod nbd;
 pub mod other_host;
 pub mod tools;

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::daemon::Folder;
+use crate::folder::Folder;
 
 /// Where daemons of root have the locks of their host.
 const LOCKS: &str = "/run/blockd-locks";

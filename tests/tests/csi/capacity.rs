@@ -29,8 +29,8 @@ kind = "thick"
 /// Bytes of the pool file of the second pool.
 const TWO: i64 = 512 * MIB;
 
-pub(crate) fn of_two_pools(name: &str) -> (Rig, daemon::Folder) {
-    let folder = daemon::Folder::new(&format!("{name}-two")).unwrap();
+pub(crate) fn of_two_pools(name: &str) -> (Rig, Folder) {
+    let folder = Folder::new(&format!("{name}-two")).unwrap();
     let file = folder.path().join("two.pool");
     let daemon = daemon::Settings {
         pool_size: 1 << 30,

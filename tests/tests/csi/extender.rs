@@ -23,12 +23,12 @@ const GIB: i64 = 1 << 30;
 struct Extender {
     child: Child,
     port: u16,
-    folder: daemon::Folder,
+    folder: Folder,
 }
 
 impl Extender {
     fn start(metrics_port: u16, cluster: &Cluster, config: &str) -> Self {
-        let folder = daemon::Folder::new("extender").unwrap();
+        let folder = Folder::new("extender").unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         // A copy of the program, as its user may not enter the directory where it was built.
         let program = folder.path().join("blockd-csi");

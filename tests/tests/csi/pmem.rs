@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 
 use super::*;
 

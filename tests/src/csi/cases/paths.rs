@@ -74,7 +74,7 @@ fn a_path_out_of_the_kubelets_folder_is_invalid_argument(cx: &mut Cx<'_>) -> Res
 
 fn a_symlink_out_of_the_kubelets_folder_is_not_followed(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
-    let outside = blockd_testkit::daemon::Folder::new("outside")?;
+    let outside = blockd_testkit::folder::Folder::new("outside")?;
     let link = cx.options.target_dir.join(cx.name());
     symlink(outside.path(), &link)?;
     let target = text(&link.join("mount"))?;
@@ -92,7 +92,7 @@ fn a_symlink_out_of_the_kubelets_folder_is_not_followed(cx: &mut Cx<'_>) -> Resu
 
 fn a_target_that_is_a_symlink_is_not_followed(cx: &mut Cx<'_>) -> Result<()> {
     let staged = cx.staged(cx.mount(Mode::SingleNodeWriter))?;
-    let outside = blockd_testkit::daemon::Folder::new("outside")?;
+    let outside = blockd_testkit::folder::Folder::new("outside")?;
     let inside = outside.path().join("precious");
     fs::create_dir(&inside)?;
     let target = cx.target()?;

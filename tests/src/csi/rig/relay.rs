@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 
 /// More than one side writes at once.
 const LARGEST: usize = 64 << 10;

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use blockd_pmem::media::{Mapping, MappingOptions, Media, Medium};
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 
 use crate::vm::{Drive, Vm};

@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::daemon::Folder;
+use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 
 use super::{MIB, machine, regions};

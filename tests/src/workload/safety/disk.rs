@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 
 use super::super::device::{Buffer, Device};
 use super::super::{MARK, Run, device_of, figures, guest, sparse};

@@ -5,7 +5,8 @@ use std::io::BufRead;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blockd_testkit::daemon::{Daemon, Folder, Settings};
+use blockd_testkit::daemon::{Daemon, Settings};
+use blockd_testkit::folder::Folder;
 use blockd_testkit::nbd::Connection;
 
 use super::super::{Run, sparse};
