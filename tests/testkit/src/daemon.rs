@@ -48,9 +48,23 @@ pub const NAMESPACE: &str = "namespace:";
 /// Precedes the key of a region in that place.
 pub const REGION: &str = "region:";
 
+/// Where a daemon has its files.
+#[derive(Clone, Debug, Default)]
+pub enum Home {
+    /// In new folders where temporary files go and in memory, which are removed with the daemon.
+    #[default]
+    Temporary,
+    /// The same, with files that are not in memory below this folder.
+    Below(PathBuf),
+    /// In this folder, which stays: the sockets and the delta ring in `run` below it.
+    Kept(PathBuf),
+}
+
 /// The parts of a daemon's configuration that a test chooses.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Where its files are.
+    pub home: Home,
     /// The daemon's program. Without one, that of [`tools::blockd`].
     pub program: Option<PathBuf>,
     /// Where the pool lies: a block device, or a file in a folder that is there. Without one, a
@@ -60,6 +74,8 @@ pub struct Settings {
     pub pool_size: u64,
     /// Further lines of the pool's table.
     pub pool_lines: String,
+    /// The tables of all pools, in place of the one that the settings above describe.
+    pub pools: Option<String>,
     /// Lines in front of all tables.
     pub lines: String,
     /// Further tables.
@@ -69,10 +85,12 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            home: Home::Temporary,
             program: None,
             pool: None,
             pool_size: 1 << 30,
             pool_lines: String::new(),
+            pools: None,
             lines: String::new(),
             tables: String::new(),
         }
@@ -111,8 +129,9 @@ pub struct Daemon {
     /// Sockets and delta ring: a tmpfs.
     runtime: Folder,
     pool: PathBuf,
-    starts: u32,
     host: Option<OtherHost>,
+    /// Further words for `blockd serve`, from the next start on.
+    pub arguments: Vec<String>,
 }
 
 impl Daemon {
@@ -121,14 +140,16 @@ impl Daemon {
     /// # Errors
     /// When the daemon can't be built or a folder not be made.
     pub fn new(name: &str, settings: &Settings) -> Result<Self> {
-        let folder = Folder::new(name)?;
-        let runtime = Folder::below(Path::new("/dev/shm"), name)?;
-        let pool = match &settings.pool {
-            Some(pool) => pool.clone(),
-            None => folder.path().join("pool"),
+        let memory = Path::new("/dev/shm");
+        let (folder, runtime) = match &settings.home {
+            Home::Temporary => (Folder::new(name)?, Folder::below(memory, name)?),
+            Home::Below(parent) => (Folder::below(parent, name)?, Folder::below(memory, name)?),
+            Home::Kept(path) => (Folder::kept(path)?, Folder::kept(&path.join("run"))?),
         };
+        let pool = settings.pool.clone().unwrap_or_else(|| folder.path().join("pool"));
         let program = settings.program.clone().map_or_else(tools::blockd, Ok)?;
-        let daemon = Self { program, child: None, folder, runtime, pool, starts: 0, host: None };
+        let arguments = Vec::new();
+        let daemon = Self { program, child: None, folder, runtime, pool, host: None, arguments };
         daemon.configure(settings)?;
         Ok(daemon)
     }
@@ -151,6 +172,14 @@ impl Daemon {
         let (runtime, folder) = (self.runtime.path(), self.folder.path());
         writeln!(text, "runtime_dir = {runtime:?}\nstate_dir = {:?}", folder.join("state"))?;
         writeln!(text, "{}", settings.tables)?;
+        match &settings.pools {
+            Some(pools) => text.push_str(pools),
+            None => self.write_pool(&mut text, settings)?,
+        }
+        fs::write(self.config(), text).context("writing the configuration")
+    }
+
+    fn write_pool(&self, text: &mut String, settings: &Settings) -> Result<()> {
         writeln!(text, "[[pool]]\nname = \"default\"")?;
         let place = self.pool.to_string_lossy();
         if let Some(uuid) = place.strip_prefix(NAMESPACE) {
@@ -167,7 +196,7 @@ impl Daemon {
             writeln!(text, "volatile = true")?;
         }
         text.push_str(&settings.pool_lines);
-        fs::write(self.config(), text).context("writing the configuration")
+        Ok(())
     }
 
     /// The address at which it serves metrics since its first start.
@@ -270,10 +299,9 @@ impl Daemon {
         ensure!(self.child.is_none(), "the daemon runs already");
         let log = File::options().create(true).append(true).open(self.log_path())?;
         let mut command = self.program_command();
-        command.arg("serve").arg("--config").arg(self.config());
+        command.arg("serve").arg("--config").arg(self.config()).args(&self.arguments);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(command.spawn().context("starting the daemon")?);
-        self.starts += 1;
         Ok(())
     }
 
@@ -384,13 +412,20 @@ impl Daemon {
         serde_json::from_str(&said).with_context(|| format!("no JSON: {said}"))
     }
 
+    /// A verb of the command line for this daemon, to be run.
+    #[must_use]
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("BLOCKD_SOCKET", self.control_socket()).args(words).stdin(Stdio::null());
+        command
+    }
+
     /// Runs a verb of the command line, however it ends.
     ///
     /// # Errors
     /// When it can't be started.
     pub fn cli_output(&self, words: &[&str]) -> Result<Output> {
-        let mut command = Command::new(&self.program);
-        command.env("BLOCKD_SOCKET", self.control_socket()).args(words).stdin(Stdio::null());
+        let mut command = self.command(words);
         command.output().with_context(|| format!("cannot start: {}", tools::describe(&command)))
     }
 
