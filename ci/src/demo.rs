@@ -2,29 +2,25 @@
 //! every byte of every file compared afterwards. Then snapshots: the differences between two of
 //! them, a clone, a backup, a rollback, each image by its checksum.
 
-mod daemon;
 mod files;
-mod nbd;
 mod snapshots;
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::daemon::{Daemon, Settings};
 
 use crate::clock::Stopwatch;
 use crate::{command, setup};
-use daemon::{Daemon, Folder};
 
 /// The size of the volume that clients see.
 const VOLUME_SIZE: &str = "10G";
 
 /// The pool's file, sparse. Far less than the volume's size.
-const POOL_SIZE: &str = "2G";
+const POOL_SIZE: u64 = 2 << 30;
 
 /// The daemon is killed once so much of the image has arrived, in percent.
 const KILL_AT_PERCENT: u64 = 25;
@@ -59,30 +55,32 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     );
     setup::ensure(&setup::DEMO)?;
     step("building blockd");
-    let binary = build(root)?;
-    let folder = Folder::make()?;
-    println!("  everything is made in {}", folder.path().display());
+    let settings =
+        Settings { program: Some(build(root)?), pool_size: POOL_SIZE, ..Settings::default() };
+    let mut daemon = Daemon::new("demo", &settings)?;
+    let folder = daemon.folder().to_path_buf();
+    println!("  everything is made in {}", folder.display());
 
     step("starting a daemon on a pool of 2 GiB in a sparse file");
-    let mut daemon = Daemon::start(&binary, &folder, POOL_SIZE)?;
+    daemon.start()?;
 
     step("making an ext4 image of 10 GiB with files of this machine");
-    let originals = folder.path().join("originals");
+    let originals = folder.join("originals");
     let kept = files::gather(&originals)?;
     println!("  {} files, {} MiB", kept.count, kept.bytes >> 20);
-    let image = folder.path().join("image");
+    let image = folder.join("image");
     make_image(&originals, &image)?;
 
     step("adding a thin volume of 10 GiB, and writing the image into it");
     println!("$ blockd add --size {VOLUME_SIZE} demo");
-    daemon.cli(&["add", "--size", VOLUME_SIZE, "demo"])?;
+    show(&daemon, &["add", "--size", VOLUME_SIZE, "demo"])?;
     println!("$ blockd import image demo --overwrite     (and kill -9 of the daemon meanwhile)");
     import_and_kill(&mut daemon, &image)?;
 
     step("the pool and the volume now");
-    daemon.cli(&["pool", "map", "--width", "64"])?;
-    daemon.cli(&["show", "demo"])?;
-    let pool_bytes = allocated(&folder.path().join("state/demo.pool"))?;
+    show(&daemon, &["pool", "map", "--width", "64"])?;
+    show(&daemon, &["show", "demo"])?;
+    let pool_bytes = allocated(daemon.pool())?;
     println!(
         "\n  image {} MiB, of which {} MiB hold data; pool file {} MiB on disk",
         std::fs::metadata(&image)?.len() >> 20,
@@ -91,19 +89,37 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     );
 
     step("stopping the daemon in order, starting it again, and exporting the volume");
-    daemon.restart()?;
-    let exported = folder.path().join("exported");
+    stop(&mut daemon)?;
+    daemon.start()?;
+    let exported = folder.join("exported");
     println!("$ blockd export demo exported");
-    daemon.cli(&["export", "demo", text(&exported)?])?;
+    show(&daemon, &["export", "demo", text(&exported)?])?;
 
     step("checking the file system, and comparing every file with the original");
     let verdict = compare(&folder, &exported, &originals)?;
     let images = snapshots::run(&daemon, &folder, &root.join("docs"), step)?;
-    daemon.stop()?;
-    drop(folder);
+    stop(&mut daemon)?;
+    drop(daemon);
     println!("\ndemo: {} files, {} bytes, {} differ", verdict.files, verdict.bytes, verdict.differ);
     println!("demo: {} images of snapshots and clones, {} differ", images.count, images.differ);
     Ok(verdict.differ == 0 && verdict.files > 0 && images.differ == 0)
+}
+
+/// Runs a command of the daemon; its output is shown.
+fn show(daemon: &Daemon, words: &[&str]) -> Result<()> {
+    command::run(&mut daemon.command(words)).with_context(|| daemon.last_words())
+}
+
+/// Runs a command of the daemon and returns its output.
+fn quiet(daemon: &Daemon, words: &[&str]) -> Result<String> {
+    command::output(&mut daemon.command(words))
+}
+
+/// Ends the daemon in order.
+fn stop(daemon: &mut Daemon) -> Result<()> {
+    let status = daemon.stop()?;
+    ensure!(status.success(), "the daemon ended with {status}; {}", daemon.last_words());
+    Ok(())
 }
 
 fn build(root: &Path) -> Result<PathBuf> {
@@ -138,14 +154,14 @@ fn import_and_kill(daemon: &mut Daemon, image: &Path) -> Result<()> {
             if import.0.try_wait()?.is_some() {
                 bail!("the import ended although no daemon was there");
             }
-            daemon.start_again()?;
+            daemon.start()?;
             println!("  a new daemon runs; the import goes on");
             return import.success();
         }
         import.success()?;
         println!("  the import was done before the kill; once more, with an empty volume");
-        daemon.quiet(&["del", "demo", "--force"])?;
-        daemon.quiet(&["add", "--size", VOLUME_SIZE, "demo"])?;
+        quiet(daemon, &["del", "demo", "--force"])?;
+        quiet(daemon, &["add", "--size", VOLUME_SIZE, "demo"])?;
     }
     bail!("the import was too fast to be interrupted, {MAX_ATTEMPTS} times")
 }
@@ -154,7 +170,7 @@ fn import_and_kill(daemon: &mut Daemon, image: &Path) -> Result<()> {
 fn wait_for_share(daemon: &Daemon, import: &mut Running, share_bytes: u64) -> Result<bool> {
     let watch = Stopwatch::start();
     while import.0.try_wait()?.is_none() {
-        let shown = daemon.quiet(&["--json", "show", "demo"])?;
+        let shown = quiet(daemon, &["--json", "show", "demo"])?;
         let shown: serde_json::Value = serde_json::from_str(&shown)?;
         let mapped = shown["volume"]["mapped_bytes"].as_u64().context("no mapped_bytes")?;
         if mapped >= share_bytes {
@@ -195,10 +211,10 @@ impl Drop for Running {
     }
 }
 
-fn compare(folder: &Folder, exported: &Path, originals: &Path) -> Result<Verdict> {
+fn compare(folder: &Path, exported: &Path, originals: &Path) -> Result<Verdict> {
     let mut e2fsck = tool("e2fsck");
     command::run(e2fsck.args(["-f", "-n"]).arg(exported))?;
-    let copies = folder.path().join("copies");
+    let copies = folder.join("copies");
     std::fs::create_dir(&copies)?;
     // debugfs reads the file system without mounting it, without privileges.
     let mut debugfs = tool("debugfs");
@@ -249,20 +265,6 @@ fn text(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("not UTF-8: {}", path.display()))
 }
 
-/// The last lines of a file.
-fn tail(path: &Path) -> String {
-    /// Enough for the error.
-    const BYTES: u64 = 4096;
-    let mut text = Vec::new();
-    if let Ok(mut file) = File::open(path) {
-        let size = file.metadata().map_or(0, |metadata| metadata.len());
-        // Unreadable output is not shown: the error is reported anyway.
-        let _ = file.seek(SeekFrom::Start(size.saturating_sub(BYTES)));
-        let _ = file.read_to_end(&mut text);
-    }
-    String::from_utf8_lossy(&text).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,7 +280,6 @@ mod tests {
         assert_eq!(same(&paths[0], &paths[1]).unwrap(), (true, 3));
         assert_eq!(same(&paths[0], &paths[2]).unwrap(), (false, 3));
         assert!(same(&paths[0], &dir.join("missing")).is_err());
-        assert_eq!(tail(&paths[2]), "abd");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -7,10 +7,9 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use blockd_testkit::daemon::Daemon;
 
-use super::daemon::{Daemon, Folder};
-use super::nbd::Client;
-use super::{text, tool};
+use super::{quiet, show, text, tool};
 use crate::command;
 
 /// Large enough for the project's own documents, small enough to be read several times.
@@ -40,21 +39,21 @@ impl Images {
 /// Does all of it on a volume of its own.
 pub(super) fn run(
     daemon: &Daemon,
-    folder: &Folder,
+    folder: &Path,
     content: &Path,
     mut step: impl FnMut(&str),
 ) -> Result<Images> {
     let mut images = Images::default();
-    let path = |name: &str| folder.path().join(name);
+    let path = |name: &str| folder.join(name);
     let (before, after, out) = (path("before"), path("after"), path("out"));
 
     step("a small file system with the project's documents, and a snapshot of it");
     let mut mke2fs = tool("mke2fs");
     mke2fs.args(["-q", "-t", "ext4", "-d"]).arg(content).arg(&before).arg(VOLUME_SIZE);
     command::run(&mut mke2fs)?;
-    daemon.quiet(&["import", text(&before)?, "work"])?;
+    quiet(daemon, &["import", text(&before)?, "work"])?;
     println!("$ blockd snapshot work --tag before");
-    daemon.cli(&["snapshot", "work", "--tag", "before"])?;
+    show(daemon, &["snapshot", "work", "--tag", "before"])?;
     let sum_before = sum(&before)?;
 
     step("changing it: a file more, and a file less");
@@ -69,27 +68,27 @@ pub(super) fn run(
     let blocks = write_difference(daemon, &before, &after)?;
     println!("  {blocks} blocks of 4 KiB written over NBD, without {gone}");
     println!("$ blockd snapshot work --tag after");
-    daemon.cli(&["snapshot", "work", "--tag", "after"])?;
+    show(daemon, &["snapshot", "work", "--tag", "after"])?;
     println!("$ blockd diff work@after --since work@before");
-    daemon.cli(&["diff", "work@after", "--since", "work@before"])?;
+    show(daemon, &["diff", "work@after", "--since", "work@before"])?;
     let sum_after = sum(&after)?;
 
     step("a clone of how it was, and the difference as a backup that brings it up to date");
-    daemon.quiet(&["clone", "work@before", "copy"])?;
+    quiet(daemon, &["clone", "work@before", "copy"])?;
     export(daemon, "copy", &out)?;
     images.compare("the clone beside the image before", sum_before, &out)?;
     println!("$ blockd export work@after increment --since work@before");
     let increment = path("increment");
-    daemon.cli(&["export", "work@after", text(&increment)?, "--since", "work@before"])?;
+    show(daemon, &["export", "work@after", text(&increment)?, "--since", "work@before"])?;
     println!("$ blockd import increment copy --apply");
-    daemon.cli(&["import", text(&increment)?, "copy", "--apply"])?;
+    show(daemon, &["import", text(&increment)?, "copy", "--apply"])?;
     export(daemon, "copy", &out)?;
     images.compare("the clone with the backup beside the image after", sum_after, &out)?;
 
     step("rolling the volume back, and the space of the snapshots");
     println!("$ blockd detach work && blockd rollback work work@before");
-    daemon.quiet(&["detach", "work"])?;
-    daemon.cli(&["rollback", "work", "work@before"])?;
+    quiet(daemon, &["detach", "work"])?;
+    show(daemon, &["rollback", "work", "work@before"])?;
     export(daemon, "work", &out)?;
     images.compare("the volume beside the image before", sum_before, &out)?;
     export(daemon, "work@after", &out)?;
@@ -97,12 +96,12 @@ pub(super) fn run(
     let mut e2fsck = tool("e2fsck");
     command::run(e2fsck.args(["-f", "-n"]).arg(&out))?;
     println!("$ blockd space work work@before work@after");
-    daemon.cli(&["space", "work", "work@before", "work@after"])?;
+    show(daemon, &["space", "work", "work@before", "work@after"])?;
     Ok(images)
 }
 
 fn export(daemon: &Daemon, volume: &str, to: &Path) -> Result<()> {
-    daemon.quiet(&["export", volume, text(to)?, "--force"]).map(drop)
+    quiet(daemon, &["export", volume, text(to)?, "--force"]).map(drop)
 }
 
 /// The name of a regular file right in the folder, the first one.
@@ -121,14 +120,14 @@ fn first_file(folder: &Path) -> Result<String> {
 /// Writes the blocks in which an image differs from another to the volume that holds the other.
 fn write_difference(daemon: &Daemon, before: &Path, after: &Path) -> Result<u64> {
     let (before, after) = (std::fs::read(before)?, std::fs::read(after)?);
-    let mut client = Client::connect(&daemon.nbd_socket(), "work")?;
+    let mut connection = daemon.connect("work")?;
     let mut count = 0;
     let pairs = before.chunks(BLOCK).zip(after.chunks(BLOCK));
     for (number, (_, new)) in (0..).zip(pairs).filter(|(_, (old, new))| old != new) {
-        client.write(number * BLOCK as u64, new)?;
+        connection.write(number * BLOCK as u64, new)?;
         count += 1;
     }
-    client.finish()?;
+    connection.flush()?;
     Ok(count)
 }
 

@@ -69,7 +69,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "blockd-testkit",
         ],
     ),
-    ("blockd-ci", &[]),
+    ("blockd-ci", &["blockd-testkit"]),
 ];
 
 /// Every import that the table does not allow.
