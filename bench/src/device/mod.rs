@@ -124,7 +124,7 @@ pub fn measure(jobs: &Jobs, disk: &Disk, blockd: &Path, effort: Effort) -> Resul
         Place::Nbd(_) => "NBD",
     };
     note(&format!("a volume over {front_end}"));
-    let turn = Turn { place, server: Some(daemon.pid()) };
+    let turn = Turn { place, server: daemon.pid() };
     let ours = series(jobs, &turn, effort, bytes).context("a pool on the disk")?;
     daemon.end()?;
     disk.forget()?;

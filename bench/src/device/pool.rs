@@ -1,29 +1,19 @@
 //! blockd with one pool on the disk, started and controlled by its public interfaces.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use anyhow::{Result, ensure};
+use blockd_testkit::daemon::{Daemon as Process, Home, Settings};
 
 use super::disk::Disk;
 use crate::block::Place;
-use crate::clock::Clock;
 
-/// The longest that the daemon may take to come up.
-const PATIENCE_SECONDS: f64 = 30.0;
 /// The volume.
 const VOLUME: &str = "bench";
 
-/// A daemon that runs.
+/// A daemon that runs. It ends in order, so that it lets the disk go.
 #[derive(Debug)]
-pub struct Daemon {
-    program: PathBuf,
-    folder: PathBuf,
-    child: Child,
-}
+pub struct Daemon(Process);
 
 impl Daemon {
     /// Starts it with a new pool on all of the disk.
@@ -31,28 +21,17 @@ impl Daemon {
     /// # Errors
     /// When it does not come up; the message has its output.
     pub fn start(program: &Path, scratch: &Path, disk: &Disk) -> Result<Self> {
-        let folder = scratch.join("daemon");
-        fs::create_dir_all(&folder)?;
-        let shown = folder.display();
-        let text = format!(
-            "runtime_dir = \"{shown}/run\"\nstate_dir = \"{shown}/state\"\n\n[log]\nlevel = \
-             \"warn\"\n\n[[pool]]\nname = \"bench\"\nkind = \"disk\"\npath = \"{}\"\n",
-            disk.path.display()
-        );
-        fs::write(folder.join("blockd.toml"), text)?;
-        let log = fs::File::create(folder.join(LOG))?;
-        let mut command = Command::new(program);
-        command.arg("serve").arg("--config").arg(folder.join("blockd.toml"));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("start {}", program.display()))?;
-        let mut daemon = Self { program: program.to_owned(), folder, child };
-        let clock = Clock::start();
-        while std::os::unix::net::UnixStream::connect(daemon.control()).is_err() {
-            let up = daemon.child.try_wait()?.is_none() && clock.seconds() < PATIENCE_SECONDS;
-            ensure!(up, "blockd does not come up: {}", daemon.said());
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        Ok(daemon)
+        let pool = format!("[[pool]]\nname = \"bench\"\nkind = \"disk\"\npath = {:?}\n", disk.path);
+        let settings = Settings {
+            home: Home::Kept(scratch.join("daemon")),
+            program: Some(program.to_owned()),
+            tables: "[log]\nlevel = \"warn\"\n".to_owned(),
+            pools: Some(pool),
+            ..Settings::default()
+        };
+        let mut process = Process::new("bench", &settings)?;
+        process.start()?;
+        Ok(Self(process))
     }
 
     /// Makes the volume: over ublk where there is one, else over NBD.
@@ -60,61 +39,36 @@ impl Daemon {
     /// # Errors
     /// When the daemon refuses.
     pub fn add(&self, bytes: u64) -> Result<Place> {
-        let output = Command::new(&self.program)
-            .args(["add", "--size", &bytes.to_string(), VOLUME, "--socket"])
-            .arg(self.control())
-            .output()?;
+        let output = self.0.cli_output(&["add", "--size", &bytes.to_string(), VOLUME])?;
         let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "blockd add: {errors}\n{}", self.said());
+        ensure!(output.status.success(), "blockd add: {errors}\n{}", self.0.last_words());
         let place = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         ensure!(!place.is_empty(), "blockd add has printed nothing");
         Ok(if place.starts_with('/') { Place::Device(place.into()) } else { Place::Nbd(place) })
     }
 
-    /// The process.
+    /// The process, while it runs.
     #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    pub fn pid(&self) -> Option<u32> {
+        self.0.pid()
     }
 
-    /// Ends it in order, so that it lets the disk go.
+    /// Deletes the volume and ends.
     ///
     /// # Errors
-    /// When it ends otherwise.
+    /// When the daemon refuses, or ends otherwise.
     pub fn end(mut self) -> Result<()> {
-        let deleted = Command::new(&self.program)
-            .args(["del", VOLUME, "--socket"])
-            .arg(self.control())
-            .output()?;
-        let errors = String::from_utf8_lossy(&deleted.stderr);
-        ensure!(deleted.status.success(), "blockd del: {errors}\n{}", self.said());
-        let status = self.stop()?;
-        ensure!(status.success(), "blockd ended with {status}: {}", self.said());
+        self.0.cli(&["del", VOLUME])?;
+        let status = self.0.stop()?;
+        ensure!(status.success(), "blockd ended with {status}: {}", self.0.last_words());
         Ok(())
-    }
-
-    fn stop(&mut self) -> Result<std::process::ExitStatus> {
-        if let Some(status) = self.child.try_wait()? {
-            return Ok(status);
-        }
-        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?;
-        Ok(self.child.wait()?)
-    }
-
-    fn control(&self) -> PathBuf {
-        self.folder.join("run").join("control.sock")
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(self.folder.join(LOG)).unwrap_or_default()
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.stop();
+        if self.0.pid().is_some() {
+            let _ = self.0.stop();
+        }
     }
 }
-
-/// The daemon's log.
-const LOG: &str = "log";

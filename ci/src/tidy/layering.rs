@@ -54,7 +54,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("blockd-csi", &["blockd-api"]),
-    ("blockd-bench", &["blockd-mapper", "blockd-nbd", "blockd-pmem"]),
+    ("blockd-bench", &["blockd-mapper", "blockd-nbd", "blockd-pmem", "blockd-testkit"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
     ("blockd-testkit", &["blockd-nbd"]),
     (
