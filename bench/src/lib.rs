@@ -7,8 +7,8 @@ pub mod alloc_count;
 
 pub mod block;
 pub mod budgets;
-pub mod clock;
 pub mod counts;
+pub mod cpu;
 pub mod device;
 pub mod facts;
 pub mod isolation;

@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use blockd_testkit::daemon::{Daemon, Settings};
 
-use crate::clock::Stopwatch;
 use crate::{command, setup};
+use blockd_testkit::clock::Clock;
 
 /// The size of the volume that clients see.
 const VOLUME_SIZE: &str = "10G";
@@ -46,7 +46,7 @@ struct Verdict {
 /// # Errors
 /// Which step could not be done. Whatever was started and made is gone then, too.
 pub(crate) fn run(root: &Path) -> Result<bool> {
-    let watch = Stopwatch::start();
+    let watch = Clock::start();
     let step = |text: &str| println!("\n[{:5.1} s] {text}", watch.elapsed().as_secs_f64());
     step(
         "requirements of the demo: libclang to build; mke2fs, e2fsck and debugfs to make a file \
@@ -168,7 +168,7 @@ fn import_and_kill(daemon: &mut Daemon, image: &Path) -> Result<()> {
 
 /// Whether so much has arrived while the import still runs.
 fn wait_for_share(daemon: &Daemon, import: &mut Running, share_bytes: u64) -> Result<bool> {
-    let watch = Stopwatch::start();
+    let watch = Clock::start();
     while import.0.try_wait()?.is_none() {
         let shown = quiet(daemon, &["--json", "show", "demo"])?;
         let shown: serde_json::Value = serde_json::from_str(&shown)?;
@@ -189,7 +189,7 @@ struct Running(Child);
 
 impl Running {
     fn success(&mut self) -> Result<()> {
-        let watch = Stopwatch::start();
+        let watch = Clock::start();
         while watch.elapsed() < IMPORT_LIMIT {
             if let Some(status) = self.0.try_wait()? {
                 if !status.success() {

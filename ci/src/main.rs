@@ -5,7 +5,6 @@
 
 mod built;
 mod check;
-mod clock;
 mod command;
 mod demo;
 mod forward;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::clock::Stopwatch;
+use blockd_testkit::clock::Clock;
 
 /// How a step ended when it did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Steps {
     /// shows every failure is worth more than several that show one each.
     pub(crate) fn run(&mut self, name: &str, step: impl FnOnce() -> Result<Outcome>) {
         println!("== {name}");
-        let watch = Stopwatch::start();
+        let watch = Clock::start();
         let result = step();
         self.count(name, watch.elapsed(), result);
     }

@@ -74,11 +74,11 @@ fn children() -> BTreeMap<u32, Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Stopwatch;
+    use blockd_testkit::clock::Clock;
 
     #[test]
     fn a_process_over_its_limit_is_ended_with_its_children() {
-        let watch = Stopwatch::start();
+        let watch = Clock::start();
         let mut child =
             Command::new("sh").args(["-c", "sleep 50 & sleep 50 & wait"]).spawn().unwrap();
         let watchdog = Watchdog::start(child.id(), Some(Duration::from_millis(200)));

@@ -233,7 +233,7 @@ fn a_tool_that_writes_watches_other_hosts_as_long_as_it_is_asked_to() {
     owner.kill().unwrap();
     let host = OtherHost::new().unwrap();
     let mut tool = host.command(&tools::blockd().unwrap());
-    let begun = blockd_testkit::clock::clock();
+    let begun = blockd_testkit::clock::Clock::start();
     let tool = tool.args(["pool", "repair", "--claim-wait", "4s"]).arg(disk.path());
     tools::output(tool).unwrap();
     // Once before it writes its own claim, and once after.

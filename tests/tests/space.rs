@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::disk::Small;
 use blockd_testkit::nbd::Connection;
@@ -42,7 +42,7 @@ fn pool(daemon: &Daemon) -> Value {
 }
 
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = clock();
+    let begun = Clock::start();
     while !holds() {
         assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(50));
@@ -276,7 +276,7 @@ fn a_full_pool_answers_by_the_policy_that_was_set() {
     daemon.cli(&["set", "w3", "--on-full", "timeout=3s"]).unwrap();
     let waits = Writer::start(&daemon, 1, 4000);
     wait_until("the pool is full", || pool(&daemon)["blocked_writes"] == 1);
-    let begun = clock();
+    let begun = Clock::start();
     let refused = Writer::start(&daemon, 2, 100);
     wait_until("it is refused", || refused.error().is_some());
     let late = Writer::start(&daemon, 3, 100);
@@ -307,7 +307,7 @@ fn a_daemon_ends_and_starts_while_writes_wait() {
     daemon.add("w2", 1 << 30).unwrap();
     let writer = Writer::start(&daemon, 1, 4000);
     wait_until("the pool is full", || pool(&daemon)["blocked_writes"] == 1);
-    let begun = clock();
+    let begun = Clock::start();
     daemon.cli(&["detach", "--force", "w1"]).unwrap();
     wait_until("the connection ends", || writer.error().is_some());
     assert_eq!(pool(&daemon)["blocked_writes"], 0);
@@ -369,7 +369,7 @@ fn limits_hold_and_can_be_changed_while_requests_wait() {
     daemon.add("w2", 128 * MIB).unwrap();
     daemon.cli(&["set", "w1", "--iops", "20"]).unwrap();
     daemon.cli(&["set", "w2", "--bandwidth", "4M"]).unwrap();
-    let begun = clock();
+    let begun = Clock::start();
     let (one, two) = (Writer::start(&daemon, 1, 300), Writer::start(&daemon, 2, 300));
     std::thread::sleep(Duration::from_secs(3));
     let passed = begun.elapsed().as_secs_f64();
@@ -382,7 +382,7 @@ fn limits_hold_and_can_be_changed_while_requests_wait() {
     daemon.add("w3", 128 * MIB).unwrap();
     daemon.cli(&["set", "w3", "--iops", "1"]).unwrap();
     let mut connection = daemon.connect("w3").unwrap();
-    let flushed = clock();
+    let flushed = Clock::start();
     for _ in 0..100 {
         connection.flush().unwrap();
     }

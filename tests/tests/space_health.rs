@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
 
 const MIB: u64 = 1 << 20;
@@ -39,7 +39,7 @@ fn is_reported(daemon: &Daemon) -> bool {
 }
 
 fn within(limit: Duration, what: &str, daemon: &Daemon, mut holds: impl FnMut() -> bool) {
-    let begun = clock();
+    let begun = Clock::start();
     while !holds() {
         let health = daemon.cli(&["health"]).unwrap();
         assert!(begun.elapsed() < limit, "{what}: not within {limit:?}: {health}");

@@ -4,10 +4,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use blockd_bench::facts;
 use blockd_bench::isolation::{Bench, Figure, Spread};
 use blockd_bench::nbd::Folders;
 use blockd_bench::nbd::claims::Medium;
-use blockd_bench::{clock, facts};
+use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
 

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use blockd_bench::budgets::{Scratch, counts, lookup, scale};
+use blockd_bench::facts;
 use blockd_bench::report::{self, Row};
-use blockd_bench::{clock, facts};
+use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
 

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use blockd_bench::facts;
 use blockd_bench::nbd::claims::{Stage, Workload};
 use blockd_bench::nbd::endurance::{self, Extent};
 use blockd_bench::nbd::fio::Jobs;
@@ -12,7 +13,7 @@ use blockd_bench::nbd::print::{self, Claim};
 use blockd_bench::nbd::server::Kind;
 use blockd_bench::nbd::{Bench, Folders, after_snapshot, before, first_touch};
 use blockd_bench::report::{self, Row};
-use blockd_bench::{clock, facts};
+use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
 

@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use blockd_bench::facts;
 use blockd_bench::pmem::{self, Effort};
-use blockd_bench::{clock, facts};
+use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
 

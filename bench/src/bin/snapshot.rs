@@ -4,9 +4,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
+use blockd_bench::facts;
 use blockd_bench::report::{self, Row};
 use blockd_bench::snapshot::{PARTS, Places};
-use blockd_bench::{clock, facts};
+use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Map, Value, json};
 

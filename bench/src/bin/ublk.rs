@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use blockd_bench::block::Jobs;
+use blockd_bench::facts;
 use blockd_bench::nbd::print::{self as claims, Claim};
 use blockd_bench::report::{self, Row};
 use blockd_bench::ublk::backing::{self, Disk};
@@ -15,7 +16,7 @@ use blockd_bench::ublk::peers::{Chunk, Device, Loop, Rublk, Thin};
 use blockd_bench::ublk::{
     Bench, Mode, after_snapshot, before, counts, first_touch, print, restart,
 };
-use blockd_bench::{clock, facts};
+use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
 

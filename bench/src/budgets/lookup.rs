@@ -8,12 +8,12 @@ use blockd_mapper::arena::Arena;
 use blockd_mapper::directory::Directory;
 use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{ExtentIndex, PhysicalExtent, SlotIndex};
+use blockd_testkit::clock::Clock;
 use redb::backends::InMemoryBackend;
 use redb::{ReadableDatabase, TableDefinition};
 
 use super::Scratch;
 use super::rig::{EXTENT, Media, Rig, TIB, mix, shuffled};
-use crate::clock::Clock;
 use crate::report::{Budget, Row};
 
 /// Extents of 1 TiB.

@@ -17,9 +17,10 @@ use blockd_mapper::pool::{Pool, Tuning};
 use blockd_mapper::ring::VecRingMemory;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::{Attachment, Worker};
+use blockd_testkit::clock::Clock;
 
 use crate::alloc_count::allocations;
-use crate::clock::{Clock, thread_cpu};
+use crate::cpu::thread_cpu;
 use crate::pool_options;
 
 /// Bytes of every request here.

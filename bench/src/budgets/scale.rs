@@ -5,11 +5,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use blockd_mapper::worker::Attachment;
+use blockd_testkit::clock::Clock;
 use serde_json::{Value, json};
 
 use super::Scratch;
 use super::rig::{BLOCK, EXTENT, Media, Rig, TIB, mix, shuffled};
-use crate::clock::Clock;
 use crate::report::{Budget, Row};
 
 /// Changes in the log that is replayed.

@@ -9,11 +9,11 @@ pub mod pool;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use blockd_testkit::clock::Clock;
 use serde_json::{Value, json};
 
 use self::disk::Disk;
 use crate::block::{Jobs, Place, Sample, Settings, Turn};
-use crate::clock::Clock;
 use crate::stats::median;
 
 /// One job file at one depth.

@@ -4,8 +4,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use blockd_testkit::clock::Clock;
 
-use crate::clock::Clock;
 use crate::load::{Event, Pattern};
 use crate::nbd::client::Client;
 

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use blockd_nbd::client::{ConnectOptions, RawConnection, ServerAddress, Uri};
 use blockd_nbd::codec::cmd::{DISC, FLUSH, READ, WRITE};
 use blockd_nbd::codec::request::{HEADER_BYTES, Header};
+use blockd_testkit::clock::Clock;
 
 use super::fio::{Figures, Settings};
-use crate::clock::Clock;
 use crate::load::{Event, Pattern};
 
 /// Bytes of a block, of a reply without data.

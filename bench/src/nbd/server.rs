@@ -7,13 +7,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::clock::Clock;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::claims::Medium;
 use super::ours;
 use super::process::Tree;
-use crate::clock::Clock;
 
 /// A server with its mode of access to its backing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

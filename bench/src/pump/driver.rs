@@ -13,9 +13,9 @@ use blockd_mapper::pool::{Pool, Tuning};
 use blockd_mapper::ring::VecRingMemory;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Worker;
+use blockd_testkit::clock::Clock;
 
 use crate::alloc_count::allocations;
-use crate::clock::Clock;
 use crate::pool_options;
 use crate::ring::{Ended, Ring};
 

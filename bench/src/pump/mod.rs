@@ -12,6 +12,7 @@ use blockd_mapper::engine::Control;
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Attachment;
 
+use crate::cpu::clock_cost_ns;
 use crate::ring::{Ring, SLOT_BYTES};
 use crate::stats::{Ratio, median};
 
@@ -118,7 +119,7 @@ pub fn measure(place: &Place, effort: &Effort) -> Result<Results> {
         let pairs = if workload.target.is_some() { effort.pairs } else { effort.pairs.min(9) };
         outcomes.push(bench.workload(workload, pairs)?);
     }
-    let clock_ns = bench.driver.clock.cost_ns();
+    let clock_ns = clock_cost_ns(bench.driver.clock);
     let verified = bench.verify_reopened(place, effort)?;
     Ok(Results { outcomes, verified, clock_ns })
 }

@@ -4,10 +4,10 @@ use anyhow::{Result, ensure};
 use blockd_mapper::engine::{Control, DiffRequest, RangeState};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Attachment;
+use blockd_testkit::clock::Clock;
 
 use super::{Places, map, pool, take};
 use crate::budgets::rig::{EXTENT, Rig, TIB};
-use crate::clock::Clock;
 use crate::report::{Budget, Row};
 
 /// Ranges of one question, as the daemon asks.

@@ -10,10 +10,10 @@ use blockd_mapper::engine::Control;
 use blockd_mapper::io::IoBuffer;
 use blockd_mapper::plan::{Answer, OpKind, Plan, Step};
 use blockd_mapper::worker::{Attachment, Worker};
+use blockd_testkit::clock::Clock;
 
 use super::{Places, largest, map, median, ms, take};
 use crate::budgets::rig::{BLOCK, EXTENT, Media, Rig};
-use crate::clock::Clock;
 use crate::report::{Budget, Row};
 
 /// Bytes that are mapped.

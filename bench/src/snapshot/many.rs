@@ -1,10 +1,10 @@
 //! Reads of a volume that has had more and more snapshots taken.
 
 use anyhow::Result;
+use blockd_testkit::clock::Clock;
 
 use super::{Places, map, pool, take};
 use crate::budgets::rig::{EXTENT, Rig, TIB, mix};
-use crate::clock::Clock;
 use crate::report::{Budget, Row};
 
 /// Reads of one round.

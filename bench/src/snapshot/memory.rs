@@ -4,10 +4,11 @@
 use anyhow::Result;
 use blockd_mapper::engine::Control;
 use blockd_mapper::worker::Attachment;
+use blockd_testkit::clock::Clock;
 
 use super::{Places, largest, map, median, ms, pool, take};
 use crate::budgets::rig::{EXTENT, Rig, TIB};
-use crate::clock::{Clock, thread_cpu};
+use crate::cpu::thread_cpu;
 use crate::report::{Budget, Row};
 
 /// Snapshots of each size; all are printed by their middle one, stops by their longest.

@@ -6,13 +6,13 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blockd_testkit::clock::Clock;
 
 use super::Bench;
 use super::mapped::{BYTES, Devices, Pair};
 use super::peers::Device;
 use super::trace::{Counter, What};
 use crate::block::{Settings, Turn};
-use crate::clock::Clock;
 use crate::nbd::counts::{Sleeps, since};
 use crate::nbd::process::Tree;
 use crate::report::{Budget, Row};

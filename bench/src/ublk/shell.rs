@@ -4,8 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-
-use crate::clock::Clock;
+use blockd_testkit::clock::Clock;
 
 /// The longest that anything here may take to come about.
 const PATIENCE_SECONDS: f64 = 30.0;

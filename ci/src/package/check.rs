@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::clock::Stopwatch;
 use crate::command;
+use blockd_testkit::clock::Clock;
 
 /// How long the installed daemon may take to serve, or to end.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -130,7 +130,7 @@ fn serve(root: &Root, pool: &Path) -> Result<()> {
     let ask = |words: &[&str]| {
         command::output(Command::new(&program).arg("--socket").arg(&socket).args(words))
     };
-    let watch = Stopwatch::start();
+    let watch = Clock::start();
     while ask(&["version"]).is_err() || !socket.exists() {
         let ended = daemon.0.try_wait()?.is_some() || watch.elapsed() > LIMIT;
         ensure!(!ended, "the daemon does not serve: {}", fs::read_to_string(root.path("log"))?);
@@ -140,7 +140,7 @@ fn serve(root: &Root, pool: &Path) -> Result<()> {
     let listed = ask(&["list"])?;
     ensure!(listed.contains("packaged"), "{listed}");
     command::output(Command::new("kill").arg(daemon.0.id().to_string()))?;
-    let watch = Stopwatch::start();
+    let watch = Clock::start();
     let status = loop {
         if let Some(status) = daemon.0.try_wait()? {
             break status;

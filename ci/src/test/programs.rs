@@ -92,7 +92,7 @@ fn together(
     let one_after_the_other = |thread: usize| {
         while let Some((name, mut command)) = next() {
             let file = outputs.join(format!("program-{thread}"));
-            let watch = crate::clock::Stopwatch::start();
+            let watch = blockd_testkit::clock::Clock::start();
             let result = into_file(&mut command, &file).map(|()| Outcome::Passed);
             let text = fs::read(&file).unwrap_or_default();
             let Ok(mut steps) = steps.lock() else { return };

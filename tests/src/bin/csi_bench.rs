@@ -15,7 +15,7 @@ use blockd_csi::proto::volume_capability::access_mode::Mode;
 use blockd_csi::proto::{
     CreateVolumeRequest, ListVolumesRequest, NodeGetVolumeStatsRequest, Volume,
 };
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::tools;
 use blockd_tests::csi::rig::{Rig, Settings};
 use blockd_tests::csi::{Driver, block, range};
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let rig = Rig::start("bench", &Settings { log: "warn".to_owned(), ..Settings::default() })?;
     let driver = rig.plugin.driver()?;
-    let start = clock();
+    let start = Clock::start();
     fill(&driver, arguments.volumes)?;
     let created = start.elapsed();
     let whole = times(arguments.lists, || list(&driver, 0, arguments.volumes))?;
@@ -203,7 +203,7 @@ fn list(driver: &Driver, page: i32, count: usize) -> Result<()> {
 fn times(count: usize, mut what: impl FnMut() -> Result<()>) -> Result<Value> {
     let mut all = Vec::new();
     for _ in 0..count.max(1) {
-        let start = clock();
+        let start = Clock::start();
         what()?;
         all.push(start.elapsed().as_secs_f64() * 1e3);
     }
@@ -252,7 +252,7 @@ impl Poll<'_> {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| -> Result<()> {
                 let mut next = self.volumes.iter().cycle();
-                let start = clock();
+                let start = Clock::start();
                 while !done.load(Ordering::Relaxed) {
                     self.once(&driver, &mut next, &nowhere)?;
                     let polls = count.fetch_add(1, Ordering::Relaxed) + 1;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 use blockd_tests::kill::{self, Figures, Options};
@@ -65,7 +65,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let start = clock();
+    let start = Clock::start();
     let (figures, result) = all(&arguments);
     let seconds = start.elapsed().as_secs_f64();
     if arguments.marked {

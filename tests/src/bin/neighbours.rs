@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_tests::neighbours::{self, Attack, Options, Table, Transport, Victim};
 use clap::{Parser, ValueEnum};
 
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool> {
-    let start = clock();
+    let start = Clock::start();
     let outcome = neighbours::run(&arguments.options()?, &mut Table::new(arguments.json))?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&outcome)?);

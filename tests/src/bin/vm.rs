@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::tools;
 use blockd_tests::vm::{Drive, Kernel, Vm, Which};
 use blockd_tests::workload::{self, Form, Run};
@@ -261,7 +261,7 @@ fn each(
         let release = Kernel::get(kernel)?.release;
         let form = form(arguments.short, arguments.long);
         let run = Run { kernel, form, seed: arguments.seed };
-        let start = clock();
+        let start = Clock::start();
         let said = workload(&run).with_context(|| {
             let (kernel, seed) = (kernel.name(), arguments.seed);
             let repeat = format!("--kernel {kernel}{} --seed {seed}", form.flag());

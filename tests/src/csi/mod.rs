@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use serde::Serialize;
 
 use case::Case;
@@ -200,7 +200,7 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.name.contains(only));
     for case in cases::all().filter(wanted) {
-        let start = clock();
+        let start = Clock::start();
         let verdict = match case.reason_not_to_run(&offers, options) {
             Some(verdict) => verdict,
             None => run_case(case, &driver, options, &mut report.leaked)?,

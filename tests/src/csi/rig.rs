@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 use blockd_api::v1;
 use blockd_api::v1::control_client::ControlClient;
 use blockd_csi::proto::ProbeRequest;
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{self, Daemon};
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
@@ -222,7 +222,7 @@ impl Plugin {
         command.env("BLOCKD_CSI_LOG", &self.log_level);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(command.spawn().context("starting the plugin")?);
-        let start = clock();
+        let start = Clock::start();
         loop {
             if UnixStream::connect(self.socket()).is_ok() {
                 return Ok(());

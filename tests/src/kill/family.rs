@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::nbd::Connection;
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,7 @@ impl Family {
     pub fn run(&mut self, daemon: &Daemon, stop: &AtomicBool) -> Result<(), Wrong> {
         while !stop.load(Ordering::Relaxed) {
             let Err(error) = self.step(daemon) else { continue };
-            let failed = clock();
+            let failed = Clock::start();
             while !stop.load(Ordering::Relaxed) {
                 if failed.elapsed() > PATIENCE {
                     let kind = self.known.doubt.as_ref().map(|doubt| doubt.kind);

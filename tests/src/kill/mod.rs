@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Ended, Settings};
 use blockd_testkit::tools;
 use nix::errno::Errno;
@@ -209,7 +209,7 @@ impl<'a> Rounds<'a> {
             std::thread::sleep(pause);
             let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
             control.ending.store(in_order, Ordering::Relaxed);
-            let died = clock();
+            let died = Clock::start();
             let signalled = daemon.signal(signal);
             over.store(true, Ordering::Relaxed);
             signalled?;
@@ -265,7 +265,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// A killed daemon: how long does its IO go on? Gives whether its successor runs already.
-    fn bury(&mut self, died: Instant) -> Result<bool> {
+    fn bury(&mut self, died: Clock) -> Result<bool> {
         // Every other round does not check, and the next daemon has to wait for the lock by itself.
         let look = self.rng.bool();
         let took = if look {
@@ -292,7 +292,7 @@ impl<'a> Rounds<'a> {
 
     /// Starts a daemon while the dead one's process may still be there, as often as it takes.
     fn replace(&mut self) -> Result<()> {
-        let start = clock();
+        let start = Clock::start();
         loop {
             match self.daemon.start() {
                 Ok(_) => return Ok(()),
@@ -378,7 +378,7 @@ impl<'a> Rounds<'a> {
 
 /// Waits until the owner lock of a pool is free.
 fn wait_for_lock(pool: &Path) -> Result<()> {
-    let start = clock();
+    let start = Clock::start();
     loop {
         let file = std::fs::File::open(pool).context("opening the pool for its lock")?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

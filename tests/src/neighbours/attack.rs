@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::tools;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -195,7 +195,7 @@ impl Running {
 
     /// Waits until every thread has sent something, or cannot.
     fn wait_until_on(&self) {
-        let start = clock();
+        let start = Clock::start();
         let threads = self.threads.len() as u64;
         while self.counts.sent.load(Ordering::Relaxed) < threads && start.elapsed() < START {
             std::thread::sleep(Duration::from_millis(1));

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::tools::{self, wait_until};
 use nix::sys::signal::Signal;
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub struct End {
 
 impl End {
     fn timed(what: &'static str, run: impl FnOnce() -> Result<()>) -> Self {
-        let start = clock();
+        let start = Clock::start();
         let error = run().err().map(|error| format!("{error:#}"));
         let took = start.elapsed();
         let late = (took > LIMIT).then(|| format!("took {:.1} s", took.as_secs_f64()));

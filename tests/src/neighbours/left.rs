@@ -1,9 +1,9 @@
 //! The remains of an attacker once its sockets are closed: nothing, within a second.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 
 use super::client::{Client, Manner, READ, Request, WRITE};
 use super::site::{Site, Transport, VICTIM};
@@ -76,7 +76,7 @@ pub(super) fn nothing(
     site: &Site,
     transport: Transport,
     before: &Held,
-    closed: Instant,
+    closed: Clock,
 ) -> Result<Duration, String> {
     loop {
         let look = match Held::now(site) {
@@ -110,7 +110,7 @@ fn served(site: &Site, transport: Transport) -> Result<()> {
 /// # Errors
 /// When it does not answer.
 pub(super) fn quiet(site: &Site) -> Result<Held> {
-    let start = clock();
+    let start = Clock::start();
     let mut held = Held::now(site)?;
     // Connections of the setup were closed a moment ago. Resources that are still
     // held after the limit are not an attacker's.

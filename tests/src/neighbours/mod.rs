@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
@@ -294,7 +294,7 @@ impl Matrix<'_> {
             all.extend(group.iter().copied().zip(self.measure(clients)));
         }
         let ended = running.end();
-        let closed = clock();
+        let closed = Clock::start();
         let nothing = left::nothing(&site, transport, &before, closed);
         let left = Left {
             attack,

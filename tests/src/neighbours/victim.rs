@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_nbd::client::ClientError;
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use clap::ValueEnum;
 use nix::errno::Errno;
 use serde::Serialize;
@@ -118,9 +118,9 @@ impl<'a> Prepared<'a> {
     pub(super) fn measure(mut self, window: Duration) -> Figures {
         let mut figures = Figures::default();
         let mut worst = Duration::ZERO;
-        let start = clock();
+        let start = Clock::start();
         while start.elapsed() < window {
-            let begin = clock();
+            let begin = Clock::start();
             let result = self.operation();
             let took = begin.elapsed();
             worst = worst.max(took);

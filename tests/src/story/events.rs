@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::tools;
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Prints lines with the seconds since the story began, or nothing when only figures are requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Voice {
-    pub begun: Instant,
+    pub begun: Clock,
     pub is_quiet: bool,
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::nbd::Connection;
 use serde_json::{Value, json};
@@ -107,7 +107,7 @@ pub struct Outcome {
 /// # Errors
 /// When it cannot run: the daemon does not start, or its observer fails.
 pub fn run(plan: Plan, seed: u64, is_quiet: bool) -> Result<Outcome> {
-    let voice = Voice { begun: clock(), is_quiet };
+    let voice = Voice { begun: Clock::start(), is_quiet };
     let mut story = Story::begin(plan, seed, voice)?;
     let mut failures = Vec::new();
     let result = story.go().and_then(|()| story.end());
@@ -276,7 +276,7 @@ impl Story {
 
     /// Looks again and again until something is so.
     fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) -> Result<()> {
-        let begun = clock();
+        let begun = Clock::start();
         while !holds(self) {
             ensure!(begun.elapsed() < PATIENCE + self.plan.waiting, "not in time: {what}");
             std::thread::sleep(self.plan.look);
@@ -286,7 +286,7 @@ impl Story {
     }
 
     fn look(&mut self) -> Result<()> {
-        let asked = clock();
+        let asked = Clock::start();
         self.reader.read(0, 4096).context("reading")?;
         self.slowest_read = self.slowest_read.max(asked.elapsed());
         let pool = self.pool()?;

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::nbd::Connection;
 
@@ -42,7 +42,7 @@ fn is_sound(block: &[u8]) -> bool {
 #[derive(Debug, Default)]
 struct Lane {
     /// When the write that is under way was sent.
-    since: Option<Instant>,
+    since: Option<Clock>,
     /// The slowest that was answered since the last query.
     slowest: Duration,
     /// Pieces answered.
@@ -144,17 +144,17 @@ impl Shared {
         pause: Duration,
         seed: u64,
     ) -> Result<()> {
-        let mut next = clock();
+        let (clock, mut next) = (Clock::start(), Duration::ZERO);
         for done in 0_u64.. {
-            let now = clock();
-            std::thread::sleep(next.saturating_duration_since(now));
+            let now = clock.elapsed();
+            std::thread::sleep(next.saturating_sub(now));
             if self.stop.load(Ordering::SeqCst) {
                 break;
             }
             next = next.max(now) + pause;
             let piece = done * LANES as u64 + number;
             let data = content(seed, piece);
-            let sent = clock();
+            let sent = Clock::start();
             held(&self.lanes[lane]).since = Some(sent);
             connection.write(piece * PIECE as u64, &data)?;
             let took = sent.elapsed();

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -44,8 +44,8 @@ pub struct Running {
     folder: PathBuf,
     /// Parts of complaints that are none here.
     expected: Vec<String>,
-    started: Instant,
-    deadline: Instant,
+    started: Clock,
+    limit: Duration,
 }
 
 impl Running {
@@ -57,7 +57,7 @@ impl Running {
     ) -> Result<Self> {
         let errors = fs::File::create(folder.join("qemu"))?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
-        let started = clock();
+        let started = Clock::start();
         let mut qemu = command.spawn().context("cannot start qemu")?;
         let stdout = qemu.stdout.take().context("qemu has no stdout")?;
         let (sender, lines) = channel();
@@ -73,9 +73,8 @@ impl Running {
             }
         });
         let stdin = qemu.stdin.take();
-        let deadline = started + limit;
         let (text, status) = (String::new(), None);
-        Ok(Self { qemu, stdin, lines, text, status, folder, expected, started, deadline })
+        Ok(Self { qemu, stdin, lines, text, status, folder, expected, started, limit })
     }
 
     /// Waits until the guest is as far as the script.
@@ -189,7 +188,7 @@ impl Running {
     /// Switching off takes a moment, and may fail to come about.
     fn wait_for_exit(&mut self) -> Result<()> {
         while self.qemu.try_wait()?.is_none() {
-            if clock() > self.deadline {
+            if self.started.elapsed() > self.limit {
                 return Err(self.failure("the machine does not switch off"));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -207,7 +206,7 @@ impl Running {
         if self.status.is_some() {
             return Ok(None);
         }
-        let left = self.deadline.saturating_duration_since(clock());
+        let left = self.limit.saturating_sub(self.started.elapsed());
         match self.lines.recv_timeout(left) {
             Ok(line) => {
                 if let Some(status) = line.strip_prefix(ENDED) {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon;
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
@@ -78,7 +78,7 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
 
 /// The part of the suite that needs devices: it takes minutes, so only the long form has it.
 fn suite(rig: &Rig) -> Result<usize> {
-    let start = clock();
+    let start = Clock::start();
     let kubelet = rig.plugin.kubelet_dir();
     let options = Options {
         skip_node: false,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
 
@@ -80,7 +80,7 @@ pub fn inside(seconds: u64, seed: u64) -> Result<()> {
 
 impl Steps<'_> {
     fn step(&mut self, name: &str, step: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
-        let start = clock();
+        let start = Clock::start();
         step(self).with_context(|| format!("{name}\n{}", self.daemon.last_words()))?;
         println!("{name}: ok, {:.1} s", start.elapsed().as_secs_f64());
         self.done += 1;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
 use nix::sys::signal::Signal;
@@ -218,7 +218,7 @@ impl Rounds {
         let (family, over) = (&mut self.family, AtomicBool::new(false));
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| family.run(daemon, &over));
-            let start = clock();
+            let start = Clock::start();
             // A command takes long here: a kill is to happen during any of them.
             while answered.load(Ordering::Relaxed) < until && start.elapsed() < CHANGES {
                 std::thread::sleep(Duration::from_millis(10));
@@ -272,7 +272,7 @@ fn write_files(stop: &AtomicBool, written: &AtomicU64) -> Result<()> {
 fn run_fio(stop: &AtomicBool, runs: &AtomicU64, seed: u64) -> Result<()> {
     while !stop.load(Ordering::Relaxed) {
         let number = runs.fetch_add(1, Ordering::Relaxed);
-        let start = clock();
+        let start = Clock::start();
         guest::shell(&format!(
             "fio --name=kill --filename={} --rw=randrw --bs=4k --size=8m --direct=1 \
              --ioengine=libaio --iodepth=8 --verify=crc32c --verify_backlog=128 --verify_fatal=1 \

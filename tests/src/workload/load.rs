@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::nbd::{Kind, Request};
 
 use super::device::{Buffer, Device};
@@ -114,7 +114,7 @@ impl Shared {
                     return Ok(());
                 }
             }
-            let start = clock();
+            let start = Clock::start();
             self.device.ask(&request, &mut buffer)?;
             let took = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.answered(&request, &buffer)?;

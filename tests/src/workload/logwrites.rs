@@ -149,7 +149,7 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
     let path = device_of("oracle");
     let load = load_on(&path, &volume, &ledger, &counts, seed)?;
     let device = Device::open(&path)?;
-    let start = blockd_testkit::clock::clock();
+    let start = blockd_testkit::clock::Clock::start();
     let mut cookie = MARKS;
     while start.elapsed() < Duration::from_millis(millis) && !load.failed() {
         cookie += 1;

@@ -8,7 +8,7 @@ mod victim;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::folder::Folder;
 use serde_json::Value;
@@ -197,7 +197,7 @@ fn free_memory(daemon: &Daemon) -> Result<Vec<u64>> {
 
 /// Waits until all memory is free that was free before.
 fn nothing_left(daemon: &Daemon, before: &[u64]) -> Result<()> {
-    let start = clock();
+    let start = Clock::start();
     loop {
         let now = free_memory(daemon)?;
         if now.iter().zip(before).all(|(now, before)| now >= before) {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
@@ -112,7 +112,7 @@ pub fn inside(seed: u64) -> Result<()> {
 
 impl Steps {
     fn step<T>(&mut self, name: &str, step: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let start = clock();
+        let start = Clock::start();
         let found = step(self).with_context(|| format!("{name}\n{}", self.daemon.last_words()))?;
         println!("{name}: ok, {:.1} s", start.elapsed().as_secs_f64());
         self.done += 1;
@@ -120,7 +120,7 @@ impl Steps {
     }
 
     fn cli(&self, words: &[&str]) -> Result<Value> {
-        let start = clock();
+        let start = Clock::start();
         let said = self.daemon.cli(words)?;
         let took = start.elapsed();
         ensure!(took < PROMPT, "blockd {} took {took:?}", words.join(" "));
@@ -260,7 +260,7 @@ impl Steps {
         self.cli(&["resize", "other", "--size", "128M"])?;
         self.cli(&["detach", "other"])?;
         self.cli(&["del", "other"])?;
-        let start = clock();
+        let start = Clock::start();
         let device = device_of("trim-ext4").display().to_string();
         guest::shell(&format!("umount /mnt/trim-ext4; mount -t ext4 {device} /mnt/trim-ext4"))?;
         ensure!(start.elapsed() < PROMPT, "umount took {:?}", start.elapsed());
@@ -271,7 +271,7 @@ impl Steps {
 
     /// The daemon ends in order, and dies, while writes wait; they wait on with the next one.
     fn restarts(&mut self, fills: &[Fill]) -> Result<()> {
-        let start = clock();
+        let start = Clock::start();
         ensure!(self.daemon.stop()?.success(), "the daemon's end: {}", self.daemon.last_words());
         let took = start.elapsed();
         ensure!(took < PROMPT, "the daemon took {took:?} to end while writes wait");

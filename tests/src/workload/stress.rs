@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
@@ -173,7 +173,7 @@ fn deleted_in_use(daemon: &Daemon, seed: u64) -> Result<()> {
         let refused = daemon.cli_output(&["del", "used"])?;
         ensure!(!refused.status.success(), "a device in use was deleted without force");
         ensure!(!load.failed(), "a refused del disturbed the IO");
-        let start = clock();
+        let start = Clock::start();
         daemon.cli(&["del", "--force", "used"])?;
         ensure!(start.elapsed() < Duration::from_secs(30), "del --force took too long");
         match load.stop() {
@@ -232,7 +232,7 @@ pub fn dirty(mib: u64) -> Result<()> {
     let mut daemon = guest::daemon(Path::new("/dev/vda"), "")?;
     guest::add_device(&daemon, "dirty", 2 << 30)?;
     guest::mount_new("dirty", Path::new("/mnt/dirty"))?;
-    let start = clock();
+    let start = Clock::start();
     let mut kills = 0;
     std::thread::scope(|scope| -> Result<()> {
         let writing = scope.spawn(|| {

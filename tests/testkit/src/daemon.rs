@@ -25,7 +25,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::clock::clock;
+use crate::clock::Clock;
 use crate::folder::Folder;
 use crate::nbd::Connection;
 use crate::other_host::OtherHost;
@@ -285,7 +285,7 @@ impl Daemon {
     /// # Errors
     /// When it ends instead, or does not serve in time; the message has its log.
     pub fn start(&mut self) -> Result<Duration> {
-        let start = clock();
+        let start = Clock::start();
         self.spawn()?;
         self.wait_until_serving(START_LIMIT)?;
         Ok(start.elapsed())
@@ -325,7 +325,7 @@ impl Daemon {
     /// As [`Self::start`].
     pub fn wait_until_serving(&mut self, limit: Duration) -> Result<()> {
         let sockets = [self.nbd_socket(), self.control_socket()];
-        let start = clock();
+        let start = Clock::start();
         loop {
             // The NBD server speaks first, as soon as the pools are open.
             let greeted = UnixStream::connect(&sockets[0]).is_ok_and(|mut stream| {

@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::clock::clock;
+use crate::clock::Clock;
 
 /// How the names begin of what cargo sets for the package that it runs.
 const OF_A_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
@@ -78,7 +78,7 @@ pub fn describe(command: &Command) -> String {
 /// # Errors
 /// When there is none within the limit, naming what was waited for.
 pub fn wait_until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
-    let start: Instant = clock();
+    let start = Clock::start();
     loop {
         if let Some(answer) = ask() {
             return Ok(answer);

@@ -48,7 +48,7 @@ fn a_plugin_whose_daemon_is_away_is_alive_and_not_ready() {
             _ => rig.daemon.kill().unwrap(),
         }
         for _ in 0..PROBES {
-            let asked = blockd_testkit::clock::clock();
+            let asked = blockd_testkit::clock::Clock::start();
             rig.plugin.alive().unwrap_or_else(|error| panic!("{way}: {error:#}"));
             // The kubelet waits for 10 s.
             assert!(asked.elapsed() < Duration::from_secs(10), "{way}: {:?}", asked.elapsed());

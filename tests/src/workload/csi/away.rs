@@ -5,11 +5,11 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use blockd_csi::proto::ProbeRequest;
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::tools;
 use nix::sys::signal::Signal;
 
@@ -103,7 +103,7 @@ fn shipped(after: &str, key: &str) -> Result<u64> {
 /// When the plugin is not alive or is restarted, when it is ready without its daemon or not ready
 /// with it, or when the volume loses its content.
 pub(super) fn all(rig: &mut Rig, form: Form) -> Result<String> {
-    let start = clock();
+    let start = Clock::start();
     let plan = Plan::new(form)?;
     let driver = rig.plugin.driver()?;
     let mut volume = Volume::new(rig, "away", Shape::Block, 16 * MIB)?;
@@ -166,7 +166,7 @@ fn process(plugin: &Plugin) -> Result<(u32, String)> {
 
 /// Runs both probes side by side for the length of an outage.
 fn probe(plugin: &Plugin, plan: &Plan, outage: Outage, volume: &Volume) -> Result<Counts> {
-    let start = clock();
+    let start = Clock::start();
     let failed = AtomicBool::new(false);
     let goes_on = || start.elapsed() < plan.away && !failed.load(Ordering::Relaxed);
     let (alive, not_ready) = std::thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn probe(plugin: &Plugin, plan: &Plan, outage: Outage, volume: &Volume) -> Resul
 fn probe_liveness(plugin: &Plugin, probe: &Probe, goes_on: impl Fn() -> bool) -> Result<u32> {
     let (mut count, mut late) = (0, 0);
     while goes_on() || count < probe.failures {
-        let asked = clock();
+        let asked = Clock::start();
         plugin.alive().with_context(|| format!("liveness after {count} answers"))?;
         count += 1;
         late = if asked.elapsed() > probe.timeout { late + 1 } else { 0 };
@@ -215,7 +215,7 @@ fn probe_readiness(
     let client = plugin.client(limit)?;
     let mut count = 0;
     while goes_on() || count < plan.readiness.failures {
-        let asked = clock();
+        let asked = Clock::start();
         match (client.probe(ProbeRequest {}), outage) {
             (Ok(answer), _) => ensure!(answer.ready == Some(false), "{answer:?}"),
             (Err(_), Outage::Hung) => {}
@@ -233,7 +233,7 @@ fn is_ready(client: &Driver) -> bool {
 }
 
 /// Sleeps until a period after `since` is over.
-fn sleep_until(since: Instant, period: Duration) {
+fn sleep_until(since: Clock, period: Duration) {
     std::thread::sleep(period.saturating_sub(since.elapsed()));
 }
 

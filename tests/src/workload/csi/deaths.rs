@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 
 use super::life::{self, Shape, Volume};
 use super::node::insist;
@@ -79,7 +79,7 @@ struct Figures {
 /// # Errors
 /// When a repeat does not mend something, or something is left or lost.
 pub(super) fn all(rig: &mut Rig, time: Duration, seed: u64) -> Result<String> {
-    let start = clock();
+    let start = Clock::start();
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut figures = Figures::default();
     // Lines of a life, by shape; counted in lives without a death.

@@ -14,7 +14,7 @@ use blockd_csi::proto::{
     CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, NodeGetInfoRequest,
     VolumeContentSource,
 };
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use tonic::Code;
 
 use super::life::{self, Shape, Volume};
@@ -57,7 +57,7 @@ pub(super) fn all(rig: &mut Rig, short: bool) -> Result<usize> {
     let driver = rig.plugin.driver()?;
     let mut node = Node { rig, short, driver, made: 0 };
     for (name, step) in STEPS {
-        let start = clock();
+        let start = Clock::start();
         step(&mut node).with_context(|| format!("{name}; {}", node.rig.plugin.last_words()))?;
         life::nothing_left(node.rig, name)?;
         println!("{name}: ok, {:.1} s", start.elapsed().as_secs_f64());
@@ -432,7 +432,7 @@ pub(in crate::workload) const PATIENCE: std::time::Duration = std::time::Duratio
 
 /// Repeats a call while its answer permits a retry.
 pub(in crate::workload) fn insist<T>(what: &str, mut call: impl FnMut() -> Answer<T>) -> Result<T> {
-    let start = clock();
+    let start = Clock::start();
     loop {
         let status = match call() {
             Ok(done) => return Ok(done),

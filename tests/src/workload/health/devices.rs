@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 
 use super::ward::{Side, Table, Trouble, Ward, settings};
 use crate::workload::csi::life::{Shape, Volume};
@@ -93,7 +93,7 @@ fn filled(ward: &mut Ward<'_>) -> Result<Volume> {
 /// Reads some of a device, whatever becomes of that.
 fn read(path: &Path) -> impl Fn() + Send + use<> {
     let path = path.to_path_buf();
-    let begun = clock();
+    let begun = Clock::start();
     move || {
         let Ok(device) = Device::open(&path) else { return };
         let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(0);

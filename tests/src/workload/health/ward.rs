@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use blockd_csi::proto::list_volumes_response::Entry;
 use blockd_csi::proto::{
     ControllerGetVolumeRequest, ListVolumesRequest, NodeGetVolumeStatsRequest, VolumeCondition,
 };
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon;
 use serde_json::Value;
 use tonic::Code;
@@ -213,7 +213,7 @@ impl<'a> Ward<'a> {
 
     /// Waits until both sides call a volume healthy.
     pub(super) fn healthy(&self, volume: &Volume) -> Result<()> {
-        let start = clock();
+        let start = Clock::start();
         for side in Side::ALL {
             loop {
                 let condition = self.look(side, volume)?;
@@ -234,7 +234,7 @@ impl<'a> Ward<'a> {
 
     /// Waits until the message of this side has all that it is to have.
     fn seen(&self, trouble: &Trouble<'_>, volume: &Volume) -> Result<String> {
-        let start = clock();
+        let start = Clock::start();
         loop {
             if let Some(reads) = trouble.reads {
                 reads();
@@ -287,12 +287,12 @@ impl<'a> Ward<'a> {
         self.healthy(volume).with_context(|| format!("before {name}"))?;
         let known = self.past_events()?.len();
         self.restarted = false;
-        let start = clock();
+        let start = Clock::start();
         cause(self).with_context(|| format!("causing {name}"))?;
         let message = self.seen(trouble, volume)?;
         let after = start.elapsed();
         self.unseen(trouble, volume)?;
-        let start = clock();
+        let start = Clock::start();
         mend(self).with_context(|| format!("mending {name}"))?;
         self.healthy(volume).with_context(|| format!("after {name}"))?;
         let recovered = start.elapsed();
@@ -309,7 +309,7 @@ impl<'a> Ward<'a> {
 
     /// Each pool or volume that was in trouble is reported as recovered exactly once.
     fn recovered_once(&mut self, pool: &str, known: usize, name: &str) -> Result<()> {
-        let start: Instant = clock();
+        let start = Clock::start();
         loop {
             let events = self.past_events()?;
             let kinds = |kind: &str| -> Vec<&Value> {

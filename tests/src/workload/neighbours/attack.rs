@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::tools::wait_until;
 
@@ -129,7 +129,7 @@ impl Running {
     /// Ends it and undoes what it changed. The time that detaching took, if that was needed.
     pub(super) fn end(self, daemon: &Daemon) -> Result<Duration> {
         self.stop.store(true, Ordering::Relaxed);
-        let start = clock();
+        let start = Clock::start();
         let mut took = Duration::ZERO;
         if self.attack == Attack::FullPool {
             daemon.cli(&["detach", "--force", "--pool", FULL, FULL])?;

@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::nbd::Connection;
 use blockd_testkit::tools;
@@ -55,7 +55,7 @@ pub(super) struct Figures {
 struct State {
     operations: u32,
     worst: Duration,
-    began: Option<Instant>,
+    began: Option<Clock>,
     error: Option<String>,
     took: Duration,
 }
@@ -103,7 +103,7 @@ pub(super) fn measure(
             clients.push(client(daemon, *victim, NEIGHBOUR, window)?);
         }
     }
-    let start = clock();
+    let start = Clock::start();
     let over = || clients.iter().all(|client| client.thread.is_finished());
     while !over() && start.elapsed() < window + PATIENCE {
         std::thread::sleep(Duration::from_millis(10));
@@ -144,9 +144,9 @@ fn client(
     let shared = Arc::clone(&state);
     let pace = if victim == Victim::Control { PACE } else { Duration::ZERO };
     let thread = std::thread::spawn(move || {
-        let start = clock();
+        let start = Clock::start();
         while start.elapsed() < window {
-            let begin = clock();
+            let begin = Clock::start();
             shared.lock().unwrap_or_else(PoisonError::into_inner).began = Some(begin);
             let result = operation();
             let took = begin.elapsed();

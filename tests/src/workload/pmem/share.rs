@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, REGION};
 use serde_json::Value;
 
@@ -163,7 +163,7 @@ fn compare(mib: u64) -> Result<()> {
 
 /// Waits until the pool has both devices.
 fn joined(daemon: &Daemon) -> Result<()> {
-    let start = clock();
+    let start = Clock::start();
     loop {
         let pool = daemon.cli(&["pool", "show", "default"])?["pool"].clone();
         let devices = pool["devices"].as_array().map_or(0, Vec::len);

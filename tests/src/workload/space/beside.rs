@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
@@ -197,7 +197,7 @@ fn one(side: Side, seed: u64) -> Result<()> {
         let is_stuck = |fill: &Fill| fill.failure().is_some() || fill.waits() > STUCK;
         fills.iter().all(is_stuck).then_some(())
     })?;
-    let begun = clock();
+    let begun = Clock::start();
     while begun.elapsed() < FULL && fills.iter().any(|fill| fill.failure().is_none()) {
         std::thread::sleep(Duration::from_millis(200));
     }

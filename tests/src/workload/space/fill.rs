@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 
 use crate::story::writer::{PIECE, content};
 use crate::workload::guest;
@@ -34,7 +34,7 @@ struct Shared {
     stop: AtomicBool,
     failure: Mutex<Option<Failure>>,
     /// When the file that is being written was begun.
-    since: Mutex<Option<Instant>>,
+    since: Mutex<Option<Clock>>,
 }
 
 /// A thread that writes files until it is stopped, or a write fails.
@@ -100,7 +100,7 @@ impl Fill {
 impl Shared {
     fn fill(&self, folder: &Path, seed: u64) {
         while !self.stop.load(Ordering::SeqCst) {
-            let (begun, number) = (clock(), self.done.load(Ordering::SeqCst));
+            let (begun, number) = (Clock::start(), self.done.load(Ordering::SeqCst));
             *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
             let written = write(folder, number, &of(seed, number));
             *self.since.lock().unwrap_or_else(PoisonError::into_inner) = None;

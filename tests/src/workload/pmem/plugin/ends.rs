@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 
 use super::node::Node;
 use super::{drop_caches, has_dax, mounted};
@@ -34,7 +34,7 @@ const KEPT: [Kept; 4] = [
 /// # Errors
 /// When something is lost, mounted anew or left.
 pub(super) fn all(node: &mut Node) -> Result<usize> {
-    let start = clock();
+    let start = Clock::start();
     deaths(node).with_context(|| node.last_words())?;
     node.clean("deaths")?;
     println!("deaths under volumes in use: ok, {:.1} s", start.elapsed().as_secs_f64());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use blockd_csi::kata::Image;
 use blockd_pmem::media::{Mapping, MappingOptions, Medium};
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use tonic::Code;
 
 use super::node::{CONTEXT, MIB, Node};
@@ -27,7 +27,7 @@ const OUT: &str = "/dev/vdc";
 /// # Errors
 /// When it is not what it is said to be.
 pub(super) fn leave(node: &mut Node) -> Result<u64> {
-    let start = clock();
+    let start = Clock::start();
     without_dax(node).with_context(|| node.last_words())?;
     println!("an image without DAX: ok, {:.1} s", start.elapsed().as_secs_f64());
     if !node.short {

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use blockd_csi::proto::CreateSnapshotRequest;
 use blockd_csi::proto::volume_capability::access_mode::Mode;
-use blockd_testkit::clock::clock;
+use blockd_testkit::clock::Clock;
 use tonic::Code;
 
 use super::growth::over_remains;
@@ -50,7 +50,7 @@ pub(super) fn all(node: &mut Node) -> Result<usize> {
             continue;
         }
         steps += 1;
-        let start = clock();
+        let start = Clock::start();
         step(node).with_context(|| format!("{name}; {}", node.last_words()))?;
         node.clean(name)?;
         println!("{name}: ok, {:.1} s", start.elapsed().as_secs_f64());
