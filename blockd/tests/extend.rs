@@ -40,7 +40,7 @@ impl Rig {
         let mut daemon = Daemon::start("128M");
         assert!(daemon.terminate().success());
         let socket = daemon.ring_dir().join("extend.sock");
-        daemon.serve_arguments = vec!["--listen".to_owned(), socket.display().to_string()];
+        daemon.process.arguments = vec!["--listen".to_owned(), socket.display().to_string()];
         daemon.start_again();
         daemon.ok(&["add", "--nbd", "--size", "1G", "data"]);
         Self { daemon, socket }
@@ -483,7 +483,7 @@ impl Pair {
         let sockets = names.map(|name| daemon.ring_dir().join(format!("{name}.extend")));
         for (name, socket) in names.iter().zip(&sockets) {
             let listen = format!("{name}={}", socket.display());
-            daemon.serve_arguments.extend(["--listen".to_owned(), listen]);
+            daemon.process.arguments.extend(["--listen".to_owned(), listen]);
         }
         daemon.start_again();
         for name in names {

@@ -108,7 +108,7 @@ fn status_says_what_is_waited_for_and_since_when() {
     let mut daemon = Daemon::start_with("16M", &node(FIRST));
     assert!(daemon.terminate().success());
     let socket = daemon.ring_dir().join("extend.sock");
-    daemon.serve_arguments = vec![format!("--listen=default={}", socket.display())];
+    daemon.process.arguments = vec![format!("--listen=default={}", socket.display())];
     daemon.start_again();
     daemon.ok(&["add", "--nbd", "--size", "1G", "data"]);
     let status = daemon.json(&["node", "status"]);

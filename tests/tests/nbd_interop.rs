@@ -314,7 +314,7 @@ fn tls_with_the_clients_of_others() {
         pki.display()
     ))
     .unwrap();
-    let port = free_port();
+    let port = tools::free_port().unwrap();
     let pem = |name: &str| pki.join(name).display().to_string();
     let tables = format!(
         "[nbd.tls]\ncertificate = {:?}\nkey = {:?}\nclient_ca = {:?}\n\
@@ -350,10 +350,6 @@ fn tls_with_the_clients_of_others() {
     // Without TLS there is nothing to be had here.
     let plain = shell(&format!("nbdinfo --size nbd://localhost:{port}/data 2>&1")).unwrap_err();
     assert!(!plain.to_string().contains("8388608"), "{plain}");
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! A daemon in folders of its own, and the binary as its client.
 #![allow(dead_code, clippy::unwrap_used, reason = "shared by test files; a failure fails the test")]
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Child, Command, ExitStatus, Output};
 use std::time::Duration;
 
-use blockd_media::clock::Clock;
+use blockd_testkit::clock::Clock;
+use blockd_testkit::daemon::{Daemon as Process, Home, Settings};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// How long the daemon may take to start, to stop, or to do what a test waits for.
@@ -15,12 +16,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A daemon that ends with its test.
 pub(crate) struct Daemon {
+    pub(crate) process: Process,
     /// On disk; files of the test go here.
     pub(crate) dir: PathBuf,
-    runtime: PathBuf,
-    child: Option<Child>,
-    /// More words for `blockd serve`, from the next start on.
-    pub(crate) serve_arguments: Vec<String>,
 }
 
 impl Daemon {
@@ -31,21 +29,21 @@ impl Daemon {
 
     /// The same with more lines of the configuration, behind those of the pool.
     pub(crate) fn start_with(pool_size: &str, more: &str) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("blockd-cli-{}-{count}", std::process::id());
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        // The delta ring has to be on a tmpfs.
-        let runtime = Path::new("/dev/shm").join(&name);
-        fs::create_dir_all(&dir).unwrap();
-        fs::create_dir_all(&runtime).unwrap();
+        let settings = Settings {
+            home: Home::Below(Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned()),
+            program: Some(env!("CARGO_BIN_EXE_blockd").into()),
+            ..Settings::default()
+        };
+        let process = Process::new("cli", &settings).unwrap();
+        let dir = process.folder().to_owned();
         let config = format!(
-            "runtime_dir = {runtime:?}\nstate_dir = {dir:?}\n[workers]\ncount = 2\n\
+            "runtime_dir = {:?}\nstate_dir = {dir:?}\n[workers]\ncount = 2\n\
              [[pool]]\nname = \"default\"\npath = {:?}\nsize = \"{pool_size}\"\n{more}\n",
+            process.runtime(),
             dir.join("default.pool"),
         );
-        fs::write(dir.join("blockd.toml"), config).unwrap();
-        let mut daemon = Self { dir, runtime, child: None, serve_arguments: Vec::new() };
+        fs::write(process.config(), config).unwrap();
+        let mut daemon = Self { process, dir };
         daemon.start_again();
         daemon
     }
@@ -61,16 +59,10 @@ impl Daemon {
     }
 
     fn start_until(&mut self, is_there: impl Fn(&Value) -> bool) {
-        let log = self.dir.join("log");
-        let log = File::options().create(true).append(true).open(log).unwrap();
-        let mut serve = Command::new(env!("CARGO_BIN_EXE_blockd"));
-        serve.arg("serve").arg("--config").arg(self.config()).stdin(Stdio::null());
-        serve.args(&self.serve_arguments);
-        self.child = Some(serve.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+        self.process.spawn().unwrap();
         let clock = Clock::start();
         loop {
-            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
-            assert!(ended.is_none() && clock.elapsed() < LIMIT, "{ended:?}\n{}", self.log());
+            assert!(self.process.is_running() && clock.elapsed() < LIMIT, "{}", self.log());
             if is_there(&self.json(&["version"])) {
                 return;
             }
@@ -79,58 +71,54 @@ impl Daemon {
     }
 
     pub(crate) fn config(&self) -> PathBuf {
-        self.dir.join("blockd.toml")
+        self.process.config()
     }
 
     /// Where its delta ring is.
     pub(crate) fn ring_dir(&self) -> PathBuf {
-        self.runtime.clone()
+        self.process.runtime().to_owned()
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.runtime.join("control.sock")
+        self.process.control_socket()
     }
 
     /// Bytes of memory that the process has.
     pub(crate) fn resident(&self) -> u64 {
-        let statm = format!("/proc/{}/statm", self.child.as_ref().unwrap().id());
+        let statm = format!("/proc/{}/statm", self.process.pid().unwrap());
         let statm = fs::read_to_string(statm).unwrap();
         statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
     }
 
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+        self.process.log()
     }
 
     /// As a crash would.
     pub(crate) fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
+        if self.process.pid().is_some() {
+            self.process.kill().unwrap();
         }
     }
 
     /// Waits for its own end.
-    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
-        self.child.take().unwrap().wait().unwrap()
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.process.wait(LIMIT).unwrap()
     }
 
     /// To read its configuration again.
     pub(crate) fn hang_up(&self) {
-        signal(self.child.as_ref().unwrap(), "HUP");
+        self.process.signal(Signal::SIGHUP).unwrap();
     }
 
     /// In order.
-    pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
-        let mut child = self.child.take().unwrap();
-        signal(&child, "TERM");
-        child.wait().unwrap()
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
+        self.process.stop().unwrap()
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_blockd"));
-        command.arg("--socket").arg(self.socket()).args(arguments);
-        command.stdin(Stdio::null()).current_dir(&self.dir);
+        let mut command = self.process.command(arguments);
+        command.current_dir(&self.dir);
         command
     }
 
@@ -157,15 +145,6 @@ impl Daemon {
         let line = String::from_utf8(output.stderr).unwrap();
         assert!(line.starts_with("blockd: error: ") && line.lines().count() == 1, "{line}");
         (output.status.code().unwrap(), line.trim_end()["blockd: error: ".len()..].to_owned())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.kill();
-        for dir in [&self.dir, &self.runtime] {
-            fs::remove_dir_all(dir).unwrap();
-        }
     }
 }
 

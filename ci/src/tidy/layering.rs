@@ -51,6 +51,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "blockd-serve",
             "blockd-control",
             "blockd-cli",
+            "blockd-testkit",
         ],
     ),
     ("blockd-csi", &["blockd-api"]),

@@ -280,6 +280,11 @@ impl Daemon {
         self.child.as_ref().map(Child::id)
     }
 
+    /// Whether its process was started and has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
     /// Starts it and waits until it serves.
     ///
     /// # Errors

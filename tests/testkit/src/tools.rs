@@ -90,6 +90,14 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Optio
     }
 }
 
+/// A TCP port of this host that was free a moment ago.
+///
+/// # Errors
+/// When none is.
+pub fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
 /// The folder of builds. Files that tests fetch or leave behind go there too, never into the
 /// sources.
 ///
