@@ -1,5 +1,7 @@
 //! How figures of noisy machines are compared: medians of interleaved pairs with an interval.
 
+use serde_json::{Value, json};
+
 /// The median of several ratios, with the interval that holds the true median in 9 of 10 cases.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ratio {
@@ -38,6 +40,12 @@ impl Ratio {
         let low = *sorted.get(rank)?;
         let high = *sorted.get(sorted.len() - 1 - rank)?;
         Some(Self { median: median(&sorted)?, low, high })
+    }
+
+    /// Returns the ratio as JSON.
+    #[must_use]
+    pub fn to_json(self) -> Value {
+        json!({ "median": self.median, "low": self.low, "high": self.high })
     }
 
     /// Compares with a target.

@@ -4,15 +4,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use blockd_bench::facts;
 use blockd_bench::nbd::claims::{Stage, Workload};
 use blockd_bench::nbd::endurance::{self, Extent};
 use blockd_bench::nbd::fio::Jobs;
 use blockd_bench::nbd::measure::Effort;
 use blockd_bench::nbd::print::{self, Claim};
 use blockd_bench::nbd::server::Kind;
-use blockd_bench::nbd::{Bench, Folders, after_snapshot, before, first_touch};
+use blockd_bench::nbd::{Bench, Folders, after_snapshot, first_touch};
 use blockd_bench::report::{self, Row};
+use blockd_bench::{before, facts, nbd};
 use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
@@ -158,13 +158,13 @@ fn bench(arguments: &Arguments) -> Result<Bench> {
 fn run_before(
     arguments: &Arguments,
     bench: &Bench,
-    before: &std::path::Path,
+    other: &std::path::Path,
     folders: &Folders,
 ) -> Result<()> {
-    ensure!(before.exists(), "{} is not there", before.display());
+    ensure!(other.exists(), "{} is not there", other.display());
     let mut outcomes = Vec::new();
     for (stage, workloads) in bench.plan() {
-        outcomes.extend(before::stage(bench, before, &stage, &workloads, folders)?);
+        outcomes.extend(nbd::before::stage(bench, other, &stage, &workloads, folders)?);
     }
     if arguments.only.as_ref().is_none_or(|only| "first-touch".contains(only.as_str())) {
         let wanted = arguments.first_touch_size.unwrap_or(1024);
@@ -173,13 +173,11 @@ fn run_before(
         std::fs::create_dir_all(&folder)?;
         let file = folders.disk.join("first-touch.image");
         let place = first_touch::Place { folder: &folder, file, size, blockd: None };
-        outcomes.extend(before::first_touch(bench, before, &place)?);
+        outcomes.extend(nbd::before::first_touch(bench, other, &place)?);
     }
-    print::before(&outcomes);
-    let worse: Vec<&str> =
-        outcomes.iter().filter(|one| one.is_worse()).map(|one| one.name.as_str()).collect();
-    ensure!(worse.is_empty(), "slower than before: {}", worse.join(", "));
-    Ok(())
+    before::print_head();
+    outcomes.iter().for_each(before::Outcome::print);
+    before::check(&outcomes)
 }
 
 fn run_stage(

@@ -6,16 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use blockd_bench::block::Jobs;
-use blockd_bench::facts;
 use blockd_bench::nbd::print::{self as claims, Claim};
 use blockd_bench::report::{self, Row};
 use blockd_bench::ublk::backing::{self, Disk};
 use blockd_bench::ublk::daemon::{Daemon, Pool};
 use blockd_bench::ublk::mapped::{self, Devices, Pair, WORKLOADS};
 use blockd_bench::ublk::peers::{Chunk, Device, Loop, Rublk, Thin};
-use blockd_bench::ublk::{
-    Bench, Mode, after_snapshot, before, counts, first_touch, print, restart,
-};
+use blockd_bench::ublk::{Bench, Mode, after_snapshot, counts, first_touch, print, restart};
+use blockd_bench::{before, facts, ublk};
 use blockd_testkit::clock;
 use clap::Parser;
 use serde_json::{Value, json};
@@ -166,15 +164,12 @@ fn in_memory(bench: &Bench, watch: clock::Clock) -> Result<()> {
 
 /// This daemon beside another build of it.
 fn compare(bench: &Bench, other: &std::path::Path, watch: clock::Clock) -> Result<()> {
-    print::before_head();
-    let outcomes = before::measure(bench, other, print::before)?;
+    before::print_head();
+    let outcomes = ublk::before::measure(bench, other, before::Outcome::print)?;
     println!("\n{:.0} s in the machine", watch.seconds());
-    let rows: Vec<Value> = outcomes.iter().map(print::before_json).collect();
+    let rows: Vec<Value> = outcomes.iter().map(before::Outcome::to_json).collect();
     println!("{JSON}{}", json!({ "machine": facts::to_json(), "before": rows }));
-    let worse = outcomes.iter().filter(|one| one.is_worse());
-    let worse: Vec<&str> = worse.map(|one| one.name.as_str()).collect();
-    ensure!(worse.is_empty(), "slower than before: {}", worse.join("; "));
-    Ok(())
+    before::check(&outcomes)
 }
 
 fn bench(arguments: &Arguments) -> Result<Bench> {

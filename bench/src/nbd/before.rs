@@ -9,41 +9,7 @@ use super::first_touch::{self, Place};
 use super::measure::{Sample, ratio, run, settings};
 use super::server::{Kind, Server};
 use super::{Bench, Folders};
-use crate::stats::Ratio;
-
-/// This one beside the other one.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The name of the workload.
-    pub name: String,
-    /// Median operations a second of this one, and of the other one.
-    pub iops: (f64, f64),
-    /// How many times as many operations a second.
-    pub ratio: Ratio,
-    /// How many times as much CPU the other one takes for each.
-    pub cpu: Ratio,
-}
-
-impl Outcome {
-    fn of(name: String, pairs: &[(Sample, Sample)]) -> Result<Self> {
-        let all = |side: fn(&(Sample, Sample)) -> f64| {
-            crate::stats::median(&pairs.iter().map(side).collect::<Vec<_>>()).unwrap_or(f64::NAN)
-        };
-        let of = |figure| ratio(pairs, figure).context("no pairs");
-        Ok(Self {
-            name,
-            iops: (all(|pair| pair.0.iops), all(|pair| pair.1.iops)),
-            ratio: of(Figure::Iops)?,
-            cpu: of(Figure::Cpu)?,
-        })
-    }
-
-    /// Whether it is slower beyond the interval of the pairs.
-    #[must_use]
-    pub fn is_worse(&self) -> bool {
-        self.ratio.high < 1.0
-    }
-}
+use crate::before::{Outcome, alternate};
 
 /// One stage's workloads, each with all its pairs. Every pair has processes and files of its own: a
 /// server keeps the place in memory that its files and buffers got when it started, and by that
@@ -76,22 +42,7 @@ pub fn stage(
         }
     }
     let named = workloads.iter().zip(&pairs);
-    named.map(|(workload, pairs)| Outcome::of(workload.name(stage), pairs)).collect()
-}
-
-/// Both results, of which the first or the second is made first.
-fn alternate<T>(
-    first: bool,
-    one: impl FnOnce() -> Result<T>,
-    other: impl FnOnce() -> Result<T>,
-) -> Result<(T, T)> {
-    if first {
-        let one = one()?;
-        Ok((one, other()?))
-    } else {
-        let other = other()?;
-        Ok((one()?, other))
-    }
+    named.map(|(workload, pairs)| outcome(workload.name(stage), pairs)).collect()
 }
 
 /// First writes, and overwrites behind them, each on a fresh volume.
@@ -107,7 +58,14 @@ pub fn first_touch(bench: &Bench, before: &Path, place: &Place<'_>) -> Result<Ve
     }
     drop(written);
     Ok(vec![
-        Outcome::of("first-touch".to_owned(), &first)?,
-        Outcome::of("first-touch, overwrite".to_owned(), &again)?,
+        outcome("first-touch".to_owned(), &first)?,
+        outcome("first-touch, overwrite".to_owned(), &again)?,
     ])
+}
+
+fn outcome(name: String, pairs: &[(Sample, Sample)]) -> Result<Outcome> {
+    let iops: Vec<(f64, f64)> = pairs.iter().map(|(now, then)| (now.iops, then.iops)).collect();
+    let (iops, cpu) = (Outcome::medians(&iops), ratio(pairs, Figure::Cpu));
+    let ratio = ratio(pairs, Figure::Iops).context("no pairs")?;
+    Ok(Outcome { name, iops, ratio, cpu, control: None })
 }

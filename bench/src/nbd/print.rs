@@ -53,23 +53,6 @@ pub fn outcome(stage: &Stage, workload: &Workload, outcome: &Outcome) {
     println!("\nA/A control, ours beside ours: {}", control.join(", "));
 }
 
-/// This daemon beside another build of it.
-pub fn before(outcomes: &[super::before::Outcome]) {
-    println!("\n| workload | IOPS now | IOPS before | IOPS, now/before | CPU/op, before/now | |");
-    println!("|---|---:|---:|---|---|---|");
-    for one in outcomes {
-        println!(
-            "| {} | {:.0} | {:.0} | {} | {} | {} |",
-            one.name,
-            one.iops.0,
-            one.iops.1,
-            one.ratio,
-            one.cpu,
-            if one.is_worse() { "WORSE" } else { "not worse" }
-        );
-    }
-}
-
 fn or_dash(ratio: Option<Ratio>) -> String {
     ratio.map_or_else(|| "-".to_owned(), |ratio| ratio.to_string())
 }
@@ -107,7 +90,7 @@ impl Claim {
 
     fn to_json(&self) -> Value {
         json!({
-            "workload": self.workload, "claim": self.claim, "ratio": ratio_json(self.ratio),
+            "workload": self.workload, "claim": self.claim, "ratio": self.ratio.to_json(),
             "target": self.target, "pairs": self.pairs,
             "verdict": verdict(self.ratio, self.target, self.pairs),
         })
@@ -159,7 +142,7 @@ pub fn outcome_json(workload: &str, outcome: &Outcome) -> Value {
         "workload": workload,
         "servers": outcome.lines.iter().map(line_json).collect::<Vec<_>>(),
         "control": control.map(|(figure, ratio)| json!({
-            "figure": figure.name(), "ratio": ratio_json(*ratio),
+            "figure": figure.name(), "ratio": ratio.to_json(),
         })).collect::<Vec<_>>(),
     })
 }
@@ -176,8 +159,8 @@ pub fn first_touch_json(outcome: &first_touch::Outcome) -> Value {
     let samples = outcome.samples.iter();
     json!({
         "size_bytes": outcome.size,
-        "overwrite": ratio_json(outcome.overwrite),
-        "control": ratio_json(outcome.control),
+        "overwrite": outcome.overwrite.to_json(),
+        "control": outcome.control.to_json(),
         "samples": samples.map(|(name, samples)| json!({
             "server": name, "runs": samples_json(samples),
         })).collect::<Vec<_>>(),
@@ -190,18 +173,14 @@ fn line_json(line: &Line) -> Value {
         "iops": line.median(Figure::Iops),
         "cpu_us": line.median(Figure::Cpu),
         "syscalls": line.syscalls,
-        "iops_ratio": line.iops.map(ratio_json),
-        "cpu_ratio": line.cpu.map(ratio_json),
+        "iops_ratio": line.iops.map(Ratio::to_json),
+        "cpu_ratio": line.cpu.map(Ratio::to_json),
         "runs": samples_json(&line.samples),
     })
 }
 
 fn samples_json(samples: &[Sample]) -> Value {
     samples.iter().map(|sample| json!({ "iops": sample.iops, "cpu_us": sample.cpu })).collect()
-}
-
-pub(crate) fn ratio_json(ratio: Ratio) -> Value {
-    json!({ "median": ratio.median, "low": ratio.low, "high": ratio.high })
 }
 
 #[cfg(test)]

@@ -12,30 +12,9 @@ use super::daemon::{Daemon, Pool};
 use super::first_touch::{self, VOLUME};
 use super::mapped::{self, BYTES, Devices, Pair, WORKLOADS};
 use super::{Bench, Mode};
+use crate::before::{Outcome, alternate};
 use crate::block::{Sample, Settings, Turn};
-use crate::stats::{Ratio, median};
-
-/// This one beside the other one.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The workload, and the mode in which requests were served.
-    pub name: String,
-    /// Median operations a second of this one, and of the other one.
-    pub iops: (f64, f64),
-    /// How many times as many operations a second.
-    pub ratio: Ratio,
-    /// One of the builds beside itself; with first touch there is none.
-    pub control: Option<Ratio>,
-}
-
-impl Outcome {
-    /// Whether it is slower beyond the interval of the pairs, and beyond that of the A/A control.
-    #[must_use]
-    pub fn is_worse(&self) -> bool {
-        let itself = self.control.map_or(1.0, |control| control.low.min(1.0));
-        self.ratio.high < itself
-    }
-}
+use crate::stats::Ratio;
 
 /// Which ramdisk this build has, and which the other one.
 const PLACES: [[Disk; 2]; 2] = [[Disk::First, Disk::Second], [Disk::Second, Disk::First]];
@@ -149,14 +128,8 @@ fn first_touches(
         once(&now, 0)?;
         once(&before, 0)?;
         for round in 1..=bench.pairs as u64 * mapped::ROUNDS_PER_PAIR as u64 {
-            // The order alternates.
-            let (ours, theirs) = if round % 2 == 0 {
-                let ours = once(&now, round)?;
-                (ours, once(&before, round)?)
-            } else {
-                let theirs = once(&before, round)?;
-                (once(&now, round)?, theirs)
-            };
+            let (ours, theirs) =
+                alternate(round % 2 == 0, || once(&now, round), || once(&before, round))?;
             first[place].push((ours[0].iops, theirs[0].iops));
             again[place].push((ours[1].iops, theirs[1].iops));
         }
@@ -188,15 +161,12 @@ fn touched(
 }
 
 fn outcome(name: String, [one, two]: &Rounds, control: Option<Ratio>) -> Result<Outcome> {
-    let all = |side: fn(&(f64, f64)) -> f64| {
-        median(&one.iter().chain(two).map(side).collect::<Vec<_>>()).unwrap_or(f64::NAN)
-    };
     let ratio = |(ours, theirs): &(f64, f64)| ours / theirs;
     let rounds = one.iter().zip(two);
     let ratios: Vec<f64> = rounds.map(|(one, two)| (ratio(one) * ratio(two)).sqrt()).collect();
-    let iops = (all(|pair| pair.0), all(|pair| pair.1));
+    let iops = Outcome::medians(&[&one[..], two].concat());
     let ratio = Ratio::of(&ratios).context("no pairs")?;
-    Ok(Outcome { name, iops, ratio, control })
+    Ok(Outcome { name, iops, ratio, cpu: None, control })
 }
 
 #[cfg(test)]

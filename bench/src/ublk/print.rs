@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::mapped::{self, Line, Workload};
 use super::{after_snapshot, counts, first_touch};
 use crate::block::Sample;
-use crate::nbd::print::{Claim, ratio_json};
+use crate::nbd::print::Claim;
 use crate::stats::{Ratio, median};
 
 /// How much of rublk's IOPS ours have to be, served in the same way.
@@ -154,9 +154,9 @@ pub fn mapped_json(workload: &Workload, outcome: &mapped::Outcome) -> Value {
     let findings = outcome.findings.iter().map(|finding| {
         json!({
             "mode": finding.mode.name(),
-            "iops_ratio": ratio_json(finding.iops),
-            "cpu_ratio": ratio_json(finding.cpu),
-            "control": ratio_json(finding.control),
+            "iops_ratio": finding.iops.to_json(),
+            "cpu_ratio": finding.cpu.to_json(),
+            "control": finding.control.to_json(),
         })
     });
     json!({
@@ -171,7 +171,7 @@ pub fn mapped_json(workload: &Workload, outcome: &mapped::Outcome) -> Value {
 pub fn first_touch_json(outcome: &first_touch::Outcome) -> Value {
     let claims = outcome.claims.iter().map(|claimed| {
         json!({
-            "beside": claimed.beside, "ratio": ratio_json(claimed.ratio), "target": claimed.target,
+            "beside": claimed.beside, "ratio": claimed.ratio.to_json(), "target": claimed.target,
         })
     });
     let samples = outcome.samples.iter();
@@ -180,7 +180,7 @@ pub fn first_touch_json(outcome: &first_touch::Outcome) -> Value {
         "operations": outcome.operations,
         "new_chunks": outcome.fresh(),
         "beside": claims.collect::<Vec<_>>(),
-        "control": outcome.control.map(|ratio: Ratio| ratio_json(ratio)),
+        "control": outcome.control.map(Ratio::to_json),
         "devices": samples.map(|(name, samples)| json!({
             "device": name, "runs": samples_json(samples),
         })).collect::<Vec<_>>(),
@@ -206,32 +206,4 @@ fn samples_json(samples: &[Sample]) -> Value {
             })
         })
         .collect()
-}
-
-/// Before the lines of [`before`].
-pub fn before_head() {
-    println!("\n| workload | IOPS now | IOPS before | now/before | now/now | |");
-    println!("|---|---:|---:|---|---|---|");
-}
-
-/// This daemon beside another build of it.
-pub fn before(one: &super::before::Outcome) {
-    println!(
-        "| {} | {:.0} | {:.0} | {} | {} | {} |",
-        one.name,
-        one.iops.0,
-        one.iops.1,
-        one.ratio,
-        one.control.map_or_else(|| "-".to_owned(), |control| control.to_string()),
-        if one.is_worse() { "WORSE" } else { "not worse" }
-    );
-}
-
-/// The same as JSON.
-#[must_use]
-pub fn before_json(one: &super::before::Outcome) -> Value {
-    json!({
-        "name": one.name, "iops_now": one.iops.0, "iops_before": one.iops.1,
-        "ratio": ratio_json(one.ratio), "control": one.control.map(ratio_json),
-    })
 }
