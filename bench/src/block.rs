@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::fio::{self, Figures};
+
 /// The job files, and how they are run.
 #[derive(Clone, Debug)]
 pub struct Jobs {
@@ -108,25 +110,12 @@ impl Jobs {
         let composed = self.scratch.join(format!("{job}.fio"));
         fs::write(&composed, text)?;
         let milliseconds = (settings.seconds * 1000.0).round();
-        let output = Command::new("fio")
-            .arg("--output-format=json")
-            .arg(&composed)
-            .env("ENGINE", &self.engine)
-            .env("DEPTH", settings.depth.to_string())
-            .env("RUNTIME", format!("{milliseconds}ms"))
-            .env("SEED", settings.seed.to_string())
-            .env("SIZE", &settings.size)
-            .env("IO_SIZE", settings.bytes.to_string())
-            .current_dir(&self.scratch)
-            .output()
-            .context("fio: `cargo ci setup` installs it")?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "fio {job}: {}\n{errors}", output.status);
-        // Remarks may stand before the JSON.
-        let begin = output.stdout.iter().position(|&byte| byte == b'{').unwrap_or(0);
-        let report: Value =
-            serde_json::from_slice(&output.stdout[begin..]).context("fio's report")?;
-        let jobs = report["jobs"].as_array().context("fio's report has no jobs")?;
+        let mut fio = Command::new("fio");
+        fio.arg("--output-format=json").arg(&composed).current_dir(&self.scratch);
+        fio.env("ENGINE", &self.engine).env("DEPTH", settings.depth.to_string());
+        fio.env("RUNTIME", format!("{milliseconds}ms")).env("SEED", settings.seed.to_string());
+        fio.env("SIZE", &settings.size).env("IO_SIZE", settings.bytes.to_string());
+        let jobs = fio::run(&mut fio).with_context(|| path.display().to_string())?;
         ensure!(jobs.len() == turns.len(), "fio has run {} of {}", jobs.len(), turns.len());
         let samples = jobs.iter().zip(turns).enumerate();
         samples
@@ -137,11 +126,7 @@ impl Jobs {
     }
 
     fn sample(&self, number: usize, job: &Value, turn: &Turn) -> Result<Sample> {
-        let error = job["error"].as_i64().unwrap_or(0);
-        ensure!(error == 0, "fio ended with error {error}");
-        let sum = |name: &str| Some(job["read"][name].as_f64()? + job["write"][name].as_f64()?);
-        let operations = sum("total_ios").context("no operations")?;
-        let iops = sum("iops").filter(|iops| *iops > 0.0).context("no IOPS")?;
+        let Figures { iops, operations } = Figures::of(job)?;
         let (read, write) = (&job["read"]["lat_ns"], &job["write"]["lat_ns"]);
         let mean = |side: &Value, count: &Value| {
             side["mean"].as_f64().unwrap_or(0.0) * count.as_f64().unwrap_or(0.0)

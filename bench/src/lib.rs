@@ -12,6 +12,7 @@ pub mod counts;
 pub mod cpu;
 pub mod device;
 pub mod facts;
+pub mod fio;
 pub mod isolation;
 pub mod load;
 pub mod nbd;

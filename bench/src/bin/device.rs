@@ -8,6 +8,7 @@ use blockd_bench::block::Jobs;
 use blockd_bench::device::disk::Disk;
 use blockd_bench::device::{Effort, chart, confirm, measure};
 use blockd_bench::facts;
+use blockd_testkit::folder::Folder;
 use clap::Parser;
 
 /// Runs the job files on a disk by itself, then on a volume of a pool on it, over ublk where the
@@ -40,15 +41,6 @@ struct Arguments {
     svg: Option<PathBuf>,
 }
 
-/// Removed in the end.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let disk = Disk::look(&arguments.device)?;
@@ -60,11 +52,10 @@ fn main() -> Result<()> {
     println!();
     facts::print_known();
     println!("engine   {}\n", arguments.engine);
-    let name = format!("blockd-bench-device-{}", std::process::id());
-    let scratch = Scratch(std::env::temp_dir().join(name));
-    std::fs::create_dir_all(&scratch.0)?;
+    let scratch = Folder::new("device")?;
     let folder = arguments.jobs.canonicalize().context("the folder of job files")?;
-    let jobs = Jobs { folder, engine: arguments.engine.clone(), scratch: scratch.0.clone() };
+    let jobs =
+        Jobs { folder, engine: arguments.engine.clone(), scratch: scratch.path().to_owned() };
     let effort = if arguments.quick {
         Effort { seconds: 2.0, runs: 1, bytes: 512 << 20 }
     } else {

@@ -4,10 +4,11 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use blockd_bench::budgets::{Scratch, counts, lookup, scale};
+use blockd_bench::budgets::{counts, lookup, scale};
 use blockd_bench::facts;
 use blockd_bench::report::{self, Row};
 use blockd_testkit::clock;
+use blockd_testkit::folder::Folder;
 use clap::Parser;
 use serde_json::{Value, json};
 
@@ -30,7 +31,7 @@ fn main() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let watch = clock::Clock::start();
-    let scratch = Scratch::new()?;
+    let scratch = Folder::new("mapper")?;
     if !arguments.json {
         facts::print();
     }

@@ -169,9 +169,9 @@ fn run_before(
     if arguments.only.as_ref().is_none_or(|only| "first-touch".contains(only.as_str())) {
         let wanted = arguments.first_touch_size.unwrap_or(1024);
         let size = folders.room(wanted << 20)?;
-        let folder = folders.memory.join("first-touch");
+        let folder = folders.memory.path().join("first-touch");
         std::fs::create_dir_all(&folder)?;
-        let file = folders.disk.join("first-touch.image");
+        let file = folders.disk.path().join("first-touch.image");
         let place = first_touch::Place { folder: &folder, file, size, blockd: None };
         outcomes.extend(nbd::before::first_touch(bench, other, &place)?);
     }
@@ -203,9 +203,9 @@ fn run_stage(
 
 fn run_after_snapshot(arguments: &Arguments, bench: &Bench, folders: &Folders) -> Result<()> {
     let size = folders.room(if arguments.quick { 256 << 20 } else { 2 << 30 })?;
-    let folder = folders.memory.join("after-snapshot");
+    let folder = folders.memory.path().join("after-snapshot");
     std::fs::create_dir_all(&folder)?;
-    let file = folders.disk.join("after-snapshot.image");
+    let file = folders.disk.path().join("after-snapshot.image");
     let place = first_touch::Place { folder: &folder, file, size, blockd: bench.blockd.as_deref() };
     let found = after_snapshot::measure(&bench.jobs, &place)?;
     after_snapshot::print(size, &found);
@@ -224,11 +224,11 @@ fn run_first_touch(
     if size != 16 << 30 {
         println!("\nnote: first-touch on {} MiB in place of 16 GiB", size >> 20);
     }
-    let folder = folders.memory.join("first-touch");
+    let folder = folders.memory.path().join("first-touch");
     std::fs::create_dir_all(&folder)?;
     let place = first_touch::Place {
         folder: &folder,
-        file: folders.disk.join("first-touch.image"),
+        file: folders.disk.path().join("first-touch.image"),
         size,
         blockd: bench.blockd.as_deref(),
     };

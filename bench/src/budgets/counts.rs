@@ -3,8 +3,8 @@
 use anyhow::Result;
 use blockd_mapper::engine::Control;
 use blockd_mapper::worker::Attachment;
+use blockd_testkit::folder::Folder;
 
-use super::Scratch;
 use super::rig::{BLOCK, EXTENT, Media, Rig, shuffled};
 use crate::alloc_count::allocations;
 use crate::report::{Budget, Row};
@@ -16,8 +16,8 @@ const OPERATIONS: usize = 20_000;
 const EXTENTS: u64 = 1 << 16;
 
 /// Everything counted.
-pub fn rows(scratch: &Scratch) -> Result<Vec<Row>> {
-    let media = Media::create(&scratch.path("counts"), 64 << 30)?;
+pub fn rows(scratch: &Folder) -> Result<Vec<Row>> {
+    let media = Media::create(&scratch.path().join("counts"), 64 << 30)?;
     let mut rig = Rig::create(media, None)?;
     let volume = rig.volume("a", EXTENTS * EXTENT)?;
     let mut rows = flush_rows(&mut rig, &volume)?;

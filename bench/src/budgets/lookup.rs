@@ -9,10 +9,10 @@ use blockd_mapper::directory::Directory;
 use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{ExtentIndex, PhysicalExtent, SlotIndex};
 use blockd_testkit::clock::Clock;
+use blockd_testkit::folder::Folder;
 use redb::backends::InMemoryBackend;
 use redb::{ReadableDatabase, TableDefinition};
 
-use super::Scratch;
 use super::rig::{EXTENT, Media, Rig, TIB, mix, shuffled};
 use crate::report::{Budget, Row};
 
@@ -125,7 +125,7 @@ fn allocation() -> Result<Row> {
 }
 
 /// One million mappings made and found by the mapper, by a `BTreeMap` and by redb.
-pub fn comparison(scratch: &Scratch) -> Result<Vec<Row>> {
+pub fn comparison(scratch: &Folder) -> Result<Vec<Row>> {
     let order = shuffled(ENTRIES, 7);
     let [insert, read] = mapper(scratch, &order)?;
     let lookup = Map::fragmented(ENTRIES)?.independent(Clock::start(), ENTRIES);
@@ -149,9 +149,10 @@ pub fn comparison(scratch: &Scratch) -> Result<Vec<Row>> {
 }
 
 /// Nanoseconds per insert and per lookup.
-fn mapper(scratch: &Scratch, order: &[u32]) -> Result<[f64; 2]> {
+fn mapper(scratch: &Folder, order: &[u32]) -> Result<[f64; 2]> {
     let size = ENTRIES * EXTENT;
-    let mut rig = Rig::create(Media::create(&scratch.path("compare"), size + size / 16)?, None)?;
+    let mut rig =
+        Rig::create(Media::create(&scratch.path().join("compare"), size + size / 16)?, None)?;
     let volume = rig.volume("a", size)?;
     let clock = Clock::start();
     for extent in order {

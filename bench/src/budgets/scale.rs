@@ -6,9 +6,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use blockd_mapper::worker::Attachment;
 use blockd_testkit::clock::Clock;
+use blockd_testkit::folder::Folder;
 use serde_json::{Value, json};
 
-use super::Scratch;
 use super::rig::{BLOCK, EXTENT, Media, Rig, TIB, mix, shuffled};
 use crate::report::{Budget, Row};
 
@@ -19,14 +19,14 @@ const RECORDS: u64 = 2_000_000;
 const BATCH: usize = 32;
 
 /// Builds, opens and measures pools of 1 and 4 TiB, and replays a log.
-pub fn rows(scratch: &Scratch) -> Result<Vec<Row>> {
-    let small = scratch.path("1tib");
+pub fn rows(scratch: &Folder) -> Result<Vec<Row>> {
+    let small = scratch.path().join("1tib");
     child(&["build", "1"], &small)?;
     let one = child(&["open", "path"], &small)?;
-    let large = scratch.path("4tib");
+    let large = scratch.path().join("4tib");
     child(&["build", "4"], &large)?;
     let four = child(&["open", "no"], &large)?;
-    let log = scratch.path("log");
+    let log = scratch.path().join("log");
     child(&["log", "0"], &log)?;
     let replay = child(&["open", "no"], &log)?;
     let number = |value: &Value, field: &str| {

@@ -260,9 +260,10 @@ impl Rig {
         name: &str,
         folders: &Folders,
     ) -> Result<Self> {
-        let place = if medium == Medium::Disk { &folders.disk } else { &folders.memory };
+        let disk = medium == Medium::Disk;
+        let place = if disk { &folders.disk } else { &folders.memory }.path();
         let image = Image {
-            folder: folders.memory.join(format!("{name}-{medium:?}")),
+            folder: folders.memory.path().join(format!("{name}-{medium:?}")),
             file: place.join(format!("{name}.image")),
             size: bench.volume * TENANTS as u64,
             medium,

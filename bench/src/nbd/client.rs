@@ -11,7 +11,8 @@ use blockd_nbd::codec::cmd::{DISC, FLUSH, READ, WRITE};
 use blockd_nbd::codec::request::{HEADER_BYTES, Header};
 use blockd_testkit::clock::Clock;
 
-use super::fio::{Figures, Settings};
+use super::fio::Settings;
+use crate::fio::Figures;
 use crate::load::{Event, Pattern};
 
 /// Bytes of a block, of a reply without data.

@@ -17,6 +17,7 @@ pub mod server;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::folder::Folder;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::sys::statvfs::statvfs;
 
@@ -51,9 +52,9 @@ pub struct Bench {
 #[derive(Debug)]
 pub struct Folders {
     /// On tmpfs.
-    pub memory: PathBuf,
+    pub memory: Folder,
     /// On a disk's file system.
-    pub disk: PathBuf,
+    pub disk: Folder,
 }
 
 impl Folders {
@@ -68,31 +69,18 @@ impl Folders {
         let disks = [std::env::temp_dir(), PathBuf::from("/var/tmp"), here];
         let disk = disks.into_iter().find(|path| takes_direct(path, &name));
         let disk = disk.context("no folder takes O_DIRECT")?;
-        let folders = Self { memory: memory.join(&name), disk: disk.join(&name) };
-        std::fs::create_dir_all(&folders.memory)?;
-        std::fs::create_dir_all(&folders.disk)?;
-        Ok(folders)
+        Ok(Self { memory: Folder::below(&memory, "nbd")?, disk: Folder::below(&disk, "nbd")? })
     }
 
     /// The largest power of two up to `wanted` for which the disk has room, some left over.
     pub fn room(&self, wanted: u64) -> Result<u64> {
-        let fs = statvfs(&self.disk)?;
+        let fs = statvfs(self.disk.path())?;
         let free = fs.blocks_available() * fs.fragment_size();
         let mut size = wanted;
         while size > 256 << 20 && ours::pool_bytes(size) + size / 4 > free {
             size /= 2;
         }
         Ok(size)
-    }
-}
-
-impl Drop for Folders {
-    fn drop(&mut self) {
-        for folder in [&self.memory, &self.disk] {
-            if let Err(error) = std::fs::remove_dir_all(folder) {
-                eprintln!("note: {} is left behind: {error}", folder.display());
-            }
-        }
     }
 }
 
@@ -145,9 +133,9 @@ impl Bench {
         folders: &Folders,
     ) -> Result<Server> {
         let disk = medium == Medium::Disk;
-        let place = if disk { &folders.disk } else { &folders.memory };
+        let place = if disk { &folders.disk } else { &folders.memory }.path();
         let image = Image {
-            folder: folders.memory.join(name),
+            folder: folders.memory.path().join(name),
             file: place.join(format!("{name}.image")),
             size: self.size,
             medium,

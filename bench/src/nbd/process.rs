@@ -167,6 +167,7 @@ mod tests {
         let tree = Tree::new(std::process::id());
         assert_eq!(tree.pids().unwrap()[0], std::process::id());
         assert!(tree.resident().unwrap() > 0);
+        assert!(tree.threads().unwrap().contains(&std::process::id()));
         assert!(tree.sleeps().unwrap().contains_key(&std::process::id()));
     }
 }

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, bail};
 
 use super::run::DEPTH;
+use crate::fio::{self, Figures};
 
 /// Where and how fio works.
 #[derive(Clone, Debug)]
@@ -34,13 +34,6 @@ pub struct Job {
     pub flush_each: Option<u64>,
 }
 
-/// fio's results.
-#[derive(Clone, Copy, Debug)]
-pub struct FioFigures {
-    /// Reads or writes per second.
-    pub iops: f64,
-}
-
 /// Refuses a machine without fio, with the package that has it.
 pub fn check() -> Result<()> {
     let found = Command::new("fio").arg("--version").output();
@@ -52,27 +45,9 @@ pub fn check() -> Result<()> {
 
 impl Peer {
     /// Runs fio once.
-    pub fn run(&self, job: Job, seed: u64) -> Result<FioFigures> {
-        let output = Command::new("fio")
-            .args(self.arguments(job, seed))
-            .output()
-            .context("fio: `cargo ci setup` installs it")?;
-        ensure!(
-            output.status.success(),
-            "fio: {}\n{}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        // Warnings may stand before the JSON.
-        let begin = output.stdout.iter().position(|&byte| byte == b'{').unwrap_or(0);
-        let report: Value =
-            serde_json::from_slice(&output.stdout[begin..]).context("fio's report")?;
-        let job_report = &report["jobs"][0];
-        let error = job_report["error"].as_i64().unwrap_or(0);
-        ensure!(error == 0, "fio ended with error {error}");
-        let side = &job_report[if job.writes { "write" } else { "read" }];
-        let iops = side["iops"].as_f64().filter(|iops| *iops > 0.0);
-        Ok(FioFigures { iops: iops.context("fio's report has no IOPS")? })
+    pub fn run(&self, job: Job, seed: u64) -> Result<Figures> {
+        let jobs = fio::run(Command::new("fio").args(self.arguments(job, seed)))?;
+        Figures::of(jobs.first().context("no job has run")?)
     }
 
     fn arguments(&self, job: Job, seed: u64) -> Vec<String> {

@@ -16,7 +16,7 @@ const RANGES: usize = 4096;
 /// Measures comparisons with no change, an extent of each leaf, and all extents changed.
 pub fn rows(places: &Places, quick: bool) -> Result<Vec<Row>> {
     let size = if quick { TIB / 16 } else { TIB };
-    let path = places.memory.join("pool");
+    let path = places.memory.path().join("pool");
     let (mut rig, volume) = pool(&path, 4 * size, size)?;
     map(&mut rig, &volume, 0..size)?;
     let mut rows = vec![rate(&rig, &volume, None, "allocated", size)?];

@@ -32,7 +32,7 @@ const CONTROL_SECONDS: f64 = 0.02;
 /// Takes and deletes snapshots of 100 GiB.
 pub fn rows(places: &Places, quick: bool) -> Result<Vec<Row>> {
     let size = if quick { SIZE / 16 } else { SIZE };
-    let path = places.disk.path("pool");
+    let path = places.disk.path().join("pool");
     let workers = usize::try_from(WRITERS)? + 1;
     let mut rig = Rig::create_for(Media::create(&path, size + size / 4)?, None, workers)?;
     let volume = rig.volume("data", size)?;

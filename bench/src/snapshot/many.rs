@@ -20,7 +20,7 @@ const WRITES: u64 = 64;
 /// Reads with 1, 10, 100 and 1000 snapshots.
 pub fn rows(places: &Places, quick: bool) -> Result<Vec<Row>> {
     let size = (if quick { TIB / 64 } else { TIB / 10 }) / EXTENT * EXTENT;
-    let path = places.memory.join("pool");
+    let path = places.memory.path().join("pool");
     let (mut rig, volume) = pool(&path, 2 * size, size)?;
     map(&mut rig, &volume, 0..size)?;
     let (mut rows, mut first, mut last) = (Vec::new(), 0.0, 0.0);

@@ -24,7 +24,7 @@ pub fn rows(places: &Places, quick: bool) -> Result<Vec<Row>> {
     let sizes = if quick { &sizes[..1] } else { &sizes[..] };
     let most = sizes.iter().copied().max().unwrap_or(TIB);
     // Twice: one size is written over whole while a snapshot has the old extents.
-    let path = places.memory.join("pool");
+    let path = places.memory.path().join("pool");
     let (mut rig, volume) = pool(&path, most + TIB + TIB / 4, most)?;
     let (mut rows, mut mapped) = (Vec::new(), 0);
     for &size in sizes {

@@ -5,14 +5,14 @@ pub mod file;
 pub mod many;
 pub mod memory;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Attachment;
+use blockd_testkit::folder::Folder;
 
-use crate::budgets::Scratch;
 use crate::budgets::rig::{EXTENT, Media, Rig, Timed};
 use crate::report::Row;
 
@@ -44,32 +44,22 @@ pub const PARTS: [Part; 4] = [
     },
 ];
 
-/// Where files go.
+/// Where files go; removed in the end.
 #[derive(Debug)]
 pub struct Places {
     /// In memory, if there is such a folder.
-    pub memory: PathBuf,
+    pub memory: Folder,
     /// On a disk.
-    pub disk: Scratch,
+    pub disk: Folder,
 }
 
 impl Places {
-    /// Folders for this run; their contents are removed when this is dropped.
+    /// Folders for this run.
     pub fn new() -> Result<Self> {
-        let disk = Scratch::new()?;
-        let name = format!("blockd-bench-{}", std::process::id());
         let shared = Path::new("/dev/shm");
-        let memory = if shared.is_dir() { shared.join(name) } else { disk.path("memory") };
-        std::fs::create_dir(&memory)?;
+        let disk = Folder::new("snapshot")?;
+        let memory = Folder::below(if shared.is_dir() { shared } else { disk.path() }, "memory")?;
         Ok(Self { memory, disk })
-    }
-}
-
-impl Drop for Places {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.memory) {
-            eprintln!("{} is left behind: {error}", self.memory.display());
-        }
     }
 }
 
