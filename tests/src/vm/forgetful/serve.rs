@@ -1,5 +1,5 @@
 //! The server's side of NBD, as much of it as qemu needs: fixed newstyle, `NBD_OPT_GO`, simple
-//! replies. Written from the protocol's document, independent of the daemon's own code.
+//! replies.
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,42 +8,26 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, bail, ensure};
+use blockd_nbd::codec::cmd::{DISC, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES};
+use blockd_nbd::codec::errno::{EINVAL, EIO};
+use blockd_nbd::codec::request::{HEADER_BYTES, Header, Parsed, parse};
+use blockd_nbd::codec::{
+    INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, flag, greeting, info, opt,
+    rep, transmission,
+};
 
 use super::cache::Cache;
 use super::lock;
 
-const SERVER_MAGIC: u64 = 0x4e42_444d_4147_4943;
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-const REQUEST_MAGIC: u32 = 0x2560_9513;
-const REPLY_MAGIC: u32 = 0x6744_6698;
-
-/// Fixed newstyle, and no zeroes after the old form of negotiation.
-const GREETING: u16 = 3;
-/// Flags, flush, FUA, trim, write zeroes: what the disk can do.
-const CAN: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6;
-
-const OPTION_ABORT: u32 = 2;
-const OPTION_INFO: u32 = 6;
-const OPTION_GO: u32 = 7;
-const REPLY_ACK: u32 = 1;
-const REPLY_INFO: u32 = 3;
-const REPLY_UNSUPPORTED: u32 = 1 << 31 | 1;
-const INFO_EXPORT: u16 = 0;
-
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const DISCONNECT: u16 = 2;
-const FLUSH: u16 = 3;
-const TRIM: u16 = 4;
-const WRITE_ZEROES: u16 = 6;
-const FUA: u16 = 1;
-
-const EIO: u32 = 5;
-const EINVAL: u32 = 22;
+/// The capabilities of the disk.
+const CAN: u16 = transmission::HAS_FLAGS
+    | transmission::SEND_FLUSH
+    | transmission::SEND_FUA
+    | transmission::SEND_TRIM
+    | transmission::SEND_WRITE_ZEROES;
 
 /// Limit on a request's length; those of qemu are no longer.
-const LONGEST: u32 = 32 << 20;
+const LONGEST: u64 = 32 << 20;
 
 /// Serves one client after the other, each on threads of its own.
 pub(super) fn listen(
@@ -66,21 +50,14 @@ pub(super) fn listen(
     }
 }
 
-#[derive(Debug)]
-struct Request {
-    flags: u16,
-    kind: u16,
-    cookie: [u8; 8],
-    offset: u64,
-    len: u32,
-    data: Vec<u8>,
-}
+/// A request, and the data of a write.
+type Request = (Header, Vec<u8>);
 
 fn serve(mut reader: BufReader<UnixStream>, mut stream: UnixStream, cache: &Mutex<Cache>) {
     let (sender, requests) = channel();
     let receives = std::thread::spawn(move || {
         while let Ok(request) = request(&mut reader) {
-            if request.kind == DISCONNECT || sender.send(request).is_err() {
+            if request.0.kind == DISC || sender.send(request).is_err() {
                 return;
             }
         }
@@ -105,9 +82,9 @@ fn answer_all(
             let request = together.swap_remove(next);
             let (error, data) = done(&request, &mut cache);
             drop(cache);
-            let mut reply = REPLY_MAGIC.to_be_bytes().to_vec();
+            let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
             reply.extend(error.to_be_bytes());
-            reply.extend(request.cookie);
+            reply.extend(request.0.cookie.to_be_bytes());
             reply.extend(data);
             stream.write_all(&reply)?;
         }
@@ -116,80 +93,76 @@ fn answer_all(
 }
 
 /// Does a request; an error number and the data of a read.
-fn done(request: &Request, cache: &mut Cache) -> (u32, Vec<u8>) {
-    if request.kind != FLUSH && !cache.takes(request.offset, u64::from(request.len)) {
+fn done((header, payload): &Request, cache: &mut Cache) -> (u32, Vec<u8>) {
+    if header.kind != FLUSH && !cache.takes(header.offset, header.len) {
         return (EINVAL, Vec::new());
     }
+    let zeroes = || vec![0; usize::try_from(header.len).unwrap_or(0)];
     let mut data = Vec::new();
-    let result = match request.kind {
+    let result = match header.kind {
         READ => {
-            data.resize(usize::try_from(request.len).unwrap_or(0), 0);
-            cache.read(request.offset, &mut data)
+            data = zeroes();
+            cache.read(header.offset, &mut data)
         }
         FLUSH => cache.flush(),
-        WRITE => write(request, &request.data, cache),
-        TRIM | WRITE_ZEROES => {
-            let zeroes = vec![0; usize::try_from(request.len).unwrap_or(0)];
-            write(request, &zeroes, cache)
-        }
+        WRITE => write(header, payload, cache),
+        TRIM | WRITE_ZEROES => write(header, &zeroes(), cache),
         _ => return (EINVAL, Vec::new()),
     };
     if result.is_err() { (EIO, Vec::new()) } else { (0, data) }
 }
 
-fn write(request: &Request, data: &[u8], cache: &mut Cache) -> Result<()> {
-    if request.flags & FUA == 0 {
-        cache.write(request.offset, data)
+fn write(header: &Header, data: &[u8], cache: &mut Cache) -> Result<()> {
+    if header.flags & flag::FUA == 0 {
+        cache.write(header.offset, data)
     } else {
-        cache.write_durably(request.offset, data)
+        cache.write_durably(header.offset, data)
     }
 }
 
 fn request(reader: &mut impl Read) -> Result<Request> {
-    ensure!(u32::from_be_bytes(bytes(reader)?) == REQUEST_MAGIC, "no request");
-    let flags = u16::from_be_bytes(bytes(reader)?);
-    let kind = u16::from_be_bytes(bytes(reader)?);
-    let cookie = bytes(reader)?;
-    let offset = u64::from_be_bytes(bytes(reader)?);
-    let len = u32::from_be_bytes(bytes(reader)?);
+    let Parsed::Header(header, _) = parse(&bytes::<HEADER_BYTES>(reader)?, false) else {
+        bail!("no request");
+    };
+    let Header { kind, len, .. } = header;
     ensure!(len <= LONGEST || kind == TRIM || kind == WRITE_ZEROES, "{len} bytes at once");
     let mut data = Vec::new();
     if kind == WRITE {
         data.resize(usize::try_from(len)?, 0);
         reader.read_exact(&mut data)?;
     }
-    Ok(Request { flags, kind, cookie, offset, len, data })
+    Ok((header, data))
 }
 
 /// Negotiates until the client has chosen the disk.
 fn negotiated(mut stream: UnixStream, size: u64) -> Result<(BufReader<UnixStream>, UnixStream)> {
     let mut reader = BufReader::new(stream.try_clone()?);
-    let mut greeting = SERVER_MAGIC.to_be_bytes().to_vec();
-    greeting.extend(OPTION_MAGIC.to_be_bytes());
-    greeting.extend(GREETING.to_be_bytes());
-    stream.write_all(&greeting)?;
+    let mut hello = INIT_MAGIC.to_be_bytes().to_vec();
+    hello.extend(OPTION_MAGIC.to_be_bytes());
+    hello.extend((greeting::FIXED_NEWSTYLE | greeting::NO_ZEROES).to_be_bytes());
+    stream.write_all(&hello)?;
     let _: [u8; 4] = bytes(&mut reader)?;
     loop {
         ensure!(u64::from_be_bytes(bytes(&mut reader)?) == OPTION_MAGIC, "no option");
         let option = u32::from_be_bytes(bytes(&mut reader)?);
         let len = u32::from_be_bytes(bytes(&mut reader)?);
-        ensure!(len <= LONGEST, "an option of {len} bytes");
+        ensure!(u64::from(len) <= LONGEST, "an option of {len} bytes");
         let mut data = vec![0; usize::try_from(len)?];
         reader.read_exact(&mut data)?;
         match option {
             // There is one disk; whatever name is asked for, it is this one.
-            OPTION_GO | OPTION_INFO => {
-                let mut info = INFO_EXPORT.to_be_bytes().to_vec();
-                info.extend(size.to_be_bytes());
-                info.extend(CAN.to_be_bytes());
-                reply(&mut stream, option, REPLY_INFO, &info)?;
-                reply(&mut stream, option, REPLY_ACK, &[])?;
-                if option == OPTION_GO {
+            opt::GO | opt::INFO => {
+                let mut facts = info::EXPORT.to_be_bytes().to_vec();
+                facts.extend(size.to_be_bytes());
+                facts.extend(CAN.to_be_bytes());
+                reply(&mut stream, option, rep::INFO, &facts)?;
+                reply(&mut stream, option, rep::ACK, &[])?;
+                if option == opt::GO {
                     return Ok((reader, stream));
                 }
             }
-            OPTION_ABORT => bail!("the client went away"),
-            _ => reply(&mut stream, option, REPLY_UNSUPPORTED, &[])?,
+            opt::ABORT => bail!("the client went away"),
+            _ => reply(&mut stream, option, rep::ERR_UNSUP, &[])?,
         }
     }
 }
