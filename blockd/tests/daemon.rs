@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, Request};
+use blockd_testkit::http;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -151,13 +152,9 @@ impl<'a> Daemon<'a> {
 
     /// The status and body of an answer of the metrics server.
     fn get(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.http_address()).unwrap();
+        let stream = TcpStream::connect(self.http_address()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+        http::get(stream, path).unwrap()
     }
 
     fn proc(&self, name: &str) -> String {

@@ -111,11 +111,11 @@ impl Case {
         let health = daemon.run(&["health"]);
         let said = String::from_utf8(health.stdout).unwrap();
         assert!(said.contains("pool w is missing"), "{said}");
-        let metrics = get(daemon, "/metrics");
+        let (_, metrics) = get(daemon, "/metrics");
         assert!(metrics.contains("blockd_pool_missing{pool=\"w\"} 1\n"), "{metrics}");
         assert!(metrics.contains("blockd_pool_missing{pool=\"default\"} 0\n"), "{metrics}");
-        let ready = get(daemon, "/readyz");
-        assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("missing"), "{ready}");
+        let (status, ready) = get(daemon, "/readyz");
+        assert!(status == 503 && ready.contains("missing"), "{status} {ready}");
         // Its volumes are not gone, and no answer says that they are.
         let (_, error) = daemon.failure(&["del", "--pool", "w", "--force", "data"]);
         assert!(error.starts_with("pool w is not served: pool w is missing: "), "{error}");
@@ -151,15 +151,10 @@ fn change_boot(daemon: &Daemon) {
 }
 
 /// The answer of the metrics server.
-fn get(daemon: &Daemon, path: &str) -> String {
-    use std::io::{Read as _, Write as _};
+fn get(daemon: &Daemon, path: &str) -> (u16, String) {
     let log = daemon.log();
     let address = log.rsplit("http://").next().unwrap().split('/').next().unwrap();
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    blockd_testkit::http::get(std::net::TcpStream::connect(address).unwrap(), path).unwrap()
 }
 
 #[test]
@@ -626,7 +621,7 @@ fn a_pool_of_a_region_is_missing_without_its_region_and_the_daemon_stays_for_it(
     let (code, error) = daemon.failure(&["pool", "open", "default"]);
     assert!(code == IN_USE && error.contains("pool default is missing: "), "{error}");
     assert!(error.contains("region 0xb10cd") && error.contains("last seen at 20"), "{error}");
-    let metrics = get(&daemon, "/metrics");
+    let (_, metrics) = get(&daemon, "/metrics");
     assert!(metrics.contains("blockd_pool_missing{pool=\"default\"} 1\n"), "{metrics}");
     // A region that is not there can be the place of a pool: nothing is given up.
     let (_, error) = daemon.failure(&["pool", "create", "default", "--replace-missing"]);

@@ -95,11 +95,9 @@ impl Server {
     }
 
     fn metric(&self, name: &str) -> u64 {
-        let mut stream = TcpStream::connect(self.http).unwrap();
+        let stream = TcpStream::connect(self.http).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut page = String::new();
-        stream.read_to_string(&mut page).unwrap();
+        let (_, page) = blockd_testkit::http::get(stream, "/metrics").unwrap();
         let of = |line: &&str| line.split('{').next() == Some(name);
         let values = page.lines().filter(of).map(|line| line.rsplit(' ').next().unwrap());
         values.map(|value| value.parse::<u64>().unwrap()).sum()

@@ -12,7 +12,6 @@
 mod relay;
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -28,7 +27,7 @@ use blockd_csi::proto::ProbeRequest;
 use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{self, Daemon};
 use blockd_testkit::folder::Folder;
-use blockd_testkit::tools;
+use blockd_testkit::{http, tools};
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -344,14 +343,11 @@ impl Plugin {
     }
 
     fn get(&self, path: &str) -> Result<String> {
-        let mut stream = TcpStream::connect(&self.metrics)?;
+        let stream = TcpStream::connect(&self.metrics)?;
         stream.set_read_timeout(Some(CALL_LIMIT))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("no answer of HTTP")?;
-        ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
-        Ok(body.to_owned())
+        let (status, body) = http::get(stream, path)?;
+        ensure!(status == 200, "{path}: {status} {body}");
+        Ok(body)
     }
 }
 

@@ -1,6 +1,5 @@
 //! A daemon with two workers, two pools in files and three ways to reach it.
 
-use std::io::{Read, Write};
 use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::folder::Folder;
-use blockd_testkit::tools;
+use blockd_testkit::{http, tools};
 use clap::ValueEnum;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use rustls::pki_types::CertificateDer;
@@ -253,13 +252,10 @@ impl Site {
     /// # Errors
     /// When it does not answer with 200 in time.
     pub(super) fn get(&self, path: &str, patience: Duration) -> Result<String> {
-        let mut stream = client::tcp(self.metrics, client::VICTIM, Some(patience))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).with_context(|| format!("waiting for {path}"))?;
-        let line = answer.lines().next().with_context(|| format!("{path}: no answer"))?;
-        ensure!(line.contains(" 200 "), "{path}: {line}");
-        Ok(answer)
+        let stream = client::tcp(self.metrics, client::VICTIM, Some(patience))?;
+        let (status, body) = http::get(stream, path)?;
+        ensure!(status == 200, "{path}: {status}");
+        Ok(body)
     }
 
     /// How many writes wait for space in the full pool; `None` if none does.

@@ -12,7 +12,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{Read, Write as _};
+use std::io::Read;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ use crate::clock::Clock;
 use crate::folder::Folder;
 use crate::nbd::Connection;
 use crate::other_host::OtherHost;
-use crate::tools;
+use crate::{http, tools};
 
 /// A start that takes longer has failed. Replaying a log and waiting for a dead owner's IO are part
 /// of it, and the machine may be an emulated one.
@@ -214,12 +214,11 @@ impl Daemon {
     /// # Errors
     /// When no address is configured, or there is no answer in time.
     pub fn metrics(&self) -> Result<String> {
-        let mut stream = TcpStream::connect(self.metrics_address()?)?;
+        let stream = TcpStream::connect(self.metrics_address()?)?;
         stream.set_read_timeout(Some(METRICS_LIMIT))?;
-        write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).context("reading metrics")?;
-        Ok(answer)
+        let (status, body) = http::get(stream, "/metrics")?;
+        ensure!(status == 200, "the metrics server answers with {status}: {body}");
+        Ok(body)
     }
 
     /// The pool's file or device.

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod daemon;
 pub mod disk;
 pub mod folder;
+pub mod http;
 pub mod nbd;
 pub mod other_host;
 pub mod tools;
