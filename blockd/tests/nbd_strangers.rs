@@ -22,7 +22,8 @@ use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Limits, Listener, ListenerOptions, bind};
 use blockd_serve::nbd::{Exports, Opened};
 use blockd_serve::worker::{Target, WorkerOptions, Workers};
-use support::{Raw, Scratch, go, request, unix, until};
+use blockd_testkit::folder::Folder;
+use support::{Raw, go, request, unix, until};
 use tokio::runtime::Runtime;
 
 /// Bytes of the volume.
@@ -61,7 +62,7 @@ struct Server {
     pool: PoolHandle,
     workers: Workers,
     _listener: Listener,
-    scratch: Scratch,
+    scratch: Folder,
 }
 
 fn spec(file: &Path, rings: &Path) -> PoolSpec {
@@ -77,13 +78,13 @@ fn spec(file: &Path, rings: &Path) -> PoolSpec {
 
 impl Server {
     fn start() -> Self {
-        let scratch = Scratch::new();
-        let spec = spec(&scratch.0.join("pool"), Path::new("/dev/shm"));
+        let scratch = Folder::new("nbd").expect("a folder");
+        let spec = spec(&scratch.path().join("pool"), Path::new("/dev/shm"));
         create(&spec).expect("a pool");
         Self::serve(scratch, &spec)
     }
 
-    fn serve(scratch: Scratch, spec: &PoolSpec) -> Self {
+    fn serve(scratch: Folder, spec: &PoolSpec) -> Self {
         let (pool, _) = open(spec).expect("an open pool");
         let runtime = Runtime::new().expect("a runtime");
         let control = Control::Create { name: "v".to_owned(), size: SIZE, block_size: 512 };
@@ -97,7 +98,7 @@ impl Server {
         let workers = Workers::start(options).expect("workers");
         runtime.block_on(workers.add_pool(&pool)).expect("a pool that is served");
         let target = Target { pool: pool.clone(), volume, name: "v".to_owned() };
-        let address = unix(&scratch.0.join("nbd.sock"));
+        let address = unix(&scratch.path().join("nbd.sock"));
         let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
         let entered = runtime.enter();
         let bound = bind(options).expect("a listener");
@@ -107,7 +108,7 @@ impl Server {
     }
 
     fn uri(&self, export: &str) -> Uri {
-        let server = ServerAddress::Unix(self.scratch.0.join("nbd.sock"));
+        let server = ServerAddress::Unix(self.scratch.path().join("nbd.sock"));
         Uri { server, export: export.to_owned() }
     }
 
@@ -117,7 +118,7 @@ impl Server {
 
     /// A connection in its transmission phase; `options` come before GO.
     fn raw_with(&self, export: &str, options: &[u32]) -> Raw {
-        let path = self.scratch.0.join("nbd.sock");
+        let path = self.scratch.path().join("nbd.sock");
         let mut raw =
             Raw::new(std::os::unix::net::UnixStream::connect(path).expect("a connection"));
         raw.greet();
@@ -482,18 +483,18 @@ fn one_that_reads_no_answers_is_dropped_and_delays_no_other_client() {
 fn a_flush_covers_what_other_connections_wrote() {
     let server = Server::start();
     let (mut writer, mut flusher) = (server.client(), server.client());
-    let file = server.scratch.0.join("pool");
+    let file = server.scratch.path().join("pool");
     let data = [0x66; 8192];
     writer.write(1 << 20, &data, false).unwrap();
     flusher.flush().unwrap();
     // The media has the state that a power loss would leave: there is no delta ring to it.
-    let copy = Scratch::new();
-    std::fs::copy(&file, copy.0.join("pool")).unwrap();
+    let copy = Folder::new("nbd").expect("a folder");
+    std::fs::copy(&file, copy.path().join("pool")).unwrap();
     // A copy has the identity of its pool, and one host opens only one of them at a time.
     server.stop();
     let rings = PathBuf::from(format!("/dev/shm/blockd-strangers-{}", std::process::id()));
     std::fs::create_dir_all(&rings).unwrap();
-    let mut spec = spec(&copy.0.join("pool"), &rings);
+    let mut spec = spec(&copy.path().join("pool"), &rings);
     spec.accept_loss = true;
     let after = Server::serve(copy, &spec);
     let mut read = [0; 8192];

@@ -10,8 +10,9 @@ use blockd_nbd::client::{
 use blockd_nbd::codec::errno;
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::Limits;
+use blockd_testkit::folder::Folder;
 
-use crate::support::{PATIENCE, SIZE, Scratch, Server};
+use crate::support::{PATIENCE, SIZE, Server};
 
 fn server() -> Server {
     Server::start(Limits::default(), Tls::Off)
@@ -158,9 +159,9 @@ fn an_unknown_export_and_an_absent_server_are_distinguished() {
 }
 
 /// A server that sends `bytes` to each client, and then nothing.
-fn parrot(bytes: Vec<u8>, stay: bool) -> (Scratch, Uri) {
-    let scratch = Scratch::new();
-    let path = scratch.0.join("parrot");
+fn parrot(bytes: Vec<u8>, stay: bool) -> (Folder, Uri) {
+    let scratch = Folder::new("nbd").expect("a folder");
+    let path = scratch.path().join("parrot");
     let listener = UnixListener::bind(&path).expect("the parrot can");
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("the parrot can");

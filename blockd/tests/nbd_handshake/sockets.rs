@@ -7,8 +7,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use blockd_nbd::client::{Client, ConnectOptions};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits, ListenError, ListenerOptions, bind};
+use blockd_testkit::folder::Folder;
 
-use crate::support::{Scratch, Server, unix};
+use crate::support::{Server, unix};
 
 fn try_bind(address: Address) -> Result<Address, ListenError> {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -19,19 +20,19 @@ fn try_bind(address: Address) -> Result<Address, ListenError> {
 
 #[test]
 fn a_path_that_is_too_long_is_named_with_the_limit() {
-    let scratch = Scratch::new();
-    let fits = scratch.0.as_os_str().len() + 1;
-    let path = scratch.0.join("x".repeat(107 - fits));
+    let scratch = Folder::new("nbd").expect("a folder");
+    let fits = scratch.path().as_os_str().len() + 1;
+    let path = scratch.path().join("x".repeat(107 - fits));
     assert!(try_bind(unix(&path)).is_ok());
-    let path = scratch.0.join("x".repeat(108 - fits));
+    let path = scratch.path().join("x".repeat(108 - fits));
     let error = try_bind(unix(&path)).unwrap_err().to_string();
     assert!(error.contains("108 bytes") && error.contains("at most 107"), "{error}");
 }
 
 #[test]
 fn a_file_that_is_no_socket_is_left_alone() {
-    let scratch = Scratch::new();
-    let path = scratch.0.join("file");
+    let scratch = Folder::new("nbd").expect("a folder");
+    let path = scratch.path().join("file");
     std::fs::write(&path, "precious").unwrap();
     assert!(matches!(try_bind(unix(&path)), Err(ListenError::NotASocket { .. })));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
@@ -39,8 +40,8 @@ fn a_file_that_is_no_socket_is_left_alone() {
 
 #[test]
 fn a_socket_is_replaced_only_without_a_listener() {
-    let scratch = Scratch::new();
-    let path = scratch.0.join("nbd.sock");
+    let scratch = Folder::new("nbd").expect("a folder");
+    let path = scratch.path().join("nbd.sock");
     let living = UnixListener::bind(&path).unwrap();
     assert!(matches!(try_bind(unix(&path)), Err(ListenError::InUse { .. })));
     UnixStream::connect(&path).expect("it is still there");
@@ -50,11 +51,11 @@ fn a_socket_is_replaced_only_without_a_listener() {
 
 #[test]
 fn the_socket_has_the_permissions_it_should() {
-    let scratch = Scratch::new();
+    let scratch = Folder::new("nbd").expect("a folder");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
     for mode in [0o600, 0o660, 0o666] {
-        let path = scratch.0.join(format!("{mode:o}"));
+        let path = scratch.path().join(format!("{mode:o}"));
         let address = Address::Unix { path: path.clone(), mode };
         let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
         let bound = bind(options).unwrap();
@@ -73,7 +74,7 @@ fn a_listener_that_stops_takes_its_file_along_and_leaves_connections() {
     idle.greet();
     let listener = server.listener.take().unwrap();
     server.runtime.block_on(listener.stop());
-    assert!(!server.scratch.0.join("nbd.sock").exists());
+    assert!(!server.scratch.path().join("nbd.sock").exists());
     assert!(idle.closed());
     client.write(0, &[1; 512], false).unwrap();
     assert!(Client::connect(&uri, &ConnectOptions::default()).is_err());
@@ -81,14 +82,14 @@ fn a_listener_that_stops_takes_its_file_along_and_leaves_connections() {
 
 #[test]
 fn a_file_that_was_put_in_its_place_stays() {
-    let scratch = Scratch::new();
-    let path = scratch.0.join("nbd.sock");
+    let scratch = Folder::new("nbd").expect("a folder");
+    let path = scratch.path().join("nbd.sock");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
     let address = unix(&path);
     let options = ListenerOptions { address, limits: Limits::default(), tls: Tls::Off };
     let bound = bind(options).unwrap();
-    std::fs::rename(&path, scratch.0.join("other")).unwrap();
+    std::fs::rename(&path, scratch.path().join("other")).unwrap();
     let _theirs = UnixListener::bind(&path).unwrap();
     drop(bound);
     assert!(path.exists());

@@ -11,29 +11,30 @@ use blockd_nbd::codec::{cmd, opt, rep};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits};
 use blockd_serve::nbd::tls::{TlsFiles, acceptor};
+use blockd_testkit::folder::Folder;
 use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::support::{PATIENCE, Raw, Scratch, Server, go, option, request, until};
+use crate::support::{PATIENCE, Raw, Server, go, option, request, until};
 
 type Encrypted<S> = Raw<StreamOwned<ClientConnection, S>>;
 
 /// An authority, and what it signed for a server and a client, in files.
 struct Identities {
-    scratch: Scratch,
+    scratch: Folder,
 }
 
 impl Identities {
     fn new() -> Self {
-        let scratch = Scratch::new();
+        let scratch = Folder::new("nbd").expect("a folder");
         let mut authority = CertificateParams::new(Vec::new()).expect("parameters");
         authority.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
         let authority = CertifiedIssuer::self_signed(authority, key).expect("an authority");
         let write = |name: &str, text: String| {
-            std::fs::write(scratch.0.join(name), text).expect("a file");
+            std::fs::write(scratch.path().join(name), text).expect("a file");
         };
         write("ca.pem", authority.pem());
         for name in ["server", "client"] {
@@ -47,7 +48,7 @@ impl Identities {
     }
 
     fn file(&self, name: &str) -> std::path::PathBuf {
-        self.scratch.0.join(name)
+        self.scratch.path().join(name)
     }
 
     fn files(&self, verify: bool) -> TlsFiles {

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
 use blockd_serve::nbd::{Exports, Opened, Session, Sessions};
+use blockd_testkit::folder::Folder;
 use tokio::runtime::Runtime;
 
 /// Bytes of the export.
@@ -228,48 +228,27 @@ fn read(
     sent
 }
 
-/// A directory of its own, gone afterwards.
-#[derive(Debug)]
-pub(crate) struct Scratch(pub(crate) PathBuf);
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("blockd-nbd-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a directory for the test");
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A listener in a runtime of its own.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) listener: Option<Listener>,
     pub(crate) ended: Arc<AtomicU64>,
     pub(crate) runtime: Runtime,
-    pub(crate) scratch: Scratch,
+    pub(crate) scratch: Folder,
 }
 
 impl Server {
     /// At a Unix socket.
     pub(crate) fn start(limits: Limits, tls: Tls) -> Self {
-        Self::start_at(|scratch| unix(&scratch.0.join("nbd.sock")), limits, tls)
+        Self::start_at(|scratch| unix(&scratch.path().join("nbd.sock")), limits, tls)
     }
 
     pub(crate) fn start_at(
-        address: impl FnOnce(&Scratch) -> Address,
+        address: impl FnOnce(&Folder) -> Address,
         limits: Limits,
         tls: Tls,
     ) -> Self {
-        let scratch = Scratch::new();
+        let scratch = Folder::new("nbd").expect("a folder");
         let runtime = Runtime::new().expect("a runtime");
         let threads = Threads::default();
         let ended = Arc::clone(&threads.ended);
@@ -300,7 +279,8 @@ impl Server {
 
     /// A connection that has said nothing yet.
     pub(crate) fn connect(&self) -> Raw {
-        let stream = UnixStream::connect(self.scratch.0.join("nbd.sock")).expect("a connection");
+        let stream =
+            UnixStream::connect(self.scratch.path().join("nbd.sock")).expect("a connection");
         Raw::new(stream)
     }
 }
