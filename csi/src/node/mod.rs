@@ -4,15 +4,9 @@
 //! by their repeat wherever they end. Their state is in `records`; the mount table (`mountinfo`)
 //! and the daemon take precedence over it.
 
-#[cfg(test)]
-mod ailing;
 pub mod condition;
 pub mod content;
-#[cfg(test)]
-mod dying;
 pub mod ephemeral;
-#[cfg(test)]
-mod fake;
 pub mod flags;
 pub mod judge;
 pub mod kata;
@@ -27,10 +21,12 @@ pub mod publish;
 pub mod real;
 pub mod records;
 pub mod request;
-#[cfg(test)]
-mod rules;
 pub mod stage;
 pub mod steps;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 pub mod world;
 
 use std::path::{Path, PathBuf};

@@ -3,25 +3,20 @@
 
 use std::path::{Path, PathBuf};
 
-use super::content::Making;
-use super::ephemeral;
-use super::fake::{Fake, Held, WRONGS, Wrong};
-use super::flags::Options;
-use super::kata;
-use super::look;
-use super::modes::{Access, Target};
-use super::publish;
-use super::records::Place;
-use super::stage;
-use super::steps::FileSystemSpec;
-use super::world::{Kind, Result, Wanted, World};
+use super::{ID, SIZE, STAGING, spec, target, wanted};
 use crate::capability::Mode;
+use crate::node::ephemeral;
+use crate::node::kata;
+use crate::node::look;
+use crate::node::modes::{Access, Target};
+use crate::node::publish;
+use crate::node::records::Place;
+use crate::node::stage;
+use crate::node::steps::FileSystemSpec;
+use crate::node::testing::{Fake, Held, WRONGS, Wrong};
+use crate::node::world::{Kind, Result, Wanted, World};
 use crate::pmem::Plan;
 use crate::sizes::Range;
-
-pub(super) const ID: &str = "default/csi.a";
-pub(super) const STAGING: &str = "/kubelet/staging/a";
-const SIZE: i64 = 1_073_741_824;
 
 /// A call that fails this often in a row is not completed by its repeat.
 const TRIES: u32 = 6;
@@ -55,20 +50,6 @@ const SHAPES: [Shape; 10] = [
     Shape::Kata(true),
     Shape::InlineKata,
 ];
-
-pub(super) fn spec(file_system: &str) -> FileSystemSpec {
-    let options = Options::parse(&["noatime".to_owned()]).unwrap();
-    let making = Making::default();
-    FileSystemSpec { file_system: file_system.to_owned(), options, hash: 7, making, dax: false }
-}
-
-pub(super) fn wanted(size_bytes: i64) -> Wanted {
-    Wanted { size_bytes, class: "default".to_owned(), pmem: Plan::default() }
-}
-
-pub(super) fn target(path: &str, mode: Mode, access: Access) -> Target {
-    Target { path: path.into(), mode, read_only: false, access }
-}
 
 /// A step in the life of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

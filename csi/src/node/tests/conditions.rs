@@ -5,14 +5,13 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::dying::{ID, STAGING, target};
-use super::fake::{Fault, Held, State};
-use super::look::{self, Stats};
-use super::modes::Access;
-use super::rules::{Node as Rig, SIZE, mount, node};
-use super::world::{Node, Usage, World as _};
+use super::{ID, Node as Rig, SIZE, STAGING, mount, node, target};
 use crate::capability::Mode;
 use crate::health::{Severity, condition};
+use crate::node::look::{self, Stats};
+use crate::node::modes::Access;
+use crate::node::testing::{Fault, Held, State};
+use crate::node::world::{Node, Usage, World as _};
 
 const TARGET: &str = "/t/1";
 
