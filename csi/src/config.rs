@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::error::{Invalid, shown};
+use blockd_csi_base::quantity::{self, Ratio};
 use serde::Deserialize;
 
-use crate::bytes::Bytes;
 use crate::capability::FileSystem;
 use crate::error::Error;
 use crate::ids::Names;
 use crate::limits::MAX_STRING;
-use crate::quantity::{self, Ratio};
 
 /// The size of a volume whose claim has none, as is usual in Kubernetes.
 const DEFAULT_SIZE: &str = "1Gi";
@@ -166,8 +167,9 @@ impl Config {
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
         Self::parse(&text, names).map_err(|error| match error {
-            Error::Invalid { field, value, allowed } => {
-                Error::Invalid { field: format!("{}: {field}", path.display()), value, allowed }
+            Error::Invalid(invalid) => {
+                let field = format!("{}: {}", path.display(), invalid.field);
+                Error::Invalid(Invalid { field, ..invalid })
             }
             other => Error::unexpected(path.display(), other),
         })
@@ -185,7 +187,7 @@ impl Config {
             Some(given) => {
                 let size = quantity::size(field, &given.text())?;
                 let allowed = "more than 0";
-                if size.is_zero() { Err(Error::invalid(field, 0, allowed)) } else { Ok(size) }
+                if size.is_zero() { Err(Invalid::new(field, 0, allowed)) } else { Ok(size) }
             }
         };
         let [block, ext4, xfs, btrfs] = MINIMUM;
@@ -218,7 +220,7 @@ impl Config {
         };
         found.ok_or_else(|| {
             let known: Vec<&str> = self.classes.iter().map(|class| class.name.as_str()).collect();
-            let allowed = format!("one of {}", crate::error::shown(known.join(", ")));
+            let allowed = format!("one of {}", shown(known.join(", ")));
             Error::invalid(field, name.unwrap_or_default(), allowed)
         })
     }
@@ -406,7 +408,7 @@ impl FileClass {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::DEFAULT_DRIVER;
+    use blockd_csi_base::options::DEFAULT_DRIVER;
 
     fn parse(text: &str) -> Result<Config, Error> {
         Config::parse(text, &Names::new(DEFAULT_DRIVER))

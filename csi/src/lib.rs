@@ -4,12 +4,9 @@
 //! any time.
 #![forbid(unsafe_code)]
 
-pub mod bytes;
 pub mod capability;
 pub mod changes;
-pub mod clock;
 pub mod config;
-mod connections;
 pub mod controller;
 pub mod daemon;
 pub mod error;
@@ -30,7 +27,6 @@ pub mod plugin;
 pub mod pmem;
 pub mod proto;
 pub mod provision;
-pub mod quantity;
 pub mod server;
 pub mod sizes;
 pub mod topology;

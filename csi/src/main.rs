@@ -6,8 +6,9 @@ use std::pin::Pin;
 use std::process::ExitCode;
 
 use blockd_csi::error::Error;
-use blockd_csi::options::{LogFormat, Options};
+use blockd_csi::options::Options;
 use blockd_csi::{extender, kata, logging, server};
+use blockd_csi_base::options::LogFormat;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_csi_base::connections::Connections;
+use blockd_csi_base::metrics::{OPENMETRICS, register_build_info};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -25,7 +27,6 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use crate::capability::Mode;
-use crate::connections::Connections;
 use crate::error::Error;
 
 /// Upper ends of the buckets, in seconds: from an answer out of memory to the longest mkfs.
@@ -44,9 +45,6 @@ const CONNECTIONS: usize = 16;
 /// Longest life of a connection: a scraper reconnects after that.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
 
-/// The type of a page of metrics.
-pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
 struct Call {
     method: &'static str,
@@ -59,11 +57,6 @@ struct Operation {
     driver_name: String,
     method_name: String,
     grpc_status_code: &'static str,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
-struct ByVersion {
-    version: &'static str,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
@@ -92,13 +85,6 @@ impl MetricConstructor<Histogram> for SharedSeconds {
     fn new_metric(&self) -> Histogram {
         Histogram::new(SHARED_BUCKETS)
     }
-}
-
-/// Adds `build_info`, the version of the program.
-pub(crate) fn register_build_info(registry: &mut Registry) {
-    let builds = Family::<ByVersion, Gauge>::default();
-    builds.get_or_create(&ByVersion { version: env!("CARGO_PKG_VERSION") }).set(1);
-    registry.register("build_info", "1, with the version of the program", builds);
 }
 
 /// All counters of the process.

@@ -2,14 +2,14 @@
 //! volumes. Each step can be repeated, and completes an interrupted one.
 
 use blockd_api::v1::{self, ErrorKind};
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::quantity::Ratio;
 
-use crate::bytes::Bytes;
 use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::parameters::Mutable;
 use crate::plugin::{Plugin, Pools};
 use crate::pmem::{self, Plan};
-use crate::quantity::Ratio;
 use crate::sizes::{MAX_VOLUME, Range, Rules};
 
 /// The properties of a volume to create.

@@ -8,10 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use blockd_csi::config::Config;
-use blockd_csi::ids::{DEFAULT_DRIVER, Names};
+use blockd_csi::ids::Names;
 use blockd_csi::options::Options;
 use blockd_csi::parameters::Keys;
-use blockd_csi::quantity;
+use blockd_csi_base::options::DEFAULT_DRIVER;
+use blockd_csi_base::quantity;
 use clap::Parser;
 use serde_json::Value;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 
-use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem, Refusal};
 use crate::error::Error;
 use crate::limits;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 
-use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem};
 use crate::config::{Class, Kind};
 use crate::error::Error;

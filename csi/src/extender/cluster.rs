@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blockd_csi_base::error::shown;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes as Body;
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -19,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-use crate::error::{Error, shown};
+use crate::error::Error;
 
 /// Longest answer. etcd holds objects of up to 1.5 MiB in a shorter form than JSON.
 const MAX_OBJECT: usize = 4 << 20;

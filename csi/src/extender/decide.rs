@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use blockd_csi_base::bytes::Bytes;
+
 use super::demand::Demand;
 use super::score::{self, Mode, Rule};
-use crate::bytes::Bytes;
 
 /// The known figures of a node.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::quantity;
+
 use super::claims::Unbound;
 use super::wire::Pod;
-use crate::bytes::Bytes;
 use crate::config::Config;
 use crate::error::Error;
-use crate::quantity;
 
 /// Bytes by class. A sum of sizes may be more than any node can have.
 pub type Demand = BTreeMap<String, u128>;
@@ -99,11 +100,12 @@ pub fn annotation(driver: &str, class: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use blockd_csi_base::options::DEFAULT_DRIVER;
     use proptest::prelude::{prop_assert_eq, proptest};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::ids::{DEFAULT_DRIVER, Names};
+    use crate::ids::Names;
 
     const GIB: u128 = 1 << 30;
 

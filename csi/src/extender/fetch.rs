@@ -4,6 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::clock::Clock;
+use blockd_csi_base::error::shown;
+use blockd_csi_base::quantity;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes as Body;
 use hyper::header::HOST;
@@ -17,10 +21,6 @@ use tokio::task::JoinSet;
 use super::decide::Figures;
 use super::demand::{Demand, annotation};
 use super::wire::Node;
-use crate::bytes::Bytes;
-use crate::clock::Clock;
-use crate::error::shown;
-use crate::quantity;
 
 /// The metric in which plugins export their capacity.
 pub(super) const METRIC: &str = "blockd_csi_class_available_bytes";
@@ -248,10 +248,10 @@ fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use blockd_csi_base::options::DEFAULT_DRIVER;
     use proptest::prelude::proptest;
 
     use super::*;
-    use crate::ids::DEFAULT_DRIVER;
     use crate::metrics::Metrics;
 
     /// Row: P35.

@@ -5,6 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_csi_base::clock::Clock;
+use blockd_csi_base::connections::{Answering, Connections};
+use blockd_csi_base::error::shown;
+use blockd_csi_base::metrics::OPENMETRICS;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Body as _, Bytes as Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -26,10 +30,7 @@ use super::fetch::{Place, Source};
 use super::metrics::{Handler, Metrics};
 use super::score::Rule;
 use super::wire::{Args, FilterResult, HostPriority, NodeList, Pod};
-use crate::clock::Clock;
-use crate::connections::{Answering, Connections};
-use crate::error::{Error, shown};
-use crate::metrics::OPENMETRICS;
+use crate::error::Error;
 
 /// Longest request: some thousands of whole nodes. With more, configure the scheduler to send names
 /// only (`nodeCacheCapable`).

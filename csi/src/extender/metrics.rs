@@ -1,5 +1,7 @@
 //! Metrics of the extender's requests, under the names that PMEM-CSI uses.
 
+use blockd_csi_base::clock::Clock;
+use blockd_csi_base::metrics::register_build_info;
 use hyper::{Method, StatusCode};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -9,9 +11,6 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-
-use crate::clock::Clock;
-use crate::metrics::register_build_info;
 
 /// Upper ends of the buckets, in seconds. The scheduler waits five by default.
 const SECONDS: [f64; 11] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use blockd_csi_base::options::{DEFAULT_DRIVER, LogFormat, check_driver};
 use clap::Parser;
 
 use super::score::{Divisor, Mode, Rule};
 use crate::error::Error;
-use crate::ids::DEFAULT_DRIVER;
-use crate::options::{LogFormat, check_driver};
 
 /// Where the kubelet puts the files of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

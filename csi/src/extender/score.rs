@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::quantity;
 use clap::ValueEnum;
 
-use crate::bytes::Bytes;
 use crate::error::Error;
-use crate::quantity;
 
 /// The most that the scheduler takes of an extender.
 pub const MAX: i64 = 10;

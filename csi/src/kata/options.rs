@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
 
+use blockd_csi_base::quantity;
 use clap::Parser;
 
 use super::{FRONT, Image, SMALLEST};
 use crate::error::Error;
-use crate::quantity;
 
 /// Makes a sparse file that a virtual machine sees as a device of persistent memory. It prints
 /// where in the file its file system is to be made, and how many bytes that may have.

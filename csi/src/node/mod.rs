@@ -248,7 +248,7 @@ impl Service {
         // A missing volume is reported first.
         let (id, place) = (asked.volume_id.clone(), place.clone());
         self.blocking(move |world| steps::existing(world, &id, &place).map(drop)).await?;
-        let what = format!("volume {}", crate::error::shown(&asked.volume_id));
+        let what = format!("volume {}", blockd_csi_base::error::shown(&asked.volume_id));
         Err(Error::in_use(what, "is published from where it is staged: no staging_target_path"))
     }
 
@@ -413,7 +413,7 @@ impl Service {
 /// A path that is refused is one that the volume was never at.
 fn absent(path: Result<PathBuf>, asked: &str) -> Result<PathBuf> {
     path.map_err(|error| match error {
-        Error::Invalid { .. } => Error::not_found("path", asked),
+        Error::Invalid(_) => Error::not_found("path", asked),
         other => other,
     })
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_api::v1::{FrontEnd, VolumeKind};
+use blockd_csi_base::bytes::Bytes;
 use tokio::runtime::Handle;
 use tonic::Code;
 
@@ -18,7 +19,6 @@ use super::records::{Place, Record, Records};
 use super::world::{
     DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
 };
-use crate::bytes::Bytes;
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::parameters::Mutable;
@@ -174,7 +174,7 @@ impl World for Real {
         match &attached.device {
             Some(device) if volume.device_problem.is_empty() => machine::is_node(device)?,
             _ => {
-                let problem = crate::error::shown(&volume.device_problem);
+                let problem = blockd_csi_base::error::shown(&volume.device_problem);
                 return Err(Error::Unavailable {
                     address: self.plugin.daemon.address(),
                     problem: format!("the device of {} is not served: {problem}", place.name),

@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::quantity;
+
 use super::content::Making;
 use super::flags::Options;
 use super::kata;
@@ -11,7 +14,6 @@ use super::paths::{self, Refused};
 use super::records::Place;
 use super::steps::FileSystemSpec;
 use super::world::{Result, Wanted};
-use crate::bytes::Bytes;
 use crate::capability::{Access, Capability, FileSystem, Mount};
 use crate::error::Error;
 use crate::limits;
@@ -19,7 +21,6 @@ use crate::parameters;
 use crate::plugin::Plugin;
 use crate::pmem;
 use crate::provision;
-use crate::quantity;
 use crate::sizes::{Range, Rules};
 
 /// The attribute of inline volumes, which live with their pod.

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener as Listener, TcpStream};
 use std::thread;
 
+use blockd_csi_base::options::DEFAULT_DRIVER;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -12,7 +13,7 @@ use super::super::score::{Divisor, Mode};
 use super::super::tls;
 use super::*;
 use crate::config::Config;
-use crate::ids::{DEFAULT_DRIVER, Names};
+use crate::ids::Names;
 use crate::metrics::Metrics as PluginMetrics;
 
 /// An extender that scrapes plugins at this port.

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use blockd_csi_base::bytes::Bytes;
 use tonic::Code;
 
 use super::{ID, Node, SIZE, STAGING, code, file_system, mount, node, spec, target, wanted};
-use crate::bytes::Bytes;
 use crate::capability::Mode;
 use crate::node::ephemeral;
 use crate::node::look::{self, Shown};

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::bytes::Bytes;
-use crate::error::Error;
+use crate::error::Invalid;
 
 /// The accepted form of a size.
 pub const SIZE_FORM: &str = "a number of bytes, or of Ki, Mi, Gi, Ti, Pi, Ei (each 1024 times the \
@@ -29,8 +29,8 @@ const RATIO_DIGITS: usize = 9;
 ///
 /// # Errors
 /// The text is not a size, or more than 2^63 - 1 bytes.
-pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
-    parse(text).ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
+pub fn size(field: &str, text: &str) -> Result<Bytes, Invalid> {
+    parse(text).ok_or_else(|| Invalid::new(field, text, SIZE_FORM))
 }
 
 /// Reads a size of an object of the Kubernetes API, which may also have the forms that are of
@@ -39,9 +39,9 @@ pub fn size(field: &str, text: &str) -> Result<Bytes, Error> {
 ///
 /// # Errors
 /// The text is not a size, or more than 2^63 - 1 bytes.
-pub fn of_object(field: &str, text: &str) -> Result<Bytes, Error> {
+pub fn of_object(field: &str, text: &str) -> Result<Bytes, Invalid> {
     let read = parse(text).or_else(|| parse_power(text));
-    read.ok_or_else(|| Error::invalid(field, text, SIZE_FORM))
+    read.ok_or_else(|| Invalid::new(field, text, SIZE_FORM))
 }
 
 /// A number with a power of ten behind it.
@@ -138,8 +138,8 @@ impl Ratio {
     ///
     /// # Errors
     /// The text is not a ratio, or below 1.
-    pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
-        let refused = || Error::invalid(field, text, RATIO_FORM);
+    pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
+        let refused = || Invalid::new(field, text, RATIO_FORM);
         if text.split_once('.').is_some_and(|(_, part)| part.len() > RATIO_DIGITS) {
             return Err(refused());
         }

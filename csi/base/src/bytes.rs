@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::Error;
+use crate::error::Invalid;
 
 /// Bytes, from 0 to 2^63 - 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -26,7 +26,7 @@ impl Bytes {
         i64::try_from(bytes).ok().map(Self)
     }
 
-    /// A constant of this crate; a negative value becomes 0.
+    /// A constant of the program; a negative value becomes 0.
     #[must_use]
     pub const fn constant(bytes: i64) -> Self {
         if bytes < 0 { Self::ZERO } else { Self(bytes) }
@@ -36,8 +36,8 @@ impl Bytes {
     ///
     /// # Errors
     /// The value is negative.
-    pub fn from_wire(field: &str, bytes: i64) -> Result<Self, Error> {
-        Self::new(bytes).ok_or_else(|| Error::invalid(field, bytes, "from 0 to 2^63 - 1"))
+    pub fn from_wire(field: &str, bytes: i64) -> Result<Self, Invalid> {
+        Self::new(bytes).ok_or_else(|| Invalid::new(field, bytes, "from 0 to 2^63 - 1"))
     }
 
     /// The number.
@@ -114,7 +114,6 @@ mod tests {
     fn negative_values_are_refused_with_field_and_value() {
         for bytes in [-1, i64::MIN] {
             let error = Bytes::from_wire("limit_bytes", bytes).unwrap_err();
-            assert_eq!(error.code(), tonic::Code::InvalidArgument);
             assert!(error.to_string().starts_with(&format!("limit_bytes is {bytes}:")), "{error}");
         }
         assert_eq!(Bytes::from_wire("limit_bytes", 0).unwrap(), Bytes::ZERO);

@@ -12,18 +12,18 @@ use tokio::task::AbortHandle;
 
 /// All connections of a server, the oldest first.
 #[derive(Debug)]
-pub(crate) struct Connections {
+pub struct Connections {
     limit: usize,
     open: VecDeque<(Answering, AbortHandle)>,
 }
 
 /// Whether a connection has a complete request, whose answer is being made.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answering(Arc<AtomicBool>);
+pub struct Answering(Arc<AtomicBool>);
 
 impl Answering {
     /// Runs the handler that makes an answer.
-    pub(crate) async fn while_making<T>(&self, answer: impl Future<Output = T>) -> T {
+    pub async fn while_making<T>(&self, answer: impl Future<Output = T>) -> T {
         self.0.store(true, Ordering::Relaxed);
         let answer = answer.await;
         self.0.store(false, Ordering::Relaxed);
@@ -32,13 +32,15 @@ impl Answering {
 }
 
 impl Connections {
-    pub(crate) const fn new(limit: usize) -> Self {
+    /// None, of at most `limit`.
+    #[must_use]
+    pub const fn new(limit: usize) -> Self {
         Self { limit, open: VecDeque::new() }
     }
 
     /// Serves one more connection. With too many, the oldest that has no complete request is
     /// closed, or else the oldest.
-    pub(crate) fn serve<F: Future<Output = ()> + Send + 'static>(
+    pub fn serve<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         connection: impl FnOnce(Answering) -> F,
     ) {
