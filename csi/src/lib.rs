@@ -15,7 +15,6 @@ pub mod group;
 pub mod health;
 pub mod identity;
 pub mod ids;
-pub mod kata;
 pub mod limits;
 pub mod locks;
 pub mod logging;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use blockd_csi::error::Error;
 use blockd_csi::options::Options;
-use blockd_csi::{extender, kata, logging, server};
+use blockd_csi::{extender, logging, server};
 use blockd_csi_base::options::LogFormat;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,12 +20,13 @@ fn main() -> ExitCode {
     let result = if rest.next_if(|word| word == "extender").is_some() {
         let options = extender::Options::parse_from(std::iter::once(program).chain(rest));
         let log_format = options.log_format;
-        run(log_format, |stop| async move { extender::serve(&options, stop).await })
+        run(log_format, |stop| async move { Ok(extender::serve(&options, stop).await?) })
     } else if rest.next_if(|word| word == "kata-image").is_some() {
-        kata::Options::parse_from(std::iter::once(program).chain(rest)).run()
+        let options = blockd_kata::Options::parse_from(std::iter::once(program).chain(rest));
+        options.run().map_err(Failure::from)
     } else {
         let options = Options::parse();
-        run(options.log_format, |stop| async move { server::serve(&options, stop).await })
+        run(options.log_format, |stop| async move { Ok(server::serve(&options, stop).await?) })
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,13 +37,15 @@ fn main() -> ExitCode {
     }
 }
 
+type Failure = Box<dyn std::error::Error>;
+
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs one of them until a signal stops it.
-fn run<F: Future<Output = Result<(), Error>>>(
+fn run<F: Future<Output = Result<(), Failure>>>(
     log_format: LogFormat,
     work: impl FnOnce(Stop) -> F,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     logging::start(log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)

@@ -453,7 +453,7 @@ fn the_help_is_in_the_documentation() {
     };
     let plugin = help(Options::command());
     let extender = help(blockd_csi::extender::Options::command());
-    let image = help(blockd_csi::kata::Options::command());
+    let image = help(blockd_kata::options::Options::command());
     let expected = format!(
         "# Command line of blockd-csi\n\nWhat `blockd-csi --help` and those of its verbs \
          say. A test holds this page to that, and\nwrites it anew with `BLOCKD_WRITE_HELP=1 cargo \

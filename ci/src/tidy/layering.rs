@@ -54,10 +54,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("blockd-csi-base", &[]),
-    ("blockd-csi", &["blockd-api", "blockd-csi-base"]),
+    ("blockd-kata", &["blockd-csi-base"]),
+    ("blockd-csi", &["blockd-api", "blockd-csi-base", "blockd-kata"]),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
-    ("blockd-tests", &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-csi", "blockd-sim"]),
+    (
+        "blockd-tests",
+        &["blockd-mapper", "blockd-pmem", "blockd-api", "blockd-csi", "blockd-kata", "blockd-sim"],
+    ),
     ("blockd-ci", &[]),
 ];
 

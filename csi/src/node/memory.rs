@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use blockd_kata::{FRONT, Image};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::statvfs::statvfs;
@@ -15,7 +16,6 @@ use super::machine;
 use super::mountinfo::{Device, Table};
 use super::world::{Loop, Result};
 use crate::error::Error;
-use crate::kata::{FRONT, Image};
 
 /// Bytes at each end of a device in which file systems, tables and volume managers leave something.
 const ENDS_BYTES: u64 = 1 << 20;

@@ -1,14 +1,37 @@
 //! `blockd-csi kata-image`: an image by hand, for a machine that is started by hand, and for tests.
 
+use std::fmt::Display;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 
+use blockd_csi_base::error::Invalid;
 use blockd_csi_base::quantity;
 use clap::Parser;
 
 use super::{FRONT, Image, SMALLEST};
-use crate::error::Error;
+
+/// Why no image was made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No image has this size, or the file has another one.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Io {
+        /// The file, or the output.
+        what: String,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    fn io(what: impl Display, source: io::Error) -> Self {
+        Self::Io { what: what.to_string(), source }
+    }
+}
 
 /// Makes a sparse file that a virtual machine sees as a device of persistent memory. It prints
 /// where in the file its file system is to be made, and how many bytes that may have.
@@ -38,7 +61,7 @@ impl Options {
         let image = image.and_then(|bytes| Image::within(bytes, self.partition));
         let image = image.ok_or_else(|| {
             let allowed = format!("{SMALLEST} bytes or more");
-            Error::invalid("--size", size, allowed)
+            Invalid::new("--size", size, allowed)
         })?;
         let shown = self.file.display();
         let failed = |error| Error::io(&shown, error);
@@ -47,7 +70,7 @@ impl Options {
         let file = options.open(&self.file).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
         if len != 0 && len != image.size() {
-            return Err(Error::invalid("FILE", format_args!("{len} bytes long"), image.size()));
+            return Err(Invalid::new("FILE", format_args!("{len} bytes long"), image.size()).into());
         }
         image.write(&file).map_err(failed)?;
         let (at, bytes) = (image.file_system(), image.file_system_bytes());

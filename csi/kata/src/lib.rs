@@ -5,6 +5,7 @@
 //! the data begins. For the host there is a partition table before that, by which tools find the
 //! file system. In the machine `/dev/pmem0` is the file system itself; with a partition table
 //! inside of the data, `/dev/pmem0p1` is.
+#![forbid(unsafe_code)]
 
 pub mod options;
 mod pfn;
