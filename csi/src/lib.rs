@@ -10,7 +10,6 @@ pub mod config;
 pub mod controller;
 pub mod daemon;
 pub mod error;
-pub mod extender;
 pub mod group;
 pub mod health;
 pub mod identity;

@@ -55,7 +55,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("blockd-csi-base", &[]),
     ("blockd-kata", &["blockd-csi-base"]),
-    ("blockd-csi", &["blockd-api", "blockd-csi-base", "blockd-kata"]),
+    ("blockd-extender", &["blockd-csi-base"]),
+    ("blockd-csi", &["blockd-api", "blockd-csi-base", "blockd-extender", "blockd-kata"]),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
     (

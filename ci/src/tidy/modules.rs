@@ -190,7 +190,6 @@ const RULES: &[Rule] = &[
     ("csi/src", "error", &[]),
     ("csi/src", "group", &["controller", "error", "ids", "limits", "plugin", "proto"]),
     ("csi/src", "health", &["limits", "proto"]),
-    ("csi/src", "extender", &["config", "error", "ids", "metrics", "options", "parameters"]),
     ("csi/src", "identity", &["plugin", "proto"]),
     ("csi/src", "ids", &["error", "limits"]),
     ("csi/src", "limits", &["error"]),

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use blockd_csi_base::options::{DEFAULT_DRIVER, LogFormat, check_driver};
 use clap::Parser;
 
+use super::error::Error;
 use super::score::{Divisor, Mode, Rule};
-use crate::error::Error;
 
 /// Where the kubelet puts the files of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -126,8 +126,8 @@ impl Options {
         match (&self.tls_certificate, &self.tls_key) {
             (None, None) => Ok(None),
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
-            (None, _) => Err(Error::missing("tls-certificate")),
-            (_, None) => Err(Error::missing("tls-key")),
+            (None, _) => Err(Error::Missing { field: "tls-certificate" }),
+            (_, None) => Err(Error::Missing { field: "tls-key" }),
         }
     }
 }

@@ -26,11 +26,11 @@ use tokio_rustls::TlsAcceptor;
 use super::claims::Claims;
 use super::decide;
 use super::demand::{Demand, Reader};
+use super::error::Error;
 use super::fetch::{Place, Source};
 use super::metrics::{Handler, Metrics};
 use super::score::Rule;
 use super::wire::{Args, FilterResult, HostPriority, NodeList, Pod};
-use crate::error::Error;
 
 /// Longest request: some thousands of whole nodes. With more, configure the scheduler to send names
 /// only (`nodeCacheCapable`).
@@ -182,8 +182,7 @@ impl Extender {
                     Ok(scores) => json(&scores),
                     Err(error) => {
                         tracing::warn!(%error, "prioritize");
-                        let is_the_pods = error.code() == tonic::Code::InvalidArgument;
-                        let status = if is_the_pods {
+                        let status = if error.is_of_request() {
                             StatusCode::BAD_REQUEST
                         } else {
                             StatusCode::SERVICE_UNAVAILABLE
@@ -303,7 +302,10 @@ async fn arguments(request: Request<Incoming>) -> Result<Args, Response<Full<Bod
     };
     match serde_json::from_slice::<Args>(&body) {
         Ok(arguments) if arguments.pod.is_some() => Ok(arguments),
-        Ok(_) => Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", Error::missing("Pod")))),
+        Ok(_) => {
+            let missing = Error::Missing { field: "Pod" };
+            Err(said(StatusCode::BAD_REQUEST, &format!("{missing}\n")))
+        }
         Err(error) => Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", shown(error)))),
     }
 }

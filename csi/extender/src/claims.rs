@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
+use blockd_csi_base::error::shown;
+
 use super::cluster::{Cluster, Session, segment};
+use super::error::Error;
 use super::wire::{Claim, ClaimSpec, Pod, StorageClass};
-use crate::error::Error;
-use crate::parameters::Keys;
 
 /// How long all claims of a pod may take: less than half of the five seconds that the scheduler
 /// waits for an extender, so that time remains for its nodes.
@@ -33,13 +34,14 @@ pub(super) struct Claims {
     cluster: Cluster,
     driver: String,
     /// The parameter of a storage class that names the device class.
-    class_key: String,
+    class_parameter: String,
 }
 
 impl Claims {
     /// For claims of this driver.
-    pub(super) fn new(driver: &str, cluster: Cluster) -> Self {
-        Self { cluster, driver: driver.to_owned(), class_key: Keys::new(driver).device_class() }
+    pub(super) fn new(driver: &str, class_parameter: &str, cluster: Cluster) -> Self {
+        let (driver, class_parameter) = (driver.to_owned(), class_parameter.to_owned());
+        Self { cluster, driver, class_parameter }
     }
 
     /// Returns the unbound claims of a pod whose storage class is of the driver, with early and
@@ -87,7 +89,10 @@ impl Claims {
             // A claim that is made from a template may not be there yet.
             let spec = found.as_ref().map(|claim| &claim.spec);
             let made = template.filter(|template| template.storage_class_name.is_some());
-            let missing = || Error::not_found("claim", format_args!("{namespace}/{name}"));
+            let missing = || Error::NotFound {
+                what: "claim",
+                name: shown(format_args!("{namespace}/{name}")),
+            };
             let spec = spec.or(made).ok_or_else(missing)?;
             // Without a storage class nothing is provisioned.
             let Some(class) = class_of_old.or_else(|| spec.storage_class_name.clone()) else {
@@ -104,7 +109,8 @@ impl Claims {
                 }
             };
             if let Some(class) = class.as_ref().filter(|class| class.provisioner == self.driver) {
-                let parameter = class.parameters.as_ref().and_then(|all| all.get(&self.class_key));
+                let parameter =
+                    class.parameters.as_ref().and_then(|all| all.get(&self.class_parameter));
                 unbound.push(Unbound {
                     claim: name.to_owned(),
                     class: parameter.cloned(),

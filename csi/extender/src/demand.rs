@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use blockd_csi_base::bytes::Bytes;
 use blockd_csi_base::quantity;
 
+use super::Plugin;
 use super::claims::Unbound;
+use super::error::Error;
 use super::wire::Pod;
-use crate::config::Config;
-use crate::error::Error;
 
 /// Bytes by class. A sum of sizes may be more than any node can have.
 pub type Demand = BTreeMap<String, u128>;
@@ -25,13 +25,12 @@ pub struct Reader {
 impl Reader {
     /// For the volumes of this driver.
     #[must_use]
-    pub fn new(driver: &str, config: &Config) -> Self {
-        let default = config.classes.iter().find(|class| class.is_default);
+    pub fn new(driver: &str, plugin: &Plugin) -> Self {
         Self {
             driver: driver.to_owned(),
             prefix: annotation(driver, ""),
-            default_class: default.map(|class| class.name.clone()).unwrap_or_default(),
-            default_size: config.default_size,
+            default_class: plugin.default_class.clone(),
+            default_size: plugin.default_size,
         }
     }
 
@@ -105,13 +104,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::ids::Names;
 
     const GIB: u128 = 1 << 30;
 
     fn reader() -> Reader {
-        let text = "[[class]]\nname = 'thin'\ndefault = true\n[[class]]\nname = 'thick'\n";
-        Reader::new(DEFAULT_DRIVER, &Config::parse(text, &Names::new(DEFAULT_DRIVER)).unwrap())
+        let plugin = Plugin {
+            class_parameter: "csi.blockd.io/device-class".to_owned(),
+            default_class: "thin".to_owned(),
+            default_size: Bytes::constant(1_073_741_824),
+        };
+        Reader::new(DEFAULT_DRIVER, &plugin)
     }
 
     fn inline(attributes: Value) -> Value {

@@ -4,26 +4,30 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener as Listener, TcpStream};
 use std::thread;
 
+use blockd_csi_base::bytes::Bytes;
 use blockd_csi_base::options::DEFAULT_DRIVER;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::super::cluster::Cluster;
-use super::super::score::{Divisor, Mode};
-use super::super::tls;
 use super::*;
-use crate::config::Config;
-use crate::ids::Names;
-use crate::metrics::Metrics as PluginMetrics;
+use crate::Plugin;
+use crate::cluster::Cluster;
+use crate::fetch::METRIC;
+use crate::score::{Divisor, Mode};
+use crate::tls;
 
 /// An extender that scrapes plugins at this port.
 fn extender(metrics_port: u16) -> Extender {
-    let config = Config::parse("", &Names::new(DEFAULT_DRIVER)).unwrap();
+    let plugin = Plugin {
+        class_parameter: "csi.blockd.io/device-class".to_owned(),
+        default_class: "default".to_owned(),
+        default_size: Bytes::constant(1_073_741_824),
+    };
     // No pod of these tests has a claim, but for one: nothing listens there.
     let cluster = Cluster::new(("127.0.0.1".to_owned(), 1), std::path::Path::new("/nowhere"));
     Extender {
-        claims: Claims::new(DEFAULT_DRIVER, cluster),
-        reader: Reader::new(DEFAULT_DRIVER, &config),
+        claims: Claims::new(DEFAULT_DRIVER, &plugin.class_parameter, cluster),
+        reader: Reader::new(DEFAULT_DRIVER, &plugin),
         source: Source::new(DEFAULT_DRIVER, metrics_port),
         metrics: Metrics::new(),
         rule: Rule { mode: Mode::Bytes, default: Divisor::ONE, divisors: [].into() },
@@ -85,6 +89,19 @@ fn annotated(name: &str, bytes: &str) -> Value {
     })
 }
 
+/// The metrics server of a plugin, which answers like this. Returns its port.
+fn plugin(address: [u8; 4], port: u16, answer: String) -> u16 {
+    let listener = Listener::bind((IpAddr::from(address), port)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(format!("HTTP/1.1 {answer}").as_bytes());
+        }
+    });
+    port
+}
+
 fn at(name: &str, address: &str) -> Value {
     let addresses = json!([
         { "type": "Hostname", "address": "elsewhere" },
@@ -129,19 +146,12 @@ async fn capacity_is_read_from_annotations_and_nodes_are_returned_unchanged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_of_all_nodes_are_scraped_concurrently() {
     // A plugin that exports the metric, one that never answers, and a port without a listener.
-    let metrics = PluginMetrics::new(DEFAULT_DRIVER);
-    metrics.capacities(&[("default".to_owned(), 1_000_000)]);
-    let listener = PluginMetrics::bind((Ipv4Addr::new(127, 0, 0, 2), 0).into()).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(metrics.serve(listener, || std::future::ready(())));
+    let metrics =
+        format!("{METRIC}{{driver=\"{DEFAULT_DRIVER}\",class=\"default\"}} 1000000\n# EOF\n");
+    let page = format!("200 OK\r\nContent-Length: {}\r\n\r\n{metrics}", metrics.len());
+    let port = plugin([127, 0, 0, 2], 0, page);
     let silent = Listener::bind((IpAddr::from([127, 0, 0, 3]), port)).unwrap();
-    let garbled = Listener::bind((IpAddr::from([127, 0, 0, 4]), port)).unwrap();
-    thread::spawn(move || {
-        while let Ok((mut stream, _)) = garbled.accept() {
-            let _ = stream.read(&mut [0; 4096]);
-            let _ = stream.write_all(b"HTTP/1.1 500 Sorry\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
+    plugin([127, 0, 0, 4], port, "500 Sorry\r\nContent-Length: 0\r\n\r\n".to_owned());
     let address = start(port).await;
     let mut nodes = vec![
         at("exports", "127.0.0.2"),

@@ -7,7 +7,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-use crate::error::Error;
+use super::error::Error;
 
 /// Returns an acceptor for any client: capacities are not secret, so that clients need no
 /// certificate.

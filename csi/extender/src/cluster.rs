@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-use crate::error::Error;
+use super::error::Error;
 
 /// Longest answer. etcd holds objects of up to 1.5 MiB in a shorter form than JSON.
 const MAX_OBJECT: usize = 4 << 20;

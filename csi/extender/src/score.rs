@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 
 use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::error::Invalid;
 use blockd_csi_base::quantity;
 use clap::ValueEnum;
-
-use crate::error::Error;
 
 /// The most that the scheduler takes of an extender.
 pub const MAX: i64 = 10;
@@ -60,8 +59,8 @@ impl Divisor {
     ///
     /// # Errors
     /// The text is not such a number.
-    pub fn parse(field: &str, text: &str) -> Result<Self, Error> {
-        let refused = || Error::invalid(field, text, DIVISOR_FORM);
+    pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
+        let refused = || Invalid::new(field, text, DIVISOR_FORM);
         let (numerator, denominator) = quantity::decimal(text).ok_or_else(refused)?;
         let is_small = numerator <= MAX_DIVISOR * denominator;
         if numerator == 0 || !is_small || denominator > MAX_DENOMINATOR {

@@ -195,8 +195,11 @@ async fn get(host: &str, port: u16) -> Result<String, String> {
     String::from_utf8(body.to_vec()).map_err(|error| failed(&error))
 }
 
-/// Reads the capacities of a driver's classes out of its metrics.
-fn parse(text: &str, driver: &str) -> Capacities {
+/// Returns the capacities of a driver's classes, by class, that a page of metrics has.
+///
+/// # Errors
+/// The page has none of this driver, or can't be read; the text says why.
+pub fn parse(text: &str, driver: &str) -> Result<BTreeMap<String, Bytes>, String> {
     let mut capacities = BTreeMap::new();
     let mut others = false;
     for line in text.lines() {
@@ -248,26 +251,20 @@ fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use blockd_csi_base::options::DEFAULT_DRIVER;
     use proptest::prelude::proptest;
 
     use super::*;
-    use crate::metrics::Metrics;
 
-    /// Row: P35.
     #[test]
-    fn the_metrics_of_a_plugin_are_parsed() {
-        let metrics = Metrics::new(DEFAULT_DRIVER);
-        let reported = [("thin", 524_288_000), ("a.b-c", 0), ("thick", i64::MAX)];
-        metrics.capacities(&reported.map(|(class, bytes)| (class.to_owned(), bytes)));
-        let read = parse(&metrics.render(), DEFAULT_DRIVER).unwrap();
-        let expected: BTreeMap<String, Bytes> =
-            reported.map(|(class, bytes)| (class.to_owned(), Bytes::new(bytes).unwrap())).into();
-        assert_eq!(read, expected);
-        assert!(parse(&metrics.render(), "other.example.com").is_err());
-        // Without the daemon no figure is exported, instead of an outdated one.
-        metrics.capacities(&[]);
-        assert!(parse(&metrics.render(), DEFAULT_DRIVER).unwrap_err().contains("does not answer"));
+    fn classes_of_one_driver_are_read_out_of_metrics() {
+        let line = |driver: &str, class: &str, bytes: i64| {
+            format!("{METRIC}{{driver=\"{driver}\",class=\"{class}\"}} {bytes}\n")
+        };
+        let page = ["# TYPE x gauge\n", &line("d", "thin", 7), &line("e", "thin", 8), "# EOF\n"];
+        let read = parse(&page.concat(), "d").unwrap();
+        assert_eq!(read, [("thin".to_owned(), Bytes::constant(7))].into());
+        assert!(parse(&page.concat(), "f").unwrap_err().contains("another driver"));
+        assert!(parse("# EOF\n", "d").unwrap_err().contains("does not answer"));
     }
 
     #[test]
