@@ -1,20 +1,16 @@
 //! Counters of the plugin, served over HTTP in the OpenMetrics text format.
 
-use std::convert::Infallible;
-use std::future::Future;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_csi_base::connections::Connections;
+use axum::Router;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use blockd_csi_base::http::{self, Limits};
 use blockd_csi_base::metrics::{OPENMETRICS, register_build_info};
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -39,11 +35,9 @@ const SHARED_BUCKETS: [f64; 13] =
 
 /// Answered while the plugin lives, whatever its daemon does: the liveness of its container.
 const HEALTHZ: &str = "/healthz";
-/// Connections at once. There are a few scrapers, and they are quick.
-const CONNECTIONS: usize = 16;
 
-/// Longest life of a connection: a scraper reconnects after that.
-const CONNECTION_TIME: Duration = Duration::from_secs(60);
+/// There are a few scrapers, and they are quick.
+const LIMITS: Limits = Limits { connections: 16, connection_time: Duration::from_secs(60) };
 
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
 struct Call {
@@ -191,59 +185,27 @@ impl Metrics {
     }
 
     /// Serves the metrics for ever. `refresh` updates the metrics that are measured only on a
-    /// scrape.
+    /// scrape; whether the plugin lives is answered without it, as it waits for the daemon.
     pub async fn serve<R: Future<Output = ()> + Send + 'static>(
         self,
         listener: TcpListener,
-        refresh: impl Fn() -> R + Clone + Send + 'static,
+        refresh: impl Fn() -> R + Clone + Send + Sync + 'static,
     ) {
-        let mut connections = Connections::new(CONNECTIONS);
-        loop {
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "metrics: accepting failed");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
+        let page = move || {
             let (metrics, refresh) = (self.clone(), refresh.clone());
-            connections.serve(|answering| async move {
-                let service = service_fn(move |request: Request<_>| {
-                    // Whether the plugin lives must not wait for its daemon.
-                    let refreshed = (request.uri().path() != HEALTHZ).then(&refresh);
-                    let (metrics, answering) = (metrics.clone(), answering.clone());
-                    async move {
-                        if let Some(refreshed) = refreshed {
-                            answering.while_making(refreshed).await;
-                        }
-                        Ok::<_, Infallible>(metrics.answer(&request))
-                    }
-                });
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(Duration::from_secs(10))
-                    .max_buf_size(16 * 1024)
-                    .serve_connection(TokioIo::new(stream), service);
-                let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
-            });
-        }
-    }
-
-    fn answer<T>(&self, request: &Request<T>) -> Response<Full<Bytes>> {
-        let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
-        let (status, text) = match request.uri().path() {
-            "/metrics" if is_get => (StatusCode::OK, self.render()),
-            HEALTHZ if is_get => (StatusCode::OK, "alive\n".to_owned()),
-            "/metrics" | HEALTHZ => (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned()),
-            _ => (StatusCode::NOT_FOUND, format!("/metrics, {HEALTHZ}\n")),
+            async move {
+                refresh().await;
+                ([(CONTENT_TYPE, OPENMETRICS)], metrics.render())
+            }
         };
-        let mut response = Response::new(Full::new(Bytes::from(text)));
-        *response.status_mut() = status;
-        if status == StatusCode::OK && request.uri().path() != HEALTHZ {
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
-        }
-        response
+        let router = Router::new()
+            .route("/metrics", get(page))
+            .route(HEALTHZ, get(async || "alive\n"))
+            .fallback(async || (StatusCode::NOT_FOUND, format!("/metrics, {HEALTHZ}\n")))
+            .method_not_allowed_fallback(async || {
+                (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n")
+            });
+        http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
     }
 }
 
@@ -352,7 +314,7 @@ mod tests {
         let server = Metrics::new("csi.blockd.io");
         tokio::spawn(server.serve(listener, || std::future::ready(())));
         let mut held = Vec::new();
-        for _ in 0..3 * CONNECTIONS {
+        for _ in 0..3 * LIMITS.connections {
             let mut stream = TcpStream::connect(address).await.unwrap();
             // It may be closed by now.
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n").await;

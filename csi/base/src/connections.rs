@@ -1,8 +1,4 @@
 //! Open HTTP connections, and which of them is closed when there are too many.
-//!
-//! Clients need no permission to connect, so a client that connects and sends nothing, or half a
-//! request, must not keep others out: connections are always accepted, and with too many, the
-//! oldest one without a complete request is closed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,18 +8,18 @@ use tokio::task::AbortHandle;
 
 /// All connections of a server, the oldest first.
 #[derive(Debug)]
-pub struct Connections {
+pub(crate) struct Connections {
     limit: usize,
     open: VecDeque<(Answering, AbortHandle)>,
 }
 
 /// Whether a connection has a complete request, whose answer is being made.
 #[derive(Clone, Debug, Default)]
-pub struct Answering(Arc<AtomicBool>);
+pub(crate) struct Answering(Arc<AtomicBool>);
 
 impl Answering {
     /// Runs the handler that makes an answer.
-    pub async fn while_making<T>(&self, answer: impl Future<Output = T>) -> T {
+    pub(crate) async fn while_making<T>(&self, answer: impl Future<Output = T>) -> T {
         self.0.store(true, Ordering::Relaxed);
         let answer = answer.await;
         self.0.store(false, Ordering::Relaxed);
@@ -32,15 +28,13 @@ impl Answering {
 }
 
 impl Connections {
-    /// None, of at most `limit`.
-    #[must_use]
-    pub const fn new(limit: usize) -> Self {
+    pub(crate) const fn new(limit: usize) -> Self {
         Self { limit, open: VecDeque::new() }
     }
 
     /// Serves one more connection. With too many, the oldest that has no complete request is
     /// closed, or else the oldest.
-    pub fn serve<F: Future<Output = ()> + Send + 'static>(
+    pub(crate) fn serve<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         connection: impl FnOnce(Answering) -> F,
     ) {

@@ -1,24 +1,24 @@
 //! The extender's server: JSON over HTTP, as the scheduler speaks it.
 
-use std::convert::Infallible;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::HttpBody as _;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use blockd_csi_base::clock::Clock;
-use blockd_csi_base::connections::{Answering, Connections};
 use blockd_csi_base::error::shown;
+use blockd_csi_base::http::{self, Limits};
 use blockd_csi_base::metrics::OPENMETRICS;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper::body::{Body as _, Bytes as Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use serde::Serialize;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
@@ -30,6 +30,7 @@ use super::error::Error;
 use super::fetch::{Place, Source};
 use super::metrics::{Handler, Metrics};
 use super::score::Rule;
+use super::tls;
 use super::wire::{Args, FilterResult, HostPriority, NodeList, Pod};
 
 /// Longest request: some thousands of whole nodes. With more, configure the scheduler to send names
@@ -39,14 +40,8 @@ const MAX_REQUEST: usize = 32 << 20;
 /// Requests whose bodies are in memory at once, for the same reason.
 const REQUESTS: usize = 4;
 
-/// Connections at once: schedulers are few, and keep theirs.
-const CONNECTIONS: usize = 32;
-
-/// How long a connection is kept.
-const CONNECTION_TIME: Duration = Duration::from_secs(300);
-
-/// How long its last request may take, and its TLS handshake before the first.
-const LAST_TIME: Duration = Duration::from_secs(10);
+/// Schedulers are few, and keep their connections.
+const LIMITS: Limits = Limits { connections: 32, connection_time: Duration::from_secs(300) };
 
 /// How long an answer may take: the scheduler waits five seconds, unless it is configured
 /// otherwise.
@@ -54,6 +49,9 @@ const ANSWER_TIME: Duration = Duration::from_secs(4);
 
 /// How long a request's body may take: one that never ends would hold up others.
 const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// The answer for any other path.
+const PATHS: &str = "/predicate, /prioritize, /status, /metrics\n";
 
 /// All that answers depend on.
 #[derive(Debug)]
@@ -76,128 +74,91 @@ pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 
 /// Serves for ever.
 pub(super) async fn serve(
-    extender: Arc<Extender>,
+    extender: Extender,
     listener: TcpListener,
     acceptor: Option<TlsAcceptor>,
 ) {
-    let mut connections = Connections::new(CONNECTIONS);
-    let bodies = Arc::new(Semaphore::new(REQUESTS));
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "accepting failed");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let (extender, bodies, acceptor) =
-            (Arc::clone(&extender), Arc::clone(&bodies), acceptor.clone());
-        connections.serve(|answering| async move {
-            match acceptor {
-                None => converse(extender, bodies, answering, stream).await,
-                Some(acceptor) => {
-                    match tokio::time::timeout(LAST_TIME, acceptor.accept(stream)).await {
-                        Ok(Ok(stream)) => converse(extender, bodies, answering, stream).await,
-                        Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
-                        Err(_) => tracing::debug!("no TLS in time"),
-                    }
-                }
-            }
-        });
+    let router = router(extender);
+    match acceptor {
+        None => http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await,
+        Some(acceptor) => {
+            let accept = |stream| tls::accept(acceptor.clone(), stream);
+            http::serve(listener, router, LIMITS, accept).await;
+        }
     }
 }
 
-async fn converse(
+/// The extender, and places for bodies of requests.
+#[derive(Clone)]
+struct Served {
     extender: Arc<Extender>,
     bodies: Arc<Semaphore>,
-    answering: Answering,
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-) {
-    let service = service_fn(move |request| {
-        let (extender, bodies) = (Arc::clone(&extender), Arc::clone(&bodies));
-        let answering = answering.clone();
-        async move {
-            let answer = extender.answer(request, &bodies);
-            Ok::<_, Infallible>(answering.while_making(answer).await)
-        }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(LAST_TIME)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    if tokio::time::timeout(CONNECTION_TIME, connection.as_mut()).await.is_err() {
-        connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(LAST_TIME, connection).await;
-    }
+}
+
+fn router(extender: Extender) -> Router {
+    let served =
+        Served { extender: Arc::new(extender), bodies: Arc::new(Semaphore::new(REQUESTS)) };
+    let counted = |handler| from_fn_with_state((Arc::clone(&served.extender), handler), count);
+    let only_get = async || (StatusCode::METHOD_NOT_ALLOWED, "GET\n");
+    let only_post = async || (StatusCode::METHOD_NOT_ALLOWED, "POST\n");
+    Router::new()
+        .route("/predicate", post(predicate).fallback(only_post).layer(counted(Handler::Filter)))
+        .route(
+            "/prioritize",
+            post(prioritize).fallback(only_post).layer(counted(Handler::Prioritize)),
+        )
+        .route("/status", get(async || "ok\n").fallback(only_get).layer(counted(Handler::Status)))
+        .route("/metrics", get(metrics).fallback(only_get))
+        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
+        .with_state(served)
+}
+
+/// Counts a handler's requests, with their time and the length of their answers.
+async fn count(
+    State((extender, handler)): State<(Arc<Extender>, Handler)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let counted = extender.metrics.begin(handler, request.method());
+    let response = next.run(request).await;
+    counted.end(response.status(), response.body().size_hint().lower());
+    response
+}
+
+async fn metrics(State(served): State<Served>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, OPENMETRICS)], served.extender.metrics.render())
+}
+
+/// A status, and its reason in a line.
+type Refused = (StatusCode, String);
+
+async fn predicate(
+    State(served): State<Served>,
+    request: Request,
+) -> Result<Json<FilterResult>, Refused> {
+    let _body = served.bodies.acquire().await;
+    let arguments = arguments(request).await?;
+    Ok(Json(served.extender.predicate(arguments).await))
+}
+
+async fn prioritize(
+    State(served): State<Served>,
+    request: Request,
+) -> Result<Json<Vec<HostPriority>>, Refused> {
+    let _body = served.bodies.acquire().await;
+    let arguments = arguments(request).await?;
+    served.extender.prioritize(arguments).await.map(Json).map_err(|error| {
+        tracing::warn!(%error, "prioritize");
+        let status = if error.is_of_request() {
+            StatusCode::BAD_REQUEST
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        (status, format!("{error}\n"))
+    })
 }
 
 impl Extender {
-    async fn answer(&self, request: Request<Incoming>, bodies: &Semaphore) -> Response<Full<Body>> {
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let is_get = matches!(method, Method::GET | Method::HEAD);
-        if path == "/metrics" && is_get {
-            return self.page();
-        }
-        let handler = match path.as_str() {
-            "/predicate" => Some(Handler::Filter),
-            "/prioritize" => Some(Handler::Prioritize),
-            "/status" => Some(Handler::Status),
-            _ => None,
-        };
-        let served = handler.map(|handler| self.metrics.begin(handler, &method));
-        let response = if path == "/status" && is_get {
-            said(StatusCode::OK, "ok\n")
-        } else {
-            self.decide((method, &path), request, bodies).await
-        };
-        if let Some(served) = served {
-            served.end(response.status(), response.body().size_hint().lower());
-        }
-        response
-    }
-
-    /// The metrics of the process.
-    fn page(&self) -> Response<Full<Body>> {
-        let mut response = said(StatusCode::OK, &self.metrics.render());
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
-        response
-    }
-
-    async fn decide(
-        &self,
-        (method, path): (Method, &str),
-        request: Request<Incoming>,
-        bodies: &Semaphore,
-    ) -> Response<Full<Body>> {
-        let _body = bodies.acquire().await;
-        match (method, path) {
-            (Method::POST, "/predicate") => match arguments(request).await {
-                Ok(arguments) => json(&self.predicate(arguments).await),
-                Err(refused) => refused,
-            },
-            (Method::POST, "/prioritize") => match arguments(request).await {
-                Ok(arguments) => match self.prioritize(arguments).await {
-                    Ok(scores) => json(&scores),
-                    Err(error) => {
-                        tracing::warn!(%error, "prioritize");
-                        let status = if error.is_of_request() {
-                            StatusCode::BAD_REQUEST
-                        } else {
-                            StatusCode::SERVICE_UNAVAILABLE
-                        };
-                        said(status, &format!("{error}\n"))
-                    }
-                },
-                Err(refused) => refused,
-            },
-            (_, "/status" | "/metrics") => said(StatusCode::METHOD_NOT_ALLOWED, "GET\n"),
-            (_, "/predicate" | "/prioritize") => said(StatusCode::METHOD_NOT_ALLOWED, "POST\n"),
-            _ => said(StatusCode::NOT_FOUND, "/predicate, /prioritize, /status, /metrics\n"),
-        }
-    }
-
     /// The bytes that a pod needs, by class.
     async fn demand(&self, pod: &Pod) -> Result<Demand, Error> {
         let claims = self.claims.unbound(pod).await?;
@@ -287,45 +248,25 @@ fn whole(node: &Value) -> Place {
     Place::of(super::wire::Node::deserialize(node).unwrap_or_default())
 }
 
-async fn arguments(request: Request<Incoming>) -> Result<Args, Response<Full<Body>>> {
+async fn arguments(request: Request) -> Result<Args, Refused> {
+    let refused = |error: String| (StatusCode::BAD_REQUEST, format!("{error}\n"));
     let collected = Limited::new(request.into_body(), MAX_REQUEST).collect();
     let Ok(collected) = tokio::time::timeout(BODY_TIME, collected).await else {
-        return Err(said(StatusCode::REQUEST_TIMEOUT, "the request does not end\n"));
+        return Err((StatusCode::REQUEST_TIMEOUT, "the request does not end\n".to_owned()));
     };
     let body = match collected {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
             let text = format!("more than {MAX_REQUEST} bytes\n");
-            return Err(said(StatusCode::PAYLOAD_TOO_LARGE, &text));
+            return Err((StatusCode::PAYLOAD_TOO_LARGE, text));
         }
-        Err(error) => return Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", shown(error)))),
+        Err(error) => return Err(refused(shown(error))),
     };
     match serde_json::from_slice::<Args>(&body) {
         Ok(arguments) if arguments.pod.is_some() => Ok(arguments),
-        Ok(_) => {
-            let missing = Error::Missing { field: "Pod" };
-            Err(said(StatusCode::BAD_REQUEST, &format!("{missing}\n")))
-        }
-        Err(error) => Err(said(StatusCode::BAD_REQUEST, &format!("{}\n", shown(error)))),
+        Ok(_) => Err(refused(Error::Missing { field: "Pod" }.to_string())),
+        Err(error) => Err(refused(shown(error))),
     }
-}
-
-fn json(value: &impl Serialize) -> Response<Full<Body>> {
-    match serde_json::to_vec(value) {
-        Ok(bytes) => {
-            let mut response = Response::new(Full::new(bytes.into()));
-            let kind = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(CONTENT_TYPE, kind);
-            response
-        }
-        Err(error) => said(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
-    }
-}
-
-fn said(status: StatusCode, text: &str) -> Response<Full<Body>> {
-    let mut response = Response::new(Full::new(Body::copy_from_slice(text.as_bytes())));
-    *response.status_mut() = status;
-    response
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ mod tls;
 pub mod wire;
 
 use std::future::Future;
-use std::sync::Arc;
 
 use blockd_csi_base::bytes::Bytes;
 
@@ -55,7 +54,7 @@ pub async fn serve(
     let cluster = cluster::Cluster::new(options.api_server()?, &options.service_account);
     let claims = claims::Claims::new(&options.driver_name, &plugin.class_parameter, cluster);
     let extender =
-        Arc::new(http::Extender { reader, claims, source, rule, metrics: metrics::Metrics::new() });
+        http::Extender { reader, claims, source, rule, metrics: metrics::Metrics::new() };
     let listener = http::bind(options.listen).await?;
     let address = listener.local_addr().unwrap_or(options.listen);
     let (driver, mode, tls) = (&options.driver_name, options.mode.name(), acceptor.is_some());

@@ -1,8 +1,8 @@
 //! Metrics of the extender's requests, under the names that PMEM-CSI uses.
 
+use axum::http::{Method, StatusCode};
 use blockd_csi_base::clock::Clock;
 use blockd_csi_base::metrics::register_build_info;
-use hyper::{Method, StatusCode};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;

@@ -2,12 +2,18 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::error::Error;
+
+/// How long a handshake may take.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// Returns an acceptor for any client: capacities are not secret, so that clients need no
 /// certificate.
@@ -37,4 +43,17 @@ pub(super) fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, Er
         .with_single_cert(chain, secret)
         .map_err(|error| failed(key, &error))?;
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Returns the encrypted stream of a connection, or `None` if the client does not make one.
+pub(super) async fn accept(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+) -> Option<TlsStream<TcpStream>> {
+    match tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
+        Err(_) => tracing::debug!("no TLS in time"),
+    }
+    None
 }

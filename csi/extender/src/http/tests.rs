@@ -14,7 +14,6 @@ use crate::Plugin;
 use crate::cluster::Cluster;
 use crate::fetch::METRIC;
 use crate::score::{Divisor, Mode};
-use crate::tls;
 
 /// An extender that scrapes plugins at this port.
 fn extender(metrics_port: u16) -> Extender {
@@ -38,7 +37,7 @@ fn extender(metrics_port: u16) -> Extender {
 async fn start(metrics_port: u16) -> SocketAddr {
     let listener = bind((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(Arc::new(extender(metrics_port)), listener, None));
+    tokio::spawn(serve(extender(metrics_port), listener, None));
     address
 }
 
@@ -244,7 +243,7 @@ async fn over_tls_any_client_may_come_and_plain_http_gets_nothing() {
     std::fs::remove_dir_all(&folder).unwrap();
     let listener = bind((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(Arc::new(extender(1)), listener, Some(acceptor)));
+    tokio::spawn(serve(extender(1), listener, Some(acceptor)));
     let mut roots = rustls::RootCertStore::empty();
     roots.add(certified.cert.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
