@@ -8,6 +8,7 @@ pub mod condition;
 pub mod content;
 pub mod ephemeral;
 pub mod flags;
+pub mod host;
 pub mod judge;
 pub mod kata;
 pub mod look;
@@ -51,7 +52,7 @@ use looks::{Looks, Seen};
 use modes::Target;
 use real::Real;
 use records::{Place, Record};
-use world::{Kind, Result, Usage, World};
+use world::{Kind, Result, Usage, Volumes as _, World};
 
 /// The service.
 #[derive(Clone, Debug)]
@@ -110,13 +111,13 @@ impl Service {
             // A call that is quicker knows better.
             let Ok(lock) = self.plugin.locks.take(&volume) else { continue };
             let kubelet = self.plugin.settings.kubelet_dir.clone();
-            let work = move |world: &Real| {
+            let work = move |world: &World<'_>| {
                 let _lock = lock;
                 // Without kubelet's folder nothing can be said about pods.
-                match (world.kind(&kubelet.join("pods"))?, world.record(&volume)) {
+                match (world.machine.kind(&kubelet.join("pods"))?, world.volumes.record(&volume)) {
                     (Some(Kind::Folder), Some(record)) => {
                         let place = &record.place;
-                        let act = |world: &dyn World| ephemeral::sweep(world, &record);
+                        let act = |world: &World<'_>| ephemeral::sweep(world, &record);
                         kata::through(world, &volume, place, None, act)
                     }
                     _ => Ok(()),
@@ -130,10 +131,10 @@ impl Service {
     /// Does steps where they may block.
     async fn blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Real) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&World<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let world = Arc::clone(&self.world);
-        let ended = tokio::task::spawn_blocking(move || work(&world)).await;
+        let ended = tokio::task::spawn_blocking(move || work(&world.as_world())).await;
         ended.map_err(|error| Error::unexpected("a call ended in the middle:", error))?
     }
 
@@ -155,7 +156,7 @@ impl Service {
         }
         let place = self.place(&asked.volume_id)?;
         let lock = self.plugin.locks.take(&asked.volume_id)?;
-        let work = move |world: &Real| {
+        let work = move |world: &World<'_>| {
             let _lock = lock;
             let request = stage::Request {
                 volume: &asked.volume_id,
@@ -177,10 +178,10 @@ impl Service {
         // An id that cannot exist is not staged.
         let Some(place) = request::place(&self.plugin, &asked.volume_id) else { return Ok(()) };
         let lock = self.plugin.locks.take(&asked.volume_id)?;
-        let work = move |world: &Real| {
+        let work = move |world: &World<'_>| {
             let _lock = lock;
             let id = &asked.volume_id;
-            let act = |world: &dyn World| stage::unstage(world, id, &place, &path);
+            let act = |world: &World<'_>| stage::unstage(world, id, &place, &path);
             kata::through(world, id, &place, None, act)
         };
         self.blocking(work).await
@@ -209,7 +210,7 @@ impl Service {
             let (id, context) = (asked.volume_id, asked.volume_context);
             let (place, wanted, spec) =
                 request::inline(&self.plugin, &id, &capability, &context).await?;
-            let work = move |world: &Real| {
+            let work = move |world: &World<'_>| {
                 let _lock = lock;
                 let (volume, place) = (id.as_str(), &place);
                 let (target, spec, wanted) = (&target, &spec, &wanted);
@@ -226,7 +227,7 @@ impl Service {
         let place = self.place(&asked.volume_id)?;
         let staging = self.staging(&asked, &place).await?;
         let strict = self.plugin.settings.strict_single_node_writer;
-        let work = move |world: &Real| {
+        let work = move |world: &World<'_>| {
             let _lock = lock;
             let (volume, place) = (asked.volume_id.as_str(), &place);
             let request =
@@ -264,16 +265,18 @@ impl Service {
             (None, None) => self.plugin.pools().await?.names().map(str::to_owned).collect(),
         };
         let name = self.plugin.settings.names.ephemeral(&id);
-        let work = move |world: &Real| {
+        let work = move |world: &World<'_>| {
             let _lock = lock;
-            if let Some(place) = place.or_else(|| world.record(&id).map(|record| record.place)) {
-                let act = |world: &dyn World| publish::unpublish(world, &id, &place, &path);
+            if let Some(place) =
+                place.or_else(|| world.volumes.record(&id).map(|record| record.place))
+            {
+                let act = |world: &World<'_>| publish::unpublish(world, &id, &place, &path);
                 return kata::through(world, &id, &place, None, act);
             }
             let place = |pool: &String| Place { pool: pool.clone(), name: name.clone() };
             for place in pools.iter().map(place) {
-                if world.volume(&place)?.is_some() {
-                    let act = |world: &dyn World| {
+                if world.volumes.get(&place)?.is_some() {
+                    let act = |world: &World<'_>| {
                         adopt(world, &id, &place, &path)?;
                         publish::unpublish(world, &id, &place, &path)
                     };
@@ -313,8 +316,9 @@ impl Service {
         };
         let (world, volume_id) = (Arc::clone(&self.world), id.clone());
         let work = move || {
-            kata::through(&*world, &volume_id, &place, None, |world| {
-                let volume = volume.map(|volume| world.inside(&place, volume)).transpose()?;
+            kata::through(&world.as_world(), &volume_id, &place, None, |world| {
+                let volume =
+                    volume.map(|volume| world.volumes.inside(&place, volume)).transpose()?;
                 look::stats(world, &volume_id, &place, &path, volume.as_ref())
             })
         };
@@ -344,7 +348,7 @@ impl Service {
     ) -> Result<proto::NodeGetVolumeStatsResponse> {
         let path = self.path("volume_path", &asked.volume_path);
         let path = absent(path, &asked.volume_path)?;
-        let record = self.blocking(move |world| Ok(world.record(&asked.volume_id))).await?;
+        let record = self.blocking(move |world| Ok(world.volumes.record(&asked.volume_id))).await?;
         if judge::known(record.as_ref(), &path).is_none() {
             return Err(error);
         }
@@ -386,11 +390,11 @@ impl Service {
         let place = self.place_of_any(&id)?;
         let lock = self.plugin.locks.take(&id)?;
         let path = self.path("volume_path", &asked.volume_path);
-        let work = move |world: &Real| {
+        let work = move |world: &World<'_>| {
             let _lock = lock;
             steps::existing(world, &id, &place)?;
             let path = absent(path, &asked.volume_path)?;
-            if world.record(&id).is_some_and(|record| record.kata) {
+            if world.volumes.record(&id).is_some_and(|record| record.kata) {
                 return Err(kata::refuse_growth(&id));
             }
             look::expand(world, (&id, &place), &path, &range)
@@ -419,18 +423,18 @@ fn absent(path: Result<PathBuf>, asked: &str) -> Result<PathBuf> {
 }
 
 /// Writes down an inline volume that is there and that nothing is remembered of.
-fn adopt(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> {
+fn adopt(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Result<()> {
     let mode = crate::capability::Mode::Writer;
     let target = ephemeral::target(path.to_path_buf(), mode, false);
     let mut record = Record::new(id, place);
     (record.ephemeral, record.complete) = (true, true);
     record.targets.push(target);
-    world.keep(&record)
+    world.volumes.keep(&record)
 }
 
 /// Logs recorded mounts that no longer exist. They are mounted again on request.
-fn compare(world: &dyn World, records: &[Record]) -> Result<()> {
-    let table = world.mounts()?;
+fn compare(world: &World<'_>, records: &[Record]) -> Result<()> {
+    let table = world.machine.mounts()?;
     for record in records {
         let staged = record.stage.iter().filter(|stage| stage.access == modes::Access::Mount);
         let paths = staged.map(|stage| &stage.path);

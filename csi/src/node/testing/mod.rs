@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::mountinfo::{Device, Entry};
 use super::records::{Place, Record};
-use super::world::{Kind, Loop, Node, Result, Usage, Volume};
+use super::world::{Kind, Loop, Node, Result, Usage, Volume, World};
 use crate::capability::Mode;
 use crate::error::Error;
 
@@ -138,6 +138,10 @@ pub(crate) struct Fake(Mutex<State>);
 impl Fake {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn as_world(&self) -> World<'_> {
+        World { volumes: self, machine: self }
     }
 
     /// A volume that the controller made.

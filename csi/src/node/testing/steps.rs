@@ -10,12 +10,12 @@ use crate::node::kata::IMAGE;
 use crate::node::mountinfo::{Device, Entry, Table};
 use crate::node::records::{Place, Record};
 use crate::node::world::{
-    DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
+    DeviceLook, Kind, Loop, Machine, Mount, Mounted, Node, Result, Usage, Volume, Volumes, Wanted,
 };
 use crate::sizes::Range;
 
-impl World for Fake {
-    fn volume(&self, place: &Place) -> Result<Option<Volume>> {
+impl Volumes for Fake {
+    fn get(&self, place: &Place) -> Result<Option<Volume>> {
         self.whole(|state| {
             Ok(state.volumes.get(&place.name).map(|volume| shown(volume, &state.problem)))
         })
@@ -111,6 +111,16 @@ impl World for Fake {
         })
     }
 
+    fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
+        Ok(Path::new("/vm").join(&place.name))
+    }
+
+    fn count_conflict(&self, mode: Mode) {
+        self.state().conflicts.push(mode);
+    }
+}
+
+impl Machine for Fake {
     fn mounts(&self) -> Result<Table> {
         self.whole(|state| Ok(Table { entries: state.mounts.clone() }))
     }
@@ -309,10 +319,6 @@ impl World for Fake {
         })
     }
 
-    fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
-        Ok(Path::new("/vm").join(&place.name))
-    }
-
     fn make_image(&self, file: &Path, _partition: bool) -> Result<()> {
         self.whole(|state| {
             let volume = state.around(file).expect("something mounted around it");
@@ -432,9 +438,5 @@ impl World for Fake {
             assert!(state.at(path).is_some());
             Ok(!state.fault.shut_down)
         })
-    }
-
-    fn count_conflict(&self, mode: Mode) {
-        self.state().conflicts.push(mode);
     }
 }

@@ -11,7 +11,7 @@ use crate::health::{Severity, condition};
 use crate::node::look::{self, Stats};
 use crate::node::modes::Access;
 use crate::node::testing::{Fault, Held, State};
-use crate::node::world::{Node, Usage, World as _};
+use crate::node::world::{Machine as _, Node, Usage};
 
 const TARGET: &str = "/t/1";
 
@@ -123,7 +123,8 @@ fn a_volume_that_is_gone_is_abnormal_where_it_was_and_not_found_elsewhere() {
     let volume = rig.world.state().volumes.remove("csi.a").unwrap();
     assert_eq!(said(&rig), ["volume not found: pool default has no csi.a"]);
     assert_eq!(rig.stats("/t/2").unwrap_err().code(), Code::NotFound);
-    let stranger = look::stats(&rig.world, "default/other", &rig.place, Path::new(TARGET), None);
+    let stranger =
+        look::stats(&rig.world.as_world(), "default/other", &rig.place, Path::new(TARGET), None);
     assert_eq!(stranger.unwrap_err().code(), Code::NotFound);
     rig.world.state().volumes.insert("csi.a".to_owned(), volume);
     healthy(&rig.stats(TARGET).unwrap());

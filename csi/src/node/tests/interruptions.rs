@@ -14,7 +14,7 @@ use crate::node::records::Place;
 use crate::node::stage;
 use crate::node::steps::FileSystemSpec;
 use crate::node::testing::{Fake, Held, WRONGS, Wrong};
-use crate::node::world::{Kind, Result, Wanted, World};
+use crate::node::world::{Kind, Result, Volumes as _, Wanted, World};
 use crate::pmem::Plan;
 use crate::sizes::Range;
 
@@ -152,10 +152,12 @@ impl Shape {
             || (self == Self::InlineKata && matches!(call, Call::Publish(_)));
         let asked = kata::ImageSpec { partition: false, app_direct: self != Self::Kata(false) };
         let image = (self.has_image() && makes).then_some(asked);
-        kata::through(fake, ID, place, image, |world| self.call_in(fake, world, place, call))
+        kata::through(&fake.as_world(), ID, place, image, |world| {
+            self.call_in(fake, world, place, call)
+        })
     }
 
-    fn call_in(self, fake: &Fake, world: &dyn World, place: &Place, call: Call) -> Result<()> {
+    fn call_in(self, fake: &Fake, world: &World<'_>, place: &Place, call: Call) -> Result<()> {
         let (path, spec) = (Path::new(STAGING), self.spec());
         match call {
             Call::Stage => {
@@ -202,7 +204,7 @@ impl Shape {
                 Ok(())
             }
             Call::Stats => {
-                let (volume, path) = (world.volume(place)?, self.target(0).path);
+                let (volume, path) = (world.volumes.get(place)?, self.target(0).path);
                 let stats = look::stats(world, ID, place, &path, volume.as_ref())?;
                 assert!(stats.usage.is_some() && stats.causes.is_empty(), "{stats:?}");
                 Ok(())
@@ -211,7 +213,7 @@ impl Shape {
                 publish::unpublish(world, ID, place, &self.target(number).path)
             }
             Call::Unstage => stage::unstage(world, ID, place, path),
-            Call::Delete => world.delete(place),
+            Call::Delete => world.volumes.delete(place),
         }
     }
 
@@ -429,7 +431,7 @@ fn an_inline_volume_that_fails_leaves_nothing() {
 fn sweep(life: &Life) {
     let records: Vec<_> = life.world.state().records.values().cloned().collect();
     for record in records {
-        ephemeral::sweep(&life.world, &record).unwrap();
+        ephemeral::sweep(&life.world.as_world(), &record).unwrap();
     }
 }
 

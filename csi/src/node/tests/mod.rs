@@ -18,7 +18,7 @@ use super::records::Place;
 use super::stage;
 use super::steps::FileSystemSpec;
 use super::testing::{Fake, Held};
-use super::world::{Result, Wanted, World as _};
+use super::world::{Result, Volumes as _, Wanted};
 use crate::capability::Mode;
 use crate::pmem::Plan;
 
@@ -69,7 +69,7 @@ impl Node {
             mode,
             spec: spec.as_ref(),
         };
-        stage::stage(&self.world, &request)
+        stage::stage(&self.world.as_world(), &request)
     }
 
     fn publish(&self, target: &Target) -> Result<()> {
@@ -79,20 +79,20 @@ impl Node {
     fn publish_strictly(&self, target: &Target, strict: bool) -> Result<()> {
         let staging = Path::new(STAGING);
         let request = publish::Request { volume: ID, place: &self.place, staging, target, strict };
-        publish::publish(&self.world, &request)
+        publish::publish(&self.world.as_world(), &request)
     }
 
     fn unpublish(&self, path: &str) -> Result<()> {
-        publish::unpublish(&self.world, ID, &self.place, Path::new(path))
+        publish::unpublish(&self.world.as_world(), ID, &self.place, Path::new(path))
     }
 
     fn stats(&self, path: &str) -> Result<Stats> {
-        let volume = self.world.volume(&self.place)?;
-        look::stats(&self.world, ID, &self.place, Path::new(path), volume.as_ref())
+        let volume = self.world.get(&self.place)?;
+        look::stats(&self.world.as_world(), ID, &self.place, Path::new(path), volume.as_ref())
     }
 
     fn unstage(&self) -> Result<()> {
-        stage::unstage(&self.world, ID, &self.place, Path::new(STAGING))
+        stage::unstage(&self.world.as_world(), ID, &self.place, Path::new(STAGING))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::node::modes::Access;
 use crate::node::stage;
 use crate::node::steps::FileSystemSpec;
 use crate::node::testing::{Fake, Held};
-use crate::node::world::{Result, World};
+use crate::node::world::{Result, Volumes as _, World};
 
 /// A volume whose device is the kernel's own.
 fn own(held: Held) -> Node {
@@ -25,7 +25,7 @@ impl Node {
         let spec = FileSystemSpec { dax: true, ..spec("ext4") };
         let (place, path) = (&self.place, Path::new(STAGING));
         let request = stage::Request { volume: ID, place, path, mode, spec: Some(&spec) };
-        stage::stage(&self.world, &request)
+        stage::stage(&self.world.as_world(), &request)
     }
 }
 
@@ -114,12 +114,14 @@ impl Node {
         let (place, path) = (&self.place, Path::new(STAGING));
         let request =
             stage::Request { volume: ID, place, path, mode: Mode::Writer, spec: Some(&spec) };
-        kata::through(&self.world, ID, place, asked, |world| stage::stage(world, &request))
+        kata::through(&self.world.as_world(), ID, place, asked, |world| {
+            stage::stage(world, &request)
+        })
     }
 
     fn unstage_image(&self) -> Result<()> {
-        let act = |world: &dyn World| stage::unstage(world, ID, &self.place, Path::new(STAGING));
-        kata::through(&self.world, ID, &self.place, None, act)
+        let act = |world: &World<'_>| stage::unstage(world, ID, &self.place, Path::new(STAGING));
+        kata::through(&self.world.as_world(), ID, &self.place, None, act)
     }
 }
 

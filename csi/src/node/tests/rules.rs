@@ -14,7 +14,7 @@ use crate::node::publish;
 use crate::node::records::Place;
 use crate::node::stage;
 use crate::node::testing::{Fake, Held};
-use crate::node::world::{Kind, Result, Usage, World as _};
+use crate::node::world::{Kind, Result, Usage, Volumes as _};
 use crate::sizes::Range;
 
 #[test]
@@ -98,7 +98,8 @@ fn missing_volumes_are_not_found() {
     assert_eq!(code(node.publish(&mount("/t/1"))), Code::NotFound);
     assert_eq!(node.stats("/bogus").unwrap_err().code(), Code::NotFound);
     let range = Range::default();
-    let expanded = look::expand(&node.world, (ID, &node.place), Path::new("/bogus"), &range);
+    let expanded =
+        look::expand(&node.world.as_world(), (ID, &node.place), Path::new("/bogus"), &range);
     assert_eq!(expanded.unwrap_err().code(), Code::NotFound);
     // Undoing a missing state succeeds.
     node.unpublish("/t/1").unwrap();
@@ -117,7 +118,7 @@ fn publishing_requires_a_stage_of_the_same_kind_at_the_same_path() {
     let target = &mount("/t/1");
     let request =
         publish::Request { volume: ID, place: &node.place, staging, target, strict: false };
-    assert_eq!(code(publish::publish(&node.world, &request)), Code::FailedPrecondition);
+    assert_eq!(code(publish::publish(&node.world.as_world(), &request)), Code::FailedPrecondition);
     assert!(node.world.record(ID).unwrap().targets.is_empty());
 }
 
@@ -238,7 +239,7 @@ fn foreign_mounts_are_left_alone() {
         mode: Mode::Writer,
         spec: Some(&spec("ext4")),
     };
-    stage::stage(&other, &request).unwrap();
+    stage::stage(&other.as_world(), &request).unwrap();
     let mut entry = other.state().mounts[0].clone();
     entry.minor = 99;
     node.world.state().mounts.push(entry);
@@ -299,7 +300,7 @@ fn a_stage_that_was_unmounted_under_its_publications_is_mounted_again() {
 fn expand(node: &Node, path: &str, required: i64, limit: i64) -> Result<i64> {
     let bytes = |count| Bytes::new(count).unwrap();
     let range = Range { required: bytes(required), limit: bytes(limit) };
-    look::expand(&node.world, (ID, &node.place), Path::new(path), &range)
+    look::expand(&node.world.as_world(), (ID, &node.place), Path::new(path), &range)
 }
 
 #[test]
@@ -370,7 +371,7 @@ fn an_inline_volume_lives_from_publication_to_its_end() {
             spec: &spec,
             wanted: &wanted,
         };
-        ephemeral::publish(&world, &request)
+        ephemeral::publish(&world.as_world(), &request)
     };
     publish_at("/t/1", false).unwrap();
     publish_at("/t/1", false).unwrap();
@@ -378,7 +379,7 @@ fn an_inline_volume_lives_from_publication_to_its_end() {
     assert_eq!(code(publish_at("/t/2", false)), Code::FailedPrecondition);
     assert_eq!(code(publish_at("/t/1", true)), Code::AlreadyExists);
     for _ in 0..2 {
-        publish::unpublish(&world, "csi-1", &place, Path::new("/t/1")).unwrap();
+        publish::unpublish(&world.as_world(), "csi-1", &place, Path::new("/t/1")).unwrap();
         let state = world.state();
         assert!(state.volumes.is_empty() && state.records.is_empty() && state.paths.is_empty());
     }
@@ -392,12 +393,12 @@ fn an_inline_volume_in_use_does_not_end() {
     let spec = &spec("ext4");
     let wanted = &wanted(SIZE);
     let request = ephemeral::Request { volume: "csi-1", place: &place, target, spec, wanted };
-    ephemeral::publish(&world, &request).unwrap();
+    ephemeral::publish(&world.as_world(), &request).unwrap();
     world.state().busy.insert("/t/1".into());
-    let refused = publish::unpublish(&world, "csi-1", &place, Path::new("/t/1"));
+    let refused = publish::unpublish(&world.as_world(), "csi-1", &place, Path::new("/t/1"));
     assert_eq!(code(refused), Code::FailedPrecondition);
     assert_eq!(world.state().volumes.len(), 1);
     world.state().busy.clear();
-    publish::unpublish(&world, "csi-1", &place, Path::new("/t/1")).unwrap();
+    publish::unpublish(&world.as_world(), "csi-1", &place, Path::new("/t/1")).unwrap();
     assert!(world.state().volumes.is_empty());
 }
