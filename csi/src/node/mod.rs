@@ -22,7 +22,9 @@ pub mod publish;
 pub mod real;
 pub mod records;
 pub mod request;
+mod rpc;
 pub mod stage;
+mod stats;
 pub mod steps;
 #[cfg(test)]
 mod testing;
@@ -32,27 +34,16 @@ pub mod world;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use blockd_api::v1;
-use tonic::{Request, Response, Status};
-
-use crate::config::Config;
+use self::looks::Looks;
+use self::modes::Target;
+use self::real::Real;
+use self::records::{Place, Record};
+use self::world::{Kind, Result, Volumes as _, World};
 use crate::error::Error;
-use crate::health::split::{self, Side};
-use crate::health::{Cause, condition as condition_of, unknown};
-use crate::plugin::{Call, Plugin};
+use crate::plugin::Plugin;
 use crate::proto;
-use crate::proto::node_server::Node;
-use crate::proto::node_service_capability::{self, Rpc, rpc};
-use crate::proto::volume_usage::Unit;
 use crate::sizes::Range;
-use look::{Shown, Stats};
-use looks::{Looks, Seen};
-use modes::Target;
-use real::Real;
-use records::{Place, Record};
-use world::{Kind, Result, Usage, Volumes as _, World};
 
 /// The service.
 #[derive(Clone, Debug)]
@@ -61,19 +52,6 @@ pub struct Service {
     world: Arc<Real>,
     looks: Looks,
 }
-
-/// The capabilities of the node. The last two can be disabled.
-const CAPABILITIES: [rpc::Type; 5] = [
-    rpc::Type::StageUnstageVolume,
-    rpc::Type::GetVolumeStats,
-    rpc::Type::ExpandVolume,
-    rpc::Type::SingleNodeMultiWriter,
-    rpc::Type::VolumeCondition,
-];
-
-/// Timeout of a check of a device and its file system. They answer out of memory, but a machine
-/// that is short of time stands still for seconds.
-const LOOK_TIME: Duration = Duration::from_secs(10);
 
 impl Service {
     /// For this plugin.
@@ -289,91 +267,6 @@ impl Service {
         self.blocking(work).await
     }
 
-    async fn stats(
-        &self,
-        asked: proto::NodeGetVolumeStatsRequest,
-        limit: Duration,
-    ) -> Result<proto::NodeGetVolumeStatsResponse> {
-        request::id(&asked.volume_id)?;
-        request::plain_paths(&asked.volume_path, &asked.staging_target_path)?;
-        let id = asked.volume_id.clone();
-        let place = self.place_of_any(&id)?;
-        let health = self.plugin.settings.config.health;
-        let volume = match self.world.volume_now(&place).await {
-            Err(error) if health && error.is_of_media() => {
-                return self.unserved(asked, error).await;
-            }
-            volume => volume?,
-        };
-        // Existence comes first; a path that is none of ours was never one of this volume.
-        let path = match self.path("volume_path", &asked.volume_path) {
-            Err(_) if volume.is_none() => return Err(Error::not_found("volume", &id)),
-            path => absent(path, &asked.volume_path)?,
-        };
-        let daemon_causes = match &volume {
-            Some(_) if health => self.daemon_causes(&place).await?,
-            _ => Vec::new(),
-        };
-        let (world, volume_id) = (Arc::clone(&self.world), id.clone());
-        let work = move || {
-            kata::through(&world.as_world(), &volume_id, &place, None, |world| {
-                let volume =
-                    volume.map(|volume| world.volumes.inside(&place, volume)).transpose()?;
-                look::stats(world, &volume_id, &place, &path, volume.as_ref())
-            })
-        };
-        let mut stats = match self.looks.look(&id, limit, work).await? {
-            Seen::Done(stats) => stats?,
-            Seen::Silent(time) if health => Stats::unseen(judge::silent(time.as_secs())),
-            Seen::Crowded if health => Stats::unseen(judge::crowded()),
-            Seen::Silent(_) | Seen::Crowded => {
-                return Err(Error::Late { milliseconds: limit.as_millis() });
-            }
-        };
-        stats.causes.extend(daemon_causes);
-        if health {
-            return Ok(answer(stats, true));
-        }
-        // With conditions disabled the call can only report that nothing is mounted.
-        stats.usage.ok_or_else(|| Error::not_found("path", &asked.volume_path))?;
-        Ok(answer(stats, false))
-    }
-
-    /// A volume in a failed pool, at a path that is known to belong to it: it is not checked, and
-    /// the controller reports the failed pool.
-    async fn unserved(
-        &self,
-        asked: proto::NodeGetVolumeStatsRequest,
-        error: Error,
-    ) -> Result<proto::NodeGetVolumeStatsResponse> {
-        let path = self.path("volume_path", &asked.volume_path);
-        let path = absent(path, &asked.volume_path)?;
-        let record = self.blocking(move |world| Ok(world.volumes.record(&asked.volume_id))).await?;
-        if judge::known(record.as_ref(), &path).is_none() {
-            return Err(error);
-        }
-        let volume_condition = Some(unknown(&format!("the daemon does not serve it: {error}")));
-        Ok(proto::NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition })
-    }
-
-    /// Returns the daemon's causes for a volume that the node reports.
-    async fn daemon_causes(&self, place: &Place) -> Result<Vec<Cause>> {
-        let request = v1::HealthRequest {
-            pool: place.pool.clone(),
-            volume: place.name.clone(),
-            abnormal_only: true,
-        };
-        let health = match self.plugin.daemon.find_health(request).await {
-            Ok(health) => health.unwrap_or_default(),
-            // It was deleted just now: the next call reports that.
-            Err(error) if error.is_absent() => v1::HealthResponse::default(),
-            Err(error) => return Err(error),
-        };
-        let causes = health.volumes.iter().flat_map(|volume| &volume.causes);
-        let causes: Vec<v1::Cause> = causes.cloned().collect();
-        Ok(split::causes_for(Side::Node, &causes))
-    }
-
     async fn expand(
         &self,
         asked: proto::NodeExpandVolumeRequest,
@@ -446,119 +339,4 @@ fn compare(world: &World<'_>, records: &[Record]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn answer(stats: Stats, health: bool) -> proto::NodeGetVolumeStatsResponse {
-    let of = |usage: Usage, unit: Unit| proto::VolumeUsage {
-        available: usage.available,
-        total: usage.total,
-        used: usage.used,
-        unit: unit.into(),
-    };
-    let usage = match stats.usage {
-        None => Vec::new(),
-        Some(Shown::Mount(bytes, inodes)) => vec![of(bytes, Unit::Bytes), of(inodes, Unit::Inodes)],
-        Some(Shown::Block(bytes)) => vec![of(bytes, Unit::Bytes)],
-    };
-    let volume_condition = health.then(|| condition_of(stats.causes));
-    proto::NodeGetVolumeStatsResponse { usage, volume_condition }
-}
-
-#[tonic::async_trait]
-impl Node for Service {
-    async fn node_stage_volume(
-        &self,
-        request: Request<proto::NodeStageVolumeRequest>,
-    ) -> Result<Response<proto::NodeStageVolumeResponse>, Status> {
-        let call = Call::new("NodeStageVolume", &request, &request.get_ref().volume_id);
-        let (service, asked) = (self.clone(), request.into_inner());
-        let work = async move { service.stage(asked).await };
-        let done = self.plugin.run(call, work).await?;
-        Ok(done.map(|()| proto::NodeStageVolumeResponse {}))
-    }
-
-    async fn node_unstage_volume(
-        &self,
-        request: Request<proto::NodeUnstageVolumeRequest>,
-    ) -> Result<Response<proto::NodeUnstageVolumeResponse>, Status> {
-        let call = Call::new("NodeUnstageVolume", &request, &request.get_ref().volume_id);
-        let (service, asked) = (self.clone(), request.into_inner());
-        let work = async move { service.unstage(asked).await };
-        let done = self.plugin.run(call, work).await?;
-        Ok(done.map(|()| proto::NodeUnstageVolumeResponse {}))
-    }
-
-    async fn node_publish_volume(
-        &self,
-        request: Request<proto::NodePublishVolumeRequest>,
-    ) -> Result<Response<proto::NodePublishVolumeResponse>, Status> {
-        let call = Call::new("NodePublishVolume", &request, &request.get_ref().volume_id);
-        let (service, asked) = (self.clone(), request.into_inner());
-        let work = async move { service.publish(asked).await };
-        let done = self.plugin.run(call, work).await?;
-        Ok(done.map(|()| proto::NodePublishVolumeResponse {}))
-    }
-
-    async fn node_unpublish_volume(
-        &self,
-        request: Request<proto::NodeUnpublishVolumeRequest>,
-    ) -> Result<Response<proto::NodeUnpublishVolumeResponse>, Status> {
-        let call = Call::new("NodeUnpublishVolume", &request, &request.get_ref().volume_id);
-        let (service, asked) = (self.clone(), request.into_inner());
-        let work = async move { service.unpublish(asked).await };
-        let done = self.plugin.run(call, work).await?;
-        Ok(done.map(|()| proto::NodeUnpublishVolumeResponse {}))
-    }
-
-    async fn node_get_volume_stats(
-        &self,
-        request: Request<proto::NodeGetVolumeStatsRequest>,
-    ) -> Result<Response<proto::NodeGetVolumeStatsResponse>, Status> {
-        let call = Call::new("NodeGetVolumeStats", &request, &request.get_ref().volume_id).quiet();
-        let (service, asked) = (self.clone(), request.into_inner());
-        let limit = call.time_for_part(LOOK_TIME);
-        self.plugin.run(call, async move { service.stats(asked, limit).await }).await
-    }
-
-    async fn node_expand_volume(
-        &self,
-        request: Request<proto::NodeExpandVolumeRequest>,
-    ) -> Result<Response<proto::NodeExpandVolumeResponse>, Status> {
-        let call = Call::new("NodeExpandVolume", &request, &request.get_ref().volume_id);
-        let (service, asked) = (self.clone(), request.into_inner());
-        self.plugin.run(call, async move { service.expand(asked).await }).await
-    }
-
-    async fn node_get_capabilities(
-        &self,
-        request: Request<proto::NodeGetCapabilitiesRequest>,
-    ) -> Result<Response<proto::NodeGetCapabilitiesResponse>, Status> {
-        let call = Call::new("NodeGetCapabilities", &request, "").quiet();
-        let of = |kind: rpc::Type| proto::NodeServiceCapability {
-            r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: kind.into() })),
-        };
-        let Config { health, multi_writer, .. } = self.plugin.settings.config;
-        let here = |kind: &rpc::Type| match kind {
-            rpc::Type::VolumeCondition => health,
-            rpc::Type::SingleNodeMultiWriter => multi_writer,
-            _ => true,
-        };
-        let capabilities = CAPABILITIES.into_iter().filter(here).map(of).collect();
-        let answer = proto::NodeGetCapabilitiesResponse { capabilities };
-        self.plugin.run(call, async { Ok(answer) }).await
-    }
-
-    async fn node_get_info(
-        &self,
-        request: Request<proto::NodeGetInfoRequest>,
-    ) -> Result<Response<proto::NodeGetInfoResponse>, Status> {
-        let call = Call::new("NodeGetInfo", &request, "").quiet();
-        let place = &self.plugin.settings.place;
-        let answer = proto::NodeGetInfoResponse {
-            node_id: place.node.clone(),
-            max_volumes_per_node: machine::most_devices(),
-            accessible_topology: Some(place.to_wire()),
-        };
-        self.plugin.run(call, async { Ok(answer) }).await
-    }
 }
