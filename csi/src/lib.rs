@@ -25,6 +25,7 @@ pub mod plugin;
 pub mod pmem;
 pub mod proto;
 pub mod provision;
+pub mod room;
 pub mod server;
 pub mod sizes;
 pub mod topology;
