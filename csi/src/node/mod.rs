@@ -4,7 +4,6 @@
 //! by their repeat wherever they end. Their state is in `records`; the mount table (`mountinfo`)
 //! and the daemon take precedence over it.
 
-pub mod condition;
 pub mod content;
 pub mod ephemeral;
 pub mod flags;
@@ -13,8 +12,6 @@ pub mod judge;
 pub mod kata;
 pub mod look;
 pub mod looks;
-pub mod machine;
-pub mod memory;
 pub mod modes;
 pub mod mountinfo;
 pub mod paths;

@@ -10,13 +10,10 @@ use blockd_csi_base::bytes::Bytes;
 use tokio::runtime::Handle;
 use tonic::Code;
 
-use super::condition;
-use super::host::Host;
-use super::machine;
-use super::memory;
+use super::host::{Host, devices};
 use super::mountinfo::Device;
 use super::records::{Place, Record, Records};
-use super::world::{Node, Result, Volume, Volumes, Wanted, World};
+use super::world::{Conditions as _, Devices as _, Node, Result, Volume, Volumes, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::parameters::Mutable;
@@ -66,7 +63,7 @@ impl Real {
 
     /// Detaches a device that has no user, not even a loop device.
     fn detach_unused(&self, place: &Place, volume: &Volume) -> Result<()> {
-        let loops = volume.device.as_ref().map(machine::loops_over).transpose()?;
+        let loops = volume.device.as_ref().map(devices::loops_over).transpose()?;
         if let Some(name) = loops.iter().flatten().next() {
             let what = format_args!("volume {}", place.name);
             return Err(Error::in_use(what, format_args!("is below {name}")));
@@ -116,7 +113,7 @@ fn shown(volume: &v1::Volume) -> Volume {
         minor: volume.device_minor,
     });
     let read_only =
-        if own { device.as_ref().is_some_and(memory::is_read_only) } else { volume.read_only };
+        if own { device.as_ref().is_some_and(devices::is_read_only) } else { volume.read_only };
     Volume {
         size_bytes: volume.size_bytes,
         empty: !own && volume.valid_bytes == 0,
@@ -138,21 +135,21 @@ fn attach_own(volume: &v1::Volume, read_only: bool) -> Result<Volume> {
     }
     let attached = shown(volume);
     let Some(device) = &attached.device else { return Ok(attached) };
-    machine::is_node(device)?;
-    memory::set_read_only(device, read_only)?;
+    devices::is_node(device)?;
+    devices::set_read_only(device, read_only)?;
     Ok(Volume { read_only, ..attached })
 }
 
 /// Ends the use of a device: it has no user, and becomes writable again.
 fn release_own(place: &Place, device: &Device) -> Result<()> {
     // Without its node no process can have it open.
-    if condition::node(&device.path, device)? != Node::Right {
+    if Host.node_at(&device.path, device)? != Node::Right {
         return Ok(());
     }
-    if !machine::is_free(device)? {
+    if !Host.is_free(device)? {
         return Err(Error::in_use(format_args!("volume {}", place.name), "is in use"));
     }
-    memory::set_read_only(device, false)
+    devices::set_read_only(device, false)
 }
 
 impl Volumes for Real {
@@ -176,7 +173,7 @@ impl Volumes for Real {
         let volume = answer.volume.unwrap_or_default();
         let attached = shown(&volume);
         match &attached.device {
-            Some(device) if volume.device_problem.is_empty() => machine::is_node(device)?,
+            Some(device) if volume.device_problem.is_empty() => devices::is_node(device)?,
             _ => {
                 let problem = blockd_csi_base::error::shown(&volume.device_problem);
                 return Err(Error::Unavailable {

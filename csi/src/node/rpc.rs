@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 use super::Service;
-use super::machine;
+use super::host::devices;
 use super::world::Result;
 use crate::config::Config;
 use crate::plugin::Call;
@@ -118,7 +118,7 @@ impl Node for Service {
         let place = &self.plugin.settings.place;
         let answer = proto::NodeGetInfoResponse {
             node_id: place.node.clone(),
-            max_volumes_per_node: machine::most_devices(),
+            max_volumes_per_node: devices::most_devices(),
             accessible_topology: Some(place.to_wire()),
         };
         self.plugin.run(call, async { Ok(answer) }).await

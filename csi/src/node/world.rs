@@ -1,7 +1,7 @@
 //! The interface of the node part to the daemon's volumes with their records, and to this machine
-//! with its mounts, folders and devices. Each method is one step. A call consists of such steps, may
-//! be interrupted between any two of them, and is completed by its repeat: tests check this with a
-//! world that dies.
+//! with its mounts, folders and devices. Each method is one step. A call consists of such steps,
+//! may be interrupted between any two of them, and is completed by its repeat: tests check this
+//! with a world that dies.
 
 use std::path::{Path, PathBuf};
 
@@ -156,8 +156,13 @@ pub trait Volumes: Send + Sync {
     fn count_conflict(&self, mode: Mode);
 }
 
-/// Mounts, folders, devices and file systems of this machine.
-pub trait Machine: Send + Sync {
+/// This machine: mounts, devices, images and their conditions.
+pub trait Machine: Mounts + Devices + Images + Conditions {}
+
+impl<T: Mounts + Devices + Images + Conditions> Machine for T {}
+
+/// Mounts, and the folders and files that they are made at.
+pub trait Mounts: Send + Sync {
     /// The mount table as it is now.
     fn mounts(&self) -> Result<Table>;
     fn mount(&self, mount: &Mount<'_>) -> Result<Mounted>;
@@ -175,6 +180,10 @@ pub trait Machine: Send + Sync {
     fn make_file(&self, path: &Path) -> Result<()>;
     /// Removes an empty folder, or an empty file; nothing that holds something.
     fn remove(&self, path: &Path, kind: Kind) -> Result<()>;
+}
+
+/// Block devices and the file systems on them.
+pub trait Devices: Send + Sync {
     /// Bytes of the device as the kernel shows it.
     fn device_bytes(&self, device: &Device) -> Result<u64>;
     /// Whether no other user claims the device: no mount, and no tool that an earlier process of
@@ -191,6 +200,12 @@ pub trait Machine: Send + Sync {
     fn check(&self, device: &Device, file_system: &str) -> Result<()>;
     /// Makes a mounted file system as large as its device.
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
+    /// Bytes and inodes of the mounted file system.
+    fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
+}
+
+/// Persistent memory, and images for virtual machines.
+pub trait Images: Send + Sync {
     /// Whether the beginning and the end of a device read as zeroes: then it was never used.
     fn is_blank(&self, device: &Device) -> Result<bool>;
     /// Whether files of the mounted file system are mapped directly (DAX).
@@ -203,13 +218,15 @@ pub trait Machine: Send + Sync {
     fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop>;
     /// Detaches a loop device that is not in use.
     fn detach_loop(&self, device: &Device) -> Result<()>;
-    /// Bytes and inodes of the mounted file system.
-    fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
-    /// How a device is. Does no IO.
+}
+
+/// How devices and file systems are, found out without IO.
+pub trait Conditions: Send + Sync {
+    /// How a device is.
     fn device_look(&self, device: &Device) -> Result<DeviceLook>;
     /// Whether that path is the node of this device.
     fn node_at(&self, path: &Path, device: &Device) -> Result<Node>;
-    /// Returns the errors that the file system on it has counted, without IO.
+    /// Returns the errors that the file system on it has counted.
     fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64>;
     /// False: the mounted file system returns only errors, as after a shutdown.
     fn answers(&self, path: &Path) -> Result<bool>;

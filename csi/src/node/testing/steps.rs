@@ -10,7 +10,8 @@ use crate::node::kata::IMAGE;
 use crate::node::mountinfo::{Device, Entry, Table};
 use crate::node::records::{Place, Record};
 use crate::node::world::{
-    DeviceLook, Kind, Loop, Machine, Mount, Mounted, Node, Result, Usage, Volume, Volumes, Wanted,
+    Conditions, DeviceLook, Devices, Images, Kind, Loop, Mount, Mounted, Mounts, Node, Result,
+    Usage, Volume, Volumes, Wanted,
 };
 use crate::sizes::Range;
 
@@ -120,7 +121,7 @@ impl Volumes for Fake {
     }
 }
 
-impl Machine for Fake {
+impl Mounts for Fake {
     fn mounts(&self) -> Result<Table> {
         self.whole(|state| Ok(Table { entries: state.mounts.clone() }))
     }
@@ -255,7 +256,9 @@ impl Machine for Fake {
             Ok(())
         })
     }
+}
 
+impl Devices for Fake {
     fn device_bytes(&self, device: &Device) -> Result<u64> {
         self.whole(|state| Ok(u64::try_from(state.of(device).shown).unwrap()))
     }
@@ -305,54 +308,6 @@ impl Machine for Fake {
         self.step(whole, |state| {
             may(state);
             state.of(device).held = Held::Partial;
-        })
-    }
-
-    fn is_blank(&self, device: &Device) -> Result<bool> {
-        self.whole(|state| Ok(state.of(device).held == Held::Nothing))
-    }
-
-    fn has_dax(&self, path: &Path) -> Result<bool> {
-        self.whole(|state| {
-            let index = state.at(path).expect("something mounted");
-            Ok(state.mounts[index].dax)
-        })
-    }
-
-    fn make_image(&self, file: &Path, _partition: bool) -> Result<()> {
-        self.whole(|state| {
-            let volume = state.around(file).expect("something mounted around it");
-            assert!(volume.image.is_none(), "made over an image");
-            let held = Held::Nothing;
-            volume.image =
-                Some(Box::new(Stored { own: true, ..Stored::new(volume.size / 2, held) }));
-            Ok(())
-        })
-    }
-
-    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
-        self.whole(|state| {
-            let volume = state.around(file);
-            Ok(volume.and_then(|volume| volume.image.as_deref()).and_then(looped))
-        })
-    }
-
-    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
-        self.whole(|state| {
-            let minor = state.new_minor();
-            let volume = state.around(file).expect("something mounted around it");
-            let image = volume.image.as_mut().expect("an image");
-            assert!(image.minor.is_none(), "two loop devices over one image");
-            (image.minor, image.read_only) = (Some(minor), read_only);
-            Ok(looped(image).expect("just made"))
-        })
-    }
-
-    fn detach_loop(&self, device: &Device) -> Result<()> {
-        self.whole(|state| {
-            assert!(!state.in_use(device.minor), "taken away while it is in use");
-            state.of(device).minor = None;
-            Ok(())
         })
     }
 
@@ -412,7 +367,59 @@ impl Machine for Fake {
             Ok(state.fault.usage)
         })
     }
+}
 
+impl Images for Fake {
+    fn is_blank(&self, device: &Device) -> Result<bool> {
+        self.whole(|state| Ok(state.of(device).held == Held::Nothing))
+    }
+
+    fn has_dax(&self, path: &Path) -> Result<bool> {
+        self.whole(|state| {
+            let index = state.at(path).expect("something mounted");
+            Ok(state.mounts[index].dax)
+        })
+    }
+
+    fn make_image(&self, file: &Path, _partition: bool) -> Result<()> {
+        self.whole(|state| {
+            let volume = state.around(file).expect("something mounted around it");
+            assert!(volume.image.is_none(), "made over an image");
+            let held = Held::Nothing;
+            volume.image =
+                Some(Box::new(Stored { own: true, ..Stored::new(volume.size / 2, held) }));
+            Ok(())
+        })
+    }
+
+    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
+        self.whole(|state| {
+            let volume = state.around(file);
+            Ok(volume.and_then(|volume| volume.image.as_deref()).and_then(looped))
+        })
+    }
+
+    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
+        self.whole(|state| {
+            let minor = state.new_minor();
+            let volume = state.around(file).expect("something mounted around it");
+            let image = volume.image.as_mut().expect("an image");
+            assert!(image.minor.is_none(), "two loop devices over one image");
+            (image.minor, image.read_only) = (Some(minor), read_only);
+            Ok(looped(image).expect("just made"))
+        })
+    }
+
+    fn detach_loop(&self, device: &Device) -> Result<()> {
+        self.whole(|state| {
+            assert!(!state.in_use(device.minor), "taken away while it is in use");
+            state.of(device).minor = None;
+            Ok(())
+        })
+    }
+}
+
+impl Conditions for Fake {
     fn device_look(&self, device: &Device) -> Result<DeviceLook> {
         self.whole(|state| {
             let found = state.volumes.values_mut().find_map(|it| it.with(device.minor));

@@ -11,7 +11,7 @@ use crate::health::{Severity, condition};
 use crate::node::look::{self, Stats};
 use crate::node::modes::Access;
 use crate::node::testing::{Fault, Held, State};
-use crate::node::world::{Machine as _, Node, Usage};
+use crate::node::world::{Mounts as _, Node, Usage};
 
 const TARGET: &str = "/t/1";
 

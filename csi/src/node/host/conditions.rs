@@ -8,65 +8,58 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::mountinfo::Device;
-use super::world::{DeviceLook, Node, Result};
+use super::Host;
 use crate::error::Error;
+use crate::node::mountinfo::Device;
+use crate::node::world::{Conditions, DeviceLook, Node, Result};
 
 /// Sizes in `/sys` are in these, whatever the device's block is.
 const SECTOR_BYTES: u64 = 512;
 
-/// How a device is.
-///
-/// # Errors
-/// When its node cannot be examined.
-pub fn device(device: &Device) -> Result<DeviceLook> {
-    let folder = of_numbers(device);
-    let sectors: Option<u64> = number(&folder.join("size"));
-    Ok(DeviceLook {
-        node: node(&device.path, device)?,
-        bytes: sectors.map(|sectors| sectors.saturating_mul(SECTOR_BYTES)),
-        bad_blocks: text(&folder.join("badblocks")).map_or(0, |text| bad_blocks(&text)),
-    })
-}
-
-/// Whether a path is the node of a device.
-///
-/// # Errors
-/// When it cannot be examined.
-pub fn node(path: &Path, device: &Device) -> Result<Node> {
-    let data = match fs::metadata(path) {
-        Ok(data) => data,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Node::Missing),
-        Err(error) => return Err(Error::io(path.display(), error)),
-    };
-    let wanted = nix::sys::stat::makedev(device.major.into(), device.minor.into());
-    let is_it = data.file_type().is_block_device() && data.rdev() == wanted;
-    Ok(if is_it { Node::Right } else { Node::Other })
-}
-
-/// Errors that a mounted file system has counted. xfs counts none: it stops.
-#[must_use]
-pub fn errors(device: &Device, file_system: &str) -> u64 {
-    let name = kernel_name(device);
-    match file_system {
-        "ext4" => number(&Path::new("/sys/fs/ext4").join(name).join("errors_count")).unwrap_or(0),
-        "btrfs" => btrfs_errors(Path::new("/sys/fs/btrfs"), &name),
-        _ => 0,
+impl Conditions for Host {
+    fn device_look(&self, device: &Device) -> Result<DeviceLook> {
+        let folder = of_numbers(device);
+        let sectors: Option<u64> = number(&folder.join("size"));
+        Ok(DeviceLook {
+            node: self.node_at(&device.path, device)?,
+            bytes: sectors.map(|sectors| sectors.saturating_mul(SECTOR_BYTES)),
+            bad_blocks: text(&folder.join("badblocks")).map_or(0, |text| bad_blocks(&text)),
+        })
     }
-}
 
-/// False: the file system mounted there returns only errors. The root of a mounted file system is
-/// in memory, so that this takes no IO; xfs refuses it all the same once it was shut down.
-///
-/// # Errors
-/// When something else is wrong with the path.
-pub fn answers(path: &Path) -> Result<bool> {
-    let Err(error) = fs::symlink_metadata(path) else { return Ok(true) };
-    let stopped = [Errno::EIO, Errno::ESHUTDOWN, Errno::EUCLEAN];
-    if stopped.iter().any(|errno| error.raw_os_error() == Some(*errno as i32)) {
-        return Ok(false);
+    fn node_at(&self, path: &Path, device: &Device) -> Result<Node> {
+        let data = match fs::metadata(path) {
+            Ok(data) => data,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Node::Missing),
+            Err(error) => return Err(Error::io(path.display(), error)),
+        };
+        let wanted = nix::sys::stat::makedev(device.major.into(), device.minor.into());
+        let is_it = data.file_type().is_block_device() && data.rdev() == wanted;
+        Ok(if is_it { Node::Right } else { Node::Other })
     }
-    Err(Error::io(path.display(), error))
+
+    /// xfs counts none: it stops.
+    fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64> {
+        let name = kernel_name(device);
+        Ok(match file_system {
+            "ext4" => {
+                number(&Path::new("/sys/fs/ext4").join(name).join("errors_count")).unwrap_or(0)
+            }
+            "btrfs" => btrfs_errors(Path::new("/sys/fs/btrfs"), &name),
+            _ => 0,
+        })
+    }
+
+    /// The root of a mounted file system is in memory, so that this takes no IO; xfs refuses it all
+    /// the same once it was shut down.
+    fn answers(&self, path: &Path) -> Result<bool> {
+        let Err(error) = fs::symlink_metadata(path) else { return Ok(true) };
+        let stopped = [Errno::EIO, Errno::ESHUTDOWN, Errno::EUCLEAN];
+        if stopped.iter().any(|errno| error.raw_os_error() == Some(*errno as i32)) {
+            return Ok(false);
+        }
+        Err(Error::io(path.display(), error))
+    }
 }
 
 fn of_numbers(device: &Device) -> PathBuf {
@@ -118,17 +111,23 @@ mod tests {
     #[test]
     fn a_node_is_of_its_device_of_another_or_not_there() {
         let device = |path: &str| Device { path: path.into(), major: 7, minor: 0 };
-        assert_eq!(node(Path::new("/dev/null"), &device("/dev/null")).unwrap(), Node::Other);
-        assert_eq!(node(Path::new("/nowhere"), &device("/nowhere")).unwrap(), Node::Missing);
+        assert_eq!(
+            Host.node_at(Path::new("/dev/null"), &device("/dev/null")).unwrap(),
+            Node::Other
+        );
+        assert_eq!(
+            Host.node_at(Path::new("/nowhere"), &device("/nowhere")).unwrap(),
+            Node::Missing
+        );
     }
 
     #[test]
     fn a_device_that_the_kernel_does_not_have_has_no_size() {
         let gone = Device { path: "/dev/nowhere".into(), major: 4095, minor: 1_048_575 };
-        let look = super::device(&gone).unwrap();
+        let look = Host.device_look(&gone).unwrap();
         assert_eq!(look, DeviceLook { node: Node::Missing, bytes: None, bad_blocks: 0 });
-        assert_eq!(errors(&gone, "ext4"), 0);
-        assert_eq!(errors(&gone, "btrfs"), 0);
+        assert_eq!(Host.file_system_errors(&gone, "ext4").unwrap(), 0);
+        assert_eq!(Host.file_system_errors(&gone, "btrfs").unwrap(), 0);
     }
 
     #[test]
@@ -138,7 +137,7 @@ mod tests {
             let (major, minor) = name.split_once(':').unwrap();
             let (major, minor) = (major.parse().unwrap(), minor.parse().unwrap());
             let device = Device { path: "/nowhere".into(), major, minor };
-            assert!(super::device(&device).unwrap().bytes.is_some(), "{name}");
+            assert!(Host.device_look(&device).unwrap().bytes.is_some(), "{name}");
             assert!(!kernel_name(&device).as_os_str().is_empty());
         }
     }
@@ -168,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_healthy_mount_answers() {
-        assert!(answers(Path::new("/")).unwrap());
-        assert!(answers(Path::new("/nowhere")).is_err());
+        assert!(Host.answers(Path::new("/")).unwrap());
+        assert!(Host.answers(Path::new("/nowhere")).is_err());
     }
 }
