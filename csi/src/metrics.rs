@@ -9,8 +9,8 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use blockd_csi_base::http::{self, Limits};
 use blockd_csi_base::metrics::{OPENMETRICS, register_build_info};
+use blockd_http::Limits;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -205,7 +205,7 @@ impl Metrics {
             .method_not_allowed_fallback(async || {
                 (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n")
             });
-        http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
+        blockd_http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
     }
 }
 

@@ -10,6 +10,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("blockd-inspect", &["blockd-mapper"]),
     ("blockd-pmem", &[]),
     ("blockd-api", &[]),
+    ("blockd-http", &[]),
     ("blockd-nbd", &["blockd-mapper"]),
     ("blockd-media", &["blockd-mapper", "blockd-inspect", "blockd-pmem", "blockd-api"]),
     ("blockd-engine", &["blockd-mapper", "blockd-media"]),
@@ -55,8 +56,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("blockd-csi-base", &[]),
     ("blockd-kata", &["blockd-csi-base"]),
-    ("blockd-extender", &["blockd-csi-base"]),
-    ("blockd-csi", &["blockd-api", "blockd-csi-base", "blockd-extender", "blockd-kata"]),
+    ("blockd-extender", &["blockd-csi-base", "blockd-http"]),
+    (
+        "blockd-csi",
+        &["blockd-api", "blockd-csi-base", "blockd-extender", "blockd-http", "blockd-kata"],
+    ),
     ("blockd-bench", &["blockd-mapper", "blockd-pmem"]),
     ("blockd-sim", &["blockd-mapper", "blockd-inspect", "blockd-pmem"]),
     (

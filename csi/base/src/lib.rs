@@ -1,5 +1,5 @@
 //! The parts that the CSI plugin, the scheduler's extender and the tool for images have in common:
-//! sizes as Kubernetes writes them, options that mean the same in each, and their HTTP servers.
+//! sizes as Kubernetes writes them, and options that mean the same in each.
 //!
 //! The extender runs without a daemon and the images need neither daemon nor Kubernetes, so both
 //! are packages below the plugin and cannot import from it. Facts that only the plugin knows, such
@@ -8,9 +8,7 @@
 
 pub mod bytes;
 pub mod clock;
-mod connections;
 pub mod error;
-pub mod http;
 pub mod metrics;
 pub mod options;
 pub mod quantity;

@@ -15,8 +15,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use blockd_csi_base::clock::Clock;
 use blockd_csi_base::error::shown;
-use blockd_csi_base::http::{self, Limits};
 use blockd_csi_base::metrics::OPENMETRICS;
+use blockd_http::Limits;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -80,10 +80,10 @@ pub(super) async fn serve(
 ) {
     let router = router(extender);
     match acceptor {
-        None => http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await,
+        None => blockd_http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await,
         Some(acceptor) => {
             let accept = |stream| tls::accept(acceptor.clone(), stream);
-            http::serve(listener, router, LIMITS, accept).await;
+            blockd_http::serve(listener, router, LIMITS, accept).await;
         }
     }
 }

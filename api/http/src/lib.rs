@@ -3,6 +3,9 @@
 //! Clients need no permission to connect, so a client that connects and sends nothing, or half a
 //! request, must not keep others out: connections are always accepted, and with too many, the
 //! oldest one without a complete request is closed.
+#![forbid(unsafe_code)]
+
+mod connections;
 
 use std::pin::pin;
 use std::time::Duration;
