@@ -140,7 +140,7 @@ impl Metrics {
         let operation = Operation {
             driver_name: self.driver.clone(),
             method_name: full_method(method),
-            grpc_status_code: go_code_name(code),
+            grpc_status_code: code_names(code).1,
         };
         self.operations.get_or_create(&operation).observe(time.as_secs_f64());
     }
@@ -212,49 +212,31 @@ impl Metrics {
 /// Returns the name in the specification of gRPC.
 #[must_use]
 pub const fn code_name(code: tonic::Code) -> &'static str {
-    use tonic::Code;
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
+    code_names(code).0
 }
 
-/// Returns the name in Go's library of gRPC, which other CSI drivers and sidecars use.
-const fn go_code_name(code: tonic::Code) -> &'static str {
+/// The name in the specification of gRPC, and that in Go's library of gRPC, which other CSI drivers
+/// and sidecars use.
+const fn code_names(code: tonic::Code) -> (&'static str, &'static str) {
     use tonic::Code;
     match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
+        Code::Ok => ("OK", "OK"),
+        Code::Cancelled => ("CANCELLED", "Canceled"),
+        Code::Unknown => ("UNKNOWN", "Unknown"),
+        Code::InvalidArgument => ("INVALID_ARGUMENT", "InvalidArgument"),
+        Code::DeadlineExceeded => ("DEADLINE_EXCEEDED", "DeadlineExceeded"),
+        Code::NotFound => ("NOT_FOUND", "NotFound"),
+        Code::AlreadyExists => ("ALREADY_EXISTS", "AlreadyExists"),
+        Code::PermissionDenied => ("PERMISSION_DENIED", "PermissionDenied"),
+        Code::ResourceExhausted => ("RESOURCE_EXHAUSTED", "ResourceExhausted"),
+        Code::FailedPrecondition => ("FAILED_PRECONDITION", "FailedPrecondition"),
+        Code::Aborted => ("ABORTED", "Aborted"),
+        Code::OutOfRange => ("OUT_OF_RANGE", "OutOfRange"),
+        Code::Unimplemented => ("UNIMPLEMENTED", "Unimplemented"),
+        Code::Internal => ("INTERNAL", "Internal"),
+        Code::Unavailable => ("UNAVAILABLE", "Unavailable"),
+        Code::DataLoss => ("DATA_LOSS", "DataLoss"),
+        Code::Unauthenticated => ("UNAUTHENTICATED", "Unauthenticated"),
     }
 }
 
