@@ -188,7 +188,7 @@ impl Daemon {
             Code::DeadlineExceeded | Code::Cancelled => "no answer in time".to_owned(),
             Code::Unavailable | Code::Unknown => "it is away".to_owned(),
             Code::Unimplemented => "it is older than this plugin".to_owned(),
-            code => format!("{code:?}: {}", crate::error::shown(status.message())),
+            code => format!("{code:?}: {}", blockd_csi_base::error::shown(status.message())),
         };
         Error::Unavailable { address: self.address(), problem }
     }

@@ -1,13 +1,13 @@
 //! Why a call failed: one line that names the field, its value and what is allowed, and one gRPC
 //! code for each kind.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::io;
 
 use blockd_api::v1::{self, ErrorKind};
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::error::{Invalid, cut, shown};
 use tonic::{Code, Status};
-
-use crate::bytes::Bytes;
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
@@ -19,25 +19,11 @@ pub enum Error {
         field: String,
     },
     /// A value is out of range.
-    #[error("{field} is {value}: must be {allowed}")]
-    Invalid {
-        /// The field of the request, the parameter, or the key of the configuration.
-        field: String,
-        /// Its value, as it can stand in a line.
-        value: String,
-        /// The accepted values.
-        allowed: String,
-    },
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
     /// A size that can't be.
-    #[error("{field} is {value}: must be {allowed}")]
-    OutOfRange {
-        /// The field of the request.
-        field: String,
-        /// Its value.
-        value: String,
-        /// The accepted values.
-        allowed: String,
-    },
+    #[error(transparent)]
+    OutOfRange(Invalid),
     /// The object does not exist.
     #[error("{what} {name} does not exist")]
     NotFound {
@@ -146,11 +132,7 @@ pub enum Error {
     Daemon(Box<v1::ErrorDetail>),
 }
 
-/// Longest value that is shown: longer values are not helpful, and a status has to fit into a
-/// header.
-const MAX_SHOWN: usize = 160;
-
-/// Longest message of a status, for the same reason.
+/// Longest message of a status, which has to fit into a header.
 const MAX_MESSAGE: usize = 1024;
 
 impl Error {
@@ -163,15 +145,13 @@ impl Error {
     /// A value outside of what is allowed.
     #[must_use]
     pub fn invalid(field: impl Display, value: impl Display, allowed: impl Display) -> Self {
-        let (field, value) = (shown(field), shown(value));
-        Self::Invalid { field, value, allowed: allowed.to_string() }
+        Self::Invalid(Invalid::new(field, value, allowed))
     }
 
     /// A size that can't be.
     #[must_use]
     pub fn out_of_range(field: impl Display, value: impl Display, allowed: impl Display) -> Self {
-        let (field, value) = (shown(field), shown(value));
-        Self::OutOfRange { field, value, allowed: allowed.to_string() }
+        Self::OutOfRange(Invalid::new(field, value, allowed))
     }
 
     /// Returns the error of an object that does not exist.
@@ -215,8 +195,8 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::Missing { .. } | Self::Invalid { .. } => Code::InvalidArgument,
-            Self::OutOfRange { .. } => Code::OutOfRange,
+            Self::Missing { .. } | Self::Invalid(_) => Code::InvalidArgument,
+            Self::OutOfRange(_) => Code::OutOfRange,
             Self::NotFound { .. } => Code::NotFound,
             Self::Exists { .. } => Code::AlreadyExists,
             Self::NoSpace { .. } | Self::Elsewhere { .. } | Self::Busy { .. } => {
@@ -274,42 +254,6 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         Self::new(error.code(), cut(error.to_string(), MAX_MESSAGE))
     }
-}
-
-/// A value as it can stand in a line: without control characters, and not too long.
-#[must_use]
-pub fn shown(value: impl Display) -> String {
-    struct Line(String);
-
-    impl fmt::Write for Line {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            for c in text.chars() {
-                if self.0.len() > MAX_SHOWN {
-                    // Ends the formatting: a value can be a megabyte long.
-                    return Err(fmt::Error);
-                }
-                if c.is_control() {
-                    self.0.extend(c.escape_default());
-                } else {
-                    self.0.push(c);
-                }
-            }
-            Ok(())
-        }
-    }
-
-    let mut line = Line(String::new());
-    let _ = fmt::write(&mut line, format_args!("{value}"));
-    if line.0.is_empty() { "empty".to_owned() } else { cut(line.0, MAX_SHOWN) }
-}
-
-fn cut(mut text: String, limit: usize) -> String {
-    if text.len() > limit {
-        let end = text.floor_char_boundary(limit);
-        text.truncate(end);
-        text.push_str("...");
-    }
-    text
 }
 
 #[cfg(test)]

@@ -10,13 +10,11 @@
 
 use std::fmt;
 
+use blockd_csi_base::options::DEFAULT_DRIVER;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::error::Error;
 use crate::limits::MAX_STRING;
-
-/// The driver name that has the short prefix.
-pub const DEFAULT_DRIVER: &str = "csi.blockd.io";
 
 /// Longest body: prefix, two of them, and `@` are at most 128 bytes, the limit of the daemon.
 const MAX_BODY: usize = 57;

@@ -4,21 +4,16 @@
 //! any time.
 #![forbid(unsafe_code)]
 
-pub mod bytes;
 pub mod capability;
 pub mod changes;
-pub mod clock;
 pub mod config;
-mod connections;
 pub mod controller;
 pub mod daemon;
 pub mod error;
-pub mod extender;
 pub mod group;
 pub mod health;
 pub mod identity;
 pub mod ids;
-pub mod kata;
 pub mod limits;
 pub mod locks;
 pub mod logging;
@@ -30,7 +25,7 @@ pub mod plugin;
 pub mod pmem;
 pub mod proto;
 pub mod provision;
-pub mod quantity;
+pub mod room;
 pub mod server;
 pub mod sizes;
 pub mod topology;

@@ -42,7 +42,7 @@ impl Locks {
         if self.0.lock().insert(key.to_owned()) {
             return Ok(Guard { locks: self.clone(), key: key.to_owned() });
         }
-        let what = crate::error::shown(what);
+        let what = blockd_csi_base::error::shown(what);
         Err(Error::Aborted { what, problem: "is being worked on by another call".to_owned() })
     }
 

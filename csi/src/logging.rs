@@ -1,9 +1,9 @@
 //! Logs, to standard error.
 
+use blockd_csi_base::options::LogFormat;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::Error;
-use crate::options::LogFormat;
 
 /// The environment variable with the log filter, in the form of `tracing`.
 const VARIABLE: &str = "BLOCKD_CSI_LOG";

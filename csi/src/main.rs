@@ -5,9 +5,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::process::ExitCode;
 
+use blockd_csi::config::Config;
 use blockd_csi::error::Error;
-use blockd_csi::options::{LogFormat, Options};
-use blockd_csi::{extender, kata, logging, server};
+use blockd_csi::ids::Names;
+use blockd_csi::options::Options;
+use blockd_csi::parameters::Keys;
+use blockd_csi::{logging, server};
+use blockd_csi_base::options::LogFormat;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -17,14 +21,18 @@ fn main() -> ExitCode {
     let mut rest = words.peekable();
     // The plugin has no words of its own, only options: these can mean nothing else.
     let result = if rest.next_if(|word| word == "extender").is_some() {
-        let options = extender::Options::parse_from(std::iter::once(program).chain(rest));
+        let options = blockd_extender::Options::parse_from(std::iter::once(program).chain(rest));
         let log_format = options.log_format;
-        run(log_format, |stop| async move { extender::serve(&options, stop).await })
+        run(log_format, |stop| async move {
+            let plugin = plugin(&options)?;
+            Ok(blockd_extender::serve(&options, &plugin, stop).await?)
+        })
     } else if rest.next_if(|word| word == "kata-image").is_some() {
-        kata::Options::parse_from(std::iter::once(program).chain(rest)).run()
+        let options = blockd_kata::Options::parse_from(std::iter::once(program).chain(rest));
+        options.run().map_err(Failure::from)
     } else {
         let options = Options::parse();
-        run(options.log_format, |stop| async move { server::serve(&options, stop).await })
+        run(options.log_format, |stop| async move { Ok(server::serve(&options, stop).await?) })
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,13 +43,26 @@ fn main() -> ExitCode {
     }
 }
 
+/// Facts of the plugins that run with the extender's configuration.
+fn plugin(options: &blockd_extender::Options) -> Result<blockd_extender::Plugin, Error> {
+    let driver = &options.driver_name;
+    let config = Config::load(options.config.as_deref(), &Names::new(driver))?;
+    Ok(blockd_extender::Plugin {
+        class_parameter: Keys::new(driver).device_class(),
+        default_class: config.class("class", None)?.name.clone(),
+        default_size: config.default_size,
+    })
+}
+
+type Failure = Box<dyn std::error::Error>;
+
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs one of them until a signal stops it.
-fn run<F: Future<Output = Result<(), Error>>>(
+fn run<F: Future<Output = Result<(), Failure>>>(
     log_format: LogFormat,
     work: impl FnOnce(Stop) -> F,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     logging::start(log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)

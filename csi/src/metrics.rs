@@ -1,18 +1,16 @@
 //! Counters of the plugin, served over HTTP in the OpenMetrics text format.
 
-use std::convert::Infallible;
-use std::future::Future;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::Router;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use blockd_csi_base::metrics::{OPENMETRICS, register_build_info};
+use blockd_http::Limits;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -25,7 +23,6 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use crate::capability::Mode;
-use crate::connections::Connections;
 use crate::error::Error;
 
 /// Upper ends of the buckets, in seconds: from an answer out of memory to the longest mkfs.
@@ -38,14 +35,9 @@ const SHARED_BUCKETS: [f64; 13] =
 
 /// Answered while the plugin lives, whatever its daemon does: the liveness of its container.
 const HEALTHZ: &str = "/healthz";
-/// Connections at once. There are a few scrapers, and they are quick.
-const CONNECTIONS: usize = 16;
 
-/// Longest life of a connection: a scraper reconnects after that.
-const CONNECTION_TIME: Duration = Duration::from_secs(60);
-
-/// The type of a page of metrics.
-pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// There are a few scrapers, and they are quick.
+const LIMITS: Limits = Limits { connections: 16, connection_time: Duration::from_secs(60) };
 
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
 struct Call {
@@ -59,11 +51,6 @@ struct Operation {
     driver_name: String,
     method_name: String,
     grpc_status_code: &'static str,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
-struct ByVersion {
-    version: &'static str,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, EncodeLabelSet, Debug)]
@@ -92,13 +79,6 @@ impl MetricConstructor<Histogram> for SharedSeconds {
     fn new_metric(&self) -> Histogram {
         Histogram::new(SHARED_BUCKETS)
     }
-}
-
-/// Adds `build_info`, the version of the program.
-pub(crate) fn register_build_info(registry: &mut Registry) {
-    let builds = Family::<ByVersion, Gauge>::default();
-    builds.get_or_create(&ByVersion { version: env!("CARGO_PKG_VERSION") }).set(1);
-    registry.register("build_info", "1, with the version of the program", builds);
 }
 
 /// All counters of the process.
@@ -160,7 +140,7 @@ impl Metrics {
         let operation = Operation {
             driver_name: self.driver.clone(),
             method_name: full_method(method),
-            grpc_status_code: go_code_name(code),
+            grpc_status_code: code_names(code).1,
         };
         self.operations.get_or_create(&operation).observe(time.as_secs_f64());
     }
@@ -205,108 +185,58 @@ impl Metrics {
     }
 
     /// Serves the metrics for ever. `refresh` updates the metrics that are measured only on a
-    /// scrape.
+    /// scrape; whether the plugin lives is answered without it, as it waits for the daemon.
     pub async fn serve<R: Future<Output = ()> + Send + 'static>(
         self,
         listener: TcpListener,
-        refresh: impl Fn() -> R + Clone + Send + 'static,
+        refresh: impl Fn() -> R + Clone + Send + Sync + 'static,
     ) {
-        let mut connections = Connections::new(CONNECTIONS);
-        loop {
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "metrics: accepting failed");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
+        let page = move || {
             let (metrics, refresh) = (self.clone(), refresh.clone());
-            connections.serve(|answering| async move {
-                let service = service_fn(move |request: Request<_>| {
-                    // Whether the plugin lives must not wait for its daemon.
-                    let refreshed = (request.uri().path() != HEALTHZ).then(&refresh);
-                    let (metrics, answering) = (metrics.clone(), answering.clone());
-                    async move {
-                        if let Some(refreshed) = refreshed {
-                            answering.while_making(refreshed).await;
-                        }
-                        Ok::<_, Infallible>(metrics.answer(&request))
-                    }
-                });
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(Duration::from_secs(10))
-                    .max_buf_size(16 * 1024)
-                    .serve_connection(TokioIo::new(stream), service);
-                let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
-            });
-        }
-    }
-
-    fn answer<T>(&self, request: &Request<T>) -> Response<Full<Bytes>> {
-        let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
-        let (status, text) = match request.uri().path() {
-            "/metrics" if is_get => (StatusCode::OK, self.render()),
-            HEALTHZ if is_get => (StatusCode::OK, "alive\n".to_owned()),
-            "/metrics" | HEALTHZ => (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned()),
-            _ => (StatusCode::NOT_FOUND, format!("/metrics, {HEALTHZ}\n")),
+            async move {
+                refresh().await;
+                ([(CONTENT_TYPE, OPENMETRICS)], metrics.render())
+            }
         };
-        let mut response = Response::new(Full::new(Bytes::from(text)));
-        *response.status_mut() = status;
-        if status == StatusCode::OK && request.uri().path() != HEALTHZ {
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
-        }
-        response
+        let router = Router::new()
+            .route("/metrics", get(page))
+            .route(HEALTHZ, get(async || "alive\n"))
+            .fallback(async || (StatusCode::NOT_FOUND, format!("/metrics, {HEALTHZ}\n")))
+            .method_not_allowed_fallback(async || {
+                (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n")
+            });
+        blockd_http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
     }
 }
 
 /// Returns the name in the specification of gRPC.
 #[must_use]
 pub const fn code_name(code: tonic::Code) -> &'static str {
-    use tonic::Code;
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
+    code_names(code).0
 }
 
-/// Returns the name in Go's library of gRPC, which other CSI drivers and sidecars use.
-const fn go_code_name(code: tonic::Code) -> &'static str {
+/// The name in the specification of gRPC, and that in Go's library of gRPC, which other CSI drivers
+/// and sidecars use.
+const fn code_names(code: tonic::Code) -> (&'static str, &'static str) {
     use tonic::Code;
     match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
+        Code::Ok => ("OK", "OK"),
+        Code::Cancelled => ("CANCELLED", "Canceled"),
+        Code::Unknown => ("UNKNOWN", "Unknown"),
+        Code::InvalidArgument => ("INVALID_ARGUMENT", "InvalidArgument"),
+        Code::DeadlineExceeded => ("DEADLINE_EXCEEDED", "DeadlineExceeded"),
+        Code::NotFound => ("NOT_FOUND", "NotFound"),
+        Code::AlreadyExists => ("ALREADY_EXISTS", "AlreadyExists"),
+        Code::PermissionDenied => ("PERMISSION_DENIED", "PermissionDenied"),
+        Code::ResourceExhausted => ("RESOURCE_EXHAUSTED", "ResourceExhausted"),
+        Code::FailedPrecondition => ("FAILED_PRECONDITION", "FailedPrecondition"),
+        Code::Aborted => ("ABORTED", "Aborted"),
+        Code::OutOfRange => ("OUT_OF_RANGE", "OutOfRange"),
+        Code::Unimplemented => ("UNIMPLEMENTED", "Unimplemented"),
+        Code::Internal => ("INTERNAL", "Internal"),
+        Code::Unavailable => ("UNAVAILABLE", "Unavailable"),
+        Code::DataLoss => ("DATA_LOSS", "DataLoss"),
+        Code::Unauthenticated => ("UNAUTHENTICATED", "Unauthenticated"),
     }
 }
 
@@ -366,7 +296,7 @@ mod tests {
         let server = Metrics::new("csi.blockd.io");
         tokio::spawn(server.serve(listener, || std::future::ready(())));
         let mut held = Vec::new();
-        for _ in 0..3 * CONNECTIONS {
+        for _ in 0..3 * LIMITS.connections {
             let mut stream = TcpStream::connect(address).await.unwrap();
             // It may be closed by now.
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n").await;

@@ -3,13 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use blockd_csi_base::options::{DEFAULT_DRIVER, LogFormat, check_driver};
 use clap::{Parser, ValueEnum};
 
 use crate::error::Error;
-use crate::ids::DEFAULT_DRIVER;
-
-/// Bytes of a driver's name, by the specification.
-const MAX_DRIVER: usize = 63;
 
 /// Bytes of a node's id: it is the value of a topology, and those are labels.
 const MAX_NODE: usize = 63;
@@ -92,15 +89,6 @@ pub enum Service {
     Node,
 }
 
-/// The form of the log.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
-pub enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// A JSON object in each line.
-    Json,
-}
-
 impl Options {
     /// Checks rules that clap cannot.
     ///
@@ -144,21 +132,6 @@ impl Options {
             self.kubelet_dir.join("plugins").join(&self.driver_name).join("state")
         })
     }
-}
-
-pub(crate) fn check_driver(name: &str) -> Result<(), Error> {
-    let inner = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-    let outer = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let fits = name.len() <= MAX_DRIVER && name.chars().all(inner);
-    if fits && outer(name.chars().next()) && outer(name.chars().last()) && !name.contains("..") {
-        return Ok(());
-    }
-    let allowed = format!(
-        "a domain name of 1 to {MAX_DRIVER} letters, digits, dashes and dots, which begins and \
-         ends \
-         with a letter or digit"
-    );
-    Err(Error::invalid("driver-name", name, allowed))
 }
 
 fn check_node(name: &str) -> Result<(), Error> {

@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::quantity;
 
-use crate::bytes::Bytes;
 use crate::capability::FileSystem;
 use crate::error::Error;
 use crate::limits;
 use crate::pmem;
-use crate::quantity;
 
 /// Prefix of parameters that the sidecars of Kubernetes add: the file system's type, names of
 /// claims and the like.

@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1;
+use blockd_csi_base::clock::Clock;
+use blockd_csi_base::error::shown;
 use tokio::sync::{Mutex, RwLock};
 use tonic::{Code, Request, Response, Status};
 
-use crate::clock::Clock;
 use crate::config::{Class, Config, Kind};
 use crate::daemon::Daemon;
-use crate::error::{Error, shown};
+use crate::error::Error;
 use crate::ids::{Names, VolumeId};
 use crate::locks::Locks;
 use crate::metrics::{Metrics, code_name};

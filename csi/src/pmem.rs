@@ -7,8 +7,8 @@
 //! write them back. Impossible requests are refused, never downgraded.
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 
-use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem};
 use crate::config::{Class, Kind};
 use crate::error::Error;

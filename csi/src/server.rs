@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
+use blockd_csi_base::clock::Clock;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::changes;
-use crate::clock::Clock;
 use crate::config::Config;
 use crate::controller;
 use crate::daemon::Daemon;

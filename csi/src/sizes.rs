@@ -1,7 +1,8 @@
 //! From a request to a size: bytes from end to end, rounded only to the granule, and only as far as
 //! the limit allows.
 
-use crate::bytes::Bytes;
+use blockd_csi_base::bytes::Bytes;
+
 use crate::error::Error;
 use crate::proto::CapacityRange;
 

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::error::{Error, shown};
+use blockd_csi_base::error::shown;
+
+use crate::error::Error;
 use crate::limits;
 use crate::proto::{Topology, TopologyRequirement};
 

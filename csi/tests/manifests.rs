@@ -8,10 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use blockd_csi::config::Config;
-use blockd_csi::ids::{DEFAULT_DRIVER, Names};
+use blockd_csi::ids::Names;
 use blockd_csi::options::Options;
 use blockd_csi::parameters::Keys;
-use blockd_csi::quantity;
+use blockd_csi_base::options::DEFAULT_DRIVER;
+use blockd_csi_base::quantity;
 use clap::Parser;
 use serde_json::Value;
 
@@ -412,7 +413,7 @@ fn the_extender_may_read_claims_and_storage_classes_and_nothing_else() {
     let (verb, options) = words.split_first().unwrap();
     assert_eq!(verb, "extender");
     let options = std::iter::once(verb).chain(options);
-    blockd_csi::extender::Options::try_parse_from(options).unwrap();
+    blockd_extender::Options::try_parse_from(options).unwrap();
     // The chart grants the same.
     let chart = fs::read_to_string(deploy.join("chart/blockd/templates/extender.yaml")).unwrap();
     let rights = |text: &str| -> Vec<String> {
@@ -451,8 +452,8 @@ fn the_help_is_in_the_documentation() {
         lines.join("\n").trim_end().to_owned()
     };
     let plugin = help(Options::command());
-    let extender = help(blockd_csi::extender::Options::command());
-    let image = help(blockd_csi::kata::Options::command());
+    let extender = help(blockd_extender::Options::command());
+    let image = help(blockd_kata::options::Options::command());
     let expected = format!(
         "# Command line of blockd-csi\n\nWhat `blockd-csi --help` and those of its verbs \
          say. A test holds this page to that, and\nwrites it anew with `BLOCKD_WRITE_HELP=1 cargo \

@@ -8,6 +8,9 @@ use super::tests_passed;
 use crate::steps::{Outcome, Steps};
 use crate::{built, command};
 
+/// The plugin's packages.
+const PACKAGES: [&str; 4] = ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-csi"];
+
 /// Test files of the tests package that start the plugin.
 const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
 
@@ -22,7 +25,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> bool {
     });
     if arguments.is_empty() {
         steps.run("the plugin's own tests", || {
-            counted(command::cargo(root).args(["test", "--package", "blockd-csi"]))
+            let mut cargo = command::cargo(root);
+            cargo.arg("test").args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+            counted(&mut cargo)
         });
         steps.run("plugin and daemon together", || together(root));
     }

@@ -253,8 +253,8 @@ const ITEMS: &[Item] = &[
             &[
                 "pmem::tests::kata_image_in_a_pooled_class_is_refused_and_the_error_names_pmem_direct",
                 "controller::tests::pmem::kata_image_is_app_direct_and_needs_a_pmem_direct_class",
-                "node::rules::app_direct_image_is_refused_on_a_file_system_without_dax",
-                "node::rules::existing_image_without_dax_stays_mounted_is_not_staged_again_and_keeps_its_data",
+                "node::tests::pmem::app_direct_image_is_refused_on_a_file_system_without_dax",
+                "node::tests::pmem::existing_image_without_dax_stays_mounted_is_not_staged_again_and_keeps_its_data",
             ],
         )],
     },

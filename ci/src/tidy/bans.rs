@@ -29,7 +29,13 @@ const IN_MAPPER_DOCS: [(&str, &str); 6] = [
 ];
 
 /// Where sizes pass through, from a request to a volume: as bytes, never in other units.
-const SIZE_PATH: [&str; 2] = ["csi/src/", "blockd/control/src/services/"];
+const SIZE_PATH: [&str; 5] = [
+    "csi/src/",
+    "csi/base/src/",
+    "csi/extender/src/",
+    "csi/kata/src/",
+    "blockd/control/src/services/",
+];
 
 /// Sizes in gibibytes, and back.
 const UNITS: [&str; 2] = [concat!("<", "< 30"), concat!(">", "> 30")];

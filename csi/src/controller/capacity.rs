@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 
-use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem, Refusal};
 use crate::error::Error;
 use crate::limits;
 use crate::plugin::Plugin;
 use crate::proto;
-use crate::provision::{self, Capacity};
+use crate::room::{self, Capacity};
 
 /// The capacity of a class that cannot be created here.
 const NONE: Capacity = Capacity { available: Bytes::ZERO, maximum: Bytes::ZERO };
@@ -31,7 +31,7 @@ async fn of_classes(plugin: &Plugin) -> Result<Vec<(String, i64)>, Error> {
     let pools = plugin.pools().await?;
     let mut figures = Vec::new();
     for class in &plugin.settings.config.classes {
-        let capacity = provision::capacity_of_all(plugin, &pools, class).await?;
+        let capacity = room::capacity_of_all(plugin, &pools, class).await?;
         figures.push((class.name.clone(), capacity.available.get()));
     }
     Ok(figures)
@@ -78,12 +78,12 @@ pub(super) async fn get(
     let pools = plugin.pools().await?;
     let serving = || pools.serving(device_class).filter(|_| is_here && is_possible);
     let of_pool = |pool: &v1::Pool| {
-        let granule = plan.granule(pool, provision::granule(pool, device_class));
+        let granule = plan.granule(pool, room::granule(pool, device_class));
         smallest(pool).round_up(granule).unwrap_or(Bytes::MAX)
     };
     let minimum = serving().map(of_pool).min();
     let capacity = match minimum {
-        Some(_) => provision::capacity_of_all(&plugin, &pools, device_class).await?,
+        Some(_) => room::capacity_of_all(&plugin, &pools, device_class).await?,
         None => NONE,
     };
     let minimum = minimum.unwrap_or_else(|| smallest(&v1::Pool::default()));

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 
-use crate::bytes::Bytes;
 use crate::capability::{Capability, FileSystem};
 use crate::config::{Class, Kind};
 use crate::error::Error;
@@ -18,6 +18,7 @@ use crate::pmem::{self, Plan};
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use crate::provision::{self, CreateSpec};
+use crate::room;
 use crate::sizes::{Range, Rules};
 
 /// A request that was looked through, without asking the daemon.
@@ -161,7 +162,7 @@ impl Asked {
                 }
             }
         }
-        provision::best_pool(plugin, pools, &self.class).await
+        room::best_pool(plugin, pools, &self.class).await
     }
 
     /// The size of a volume that is there, if it is the one that is asked for.
@@ -234,7 +235,7 @@ impl Asked {
 
     /// The step of sizes.
     fn granule(&self, pool: &v1::Pool) -> Bytes {
-        self.pmem.granule(pool, provision::granule(pool, &self.class))
+        self.pmem.granule(pool, room::granule(pool, &self.class))
     }
 
     /// The file system of a capability; `None` for a block device.

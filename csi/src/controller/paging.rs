@@ -18,7 +18,7 @@ pub(super) fn page<T>(
         .map_err(|_| Error::invalid("max_entries", max_entries, "0 or more"))?;
     limits::string("starting_token", token)?;
     if !token.is_empty() && !is_id(token) {
-        let what = format!("starting_token {}", crate::error::shown(token));
+        let what = format!("starting_token {}", blockd_csi_base::error::shown(token));
         let problem = "is no next_token of ours: begin without one".to_owned();
         return Err(Error::Aborted { what, problem });
     }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
+use blockd_csi_base::error::shown;
 
 use crate::capability::{Capability, Refusal};
-use crate::error::{Error, shown};
+use crate::error::Error;
 use crate::ids::{Kind, SnapshotId, VolumeId};
 use crate::limits;
 use crate::plugin::Plugin;

@@ -24,16 +24,16 @@ pub struct Request<'a> {
 ///
 /// # Errors
 /// When it is published elsewhere or otherwise, or a step fails.
-pub fn publish(world: &dyn World, request: &Request<'_>) -> Result<()> {
+pub fn publish(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     let new = || Record { ephemeral: true, ..Record::new(request.volume, request.place) };
-    let record = world.record(request.volume).unwrap_or_else(new);
+    let record = world.volumes.record(request.volume).unwrap_or_else(new);
     if !record.ephemeral {
         return Err(Error::in_use(
             format_args!("volume {}", request.volume),
             "is no inline volume",
         ));
     }
-    let table = world.mounts()?;
+    let table = world.machine.mounts()?;
     if let Some(there) = record.targets.iter().find(|there| table.at(&there.path).is_some()) {
         if there.path != request.target.path {
             let problem = format!("is published at {}", there.path.display());
@@ -58,26 +58,26 @@ pub fn publish(world: &dyn World, request: &Request<'_>) -> Result<()> {
     result
 }
 
-fn begin(world: &dyn World, record: &Record) -> Result<()> {
-    let same = world.record(&record.volume).as_ref() == Some(record);
-    if same { Ok(()) } else { world.keep(record) }
+fn begin(world: &World<'_>, record: &Record) -> Result<()> {
+    let same = world.volumes.record(&record.volume).as_ref() == Some(record);
+    if same { Ok(()) } else { world.volumes.keep(record) }
 }
 
-fn show(world: &dyn World, mut record: Record, request: &Request<'_>) -> Result<()> {
+fn show(world: &World<'_>, mut record: Record, request: &Request<'_>) -> Result<()> {
     let path = request.target.path.as_path();
     // Where it was made, should the default pool be another now.
     let place = record.place.clone();
-    world.create(&place, request.wanted)?;
-    let volume = world.attach(&place, false)?;
+    world.volumes.create(&place, request.wanted)?;
+    let volume = world.volumes.attach(&place, false)?;
     let device = steps::device_of(request.volume, &volume)?;
-    if !world.mounts()?.shows(path, device) {
+    if !world.machine.mounts()?.shows(path, device) {
         // Of a device that is gone.
         steps::unmount(world, path)?;
         let file_system = steps::prepare(world, &mut record, &volume, request.spec)?;
         steps::make(world, path, Kind::Folder)?;
         let options = stage::options(request.spec, &file_system, request.target.read_only);
         let mount = Mount { device, file_system: &file_system, path, options: &options };
-        if world.mount(&mount)? != Mounted::Done {
+        if world.machine.mount(&mount)? != Mounted::Done {
             let what = format_args!("volume {}", request.volume);
             return Err(Error::in_use(what, "can't be written"));
         }
@@ -85,7 +85,7 @@ fn show(world: &dyn World, mut record: Record, request: &Request<'_>) -> Result<
     steps::check_dax(world, request.volume, request.spec, path)?;
     if !record.complete {
         record.complete = true;
-        world.keep(&record)?;
+        world.volumes.keep(&record)?;
     }
     Ok(())
 }
@@ -93,14 +93,14 @@ fn show(world: &dyn World, mut record: Record, request: &Request<'_>) -> Result<
 /// Removes all of it, at any stage of its creation.
 /// # Errors
 /// When it is in use, or a step fails; a repeat continues.
-pub(super) fn end(world: &dyn World, record: &Record) -> Result<()> {
+pub(super) fn end(world: &World<'_>, record: &Record) -> Result<()> {
     for target in &record.targets {
         steps::unmount(world, &target.path)?;
         steps::remove(world, &target.path)?;
     }
-    world.detach(&record.place)?;
-    world.delete(&record.place)?;
-    world.forget(&record.volume)
+    world.volumes.detach(&record.place)?;
+    world.volumes.delete(&record.place)?;
+    world.volumes.forget(&record.volume)
 }
 
 /// Removes, at the start, a volume that was never complete, or whose pod is gone with the directory
@@ -108,13 +108,13 @@ pub(super) fn end(world: &dyn World, record: &Record) -> Result<()> {
 ///
 /// # Errors
 /// When a step fails.
-pub fn sweep(world: &dyn World, record: &Record) -> Result<()> {
-    let table = world.mounts()?;
+pub fn sweep(world: &World<'_>, record: &Record) -> Result<()> {
+    let table = world.machine.mounts()?;
     let mounted = record.targets.iter().any(|target| table.at(&target.path).is_some());
     let mut has_pod = false;
     for target in &record.targets {
         let above = target.path.parent().unwrap_or(&target.path);
-        has_pod |= world.kind(above)?.is_some();
+        has_pod |= world.machine.kind(above)?.is_some();
     }
     let wanted = record.complete && has_pod;
     if mounted || wanted { Ok(()) } else { end(world, record) }

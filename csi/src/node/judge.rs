@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
+use blockd_csi_base::error::shown;
+
 use super::modes::Access;
 use super::mountinfo::{Device, Entry};
 use super::records::Record;
 use super::world::{DeviceLook, Node, Usage, Volume};
-use crate::error::shown;
 use crate::health::Cause;
 
 /// A file system with less left is full: it keeps its last blocks for itself, and df shows 100 %.

@@ -8,14 +8,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::content::{Content, Making, Plan};
+use super::content::{Making, Plan};
 use super::flags::Options;
-use super::mountinfo::{Device, Table};
+use super::mountinfo::Device;
 use super::records::{Place, Record};
 use super::steps::{self, FileSystemSpec};
-use super::world::{
-    DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
-};
+use super::world::{Kind, Loop, Mount, Mounted, Result, Volume, Volumes, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::sizes::Range;
@@ -40,11 +38,9 @@ pub struct ImageSpec {
 /// For requests that inspect or unstage a volume.
 const NOT_STAGED: ImageSpec = ImageSpec { partition: false, app_direct: false };
 
-/// A world in which one volume is the content of its image.
-#[derive(Clone, Copy)]
-#[expect(missing_debug_implementations, reason = "a world has nothing to show of itself")]
-pub struct Vm<'a> {
-    world: &'a dyn World,
+/// Volumes of which one is the content of its image.
+struct Vm<'a> {
+    world: World<'a>,
     /// The CSI id of the volume.
     id: &'a str,
     spec: ImageSpec,
@@ -56,34 +52,37 @@ pub struct Vm<'a> {
 /// # Errors
 /// The errors of the steps.
 pub fn through<T>(
-    world: &dyn World,
+    world: &World<'_>,
     id: &str,
     place: &Place,
     asked: Option<ImageSpec>,
-    act: impl FnOnce(&dyn World) -> Result<T>,
+    act: impl FnOnce(&World<'_>) -> Result<T>,
 ) -> Result<T> {
-    let spec = match (asked, world.record(id)) {
+    let spec = match (asked, world.volumes.record(id)) {
         (Some(spec), _) => Some(spec),
         (None, Some(record)) => record.kata.then_some(NOT_STAGED),
         // A mount without a record is still there.
         (None, None) => {
-            let folder = world.vm_folder(place)?;
-            world.mounts()?.at(&folder).map(|_| NOT_STAGED)
+            let folder = world.volumes.vm_folder(place)?;
+            world.machine.mounts()?.at(&folder).map(|_| NOT_STAGED)
         }
     };
     match spec {
-        Some(spec) => act(&Vm { world, id, spec }),
+        Some(spec) => {
+            let volumes = &Vm { world: *world, id, spec };
+            act(&World { volumes, machine: world.machine })
+        }
         None => act(world),
     }
 }
 
 impl Vm<'_> {
     fn image(&self, place: &Place) -> Result<PathBuf> {
-        Ok(self.world.vm_folder(place)?.join(IMAGE))
+        Ok(self.world.volumes.vm_folder(place)?.join(IMAGE))
     }
 
     fn stored(&self, place: &Place) -> Record {
-        self.world.record(self.id).unwrap_or_else(|| Record::new(self.id, place))
+        self.world.volumes.record(self.id).unwrap_or_else(|| Record::new(self.id, place))
     }
 
     fn set_formatting(&self, place: &Place, formatting: bool) -> Result<()> {
@@ -91,19 +90,19 @@ impl Vm<'_> {
         if record.kata_formatting == formatting {
             return Ok(());
         }
-        self.world.keep(&Record { kata: true, kata_formatting: formatting, ..record })
+        self.world.volumes.keep(&Record { kata: true, kata_formatting: formatting, ..record })
     }
 
     /// Whether the file system in the image is mounted.
     fn is_in_use(&self, file: &Path) -> Result<bool> {
-        let Some(there) = self.world.loop_of(file)? else { return Ok(false) };
-        Ok(self.world.mounts()?.entries.iter().any(|entry| entry.is_of(&there.device)))
+        let Some(there) = self.world.machine.loop_of(file)? else { return Ok(false) };
+        Ok(self.world.machine.mounts()?.entries.iter().any(|entry| entry.is_of(&there.device)))
     }
 
     /// Refuses an image on a file system without DAX and unmounts that file system. The data in the
     /// image is kept.
     fn check_dax(&self, place: &Place) -> Result<()> {
-        if self.world.has_dax(&self.world.vm_folder(place)?)? {
+        if self.world.machine.has_dax(&self.world.volumes.vm_folder(place)?)? {
             return Ok(());
         }
         self.take_apart(place)?;
@@ -121,8 +120,8 @@ impl Vm<'_> {
     /// Mounts the file system around the image. `dax`: a mount without DAX is an error.
     fn around(&self, place: &Place, volume: &Volume, dax: bool) -> Result<()> {
         let device = steps::device_of(self.id, volume)?;
-        let folder = self.world.vm_folder(place)?;
-        if self.world.mounts()?.shows(&folder, device) {
+        let folder = self.world.volumes.vm_folder(place)?;
+        if self.world.machine.mounts()?.shows(&folder, device) {
             return Ok(());
         }
         // Of a device that is gone, with the mounts over it.
@@ -134,20 +133,20 @@ impl Vm<'_> {
             making: Making { mapped: true, options: Vec::new() },
             dax: false,
         };
-        let content = self.world.content(device)?;
-        let empty = steps::is_empty(self.world, volume, device)?;
+        let content = self.world.machine.content(device)?;
+        let empty = steps::is_empty(&self.world, volume, device)?;
         let formatting = self.stored(place).kata_formatting;
         match content.plan(AROUND, empty, formatting) {
-            Plan::Mount(_) => self.world.check(device, AROUND)?,
+            Plan::Mount(_) => self.world.machine.check(device, AROUND)?,
             Plan::Refuse(what) => return Err(steps::refused(&self.stored(place), &spec, &what)),
             Plan::Format(_) => {
                 self.refuse_busy(device)?;
                 self.set_formatting(place, true)?;
-                self.world.format(device, AROUND, &spec.making)?;
+                self.world.machine.format(device, AROUND, &spec.making)?;
                 self.set_formatting(place, false)?;
             }
         }
-        steps::make(self.world, &folder, Kind::Folder)?;
+        steps::make(&self.world, &folder, Kind::Folder)?;
         let tries: &[&str] = match (dax, volume.dax) {
             (true, _) => &["dax"],
             (false, true) => &["dax", ""],
@@ -160,13 +159,13 @@ impl Vm<'_> {
                 word => spec.options.clone().with(word),
             };
             let mount = Mount { device, file_system: AROUND, path: &folder, options: &options };
-            match self.world.mount(&mount) {
+            match self.world.machine.mount(&mount) {
                 Ok(Mounted::Done) => return Ok(()),
                 Ok(Mounted::NeedsWriting) => {}
                 Err(error) => last = Some(error),
             }
             // It may have been done all the same.
-            if self.world.mounts()?.at(&folder).is_some() {
+            if self.world.machine.mounts()?.at(&folder).is_some() {
                 break;
             }
         }
@@ -175,7 +174,7 @@ impl Vm<'_> {
     }
 
     fn refuse_busy(&self, device: &Device) -> Result<()> {
-        if self.world.is_free(device)? {
+        if self.world.machine.is_free(device)? {
             return Ok(());
         }
         let what = format!("volume {}", self.id);
@@ -184,15 +183,15 @@ impl Vm<'_> {
 
     /// Removes the loop device and the mount around it.
     fn take_apart(&self, place: &Place) -> Result<()> {
-        let folder = self.world.vm_folder(place)?;
-        if self.world.mounts()?.at(&folder).is_some()
-            && let Some(there) = self.world.loop_of(&folder.join(IMAGE))?
+        let folder = self.world.volumes.vm_folder(place)?;
+        if self.world.machine.mounts()?.at(&folder).is_some()
+            && let Some(there) = self.world.machine.loop_of(&folder.join(IMAGE))?
         {
             self.refuse_busy(&there.device)?;
-            self.world.detach_loop(&there.device)?;
+            self.world.machine.detach_loop(&there.device)?;
         }
-        steps::unmount(self.world, &folder)?;
-        steps::remove(self.world, &folder)
+        steps::unmount(&self.world, &folder)?;
+        steps::remove(&self.world, &folder)
     }
 }
 
@@ -211,18 +210,18 @@ fn inside(volume: Volume, there: Option<Loop>) -> Volume {
     Volume { device, read_only, own: true, dax: false, ..volume }
 }
 
-impl World for Vm<'_> {
+impl Volumes for Vm<'_> {
     fn inside(&self, place: &Place, volume: Volume) -> Result<Volume> {
-        let there = self.world.loop_of(&self.image(place)?)?;
+        let there = self.world.machine.loop_of(&self.image(place)?)?;
         Ok(inside(volume, there))
     }
 
-    fn volume(&self, place: &Place) -> Result<Option<Volume>> {
-        self.world.volume(place)?.map(|volume| self.inside(place, volume)).transpose()
+    fn get(&self, place: &Place) -> Result<Option<Volume>> {
+        self.world.volumes.get(place)?.map(|volume| self.inside(place, volume)).transpose()
     }
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
-        let volume = self.world.attach(place, false)?;
+        let volume = self.world.volumes.attach(place, false)?;
         let file = self.image(place)?;
         // A repeated request does not disturb an image that is in use: an earlier release may have
         // staged it without DAX.
@@ -242,17 +241,17 @@ impl World for Vm<'_> {
         if dax {
             self.check_dax(place)?;
         }
-        if self.world.kind(&file)?.is_none() {
-            self.world.make_image(&file, self.spec.partition)?;
+        if self.world.machine.kind(&file)?.is_none() {
+            self.world.machine.make_image(&file, self.spec.partition)?;
         }
-        let there = match self.world.loop_of(&file)? {
+        let there = match self.world.machine.loop_of(&file)? {
             Some(there) if there.read_only == read_only => there,
             Some(there) => {
                 self.refuse_busy(&there.device)?;
-                self.world.detach_loop(&there.device)?;
-                self.world.attach_loop(&file, read_only)?
+                self.world.machine.detach_loop(&there.device)?;
+                self.world.machine.attach_loop(&file, read_only)?
             }
-            None => self.world.attach_loop(&file, read_only)?,
+            None => self.world.machine.attach_loop(&file, read_only)?,
         };
         Ok(inside(volume, Some(there)))
     }
@@ -260,14 +259,14 @@ impl World for Vm<'_> {
     fn detach(&self, place: &Place) -> Result<()> {
         self.take_apart(place)?;
         // The rest of an interrupted mkfs would be taken for user data.
-        if self.stored(place).kata_formatting && self.world.volume(place)?.is_some() {
-            let volume = self.world.attach(place, false)?;
+        if self.stored(place).kata_formatting && self.world.volumes.get(place)?.is_some() {
+            let volume = self.world.volumes.attach(place, false)?;
             let device = steps::device_of(self.id, &volume)?;
             self.refuse_busy(device)?;
-            self.world.wipe(device)?;
+            self.world.machine.wipe(device)?;
             self.set_formatting(place, false)?;
         }
-        self.world.detach(place)
+        self.world.volumes.detach(place)
     }
 
     fn enlarge(&self, _: &Place, _: &Range) -> Result<Option<Volume>> {
@@ -275,146 +274,34 @@ impl World for Vm<'_> {
     }
 
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
-        self.world.create(place, wanted)
+        self.world.volumes.create(place, wanted)
     }
 
     fn delete(&self, place: &Place) -> Result<()> {
-        self.world.delete(place)
+        self.world.volumes.delete(place)
     }
 
     fn record(&self, volume: &str) -> Option<Record> {
-        self.world.record(volume)
+        self.world.volumes.record(volume)
     }
 
     /// Stores a record together with this state: the caller may have read the record before it
     /// changed.
     fn keep(&self, record: &Record) -> Result<()> {
-        let stored = self.world.record(&record.volume);
+        let stored = self.world.volumes.record(&record.volume);
         let kata_formatting = stored.is_some_and(|stored| stored.kata_formatting);
-        self.world.keep(&Record { kata: true, kata_formatting, ..record.clone() })
+        self.world.volumes.keep(&Record { kata: true, kata_formatting, ..record.clone() })
     }
 
     fn forget(&self, volume: &str) -> Result<()> {
-        self.world.forget(volume)
-    }
-
-    fn mounts(&self) -> Result<Table> {
-        self.world.mounts()
-    }
-
-    fn mount(&self, mount: &Mount<'_>) -> Result<Mounted> {
-        self.world.mount(mount)
-    }
-
-    fn bind(&self, from: &Path, to: &Path) -> Result<()> {
-        self.world.bind(from, to)
-    }
-
-    fn make_read_only(&self, path: &Path) -> Result<()> {
-        self.world.make_read_only(path)
-    }
-
-    fn unmount(&self, path: &Path, lazily: bool) -> Result<()> {
-        self.world.unmount(path, lazily)
-    }
-
-    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
-        self.world.kind(path)
-    }
-
-    fn make_folder(&self, path: &Path) -> Result<()> {
-        self.world.make_folder(path)
-    }
-
-    fn make_file(&self, path: &Path) -> Result<()> {
-        self.world.make_file(path)
-    }
-
-    fn remove(&self, path: &Path, kind: Kind) -> Result<()> {
-        self.world.remove(path, kind)
-    }
-
-    fn device_bytes(&self, device: &Device) -> Result<u64> {
-        self.world.device_bytes(device)
-    }
-
-    fn is_free(&self, device: &Device) -> Result<bool> {
-        self.world.is_free(device)
-    }
-
-    fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>> {
-        self.world.file_system_bytes(device, file_system)
-    }
-
-    fn content(&self, device: &Device) -> Result<Content> {
-        self.world.content(device)
-    }
-
-    fn wipe(&self, device: &Device) -> Result<()> {
-        self.world.wipe(device)
-    }
-
-    fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()> {
-        self.world.format(device, file_system, making)
-    }
-
-    fn check(&self, device: &Device, file_system: &str) -> Result<()> {
-        self.world.check(device, file_system)
-    }
-
-    fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()> {
-        self.world.grow(device, file_system, path)
-    }
-
-    fn is_blank(&self, device: &Device) -> Result<bool> {
-        self.world.is_blank(device)
-    }
-
-    fn has_dax(&self, path: &Path) -> Result<bool> {
-        self.world.has_dax(path)
+        self.world.volumes.forget(volume)
     }
 
     fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
-        self.world.vm_folder(place)
-    }
-
-    fn make_image(&self, file: &Path, partition: bool) -> Result<()> {
-        self.world.make_image(file, partition)
-    }
-
-    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
-        self.world.loop_of(file)
-    }
-
-    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
-        self.world.attach_loop(file, read_only)
-    }
-
-    fn detach_loop(&self, device: &Device) -> Result<()> {
-        self.world.detach_loop(device)
-    }
-
-    fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
-        self.world.usage(path)
-    }
-
-    fn device_look(&self, device: &Device) -> Result<DeviceLook> {
-        self.world.device_look(device)
-    }
-
-    fn node_at(&self, path: &Path, device: &Device) -> Result<Node> {
-        self.world.node_at(path, device)
-    }
-
-    fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64> {
-        self.world.file_system_errors(device, file_system)
-    }
-
-    fn answers(&self, path: &Path) -> Result<bool> {
-        self.world.answers(path)
+        self.world.volumes.vm_folder(place)
     }
 
     fn count_conflict(&self, mode: Mode) {
-        self.world.count_conflict(mode);
+        self.world.volumes.count_conflict(mode);
     }
 }

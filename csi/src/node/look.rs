@@ -47,9 +47,9 @@ struct Found {
 }
 
 /// Finds out whether a path was ever one of this volume.
-fn find(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<Found> {
+fn find(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Result<Found> {
     let volume = steps::existing(world, id, place)?;
-    let (record, table) = (world.record(id), world.mounts()?);
+    let (record, table) = (world.volumes.record(id), world.machine.mounts()?);
     let known = judge::known(record.as_ref(), path);
     let (access, there) = at(&table, known, &volume, path);
     let access = access.ok_or_else(|| Error::not_found("path", path.display()))?;
@@ -77,13 +77,13 @@ fn at(
 /// # Errors
 /// When there is no such volume, or it was never at that path.
 pub fn stats(
-    world: &dyn World,
+    world: &World<'_>,
     id: &str,
     place: &Place,
     path: &Path,
     volume: Option<&Volume>,
 ) -> Result<Stats> {
-    let record = world.record(id);
+    let record = world.volumes.record(id);
     let known = judge::known(record.as_ref(), path);
     let Some(volume) = volume else {
         let absent = || Error::not_found("volume", id);
@@ -91,11 +91,11 @@ pub fn stats(
         let causes = vec![judge::no_volume(&place.pool, &place.name)];
         return Ok(Stats { usage: None, causes });
     };
-    let table = world.mounts()?;
+    let table = world.machine.mounts()?;
     let (access, there) = at(&table, known, volume, path);
     let access = access.ok_or_else(|| Error::not_found("path", path.display()))?;
     let device = volume.device.as_ref();
-    let look = device.map(|device| world.device_look(device)).transpose()?;
+    let look = device.map(|device| world.machine.device_look(device)).transpose()?;
     let mut causes = judge::device(volume, look.as_ref());
     if !there {
         // Without a device it cannot be mounted: that is reported already.
@@ -117,7 +117,9 @@ pub fn stats(
             causes.extend(judge::mount(entry, path, record.as_ref()));
             of_file_system(world, entry, device, path, &mut causes)?
         }
-        (Access::Block, Some(_), Some(device)) if world.node_at(path, device)? != Node::Right => {
+        (Access::Block, Some(_), Some(device))
+            if world.machine.node_at(path, device)? != Node::Right =>
+        {
             // A wrong node is reported already.
             if causes.is_empty() {
                 causes.push(judge::wrong_node(device));
@@ -131,18 +133,19 @@ pub fn stats(
 
 /// Bytes and inodes of the file system mounted at a path, and its faults.
 fn of_file_system(
-    world: &dyn World,
+    world: &World<'_>,
     entry: &Entry,
     device: &Device,
     path: &Path,
     causes: &mut Vec<Cause>,
 ) -> Result<Option<Shown>> {
-    causes.extend(judge::errors(&entry.kind, world.file_system_errors(device, &entry.kind)?));
-    if !world.answers(path)? {
+    causes
+        .extend(judge::errors(&entry.kind, world.machine.file_system_errors(device, &entry.kind)?));
+    if !world.machine.answers(path)? {
         causes.push(judge::shut_down(&entry.kind));
         return Ok(None);
     }
-    let (bytes, inodes) = world.usage(path)?;
+    let (bytes, inodes) = world.machine.usage(path)?;
     causes.extend(judge::capacity(&bytes, &inodes));
     Ok(Some(Shown::Mount(bytes, inodes)))
 }
@@ -153,7 +156,7 @@ fn of_file_system(
 /// When there is no such volume or path, the volume's size is not in the range, or the kernel can't
 /// show the new size of a device in use.
 pub fn expand(
-    world: &dyn World,
+    world: &World<'_>,
     (id, place): (&str, &Place),
     path: &Path,
     range: &Range,
@@ -161,7 +164,7 @@ pub fn expand(
     let Range { required, limit } = *range;
     let mut found = find(world, id, place, path)?;
     if required.get() > found.volume.capacity_bytes()
-        && let Some(larger) = world.enlarge(place, range)?
+        && let Some(larger) = world.volumes.enlarge(place, range)?
     {
         found.volume = larger;
     }
@@ -179,7 +182,7 @@ pub fn expand(
     let (Some(device), true) = (&found.volume.device, found.there) else {
         return Err(Error::in_use(what(), format!("is not mounted at {}", path.display())));
     };
-    let shown = world.device_bytes(device)?;
+    let shown = world.machine.device_bytes(device)?;
     if i64::try_from(shown).is_ok_and(|shown| shown < size) {
         let problem = format!(
             "is in use, and its device goes on to show {shown} bytes until then: this kernel \
@@ -189,8 +192,9 @@ pub fn expand(
     }
     if found.access == Access::Mount {
         // Through a path that can't be written it can't grow; where it is staged it can.
-        let table = world.mounts()?;
-        let staged = world.record(id).and_then(|record| record.stage).map(|stage| stage.path);
+        let table = world.machine.mounts()?;
+        let staged =
+            world.volumes.record(id).and_then(|record| record.stage).map(|stage| stage.path);
         let staged = staged.filter(|staged| table.shows(staged, device));
         steps::grow(world, device, staged.as_deref().unwrap_or(path))?;
     }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_csi_base::clock::Clock;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Turns, Semaphore};
 
 use super::world::Result;
-use crate::clock::Clock;
 use crate::error::Error;
 
 /// Limit of checks in progress, including hanging ones. The runtime has 512 threads for blocking

@@ -26,9 +26,9 @@ pub struct Request<'a> {
 ///
 /// # Errors
 /// When it is not staged there, another workload has it, or a step fails.
-pub fn publish(world: &dyn World, request: &Request<'_>) -> Result<()> {
-    let record = world.record(request.volume);
-    let table = world.mounts()?;
+pub fn publish(world: &World<'_>, request: &Request<'_>) -> Result<()> {
+    let record = world.volumes.record(request.volume);
+    let table = world.machine.mounts()?;
     // First, since it needs no other service: clients retry often.
     let record = record.map(|record| beside(world, &table, record, request)).transpose()?;
     let volume = steps::existing(world, request.volume, request.place)?;
@@ -63,7 +63,7 @@ pub fn publish(world: &dyn World, request: &Request<'_>) -> Result<()> {
 /// Checks the request against the existing publications. A recorded publication that is no longer
 /// mounted causes no conflict.
 fn beside(
-    world: &dyn World,
+    world: &World<'_>,
     table: &Table,
     mut record: Record,
     request: &Request<'_>,
@@ -84,7 +84,7 @@ fn beside(
         };
         let other = &record.targets[gone];
         if table.at(&other.path).is_some() {
-            world.count_conflict(request.target.mode);
+            world.volumes.count_conflict(request.target.mode);
             let (path, mode) = (other.path.display(), other.mode.name());
             let problem = format!(
                 "is published at {path} as {mode}, which does not go with {}",
@@ -116,7 +116,7 @@ fn different(there: &Target, wanted: &Target) -> Error {
 /// # Errors
 /// When it is.
 pub(super) fn note(
-    world: &dyn World,
+    world: &World<'_>,
     table: &Table,
     record: &mut Record,
     target: &Target,
@@ -126,19 +126,19 @@ pub(super) fn note(
     if !known && table.at(&target.path).is_some() && !table.shows(&target.path, device) {
         return Err(steps::foreign(&target.path));
     }
-    let before = world.record(&record.volume);
+    let before = world.volumes.record(&record.volume);
     record.targets.retain(|there| there.path != target.path);
     record.targets.push(target.clone());
     if before.as_ref() != Some(record) {
-        world.keep(record)?;
+        world.volumes.keep(record)?;
     }
     Ok(())
 }
 
 /// Binds it, and makes that read-only if it is to be.
-fn show(world: &dyn World, target: &Target, device: &Device, from: &Path) -> Result<()> {
+fn show(world: &World<'_>, target: &Target, device: &Device, from: &Path) -> Result<()> {
     let path = target.path.as_path();
-    if !world.mounts()?.shows(path, device) {
+    if !world.machine.mounts()?.shows(path, device) {
         // Of a device that is gone.
         steps::unmount(world, path)?;
         let kind = match target.access {
@@ -146,22 +146,22 @@ fn show(world: &dyn World, target: &Target, device: &Device, from: &Path) -> Res
             Access::Block => Kind::File,
         };
         steps::make(world, path, kind)?;
-        world.bind(from, path)?;
+        world.machine.bind(from, path)?;
     }
-    let writable = world.mounts()?.at(path).is_some_and(|entry| !entry.read_only);
-    if target.read_only && writable { world.make_read_only(path) } else { Ok(()) }
+    let writable = world.machine.mounts()?.at(path).is_some_and(|entry| !entry.read_only);
+    if target.read_only && writable { world.machine.make_read_only(path) } else { Ok(()) }
 }
 
 /// Undoes a publication, wherever it ended. `place` is where the volume would be, if its id is of
 /// the form of ours.
 /// # Errors
 /// When it is in use, or something else is at that path.
-pub fn unpublish(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> {
-    let record = world.record(id);
-    let table = world.mounts()?;
+pub fn unpublish(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Result<()> {
+    let record = world.volumes.record(id);
+    let table = world.machine.mounts()?;
     let known = record.as_ref().is_some_and(|it| modes::at(&it.targets, path).is_some());
     if table.at(path).is_some() && !known {
-        let device = world.volume(place)?.and_then(|volume| volume.device);
+        let device = world.volumes.get(place)?.and_then(|volume| volume.device);
         if !device.is_some_and(|device| table.shows(path, &device)) {
             return Err(steps::foreign(path));
         }
@@ -177,7 +177,7 @@ pub fn unpublish(world: &dyn World, id: &str, place: &Place, path: &Path) -> Res
         }
         Some(mut record) if known => {
             record.targets.retain(|target| target.path != path);
-            if record.is_empty() { world.forget(id) } else { world.keep(&record) }
+            if record.is_empty() { world.volumes.forget(id) } else { world.volumes.keep(&record) }
         }
         _ => Ok(()),
     }

@@ -1,24 +1,19 @@
-//! The world as it is: the daemon, this machine, and the files with records.
+//! The world as it is: the daemon's volumes and the files with records, on this machine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_api::v1::{FrontEnd, VolumeKind};
+use blockd_csi_base::bytes::Bytes;
 use tokio::runtime::Handle;
 use tonic::Code;
 
-use super::condition;
-use super::content::{Content, Making};
-use super::machine;
-use super::memory;
-use super::mountinfo::{Device, Table};
+use super::host::{Host, devices};
+use super::mountinfo::Device;
 use super::records::{Place, Record, Records};
-use super::world::{
-    DeviceLook, Kind, Loop, Mount, Mounted, Node, Result, Usage, Volume, Wanted, World,
-};
-use crate::bytes::Bytes;
+use super::world::{Conditions as _, Devices as _, Node, Result, Volume, Volumes, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::parameters::Mutable;
@@ -50,6 +45,12 @@ impl Real {
         Ok(Self { plugin, records })
     }
 
+    /// Its volumes, on this machine.
+    #[must_use]
+    pub fn as_world(&self) -> World<'_> {
+        World { volumes: self, machine: &Host }
+    }
+
     /// All records.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
@@ -62,7 +63,7 @@ impl Real {
 
     /// Detaches a device that has no user, not even a loop device.
     fn detach_unused(&self, place: &Place, volume: &Volume) -> Result<()> {
-        let loops = volume.device.as_ref().map(machine::loops_over).transpose()?;
+        let loops = volume.device.as_ref().map(devices::loops_over).transpose()?;
         if let Some(name) = loops.iter().flatten().next() {
             let what = format_args!("volume {}", place.name);
             return Err(Error::in_use(what, format_args!("is below {name}")));
@@ -112,7 +113,7 @@ fn shown(volume: &v1::Volume) -> Volume {
         minor: volume.device_minor,
     });
     let read_only =
-        if own { device.as_ref().is_some_and(memory::is_read_only) } else { volume.read_only };
+        if own { device.as_ref().is_some_and(devices::is_read_only) } else { volume.read_only };
     Volume {
         size_bytes: volume.size_bytes,
         empty: !own && volume.valid_bytes == 0,
@@ -134,25 +135,25 @@ fn attach_own(volume: &v1::Volume, read_only: bool) -> Result<Volume> {
     }
     let attached = shown(volume);
     let Some(device) = &attached.device else { return Ok(attached) };
-    machine::is_node(device)?;
-    memory::set_read_only(device, read_only)?;
+    devices::is_node(device)?;
+    devices::set_read_only(device, read_only)?;
     Ok(Volume { read_only, ..attached })
 }
 
 /// Ends the use of a device: it has no user, and becomes writable again.
 fn release_own(place: &Place, device: &Device) -> Result<()> {
     // Without its node no process can have it open.
-    if condition::node(&device.path, device)? != Node::Right {
+    if Host.node_at(&device.path, device)? != Node::Right {
         return Ok(());
     }
-    if !machine::is_free(device)? {
+    if !Host.is_free(device)? {
         return Err(Error::in_use(format_args!("volume {}", place.name), "is in use"));
     }
-    memory::set_read_only(device, false)
+    devices::set_read_only(device, false)
 }
 
-impl World for Real {
-    fn volume(&self, place: &Place) -> Result<Option<Volume>> {
+impl Volumes for Real {
+    fn get(&self, place: &Place) -> Result<Option<Volume>> {
         self.wait(self.volume_now(place))
     }
 
@@ -172,9 +173,9 @@ impl World for Real {
         let volume = answer.volume.unwrap_or_default();
         let attached = shown(&volume);
         match &attached.device {
-            Some(device) if volume.device_problem.is_empty() => machine::is_node(device)?,
+            Some(device) if volume.device_problem.is_empty() => devices::is_node(device)?,
             _ => {
-                let problem = crate::error::shown(&volume.device_problem);
+                let problem = blockd_csi_base::error::shown(&volume.device_problem);
                 return Err(Error::Unavailable {
                     address: self.plugin.daemon.address(),
                     problem: format!("the device of {} is not served: {problem}", place.name),
@@ -253,74 +254,6 @@ impl World for Real {
         self.records.remove(volume).map_err(|error| Error::io("removing a record", error))
     }
 
-    fn mounts(&self) -> Result<Table> {
-        machine::mounts()
-    }
-
-    fn mount(&self, mount: &Mount<'_>) -> Result<Mounted> {
-        machine::mount_device(mount)
-    }
-
-    fn bind(&self, from: &Path, to: &Path) -> Result<()> {
-        machine::bind(from, to)
-    }
-
-    fn make_read_only(&self, path: &Path) -> Result<()> {
-        machine::make_read_only(path)
-    }
-
-    fn unmount(&self, path: &Path, lazily: bool) -> Result<()> {
-        machine::unmount(path, lazily)
-    }
-
-    fn kind(&self, path: &Path) -> Result<Option<Kind>> {
-        machine::kind(path)
-    }
-
-    fn make_folder(&self, path: &Path) -> Result<()> {
-        machine::make_folder(path)
-    }
-
-    fn make_file(&self, path: &Path) -> Result<()> {
-        machine::make_file(path)
-    }
-
-    fn remove(&self, path: &Path, kind: Kind) -> Result<()> {
-        machine::remove(path, kind)
-    }
-
-    fn device_bytes(&self, device: &Device) -> Result<u64> {
-        machine::device_bytes(device)
-    }
-
-    fn is_free(&self, device: &Device) -> Result<bool> {
-        machine::is_free(device)
-    }
-
-    fn file_system_bytes(&self, device: &Device, file_system: &str) -> Result<Option<u64>> {
-        machine::file_system_bytes(device, file_system)
-    }
-
-    fn content(&self, device: &Device) -> Result<Content> {
-        machine::content(device)
-    }
-
-    fn wipe(&self, device: &Device) -> Result<()> {
-        machine::wipe(device)
-    }
-
-    fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()> {
-        machine::format(device, file_system, making)
-    }
-
-    fn is_blank(&self, device: &Device) -> Result<bool> {
-        memory::is_blank(device)
-    }
-
-    fn has_dax(&self, path: &Path) -> Result<bool> {
-        memory::has_dax(&machine::mounts()?, path)
-    }
-
     /// Below a folder of the kubelet's that is shown to the host as it is here: a container runtime
     /// opens the image there.
     fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
@@ -331,50 +264,6 @@ impl World for Real {
         let failed = |error| Error::io(format!("making {}", base.display()), error);
         std::fs::create_dir_all(&base).map_err(failed)?;
         Ok(base.join(format!("vm-{hash:032x}")))
-    }
-
-    fn make_image(&self, file: &Path, partition: bool) -> Result<()> {
-        memory::make_image(file, partition)
-    }
-
-    fn loop_of(&self, file: &Path) -> Result<Option<Loop>> {
-        memory::loop_of(file)
-    }
-
-    fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop> {
-        memory::attach_loop(file, read_only)
-    }
-
-    fn detach_loop(&self, device: &Device) -> Result<()> {
-        memory::detach_loop(device)
-    }
-
-    fn check(&self, device: &Device, file_system: &str) -> Result<()> {
-        machine::check(device, file_system)
-    }
-
-    fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()> {
-        machine::grow(device, file_system, path)
-    }
-
-    fn usage(&self, path: &Path) -> Result<(Usage, Usage)> {
-        machine::usage(path)
-    }
-
-    fn device_look(&self, device: &Device) -> Result<DeviceLook> {
-        condition::device(device)
-    }
-
-    fn node_at(&self, path: &Path, device: &Device) -> Result<Node> {
-        condition::node(path, device)
-    }
-
-    fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64> {
-        Ok(condition::errors(device, file_system))
-    }
-
-    fn answers(&self, path: &Path) -> Result<bool> {
-        condition::answers(path)
     }
 
     fn count_conflict(&self, mode: Mode) {

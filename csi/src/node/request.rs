@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use blockd_csi_base::bytes::Bytes;
+use blockd_csi_base::quantity;
+
 use super::content::Making;
 use super::flags::Options;
 use super::kata;
@@ -11,15 +14,13 @@ use super::paths::{self, Refused};
 use super::records::Place;
 use super::steps::FileSystemSpec;
 use super::world::{Result, Wanted};
-use crate::bytes::Bytes;
 use crate::capability::{Access, Capability, FileSystem, Mount};
 use crate::error::Error;
 use crate::limits;
 use crate::parameters;
 use crate::plugin::Plugin;
 use crate::pmem;
-use crate::provision;
-use crate::quantity;
+use crate::room;
 use crate::sizes::{Range, Rules};
 
 /// The attribute of inline volumes, which live with their pod.
@@ -196,12 +197,12 @@ pub async fn inline(
     let pmem = pmem.of_class("volume_context.", class)?;
     pmem.check("volume_capability", capability, Some(file_system))?;
     let pools = plugin.pools().await?;
-    let pool = provision::best_pool(plugin, &pools, class).await?;
+    let pool = room::best_pool(plugin, &pools, class).await?;
     let of_use = settings.config.minimum.of(Some(file_system));
     let rules = Rules {
         default: settings.config.default_size,
         minimum: pmem.minimum(pool, of_use, Some(file_system)),
-        granule: pmem.granule(pool, provision::granule(pool, class)),
+        granule: pmem.granule(pool, room::granule(pool, class)),
     };
     let size = Range { required: size, limit: Bytes::ZERO }.choose(&rules)?;
     let place = Place { pool: pool.name.clone(), name: settings.names.ephemeral(id) };

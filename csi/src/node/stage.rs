@@ -62,11 +62,13 @@ impl Request<'_> {
 ///
 /// # Errors
 /// When it is staged in another way, holds something else, or a step fails.
-pub fn stage(world: &dyn World, request: &Request<'_>) -> Result<()> {
+pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     let volume = steps::existing(world, request.volume, request.place)?;
-    let mut record =
-        world.record(request.volume).unwrap_or_else(|| Record::new(request.volume, request.place));
-    let table = world.mounts()?;
+    let mut record = world
+        .volumes
+        .record(request.volume)
+        .unwrap_or_else(|| Record::new(request.volume, request.place));
+    let table = world.machine.mounts()?;
     let mut wanted = request.stage();
     match &record.stage {
         Some(there) if steps::is_staged(&table, there, &volume) => {
@@ -93,7 +95,7 @@ pub fn stage(world: &dyn World, request: &Request<'_>) -> Result<()> {
     wanted.made_folder = same.is_some_and(|there| there.made_folder);
     if record.stage.as_ref() != Some(&wanted) {
         record.stage = Some(wanted);
-        world.keep(&record)?;
+        world.volumes.keep(&record)?;
     }
     let read_only = request.mode == Mode::ReaderOnly;
     match request.spec {
@@ -114,7 +116,7 @@ fn refuse_foreign(table: &Table, request: &Request<'_>, volume: &Volume) -> Resu
 
 /// Mounts for reading and writing.
 fn write(
-    world: &dyn World,
+    world: &World<'_>,
     record: &mut Record,
     request: &Request<'_>,
     spec: &FileSystemSpec,
@@ -122,7 +124,7 @@ fn write(
 ) -> Result<()> {
     let volume = steps::attach(world, request.place, volume, false)?;
     let device = steps::device_of(request.volume, &volume)?;
-    let table = world.mounts()?;
+    let table = world.machine.mounts()?;
     if !table.shows(request.path, device) {
         // Of a device that is gone.
         steps::unmount(world, request.path)?;
@@ -140,7 +142,7 @@ fn write(
 /// Mounts for reading, from a device that can't be written. A file system that has to be made, or
 /// made whole after a crash, is so before.
 fn read(
-    world: &dyn World,
+    world: &World<'_>,
     record: &mut Record,
     request: &Request<'_>,
     spec: &FileSystemSpec,
@@ -167,7 +169,7 @@ fn read(
 
 /// Whether it could be mounted as it is.
 fn mount_read_only(
-    world: &dyn World,
+    world: &World<'_>,
     record: &mut Record,
     request: &Request<'_>,
     spec: &FileSystemSpec,
@@ -175,12 +177,12 @@ fn mount_read_only(
 ) -> Result<bool> {
     let volume = steps::attach(world, request.place, volume, true)?;
     let device = steps::device_of(request.volume, &volume)?;
-    if world.mounts()?.shows(request.path, device) {
+    if world.machine.mounts()?.shows(request.path, device) {
         steps::check_dax(world, request.volume, spec, request.path)?;
         return Ok(true);
     }
     steps::unmount(world, request.path)?;
-    let content = world.content(device)?;
+    let content = world.machine.content(device)?;
     let empty = steps::is_empty(world, &volume, device)?;
     match content.plan(&spec.file_system, empty, record.formatting) {
         Plan::Refuse(what) => Err(steps::refused(record, spec, &what)),
@@ -190,7 +192,7 @@ fn mount_read_only(
             let options = options(spec, &file_system, true);
             let path = request.path;
             let mount = Mount { device, file_system: &file_system, path, options: &options };
-            let done = world.mount(&mount)? == Mounted::Done;
+            let done = world.machine.mount(&mount)? == Mounted::Done;
             if done {
                 steps::check_dax(world, request.volume, spec, request.path)?;
             }
@@ -200,18 +202,18 @@ fn mount_read_only(
 }
 
 /// The staging path, written down if it is made here.
-fn folder(world: &dyn World, record: &mut Record, request: &Request<'_>) -> Result<()> {
-    if world.kind(request.path)?.is_none()
+fn folder(world: &World<'_>, record: &mut Record, request: &Request<'_>) -> Result<()> {
+    if world.machine.kind(request.path)?.is_none()
         && let Some(stage) = record.stage.as_mut().filter(|stage| !stage.made_folder)
     {
         stage.made_folder = true;
-        world.keep(record)?;
+        world.volumes.keep(record)?;
     }
     steps::make(world, request.path, Kind::Folder)
 }
 
 fn mount(
-    world: &dyn World,
+    world: &World<'_>,
     request: &Request<'_>,
     spec: &FileSystemSpec,
     volume: &Volume,
@@ -219,7 +221,12 @@ fn mount(
 ) -> Result<()> {
     let device = steps::device_of(request.volume, volume)?;
     let options = options(spec, file_system, false);
-    match world.mount(&Mount { device, file_system, path: request.path, options: &options })? {
+    match world.machine.mount(&Mount {
+        device,
+        file_system,
+        path: request.path,
+        options: &options,
+    })? {
         Mounted::Done => Ok(()),
         Mounted::NeedsWriting => {
             Err(Error::in_use(format_args!("volume {}", request.volume), "can't be written"))
@@ -246,11 +253,11 @@ pub fn options(spec: &FileSystemSpec, file_system: &str, read_only: bool) -> sup
 ///
 /// # Errors
 /// When the volume is published or in use.
-pub fn unstage(world: &dyn World, id: &str, place: &Place, path: &Path) -> Result<()> {
-    let record = world.record(id);
-    let volume = world.volume(place)?;
+pub fn unstage(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Result<()> {
+    let record = world.volumes.record(id);
+    let volume = world.volumes.get(place)?;
     let device = volume.as_ref().and_then(|volume| volume.device.as_ref());
-    let table = world.mounts()?;
+    let table = world.machine.mounts()?;
     let known = record.as_ref().and_then(|record| record.stage.as_ref());
     if let Some(there) = known.filter(|there| there.path != path)
         && volume.as_ref().is_some_and(|volume| steps::is_staged(&table, there, volume))
@@ -276,27 +283,27 @@ pub fn unstage(world: &dyn World, id: &str, place: &Place, path: &Path) -> Resul
         unformat(world, &mut record, volume)?;
     }
     if volume.is_some() {
-        world.detach(place)?;
+        world.volumes.detach(place)?;
     }
     if let Some(there) = known.filter(|there| there.made_folder) {
         steps::remove(world, &there.path)?;
     }
     if record.is_some() {
-        world.forget(id)?;
+        world.volumes.forget(id)?;
     }
     Ok(())
 }
 
 /// Removes the rest of an interrupted mkfs: it is not user data, but would be taken for it once the
 /// record is gone.
-fn unformat(world: &dyn World, record: &mut Record, volume: &Volume) -> Result<()> {
+fn unformat(world: &World<'_>, record: &mut Record, volume: &Volume) -> Result<()> {
     let volume = steps::attach(world, &record.place, volume, false)?;
     let device = steps::device_of(&record.volume, &volume)?;
-    if !world.is_free(device)? {
+    if !world.machine.is_free(device)? {
         let what = format!("volume {}", record.volume);
         return Err(Error::in_use(what, "is still being written by an earlier try"));
     }
-    world.wipe(device)?;
+    world.machine.wipe(device)?;
     record.formatting = false;
-    world.keep(record)
+    world.volumes.keep(record)
 }

@@ -32,8 +32,8 @@ pub struct FileSystemSpec {
 ///
 /// # Errors
 /// When it does not.
-pub fn existing(world: &dyn World, id: &str, place: &Place) -> Result<Volume> {
-    world.volume(place)?.ok_or_else(|| Error::not_found("volume", id))
+pub fn existing(world: &World<'_>, id: &str, place: &Place) -> Result<Volume> {
+    world.volumes.get(place)?.ok_or_else(|| Error::not_found("volume", id))
 }
 
 /// Whether the recorded stage exists: the mount table and the daemon decide.
@@ -52,15 +52,15 @@ pub fn is_staged(table: &Table, stage: &Stage, volume: &Volume) -> bool {
 /// # Errors
 /// When the daemon refuses.
 pub fn attach(
-    world: &dyn World,
+    world: &World<'_>,
     place: &Place,
     volume: &Volume,
     read_only: bool,
 ) -> Result<Volume> {
     if volume.device.is_some() && volume.read_only != read_only {
-        world.detach(place)?;
+        world.volumes.detach(place)?;
     }
-    world.attach(place, read_only)
+    world.volumes.attach(place, read_only)
 }
 
 /// The device of a volume that was just attached.
@@ -77,21 +77,21 @@ pub fn device_of<'a>(id: &str, volume: &'a Volume) -> Result<&'a Device> {
 /// # Errors
 /// When the device holds something else, or it cannot be made or repaired.
 pub fn prepare(
-    world: &dyn World,
+    world: &World<'_>,
     record: &mut Record,
     volume: &Volume,
     spec: &FileSystemSpec,
 ) -> Result<String> {
     let device = device_of(&record.volume, volume)?;
-    let content = world.content(device)?;
+    let content = world.machine.content(device)?;
     let empty = is_empty(world, volume, device)?;
     match content.plan(&spec.file_system, empty, record.formatting) {
         Plan::Mount(there) => {
             // Tools must not run on a device that is still mounted elsewhere.
-            let mounts = world.mounts()?.entries;
+            let mounts = world.machine.mounts()?.entries;
             let free = |entry: &Entry| entry.kind == "devtmpfs" || !entry.is_of(device);
             if mounts.iter().all(free) {
-                world.check(device, &there)?;
+                world.machine.check(device, &there)?;
             }
             Ok(there)
         }
@@ -100,11 +100,11 @@ pub fn prepare(
             free(world, record, device)?;
             if !record.formatting {
                 record.formatting = true;
-                world.keep(record)?;
+                world.volumes.keep(record)?;
             }
-            world.format(device, &name, &spec.making)?;
+            world.machine.format(device, &name, &spec.making)?;
             record.formatting = false;
-            world.keep(record)?;
+            world.volumes.keep(record)?;
             Ok(name)
         }
     }
@@ -114,8 +114,8 @@ pub fn prepare(
 ///
 /// # Errors
 /// When its device can't be read.
-pub fn is_empty(world: &dyn World, volume: &Volume, device: &Device) -> Result<bool> {
-    if volume.own { world.is_blank(device) } else { Ok(volume.empty) }
+pub fn is_empty(world: &World<'_>, volume: &Volume, device: &Device) -> Result<bool> {
+    if volume.own { world.machine.is_blank(device) } else { Ok(volume.empty) }
 }
 
 /// Checks that files of the mounted file system are mapped directly (DAX), if that is requested:
@@ -123,8 +123,8 @@ pub fn is_empty(world: &dyn World, volume: &Volume, device: &Device) -> Result<b
 ///
 /// # Errors
 /// When they are not: then it is mounted no more.
-pub fn check_dax(world: &dyn World, id: &str, spec: &FileSystemSpec, path: &Path) -> Result<()> {
-    if !spec.dax || world.has_dax(path)? {
+pub fn check_dax(world: &World<'_>, id: &str, spec: &FileSystemSpec, path: &Path) -> Result<()> {
+    if !spec.dax || world.machine.has_dax(path)? {
         return Ok(());
     }
     unmount(world, path)?;
@@ -142,8 +142,8 @@ pub fn refused(record: &Record, spec: &FileSystemSpec, what: &str) -> Error {
 }
 
 /// A tool that a killed process of ours left behind may still write to the device.
-fn free(world: &dyn World, record: &Record, device: &Device) -> Result<()> {
-    if world.is_free(device)? {
+fn free(world: &World<'_>, record: &Record, device: &Device) -> Result<()> {
+    if world.machine.is_free(device)? {
         return Ok(());
     }
     let what = format!("volume {}", record.volume);
@@ -154,23 +154,23 @@ fn free(world: &dyn World, record: &Record, device: &Device) -> Result<()> {
 ///
 /// # Errors
 /// When it can't be written, or the tool fails.
-pub fn grow(world: &dyn World, device: &Device, path: &Path) -> Result<()> {
-    let table = world.mounts()?;
+pub fn grow(world: &World<'_>, device: &Device, path: &Path) -> Result<()> {
+    let table = world.machine.mounts()?;
     let gone = || Error::in_use(path.display(), "has nothing mounted any more");
     let entry = table.at(path).ok_or_else(gone)?;
-    let bytes = world.device_bytes(device)?;
+    let bytes = world.machine.device_bytes(device)?;
     if bytes < content::smallest_growth(&entry.kind) {
         let (device, kind) = (device.path.display(), &entry.kind);
         tracing::warn!(%device, kind, bytes, "this file system can't grow to so little");
         return Ok(());
     }
-    match world.file_system_bytes(device, &entry.kind)? {
+    match world.machine.file_system_bytes(device, &entry.kind)? {
         Some(taken) if taken >= bytes => Ok(()),
         _ if entry.read_only => Err(Error::in_use(
             path.display(),
             "is mounted read-only, and its file system can't grow",
         )),
-        _ => world.grow(device, &entry.kind, path),
+        _ => world.machine.grow(device, &entry.kind, path),
     }
 }
 
@@ -178,11 +178,11 @@ pub fn grow(world: &dyn World, device: &Device, path: &Path) -> Result<()> {
 /// open through this path: the device stays until that process closes it.
 /// # Errors
 /// When it is in use.
-pub fn unmount(world: &dyn World, path: &Path) -> Result<()> {
+pub fn unmount(world: &World<'_>, path: &Path) -> Result<()> {
     for _ in 0..MOST_MOUNTS {
-        let table = world.mounts()?;
+        let table = world.machine.mounts()?;
         let Some(entry) = table.at(path) else { return Ok(()) };
-        world.unmount(path, entry.kind == "devtmpfs")?;
+        world.machine.unmount(path, entry.kind == "devtmpfs")?;
     }
     let problem = format!("still has something mounted after {MOST_MOUNTS} times");
     Err(Error::in_use(path.display(), problem))
@@ -192,10 +192,10 @@ pub fn unmount(world: &dyn World, path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// When something else is there, or its parent is missing.
-pub fn make(world: &dyn World, path: &Path, wanted: Kind) -> Result<()> {
-    match (world.kind(path)?, wanted) {
-        (None, Kind::Folder) => world.make_folder(path),
-        (None, _) => world.make_file(path),
+pub fn make(world: &World<'_>, path: &Path, wanted: Kind) -> Result<()> {
+    match (world.machine.kind(path)?, wanted) {
+        (None, Kind::Folder) => world.machine.make_folder(path),
+        (None, _) => world.machine.make_file(path),
         (Some(there), wanted) if there == wanted => Ok(()),
         (Some(_), Kind::Folder) => Err(Error::in_use(path.display(), "is there and no folder")),
         (Some(_), _) => Err(Error::in_use(path.display(), "is there and no empty file")),
@@ -206,8 +206,8 @@ pub fn make(world: &dyn World, path: &Path, wanted: Kind) -> Result<()> {
 ///
 /// # Errors
 /// When it holds something.
-pub fn remove(world: &dyn World, path: &Path) -> Result<()> {
-    world.kind(path)?.map_or(Ok(()), |kind| world.remove(path, kind))
+pub fn remove(world: &World<'_>, path: &Path) -> Result<()> {
+    world.machine.kind(path)?.map_or(Ok(()), |kind| world.machine.remove(path, kind))
 }
 
 /// The error of a foreign mount at a path of the volume.

@@ -1,6 +1,7 @@
-//! The interface of the node part to the daemon, the mount table, folders, devices and its own
-//! records. Each method is one step. A call consists of such steps, may be interrupted between any
-//! two of them, and is completed by its repeat: tests check this with a world that dies.
+//! The interface of the node part to the daemon's volumes with their records, and to this machine
+//! with its mounts, folders and devices. Each method is one step. A call consists of such steps,
+//! may be interrupted between any two of them, and is completed by its repeat: tests check this
+//! with a world that dies.
 
 use std::path::{Path, PathBuf};
 
@@ -118,9 +119,17 @@ pub struct Usage {
 }
 
 /// The environment of the node part.
-pub trait World: Send + Sync {
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "a world has nothing to show of itself")]
+pub struct World<'a> {
+    pub volumes: &'a dyn Volumes,
+    pub machine: &'a dyn Machine,
+}
+
+/// Volumes as the daemon has them, and what is recorded of them here.
+pub trait Volumes: Send + Sync {
     /// The volume; `None` when the daemon has none of that name.
-    fn volume(&self, place: &Place) -> Result<Option<Volume>>;
+    fn get(&self, place: &Place) -> Result<Option<Volume>>;
     /// A volume that the daemon has, as workloads see it.
     fn inside(&self, _: &Place, volume: Volume) -> Result<Volume> {
         Ok(volume)
@@ -135,14 +144,25 @@ pub trait World: Send + Sync {
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()>;
     /// Deletes it, if it is there.
     fn delete(&self, place: &Place) -> Result<()>;
-
     /// Returns the record of a volume.
     fn record(&self, volume: &str) -> Option<Record>;
     /// Writes it down, durably.
     fn keep(&self, record: &Record) -> Result<()>;
     /// Forgets it.
     fn forget(&self, volume: &str) -> Result<()>;
+    /// Where the file system around an image is mounted.
+    fn vm_folder(&self, place: &Place) -> Result<PathBuf>;
+    /// Counts a publication that was refused for the access mode of another one.
+    fn count_conflict(&self, mode: Mode);
+}
 
+/// This machine: mounts, devices, images and their conditions.
+pub trait Machine: Mounts + Devices + Images + Conditions {}
+
+impl<T: Mounts + Devices + Images + Conditions> Machine for T {}
+
+/// Mounts, and the folders and files that they are made at.
+pub trait Mounts: Send + Sync {
     /// The mount table as it is now.
     fn mounts(&self) -> Result<Table>;
     fn mount(&self, mount: &Mount<'_>) -> Result<Mounted>;
@@ -152,7 +172,6 @@ pub trait World: Send + Sync {
     fn make_read_only(&self, path: &Path) -> Result<()>;
     /// Removes the uppermost mount. `lazily`: also while its files are open.
     fn unmount(&self, path: &Path, lazily: bool) -> Result<()>;
-
     /// Returns the kind of the object at a path, if there is one.
     fn kind(&self, path: &Path) -> Result<Option<Kind>>;
     /// Makes a folder; that above it is there.
@@ -161,7 +180,10 @@ pub trait World: Send + Sync {
     fn make_file(&self, path: &Path) -> Result<()>;
     /// Removes an empty folder, or an empty file; nothing that holds something.
     fn remove(&self, path: &Path, kind: Kind) -> Result<()>;
+}
 
+/// Block devices and the file systems on them.
+pub trait Devices: Send + Sync {
     /// Bytes of the device as the kernel shows it.
     fn device_bytes(&self, device: &Device) -> Result<u64>;
     /// Whether no other user claims the device: no mount, and no tool that an earlier process of
@@ -178,12 +200,16 @@ pub trait World: Send + Sync {
     fn check(&self, device: &Device, file_system: &str) -> Result<()>;
     /// Makes a mounted file system as large as its device.
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
+    /// Bytes and inodes of the mounted file system.
+    fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
+}
+
+/// Persistent memory, and images for virtual machines.
+pub trait Images: Send + Sync {
     /// Whether the beginning and the end of a device read as zeroes: then it was never used.
     fn is_blank(&self, device: &Device) -> Result<bool>;
     /// Whether files of the mounted file system are mapped directly (DAX).
     fn has_dax(&self, path: &Path) -> Result<bool>;
-    /// Where the file system around an image is mounted.
-    fn vm_folder(&self, place: &Place) -> Result<PathBuf>;
     /// Fills the mounted file system with an image. It is there as a whole, or not at all.
     fn make_image(&self, file: &Path, partition: bool) -> Result<()>;
     /// The loop device over the file system in an image.
@@ -192,19 +218,16 @@ pub trait World: Send + Sync {
     fn attach_loop(&self, file: &Path, read_only: bool) -> Result<Loop>;
     /// Detaches a loop device that is not in use.
     fn detach_loop(&self, device: &Device) -> Result<()>;
+}
 
-    /// Bytes and inodes of the mounted file system.
-    fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
-
-    /// How a device is. Does no IO.
+/// How devices and file systems are, found out without IO.
+pub trait Conditions: Send + Sync {
+    /// How a device is.
     fn device_look(&self, device: &Device) -> Result<DeviceLook>;
     /// Whether that path is the node of this device.
     fn node_at(&self, path: &Path, device: &Device) -> Result<Node>;
-    /// Returns the errors that the file system on it has counted, without IO.
+    /// Returns the errors that the file system on it has counted.
     fn file_system_errors(&self, device: &Device, file_system: &str) -> Result<u64>;
     /// False: the mounted file system returns only errors, as after a shutdown.
     fn answers(&self, path: &Path) -> Result<bool>;
-
-    /// Counts a publication that was refused for the access mode of another one.
-    fn count_conflict(&self, mode: Mode);
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use blockd_csi_base::clock::Clock;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tonic::{Code, Response, Status};
 
-use crate::clock::Clock;
 use crate::error::Error;
 
 use super::{Call, Plugin, SLACK, Working};

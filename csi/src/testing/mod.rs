@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use blockd_api::v1;
 use blockd_api::v1::control_server::ControlServer;
+use blockd_csi_base::options::DEFAULT_DRIVER;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::ids::{DEFAULT_DRIVER, Names};
+use crate::ids::Names;
 use crate::parameters::Keys;
 use crate::plugin::{Plugin, Settings, Streams};
 use crate::topology::Place;

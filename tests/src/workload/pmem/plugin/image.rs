@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use blockd_csi::kata::Image;
+use blockd_kata::Image;
 use blockd_pmem::media::{Mapping, MappingOptions, Medium};
 use blockd_testkit::clock::Clock;
 use tonic::Code;

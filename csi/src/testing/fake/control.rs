@@ -1,0 +1,134 @@
+//! The service over that daemon.
+
+use std::pin::Pin;
+
+use blockd_api::v1;
+use blockd_api::v1::control_server::Control;
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::{Fake, State};
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The calls that are there, and those that the plugin must not make.
+macro_rules! control {
+    (
+        never { $($never:ident: $asked:ident -> $answer:ident;)* }
+        $($name:ident: $request:ident -> $response:ident = $act:expr;)*
+    ) => {
+        #[tonic::async_trait]
+        impl Control for Fake {
+            type PoolExtentsStream = Events<v1::PoolExtentsResponse>;
+            type DiffVolumeStream = Events<v1::DiffVolumeResponse>;
+            type EventsStream = Events<v1::Event>;
+
+            $(
+                async fn $name(
+                    &self,
+                    request: Request<v1::$request>,
+                ) -> Result<Response<v1::$response>, Status> {
+                    self.call(stringify!($name), request, $act).await
+                }
+            )*
+
+            $(
+                async fn $never(
+                    &self,
+                    _: Request<v1::$asked>,
+                ) -> Result<Response<v1::$answer>, Status> {
+                    panic!(stringify!($never))
+                }
+            )*
+
+            async fn pool_extents(
+                &self,
+                _: Request<v1::PoolExtentsRequest>,
+            ) -> Result<Response<Self::PoolExtentsStream>, Status> {
+                panic!("pool_extents")
+            }
+
+            async fn diff_volume(
+                &self,
+                request: Request<v1::DiffVolumeRequest>,
+            ) -> Result<Response<Self::DiffVolumeStream>, Status> {
+                let opened = self.call("diff_volume", request, State::differences).await?;
+                let ranges = opened.into_inner();
+                (ranges.script.opened)(self);
+                Ok(Response::new(Box::pin(ranges)))
+            }
+
+            async fn events(
+                &self,
+                _: Request<v1::EventsRequest>,
+            ) -> Result<Response<Self::EventsStream>, Status> {
+                panic!("events")
+            }
+        }
+    };
+}
+
+control! {
+    never {
+        create_pool: CreatePoolRequest -> CreatePoolResponse;
+        open_pool: OpenPoolRequest -> OpenPoolResponse;
+        grow_pool: GrowPoolRequest -> GrowPoolResponse;
+        rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
+        space: SpaceRequest -> SpaceResponse;
+        attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
+        detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
+        recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
+        list_connections: ListConnectionsRequest -> ListConnectionsResponse;
+        stats: StatsRequest -> StatsResponse;
+        list_nodes: ListNodesRequest -> ListNodesResponse;
+        node_status: NodeStatusRequest -> NodeStatusResponse;
+        acknowledge_health: AcknowledgeHealthRequest -> AcknowledgeHealthResponse;
+    }
+    version: VersionRequest -> VersionResponse =
+        |_, _| Ok(v1::VersionResponse { ready: true, ..Default::default() });
+    list_pools: ListPoolsRequest -> ListPoolsResponse = |state, _| {
+        let pools = state.pools.iter().map(|one| state.describe_pool(&one.0)).collect();
+        Ok(v1::ListPoolsResponse { pools })
+    };
+    get_pool: GetPoolRequest -> GetPoolResponse = |state, asked| {
+        let name = state.pool(&asked.name)?;
+        Ok(v1::GetPoolResponse { pool: Some(state.describe_pool(&name)) })
+    };
+    create_volume: CreateVolumeRequest -> CreateVolumeResponse = State::create;
+    delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse = State::delete;
+    get_volume: GetVolumeRequest -> GetVolumeResponse = |state, asked| {
+        let volume = Some(state.get(&asked.pool, &asked.name)?.clone());
+        Ok(v1::GetVolumeResponse { volume })
+    };
+    list_volumes: ListVolumesRequest -> ListVolumesResponse = State::list;
+    health: HealthRequest -> HealthResponse = State::health;
+    resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse = State::resize;
+    configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse = State::configure;
+    create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse = State::snapshot;
+    clone_volume: CloneVolumeRequest -> CloneVolumeResponse = State::clone_volume;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn causes_that_were_set_are_reported_and_others_are_healthy() {
+        let fake = Fake::new(&[("p", 1 << 30)]);
+        fake.add("p", "a", 1 << 20);
+        fake.add("p", "b", 1 << 20);
+        let severity = v1::Severity::Failure.into();
+        fake.set_causes("p", "b", &[v1::Cause { severity, ..Default::default() }]);
+        let asked = |volume: &str, abnormal_only| v1::HealthRequest {
+            volume: volume.to_owned(),
+            abnormal_only,
+            ..Default::default()
+        };
+        let all = fake.health(Request::new(asked("", false))).await.unwrap().into_inner();
+        let severities: Vec<i32> = all.volumes.iter().map(|one| one.severity).collect();
+        assert_eq!((all.pools.len(), severities), (1, vec![0, severity]));
+        let one = fake.health(Request::new(asked("b", true))).await.unwrap().into_inner();
+        assert_eq!((one.pools.len(), one.volumes.len()), (0, 1));
+        assert!(fake.health(Request::new(asked("c", false))).await.is_err());
+    }
+}
