@@ -2,7 +2,7 @@
 //! every byte of every file compared afterwards. Then snapshots: the differences between two of
 //! them, a clone, a backup, a rollback, each image by its checksum.
 
-mod daemon;
+pub(crate) mod daemon;
 mod files;
 mod nbd;
 mod snapshots;
@@ -60,7 +60,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     setup::ensure(&setup::DEMO)?;
     step("building blockd");
     let binary = build(root)?;
-    let folder = Folder::make()?;
+    let folder = Folder::make("demo")?;
     println!("  everything is made in {}", folder.path().display());
 
     step("starting a daemon on a pool of 2 GiB in a sparse file");
@@ -250,7 +250,7 @@ fn text(path: &Path) -> Result<&str> {
 }
 
 /// The last lines of a file.
-fn tail(path: &Path) -> String {
+pub(crate) fn tail(path: &Path) -> String {
     /// Enough for the error.
     const BYTES: u64 = 4096;
     let mut text = Vec::new();

@@ -18,15 +18,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A temporary folder, and one in memory for files that need a tmpfs. Both go with this value.
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     runtime: PathBuf,
 }
 
 impl Folder {
     /// Makes both.
-    pub(super) fn make() -> Result<Self> {
-        let name = format!("blockd-demo-{}", std::process::id());
+    pub(crate) fn make(purpose: &str) -> Result<Self> {
+        let name = format!("blockd-{purpose}-{}", std::process::id());
         let path = std::env::temp_dir().join(&name);
         // Delta rings have to be on a tmpfs. Sockets need short paths.
         let shared = Path::new("/dev/shm");
@@ -39,8 +39,13 @@ impl Folder {
     }
 
     /// The one on disk.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The one in memory.
+    pub(crate) fn runtime(&self) -> &Path {
+        &self.runtime
     }
 }
 
@@ -48,7 +53,7 @@ impl Drop for Folder {
     fn drop(&mut self) {
         for dir in [&self.path, &self.runtime] {
             if let Err(error) = fs::remove_dir_all(dir) {
-                eprintln!("demo: {} stays: {error}", dir.display());
+                eprintln!("{} stays: {error}", dir.display());
             }
         }
     }
