@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::command;
 use crate::steps::{Outcome, Steps};
-use crate::{built, manifests, messages, requirements, rules, setup, tidy};
+use crate::{built, docs, manifests, messages, requirements, rules, setup, tidy};
 
 /// The packages for clippy. The mapper is also built alone: the packages of a workspace share one
 /// set of features, which would hide a mapper that builds only with `mutations` on, or only
@@ -47,6 +47,8 @@ pub(crate) fn run(root: &Path) -> bool {
     steps.run("tidy", || tidy::run(root).map(|()| Outcome::Passed));
     steps.run("requirements", || requirements::run(root, false).map(|()| Outcome::Passed));
     steps.run("messages", || messages::run(root, false).map(|()| Outcome::Passed));
+    steps.run("documents", || docs::check(root).map(|()| Outcome::Passed));
+    steps.run("book", || docs::book(root));
     // In CI, all tests follow.
     if !command::in_ci() {
         let help = ["test", "--quiet", "--package", "blockd", "--test", "cli_offline", "document"];

@@ -7,6 +7,8 @@ mod built;
 mod check;
 mod command;
 mod demo;
+mod docs;
+mod flags;
 mod forward;
 mod image;
 mod manifests;
@@ -50,6 +52,15 @@ enum Action {
         /// Write the document
         #[arg(long)]
         write: bool,
+    },
+    /// Run every command in the documents that can be run here, and check the words of all others
+    Docs {
+        /// Write the drawing and the page of the configuration
+        #[arg(long)]
+        write: bool,
+        /// Build the book in place of that, by mdBook
+        #[arg(long, conflicts_with = "write")]
+        book: bool,
     },
     /// Alert rules, their tests and the dashboard of deploy/, by promtool
     Rules,
@@ -216,6 +227,13 @@ fn run(action: &Action) -> Result<bool> {
             requirements::run(root, *allow_pending).map(|()| true)
         }
         Action::Messages { write } => messages::run(root, *write).map(|()| true),
+        Action::Docs { write: true, .. } => docs::write(root).map(|()| true),
+        Action::Docs { book: true, .. } => {
+            let mut steps = steps::Steps::new();
+            steps.run("book", || docs::book(root));
+            Ok(steps.finish())
+        }
+        Action::Docs { .. } => docs::run(root).map(|()| true),
         Action::Rules => rules::run(root).map(|()| true),
         Action::Manifests => {
             let mut steps = steps::Steps::new();

@@ -114,6 +114,13 @@ pub(crate) const DEMO: [Tool; 4] = [
     Tool { program: "debugfs", package: "e2fsprogs" },
 ];
 
+/// The build dependencies of `cargo ci docs`, and the tools in commands that it runs.
+pub(crate) const DOCUMENTS: [Tool; 3] = [
+    LIBCLANG,
+    Tool { program: "mke2fs", package: "e2fsprogs" },
+    Tool { program: "nbdinfo", package: "libnbd-bin" },
+];
+
 /// The tools of the daemon's tests: third-party clients, and tools to examine file systems.
 pub(crate) const CLIENTS: [Tool; 10] = [
     QEMU_IMG,

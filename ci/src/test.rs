@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::steps::{Outcome, Steps};
-use crate::{built, command, setup};
+use crate::{built, command, docs, setup};
 
 /// Printed without miri, which needs a nightly toolchain; this project does not require one.
 const NO_MIRI: &str = "miri is not part of this toolchain";
@@ -36,6 +36,8 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     // Tests of the workspace start daemon and plugin, and would have to build them.
     steps.run("daemon, plugin, programs", || built::build(root));
     steps.run("unit, integration and documentation tests", || workspace(root));
+    let release = command::target_dir(root).join("release");
+    steps.run("commands of the documents", || docs::sessions(root, &release));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
     programs::run(&mut steps, root, long);

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
 
 use super::objects;
+use crate::flags;
 
 /// The used flags of the sidecars, as their own documents name them.
 const SIDECARS: [(&str, &[&str]); 7] = [
@@ -47,9 +48,6 @@ const SIDECARS: [(&str, &[&str]); 7] = [
     ("csi-snapshot-metadata", &["csi-address", "port", "tls-cert", "tls-key"]),
 ];
 
-/// The documents that are made of the help of our binaries.
-const OURS: [&str; 2] = ["docs/CLI.md", "docs/CLI_CSI.md"];
-
 /// Flags by program, a verb of it included: `blockd serve`.
 #[derive(Debug)]
 pub(super) struct Known(BTreeMap<String, BTreeSet<String>>);
@@ -60,12 +58,7 @@ impl Known {
     /// # Errors
     /// When one is missing, or has no flags.
     pub(super) fn read(root: &Path) -> Result<Self> {
-        let mut known: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for document in OURS {
-            let path = root.join(document);
-            let text = std::fs::read_to_string(&path).context(document)?;
-            known.extend(by_heading(&text));
-        }
+        let mut known = flags::ours(root)?;
         // Every verb of blockd takes its global options.
         let global = known.get("blockd").cloned().unwrap_or_default();
         known.entry("blockd serve".to_owned()).or_default().extend(global);
@@ -111,31 +104,6 @@ impl Known {
     }
 }
 
-/// The flags below each heading that names a program.
-fn by_heading(text: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let mut program = String::new();
-    for line in text.lines() {
-        if let Some(heading) = line.strip_prefix("## ") {
-            program = heading.trim_matches('`').to_owned();
-            continue;
-        }
-        let line = line.trim_start();
-        // A short form may come first: `-h, --help`.
-        let rest = match line.split_once(", ") {
-            Some((short, rest)) if short.len() == 2 && short.starts_with('-') => rest,
-            _ => line,
-        };
-        let Some(rest) = rest.strip_prefix("--") else { continue };
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
-        let name = &rest[..end.unwrap_or(rest.len())];
-        if !name.is_empty() {
-            found.entry(program.clone()).or_default().insert(name.to_owned());
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -143,9 +111,8 @@ mod tests {
     use super::*;
 
     fn known() -> Known {
-        let text =
-            "## blockd serve\n\n      --config <FILE>\n  -h, --help\n          Print --nothing\n";
-        let mut known = by_heading(text);
+        let text = "## blockd serve\n\n      --config <FILE>\n";
+        let mut known = flags::by_heading(text);
         known.insert("csi-resizer".to_owned(), BTreeSet::from(["timeout".to_owned()]));
         Known(known)
     }
@@ -153,12 +120,6 @@ mod tests {
     fn of(image: &str, words: &[&str]) -> Vec<String> {
         let containers = json!([{"image": image, "args": words}]);
         known().problems(&[json!({"spec": {"template": {"spec": {"containers": containers}}}})])
-    }
-
-    #[test]
-    fn flags_of_a_help_are_found_and_its_words_are_not() {
-        let flags = &known().0["blockd serve"];
-        assert_eq!(flags.iter().map(String::as_str).collect::<Vec<_>>(), ["config", "help"]);
     }
 
     #[test]

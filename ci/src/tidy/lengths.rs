@@ -1,4 +1,4 @@
-//! How long a file and a line of Rust may be.
+//! How long files and lines may be.
 
 use super::Problem;
 use super::source;
@@ -12,6 +12,12 @@ const FILE_WARNING: usize = 500;
 
 /// The same as `max_width` of rustfmt, which silently skips lines that it cannot break.
 const LINE_LIMIT: usize = 100;
+
+/// Characters of a line in a document, so that it is read without scrolling.
+const DOCUMENT_LINE_LIMIT: usize = 160;
+
+/// A generated document with a line for each message.
+const MESSAGES: &str = "docs/MESSAGES.md";
 
 /// Files that are too long, and lines that are.
 pub(super) fn check(tree: &Tree) -> Vec<Problem> {
@@ -28,6 +34,16 @@ pub(super) fn check(tree: &Tree) -> Vec<Problem> {
             if width > LINE_LIMIT && !split.get(index).is_some_and(|split| unbreakable(line, split))
             {
                 let text = format!("{width} characters, {LINE_LIMIT} allowed");
+                problems.push(Problem::new(path, index + 1, text));
+            }
+        }
+    }
+    for (path, text) in tree.texts("md").filter(|(path, _)| *path != MESSAGES) {
+        for (index, line) in text.lines().enumerate() {
+            let width = line.chars().count();
+            // A row of a table has to be one line.
+            if width > DOCUMENT_LINE_LIMIT && !line.trim_start().starts_with('|') {
+                let text = format!("{width} characters, {DOCUMENT_LINE_LIMIT} allowed");
                 problems.push(Problem::new(path, index + 1, text));
             }
         }
@@ -80,6 +96,15 @@ mod tests {
     fn a_long_line_is_found() {
         let line = format!("fn f() {{}} // {}", "x".repeat(100));
         assert_eq!(problems(&format!("\n{line}\n"))[0].line, 2);
+    }
+
+    #[test]
+    fn a_long_line_of_a_document_is_found() {
+        let long = "x".repeat(161);
+        let document = |text: &str| check(&tree(&[("docs/A.md", text)]));
+        assert_eq!(document(&format!("# A\n\n{long}\n"))[0].line, 3);
+        assert!(document(&format!("| {long} |\n")).is_empty());
+        assert!(check(&tree(&[("docs/MESSAGES.md", &long)])).is_empty());
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub(super) fn check(tree: &Tree) -> Vec<Problem> {
                 problems.push(Problem::new(path, line, format!("link to nowhere: {target}")));
                 continue;
             };
+            if path.starts_with("docs/") && !file.starts_with("docs/") {
+                let text = format!("a page of the book links to a file outside of it: {target}");
+                problems.push(Problem::new(path, line, text));
+            }
             let known = |heading: &str| tree.text(&file).is_some_and(|t| has_heading(t, heading));
             if heading.is_some_and(|heading| !known(heading)) {
                 problems.push(Problem::new(path, line, format!("no such heading: {target}")));
@@ -97,15 +101,14 @@ mod tests {
 
     #[test]
     fn links_that_lead_somewhere_are_fine() {
-        for link in ["STYLE.md", "./STYLE.md", "../ci/src/x.rs", "../ci/", "https://example.org/x"]
-        {
+        for link in ["STYLE.md", "./STYLE.md", "../docs/STYLE.md", "https://example.org/x"] {
             assert_eq!(problems(link), 0, "{link}");
         }
     }
 
     #[test]
     fn links_to_nowhere_are_found() {
-        for link in ["GONE.md", "../STYLE.md", "../../outside.md"] {
+        for link in ["GONE.md", "../STYLE.md", "../../outside.md", "../ci/src/x.rs", "../ci/"] {
             assert_eq!(problems(link), 1, "{link}");
         }
     }
