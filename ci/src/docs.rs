@@ -13,9 +13,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::clock::Stopwatch;
 use crate::steps::Outcome;
 use crate::{command, setup};
+use blockd_testkit::clock::Clock;
 use page::Page;
 use words::Known;
 
@@ -111,7 +111,7 @@ pub(crate) fn sessions(root: &Path, programs: &Path) -> Result<Outcome> {
     let programs = programs.canonicalize().context("no programs")?;
     let mut failed = Vec::new();
     for page in pages(root)? {
-        let watch = Stopwatch::start();
+        let watch = Clock::start();
         match session::run(root, &programs, &page) {
             Ok(0) => {}
             Ok(count) => {
