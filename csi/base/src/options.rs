@@ -22,7 +22,7 @@ pub enum LogFormat {
 /// Checks the name of a driver.
 ///
 /// # Errors
-/// It is no domain name, or too long.
+/// The name is not a domain name, or too long.
 pub fn check_driver(name: &str) -> Result<(), Invalid> {
     let inner = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     let outer = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
