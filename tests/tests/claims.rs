@@ -233,7 +233,7 @@ fn a_host_that_froze_writes_nothing_after_another_has_the_pool() {
     client.flush().unwrap();
     // Not flushed: the frozen daemon has a commit to write when it wakes up.
     client.write(MIB, &[2; 4096]).unwrap();
-    frozen.signal(Signal::SIGSTOP).unwrap();
+    frozen.freeze().unwrap();
     // A request is on its way to it as well.
     let writer =
         std::thread::spawn(move || client.write(2 * MIB, &[3; 4096]).and_then(|()| client.flush()));
@@ -271,7 +271,7 @@ fn a_host_that_froze_goes_on_where_no_other_has_claimed_the_pool() {
     daemon.add("data", 16 * MIB).unwrap();
     let mut client = daemon.connect("data").unwrap();
     client.write(0, &[1; 65_536]).unwrap();
-    daemon.signal(Signal::SIGSTOP).unwrap();
+    daemon.freeze().unwrap();
     std::thread::sleep(Duration::from_millis(2500));
     daemon.signal(Signal::SIGCONT).unwrap();
     client.write(MIB, &[2; 65_536]).unwrap();

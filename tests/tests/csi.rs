@@ -203,7 +203,7 @@ fn a_daemon_that_answers_late_leaves_the_deadline_in_force_and_the_repeat_succee
     let rig = Rig::start("slow", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
     let wanted = request("late", mounted("ext4"), 64 * MIB);
-    rig.daemon.signal(Signal::SIGSTOP).unwrap();
+    rig.daemon.freeze().unwrap();
     let hasty = rig.plugin.client(Duration::from_millis(500)).unwrap();
     let first = create(&hasty, &wanted);
     // The lock goes with the work, not with who asked for it.

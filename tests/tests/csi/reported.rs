@@ -44,7 +44,7 @@ fn a_plugin_whose_daemon_is_away_is_alive_and_not_ready() {
     rig.plugin.alive().unwrap();
     for way in ["stopped", "dead"] {
         match way {
-            "stopped" => rig.daemon.signal(Signal::SIGSTOP).unwrap(),
+            "stopped" => rig.daemon.freeze().unwrap(),
             _ => rig.daemon.kill().unwrap(),
         }
         for _ in 0..PROBES {

@@ -118,7 +118,7 @@ pub(super) fn all(rig: &mut Rig, form: Form) -> Result<String> {
     for outage in [Outage::Dead, Outage::Hung] {
         match outage {
             Outage::Dead => rig.daemon.kill()?,
-            Outage::Hung => rig.daemon.signal(Signal::SIGSTOP)?,
+            Outage::Hung => rig.daemon.freeze()?,
         }
         let counted = probe(&rig.plugin, &plan, outage, &volume);
         // Before an error is returned: cleanup would wait for a stopped process.
