@@ -16,10 +16,11 @@ const LONG_WRITE: u32 = 32 << 10;
 /// Pieces of one long read in flight.
 const READ_AHEAD: u32 = 4;
 
-/// Requests for the block status that are answered in a turn, and the bytes that one counts for:
-/// each may take some 100 us of the worker, as long as 256 KiB of cost.
+/// Requests for the block status that are answered in a turn, and the bytes that one counts for.
+/// Each may take some 100 us of the worker, and others wait for all of a turn: one takes the turn of
+/// its volume while others are active.
 const MAX_DESCRIBED: u32 = 4;
-const DESCRIBE_BYTES: u64 = 240 << 10;
+const DESCRIBE_BYTES: u64 = 496 << 10;
 
 /// Whether a command is answered where it is taken, without a request to the volume.
 const fn answers_itself(command: &Command) -> bool {
