@@ -17,8 +17,8 @@ const LONG_WRITE: u32 = 32 << 10;
 const READ_AHEAD: u32 = 4;
 
 /// Requests for the block status that are answered in a turn, and the bytes that one counts for.
-/// Each may take some 100 us of the worker, and others wait for all of a turn: one takes the turn of
-/// its volume while others are active.
+/// Each may take some 100 us of the worker, and others wait for all of a turn: one takes the turn
+/// of its volume while others are active.
 const MAX_DESCRIBED: u32 = 4;
 const DESCRIBE_BYTES: u64 = 496 << 10;
 
