@@ -34,8 +34,8 @@ struct Arguments {
     /// Seconds of each measurement [default: 2, or 1 with --short].
     #[arg(long)]
     seconds: Option<f64>,
-    /// Attempts until a miss counts. On two processors the same victim beside the same neighbour can
-    /// be twice as fast in one second as in the next.
+    /// Attempts until a miss counts. On two processors the same victim beside the same neighbour
+    /// can be twice as fast in one second as in the next.
     #[arg(long, default_value_t = 5)]
     attempts: u32,
     /// The daemon's program [default: a release build].
