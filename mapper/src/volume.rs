@@ -41,6 +41,58 @@ pub(crate) struct Identity {
     pub(crate) name: VolumeName,
 }
 
+/// A volume or snapshot as lists show it: its properties and its space.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeSummary {
+    /// Identity.
+    pub id: VolumeId,
+    /// Name, unique in the pool.
+    pub name: String,
+    /// Volume or snapshot.
+    pub kind: VolumeKind,
+    /// First ancestor: volumes with the same lineage were made from one another, and can be
+    /// compared.
+    pub lineage: VolumeId,
+    /// The volume that it was made from; 0 for none.
+    pub origin: VolumeId,
+    /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
+    pub created: Lsn,
+    /// Time of that change; 0 where it is not known.
+    pub made: WallTime,
+    /// Bytes a client sees.
+    pub size: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// Bytes of mapped extents.
+    pub mapped: u64,
+    /// Bytes of valid sub-blocks.
+    pub valid: u64,
+    /// Bytes of mapped extents that no other volume refers to; `None` unless they were counted.
+    pub exclusive: Option<u64>,
+    /// Bytes granted and not used yet.
+    pub reserved: u64,
+    /// Bytes that are set aside for it and that it doesn't have yet.
+    pub unmet: u64,
+    /// Its settings.
+    pub settings: VolumeSettings,
+    /// A write of it waits for an extent, and none is on its way.
+    pub out_of_space: bool,
+    /// How often extents were granted to it, since the pool was opened.
+    pub grants: u64,
+    /// How often its granted extents were used up, and writes waited for more.
+    pub grant_waits: u64,
+    /// How often there was something left after all: no write waits while a reserve lasts.
+    pub passed_reserves: u64,
+}
+
+impl VolumeSummary {
+    /// Bytes of mapped extents that other volumes refer to as well, once they were counted.
+    #[must_use]
+    pub fn shared(&self) -> Option<u64> {
+        self.exclusive.map(|exclusive| self.mapped.saturating_sub(exclusive))
+    }
+}
+
 /// One volume, shared by the engine and every worker that has it attached.
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -123,6 +175,33 @@ impl Volume {
             settings: Mutex::new(VolumeSettings::default()),
             settings_version: AtomicU64::new(0),
             attachments: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Its properties and space, without those that have to be counted.
+    pub(crate) fn summary(&self, geometry: Geometry) -> VolumeSummary {
+        let identity = &self.identity;
+        let extents = |count: u64| count * geometry.extent_size();
+        VolumeSummary {
+            id: identity.id,
+            name: identity.name.as_str().to_owned(),
+            kind: identity.kind,
+            lineage: identity.lineage,
+            origin: identity.origin,
+            created: identity.created,
+            made: identity.made,
+            size: self.size.load(Ordering::Acquire),
+            block_size: identity.block_size,
+            mapped: extents(self.mapped.load(Ordering::Relaxed)),
+            valid: self.valid.load(Ordering::Relaxed) * geometry.sub_block_size(),
+            exclusive: None,
+            reserved: extents(self.reserved()),
+            unmet: extents(self.unmet()),
+            settings: *self.settings.lock(),
+            out_of_space: self.out_of_space.load(Ordering::Acquire),
+            grants: self.grants.load(Ordering::Relaxed),
+            grant_waits: self.grant_waits.load(Ordering::Relaxed),
+            passed_reserves: self.passed_reserves.load(Ordering::Relaxed),
         }
     }
 

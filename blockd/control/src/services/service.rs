@@ -18,8 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 
 use super::Control;
-use super::messages::{count, releasing, size_of_request, volume, wish};
-use super::snapshots::Member;
+use super::messages::{count, size_of_request, wish};
 use super::volumes::checked_name;
 
 /// Messages that wait for a client of a stream. Further messages wait in the hub.
@@ -150,8 +149,8 @@ impl Calls for Control {
     ) -> Answer<v1::ConfigureVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let (changed, described) = control.configure_volume(&asked).await?;
-            Ok(v1::ConfigureVolumeResponse { changed, volume: Some(volume(described)) })
+            let (changed, volume) = control.configure_volume(&asked).await?;
+            Ok(v1::ConfigureVolumeResponse { changed, volume: Some(volume) })
         })
         .await
     }
@@ -172,8 +171,8 @@ impl Calls for Control {
             let limit = from_wire(asked.limit_bytes, 0)?;
             check_usage(&control.pool(&asked.pool)?, &asked)?;
             let made = control.create_volume(&asked.pool, &asked.name, size, limit, block_size);
-            let (changed, described) = made.await?;
-            Ok(v1::CreateVolumeResponse { changed, volume: Some(volume(described)) })
+            let (changed, volume) = made.await?;
+            Ok(v1::CreateVolumeResponse { changed, volume: Some(volume) })
         })
         .await
     }
@@ -189,13 +188,7 @@ impl Calls for Control {
                 let changed = volume.is_some();
                 return Ok(v1::DeleteVolumeResponse { changed, volume, ..Default::default() });
             }
-            let deleted = control.delete_volume(&asked.pool, &asked.name, asked.force).await?;
-            Ok(deleted.map_or_else(Default::default, |deleted| v1::DeleteVolumeResponse {
-                changed: true,
-                detached: deleted.detached,
-                closed_connections: count(deleted.closed_connections),
-                volume: Some(volume(deleted.volume)),
-            }))
+            control.delete_volume(&asked.pool, &asked.name, asked.force).await
         })
         .await
     }
@@ -206,12 +199,11 @@ impl Calls for Control {
     ) -> Answer<v1::GetVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            if control.is_direct(&asked.pool) {
-                let volume = control.get_direct(&asked.pool, &asked.name).await?;
-                return Ok(v1::GetVolumeResponse { volume: Some(volume) });
-            }
-            let described = control.get_volume(&asked.pool, &asked.name).await?;
-            Ok(v1::GetVolumeResponse { volume: Some(volume(described)) })
+            let volume = match control.is_direct(&asked.pool) {
+                true => control.get_direct(&asked.pool, &asked.name).await?,
+                false => control.get_volume(&asked.pool, &asked.name).await?,
+            };
+            Ok(v1::GetVolumeResponse { volume: Some(volume) })
         })
         .await
     }
@@ -227,13 +219,12 @@ impl Calls for Control {
                 let volumes = control.list_direct(&asked.pool).await?;
                 return Ok(v1::ListVolumesResponse { volumes, ..Default::default() });
             }
-            let volumes = control.list_volumes(&asked.pool, asked.brief).await?;
-            let direct = if is_named { Vec::new() } else { control.list_direct("").await? };
-            let releases = control.releases(&control.serving(&asked.pool)?).await;
-            Ok(v1::ListVolumesResponse {
-                volumes: volumes.into_iter().map(volume).chain(direct).collect(),
-                releasing: releases.into_iter().map(releasing).collect(),
-            })
+            let mut volumes = control.list_volumes(&asked.pool, asked.brief).await?;
+            if !is_named {
+                volumes.extend(control.list_direct("").await?);
+            }
+            let releasing = control.releases(&control.serving(&asked.pool)?).await;
+            Ok(v1::ListVolumesResponse { volumes, releasing })
         })
         .await
     }
@@ -249,17 +240,7 @@ impl Calls for Control {
             if control.is_direct(&asked.pool) {
                 return resized_direct(&control, &asked, size).await;
             }
-            let resized =
-                control.resize_volume(&asked.pool, &asked.name, size, asked.shrink).await?;
-            let connections = if resized.changed { resized.volume.connections } else { 0 };
-            Ok(v1::ResizeVolumeResponse {
-                changed: resized.changed,
-                previous_size_gb: to_wire_gb(resized.previous),
-                volume: Some(volume(resized.volume)),
-                connections_with_old_size: count(connections),
-                previous_size_bytes: to_wire(resized.previous),
-                device_has_old_size: resized.device_has_old_size,
-            })
+            control.resize_volume(&asked.pool, &asked.name, size, asked.shrink).await
         })
         .await
     }
@@ -270,10 +251,8 @@ impl Calls for Control {
     ) -> Answer<v1::CreateSnapshotsResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let member = |one: v1::SnapshotMember| Member { volume: one.volume, name: one.name };
-            let members: Vec<Member> = asked.members.into_iter().map(member).collect();
-            let (changed, made) = control.create_snapshots(&asked.pool, &members).await?;
-            let snapshots = made.into_iter().map(volume).collect();
+            let (changed, snapshots) =
+                control.create_snapshots(&asked.pool, &asked.members).await?;
             Ok(v1::CreateSnapshotsResponse { changed, snapshots })
         })
         .await
@@ -288,9 +267,9 @@ impl Calls for Control {
         whole(async move {
             let size = from_wire(asked.size_bytes, asked.size_gb)?;
             let size = (size != 0).then_some(size);
-            let (changed, made) =
+            let (changed, volume) =
                 control.clone_volume(&asked.pool, &asked.snapshot, &asked.name, size).await?;
-            Ok(v1::CloneVolumeResponse { changed, volume: Some(volume(made)) })
+            Ok(v1::CloneVolumeResponse { changed, volume: Some(volume) })
         })
         .await
     }
@@ -302,11 +281,7 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let v1::RollbackVolumeRequest { name, pool, snapshot, force } = asked;
-            let done = control.rollback_volume(&pool, &name, &snapshot, force).await?;
-            Ok(v1::RollbackVolumeResponse {
-                volume: Some(volume(done.volume)),
-                previous_size_bytes: to_wire(done.previous),
-            })
+            control.rollback_volume(&pool, &name, &snapshot, force).await
         })
         .await
     }
@@ -332,9 +307,9 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             control.not_attached(&asked.pool, &asked.name).await?;
-            let (changed, described) =
+            let (changed, volume) =
                 control.attach_volume(&asked.pool, &asked.name, wish(&asked)).await?;
-            Ok(v1::AttachVolumeResponse { changed, volume: Some(volume(described)) })
+            Ok(v1::AttachVolumeResponse { changed, volume: Some(volume) })
         })
         .await
     }
@@ -349,10 +324,9 @@ impl Calls for Control {
                 let volume = Some(control.get_direct(&asked.pool, &asked.name).await?);
                 return Ok(v1::DetachVolumeResponse { volume, ..Default::default() });
             }
-            let (changed, closed, described) =
+            let (changed, closed, volume) =
                 control.detach_volume(&asked.pool, &asked.name, asked.force).await?;
-            let closed_connections = count(closed);
-            let volume = Some(volume(described));
+            let (closed_connections, volume) = (count(closed), Some(volume));
             Ok(v1::DetachVolumeResponse { changed, closed_connections, volume })
         })
         .await
@@ -371,8 +345,7 @@ impl Calls for Control {
                 control.get_volume(&asked.pool, &asked.name).await?;
             }
             let changed = control.recover(&asked.pool, &asked.name).await? > 0;
-            let described = control.with_device(&asked.pool, &asked.name).await?;
-            let volumes = described.into_iter().map(volume).collect();
+            let volumes = control.with_device(&asked.pool, &asked.name).await?;
             Ok(v1::RecoverDevicesResponse { changed, volumes })
         })
         .await
