@@ -66,11 +66,11 @@ use pools::Unopened;
 use state_file::StateFile;
 
 pub use attachments::remembered_devices;
-pub use data_path::{Answer, Connection, DataPath};
+pub use data_path::{Answer, DataPath};
 pub use devices::{device_error, device_owner};
 pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
-pub use exports::{NbdAddress, NbdPlace, Target};
+pub use exports::{Exported, NbdAddress, NbdPlace};
 pub use extend::{ExtendListener, bind_extend};
 pub use health::HealthSummary;
 pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::balance::{Load, Moves};
 use super::queues::Queues;
-use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
+use super::{ConnectionInfo, FrontendError, Idle, Mail, Target, WorkerOptions};
 use crate::nbd::Session;
 use crate::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
 use crate::ublk::{QueueContext, QueueSpec, QueueToken};
@@ -551,7 +551,7 @@ impl WorkerThread {
         match Connection::new(id, at, stream, negotiated, attached, requests, guard, &mut context) {
             Ok(connection) => {
                 let in_flight = Arc::clone(&connection.shown);
-                let idle_since = Arc::clone(&connection.idle_since);
+                let since = Arc::clone(&connection.idle_since);
                 let info = ConnectionInfo {
                     id,
                     peer,
@@ -562,8 +562,7 @@ impl WorkerThread {
                     worker,
                     agreed,
                     in_flight,
-                    idle_since,
-                    chosen: Arc::default(),
+                    idle: Idle { since, chosen: Arc::default() },
                 };
                 self.shown.connections.lock().push((id, info));
                 self.connections[at] = Some(connection);
