@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 
-use blockd_engine::backing::{AreaId, QueueTag, Ring};
+use blockd_engine::backing::{AreaId, QueueTag};
 use blockd_engine::block::{BlockError, Buffer, Completion, Operation, Request};
 use blockd_engine::schedule::{FlowId, Owner};
 use blockd_engine::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
@@ -12,6 +12,7 @@ use blockd_engine::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
 use super::descriptor::Descriptors;
 use super::host::QueueSpec;
 use super::request::{Wanted, answer};
+use crate::Context;
 
 /// The bit that distinguishes tokens of queues from those of connections.
 const QUEUE: u64 = FIRST_FREE_TOKEN << 1;
@@ -59,15 +60,6 @@ impl QueueToken {
     }
 }
 
-/// The parts of a worker that a queue works with.
-#[derive(Debug)]
-pub struct QueueContext<'a> {
-    /// The worker's ring.
-    pub ring: &'a mut Ring,
-    /// The worker's requests.
-    pub executor: &'a mut Executor,
-}
-
 /// One of a queue's requests.
 #[derive(Debug)]
 struct Tag {
@@ -110,7 +102,7 @@ impl Queue {
         spec: QueueSpec,
         at: usize,
         volume: VolumeRef,
-        context: &mut QueueContext<'_>,
+        context: &mut Context<'_>,
     ) -> std::io::Result<Self> {
         let ring = &mut *context.ring;
         let area = ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy)?;
@@ -182,7 +174,7 @@ impl Queue {
     }
 
     /// Fetches a request, after answering the one before.
-    fn fetch(&mut self, tag: u16, answer: Option<i32>, context: &mut QueueContext<'_>) {
+    fn fetch(&mut self, tag: u16, answer: Option<i32>, context: &mut Context<'_>) {
         let token = QueueToken::of(self.at, tag, Step::Fetch);
         let at = self.queue_tag(tag);
         let Some(buffer) = &self.tags[usize::from(tag)].buffer else {
@@ -197,7 +189,7 @@ impl Queue {
     }
 
     /// A command of a request has ended.
-    pub fn ended(&mut self, token: u64, result: i32, context: &mut QueueContext<'_>) {
+    pub fn ended(&mut self, token: u64, result: i32, context: &mut Context<'_>) {
         let at = QueueToken::tag(token);
         let Ok(tag) = u16::try_from(at) else { return };
         match QueueToken::step(token) {
@@ -224,7 +216,7 @@ impl Queue {
     }
 
     /// Serves a request that has been fetched.
-    fn take(&mut self, tag: u16, context: &mut QueueContext<'_>) {
+    fn take(&mut self, tag: u16, context: &mut Context<'_>) {
         let Some(descriptor) = self.descriptors.get(tag) else { return };
         let wanted = match Wanted::of(descriptor, self.spec.max_bytes) {
             Ok(wanted) => wanted,
@@ -251,7 +243,7 @@ impl Queue {
         context.executor.begin(self.volume, self.flow, request, context.ring);
     }
 
-    fn register(&mut self, tag: u16, step: Step, context: &mut QueueContext<'_>) {
+    fn register(&mut self, tag: u16, step: Step, context: &mut Context<'_>) {
         let token = QueueToken::of(self.at, tag, step);
         let at = self.queue_tag(tag);
         let Some(buffer) = &self.tags[usize::from(tag)].buffer else { return };
@@ -264,7 +256,7 @@ impl Queue {
     }
 
     /// A request has been carried out.
-    pub fn answered(&mut self, completion: Completion, context: &mut QueueContext<'_>) {
+    pub fn answered(&mut self, completion: Completion, context: &mut Context<'_>) {
         let at = QueueToken::tag(completion.tag);
         let Ok(tag) = u16::try_from(at) else { return };
         self.tags[at].buffer = completion.buffer;
@@ -277,7 +269,7 @@ impl Queue {
         self.answer(tag, result, context);
     }
 
-    fn answer(&mut self, tag: u16, answer: i32, context: &mut QueueContext<'_>) {
+    fn answer(&mut self, tag: u16, answer: i32, context: &mut Context<'_>) {
         let state = &mut self.tags[usize::from(tag)];
         if state.registered {
             state.answer = answer;
@@ -289,7 +281,7 @@ impl Queue {
     }
 
     /// Goes on with requests that were held back, until one is again.
-    pub fn resume(&mut self, context: &mut QueueContext<'_>) {
+    pub fn resume(&mut self, context: &mut Context<'_>) {
         let mut waiting = std::mem::take(&mut self.held);
         while let Some(tag) = waiting.pop_front() {
             self.take(tag, context);
@@ -302,7 +294,7 @@ impl Queue {
     }
 
     /// Gives everything back, when it has ended.
-    pub fn release(self, context: &mut QueueContext<'_>) {
+    pub fn release(self, context: &mut Context<'_>) {
         context.ring.remove_area(self.area, self.spec.depth);
         context.executor.remove_flow(self.flow);
         context.executor.detach(self.volume);

@@ -7,7 +7,8 @@ use tokio::sync::oneshot;
 
 use super::FrontendError;
 use super::balance::Load;
-use crate::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
+use crate::Context;
+use crate::ublk::{Queue, QueueSpec, QueueToken};
 
 type Started = oneshot::Sender<Result<(), FrontendError>>;
 
@@ -29,7 +30,7 @@ impl Queues {
         volume: VolumeRef,
         answer: Started,
         (shown, load): (&Mutex<Vec<u32>>, &Load),
-        context: &mut QueueContext<'_>,
+        context: &mut Context<'_>,
     ) {
         let device = spec.device;
         let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
@@ -62,7 +63,7 @@ impl Queues {
     }
 
     /// A command of a queue has ended.
-    pub(super) fn ended(&mut self, token: u64, result: i32, context: &mut QueueContext<'_>) {
+    pub(super) fn ended(&mut self, token: u64, result: i32, context: &mut Context<'_>) {
         let Some((at, queue)) = self.get(token) else {
             tracing::error!(token, "a command has ended that belongs to no queue");
             return;
@@ -74,14 +75,14 @@ impl Queues {
     }
 
     /// A request has been carried out.
-    pub(super) fn answered(&mut self, completion: Completion, context: &mut QueueContext<'_>) {
+    pub(super) fn answered(&mut self, completion: Completion, context: &mut Context<'_>) {
         if let Some((_, queue)) = self.get(completion.tag) {
             queue.answered(completion, context);
         }
     }
 
     /// Goes on with a queue that was held back.
-    pub(super) fn resume(&mut self, at: usize, context: &mut QueueContext<'_>) {
+    pub(super) fn resume(&mut self, at: usize, context: &mut Context<'_>) {
         if let Some(queue) = self.all.get_mut(at).and_then(Option::as_mut) {
             queue.resume(context);
         }
@@ -97,7 +98,7 @@ impl Queues {
     pub(super) fn after_turn(
         &mut self,
         (shown, load): (&Mutex<Vec<u32>>, &Load),
-        context: &mut QueueContext<'_>,
+        context: &mut Context<'_>,
     ) {
         for (at, answer) in self.starting.drain(..) {
             let refused = self.all[at].as_ref().and_then(Queue::refused);

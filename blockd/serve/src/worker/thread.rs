@@ -19,9 +19,10 @@ use tokio::sync::oneshot;
 use super::balance::{Load, Moves};
 use super::queues::Queues;
 use super::{ConnectionInfo, FrontendError, Idle, Mail, Target, WorkerOptions};
+use crate::Context;
 use crate::nbd::Session;
-use crate::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
-use crate::ublk::{QueueContext, QueueSpec, QueueToken};
+use crate::nbd::session::{Connection, Deadlines, Overdue, Token};
+use crate::ublk::{QueueSpec, QueueToken};
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;
@@ -182,7 +183,7 @@ impl WorkerThread {
                 self.take_ended(ended);
             }
         }
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         let (queues, load) = (&self.shown.queues, &self.parts.load);
         self.queues.after_turn((queues, load), &mut context);
         self.count();
@@ -230,8 +231,7 @@ impl WorkerThread {
                 (*token, Token::connection(*token))
             }
             &Ended::Fetched(token, result) => {
-                let mut context =
-                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
                 self.queues.ended(token, result, &mut context);
                 return;
             }
@@ -270,8 +270,7 @@ impl WorkerThread {
     fn deliver(&mut self) {
         while let Some(completion) = self.executor.take_done() {
             if QueueToken::queue(completion.tag).is_some() {
-                let mut context =
-                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
                 self.queues.answered(completion, &mut context);
                 continue;
             }
@@ -295,7 +294,7 @@ impl WorkerThread {
             match owner {
                 Owner::Queue(at) => {
                     let mut context =
-                        QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                        Context { ring: &mut self.ring, executor: &mut self.executor };
                     self.queues.resume(at, &mut context);
                 }
                 Owner::Connection(at) => {
@@ -514,7 +513,7 @@ impl WorkerThread {
             }
         };
         self.shown.queues.lock().push(spec.device);
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         let (queues, load) = (&self.shown.queues, &self.parts.load);
         self.queues.start(spec, volume, answer, (queues, load), &mut context);
     }

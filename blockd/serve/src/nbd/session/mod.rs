@@ -24,6 +24,8 @@ use blockd_nbd::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Shutdown, shutdown};
 
+use crate::Context;
+
 pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
 use self::job::{Job, Payload};
@@ -39,15 +41,6 @@ const ANY: usize = 64 << 10;
 /// The low bits of a token that names no job.
 const RECEIVE: u16 = 0;
 const SEND: u16 = 1;
-
-/// The parts of a worker that a connection works with.
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// The worker's ring.
-    pub ring: &'a mut Ring,
-    /// The worker's requests.
-    pub executor: &'a mut Executor,
-}
 
 /// How operations and requests name the connection they belong to.
 #[derive(Debug)]
