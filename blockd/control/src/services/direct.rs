@@ -127,24 +127,12 @@ impl Control {
         Err(refused(&format!("pool {}", self.pool_name(pool)), problem))
     }
 
-    /// A volume that is a namespace is not attached: it has its device.
-    pub(super) async fn not_attached(&self, pool: &str, name: &str) -> Result<(), Error> {
-        if !self.is_direct(pool) {
-            return Ok(());
+    /// Refuses a name that no pool has, of either kind.
+    pub(super) fn check_pool(&self, pool: &str) -> Result<(), Error> {
+        if !pool.is_empty() && !self.is_direct(pool) {
+            self.known(pool)?;
         }
-        let volume = self.get_direct(pool, name).await?;
-        let what = format!("volume {}", shown(name));
-        let problem = if volume.device_path.is_empty() {
-            let why = match volume.device_problem.as_str() {
-                "" => "it is being removed",
-                problem => problem,
-            };
-            format!("is a namespace of its own, and has no device now: {why}")
-        } else {
-            let path = volume.device_path;
-            format!("is a namespace of its own, there is nothing to attach: use {path}")
-        };
-        Err(refused(&what, problem))
+        Ok(())
     }
 
     /// The health of pools of namespaces and their volumes. The daemon does no IO on them that it

@@ -15,6 +15,7 @@ mod exports;
 mod extend;
 mod health;
 mod keeper;
+mod kinds;
 mod making;
 mod membership;
 mod messages;
@@ -526,9 +527,11 @@ impl Control {
     pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
         let name = self.pool_name(name);
         let _name = self.0.making_pools.lock(name).await;
-        if self.is_direct(name) {
-            return self.reopen_direct(name).await;
-        }
+        self.kind(name).reopen(name).await
+    }
+
+    /// Opens a pool of extents. False if it is open.
+    pub(super) async fn reopen_extents(&self, name: &str) -> Result<bool, Error> {
         let known = self.known(name)?;
         if known.state.is_ok() {
             return match known.failure() {
