@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod add;
+mod answers;
 mod args;
 mod attach;
 mod client;
@@ -22,7 +23,6 @@ mod holds;
 mod import_export;
 mod man;
 mod map;
-mod memory_shapes;
 mod node;
 mod output;
 mod pmem;
@@ -33,7 +33,6 @@ mod recover;
 mod resize;
 mod rollback;
 mod set;
-mod shapes;
 mod snapshot;
 mod space;
 mod top;

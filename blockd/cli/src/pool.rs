@@ -14,8 +14,7 @@ use super::map::{self, Device, Picture, Run, Use};
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
-use super::shapes::{self, PoolShape};
-use super::{Context, amount, node, pool_tools, size_argument};
+use super::{Context, amount, answers, node, pool_tools, size_argument};
 
 /// List, show, draw, make, check and repair pools
 ///
@@ -169,20 +168,20 @@ pub(crate) enum Kind {
 /// The output of `pool list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
-    pools: Vec<PoolShape>,
+    pools: Vec<v1::Pool>,
 }
 
 /// The output of `pool show --json`.
 #[derive(Debug, Serialize)]
 struct Shown {
-    pool: PoolShape,
+    pool: v1::Pool,
 }
 
 /// The output of `pool create --json` and `pool open --json`.
 #[derive(Debug, Serialize)]
 struct Created {
     changed: bool,
-    pool: PoolShape,
+    pool: v1::Pool,
 }
 
 /// The output of `pool map --json`.
@@ -221,11 +220,6 @@ impl Pool {
     }
 }
 
-/// The state of a pool in a word.
-pub(super) fn state_name(pool: &v1::Pool) -> &'static str {
-    shapes::pool_state_name(pool.state())
-}
-
 fn state_tone(pool: &v1::Pool) -> Tone {
     match pool.state() {
         PoolState::Open => Tone::Good,
@@ -236,8 +230,8 @@ fn state_tone(pool: &v1::Pool) -> Tone {
 
 async fn list(context: &Context) -> Result<(), Error> {
     let pools = context.client().await?.list_pools(ListPoolsRequest {}).await?.pools;
-    let listed = Listed { pools: pools.iter().map(PoolShape::from).collect() };
-    context.output.either(&listed, || table(&pools, context))
+    let listed = Listed { pools };
+    context.output.either(&listed, || table(&listed.pools, context))
 }
 
 fn table(pools: &[v1::Pool], context: &Context) -> String {
@@ -260,13 +254,13 @@ fn table(pools: &[v1::Pool], context: &Context) -> String {
             if pool.is_default { format!("{} (default)", pool.name) } else { pool.name.clone() };
         table.row([
             if pool.name == "default" { pool.name.as_str().into() } else { name.into() },
-            Cell::toned(state_name(pool), state_tone(pool)),
+            Cell::toned(pool.state().word(), state_tone(pool)),
             size(pool.size_bytes).into(),
             size(pool.mapped_bytes).into(),
             size(pool.free_bytes).into(),
             size(pool.promised_bytes).into(),
             pool.volume_count.to_string().into(),
-            shapes::durability(pool.durability()).unwrap_or("-").into(),
+            pool.durability().word().unwrap_or("-").into(),
             if paths.is_empty() { pool.region.clone() } else { paths.join(" ") }.into(),
         ]);
     }
@@ -280,9 +274,9 @@ fn device_name(device: &v1::Device) -> &str {
 impl Show {
     async fn run(self, context: &Context) -> Result<(), Error> {
         let request = GetPoolRequest { name: self.pool };
-        let pool = shapes::pool(context.client().await?.get_pool(request).await?.pool)?;
-        let shown = Shown { pool: PoolShape::from(&pool) };
-        context.output.either(&shown, || details(&pool, context))
+        let pool = answers::pool(context.client().await?.get_pool(request).await?.pool)?;
+        let shown = Shown { pool };
+        context.output.either(&shown, || details(&shown.pool, context))
     }
 }
 
@@ -294,7 +288,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     };
     let mut rows = vec![
         ("name", pool.name.clone()),
-        ("state", output.paint().text(state_tone(pool), state_name(pool))),
+        ("state", output.paint().text(state_tone(pool), pool.state().word())),
     ];
     if !pool.failure.is_empty() {
         rows.push(("failure", pool.failure.clone()));
@@ -313,7 +307,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         ("metadata", of_pool(pool.metadata_bytes)),
         ("free", of_pool(pool.free_bytes)),
     ]);
-    if let Some(level) = shapes::durability(pool.durability()) {
+    if let Some(level) = pool.durability().word() {
         let cache = if pool.write_cache { "with a write cache" } else { "every answered write" };
         rows.push(("durability", format!("{level}, {cache}")));
     }
@@ -333,7 +327,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     }
     rows.extend(pool.node_objects.iter().map(|one| node::object_row(one, context)));
     for device in &pool.devices {
-        let mut how = vec![shapes::device_kind(device).to_owned(), size(device.size_bytes)];
+        let mut how = vec![device.kind().word().to_owned(), size(device.size_bytes)];
         how.push(if device.direct { "direct" } else { "buffered" }.to_owned());
         how.extend(device.sparse.then(|| "sparse".to_owned()));
         how.extend(device.discard.then(|| "discards".to_owned()));
@@ -345,7 +339,7 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
 
 /// The properties of a device in persistent memory.
 fn pmem_words(pmem: &v1::PmemDevice, context: &Context) -> Vec<String> {
-    let mut words = vec![shapes::pmem_medium(pmem.medium()).to_owned()];
+    let mut words = vec![pmem.medium().word().to_owned()];
     if !pmem.region.is_empty() {
         words.push(format!("region {}", pmem.region));
     }
@@ -386,7 +380,7 @@ fn namespace_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, Stri
 /// The rows of the space policy.
 fn space_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)> {
     let size = |value: i64| context.output.size(amount(value));
-    let Some(state) = shapes::space_state(pool) else { return Vec::new() };
+    let Some(state) = pool.space_state().word() else { return Vec::new() };
     let tone = match pool.space_state() {
         v1::SpaceState::Normal => Tone::Good,
         _ => Tone::Bad,
@@ -440,9 +434,9 @@ impl Create {
             ..Default::default()
         };
         let answer = context.client().await?.create_pool(request).await?;
-        let pool = shapes::pool(answer.pool)?;
-        let created = Created { changed: answer.changed, pool: PoolShape::from(&pool) };
+        let created = Created { changed: answer.changed, pool: answers::pool(answer.pool)? };
         context.output.either(&created, || {
+            let pool = &created.pool;
             let size = context.output.size(amount(pool.size_bytes));
             if created.changed {
                 format!("{}: {size}, open\n", pool.name)
@@ -457,11 +451,11 @@ impl Open {
     async fn run(self, context: &Context) -> Result<(), Error> {
         let request = OpenPoolRequest { name: self.pool };
         let answer = context.client().await?.open_pool(request).await?;
-        let pool = shapes::pool(answer.pool)?;
-        let opened = Created { changed: answer.changed, pool: PoolShape::from(&pool) };
+        let opened = Created { changed: answer.changed, pool: answers::pool(answer.pool)? };
+        let name = &opened.pool.name;
         context.output.either(&opened, || match opened.changed {
-            true => format!("{}: open\n", pool.name),
-            false => format!("{}: unchanged, it was open\n", pool.name),
+            true => format!("{name}: open\n"),
+            false => format!("{name}: unchanged, it was open\n"),
         })
     }
 }
@@ -488,7 +482,7 @@ impl Map {
     async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
         let request = GetPoolRequest { name: self.pool };
-        let pool = shapes::pool(client.get_pool(request).await?.pool)?;
+        let pool = answers::pool(client.get_pool(request).await?.pool)?;
         let request = PoolExtentsRequest { pool: pool.name.clone() };
         let parts = client.pool_extents(request).await?;
         let picture = picture(&pool, &parts);

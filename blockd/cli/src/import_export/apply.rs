@@ -22,8 +22,8 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::{Import, address, blocking, interruptible, pool_id, settled, with_note};
+use crate::answers;
 use crate::client::Client;
-use crate::shapes::{self, VolumeShape};
 use crate::transfer::Stop;
 use crate::transfer::awaited::Awaited;
 use crate::transfer::import::{self, Imported, Source};
@@ -49,7 +49,7 @@ struct Answer {
     marker: Option<String>,
     written_bytes: u64,
     seconds: f64,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 type Input = Reader<Box<dyn Read + Send>>;
@@ -81,7 +81,7 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
     let mut apply = Apply { asked, client: context.client().await?, header, pool_id: [0; 16] };
     let clock = Clock::start();
     let pool = GetPoolRequest { name: asked.pool.clone() };
-    apply.pool_id = pool_id(&shapes::pool(apply.client.get_pool(pool).await?.pool)?)?;
+    apply.pool_id = pool_id(&answers::pool(apply.client.get_pool(pool).await?.pool)?)?;
     let marker = apply.marker(&apply.header.snapshot);
     if let Err(allowed) = check_name(&marker) {
         return Err(Error::invalid(
@@ -91,12 +91,12 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
         ));
     }
     let answer = match apply.find().await? {
-        Found::Done(volume, marker) => apply.answer(&volume, Some(marker), &clock),
+        Found::Done(volume, marker) => apply.answer(volume, Some(marker), &clock),
         Found::Place(place) => {
             let created = place.created;
             let (volume, marker, written_bytes) =
                 apply.change(place, backup, context, &stop).await?;
-            let answer = apply.answer(&volume, marker, &clock);
+            let answer = apply.answer(volume, marker, &clock);
             Answer { changed: true, created, written_bytes, ..answer }
         }
     };
@@ -204,7 +204,7 @@ impl Apply<'_> {
         let request =
             GetVolumeRequest { name: self.asked.name.clone(), pool: self.asked.pool.clone() };
         let volume = match self.client.get_volume(request).await {
-            Ok(answer) => shapes::volume(answer.volume)?,
+            Ok(answer) => answers::volume(answer.volume)?,
             Err(error) if error.kind() == ErrorKind::NotFound && self.header.base.is_none() => {
                 let volume = self.create().await?;
                 return Ok(Found::Place(Place { volume, created: true, known: None }));
@@ -247,7 +247,7 @@ impl Apply<'_> {
             block_size: self.header.block_bytes,
             ..Default::default()
         };
-        shapes::volume(self.client.create_volume(request).await?.volume)
+        answers::volume(self.client.create_volume(request).await?.volume)
     }
 
     /// Checks that the volume has the content of the file's base. Returns the snapshot that records
@@ -286,7 +286,7 @@ impl Apply<'_> {
                     self.header.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
                 let made = match base.made_unix_ms {
                     0 => String::new(),
-                    made => format!(" made {}", shapes::date(units::to_wire(made))),
+                    made => format!(" made {}", answers::date(units::to_wire(made))),
                 };
                 let problem = format!(
                     "is no copy of what the backup begins with: its newest snapshot is {newest}, \
@@ -378,7 +378,7 @@ impl Apply<'_> {
         let marker =
             if is_copy && !self.is_forced(&place) { Some(self.mark(&volume).await?) } else { None };
         let request = GetVolumeRequest { name: volume.name, pool: volume.pool };
-        let volume = shapes::volume(self.client.get_volume(request).await?.volume)?;
+        let volume = answers::volume(self.client.get_volume(request).await?.volume)?;
         Ok((volume, marker, done.written_bytes))
     }
 
@@ -412,7 +412,7 @@ impl Apply<'_> {
             front_end: FrontEnd::Nbd.into(),
             ..Default::default()
         };
-        let volume = shapes::volume(self.client.attach_volume(request).await?.volume)?;
+        let volume = answers::volume(self.client.attach_volume(request).await?.volume)?;
         let target = Target::new(address(&volume)?, size_bytes);
         let block_bytes = usize::try_from(volume.block_size).unwrap_or(512).max(512);
         let total = backup.named_bytes.unwrap_or(size_bytes);
@@ -480,7 +480,7 @@ impl Apply<'_> {
     }
 
     /// The answer that nothing was to be done, with the time that the check took.
-    fn answer(&self, volume: &Volume, marker: Option<String>, clock: &Clock) -> Answer {
+    fn answer(&self, volume: Volume, marker: Option<String>, clock: &Clock) -> Answer {
         Answer {
             changed: false,
             created: false,
@@ -489,7 +489,7 @@ impl Apply<'_> {
             marker,
             written_bytes: 0,
             seconds: clock.elapsed().as_secs_f64(),
-            volume: VolumeShape::from(volume),
+            volume,
         }
     }
 }

@@ -15,6 +15,7 @@ mod exports;
 mod extend;
 mod health;
 mod keeper;
+mod kinds;
 mod making;
 mod membership;
 mod messages;
@@ -66,11 +67,11 @@ use pools::Unopened;
 use state_file::StateFile;
 
 pub use attachments::remembered_devices;
-pub use data_path::{Answer, Connection, DataPath};
+pub use data_path::{Answer, DataPath};
 pub use devices::{device_error, device_owner};
 pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
-pub use exports::{NbdAddress, NbdPlace, Target};
+pub use exports::{Exported, NbdAddress, NbdPlace};
 pub use extend::{ExtendListener, bind_extend};
 pub use health::HealthSummary;
 pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};
@@ -526,9 +527,11 @@ impl Control {
     pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
         let name = self.pool_name(name);
         let _name = self.0.making_pools.lock(name).await;
-        if self.is_direct(name) {
-            return self.reopen_direct(name).await;
-        }
+        self.kind(name).reopen(name).await
+    }
+
+    /// Opens a pool of extents. False if it is open.
+    pub(super) async fn reopen_extents(&self, name: &str) -> Result<bool, Error> {
         let known = self.known(name)?;
         if known.state.is_ok() {
             return match known.failure() {

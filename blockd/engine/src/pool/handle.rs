@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
     Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Kept, Outcome, Releasing,
-    Use, UsedExtent, VolumeInfo, VolumeSummary,
+    Use, UsedExtent, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -391,13 +391,13 @@ impl PoolHandle {
         receive.await.unwrap_or(Err(PoolError::Gone))
     }
 
-    /// All volumes and snapshots.
-    pub async fn volumes(&self) -> Result<Vec<VolumeInfo>, PoolError> {
+    /// All volumes and snapshots, with their exclusive space.
+    pub async fn volumes(&self) -> Result<Vec<VolumeSummary>, PoolError> {
         self.counted(self.shared.pool.summaries(), |_| true).await
     }
 
     /// The volume of that name.
-    pub async fn volume(&self, name: &str) -> Result<Option<VolumeInfo>, PoolError> {
+    pub async fn volume(&self, name: &str) -> Result<Option<VolumeSummary>, PoolError> {
         let all = self.shared.pool.summaries();
         Ok(self.counted(all, |one| one.name == name).await?.pop())
     }
@@ -408,7 +408,7 @@ impl PoolHandle {
         &self,
         all: Vec<VolumeSummary>,
         wanted: impl Fn(&VolumeSummary) -> bool,
-    ) -> Result<Vec<VolumeInfo>, PoolError> {
+    ) -> Result<Vec<VolumeSummary>, PoolError> {
         let mut family: BTreeMap<VolumeId, usize> = BTreeMap::new();
         for one in &all {
             *family.entry(one.lineage).or_default() += 1;
@@ -418,14 +418,15 @@ impl PoolHandle {
             if family.get(&one.lineage).is_some_and(|count| *count > 1) {
                 related.push(one);
             } else {
-                let mapped = one.mapped;
-                infos.push(one.with_exclusive(mapped));
+                infos.push(VolumeSummary { exclusive: Some(one.mapped), ..one });
             }
         }
         let sets = related.iter().map(|one| vec![one.id]).collect();
         for (one, figures) in related.into_iter().zip(self.figures(sets).await?) {
             // Volumes that are gone by now are left out.
-            infos.extend(figures.ok().map(|figures| one.with_exclusive(figures.exclusive)));
+            let Ok(figures) = figures else { continue };
+            let exclusive = Some(figures.exclusive.min(one.mapped));
+            infos.push(VolumeSummary { exclusive, ..one });
         }
         infos.sort_unstable_by_key(|one| one.id);
         Ok(infos)

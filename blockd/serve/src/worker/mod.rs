@@ -109,7 +109,7 @@ pub struct Target {
 }
 
 /// A connection as others see it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ConnectionInfo {
     /// Unique among those of its worker.
     pub id: u64,
@@ -129,8 +129,23 @@ pub struct ConnectionInfo {
     pub agreed: blockd_nbd::Negotiated,
     /// Requests of its that are being worked on.
     pub in_flight: Arc<Counter>,
+    /// Whether it can give way to another.
+    pub idle: Idle,
+}
+
+impl ConnectionInfo {
+    /// Its number, unique since the start: workers count their own connections.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        ((self.worker as u64) << 48) | self.id
+    }
+}
+
+/// Whether a connection can give way to another.
+#[derive(Clone, Debug, Default)]
+pub struct Idle {
     /// When it sent something last, by its worker's clock; [`u64::MAX`] in the middle of a request.
-    idle_since: Arc<Counter>,
+    since: Arc<Counter>,
     /// Set if it is about to be closed, to make room for another.
     chosen: Arc<AtomicBool>,
 }

@@ -8,7 +8,7 @@ use blockd_engine::backing::{Ended, Ring, RingOptions};
 use blockd_engine::mailbox::{Inbox, Undelivered};
 use blockd_engine::schedule::Owner;
 use blockd_engine::stats::{VolumeStats, WorkerStats};
-use blockd_engine::volume::Executor;
+use blockd_engine::volume::{Executor, Token};
 use blockd_mapper::units::VolumeId;
 use blockd_media::Doorbell;
 use blockd_media::clock::{Clock, thread_cpu_ns};
@@ -18,10 +18,11 @@ use tokio::sync::oneshot;
 
 use super::balance::{Load, Moves};
 use super::queues::Queues;
-use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
+use super::{ConnectionInfo, FrontendError, Idle, Mail, Target, WorkerOptions};
+use crate::Context;
 use crate::nbd::Session;
-use crate::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
-use crate::ublk::{QueueContext, QueueSpec, QueueToken};
+use crate::nbd::session::{Connection, Deadlines, Overdue};
+use crate::ublk::QueueSpec;
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;
@@ -182,7 +183,7 @@ impl WorkerThread {
                 self.take_ended(ended);
             }
         }
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         let (queues, load) = (&self.shown.queues, &self.parts.load);
         self.queues.after_turn((queues, load), &mut context);
         self.count();
@@ -225,15 +226,9 @@ impl WorkerThread {
     }
 
     fn take_ended(&mut self, ended: Ended) {
-        let (token, at) = match &ended {
-            Ended::Received(token, _) | Ended::Sent(token, _, _) => {
-                (*token, Token::connection(*token))
-            }
-            &Ended::Fetched(token, result) => {
-                let mut context =
-                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-                self.queues.ended(token, result, &mut context);
-                return;
+        let token = match &ended {
+            Ended::Received(token, _) | Ended::Sent(token, _, _) | Ended::Fetched(token, _) => {
+                *token
             }
             Ended::Rung => {
                 self.parts.stats.wakeups.add(1);
@@ -241,11 +236,19 @@ impl WorkerThread {
             }
             _ => return,
         };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        let at = match (Token::decode(token), &ended) {
+            (Token::Queue { at, tag, step }, &Ended::Fetched(_, result)) => {
+                self.queues.ended((at, tag, step), result, &mut context);
+                return;
+            }
+            (Token::Connection { at, .. }, _) => at,
+            _ => usize::MAX,
+        };
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
             tracing::error!(token, "something has ended that belongs to no connection");
             return;
         };
-        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         match ended {
             Ended::Received(_, result) => connection.received(result, &mut context),
             Ended::Sent(_, result, message) => connection.sent(result, message, &mut context),
@@ -269,18 +272,19 @@ impl WorkerThread {
     /// Gives answers to the connections that wait for them.
     fn deliver(&mut self) {
         while let Some(completion) = self.executor.take_done() {
-            if QueueToken::queue(completion.tag).is_some() {
-                let mut context =
-                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-                self.queues.answered(completion, &mut context);
-                continue;
-            }
-            let at = Token::connection(completion.tag);
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            let at = match Token::decode(completion.tag) {
+                Token::Queue { at, tag, .. } => {
+                    self.queues.answered((at, tag), completion, &mut context);
+                    continue;
+                }
+                Token::Connection { at, .. } => at,
+                Token::Slot { .. } | Token::Copy { .. } => usize::MAX,
+            };
             let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
                 completion.buffer.into_iter().for_each(|buffer| self.ring.free(buffer));
                 continue;
             };
-            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
             connection.answered(completion, &mut context);
             self.note(at);
         }
@@ -295,7 +299,7 @@ impl WorkerThread {
             match owner {
                 Owner::Queue(at) => {
                     let mut context =
-                        QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                        Context { ring: &mut self.ring, executor: &mut self.executor };
                     self.queues.resume(at, &mut context);
                 }
                 Owner::Connection(at) => {
@@ -514,7 +518,7 @@ impl WorkerThread {
             }
         };
         self.shown.queues.lock().push(spec.device);
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         let (queues, load) = (&self.shown.queues, &self.parts.load);
         self.queues.start(spec, volume, answer, (queues, load), &mut context);
     }
@@ -551,7 +555,7 @@ impl WorkerThread {
         match Connection::new(id, at, stream, negotiated, attached, requests, guard, &mut context) {
             Ok(connection) => {
                 let in_flight = Arc::clone(&connection.shown);
-                let idle_since = Arc::clone(&connection.idle_since);
+                let since = Arc::clone(&connection.idle_since);
                 let info = ConnectionInfo {
                     id,
                     peer,
@@ -562,8 +566,7 @@ impl WorkerThread {
                     worker,
                     agreed,
                     in_flight,
-                    idle_since,
-                    chosen: Arc::default(),
+                    idle: Idle { since, chosen: Arc::default() },
                 };
                 self.shown.connections.lock().push((id, info));
                 self.connections[at] = Some(connection);
