@@ -159,12 +159,13 @@ impl DirectPool {
         self.0.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes the pool's lock: volumes are made and removed one at a time.
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         self.0.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, once no thread works on a volume of that name: `wait` waits for it, or makes it
-    /// give up.
+    /// Takes the pool's lock once no thread works on a volume of that name: `wait` waits for it, or
+    /// makes it give up.
     pub(super) fn changing_idle(&self, name: &str, wait: fn(&Busy, &str)) -> MutexGuard<'_, ()> {
         loop {
             let changing = self.changing();
@@ -176,7 +177,7 @@ impl DirectPool {
         }
     }
 
-    /// The same, and the volume, once no other thread works on it.
+    /// Takes the pool's lock and the volume's, once no other thread works on the volume.
     pub(super) fn changing_with(&self, uuid: &str) -> (MutexGuard<'_, ()>, Held<'_>) {
         loop {
             let changing = self.changing();

@@ -98,7 +98,7 @@ pub struct State {
     pub last_probe: i64,
     /// When it last became healthy or abnormal; 0 when it has always been healthy.
     pub last_transition: i64,
-    /// The same, by the clock that never jumps.
+    /// When it was last looked at, by the clock that never jumps.
     looked_ns: u64,
     episode: Option<Episode>,
     /// Whether a cause of the episode was reported, so that its end is reported, too.

@@ -448,7 +448,8 @@ impl PoolThread {
         }
     }
 
-    /// One walk in each turn: with any number of requests for walks, commits get theirs in between.
+    /// Carries out the commands that wait, and one walk at most in each turn: with any number of
+    /// requests for walks, commits get their turn in between.
     fn take_asks(&mut self) {
         let mut walked = false;
         while let Some(ask) = self.held.take().or_else(|| self.asks.take()) {
