@@ -8,6 +8,7 @@ use std::path::Path;
 use blockd_api::Message as _;
 use blockd_api::v1;
 use blockd_mapper::error::MapperError;
+use blockd_mapper::format::InvalidName;
 use blockd_pmem::platform::PlatformError;
 use blockd_pmem::platform::choose::{NoRoom, Reason, Refusal};
 use tonic::{Code, Status};
@@ -472,7 +473,7 @@ impl From<MapperError> for Error {
         let text = error.to_string();
         match error {
             MapperError::Invalid { field, value, allowed } => Self::invalid(field, value, allowed),
-            MapperError::Name { name, problem } => {
+            MapperError::Name(InvalidName { name, problem }) => {
                 Self::invalid("name", name, problem.trim_start_matches("must "))
             }
             MapperError::NoVolume(name) => Self::not_found("volume", &name),
@@ -668,7 +669,7 @@ mod tests {
     #[test]
     fn errors_of_the_mapper_keep_field_and_value() {
         let name = blockd_mapper::format::VolumeName::new("a/b").unwrap_err();
-        let error = Error::from(name);
+        let error = Error::from(MapperError::from(name));
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().starts_with("name is a/b: must"), "{error}");
         let error = MapperError::Exists {
