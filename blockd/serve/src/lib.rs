@@ -4,6 +4,9 @@
 //! has their sessions, [`ublk`] has the queues of block devices and their life in the kernel.
 #![deny(unsafe_code)]
 
+mod error;
 pub mod nbd;
 pub mod ublk;
 pub mod worker;
+
+pub use error::FrontendError;

@@ -5,7 +5,7 @@ use blockd_engine::volume::{Executor, VolumeRef};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::FrontendError;
+use crate::FrontendError;
 use super::balance::Load;
 use crate::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
 

@@ -18,8 +18,9 @@ use tokio::sync::oneshot;
 
 use super::balance::{Load, Moves};
 use super::queues::Queues;
-use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
+use super::{ConnectionInfo, Mail, Target, WorkerOptions};
 use crate::nbd::Session;
+use crate::FrontendError;
 use crate::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
 use crate::ublk::{QueueContext, QueueSpec, QueueToken};
 

@@ -29,7 +29,7 @@ pub use params::Params;
 pub use recovery::Recovered;
 pub use users::User;
 
-use super::super::worker::FrontendError;
+use crate::FrontendError;
 use super::host::QueueHost;
 
 /// Why something was not done with a device.

@@ -20,7 +20,7 @@ use super::mark::Mark;
 use super::users::Places;
 use super::{DeviceError, DeviceOptions, DeviceSpec, Devices, Recovered};
 use crate::ublk::{QueueHost, QueueSpec};
-use crate::worker::FrontendError;
+use crate::FrontendError;
 
 /// A kernel: its devices, and the commands sent to it.
 #[derive(Debug, Default)]
