@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::Gate;
+use super::io_error;
 use super::mapped::Mapped;
 use super::memory::Memory;
 use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
@@ -613,20 +614,9 @@ fn direct_block(file: &File, direct: bool) -> u32 {
     if refused { 4096 } else { 512 }
 }
 
-/// Converts an error of the operating system to one of the mapper. A closed gate becomes a lack of
-/// space: nothing was written, and the write is retried.
-#[must_use]
-pub fn io_error(error: &std::io::Error) -> IoError {
-    match error.raw_os_error() {
-        None if Gate::refused(error) => IoError::NoSpace,
-        Some(libc::ENOSPC | libc::EDQUOT) => IoError::NoSpace,
-        Some(libc::ENODEV | libc::ENXIO) => IoError::Gone,
-        _ => IoError::Media,
-    }
-}
-
-/// The same of a device of this kind. A disk that was pulled out has no bytes, and the kernel fails
-/// a write for lack of space: writes must not wait for space then.
+/// Converts an error of the operating system for a device of this kind. A disk that was pulled out
+/// has no bytes, and the kernel fails a write for lack of space: writes must not wait for space
+/// then.
 fn meaning(
     kind: DeviceKind,
     error: &std::io::Error,
