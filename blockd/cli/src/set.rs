@@ -4,7 +4,7 @@ use blockd_api::v1::{ConfigureVolumeRequest, OnFull};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::args::duration;
+use super::duration::duration;
 use super::shapes::{self, SettingsShape, VolumeShape};
 use super::{Context, size_argument};
 

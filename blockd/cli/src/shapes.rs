@@ -318,7 +318,7 @@ impl From<&v1::Pool> for PoolShape {
             name: pool.name.clone(),
             is_default: pool.is_default,
             id: some(&pool.id),
-            state: super::pool::state_name(pool),
+            state: pool_state_name(pool.state()),
             failure: some(&pool.failure),
             size_bytes: amount(pool.size_bytes),
             free_bytes: amount(pool.free_bytes),

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::output::Output;
 use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note};
-use crate::args::duration;
+use crate::duration::duration;
 use crate::client::Client;
 use crate::shapes;
 use crate::transfer::export::{self, Sink};

@@ -14,7 +14,7 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
-use crate::args::duration;
+use crate::duration::duration;
 use crate::client::Client;
 use crate::shapes::{self, VolumeShape};
 use crate::transfer::format::{ImageFormat, WantedFormat};
