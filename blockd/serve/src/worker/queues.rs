@@ -5,8 +5,8 @@ use blockd_engine::volume::{Executor, VolumeRef};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::FrontendError;
 use super::balance::Load;
+use crate::FrontendError;
 use crate::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
 
 type Started = oneshot::Sender<Result<(), FrontendError>>;
