@@ -17,8 +17,8 @@ use serde::Serialize;
 
 use super::output::Output;
 use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note};
-use crate::duration::duration;
 use crate::client::Client;
+use crate::duration::duration;
 use crate::shapes;
 use crate::transfer::export::{self, Sink};
 use crate::transfer::format::Format;

@@ -14,8 +14,8 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
-use crate::duration::duration;
 use crate::client::Client;
+use crate::duration::duration;
 use crate::shapes::{self, VolumeShape};
 use crate::transfer::format::{ImageFormat, WantedFormat};
 use crate::transfer::image::{self, Gated};
