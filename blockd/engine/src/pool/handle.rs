@@ -335,7 +335,7 @@ impl PoolHandle {
             let (name, problem) = (path.display().to_string(), problem.to_owned());
             return Err(MapperError::Device { name, problem }.into());
         }
-        let device = super::open::new_device(&spare);
+        let device = super::devices::new_device(&spare);
         let done = self.control(Control::AddDevice { handle, device }).await?;
         Ok(match done {
             Outcome::Grown { extents } => Some((path, extents * self.shared.extent_size)),
