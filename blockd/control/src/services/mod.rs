@@ -119,6 +119,8 @@ struct Inner {
     space_of_new_pools: RwLock<SpaceConfig>,
     /// A pool is opened or created once at a time, and so is what is at a path.
     making_pools: making::NamedLocks,
+    /// A pool is extended once at a time.
+    growing_pools: making::NamedLocks,
     /// One operation at a time on each volume; names that share a lock wait for each other, so that
     /// two of them are taken by `lock_all`.
     locks: [tokio::sync::Mutex<()>; LOCKS],
@@ -197,6 +199,7 @@ impl Control {
             health: health::Book::new(&options.health),
             space_of_new_pools: RwLock::new(options.template.space.clone()),
             making_pools: making::NamedLocks::default(),
+            growing_pools: making::NamedLocks::default(),
             locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             hasher: RandomState::new(),
             ready: AtomicBool::new(false),

@@ -60,7 +60,8 @@ fn open_spare(spec: &PoolSpec, spare: &DeviceSpec) -> Result<Device, PoolError> 
 }
 
 /// The description of a device for a pool that it joins.
-pub(super) fn new_device(device: &Device) -> NewDevice {
+#[must_use]
+pub fn new_device(device: &Device) -> NewDevice {
     NewDevice {
         name: device.info().path.display().to_string(),
         uuid: random_id(),

@@ -13,7 +13,8 @@ mod thread;
 mod watch;
 
 pub use create::{Created, create};
-pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
+pub use devices::new_device;
+pub use handle::{ExtentRun, Policy, PoolHandle, PoolStats, SpaceNow};
 pub use keep::Keep;
 pub use open::{open, open_created};
 

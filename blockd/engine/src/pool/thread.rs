@@ -20,11 +20,11 @@ use blockd_media::pool::ownership::Ownership;
 use blockd_media::pool::{PoolError, PoolSpec, storage};
 use blockd_media::{Doorbell, Gate};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tokio::sync::{mpsc, oneshot, watch};
+use futures_channel::{mpsc, oneshot};
 
 use super::discard::Discarder;
 use super::driver::Served;
-use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Shared};
+use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Released, Shared};
 use crate::backing::{Ended, Ring};
 use crate::mailbox::{Inbox, mailbox};
 use crate::stats::MediaStats;
@@ -122,11 +122,10 @@ impl PoolThread {
             committing: AtomicU64::new(0),
             stats: PoolStats::default(),
             space_changes: parking_lot::Mutex::new(Some(changes)),
-            growing: tokio::sync::Mutex::default(),
             shares: parking_lot::Mutex::default(),
             window: Arc::default(),
             media: parking_lot::Mutex::new(vec![Arc::clone(&seen)]),
-            released: watch::Sender::new(false),
+            released: Released::default(),
         });
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
@@ -199,7 +198,7 @@ impl PoolThread {
                 device.unlock();
             }
         }
-        self.shared.released.send_replace(true);
+        self.shared.released.set();
     }
 
     /// Waits for discards that the closed pool has left under way: the next owner may write where
@@ -208,7 +207,7 @@ impl PoolThread {
     fn end_discards(&mut self) {
         let clock = Clock::start();
         while self.closed && self.under_way > 0 {
-            let is_late = *self.shared.released.borrow();
+            let is_late = self.shared.released.is_set();
             let left = if is_late { Duration::MAX } else { DISCARD_LIMIT };
             match self.discarded.recv_timeout(left.saturating_sub(clock.elapsed())) {
                 Ok((command, result)) => {
@@ -219,7 +218,7 @@ impl PoolThread {
                     let pool = &self.shared.name;
                     tracing::warn!(%pool, "discards have not ended: stays locked until they have");
                     self.skips_discards.store(true, Ordering::Relaxed);
-                    self.shared.released.send_replace(true);
+                    self.shared.released.set();
                 }
                 Err(_) => return,
             }

@@ -5,6 +5,7 @@ use blockd_mapper::units::WallTime;
 use blockd_media::pool::PoolError;
 
 use super::super::handle::{Ask, Count, Policy, SpaceNow};
+use super::super::keep::Keep;
 use super::PoolThread;
 
 /// How long the thread counts what volumes take before it looks for something else to do. The
@@ -64,9 +65,9 @@ impl PoolThread {
                     let part = self.engine.diff(&request).map_err(PoolError::from);
                     let _ = answer.send(part);
                 }
-                Ask::Keep(volume, most, answer) => {
+                Ask::Keep(handle, volume, most, answer) => {
                     let kept = self.engine.keep_reserve(volume, most).map_err(PoolError::from);
-                    let _ = answer.send(kept);
+                    let _ = answer.send(kept.map(|kept| Keep::new(handle, volume, kept)));
                 }
                 Ask::ReleaseKept(volume, extents) => self.engine.release_kept(volume, extents),
                 Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
