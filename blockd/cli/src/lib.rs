@@ -14,6 +14,7 @@ mod clone;
 mod completions;
 mod del;
 mod diff;
+mod duration;
 mod events;
 mod extend_request;
 mod features;
@@ -96,8 +97,8 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Journal(journal) => journal.run(context),
         Verb::Pmem(pmem) => pmem.run(context),
         Verb::Node(node) if node.is_offline() => node.run_offline(context),
-        Verb::Completions(completions) => completions.run(context),
-        Verb::Man(man) => man.run(context),
+        Verb::Completions(completions) => completions.run(context, args::command()),
+        Verb::Man(man) => man.run(context, args::command()),
         verb => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|source| Error::io("starting", source))?;

@@ -4,7 +4,7 @@ use blockd_api::v1::{ConfigureVolumeRequest, OnFull, Volume, VolumeSettings};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::args::duration;
+use super::duration::duration;
 use super::{Context, amount, answers, size_argument};
 
 /// Set limits of a volume, and what it does when its pool is full

@@ -8,7 +8,7 @@ use blockd_media::error::Error;
 use blockd_media::units::{self, exact};
 use serde::Serialize;
 
-use super::args::duration;
+use super::duration::duration;
 use super::holds::{self, WHOLE};
 use super::output::percent;
 use super::{Context, amount, answers};

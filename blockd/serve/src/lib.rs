@@ -5,8 +5,10 @@
 #![deny(unsafe_code)]
 
 mod context;
+mod error;
 pub mod nbd;
 pub mod ublk;
 pub mod worker;
 
 pub use context::Context;
+pub use error::FrontendError;

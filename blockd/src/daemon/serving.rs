@@ -8,8 +8,9 @@ use blockd_control::services::{Answer, DataPath, Exported};
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
+use blockd_serve::FrontendError;
 use blockd_serve::nbd::{Session, Sessions};
-use blockd_serve::worker::{ConnectionInfo, FrontendError, Workers};
+use blockd_serve::worker::{ConnectionInfo, Workers};
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]

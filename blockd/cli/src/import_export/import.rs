@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
 use crate::answers;
-use crate::args::duration;
 use crate::client::Client;
+use crate::duration::duration;
 use crate::transfer::format::{ImageFormat, WantedFormat};
 use crate::transfer::image::{self, Gated};
 use crate::transfer::import::{self, Imported, Source};

@@ -15,6 +15,7 @@ use blockd_serve::ublk::control::DeviceView;
 use super::devices::{AttachWish, FrontEnd};
 use super::{Control, Known, pool_error, settings, volumes};
 use crate::direct::{PoolView, State, Usage, VolumeView};
+use crate::pool;
 
 /// Runs of extents in one message: some 100 KiB.
 const RUNS_IN_MESSAGE: usize = 2048;
@@ -258,7 +259,7 @@ impl Control {
         is_default: bool,
         handle: &PoolHandle,
     ) -> Result<v1::Pool, Error> {
-        let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
+        let space = pool::space(handle).await.map_err(|error| pool_error(&name, error))?;
         let now = space.now;
         let stats = self.data_path().volume_stats();
         let here = stats.iter().filter(|one| one.pool == name);
@@ -321,7 +322,7 @@ impl Control {
     ) -> Result<Vec<v1::PoolExtentsResponse>, Error> {
         let names: BTreeMap<VolumeId, String> =
             handle.mapper().summaries().into_iter().map(|one| (one.id, one.name)).collect();
-        let runs = handle.extents().await.map_err(|error| pool_error(handle.name(), error))?;
+        let runs = pool::extents(handle).await.map_err(|error| pool_error(handle.name(), error))?;
         let total_count = runs.iter().map(|run| run.count).sum();
         let extent_size = u32::try_from(handle.extent_size()).unwrap_or(u32::MAX);
         let run = |run: &blockd_engine::pool::ExtentRun| {

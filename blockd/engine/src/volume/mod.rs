@@ -4,6 +4,7 @@ mod admission;
 mod copy;
 mod executor;
 mod media;
+mod pools;
 mod slot;
 mod states;
 mod token;

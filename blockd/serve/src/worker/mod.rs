@@ -22,6 +22,7 @@ use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::FrontendError;
 use super::nbd;
 use super::ublk::{QueueHost, QueueSpec};
 use balance::{Load, Moves, Moving, SATURATED};
@@ -65,36 +66,6 @@ impl Default for WorkerOptions {
             idle_limit: None,
         }
     }
-}
-
-/// Why workers could not be started, or a pool not be served.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FrontendError {
-    /// A setting is outside what is allowed.
-    #[error("{field} is {value}: must be {allowed}")]
-    Invalid {
-        /// Its name.
-        field: &'static str,
-        /// The invalid value.
-        value: usize,
-        /// The allowed values.
-        allowed: &'static str,
-    },
-    /// The operating system refuses.
-    #[error("{what}: {source}")]
-    Io {
-        /// The failed step.
-        what: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The mapper refuses.
-    #[error(transparent)]
-    Mapper(#[from] blockd_mapper::error::MapperError),
-    /// The workers have ended.
-    #[error("the workers have ended")]
-    Gone,
 }
 
 /// The volume that a session serves.

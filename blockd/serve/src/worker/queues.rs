@@ -5,10 +5,9 @@ use blockd_engine::volume::{Executor, Step, VolumeRef};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::FrontendError;
 use super::balance::Load;
-use crate::Context;
 use crate::ublk::{Queue, QueueSpec};
+use crate::{Context, FrontendError};
 
 type Started = oneshot::Sender<Result<(), FrontendError>>;
 
