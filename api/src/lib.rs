@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 pub mod extend;
+mod json;
+mod words;
 
 /// Version 1 of the control API.
 #[allow(

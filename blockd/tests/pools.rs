@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blockd_control::pool::{extents, space};
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, create, open, open_created};
 use blockd_inspect::Media;
 use blockd_mapper::format::Place;
@@ -64,7 +65,7 @@ fn a_pool_in_a_file_is_made_once_and_found_again() {
     assert!(report.was_clean);
     assert!(matches!(add(&pool, "one", 1 << 30), Outcome::Created(_)));
     assert!(matches!(add(&pool, "one", 1 << 30), Outcome::Existing(_)));
-    let space = wait(pool.space()).unwrap();
+    let space = wait(space(&pool)).unwrap();
     assert!(space.pool.total > 250 << 20 && space.free() > 200 << 20);
     assert!(matches!(open(&spec), Err(PoolError::Locked { .. })));
     let ring = pool.id().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -94,7 +95,7 @@ fn every_extent_of_a_pool_has_one_use() {
     create(&spec).unwrap();
     let (pool, _) = open(&spec).unwrap();
     add(&pool, "one", 1 << 30);
-    let runs = wait(pool.extents()).unwrap();
+    let runs = wait(extents(&pool)).unwrap();
     let mut next = 0;
     for run in &runs {
         assert_eq!((run.device, run.first), (0, next), "{runs:?}");

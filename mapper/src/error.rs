@@ -1,6 +1,8 @@
 //! The one error type of the mapper: the problem, its place, and the expected state.
 
-use crate::format::FormatError;
+use crate::format::{FormatError, InvalidName};
+use crate::geometry::{EXTENT_SIZES, InvalidExtentSize};
+use crate::io::IoError;
 
 /// Why a call of the mapper failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,13 +19,8 @@ pub enum MapperError {
         allowed: &'static str,
     },
     /// A volume name breaks a rule. Nothing was changed.
-    #[error("volume name {name:?}: {problem}")]
-    Name {
-        /// The name as given.
-        name: String,
-        /// The rule it breaks.
-        problem: &'static str,
-    },
+    #[error(transparent)]
+    Name(#[from] InvalidName),
     /// No such volume.
     #[error("volume {0} does not exist")]
     NoVolume(String),
@@ -151,7 +148,7 @@ pub enum MapperError {
         /// The caller's index of the device.
         device: u8,
         /// The media's answer.
-        error: crate::io::IoError,
+        error: IoError,
     },
     /// The pool has failed earlier and must be opened again (R8).
     #[error("pool failed earlier and must be opened again: {0}")]
@@ -162,4 +159,10 @@ pub enum MapperError {
     /// An internal rule was found broken; the pool stops rather than go on.
     #[error("internal error: {0}")]
     Internal(&'static str),
+}
+
+impl From<InvalidExtentSize> for MapperError {
+    fn from(InvalidExtentSize(size): InvalidExtentSize) -> Self {
+        Self::Invalid { field: "extent_size", value: u64::from(size), allowed: EXTENT_SIZES }
+    }
 }

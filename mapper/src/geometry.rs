@@ -1,6 +1,5 @@
 //! Sizes of a pool's parts, their limits, and the arithmetic between them.
 
-use crate::error::MapperError;
 pub use crate::units::LEAF_ENTRIES;
 use crate::units::{ExtentIndex, PageAddress, PhysicalExtent, SlotIndex};
 
@@ -26,12 +25,19 @@ pub const MAX_PHYSICAL_EXTENTS: u64 = 1 << 40;
 pub const DEVICE_SHIFT: u32 = 36;
 /// Smallest and largest extent, in bytes.
 pub const EXTENT_SIZE_RANGE: std::ops::RangeInclusive<u32> = (64 << 10)..=(1 << 20);
+/// The extent sizes that a pool can have, for messages.
+pub const EXTENT_SIZES: &str = "a power of two from 65536 to 1048576 bytes";
 /// The default extent size of a pool, in bytes.
 pub const DEFAULT_EXTENT_SIZE: u32 = 256 << 10;
 /// Smallest logical block, in bytes.
 pub const MIN_BLOCK_SIZE: u32 = 512;
 
 const MIB: u64 = 1 << 20;
+
+/// A number of bytes that no pool can have as its extent size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("extent_size is {0}: must be {EXTENT_SIZES}")]
+pub struct InvalidExtentSize(pub u32);
 
 /// Extent and sub-block size of a pool and derived sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,13 +49,9 @@ pub struct Geometry {
 
 impl Geometry {
     /// Checks an extent size: a power of two from 64 KiB to 1 MiB.
-    pub fn new(extent_size: u32) -> Result<Self, MapperError> {
+    pub fn new(extent_size: u32) -> Result<Self, InvalidExtentSize> {
         if !extent_size.is_power_of_two() || !EXTENT_SIZE_RANGE.contains(&extent_size) {
-            return Err(MapperError::Invalid {
-                field: "extent_size",
-                value: u64::from(extent_size),
-                allowed: "a power of two from 65536 to 1048576 bytes",
-            });
+            return Err(InvalidExtentSize(extent_size));
         }
         let extent_shift = extent_size.trailing_zeros();
         Ok(Self { extent_size, extent_shift, sub_block_shift: (extent_shift - 6).max(12) })

@@ -1,109 +1,35 @@
 //! The state of an open pool that workers and the engine share.
 
+mod free_space;
+mod tuning;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::allocator::Allocator;
 use crate::arena::Arena;
 use crate::error::MapperError;
 use crate::format::record::Change;
-use crate::format::superblock::DeviceTable;
-use crate::geometry::{DEVICE_SHIFT, Geometry, MAX_DEVICES};
+use crate::geometry::{Geometry, MAX_DEVICES};
 use crate::io_epoch::IoEpochs;
 use crate::mutation::{Mutation, active};
 use crate::mutation_gate::MutationGate;
 use crate::plan::CommitTicket;
 use crate::ring::{DeltaRing, Dropped};
 use crate::shared_counts::SharedCounts;
-use crate::space::Marks;
 use crate::stripe::{STRIPES, Stripe, stripe_index};
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
+pub(crate) use free_space::FreeSpace;
+pub use free_space::split;
+pub use tuning::{Space, Tuning};
+
 /// Limit of workers of a pool: each has a bit in a word of waiters, and the engine has the last
 /// one.
 pub const MAX_WORKERS: usize = 63;
-
-/// Settings of an open pool that its format doesn't fix.
-#[derive(Clone, Debug)]
-pub struct Tuning {
-    /// Workers that may be made, 1 to [`MAX_WORKERS`].
-    pub workers: usize,
-    /// Extents granted to a volume at a time.
-    pub quantum: u64,
-    /// Nanoseconds after which a change is committed without being asked.
-    pub commit_interval_ns: u64,
-    /// Nanoseconds after which a changed map is checkpointed.
-    pub checkpoint_interval_ns: u64,
-    /// Leaves the arena keeps ready.
-    pub spare_leaves: u32,
-    /// Leaves at the most. The default is for 64 TiB fully mapped at the default extent.
-    pub max_leaves: u32,
-    /// Whether freed extents are passed down to the media.
-    pub passdown: bool,
-    /// An error of a write-through on these devices is of that write alone. Where there is a page
-    /// cache above them it may be of an earlier one, which is lost with it: then writes are made
-    /// durable by flushes, whose errors are final (R8).
-    pub write_through: bool,
-    /// A write on these devices has ended well or not at all, and nothing of it is left to a flush:
-    /// a failed write through does not concern others (R8 is about data that a flush drops).
-    pub synchronous: bool,
-    /// Blocks are written at once and in no order, so that of two writes to a sub-block that is not
-    /// valid yet the second has to wait: whatever happens, it holds one of them and no mixture.
-    pub whole_blocks: bool,
-    /// Log blocks of one commit, at the most; also the pages of one metadata write.
-    pub commit_blocks: usize,
-    /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
-    pub marks: Option<Marks>,
-    /// The caller renews a claim page on the first device. The superblock says so from then on.
-    pub claimed: bool,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            workers: 2,
-            quantum: 64,
-            commit_interval_ns: 1_000_000_000,
-            checkpoint_interval_ns: 60_000_000_000,
-            spare_leaves: 512,
-            max_leaves: 1 << 20,
-            passdown: false,
-            write_through: true,
-            synchronous: false,
-            whole_blocks: false,
-            commit_blocks: 64,
-            marks: None,
-            claimed: false,
-        }
-    }
-}
-
-/// Space of a pool in bytes; everything a space policy needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Space {
-    /// Whole extents of all devices.
-    pub total: u64,
-    /// Extents without an owner: new grants come from here.
-    pub free: u64,
-    /// Granted to volumes and not used yet.
-    pub reserved: u64,
-    /// Referenced by volumes and snapshots.
-    pub mapped: u64,
-    /// Dropped by volumes and not yet reusable (R4).
-    pub pending: u64,
-    /// Superblock areas, log and metadata extents, the reserve for metadata included.
-    pub metadata: u64,
-    /// Pages of `metadata` that a checkpoint can still use.
-    pub metadata_free: u64,
-    /// The log.
-    pub log: u64,
-    /// The part of it that a replay would need.
-    pub log_used: u64,
-}
 
 /// Shared by the engine and all workers of one open pool.
 #[derive(Debug)]
@@ -201,105 +127,6 @@ pub(crate) struct LeafDrop {
     pub(crate) stripe: usize,
     /// IO epoch at the time.
     pub(crate) tag: u64,
-}
-
-/// Free extents, by device.
-#[derive(Debug, Default)]
-pub(crate) struct FreeSpace {
-    pub(crate) devices: Vec<Allocator>,
-    /// Where the next search starts.
-    cursor: usize,
-    /// Whether an extent without an owner was freed.
-    pub(crate) freed_twice: bool,
-}
-
-impl FreeSpace {
-    /// Creates the free map of the table's devices, without used extents.
-    pub(crate) fn of(table: &DeviceTable) -> Result<Self, MapperError> {
-        let mut devices = Vec::new();
-        for record in table.as_slice() {
-            let mut device = Allocator::new();
-            let bad = |_| MapperError::Limit { what: "extents of a device", limit: record.extents };
-            device.add_region(PhysicalExtent(0), record.extents).map_err(bad)?;
-            devices.push(device);
-        }
-        Ok(Self { devices, cursor: 0, freed_twice: false })
-    }
-
-    pub(crate) fn contains(&self, extent: PhysicalExtent) -> bool {
-        let (device, local) = split(extent);
-        self.devices.get(device).is_some_and(|a| a.contains(local))
-    }
-
-    /// Runs in use, in order.
-    pub(crate) fn used_runs(&self) -> impl Iterator<Item = (PhysicalExtent, u64)> + '_ {
-        self.devices.iter().enumerate().flat_map(|(index, device)| {
-            let base = (index as u64) << DEVICE_SHIFT;
-            device.used_runs().map(move |(first, count)| (PhysicalExtent(base + first.0), count))
-        })
-    }
-
-    /// A run of up to `max` extents, from the device that served last while it has any.
-    pub(crate) fn allocate(&mut self, max: u64) -> Option<(PhysicalExtent, u64)> {
-        for _ in 0..self.devices.len() {
-            if let Some((first, count)) = self.devices[self.cursor].allocate_run(max) {
-                let base = (self.cursor as u64) << DEVICE_SHIFT;
-                return Some((PhysicalExtent(base + first.0), count));
-            }
-            self.cursor = (self.cursor + 1) % self.devices.len();
-        }
-        None
-    }
-
-    /// The first run of up to `max` free extents that begins at `from` or behind it.
-    pub(crate) fn allocate_from(
-        &mut self,
-        from: PhysicalExtent,
-        max: u64,
-    ) -> Option<(PhysicalExtent, u64)> {
-        let (first, mut local) = split(from);
-        for (index, device) in self.devices.iter_mut().enumerate().skip(first) {
-            if let Some((start, count)) = device.allocate_from(local, max) {
-                let base = (index as u64) << DEVICE_SHIFT;
-                return Some((PhysicalExtent(base + start.0), count));
-            }
-            local = PhysicalExtent(0);
-        }
-        None
-    }
-
-    /// Frees a run. A run that is free already is the sign of a fault, which the engine looks for;
-    /// while replay has no free map, nothing is noted.
-    pub(crate) fn free(&mut self, first: PhysicalExtent, count: u64) {
-        let (device, local) = split(first);
-        let freed = self.devices.get_mut(device).is_some_and(|a| a.free(local, count));
-        self.freed_twice |= !freed && !self.devices.is_empty();
-    }
-
-    pub(crate) fn mark_used(&mut self, extent: PhysicalExtent) -> bool {
-        let (device, local) = split(extent);
-        self.devices.get_mut(device).is_some_and(|a| a.mark_used(local))
-    }
-
-    pub(crate) fn is_used(&self, extent: PhysicalExtent) -> bool {
-        let (device, local) = split(extent);
-        self.devices.get(device).is_some_and(|a| a.is_used(local))
-    }
-
-    pub(crate) fn free_count(&self) -> u64 {
-        self.devices.iter().map(Allocator::free_count).sum()
-    }
-
-    pub(crate) fn total_count(&self) -> u64 {
-        self.devices.iter().map(Allocator::total_count).sum()
-    }
-}
-
-/// The device of the table that a physical extent lies on, and its place there.
-#[must_use]
-pub fn split(extent: PhysicalExtent) -> (usize, PhysicalExtent) {
-    let device = usize::try_from(extent.0 >> DEVICE_SHIFT).unwrap_or(usize::MAX);
-    (device, PhysicalExtent(extent.0 & ((1 << DEVICE_SHIFT) - 1)))
 }
 
 impl Pool {

@@ -1,5 +1,7 @@
 //! A volume as the data path sees it: its directory, its gate, its granted extents.
 
+mod reserve;
+
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -14,20 +16,14 @@ use crate::space::VolumeSettings;
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 
+use reserve::{Reserve, Slice};
+
 /// Requests are taken.
 pub(crate) const OPEN: u8 = 0;
 /// A structure change waits for writes in flight; new writes park.
 pub(crate) const GATED: u8 = 1;
 /// The volume was deleted; remaining holders receive an error.
 pub(crate) const DELETED: u8 = 2;
-
-/// Extents of one worker's slice of a volume's reserve. Small, so that an idle worker holds at most
-/// 2 MiB at the default extent; large enough that the reserve's lock is taken once in eight first
-/// writes.
-pub(crate) const SLICE: usize = 8;
-
-/// Separate runs that a reserve may hold; a grant stops when the list is full.
-const MAX_RUNS: usize = 64;
 
 /// The immutable properties of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +39,58 @@ pub(crate) struct Identity {
     pub(crate) created: Lsn,
     pub(crate) made: WallTime,
     pub(crate) name: VolumeName,
+}
+
+/// A volume or snapshot as lists show it: its properties and its space.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeSummary {
+    /// Identity.
+    pub id: VolumeId,
+    /// Name, unique in the pool.
+    pub name: String,
+    /// Volume or snapshot.
+    pub kind: VolumeKind,
+    /// First ancestor: volumes with the same lineage were made from one another, and can be
+    /// compared.
+    pub lineage: VolumeId,
+    /// The volume that it was made from; 0 for none.
+    pub origin: VolumeId,
+    /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
+    pub created: Lsn,
+    /// Time of that change; 0 where it is not known.
+    pub made: WallTime,
+    /// Bytes a client sees.
+    pub size: u64,
+    /// Logical block in bytes.
+    pub block_size: u32,
+    /// Bytes of mapped extents.
+    pub mapped: u64,
+    /// Bytes of valid sub-blocks.
+    pub valid: u64,
+    /// Bytes of mapped extents that no other volume refers to; `None` unless they were counted.
+    pub exclusive: Option<u64>,
+    /// Bytes granted and not used yet.
+    pub reserved: u64,
+    /// Bytes that are set aside for it and that it doesn't have yet.
+    pub unmet: u64,
+    /// Its settings.
+    pub settings: VolumeSettings,
+    /// A write of it waits for an extent, and none is on its way.
+    pub out_of_space: bool,
+    /// How often extents were granted to it, since the pool was opened.
+    pub grants: u64,
+    /// How often its granted extents were used up, and writes waited for more.
+    pub grant_waits: u64,
+    /// How often there was something left after all: no write waits while a reserve lasts.
+    pub passed_reserves: u64,
+}
+
+impl VolumeSummary {
+    /// Bytes of mapped extents that other volumes refer to as well, once they were counted.
+    #[must_use]
+    pub fn shared(&self) -> Option<u64> {
+        self.exclusive.map(|exclusive| self.mapped.saturating_sub(exclusive))
+    }
 }
 
 /// One volume, shared by the engine and every worker that has it attached.
@@ -127,6 +175,33 @@ impl Volume {
             settings: Mutex::new(VolumeSettings::default()),
             settings_version: AtomicU64::new(0),
             attachments: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Its properties and space, without those that have to be counted.
+    pub(crate) fn summary(&self, geometry: Geometry) -> VolumeSummary {
+        let identity = &self.identity;
+        let extents = |count: u64| count * geometry.extent_size();
+        VolumeSummary {
+            id: identity.id,
+            name: identity.name.as_str().to_owned(),
+            kind: identity.kind,
+            lineage: identity.lineage,
+            origin: identity.origin,
+            created: identity.created,
+            made: identity.made,
+            size: self.size.load(Ordering::Acquire),
+            block_size: identity.block_size,
+            mapped: extents(self.mapped.load(Ordering::Relaxed)),
+            valid: self.valid.load(Ordering::Relaxed) * geometry.sub_block_size(),
+            exclusive: None,
+            reserved: extents(self.reserved()),
+            unmet: extents(self.unmet()),
+            settings: *self.settings.lock(),
+            out_of_space: self.out_of_space.load(Ordering::Acquire),
+            grants: self.grants.load(Ordering::Relaxed),
+            grant_waits: self.grant_waits.load(Ordering::Relaxed),
+            passed_reserves: self.passed_reserves.load(Ordering::Relaxed),
         }
     }
 
@@ -304,106 +379,6 @@ impl Volume {
     }
 }
 
-/// Extents granted to a volume and not yet used, as runs.
-#[derive(Debug, Default)]
-pub(crate) struct Reserve {
-    runs: Vec<(PhysicalExtent, u64)>,
-}
-
-impl Reserve {
-    pub(crate) fn total(&self) -> u64 {
-        self.runs.iter().map(|run| run.1).sum()
-    }
-
-    pub(crate) fn has_room(&self) -> bool {
-        self.runs.len() < MAX_RUNS
-    }
-
-    pub(crate) fn add(&mut self, first: PhysicalExtent, count: u64) {
-        if self.runs.capacity() == 0 {
-            self.runs.reserve_exact(MAX_RUNS);
-        }
-        match self.runs.last_mut() {
-            Some(last) if last.0.0 + last.1 == first.0 => last.1 += count,
-            _ => self.runs.push((first, count)),
-        }
-    }
-
-    /// Takes this many extents out, the newest first.
-    fn take_last(&mut self, mut count: u64, mut give: impl FnMut(PhysicalExtent, u64)) {
-        while count > 0
-            && let Some(run) = self.runs.last_mut()
-        {
-            let taken = run.1.min(count);
-            run.1 -= taken;
-            give(PhysicalExtent(run.0.0 + run.1), taken);
-            count -= taken;
-            if run.1 == 0 {
-                self.runs.pop();
-            }
-        }
-    }
-
-    /// Moves up to a slice of extents out, lowest first within the oldest run.
-    fn fill(&mut self, slice: &mut Slice) {
-        while let Some(run) = self.runs.first_mut() {
-            while run.1 > 0 && slice.len() < SLICE {
-                slice.push_last(run.0);
-                run.0.0 += 1;
-                run.1 -= 1;
-            }
-            if run.1 > 0 || slice.len() == SLICE {
-                if run.1 == 0 {
-                    self.runs.remove(0);
-                }
-                return;
-            }
-            self.runs.remove(0);
-        }
-    }
-}
-
-/// A few extents from which one worker allocates without synchronisation.
-#[derive(Debug, Default)]
-pub(crate) struct Slice {
-    extents: [PhysicalExtent; SLICE],
-    next: usize,
-    end: usize,
-}
-
-impl Slice {
-    pub(crate) const fn len(&self) -> usize {
-        self.end - self.next
-    }
-
-    pub(crate) fn pop(&mut self) -> Option<PhysicalExtent> {
-        (self.next < self.end).then(|| {
-            self.next += 1;
-            self.extents[self.next - 1]
-        })
-    }
-
-    /// Puts an extent back that was taken and not used. `false` when there is no room.
-    pub(crate) fn push_first(&mut self, extent: PhysicalExtent) -> bool {
-        if self.next == 0 {
-            return false;
-        }
-        self.next -= 1;
-        self.extents[self.next] = extent;
-        true
-    }
-
-    fn push_last(&mut self, extent: PhysicalExtent) {
-        if self.next == self.end {
-            (self.next, self.end) = (0, 0);
-        }
-        if self.end < SLICE {
-            self.extents[self.end] = extent;
-            self.end += 1;
-        }
-    }
-}
-
 /// The part of a worker's attachment that the engine may read.
 #[derive(Debug, Default)]
 pub(crate) struct AttachmentShared {
@@ -433,38 +408,5 @@ impl AttachmentShared {
         let mut reserve = volume.reserve.lock();
         reserve.fill(&mut slice);
         (slice.pop(), reserve.total() < low)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extents_are_taken_back_from_the_newest_run() {
-        let mut reserve = Reserve::default();
-        reserve.add(PhysicalExtent(10), 3);
-        reserve.add(PhysicalExtent(100), 2);
-        let mut taken = Vec::new();
-        reserve.take_last(3, |first, count| taken.push((first.0, count)));
-        assert_eq!((taken, reserve.total()), (vec![(100, 2), (12, 1)], 2));
-        reserve.take_last(9, |_, _| {});
-        assert_eq!(reserve.total(), 0);
-    }
-
-    #[test]
-    fn a_slice_takes_at_most_eight_and_keeps_order() {
-        let mut reserve = Reserve::default();
-        reserve.add(PhysicalExtent(10), 3);
-        reserve.add(PhysicalExtent(100), 20);
-        let mut slice = Slice::default();
-        reserve.fill(&mut slice);
-        assert_eq!((slice.len(), reserve.total()), (8, 15));
-        let first: Vec<u64> = std::iter::from_fn(|| slice.pop()).map(|e| e.0).collect();
-        assert_eq!(first, [10, 11, 12, 100, 101, 102, 103, 104]);
-        reserve.fill(&mut slice);
-        assert_eq!(slice.pop(), Some(PhysicalExtent(105)));
-        assert!(slice.push_first(PhysicalExtent(105)));
-        assert_eq!(slice.pop(), Some(PhysicalExtent(105)));
     }
 }

@@ -408,7 +408,7 @@ impl Machine {
     fn rest(&mut self) {
         assert_eq!(self.rig.check(), Ok(()));
         let (space, listed) = (self.rig.engine().space(), self.rig.engine().volumes());
-        let exclusive: u64 = listed.iter().map(|info| info.exclusive).sum();
+        let exclusive: u64 = listed.iter().map(|info| info.exclusive.unwrap()).sum();
         let mapped: u64 = listed.iter().map(|info| info.mapped).sum();
         assert!(exclusive <= space.mapped && space.mapped <= mapped, "{space:?} {listed:?}");
         assert_eq!(space.pending, 0, "at rest");

@@ -7,10 +7,9 @@ use blockd_media::error::Error;
 use blockd_media::units;
 use serde::Serialize;
 
+use super::answers::{self, is_namespace};
 use super::attach::FrontEndArguments;
-use super::memory_shapes::is_namespace;
 use super::set::SettingArguments;
-use super::shapes::{self, VolumeShape};
 use super::{Context, amount, size_argument};
 
 /// Make a volume and attach it
@@ -83,7 +82,7 @@ struct Added {
     #[serde(rename = "where")]
     place: String,
     uri: String,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 impl Add {
@@ -120,16 +119,16 @@ impl Add {
         if let Some(given) = given {
             // Said before there is a volume that is not what was asked for.
             let pool = client.get_pool(GetPoolRequest { name: self.pool.clone() }).await?;
-            let pool = shapes::pool(pool.pool)?;
+            let pool = answers::pool(pool.pool)?;
             if pool.kind() == PoolKind::PmemDirect {
                 let allowed = "nothing of the kind: its volumes are the kernel's own devices";
                 return Err(Error::invalid(format!("pool {}", pool.name), given, allowed));
             }
         }
         let answer = client.create_volume(request).await?;
-        let (created, made) = (answer.changed, shapes::volume(answer.volume)?);
+        let (created, made) = (answer.changed, answers::volume(answer.volume)?);
         if is_namespace(&made) {
-            return print(created, false, &made, context);
+            return print(added(created, false, made), context);
         }
         let configured = match settings {
             Some(request) => client.configure_volume(request).await?.changed,
@@ -137,34 +136,34 @@ impl Add {
         };
         let request = self.front_end.request(self.name, self.pool, false);
         let answer = client.attach_volume(request).await?;
-        let volume = shapes::volume(answer.volume)?;
+        let volume = answers::volume(answer.volume)?;
         let changed = created || configured || answer.changed;
-        let added = Added { changed, ..added(created, answer.changed, &volume) };
-        context.output.either(&added, || human(&added, &volume, context))
+        print(Added { changed, ..added(created, answer.changed, volume) }, context)
     }
 }
 
-fn added(created: bool, attached: bool, volume: &Volume) -> Added {
+fn added(created: bool, attached: bool, volume: Volume) -> Added {
     Added {
         changed: created || attached,
         created,
         attached,
-        place: shapes::place(volume).to_owned(),
+        place: answers::place(&volume).to_owned(),
         uri: volume.nbd_uri.clone(),
-        volume: VolumeShape::from(volume),
+        volume,
     }
 }
 
-fn print(created: bool, attached: bool, volume: &Volume, context: &Context) -> Result<(), Error> {
-    let added = added(created, attached, volume);
-    context.output.either(&added, || human(&added, volume, context))
+fn print(added: Added, context: &Context) -> Result<(), Error> {
+    context.output.either(&added, || human(&added, context))
 }
 
-fn human(added: &Added, volume: &Volume, context: &Context) -> String {
+fn human(added: &Added, context: &Context) -> String {
     if !context.output.terminal().interactive {
         return format!("{}\n", added.place);
     }
+    let volume = &added.volume;
     let name = &volume.name;
+    let is_thick = volume.settings.is_some_and(|settings| settings.thick);
     let what = match (added.created, added.attached) {
         (true, _) if is_namespace(volume) => format!(
             "{name}: {} in pool {}, a namespace of {}",
@@ -177,7 +176,7 @@ fn human(added: &Added, volume: &Volume, context: &Context) -> String {
             "{name}: {} in pool {}, {}, attached",
             units::human(amount(volume.size_bytes)),
             volume.pool,
-            if added.volume.settings.thick { "thick" } else { "thin" }
+            if is_thick { "thick" } else { "thin" }
         ),
         (false, true) => format!("{name}: was there already, attached"),
         (false, false) => format!("{name}: was there and attached already"),

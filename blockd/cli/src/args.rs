@@ -7,6 +7,7 @@ use std::time::Duration;
 use blockd_media::error::KINDS;
 use clap::{CommandFactory, Parser, Subcommand};
 
+use super::duration::duration;
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, health,
     import_export, man, node, pmem, pool, pool_tools, recover, resize, rollback, set, snapshot,
@@ -167,20 +168,6 @@ pub(crate) fn exit_codes() -> String {
     text
 }
 
-/// Reads a time: a whole number and `ms`, `s` or `m`; seconds without a unit.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u32 = digits.parse().map_err(|_| "must be like 500ms, 30s or 2m".to_owned())?;
-    let number = u64::from(number);
-    match &text[digits.len()..] {
-        _ if number == 0 => Err("must be more than 0".to_owned()),
-        "ms" => Ok(Duration::from_millis(number)),
-        "" | "s" => Ok(Duration::from_secs(number)),
-        "m" => Ok(Duration::from_secs(number * 60)),
-        _ => Err("must be like 500ms, 30s or 2m".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,16 +175,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("7"), Ok(Duration::from_secs(7)));
-        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "0", "s", "1h", "-1s", "1.5s", "99999999999s"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
     }
 
     /// Every verb says what it does, how it is called, and by an example.

@@ -1,12 +1,11 @@
 //! `blockd attach` and `blockd detach`.
 
-use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest, FrontEnd};
+use blockd_api::v1::{AttachVolumeRequest, DetachVolumeRequest, FrontEnd, Volume};
 use blockd_media::error::Error;
 use clap::value_parser;
 use serde::Serialize;
 
-use super::Context;
-use super::shapes::{self, VolumeShape};
+use super::{Context, answers};
 
 /// Make a volume reachable for clients
 ///
@@ -115,7 +114,7 @@ struct Attached {
     #[serde(rename = "where")]
     place: String,
     uri: String,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 /// The output of `detach --json`.
@@ -123,7 +122,7 @@ struct Attached {
 struct Detached {
     changed: bool,
     closed_connections: u32,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 impl Attach {
@@ -131,20 +130,20 @@ impl Attach {
         let mut client = context.client().await?;
         let request = self.front_end.request(self.name, self.pool, self.read_only);
         let answer = client.attach_volume(request).await?;
-        let volume = shapes::volume(answer.volume)?;
+        let volume = answers::volume(answer.volume)?;
         let attached = Attached {
             changed: answer.changed,
-            place: shapes::place(&volume).to_owned(),
+            place: answers::place(&volume).to_owned(),
             uri: volume.nbd_uri.clone(),
-            volume: VolumeShape::from(&volume),
+            volume,
         };
         context.output.either(&attached, || {
             if !context.output.terminal().interactive {
                 return format!("{}\n", attached.place);
             }
             let already = if attached.changed { "" } else { " already" };
-            let how = if volume.read_only { ", read-only" } else { "" };
-            format!("{}: attached{already}{how}\n{}\n", volume.name, attached.place)
+            let how = if attached.volume.read_only { ", read-only" } else { "" };
+            format!("{}: attached{already}{how}\n{}\n", attached.volume.name, attached.place)
         })
     }
 }
@@ -158,7 +157,7 @@ impl Detach {
         let detached = Detached {
             changed: answer.changed,
             closed_connections: answer.closed_connections,
-            volume: VolumeShape::from(&shapes::volume(answer.volume)?),
+            volume: answers::volume(answer.volume)?,
         };
         context.output.either(&detached, || match (detached.changed, detached.closed_connections) {
             (false, _) => format!("{}: was not attached\n", self.name),

@@ -1,11 +1,10 @@
 //! `blockd clone`.
 
-use blockd_api::v1::CloneVolumeRequest;
+use blockd_api::v1::{CloneVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::shapes::{self, VolumeShape};
-use super::{Context, size_argument};
+use super::{Context, amount, answers, size_argument};
 
 /// Make a volume that begins as a snapshot's content
 ///
@@ -36,7 +35,7 @@ pub(crate) struct Clone {
 #[derive(Debug, Serialize)]
 struct Cloned {
     changed: bool,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 impl Clone {
@@ -53,12 +52,15 @@ impl Clone {
             ..Default::default()
         };
         let answer = context.client().await?.clone_volume(request).await?;
-        let volume = VolumeShape::from(&shapes::volume(answer.volume)?);
+        let volume = answers::volume(answer.volume)?;
         let cloned = Cloned { changed: answer.changed, volume };
         context.output.either(&cloned, || {
             let volume = &cloned.volume;
-            let from = volume.origin.as_deref().unwrap_or("a snapshot that is gone");
-            let size = context.output.size(volume.size_bytes);
+            let from = match volume.origin.as_str() {
+                "" => "a snapshot that is gone",
+                origin => origin,
+            };
+            let size = context.output.size(amount(volume.size_bytes));
             let how = if cloned.changed { "cloned" } else { "was there already," };
             format!("{}: {how} from {from}, {size}\n", volume.name)
         })

@@ -1,9 +1,10 @@
 //! `blockd completions`.
 
 use blockd_media::error::Error;
+use clap::Command;
 use clap_complete::Shell;
 
-use super::{Context, args};
+use super::Context;
 
 /// Print completions for a shell
 #[derive(Debug, clap::Args)]
@@ -17,9 +18,9 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn run(&self, context: &Context) -> Result<(), Error> {
+    pub(super) fn run(&self, context: &Context, mut line: Command) -> Result<(), Error> {
         let mut text = Vec::new();
-        clap_complete::generate(self.shell, &mut args::command(), "blockd", &mut text);
+        clap_complete::generate(self.shell, &mut line, "blockd", &mut text);
         context.output.text(&String::from_utf8_lossy(&text))
     }
 }

@@ -3,7 +3,6 @@
 use blockd_api::v1::{Event, EventKind, EventsRequest};
 use blockd_media::error::Error;
 use blockd_media::units;
-use serde::Serialize;
 
 use super::Context;
 use super::output::terminal::Tone;
@@ -29,18 +28,6 @@ pub(crate) struct Events {
     pub count: Option<u64>,
 }
 
-/// A line of the output of `--json`.
-#[derive(Debug, Serialize)]
-struct EventShape<'a> {
-    sequence: u64,
-    time_unix_ms: i64,
-    kind: &'static str,
-    pool: Option<&'a str>,
-    volume: Option<&'a str>,
-    text: &'a str,
-    missed: u64,
-}
-
 impl Events {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
@@ -51,25 +38,13 @@ impl Events {
             let message = stream.message().await.map_err(|status| client.failed(&status))?;
             let Some(event) = message else { break };
             if context.output.is_json() {
-                context.output.json_line(&shape(&event))?;
+                context.output.json_line(&event)?;
             } else {
                 context.output.text(&line(&event, context))?;
             }
             left -= 1;
         }
         Ok(())
-    }
-}
-
-fn shape(event: &Event) -> EventShape<'_> {
-    EventShape {
-        sequence: event.sequence,
-        time_unix_ms: event.time_unix_ms,
-        kind: kind_name(event.kind()),
-        pool: Some(event.pool.as_str()).filter(|text| !text.is_empty()),
-        volume: Some(event.volume.as_str()).filter(|text| !text.is_empty()),
-        text: &event.text,
-        missed: event.missed,
     }
 }
 
@@ -90,40 +65,6 @@ fn line(event: &Event, context: &Context) -> String {
     text
 }
 
-fn kind_name(kind: EventKind) -> &'static str {
-    match kind {
-        EventKind::Unspecified => "unknown",
-        EventKind::PoolOpened => "pool_opened",
-        EventKind::PoolCreated => "pool_created",
-        EventKind::PoolFailed => "pool_failed",
-        EventKind::VolumeCreated => "volume_created",
-        EventKind::VolumeDeleted => "volume_deleted",
-        EventKind::VolumeResized => "volume_resized",
-        EventKind::VolumeAttached => "volume_attached",
-        EventKind::VolumeDetached => "volume_detached",
-        EventKind::Ready => "ready",
-        EventKind::Stopping => "stopping",
-        EventKind::DeviceRecovered => "device_recovered",
-        EventKind::DeviceFailed => "device_failed",
-        EventKind::DeviceCleaned => "device_cleaned",
-        EventKind::SnapshotCreated => "snapshot_created",
-        EventKind::VolumeCloned => "volume_cloned",
-        EventKind::VolumeRolledBack => "volume_rolled_back",
-        EventKind::VolumeReleased => "volume_released",
-        EventKind::PoolClosed => "pool_closed",
-        EventKind::ExtendWaiting => "extend_waiting",
-        EventKind::SpaceNormal => "space_normal",
-        EventKind::SpaceLow => "space_low",
-        EventKind::SpaceVeryLow => "space_very_low",
-        EventKind::SpaceFull => "space_full",
-        EventKind::WritesBlocked => "writes_blocked",
-        EventKind::PoolGrown => "pool_grown",
-        EventKind::VolumeConfigured => "volume_configured",
-        EventKind::HealthAbnormal => "health_abnormal",
-        EventKind::HealthRecovered => "health_recovered",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,18 +76,5 @@ mod tests {
         assert_eq!(units::utc(1_700_000_000_999), "2023-11-14 22:13:20Z");
         assert_eq!(units::utc(4_107_542_399_000), "2100-02-28 23:59:59Z");
         assert_eq!(units::utc(4_107_542_400_000), "2100-03-01 00:00:00Z");
-    }
-
-    #[test]
-    fn an_event_has_this_shape() {
-        let event = Event {
-            sequence: 7,
-            time_unix_ms: 1,
-            kind: EventKind::Ready.into(),
-            text: "ready".to_owned(),
-            ..Default::default()
-        };
-        let expected = r#"{"sequence":7,"time_unix_ms":1,"kind":"ready","pool":null,"volume":null,"text":"ready","missed":0}"#;
-        assert_eq!(serde_json::to_string(&shape(&event)).unwrap(), expected);
     }
 }

@@ -8,9 +8,9 @@ use blockd_media::ublk::features;
 use serde::Serialize;
 
 use super::Context;
+use super::answers;
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
-use super::shapes;
 
 /// Show what the kernel's ublk driver can do and what of it is used
 ///
@@ -67,7 +67,7 @@ impl Features {
         };
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name, pool: self.pool };
-        let volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        let volume = answers::volume(client.get_volume(request).await?.volume)?;
         let (asked, granted) = served(&volume)?;
         let shapes = all(|flag| Shape {
             asked: Some(asked & flag != 0),

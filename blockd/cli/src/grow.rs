@@ -1,11 +1,10 @@
 //! `blockd pool grow`.
 
-use blockd_api::v1::{GetPoolRequest, GrowPoolRequest};
+use blockd_api::v1::{GetPoolRequest, GrowPoolRequest, Pool};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::shapes::{self, PoolShape};
-use super::{Context, amount, size_argument};
+use super::{Context, amount, answers, size_argument};
 
 /// Make a pool larger
 ///
@@ -33,7 +32,7 @@ pub(crate) struct Grow {
 struct Grown {
     changed: bool,
     gained_bytes: u64,
-    pool: PoolShape,
+    pool: Pool,
 }
 
 impl Grow {
@@ -44,7 +43,7 @@ impl Grow {
             Some((_, Some(more))) => {
                 let more = size_argument("size", more)?;
                 let request = GetPoolRequest { name: self.pool.clone() };
-                let pool = shapes::pool(client.get_pool(request).await?.pool)?;
+                let pool = answers::pool(client.get_pool(request).await?.pool)?;
                 let at = usize::try_from(self.device).unwrap_or(usize::MAX);
                 let present = pool.devices.get(at).ok_or_else(|| {
                     let allowed = format!("below {}", pool.devices.len());
@@ -59,14 +58,14 @@ impl Grow {
         };
         let request = GrowPoolRequest { name: self.pool, device: self.device, wanted_bytes };
         let answer = client.grow_pool(request).await?;
-        let pool = shapes::pool(answer.pool)?;
         let grown = Grown {
             changed: answer.changed,
             gained_bytes: amount(answer.gained_bytes),
-            pool: PoolShape::from(&pool),
+            pool: answers::pool(answer.pool)?,
         };
         context.output.either(&grown, || {
-            let (name, size) = (&grown.pool.name, context.output.size(grown.pool.size_bytes));
+            let Pool { name, size_bytes, .. } = &grown.pool;
+            let size = context.output.size(amount(*size_bytes));
             let gained = context.output.size(grown.gained_bytes);
             if grown.changed {
                 format!("{name}: {size}, {gained} more\n")

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use blockd_api::v1::{AcknowledgeHealthRequest, Cause, HealthCode, HealthRequest, Severity};
+use blockd_api::v1::{AcknowledgeHealthRequest, Cause, HealthRequest, Severity};
 use blockd_media::clock::wall_ms;
 use blockd_media::error::{Error, ErrorKind, shown};
 use serde::Serialize;
 
+use super::answers::date;
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
-use super::shapes::date;
 use super::{Context, client};
 
 /// The interval of `--watch`: that of the daemon's own looks.
@@ -62,21 +62,7 @@ struct SubjectShape {
     severity: Option<&'static str>,
     last_probe_unix_ms: i64,
     last_transition_unix_ms: Option<i64>,
-    causes: Vec<CauseShape>,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-struct CauseShape {
-    code: &'static str,
-    severity: &'static str,
-    reason: Option<String>,
-    message: String,
-    device: Option<String>,
-    count: u64,
-    of_pool: bool,
-    first_seen_unix_ms: i64,
-    last_probe_unix_ms: i64,
-    last_transition_unix_ms: i64,
+    causes: Vec<Cause>,
 }
 
 /// A line of the output of `--watch --json`.
@@ -87,7 +73,7 @@ struct ChangeShape<'a> {
     change: &'static str,
     pool: Option<&'a str>,
     volume: Option<&'a str>,
-    cause: Option<&'a CauseShape>,
+    cause: Option<&'a Cause>,
 }
 
 /// A pool or a volume, as it is named.
@@ -153,7 +139,7 @@ async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShap
                 volume: None,
                 ..subject(
                     one.severity,
-                    &one.causes,
+                    one.causes,
                     [one.last_probe_unix_ms, one.last_transition_unix_ms],
                 )
             });
@@ -164,7 +150,7 @@ async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShap
                 volume: Some(one.volume),
                 ..subject(
                     one.severity,
-                    &one.causes,
+                    one.causes,
                     [one.last_probe_unix_ms, one.last_transition_unix_ms],
                 )
             });
@@ -176,32 +162,16 @@ async fn ask(client: &mut client::Client, places: &[Place]) -> Result<HealthShap
     Ok(report)
 }
 
-fn subject(severity: i32, causes: &[Cause], [probe, transition]: [i64; 2]) -> SubjectShape {
+fn subject(severity: i32, causes: Vec<Cause>, [probe, transition]: [i64; 2]) -> SubjectShape {
     let severity = Severity::try_from(severity).unwrap_or_default();
     SubjectShape {
         pool: String::new(),
         volume: None,
         healthy: severity == Severity::Unspecified,
-        severity: severity_name(severity),
+        severity: severity.word(),
         last_probe_unix_ms: probe,
         last_transition_unix_ms: Some(transition).filter(|&at| at > 0),
-        causes: causes.iter().map(cause).collect(),
-    }
-}
-
-fn cause(cause: &Cause) -> CauseShape {
-    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    CauseShape {
-        code: code_name(cause.code()),
-        severity: severity_name(cause.severity()).unwrap_or("unknown"),
-        reason: some(&cause.reason),
-        message: cause.message.clone(),
-        device: some(&cause.device),
-        count: cause.count,
-        of_pool: cause.of_pool,
-        first_seen_unix_ms: cause.first_seen_unix_ms,
-        last_probe_unix_ms: cause.last_probe_unix_ms,
-        last_transition_unix_ms: cause.last_transition_unix_ms,
+        causes,
     }
 }
 
@@ -239,10 +209,11 @@ fn text(report: &HealthShape, named: bool, context: &Context) -> String {
             touched = before;
         }
         for cause in shown {
+            let severity = severity_word(cause);
             table.row([
                 place(one).into(),
-                Cell::toned(cause.severity, tone(cause.severity)),
-                cause.code.into(),
+                Cell::toned(severity, tone(severity)),
+                cause.code().word().into(),
                 date(cause.first_seen_unix_ms).into(),
                 cause.message.as_str().into(),
             ]);
@@ -264,7 +235,7 @@ fn place(one: &SubjectShape) -> String {
 }
 
 /// The key by which a cause is recognised from one look to the next.
-type Key = (String, Option<String>, &'static str, Option<String>);
+type Key = (String, Option<String>, String, String);
 
 /// Prints the causes that begin, change and end, until the output is closed.
 async fn watch(
@@ -272,7 +243,7 @@ async fn watch(
     client: &mut client::Client,
     places: &[Place],
 ) -> Result<(), Error> {
-    let mut before: BTreeMap<Key, CauseShape> = BTreeMap::new();
+    let mut before: BTreeMap<Key, Cause> = BTreeMap::new();
     let (mut is_there, mut first) = (true, true);
     loop {
         match ask(client, places).await {
@@ -303,14 +274,14 @@ async fn watch(
 }
 
 /// The causes of all that were asked for; those of pools once.
-fn own_causes(report: HealthShape, places: &[Place]) -> BTreeMap<Key, CauseShape> {
+fn own_causes(report: HealthShape, places: &[Place]) -> BTreeMap<Key, Cause> {
     let in_full = places.iter().any(|place| !place.volume.is_empty());
     let mut all = BTreeMap::new();
     for one in report.pools.into_iter().chain(report.volumes) {
         for cause in one.causes {
             if in_full || !cause.of_pool {
-                let device = cause.device.clone();
-                all.insert((one.pool.clone(), one.volume.clone(), cause.code, device), cause);
+                let (code, device) = (cause.code().word(), cause.device.clone());
+                all.insert((one.pool.clone(), one.volume.clone(), code, device), cause);
             }
         }
     }
@@ -319,8 +290,8 @@ fn own_causes(report: HealthShape, places: &[Place]) -> BTreeMap<Key, CauseShape
 
 fn print_changes(
     context: &Context,
-    before: &BTreeMap<Key, CauseShape>,
-    now: &BTreeMap<Key, CauseShape>,
+    before: &BTreeMap<Key, Cause>,
+    now: &BTreeMap<Key, Cause>,
 ) -> Result<(), Error> {
     for (key, cause) in now {
         match before.get(key) {
@@ -341,7 +312,7 @@ fn change(
     context: &Context,
     change: &'static str,
     key: Option<&Key>,
-    cause: Option<&CauseShape>,
+    cause: Option<&Cause>,
 ) -> Result<(), Error> {
     let time_unix_ms = wall_ms();
     if context.output.is_json() {
@@ -360,13 +331,18 @@ fn change(
             format!("{}: {}", paint.text(Tone::Good, "ended"), cause.message)
         }
         (Some(cause), _) => {
-            let severity = paint.text(tone(cause.severity), cause.severity);
-            format!("{severity}: {}: {}", cause.code, cause.message)
+            let severity = severity_word(cause);
+            let severity = paint.text(tone(severity), severity);
+            format!("{severity}: {}: {}", cause.code().word(), cause.message)
         }
         (None, "lost") => paint.text(Tone::Warning, "the daemon does not answer"),
         (None, _) => paint.text(Tone::Good, "the daemon answers"),
     };
     context.output.text(&format!("{time}  {line}\n"))
+}
+
+fn severity_word(cause: &Cause) -> &'static str {
+    cause.severity().word().unwrap_or("unknown")
 }
 
 fn tone(severity: &str) -> Tone {
@@ -381,22 +357,10 @@ fn rank(severity: &str) -> usize {
     ["unknown", "warning", "failure"].iter().position(|name| *name == severity).unwrap_or(0)
 }
 
-const fn severity_name(severity: Severity) -> Option<&'static str> {
-    match severity {
-        Severity::Unspecified => None,
-        Severity::Unknown => Some(blockd_media::finding::Severity::Unknown.name()),
-        Severity::Warning => Some(blockd_media::finding::Severity::Warning.name()),
-        Severity::Failure => Some(blockd_media::finding::Severity::Failure.name()),
-    }
-}
-
-/// A code's name; that of one which a newer daemon has is not known.
-fn code_name(code: HealthCode) -> &'static str {
-    blockd_media::finding::Code::of_wire(code).map_or("other", blockd_media::finding::Code::name)
-}
-
 #[cfg(test)]
 mod tests {
+    use blockd_api::v1::HealthCode;
+
     use super::*;
 
     fn errors() -> Cause {
@@ -416,7 +380,7 @@ mod tests {
     /// Row: H40.
     #[test]
     fn the_json_has_severity_code_reason_and_all_times() {
-        let shape = subject(Severity::Failure.into(), &[errors()], [3, 2]);
+        let shape = subject(Severity::Failure.into(), vec![errors()], [3, 2]);
         let shape = SubjectShape { pool: "p".to_owned(), volume: Some("v".to_owned()), ..shape };
         let expected = concat!(
             r#"{"pool":"p","volume":"v","healthy":false,"severity":"failure","#,
@@ -438,15 +402,5 @@ mod tests {
         for bad in ["", "/", "p/", "p/v/w"] {
             assert!(Place::parse(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn every_code_has_a_name() {
-        for number in 1..=16 {
-            let code = HealthCode::try_from(number).unwrap();
-            let name = code.as_str_name().trim_start_matches("HEALTH_CODE_");
-            assert_eq!(code_name(code), name.to_lowercase().replace('_', "-"));
-        }
-        assert!(HealthCode::try_from(17).is_err(), "a new code is to be added here");
     }
 }

@@ -18,11 +18,10 @@ use std::time::Duration;
 use blockd_api::v1::{self, GetVolumeRequest, Volume};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::amount;
 use super::client::Client;
-use super::shapes;
 use super::transfer::increment::Identity;
 use super::transfer::{Stop, qemu};
+use super::{amount, answers};
 
 /// Waits for a transfer. Ctrl-C and SIGTERM end it in order: it is stopped, and then still waited
 /// for.
@@ -85,7 +84,7 @@ async fn settled(client: &mut Client, volume: &Volume, others: u32) -> Result<Vo
     let mut looks = 0;
     loop {
         let request = GetVolumeRequest { name: volume.name.clone(), pool: volume.pool.clone() };
-        let now = shapes::volume(client.get_volume(request).await?.volume)?;
+        let now = answers::volume(client.get_volume(request).await?.volume)?;
         looks += 1;
         if now.connections <= others || looks == MAX_LOOKS {
             return Ok(now);

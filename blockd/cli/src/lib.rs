@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod add;
+mod answers;
 mod args;
 mod attach;
 mod client;
@@ -13,6 +14,7 @@ mod clone;
 mod completions;
 mod del;
 mod diff;
+mod duration;
 mod events;
 mod extend_request;
 mod features;
@@ -22,7 +24,6 @@ mod holds;
 mod import_export;
 mod man;
 mod map;
-mod memory_shapes;
 mod node;
 mod output;
 mod pmem;
@@ -33,7 +34,6 @@ mod recover;
 mod resize;
 mod rollback;
 mod set;
-mod shapes;
 mod snapshot;
 mod space;
 mod top;
@@ -97,8 +97,8 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Journal(journal) => journal.run(context),
         Verb::Pmem(pmem) => pmem.run(context),
         Verb::Node(node) if node.is_offline() => node.run_offline(context),
-        Verb::Completions(completions) => completions.run(context),
-        Verb::Man(man) => man.run(context),
+        Verb::Completions(completions) => completions.run(context, args::command()),
+        Verb::Man(man) => man.run(context, args::command()),
         verb => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|source| Error::io("starting", source))?;

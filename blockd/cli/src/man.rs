@@ -6,7 +6,7 @@ use blockd_media::error::Error;
 use clap::Command;
 use clap_mangen::Man as Page;
 
-use super::{Context, args};
+use super::Context;
 
 /// Print the manual page, or write all of them
 ///
@@ -25,23 +25,23 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    pub(super) fn run(&self, context: &Context) -> Result<(), Error> {
+    pub(super) fn run(&self, context: &Context, line: Command) -> Result<(), Error> {
         if self.markdown {
-            return context.output.text(&markdown());
+            return context.output.text(&markdown(line));
         }
         if let Some(dir) = &self.dir {
-            return write_all(dir);
+            return write_all(line, dir);
         }
         let mut text = Vec::new();
-        let rendered = Page::new(args::command()).render(&mut text);
+        let rendered = Page::new(line).render(&mut text);
         rendered.map_err(|source| Error::io("making the manual page", source))?;
         context.output.text(&String::from_utf8_lossy(&text))
     }
 }
 
-fn write_all(dir: &Path) -> Result<(), Error> {
+fn write_all(line: Command, dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(|source| Error::file("create", dir, source))?;
-    clap_mangen::generate_to(args::command(), dir)
+    clap_mangen::generate_to(line, dir)
         .map_err(|source| Error::file("write manual pages to", dir, source))
 }
 
@@ -53,9 +53,9 @@ test holds it to that. The global options are those of `blockd` itself, and ever
 
 /// `docs/CLI.md`: the help of everything, as a terminal shows it.
 #[must_use]
-pub(super) fn markdown() -> String {
+fn markdown(line: Command) -> String {
     let mut text = INTRODUCTION.to_owned();
-    let mut command = args::command().disable_help_subcommand(true).term_width(96);
+    let mut command = line.disable_help_subcommand(true).term_width(96);
     command.build();
     section(&mut command, 0, &mut text);
     text

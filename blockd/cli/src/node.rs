@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use blockd_api::v1::{self, ListNodesRequest, NodeObjectKind, NodeState, NodeStatusRequest};
+use blockd_api::v1::{self, ListNodesRequest, NodeObjectKind, NodeStatusRequest};
 use blockd_media::clock::wall_ms;
 use blockd_media::error::Error;
 use serde::Serialize;
 
+use super::answers::date;
 use super::output::table::{Side, Table, properties};
 use super::program::{HookRun, NodeRemoval, Removal};
-use super::shapes::{NodeObjectShape, date, pool_state_name};
 use super::{Context, amount};
 
 /// List hosts, show what is waited for, declare a host dead or forget it
@@ -96,44 +96,14 @@ pub(crate) struct Which {
 /// The output of `node list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
-    nodes: Vec<NodeShape>,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeShape {
-    id: Option<String>,
-    state: &'static str,
-    pools: Vec<String>,
-    dead_unix_ms: Option<u64>,
+    nodes: Vec<v1::Node>,
 }
 
 /// The output of `node status --json`.
 #[derive(Debug, Serialize)]
 struct StatusShape {
-    node: NodeShape,
-    pools: Vec<NodePoolShape>,
-}
-
-#[derive(Debug, Serialize)]
-struct NodePoolShape {
-    name: String,
-    state: &'static str,
-    failure: Option<String>,
-    epoch: u64,
-    objects: Vec<NodeObjectShape>,
-    free_bytes: u64,
-    parked: u64,
-    blocked_writes: u64,
-    blocked_since_unix_ms: Option<u64>,
-    waiting: Vec<WaitingShape>,
-}
-
-#[derive(Debug, Serialize)]
-struct WaitingShape {
-    volume: String,
-    peer: String,
-    since_unix_ms: u64,
-    room_bytes: u64,
+    node: v1::Node,
+    pools: Vec<v1::NodePool>,
 }
 
 /// The output of `node declare-dead --json` and `node forget --json`.
@@ -157,45 +127,6 @@ struct TakenShape {
     pool: String,
     log_changes: u64,
     ring_changes: u64,
-}
-
-impl From<&v1::Node> for NodeShape {
-    fn from(node: &v1::Node) -> Self {
-        Self {
-            id: (!node.id.is_empty()).then(|| node.id.clone()),
-            state: match node.state() {
-                NodeState::This => "this",
-                NodeState::Dead => "dead",
-                NodeState::Unknown | NodeState::Unspecified => "unknown",
-            },
-            pools: node.pools.clone(),
-            dead_unix_ms: (node.dead_unix_ms != 0).then(|| amount(node.dead_unix_ms)),
-        }
-    }
-}
-
-impl From<&v1::NodePool> for NodePoolShape {
-    fn from(pool: &v1::NodePool) -> Self {
-        let waiting = |one: &v1::WaitingRequest| WaitingShape {
-            volume: one.volume.clone(),
-            peer: one.peer.clone(),
-            since_unix_ms: amount(one.since_unix_ms),
-            room_bytes: amount(one.room_bytes),
-        };
-        Self {
-            name: pool.name.clone(),
-            state: pool_state_name(pool.state()),
-            failure: (!pool.failure.is_empty()).then(|| pool.failure.clone()),
-            epoch: pool.epoch,
-            objects: pool.objects.iter().map(NodeObjectShape::from).collect(),
-            free_bytes: amount(pool.free_bytes),
-            parked: pool.parked,
-            blocked_writes: pool.blocked_writes,
-            blocked_since_unix_ms: (pool.blocked_since_unix_ms != 0)
-                .then(|| amount(pool.blocked_since_unix_ms)),
-            waiting: pool.waiting.iter().map(waiting).collect(),
-        }
-    }
 }
 
 impl Node {
@@ -273,7 +204,7 @@ impl Which {
 
 async fn list(context: &Context) -> Result<(), Error> {
     let nodes = context.client().await?.list_nodes(ListNodesRequest {}).await?.nodes;
-    let listed = Listed { nodes: nodes.iter().map(NodeShape::from).collect() };
+    let listed = Listed { nodes };
     context.output.either(&listed, || {
         let columns = [
             ("node", Side::Left),
@@ -282,10 +213,13 @@ async fn list(context: &Context) -> Result<(), Error> {
             ("pools", Side::Left),
         ];
         let mut table = Table::new(&columns);
-        for (node, shape) in nodes.iter().zip(&listed.nodes) {
-            let since = shape.dead_unix_ms.map(|_| date(node.dead_unix_ms)).unwrap_or_default();
-            let id = shape.id.clone().unwrap_or_else(|| "no identity".to_owned());
-            table.row([id.into(), shape.state.into(), since.into(), shape.pools.join(" ").into()]);
+        for node in &listed.nodes {
+            let since = match node.dead_unix_ms {
+                0 => String::new(),
+                dead => date(dead),
+            };
+            let state = node.state().word();
+            table.row([id(node).into(), state.into(), since.into(), node.pools.join(" ").into()]);
         }
         table.render(context.output.terminal())
     })
@@ -296,12 +230,10 @@ impl Status {
         let request = NodeStatusRequest { pool: self.pool };
         let answer = context.client().await?.node_status(request).await?;
         let node = answer.node.unwrap_or_default();
-        let pools = answer.pools.iter().map(NodePoolShape::from).collect();
-        let status = StatusShape { node: NodeShape::from(&node), pools };
+        let status = StatusShape { node, pools: answer.pools };
         context.output.either(&status, || {
-            let id = status.node.id.clone().unwrap_or_else(|| "no identity".to_owned());
-            let mut text = format!("node {id}\n");
-            for pool in &answer.pools {
+            let mut text = format!("node {}\n", id(&status.node));
+            for pool in &status.pools {
                 text.push('\n');
                 text.push_str(&details(pool, context));
             }
@@ -310,10 +242,13 @@ impl Status {
     }
 }
 
+fn id(node: &v1::Node) -> &str {
+    if node.id.is_empty() { "no identity" } else { &node.id }
+}
+
 fn details(pool: &v1::NodePool, context: &Context) -> String {
     let output = &context.output;
-    let mut rows =
-        vec![("pool", pool.name.clone()), ("state", pool_state_name(pool.state()).to_owned())];
+    let mut rows = vec![("pool", pool.name.clone()), ("state", pool.state().word().to_owned())];
     if !pool.failure.is_empty() {
         rows.push(("failure", pool.failure.clone()));
     } else {

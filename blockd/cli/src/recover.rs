@@ -5,7 +5,6 @@ use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::Context;
-use super::shapes::VolumeShape;
 
 /// Serve block devices again that are not served
 ///
@@ -27,7 +26,7 @@ pub(crate) struct Recover {
 #[derive(Debug, Serialize)]
 struct Recovered {
     changed: bool,
-    volumes: Vec<VolumeShape>,
+    volumes: Vec<Volume>,
 }
 
 impl Recover {
@@ -35,12 +34,10 @@ impl Recover {
         let mut client = context.client().await?;
         let request = RecoverDevicesRequest { name: self.name, pool: self.pool };
         let answer = client.recover_devices(request).await?;
-        let shapes = answer.volumes.iter().map(VolumeShape::from).collect();
-        let recovered = Recovered { changed: answer.changed, volumes: shapes };
-        context
-            .output
-            .either(&recovered, || answer.volumes.iter().map(line).collect::<Vec<_>>().concat())?;
-        match answer.volumes.iter().find(|volume| !volume.device_problem.is_empty()) {
+        let recovered = Recovered { changed: answer.changed, volumes: answer.volumes };
+        let text = || recovered.volumes.iter().map(line).collect::<Vec<_>>().concat();
+        context.output.either(&recovered, text)?;
+        match recovered.volumes.iter().find(|volume| !volume.device_problem.is_empty()) {
             None => Ok(()),
             Some(volume) => {
                 let what = format!("volume {}", volume.name);

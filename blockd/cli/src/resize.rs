@@ -1,11 +1,10 @@
 //! `blockd resize`.
 
-use blockd_api::v1::ResizeVolumeRequest;
+use blockd_api::v1::{ResizeVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::shapes::{self, VolumeShape};
-use super::{Context, amount, size_argument};
+use super::{Context, amount, answers, size_argument};
 
 /// Change a volume's size
 ///
@@ -38,7 +37,7 @@ struct Resized {
     previous_size_bytes: u64,
     connections_with_old_size: u32,
     device_has_old_size: bool,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 impl Resize {
@@ -58,7 +57,7 @@ impl Resize {
             previous_size_bytes: amount(answer.previous_size_bytes),
             connections_with_old_size: answer.connections_with_old_size,
             device_has_old_size: answer.device_has_old_size,
-            volume: VolumeShape::from(&shapes::volume(answer.volume)?),
+            volume: answers::volume(answer.volume)?,
         };
         context.output.either(&resized, || human(&resized, context))
     }
@@ -66,14 +65,17 @@ impl Resize {
 
 fn human(resized: &Resized, context: &Context) -> String {
     let name = &resized.volume.name;
-    let now = context.output.size(resized.volume.size_bytes);
+    let now = context.output.size(amount(resized.volume.size_bytes));
     if !resized.changed {
         return format!("{name}: has {now} already\n");
     }
     let before = context.output.size(resized.previous_size_bytes);
     let late = match resized.connections_with_old_size {
         0 if resized.device_has_old_size => {
-            let device = resized.volume.device_path.as_deref().unwrap_or("the device");
+            let device = match resized.volume.device_path.as_str() {
+                "" => "the device",
+                path => path,
+            };
             format!("; {device} shows it after `blockd detach {name}` and `blockd attach {name}`")
         }
         0 => String::new(),

@@ -1,11 +1,10 @@
 //! `blockd rollback`.
 
-use blockd_api::v1::RollbackVolumeRequest;
+use blockd_api::v1::{RollbackVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::shapes::{self, VolumeShape};
-use super::{Context, amount};
+use super::{Context, amount, answers};
 
 /// Make a volume what a snapshot of it holds
 ///
@@ -35,7 +34,7 @@ pub(crate) struct Rollback {
 #[derive(Debug, Serialize)]
 struct RolledBack {
     previous_size_bytes: u64,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 impl Rollback {
@@ -50,15 +49,16 @@ impl Rollback {
         let answer = context.client().await?.rollback_volume(request).await?;
         let done = RolledBack {
             previous_size_bytes: amount(answer.previous_size_bytes),
-            volume: VolumeShape::from(&shapes::volume(answer.volume)?),
+            volume: answers::volume(answer.volume)?,
         };
         context.output.either(&done, || {
             let volume = &done.volume;
-            let (now, before) = (context.output.size(volume.size_bytes), done.previous_size_bytes);
-            let size = if before == volume.size_bytes {
+            let (now, before) = (amount(volume.size_bytes), done.previous_size_bytes);
+            let size = if before == now {
                 String::new()
             } else {
-                format!("; {now} now, was {}", context.output.size(before))
+                let (now, before) = (context.output.size(now), context.output.size(before));
+                format!("; {now} now, was {before}")
             };
             format!("{}: holds what {snapshot} holds{size}\n", volume.name)
         })

@@ -1,12 +1,11 @@
 //! `blockd set`: limits, what is set aside, and what becomes of writes when the pool is full.
 
-use blockd_api::v1::{ConfigureVolumeRequest, OnFull};
+use blockd_api::v1::{ConfigureVolumeRequest, OnFull, Volume, VolumeSettings};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::args::duration;
-use super::shapes::{self, SettingsShape, VolumeShape};
-use super::{Context, size_argument};
+use super::duration::duration;
+use super::{Context, amount, answers, size_argument};
 
 /// Set limits of a volume, and what it does when its pool is full
 ///
@@ -112,7 +111,7 @@ impl SettingArguments {
 #[derive(Debug, Serialize)]
 struct Configured {
     changed: bool,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 impl Set {
@@ -123,10 +122,10 @@ impl Set {
             Error::invalid("options", "", allowed)
         })?;
         let answer = context.client().await?.configure_volume(request).await?;
-        let volume = VolumeShape::from(&shapes::volume(answer.volume)?);
+        let volume = answers::volume(answer.volume)?;
         let configured = Configured { changed: answer.changed, volume };
         context.output.either(&configured, || {
-            let words = in_words(&configured.volume.settings, context);
+            let words = in_words(configured.volume.settings.unwrap_or_default(), context);
             let was = if configured.changed { "" } else { "unchanged: " };
             format!("{}: {was}{words}\n", configured.volume.name)
         })
@@ -134,23 +133,25 @@ impl Set {
 }
 
 /// The settings in one line.
-pub(super) fn in_words(settings: &SettingsShape, context: &Context) -> String {
-    let size = |bytes| context.output.size(bytes);
-    let mut words = vec![match (settings.on_full, settings.on_full_timeout_ms) {
-        ("timeout", ms) if ms % 1000 == 0 => format!("fails after {} s when full", ms / 1000),
-        ("timeout", ms) => format!("fails after {ms} ms when full"),
-        ("error", _) => "fails when full".to_owned(),
-        _ => "waits when full".to_owned(),
+fn in_words(settings: VolumeSettings, context: &Context) -> String {
+    let bytes = |value| (amount(value), context.output.size(amount(value)));
+    let (reserve, quota) = (bytes(settings.reservation_bytes), bytes(settings.quota_bytes));
+    let bandwidth = bytes(settings.bandwidth_bytes);
+    let mut words = vec![match (settings.on_full(), settings.on_full_timeout_ms) {
+        (OnFull::Timeout, ms) if ms % 1000 == 0 => format!("fails after {} s when full", ms / 1000),
+        (OnFull::Timeout, ms) => format!("fails after {ms} ms when full"),
+        (OnFull::Error, _) => "fails when full".to_owned(),
+        (OnFull::Block | OnFull::Unspecified, _) => "waits when full".to_owned(),
     }];
     words.extend(settings.thick.then(|| "thick".to_owned()));
     let amounts = [
-        ("reserve", settings.reservation_bytes, size(settings.reservation_bytes)),
-        ("quota", settings.quota_bytes, size(settings.quota_bytes)),
-        ("iops", settings.iops, settings.iops.to_string()),
-        ("bandwidth", settings.bandwidth_bytes, size(settings.bandwidth_bytes)),
+        ("reserve", reserve),
+        ("quota", quota),
+        ("iops", (settings.iops, settings.iops.to_string())),
+        ("bandwidth", bandwidth),
     ];
-    let set = amounts.into_iter().filter(|(_, value, _)| *value > 0);
-    words.extend(set.map(|(name, _, text)| format!("{name} {text}")));
+    let set = amounts.into_iter().filter(|(_, (value, _))| *value > 0);
+    words.extend(set.map(|(name, (_, text))| format!("{name} {text}")));
     words.join(", ")
 }
 

@@ -1,11 +1,10 @@
 //! `blockd snapshot`.
 
-use blockd_api::v1::{CreateSnapshotsRequest, SnapshotMember};
+use blockd_api::v1::{CreateSnapshotsRequest, SnapshotMember, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::Context;
-use super::shapes::VolumeShape;
+use super::{Context, amount};
 
 /// Take snapshots of volumes, all at the same moment
 ///
@@ -36,7 +35,7 @@ pub(crate) struct Snapshot {
 #[derive(Debug, Serialize)]
 struct Taken {
     changed: bool,
-    snapshots: Vec<VolumeShape>,
+    snapshots: Vec<Volume>,
 }
 
 impl Snapshot {
@@ -45,10 +44,7 @@ impl Snapshot {
         let members: Result<_, Error> = self.volumes.iter().map(|one| member(one, tag)).collect();
         let request = CreateSnapshotsRequest { pool: self.pool, members: members? };
         let answer = context.client().await?.create_snapshots(request).await?;
-        let taken = Taken {
-            changed: answer.changed,
-            snapshots: answer.snapshots.iter().map(VolumeShape::from).collect(),
-        };
+        let taken = Taken { changed: answer.changed, snapshots: answer.snapshots };
         context.output.either(&taken, || human(&taken, context))
     }
 }
@@ -69,8 +65,8 @@ fn human(taken: &Taken, context: &Context) -> String {
     let how = if taken.changed { "taken" } else { "was there already" };
     let mut text = String::new();
     for one in &taken.snapshots {
-        let of = one.origin.as_deref().unwrap_or("a volume that is gone");
-        let mapped = context.output.size(one.mapped_bytes);
+        let of = if one.origin.is_empty() { "a volume that is gone" } else { &one.origin };
+        let mapped = context.output.size(amount(one.mapped_bytes));
         text.push_str(&format!("{}: {how}, of {of} with {mapped} mapped\n", one.name));
     }
     text

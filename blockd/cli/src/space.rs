@@ -4,9 +4,8 @@ use blockd_api::v1::{self, SpaceRequest, VolumeSpace};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::Context;
 use super::output::table::{Cell, Side, Table};
-use super::shapes::SpaceShape;
+use super::{Context, amount};
 
 /// Show what volumes take, and what deleting them would give back
 ///
@@ -30,7 +29,7 @@ pub(crate) struct Space {
 struct Counted {
     volumes: Vec<Row>,
     /// Null unless several were named.
-    together: Option<SpaceShape>,
+    together: Option<v1::Space>,
 }
 
 #[derive(Debug, Serialize)]
@@ -39,7 +38,7 @@ struct Row {
     kind: &'static str,
     origin: Option<String>,
     #[serde(flatten)]
-    space: SpaceShape,
+    space: v1::Space,
 }
 
 impl Space {
@@ -47,22 +46,19 @@ impl Space {
         let request = SpaceRequest { pool: self.pool, names: self.names };
         let answer = context.client().await?.space(request).await?;
         let counted = Counted {
-            volumes: answer.volumes.iter().map(row).collect(),
-            together: answer.together.as_ref().map(SpaceShape::from),
+            volumes: answer.volumes.into_iter().map(row).collect(),
+            together: answer.together,
         };
         context.output.either(&counted, || table(&counted, context))
     }
 }
 
-fn row(volume: &VolumeSpace) -> Row {
+fn row(volume: VolumeSpace) -> Row {
     Row {
-        name: volume.name.clone(),
-        kind: match volume.kind() {
-            v1::VolumeKind::Snapshot => "snapshot",
-            v1::VolumeKind::Volume | v1::VolumeKind::Unspecified => "volume",
-        },
-        origin: (!volume.origin.is_empty()).then(|| volume.origin.clone()),
-        space: SpaceShape::from(&volume.space.unwrap_or_default()),
+        kind: volume.kind().word(),
+        name: volume.name,
+        origin: Some(volume.origin).filter(|origin| !origin.is_empty()),
+        space: volume.space.unwrap_or_default(),
     }
 }
 
@@ -77,8 +73,8 @@ fn table(counted: &Counted, context: &Context) -> String {
         ("reserved", Side::Right),
         ("freed", Side::Right),
     ]);
-    let mut add = |name: &str, kind: &str, space: &SpaceShape| {
-        let size = |bytes| Cell::from(context.output.size(bytes));
+    let mut add = |name: &str, kind: &str, space: &v1::Space| {
+        let size = |bytes| Cell::from(context.output.size(amount(bytes)));
         table.row([
             name.into(),
             kind.into(),

@@ -8,10 +8,10 @@ use blockd_media::error::Error;
 use blockd_media::units::{self, exact};
 use serde::Serialize;
 
-use super::args::duration;
+use super::duration::duration;
 use super::holds::{self, WHOLE};
 use super::output::percent;
-use super::{Context, amount, shapes};
+use super::{Context, amount, answers};
 
 /// Propose marks and quantum for a pool
 ///
@@ -134,7 +134,7 @@ impl Tune {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
         let request = GetPoolRequest { name: self.pool };
-        let pool = shapes::pool(client.get_pool(request).await?.pool)?;
+        let pool = answers::pool(client.get_pool(request).await?.pool)?;
         let request = StatsRequest { pool: pool.name.clone(), volume: String::new() };
         let then = client.stats(request.clone()).await?;
         tokio::time::sleep(WATCH).await;

@@ -1,6 +1,6 @@
 //! `blockd version`.
 
-use blockd_api::v1::VersionRequest;
+use blockd_api::v1::{VersionRequest, VersionResponse};
 use blockd_media::error::{Error, ErrorKind};
 use serde::Serialize;
 
@@ -10,20 +10,12 @@ use super::Context;
 #[derive(Debug, Serialize)]
 struct Versions {
     version: &'static str,
-    daemon: Option<DaemonShape>,
-}
-
-#[derive(Debug, Serialize)]
-struct DaemonShape {
-    version: String,
-    pid: u32,
-    started_unix_seconds: i64,
-    ready: bool,
-    nbd_addresses: Vec<String>,
+    daemon: Option<VersionResponse>,
 }
 
 pub(super) async fn run(context: &Context) -> Result<(), Error> {
-    let daemon = match daemon(context).await {
+    let asked = async { context.client().await?.version(VersionRequest {}).await };
+    let daemon = match asked.await {
         Ok(daemon) => Some(daemon),
         Err(error) if error.kind() == ErrorKind::Unreachable => None,
         Err(error) => return Err(error),
@@ -35,16 +27,5 @@ pub(super) async fn run(context: &Context) -> Result<(), Error> {
             text.push_str(&format!("daemon {}, process {}\n", daemon.version, daemon.pid));
         }
         text
-    })
-}
-
-async fn daemon(context: &Context) -> Result<DaemonShape, Error> {
-    let answer = context.client().await?.version(VersionRequest {}).await?;
-    Ok(DaemonShape {
-        version: answer.version,
-        pid: answer.pid,
-        started_unix_seconds: answer.started_unix_seconds,
-        ready: answer.ready,
-        nbd_addresses: answer.nbd_addresses,
     })
 }

@@ -1,18 +1,16 @@
 //! `blockd list` and `blockd show`.
 
 use blockd_api::v1::{
-    Connection, GetVolumeRequest, ListConnectionsRequest, ListVolumesRequest, Volume,
+    Connection, GetVolumeRequest, ListConnectionsRequest, ListVolumesRequest, Releasing, Volume,
 };
 use blockd_media::error::Error;
 use blockd_media::ublk::features;
 use serde::Serialize;
 
-use super::memory_shapes::{VolumeMemory, is_namespace};
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
-use super::shapes::{self, ConnectionShape, ReleasingShape, VolumeShape};
-use super::{Context, amount};
+use super::{Context, amount, answers};
 
 /// List volumes and snapshots
 ///
@@ -45,16 +43,16 @@ pub(crate) struct Show {
 /// The output of `list --json`.
 #[derive(Debug, Serialize)]
 struct Listed {
-    volumes: Vec<VolumeShape>,
+    volumes: Vec<Volume>,
     /// Volumes that were deleted or rolled back and whose extents are still being reclaimed.
-    releasing: Vec<ReleasingShape>,
+    releasing: Vec<Releasing>,
 }
 
 /// The output of `show --json`.
 #[derive(Debug, Serialize)]
 struct Shown {
-    volume: VolumeShape,
-    connections: Vec<ConnectionShape>,
+    volume: Volume,
+    connections: Vec<Connection>,
 }
 
 impl List {
@@ -63,19 +61,15 @@ impl List {
         // The shared bytes are only in the JSON, and counting it takes time.
         let request = ListVolumesRequest { pool: self.pool, brief: !context.output.is_json() };
         let answer = client.list_volumes(request).await?;
-        let volumes = answer.volumes;
-        let listed = Listed {
-            volumes: volumes.iter().map(VolumeShape::from).collect(),
-            releasing: answer.releasing.iter().map(ReleasingShape::from).collect(),
-        };
+        let listed = Listed { volumes: answer.volumes, releasing: answer.releasing };
         context.output.either(&listed, || {
-            if volumes.is_empty() && context.output.terminal().interactive {
+            if listed.volumes.is_empty() && context.output.terminal().interactive {
                 return "no volumes; `blockd add --size 10G NAME` makes one\n".to_owned();
             }
-            let mut text = table(&volumes, context);
+            let mut text = table(&listed.volumes, context);
             for one in &listed.releasing {
-                let name = one.name.as_deref().unwrap_or("a volume");
-                let size = |bytes| context.output.size(bytes);
+                let name = if one.name.is_empty() { "a volume" } else { &one.name };
+                let size = |bytes| context.output.size(amount(bytes));
                 let (left, total) = (size(one.left_bytes), size(one.total_bytes));
                 text.push_str(&format!("{name}: {left} of {total} are still to be let go\n"));
             }
@@ -88,15 +82,12 @@ impl Show {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name, pool: self.pool };
-        let volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        let volume = answers::volume(client.get_volume(request).await?.volume)?;
         let request =
             ListConnectionsRequest { pool: volume.pool.clone(), volume: volume.name.clone() };
         let connections = client.list_connections(request).await?.connections;
-        let shown = Shown {
-            volume: VolumeShape::from(&volume),
-            connections: connections.iter().map(ConnectionShape::from).collect(),
-        };
-        context.output.either(&shown, || details(&volume, &connections, context))
+        let shown = Shown { volume, connections };
+        context.output.either(&shown, || details(&shown, context))
     }
 }
 
@@ -113,7 +104,7 @@ fn table(volumes: &[Volume], context: &Context) -> String {
         ("where", Side::Left),
     ]);
     for volume in volumes {
-        let state = shapes::state(volume);
+        let state = answers::state(volume);
         let tone = match (volume.attached, volume.device_problem.is_empty()) {
             (_, false) => Tone::Bad,
             (true, true) => Tone::Good,
@@ -127,7 +118,7 @@ fn table(volumes: &[Volume], context: &Context) -> String {
             Cell::toned(state, tone),
             if volume.origin.is_empty() { "-" } else { volume.origin.as_str() }.into(),
             volume.connections.to_string().into(),
-            match shapes::place(volume) {
+            match answers::place(volume) {
                 "" if !volume.device_problem.is_empty() => volume.device_problem.as_str().into(),
                 "" => "-".into(),
                 place => place.into(),
@@ -137,7 +128,8 @@ fn table(volumes: &[Volume], context: &Context) -> String {
     table.render(output.terminal())
 }
 
-fn details(volume: &Volume, connections: &[Connection], context: &Context) -> String {
+fn details(shown: &Shown, context: &Context) -> String {
+    let Shown { volume, connections } = shown;
     let output = &context.output;
     let size = |value: i64| output.size(amount(value));
     let share = percent(amount(volume.mapped_bytes), amount(volume.size_bytes));
@@ -151,12 +143,12 @@ fn details(volume: &Volume, connections: &[Connection], context: &Context) -> St
         ("exclusive", size(volume.exclusive_bytes)),
         ("shared", size(volume.shared_bytes)),
         ("reserved", size(volume.reserved_bytes)),
-        ("state", shapes::state(volume).to_owned()),
+        ("state", answers::state(volume).to_owned()),
     ];
-    if let Some(memory) = VolumeMemory::of(volume).filter(|_| is_namespace(volume)) {
-        rows.push(("usage", memory.usage.to_owned()));
-        rows.push(("taken", output.size(memory.charged_bytes)));
-        let erased = if memory.erase_after { "before its space is free" } else { "never" };
+    if answers::is_namespace(volume) {
+        rows.extend(volume.usage().word().map(|usage| ("usage", usage.to_owned())));
+        rows.push(("taken", size(volume.charged_bytes)));
+        let erased = if volume.erase_after { "before its space is free" } else { "never" };
         rows.push(("erased", erased.to_owned()));
         rows.push(("device", volume.device_path.clone()));
         if !volume.device_problem.is_empty() {
@@ -168,7 +160,7 @@ fn details(volume: &Volume, connections: &[Connection], context: &Context) -> St
         rows.push(("made from", volume.origin.clone()));
     }
     if volume.made_unix_ms != 0 {
-        rows.push(("made", shapes::date(volume.made_unix_ms)));
+        rows.push(("made", answers::date(volume.made_unix_ms)));
     }
     if !volume.device_path.is_empty() {
         let copying = if volume.zero_copy { "zero copy" } else { "copying" };

@@ -85,7 +85,7 @@ pub fn mailbox<T>(room: usize) -> (Mailbox<T>, Inbox<T>) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
+    use futures_channel::oneshot;
 
     use super::*;
 
@@ -114,7 +114,7 @@ mod tests {
             thread.join().unwrap();
             // The mailbox lives on: it must not keep the message alive.
             let mut receive = receive;
-            assert_eq!(receive.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+            assert_eq!(receive.try_recv(), Err(oneshot::Canceled));
         }
     }
 }

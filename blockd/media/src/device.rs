@@ -1,92 +1,33 @@
 //! A device of a pool: how it is opened, and what it can do.
 
-use std::fs::{File, OpenOptions, TryLockError};
+mod files;
+mod lock;
+mod spec;
+
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blockd_mapper::io::{IoBuffer, IoError};
-use blockd_pmem::media::Durability;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::Gate;
+use super::io_error;
+use super::ioctl;
 use super::mapped::Mapped;
 use super::memory::Memory;
 use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
-use super::{guard, ioctl};
 
-/// The kind of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DeviceKind {
-    /// A regular file.
-    File,
-    /// A block device.
-    Disk,
-    /// Memory of this process: gone with it.
-    Memory,
-    /// Persistent memory: a character device, or a file that is served in the same way.
-    Pmem(PmemOptions),
-}
+use files::{create_file, direct_block, leads_to, open_file, remove_created, sync_folder};
 
-/// How a device is found, or made.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeviceSpec {
-    /// Where it is; a name only for memory.
-    pub path: PathBuf,
-    /// The kind of the device.
-    pub kind: DeviceKind,
-    /// Bytes of a file or memory that is made. What is there already is as long as it is.
-    pub size: Option<u64>,
-    /// A file's space is allocated when it is made, and never given back.
-    pub preallocate: bool,
-    /// Past the page cache, where the file system can.
-    pub direct: bool,
-}
-
-/// Facts about an open device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeviceInfo {
-    /// Where it is.
-    pub path: PathBuf,
-    /// The kind of the device.
-    pub kind: DeviceKind,
-    /// Bytes.
-    pub size: u64,
-    /// Logical block in bytes.
-    pub block_size: u32,
-    /// Past the page cache.
-    pub direct: bool,
-    /// In memory, and served by copying.
-    pub mapped: bool,
-    /// A file with holes, that freed extents become again.
-    pub sparse: bool,
-    /// Of persistent memory.
-    pub pmem: Option<PmemInfo>,
-}
-
-impl DeviceInfo {
-    /// The durability of writes to it.
-    #[must_use]
-    pub fn durability(&self) -> Durability {
-        match self.kind {
-            DeviceKind::Pmem(_) => match self.pmem.as_ref().map(|pmem| pmem.durability) {
-                Some(pmem::Level::PowerSafe) => Durability::PowerSafe,
-                Some(pmem::Level::Volatile) => Durability::Volatile,
-                Some(pmem::Level::RestartSafe) | None => Durability::RestartSafe,
-            },
-            DeviceKind::Memory => Durability::Volatile,
-            // A file in memory outlives the daemon, and no more.
-            DeviceKind::File if self.mapped => Durability::RestartSafe,
-            DeviceKind::File | DeviceKind::Disk => Durability::PowerSafe,
-        }
-    }
-}
+pub use lock::{claim_disk, disk_sequence, lock_below};
+pub use spec::{DeviceInfo, DeviceKind, DeviceSpec};
 
 /// The pages that are checked of a device that is to join a pool: partition tables, file systems
 /// and other pools have their marks there.
@@ -413,70 +354,6 @@ impl Device {
         self.gate.get().is_none_or(|gate| gate.is_open())
     }
 
-    /// Tries once to become the owner: of a loop device also of the file below it.
-    pub fn try_lock(&self) -> std::io::Result<bool> {
-        match self.file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(false),
-            Err(TryLockError::Error(error)) => return Err(error),
-        }
-        let mut below = self.below.lock();
-        if below.is_none() {
-            let locked = guard::lock_below(&self.file);
-            if !matches!(locked, Ok(Some(_))) {
-                self.file.unlock()?;
-            }
-            *below = locked?;
-        }
-        Ok(below.is_some())
-    }
-
-    /// Keeps other programs off a block device until it is unlocked; files need nothing. For the
-    /// owner of the lock. A repetition changes nothing.
-    ///
-    /// # Errors
-    /// `EBUSY` while another program, a mount or another device has it.
-    pub fn claim(&self) -> std::io::Result<()> {
-        let mut held = self.guard.lock();
-        if self.info.kind == DeviceKind::Disk && held.is_none() {
-            *held = Some(guard::claim(&self.file)?);
-        }
-        Ok(())
-    }
-
-    /// The living process that has the owner lock, where it is seen from here.
-    #[must_use]
-    pub fn owner(&self) -> Option<u32> {
-        guard::lock_owner(&self.file).or_else(|| {
-            let below = guard::files_below(&self.file).unwrap_or_default();
-            below.iter().find_map(guard::lock_owner)
-        })
-    }
-
-    /// The user that has a claim on this block device, where the kernel reports one.
-    #[must_use]
-    pub fn holder(&self) -> Option<String> {
-        guard::holder(&self.file)
-    }
-
-    /// The kernel's sequence number of a disk: another one after the disk was removed and added
-    /// again.
-    #[must_use]
-    pub fn disk_sequence(&self) -> Option<u64> {
-        disk_sequence(&self.file)
-    }
-
-    /// Gives ownership up. For an owner whose IO has all ended: else the lock is to stay until the
-    /// last file description is closed.
-    pub fn unlock(&self) {
-        *self.guard.lock() = None;
-        *self.below.lock() = None;
-        if let Err(error) = self.file.unlock() {
-            let path = self.info.path.display();
-            tracing::warn!(%path, %error, "the owner lock stays a moment longer");
-        }
-    }
-
     /// Discards a range that is not in use. May take long.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
         match &self.memory {
@@ -511,122 +388,9 @@ impl Device {
     }
 }
 
-/// The kernel's sequence number of a disk. `None` for a file, and before Linux 5.15.
-#[must_use]
-pub fn disk_sequence(file: &File) -> Option<u64> {
-    ioctl::disk_sequence(file).ok()
-}
-
-/// Keeps other programs off a block device as long as the returned file is open; `None` for a file.
-///
-/// # Errors
-/// `ResourceBusy`, with what has it, while another program has a claim.
-pub fn claim_disk(file: &File) -> std::io::Result<Option<File>> {
-    if !file.metadata()?.file_type().is_block_device() {
-        return Ok(None);
-    }
-    guard::claim(file).map(Some).map_err(|error| match guard::holder(file) {
-        Some(by) if error.raw_os_error() == Some(libc::EBUSY) => {
-            std::io::Error::new(std::io::ErrorKind::ResourceBusy, by)
-        }
-        _ => error,
-    })
-}
-
-/// Takes the owner locks of the files below a loop device, until they are dropped; none below other
-/// devices and files. `None` while another process has one.
-pub fn lock_below(device: &File) -> std::io::Result<Option<Vec<File>>> {
-    guard::lock_below(device)
-}
-
-/// Makes a file's entry in its folder durable.
-fn sync_folder(path: &Path) -> std::io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or_else(|| Path::new(".")))?.sync_all()
-}
-
-/// Whether a path leads to an open file or block device.
-fn leads_to(path: &Path, file: &File) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(own), Ok(other)) = (file.metadata(), std::fs::metadata(path)) else {
-        return false;
-    };
-    match own.file_type().is_block_device() {
-        true => other.file_type().is_block_device() && own.rdev() == other.rdev(),
-        false => (own.dev(), own.ino()) == (other.dev(), other.ino()),
-    }
-}
-
-/// Creates an empty file. False if there is something at the path, which stays as it is.
-fn create_file(path: &Path) -> std::io::Result<bool> {
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
-        other => other.map(|_| true),
-    }
-}
-
-/// Removes a file that this process created. A process that has its lock may be making a pool in
-/// it, and one that waits for the lock looks afterwards whether the path leads to its file.
-fn remove_created(file: &File, path: &Path) {
-    if file.try_lock().is_ok()
-        && leads_to(path, file)
-        && let Err(error) = std::fs::remove_file(path)
-    {
-        tracing::warn!(path = %path.display(), %error, "cannot remove a file without a pool");
-    }
-}
-
-/// Opens a file for reading and writing, past the page cache if requested and possible; returns
-/// whether it is.
-fn open_file(path: &Path, direct: bool) -> std::io::Result<(File, bool)> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    if direct {
-        match options.clone().custom_flags(libc::O_DIRECT).open(path) {
-            Ok(file) => return Ok((file, true)),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok((options.open(path)?, false))
-}
-
-/// The smallest block that a file can be read and written by: past the page cache, what the kernel
-/// says of it (since Linux 6.1 and not on all file systems), else what a read finds out. A hole is
-/// read without the disk, so the read alone would not do.
-fn direct_block(file: &File, direct: bool) -> u32 {
-    if !direct {
-        return 512;
-    }
-    let flags = AtFlags::EMPTY_PATH;
-    let asked = statx(file, c"", flags, StatxFlags::DIOALIGN);
-    if let Ok(found) = asked
-        && found.stx_mask & StatxFlags::DIOALIGN.bits() != 0
-        && found.stx_dio_offset_align.is_power_of_two()
-    {
-        return found.stx_dio_offset_align.clamp(512, 4096);
-    }
-    let refused = IoBuffer::new(1).is_some_and(|mut buffer| {
-        let read = file.read_at(&mut buffer.as_bytes_mut()[..512], 512);
-        read.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
-    });
-    if refused { 4096 } else { 512 }
-}
-
-/// Converts an error of the operating system to one of the mapper. A closed gate becomes a lack of
-/// space: nothing was written, and the write is retried.
-#[must_use]
-pub fn io_error(error: &std::io::Error) -> IoError {
-    match error.raw_os_error() {
-        None if Gate::refused(error) => IoError::NoSpace,
-        Some(libc::ENOSPC | libc::EDQUOT) => IoError::NoSpace,
-        Some(libc::ENODEV | libc::ENXIO) => IoError::Gone,
-        _ => IoError::Media,
-    }
-}
-
-/// The same of a device of this kind. A disk that was pulled out has no bytes, and the kernel fails
-/// a write for lack of space: writes must not wait for space then.
+/// Converts an error of the operating system for a device of this kind. A disk that was pulled out
+/// has no bytes, and the kernel fails a write for lack of space: writes must not wait for space
+/// then.
 fn meaning(
     kind: DeviceKind,
     error: &std::io::Error,

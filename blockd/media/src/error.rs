@@ -1,16 +1,18 @@
 //! The errors that users see: one line each that names the field, its value and what is allowed, a
 //! kind, and for each kind one exit code and one gRPC code.
 
+mod convert;
+mod kind;
+
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
 
 use blockd_api::Message as _;
 use blockd_api::v1;
-use blockd_mapper::error::MapperError;
-use blockd_pmem::platform::PlatformError;
-use blockd_pmem::platform::choose::{NoRoom, Reason, Refusal};
 use tonic::{Code, Status};
+
+pub use kind::{ErrorKind, KINDS, KindRow};
 
 /// Why something that a user asked for was not done.
 #[derive(Debug, thiserror::Error)]
@@ -141,166 +143,6 @@ pub enum Error {
     /// An error of the daemon, as it reports it.
     #[error("{}", .0.message)]
     Remote(v1::ErrorDetail),
-}
-
-/// The kind of an error; see [`KINDS`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ErrorKind {
-    /// Not foreseen.
-    Unexpected,
-    /// A value outside of what is allowed.
-    Invalid,
-    /// Nothing of that name.
-    NotFound,
-    /// Something else of that name.
-    Exists,
-    /// No room.
-    NoSpace,
-    /// In use, locked, in another state.
-    InUse,
-    /// No daemon answers.
-    Unreachable,
-    /// The daemon answers others.
-    Denied,
-    /// The media or the operating system failed.
-    Io,
-    /// Damaged or unsupported.
-    Corrupt,
-}
-
-/// The external representation of a kind.
-#[derive(Clone, Copy, Debug)]
-pub struct KindRow {
-    /// Which.
-    pub kind: ErrorKind,
-    /// Its name in JSON.
-    pub name: &'static str,
-    /// The exit code of the command line.
-    pub exit: u8,
-    /// The code of a gRPC status.
-    pub code: Code,
-    /// Its number in the control API.
-    pub wire: v1::ErrorKind,
-    /// For the list of exit codes.
-    pub text: &'static str,
-}
-
-const fn row(
-    kind: ErrorKind,
-    name: &'static str,
-    exit: u8,
-    (code, wire): (Code, v1::ErrorKind),
-    text: &'static str,
-) -> KindRow {
-    KindRow { kind, name, exit, code, wire, text }
-}
-
-/// The one table of kinds. Exit code 0 is success, and 2 is a command line that can't be
-/// understood.
-pub const KINDS: [KindRow; 10] = [
-    row(
-        ErrorKind::Unexpected,
-        "unexpected",
-        1,
-        (Code::Internal, v1::ErrorKind::Unexpected),
-        "unexpected error",
-    ),
-    row(
-        ErrorKind::Invalid,
-        "invalid",
-        3,
-        (Code::InvalidArgument, v1::ErrorKind::Invalid),
-        "invalid argument or value",
-    ),
-    row(
-        ErrorKind::NotFound,
-        "not_found",
-        4,
-        (Code::NotFound, v1::ErrorKind::NotFound),
-        "not found",
-    ),
-    row(
-        ErrorKind::Exists,
-        "exists",
-        5,
-        (Code::AlreadyExists, v1::ErrorKind::Exists),
-        "exists with other properties",
-    ),
-    row(
-        ErrorKind::NoSpace,
-        "no_space",
-        6,
-        (Code::ResourceExhausted, v1::ErrorKind::NoSpace),
-        "no space",
-    ),
-    row(
-        ErrorKind::InUse,
-        "in_use",
-        7,
-        (Code::FailedPrecondition, v1::ErrorKind::InUse),
-        "in use, locked, or in the wrong state",
-    ),
-    row(
-        ErrorKind::Unreachable,
-        "unreachable",
-        8,
-        (Code::Unavailable, v1::ErrorKind::Unreachable),
-        "the daemon can't be reached",
-    ),
-    row(
-        ErrorKind::Denied,
-        "denied",
-        8,
-        (Code::PermissionDenied, v1::ErrorKind::Denied),
-        "the daemon can't be reached",
-    ),
-    row(
-        ErrorKind::Io,
-        "io",
-        9,
-        (Code::DataLoss, v1::ErrorKind::Io),
-        "the media or the operating system failed",
-    ),
-    row(
-        ErrorKind::Corrupt,
-        "corrupt",
-        10,
-        (Code::DataLoss, v1::ErrorKind::Corrupt),
-        "damaged or unsupported data",
-    ),
-];
-
-impl ErrorKind {
-    /// Its row of the table.
-    #[must_use]
-    pub fn row(self) -> &'static KindRow {
-        KINDS.iter().find(|row| row.kind == self).unwrap_or(&KINDS[0])
-    }
-
-    /// The exit code of a command that ends with it.
-    #[must_use]
-    pub fn exit_code(self) -> u8 {
-        self.row().exit
-    }
-
-    /// The gRPC code of a call that ends with it.
-    #[must_use]
-    pub fn code(self) -> Code {
-        self.row().code
-    }
-
-    fn from_wire(wire: i32) -> Option<Self> {
-        KINDS.iter().find(|row| row.wire as i32 == wire).map(|row| row.kind)
-    }
-
-    fn from_code(code: Code) -> Self {
-        match code {
-            // A deadline that passed and a connection that broke look like this.
-            Code::DeadlineExceeded | Code::Cancelled => Self::Unreachable,
-            Code::OutOfRange => Self::Invalid,
-            _ => KINDS.iter().find(|row| row.code == code).map_or(Self::Unexpected, |row| row.kind),
-        }
-    }
 }
 
 /// Longest value that is repeated in an error, in characters: a line of a terminal or two.
@@ -467,113 +309,10 @@ impl From<Error> for Status {
     }
 }
 
-impl From<MapperError> for Error {
-    fn from(error: MapperError) -> Self {
-        let text = error.to_string();
-        match error {
-            MapperError::Invalid { field, value, allowed } => Self::invalid(field, value, allowed),
-            MapperError::Name { name, problem } => {
-                Self::invalid("name", name, problem.trim_start_matches("must "))
-            }
-            MapperError::NoVolume(name) => Self::not_found("volume", &name),
-            MapperError::Exists { name, field, existing, asked } => Self::Exists {
-                what: "volume",
-                name: shown(name),
-                field: field.to_owned(),
-                existing: existing.to_string(),
-                asked: asked.to_string(),
-            },
-            MapperError::GroupPartly { existing, missing } => Self::in_use(
-                format!("snapshot {}", shown(existing)),
-                format!("exists, and {} does not: a group is one cut", shown(missing)),
-            ),
-            MapperError::GroupApart { first, other } => Self::in_use(
-                format!("snapshot {}", shown(first)),
-                format!("exists, and {} was taken at another time", shown(other)),
-            ),
-            MapperError::OtherFamily { one, other } => Self::in_use(
-                format!("volume {}", shown(one)),
-                format!("is of another family than {}", shown(other)),
-            ),
-            MapperError::GroupTwice { what, which } => Self::invalid(what, which, "each once"),
-            MapperError::Unsuitable { volume, problem } => {
-                Self::in_use(format!("volume {volume}:"), problem)
-            }
-            MapperError::NoSpace { needed, free } => {
-                Self::NoSpace { what: "pool".to_owned(), needed, free }
-            }
-            MapperError::ReadOnly => Self::in_use("pool", "is read-only"),
-            MapperError::Limit { what, limit } => {
-                Self::in_use(what, format!("are at their limit of {limit}"))
-            }
-            MapperError::OutOfRange { .. } => {
-                Self::Unexpected { what: "request".to_owned(), problem: text }
-            }
-            MapperError::Format(_)
-            | MapperError::Device { .. }
-            | MapperError::Unsupported { .. } => {
-                Self::Corrupt { what: "pool".to_owned(), problem: text }
-            }
-            MapperError::RingLost { .. } => Self::InUse { what: "pool:".to_owned(), problem: text },
-            MapperError::Io { .. } | MapperError::Failed(_) => {
-                Self::io("pool", io::Error::other(text))
-            }
-            MapperError::ClaimLost { .. } => Self::in_use("pool", error.to_string()),
-            MapperError::Closed => Self::in_use("pool", "is closed"),
-            _ => Self::Unexpected { what: "pool".to_owned(), problem: text },
-        }
-    }
-}
-
-impl From<PlatformError> for Error {
-    fn from(error: PlatformError) -> Self {
-        let text = error.to_string();
-        match error {
-            PlatformError::Read { source, .. }
-            | PlatformError::Write { source, .. }
-            | PlatformError::Device { source, .. } => Self::io(text, source),
-            PlatformError::Malformed { path, .. } => {
-                Self::Corrupt { what: path.display().to_string(), problem: text }
-            }
-            PlatformError::Invalid { field, value, allowed } => {
-                Self::invalid(field, value, allowed)
-            }
-            PlatformError::NoRoom(refused) => of_no_room(&refused),
-            PlatformError::InUse { what, problem } => Self::in_use(what, problem),
-            PlatformError::NotFound { what, name } => Self::not_found(what, &name),
-            PlatformError::Unsupported { what, problem } => {
-                Self::in_use(format!("{what}:"), problem)
-            }
-            PlatformError::NotDone { path, .. } => {
-                Self::Unexpected { what: path.display().to_string(), problem: text }
-            }
-            PlatformError::NotTakenBack { error, after } => {
-                let problem = format!("and taking it back failed: {}", after.text());
-                Self::Unexpected { what: error.text(), problem }
-            }
-        }
-    }
-}
-
-/// An error that names the remedy: more space, or less fragmented space.
-fn of_no_room(refused: &NoRoom) -> Error {
-    let what = match refused.refusals.as_slice() {
-        [one] => format!("region {}", one.region),
-        _ => format!("persistent memory ({refused})"),
-    };
-    let by = |reason: Reason| refused.refusals.iter().filter(move |one| one.reason == reason);
-    if let Some(one) = by(Reason::NotContiguous).max_by_key(|one| one.largest) {
-        let Refusal { needed, free, largest, .. } = *one;
-        return Error::NoPiece { what, needed, free, largest };
-    }
-    match by(Reason::NotEnough).max_by_key(|one| one.free) {
-        Some(one) => Error::NoSpace { what, needed: one.needed, free: one.free },
-        None => Error::in_use("persistent memory:", refused.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use blockd_mapper::error::MapperError;
+
     use super::*;
 
     fn samples() -> Vec<Error> {
@@ -668,7 +407,7 @@ mod tests {
     #[test]
     fn errors_of_the_mapper_keep_field_and_value() {
         let name = blockd_mapper::format::VolumeName::new("a/b").unwrap_err();
-        let error = Error::from(name);
+        let error = Error::from(MapperError::from(name));
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().starts_with("name is a/b: must"), "{error}");
         let error = MapperError::Exists {

@@ -220,6 +220,18 @@ mod tests {
     }
 
     #[test]
+    fn every_code_has_the_same_name_in_the_control_api() {
+        for number in 1..=16 {
+            let code = v1::HealthCode::try_from(number).unwrap();
+            assert_eq!(Code::of_wire(code).map(Code::name), Some(code.word().as_str()));
+        }
+        assert!(v1::HealthCode::try_from(17).is_err(), "a new code is to be added here");
+        for severity in [Severity::Unknown, Severity::Warning, Severity::Failure] {
+            assert_eq!(severity.wire().word(), Some(severity.name()));
+        }
+    }
+
+    #[test]
     fn a_message_is_one_line_of_bounded_length() {
         let long = Finding::new(Code::PoolFailed, Severity::Failure, &"\u{e9}\n".repeat(500));
         assert!(long.message.len() <= MAX_MESSAGE, "{}", long.message.len());

@@ -17,6 +17,7 @@ pub mod finding;
 mod gate;
 mod guard;
 pub mod hardening;
+mod io_error;
 #[expect(unsafe_code, reason = "ioctls of block devices")]
 mod ioctl;
 #[expect(unsafe_code, reason = "copies to and from a mapping that others may write")]
@@ -31,10 +32,11 @@ pub mod units;
 
 pub use blockd_pmem::media::Durability;
 pub use device::{
-    Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, io_error, lock_below,
+    Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, lock_below,
 };
 pub use doorbell::Doorbell;
 pub use gate::Gate;
+pub use io_error::io_error;
 pub use mapped::Mapped;
 pub use memory::Memory;
 

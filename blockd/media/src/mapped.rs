@@ -14,7 +14,7 @@ use blockd_mapper::io::IoError;
 use memmap2::MmapRaw;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use super::device::io_error;
+use super::io_error;
 
 /// Bytes allocated at a time: the default extent.
 const RUN: u64 = 256 << 10;

@@ -60,7 +60,7 @@ pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 
 /// The result of the negotiation between server and client: all that determines the validation of
 /// requests and the form of replies. It does not change while the connection lives.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Negotiated {
     /// Replies are structured. Always so when `extended` is.
     pub structured: bool,

@@ -4,6 +4,11 @@
 //! has their sessions, [`ublk`] has the queues of block devices and their life in the kernel.
 #![deny(unsafe_code)]
 
+mod context;
+mod error;
 pub mod nbd;
 pub mod ublk;
 pub mod worker;
+
+pub use context::Context;
+pub use error::FrontendError;

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockd_control::node::NodeId;
+use blockd_control::pool::{PoolSpace, space as space_of};
 use blockd_control::services::Control;
-use blockd_engine::pool::{PoolHandle, PoolSpace, VolumeId};
+use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::schedule::Hold;
 use blockd_engine::stats::{MediaOp, Op, Stage, VolumeStats};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_serve::nbd::listener::ListenerStats;
 
-use crate::metrics::{Snapshot, node_name};
-
 use super::figures::Figures;
+use crate::metrics::{Snapshot, node_name};
 
 /// A listener's address and counters.
 pub(super) type Listening = (String, Arc<ListenerStats>);
@@ -172,7 +172,7 @@ fn region(snapshot: &mut Snapshot, pool: &PoolHandle, space: &PoolSpace) {
 }
 
 async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>) {
-    let Ok(space) = pool.space().await else { return };
+    let Ok(space) = space_of(pool).await else { return };
     let held = space.pool.reserved / pool.extent_size().max(1);
     let refills = pool.mapper().grants();
     let called = node.map(|node| node.to_string()).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_engine::pool::{PoolHandle, VolumeId, VolumeSummary};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
@@ -75,11 +75,10 @@ async fn count(pool: PoolHandle, last: Arc<Mutex<Last>>) {
     last.took = begun.elapsed();
     last.ended = Some(Instant::now());
     if let Ok(volumes) = volumes {
-        let counted = |one: &blockd_engine::pool::VolumeInfo| Counted {
-            exclusive: one.exclusive,
-            shared: one.shared,
+        let counted = |one: &VolumeSummary| {
+            Some((one.id, Counted { exclusive: one.exclusive?, shared: one.shared()? }))
         };
-        last.volumes = Arc::new(volumes.iter().map(|one| (one.id, counted(one))).collect());
+        last.volumes = Arc::new(volumes.iter().filter_map(counted).collect());
     }
 }
 

@@ -11,41 +11,37 @@ mod logging;
 mod notify;
 mod serving;
 mod settle;
+mod signals;
+mod sockets;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_control::services::{
-    self, Control, ControlListener, ControlOptions, DataPath, EventKind, ExtendListener,
-    NbdAddress, NbdPlace,
+    self, Control, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace,
 };
 use blockd_media::error::Error;
 use blockd_media::hardening::protect_process;
 use blockd_pmem::platform::Platform;
-use blockd_serve::nbd::handshake::Tls;
-use blockd_serve::nbd::listener::{self, Address, Bound, Limits, ListenError, Listener};
-use blockd_serve::nbd::tls::{TlsFiles, acceptor};
+use blockd_serve::nbd::listener::{Address, Bound, Listener};
 use blockd_serve::ublk::control::{DeviceOptions, Devices, LibublkDriver, mounts};
 use blockd_serve::worker::{WorkerOptions, Workers};
 use sd_notify::NotifyState;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse, note_others};
+use crate::config::{Config, ListenerConfig, TlsUse, note_others};
 
-use http::HttpListener;
 use lock::FolderLock;
 use serving::{Serving, frontend_error};
+use signals::{SignalAction, Signals};
+use sockets::bind;
 
 /// Threads of the control runtime: it waits most of the time.
 const CONTROL_THREADS: usize = 2;
 
 /// How long a client of the control API may keep the daemon from ending.
 const CONTROL_STOP_TIME: Duration = Duration::from_secs(5);
-
-/// A signal within this time of the first is the same one.
-const SECOND_SIGNAL: Duration = Duration::from_secs(1);
 
 /// How often devices that are not served are tried again.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(30);
@@ -141,65 +137,6 @@ fn run_in(config: &Config, own_namespace: bool, source: Option<&Source>) -> Resu
     // A task that still runs serves a client that does not read.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
-}
-
-/// Signals that are handled. A second one to stop ends the process at once.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Error> {
-        let handle = |kind| signal(kind).map_err(|error| Error::io("handle signals", error));
-        Ok(Self {
-            terminate: handle(SignalKind::terminate())?,
-            interrupt: handle(SignalKind::interrupt())?,
-            hang_up: handle(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits for the next, or for a request that says the same.
-    async fn next(&mut self, stop_requested: impl Future<Output = ()>) -> SignalAction {
-        tokio::select! {
-            () = stop_requested => SignalAction::Stop,
-            _ = self.terminate.recv() => SignalAction::Stop,
-            _ = self.interrupt.recv() => SignalAction::Stop,
-            _ = self.hang_up.recv() => SignalAction::ReadAgain,
-        }
-    }
-
-    /// From now on.
-    fn end_at_the_next(self) {
-        tokio::spawn(async move {
-            // Some senders signal twice: to the process, and to its group.
-            tokio::time::sleep(SECOND_SIGNAL).await;
-            let flags = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-            let [Ok(mut terminate), Ok(mut interrupt)] = flags else { return };
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            tracing::error!("second stop signal: ending at once, as after a crash");
-            std::process::exit(1);
-        });
-    }
-}
-
-/// The action that a signal requests.
-enum SignalAction {
-    Stop,
-    /// To read the configuration again.
-    ReadAgain,
-}
-
-/// Sockets that are bound and not served yet.
-struct Sockets {
-    nbd: Vec<(Bound, TlsUse)>,
-    control: ControlListener,
-    extend: Vec<ExtendListener>,
-    metrics: Option<HttpListener>,
 }
 
 /// A daemon that serves.
@@ -348,72 +285,6 @@ fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Ar
         own_namespace,
     };
     Ok(Arc::new(Devices::new(Arc::new(LibublkDriver), Arc::new(workers.clone()), options)))
-}
-
-async fn bind(config: &Config) -> Result<Sockets, Error> {
-    let control = services::bind(&config.control_socket)?;
-    let certificate = config.nbd.tls.as_ref().map(|tls| TlsFiles {
-        certificate: tls.certificate.clone(),
-        key: tls.key.clone(),
-        client_ca: tls.client_ca.clone(),
-    });
-    let acceptor = certificate.map(|files| acceptor(&files)).transpose();
-    let acceptor = acceptor.map_err(|error| Error::Corrupt {
-        what: "nbd.tls".to_owned(),
-        problem: with_causes(&error),
-    })?;
-    let mut nbd = Vec::new();
-    for one in &config.nbd.listeners {
-        let tls = match (one.tls, &acceptor) {
-            (TlsUse::Off, _) | (_, None) => Tls::Off,
-            (TlsUse::Allowed, Some(acceptor)) => Tls::On(acceptor.clone()),
-            (TlsUse::Required, Some(acceptor)) => Tls::Required(acceptor.clone()),
-        };
-        let bound = listener::bind(listener_options(one, config, tls)).map_err(listen_error)?;
-        nbd.push((bound, one.tls));
-    }
-    let metrics = match config.metrics {
-        None => None,
-        Some(address) => Some(HttpListener::bind(address).await?),
-    };
-    let extend = config.pools.iter().filter_map(|pool| {
-        pool.extend_socket.as_ref().map(|path| services::bind_extend(&pool.name, path))
-    });
-    let extend = extend.collect::<Result<_, _>>()?;
-    Ok(Sockets { nbd, control, extend, metrics })
-}
-
-fn listener_options(one: &ListenerConfig, config: &Config, tls: Tls) -> listener::ListenerOptions {
-    let address = match &one.address {
-        ListenAddress::Unix { path, mode } => Address::Unix { path: path.clone(), mode: *mode },
-        ListenAddress::Tcp(address) => Address::Tcp(*address),
-    };
-    let limits = Limits {
-        connections: one.max_connections,
-        connections_per_peer: config.nbd.max_connections_per_peer,
-        handshakes: config.nbd.max_handshakes,
-        handshake_time: config.nbd.handshake_timeout,
-        send_time: config.nbd.send_timeout,
-        ..Limits::default()
-    };
-    listener::ListenerOptions { address, limits, tls }
-}
-
-fn listen_error(error: ListenError) -> Error {
-    let text = error.to_string();
-    match error {
-        ListenError::PathTooLong { path, .. } => {
-            let allowed = blockd_media::names::check_socket_path(&path).err().unwrap_or_default();
-            Error::invalid("nbd.listener.unix", path.display(), allowed)
-        }
-        ListenError::NotASocket { path } => {
-            Error::in_use(path.display().to_string(), "is there already, and is no socket")
-        }
-        ListenError::InUse { address } => {
-            Error::in_use(address.to_string(), "is in use: another process listens there")
-        }
-        ListenError::Io { source, .. } => Error::io(text, source),
-    }
 }
 
 /// An error and what caused it, on one line.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use blockd_control::pool;
 use blockd_control::services::Control;
 use sd_notify::NotifyState;
 
@@ -52,7 +53,7 @@ async fn pools_answer(control: &Control, limit: Duration) -> bool {
     for known in control.known_pools() {
         let failed = known.failure().is_some();
         let Ok(handle) = known.state else { continue };
-        if !failed && tokio::time::timeout(limit, handle.space()).await.is_err() {
+        if !failed && tokio::time::timeout(limit, pool::space(&handle)).await.is_err() {
             return false;
         }
     }

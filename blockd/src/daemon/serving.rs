@@ -4,12 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_control::services::{self, Answer, Connection, DataPath};
+use blockd_control::services::{Answer, DataPath, Exported};
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
+use blockd_serve::FrontendError;
 use blockd_serve::nbd::{Session, Sessions};
-use blockd_serve::worker::{self, ConnectionInfo, FrontendError, Workers};
+use blockd_serve::worker::{ConnectionInfo, Workers};
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]
@@ -38,8 +39,8 @@ impl DataPath for Serving {
         Box::pin(self.0.close_volume(pool, volume))
     }
 
-    fn connections(&self) -> Vec<Connection> {
-        self.0.connections().into_iter().map(connection).collect()
+    fn connections(&self) -> Vec<ConnectionInfo> {
+        self.0.connections()
     }
 
     fn volume_stats(&self) -> Vec<Arc<VolumeStats>> {
@@ -51,31 +52,13 @@ impl DataPath for Serving {
     }
 }
 
-fn connection(info: ConnectionInfo) -> Connection {
-    Connection {
-        // Workers count their own.
-        id: ((info.worker as u64) << 48) | info.id,
-        pool: info.pool,
-        volume: info.volume,
-        export: info.export,
-        peer: info.peer,
-        tls: info.agreed.tls,
-        read_only: info.agreed.read_only,
-        structured: info.agreed.structured,
-        extended: info.agreed.extended,
-        worker: info.worker,
-        size: info.agreed.size,
-        in_flight: info.in_flight.get(),
-    }
-}
-
-impl Sessions<services::Target> for Serving {
-    fn connect(&self, stream: OwnedFd, session: Session<services::Target>) {
-        let Session { volume: target, export, negotiated, peer, origin, guard } = session;
-        let (pool, volume, name) = (target.pool.clone(), target.volume, target.name.clone());
-        let volume = worker::Target { pool, volume, name };
-        let session = Session { volume, export, negotiated, peer, origin, guard };
-        target.if_attached(|| self.0.connect(stream, session));
+impl Sessions<Exported> for Serving {
+    fn connect(&self, stream: OwnedFd, session: Session<Exported>) {
+        let Session { volume: exported, export, negotiated, peer, origin, guard } = session;
+        exported.if_attached(|volume| {
+            let session = Session { volume, export, negotiated, peer, origin, guard };
+            self.0.connect(stream, session);
+        });
     }
 
     async fn displace_idle(&self, listener: u64, idle: Duration) -> bool {

@@ -69,7 +69,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 fn problems(tree: &Tree, metadata: &Metadata) -> Vec<Problem> {
     [
         layering::check(metadata),
-        modules::check(tree),
+        modules::check(tree, metadata),
         lengths::check(tree),
         bans::check(tree),
         unsafe_code::check(tree),

@@ -1,275 +1,150 @@
-//! Which module of a package may import which of its neighbours.
+//! Which module of a package may import which of its neighbours. No modules of a package import
+//! each other in a circle, and those of the mapper and the engine lie in layers.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Problem;
+use super::metadata::Metadata;
 use super::source::{self, Line};
 use super::tree::Tree;
 
-/// The folder of a package's sources, a module in it, and the modules it may import.
-type Rule = (&'static str, &'static str, &'static [&'static str]);
+/// The folder of a package's sources, and its modules in layers, the lowest first.
+type Layers = (&'static str, &'static [&'static [&'static str]]);
 
-/// A module without a rule is not checked. A module may always import itself.
-const RULES: &[Rule] = &[
-    ("mapper/src", "units", &[]),
-    ("mapper/src", "geometry", &["error", "units"]),
-    ("mapper/src", "error", &["format", "io"]),
-    ("mapper/src", "io", &["geometry", "units"]),
-    ("mapper/src", "mapping", &["units"]),
-    ("mapper/src", "sync", &[]),
-    ("mapper/src", "format", &["error", "geometry", "io", "mapping", "units"]),
-    ("mapper/src", "leaf", &["mapping", "sync", "units"]),
-    ("mapper/src", "arena", &["leaf", "mapping", "sync", "units"]),
-    ("mapper/src", "directory", &["geometry", "sync", "units"]),
-    ("mapper/src", "shared_counts", &["geometry", "sync", "units"]),
-    ("mapper/src", "allocator", &["units"]),
-    ("mapper/src", "io_epoch", &["sync"]),
-    ("mapper/src", "mutation_gate", &["sync", "units"]),
-    ("mapper/src", "ring", &["error", "format", "sync", "units"]),
-    ("mapper/src", "plan", &["error", "geometry", "units"]),
-    ("mapper/src", "stripe", &["units"]),
-    ("mapper/src", "space", &["error", "format"]),
+/// A module may import those of the layers below its own, and none beside it.
+const LAYERS: [Layers; 2] = [
     (
         "mapper/src",
-        "volume",
-        &["directory", "error", "format", "geometry", "space", "sync", "units"],
-    ),
-    (
-        "mapper/src",
-        "pool",
         &[
-            "allocator",
-            "arena",
-            "error",
-            "format",
-            "geometry",
-            "io_epoch",
-            "mutation",
-            "mutation_gate",
-            "plan",
-            "ring",
-            "shared_counts",
-            "space",
-            "stripe",
-            "sync",
-            "units",
-            "volume",
+            &["mutation", "sync", "units"],
+            &["allocator", "directory", "geometry", "io_epoch", "mapping", "mutation_gate"],
+            &["io", "leaf", "shared_counts", "stripe"],
+            &["arena", "format"],
+            &["claim", "error"],
+            &["create", "plan", "ring", "space"],
+            &["volume"],
+            &["pool"],
+            &["change", "diff"],
+            &["engine", "worker"],
+            &["open"],
         ],
     ),
     (
-        "mapper/src",
-        "change",
+        "blockd/engine/src",
         &[
-            "arena",
-            "directory",
-            "format",
-            "leaf",
-            "mapping",
-            "mutation",
-            "pool",
-            "ring",
-            "stripe",
-            "sync",
-            "units",
-            "volume",
+            &["block", "limit", "mailbox", "stats"],
+            &["backing", "schedule"],
+            &["pool"],
+            &["volume"],
         ],
     ),
-    (
-        "mapper/src",
-        "diff",
-        &["directory", "error", "leaf", "mapping", "mutation", "pool", "sync", "units", "volume"],
-    ),
-    ("mapper/src", "claim", &["format"]),
-    ("mapper/src", "create", &["error", "format", "geometry", "io", "units"]),
-    (
-        "mapper/src",
-        "worker",
-        &[
-            "change",
-            "diff",
-            "directory",
-            "error",
-            "format",
-            "geometry",
-            "io",
-            "mapping",
-            "mutation",
-            "mutation_gate",
-            "plan",
-            "pool",
-            "stripe",
-            "space",
-            "sync",
-            "units",
-            "volume",
-        ],
-    ),
-    (
-        "mapper/src",
-        "engine",
-        &[
-            "allocator",
-            "change",
-            "create",
-            "diff",
-            "directory",
-            "error",
-            "format",
-            "geometry",
-            "io",
-            "leaf",
-            "mapping",
-            "mutation",
-            "plan",
-            "pool",
-            "ring",
-            "shared_counts",
-            "stripe",
-            "space",
-            "sync",
-            "units",
-            "volume",
-        ],
-    ),
-    (
-        "mapper/src",
-        "open",
-        &[
-            "arena",
-            "change",
-            "directory",
-            "engine",
-            "error",
-            "format",
-            "geometry",
-            "io",
-            "leaf",
-            "mapping",
-            "mutation",
-            "pool",
-            "ring",
-            "stripe",
-            "sync",
-            "units",
-            "volume",
-        ],
-    ),
-    ("blockd/engine/src", "block", &[]),
-    ("blockd/engine/src", "stats", &[]),
-    ("blockd/engine/src", "mailbox", &[]),
-    ("blockd/engine/src", "limit", &[]),
-    ("blockd/engine/src", "schedule", &["limit", "stats"]),
-    ("blockd/control/src", "node", &[]),
-    ("blockd/control/src", "health", &[]),
-    ("blockd/control/src", "hook", &[]),
-    ("blockd/engine/src", "backing", &["block"]),
-    ("blockd/engine/src", "pool", &["backing", "mailbox", "schedule", "stats"]),
-    ("blockd/engine/src", "volume", &["backing", "block", "pool", "schedule", "stats"]),
-    ("blockd/control/src", "config", &["node"]),
-    ("blockd/control/src", "services", &["config", "direct", "health", "hook", "node"]),
-    ("csi/src", "capability", &["error", "limits", "proto"]),
-    ("csi/src", "changes", &["controller", "daemon", "error", "ids", "limits", "plugin", "proto"]),
-    ("csi/src", "config", &["capability", "error", "ids", "limits"]),
-    (
-        "csi/src",
-        "controller",
-        &[
-            "capability",
-            "config",
-            "error",
-            "health",
-            "ids",
-            "limits",
-            "parameters",
-            "plugin",
-            "pmem",
-            "proto",
-            "provision",
-            "room",
-            "sizes",
-        ],
-    ),
-    ("csi/src", "daemon", &["error"]),
-    ("csi/src", "error", &[]),
-    ("csi/src", "group", &["controller", "error", "ids", "limits", "plugin", "proto"]),
-    ("csi/src", "health", &["limits", "proto"]),
-    ("csi/src", "identity", &["plugin", "proto"]),
-    ("csi/src", "ids", &["error", "limits"]),
-    ("csi/src", "limits", &["error"]),
-    ("csi/src", "locks", &["error"]),
-    ("csi/src", "logging", &["error"]),
-    ("csi/src", "metrics", &["capability", "error"]),
-    (
-        "csi/src",
-        "node",
-        &[
-            "capability",
-            "config",
-            "error",
-            "health",
-            "ids",
-            "limits",
-            "parameters",
-            "plugin",
-            "pmem",
-            "proto",
-            "provision",
-            "room",
-            "sizes",
-        ],
-    ),
-    ("csi/src", "options", &["error"]),
-    ("csi/src", "parameters", &["capability", "error", "limits", "pmem"]),
-    (
-        "csi/src",
-        "plugin",
-        &["config", "daemon", "error", "ids", "locks", "metrics", "parameters", "topology"],
-    ),
-    ("csi/src", "pmem", &["capability", "config", "error"]),
-    ("csi/src", "proto", &[]),
-    ("csi/src", "provision", &["config", "error", "parameters", "plugin", "pmem", "room", "sizes"]),
-    ("csi/src", "room", &["config", "error", "plugin", "pmem", "sizes"]),
-    ("csi/src", "sizes", &["error", "proto"]),
-    ("csi/src", "topology", &["error", "limits", "proto"]),
 ];
 
-/// Every import that a rule does not allow.
-pub(super) fn check(tree: &Tree) -> Vec<Problem> {
-    check_rules(tree, RULES)
+/// Folders of packages that still have circles.
+const WITH_CIRCLES: [&str; 2] = ["csi/src", "tests/src"];
+
+/// Every import that leads upwards, and every circle.
+pub(super) fn check(tree: &Tree, metadata: &Metadata) -> Vec<Problem> {
+    let roots = metadata.packages.iter().flat_map(|package| &package.roots);
+    let folder = |root: &str| {
+        let folder = root.strip_suffix("/lib.rs").or_else(|| root.strip_suffix("/main.rs"));
+        folder.map(str::to_owned)
+    };
+    let folders: BTreeSet<String> = roots.filter_map(|root| folder(root)).collect();
+    let checked = folders.iter().filter(|folder| !WITH_CIRCLES.contains(&folder.as_str()));
+    let circles = checked.flat_map(|folder| check_circles(tree, folder));
+    circles.chain(check_layers(tree, &LAYERS)).collect()
 }
 
-fn check_rules(tree: &Tree, rules: &[Rule]) -> Vec<Problem> {
+fn check_layers(tree: &Tree, packages: &[Layers]) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for &(folder, module, allowed) in rules {
-        let mut files = 0;
-        for (path, text) in tree.texts("rs") {
-            let Some(depth) = depth_in_module(path, folder, module) else {
+    for &(folder, layers) in packages {
+        let layer_of = |module: &str| layers.iter().position(|layer| layer.contains(&module));
+        let mut unused: BTreeSet<&str> = layers.iter().copied().flatten().copied().collect();
+        for import in imports_of(tree, folder) {
+            unused.remove(import.module.as_str());
+            let Some(layer) = layer_of(&import.module) else {
+                let text = format!("module {} is in no layer", import.module);
+                problems.push(Problem::new(import.path, 0, text));
                 continue;
             };
-            files += 1;
-            for (line, import) in imports(text, depth) {
-                if import != module && !allowed.contains(&import.as_str()) {
-                    let text = format!("module {module} may not import {import}");
-                    problems.push(Problem::new(path, line, text));
+            for (line, name) in &import.names {
+                if *name != import.module && layer_of(name).is_some_and(|other| other >= layer) {
+                    let text = format!("module {} may not import {name}", import.module);
+                    problems.push(Problem::new(import.path, *line, text));
                 }
             }
         }
-        if files == 0 {
-            let text = format!("there is a rule for module {module}, and no such module");
+        for module in unused {
+            let text = format!("there is a layer for module {module}, and no such module");
             problems.push(Problem::new(folder, 0, text));
         }
     }
     problems
 }
 
-/// How many `super::` lead from this file to the crate's root; `None` when the file is not part of
-/// the module. Files of tests are no part of it: a test may import anything.
-fn depth_in_module(path: &str, folder: &str, module: &str) -> Option<usize> {
+fn check_circles(tree: &Tree, folder: &str) -> Vec<Problem> {
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let imports = imports_of(tree, folder);
+    for import in &imports {
+        let names = import.names.iter().map(|(_, name)| name.clone());
+        graph.entry(import.module.clone()).or_default().extend(names);
+    }
+    let mut problems = Vec::new();
+    for import in &imports {
+        for (line, name) in &import.names {
+            if *name != import.module && reaches(&graph, name, &import.module) {
+                let text = format!("modules {} and {name} import each other", import.module);
+                problems.push(Problem::new(import.path, *line, text));
+            }
+        }
+    }
+    problems
+}
+
+/// Whether a module imports another one, directly or by way of others.
+fn reaches(graph: &BTreeMap<String, BTreeSet<String>>, from: &str, to: &str) -> bool {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(module) = next.pop() {
+        if module == to {
+            return true;
+        }
+        if seen.insert(module) {
+            next.extend(graph.get(module).into_iter().flatten().map(String::as_str));
+        }
+    }
+    false
+}
+
+/// A file, the module of its package that it belongs to, and the names that it imports from the
+/// crate's root, each with its line from 1.
+struct Imports<'a> {
+    path: &'a str,
+    module: String,
+    names: Vec<(usize, String)>,
+}
+
+/// The imports of all files below a package's folder, but for its roots and its tests.
+fn imports_of<'a>(tree: &'a Tree, folder: &str) -> Vec<Imports<'a>> {
+    let of_file = |(path, text): (&'a str, &'a str)| {
+        let (module, depth) = module_of(path, folder)?;
+        Some(Imports { path, module, names: imports(text, depth) })
+    };
+    tree.texts("rs").filter_map(of_file).collect()
+}
+
+/// The module of a file, and how many `super::` lead from the file to the crate's root. `None` for
+/// roots and for files of tests: a test may import anything.
+fn module_of(path: &str, folder: &str) -> Option<(String, usize)> {
     let inside = path.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
     let mut parts: Vec<&str> = inside.split('/').collect();
     if parts.last() == Some(&"mod") {
         parts.pop();
     }
-    let tests = parts.iter().any(|name| name.ends_with("tests"));
-    (parts.first() == Some(&module) && !tests).then_some(parts.len())
+    let is_test = |name: &&str| name.ends_with("tests") || name.starts_with("tests_of_");
+    let module = *parts.first()?;
+    let is_root = matches!(module, "lib" | "main" | "bin");
+    (!is_root && !parts.iter().any(is_test)).then(|| (module.to_owned(), parts.len()))
 }
 
 /// Each name imported from the crate's root, with its line from 1.
@@ -327,10 +202,13 @@ mod tests {
     use super::super::tree::testing::tree;
     use super::*;
 
-    const RULE: [Rule; 1] = [("m/src", "leaf", &["units"])];
+    const LAYER: [Layers; 1] = [("m/src", &[&["units"], &["leaf"], &["pool"]])];
 
     fn problems(path: &str, text: &str) -> Vec<String> {
-        let found = check_rules(&tree(&[(path, text)]), &RULE);
+        let mut files = vec![("m/src/units.rs", ""), ("m/src/pool.rs", ""), ("m/src/leaf.rs", "")];
+        files.retain(|(other, _)| *other != path);
+        files.push((path, text));
+        let found = check_layers(&tree(&files), &LAYER);
         found.into_iter().map(|problem| problem.to_string()).collect()
     }
 
@@ -342,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_import_against_the_rule_is_found() {
+    fn an_import_against_the_layers_is_found() {
         let found = problems("m/src/leaf.rs", "\nuse crate::pool::Pool;");
         assert_eq!(found, ["m/src/leaf.rs:2: module leaf may not import pool"]);
         assert_eq!(problems("m/src/leaf/entry.rs", "fn f(x: crate::pool::P) {}").len(), 1);
@@ -363,16 +241,46 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_nothing_is_found() {
+    fn every_module_has_a_layer_and_every_layer_a_module() {
         let found = problems("m/src/other.rs", "");
-        assert_eq!(found, ["m/src: there is a rule for module leaf, and no such module"]);
+        assert_eq!(found, ["m/src/other.rs: module other is in no layer"]);
+        let found = check_layers(&tree(&[("m/src/leaf.rs", "")]), &LAYER);
+        let found: Vec<String> = found.into_iter().map(|problem| problem.to_string()).collect();
+        assert_eq!(
+            found,
+            [
+                "m/src: there is a layer for module pool, and no such module",
+                "m/src: there is a layer for module units, and no such module",
+            ]
+        );
     }
 
     #[test]
     fn tests_may_import_anything() {
         let text = "#[cfg(test)]\nmod tests {\n    use crate::pool::Pool;\n}\n";
         assert!(problems("m/src/leaf.rs", text).is_empty());
-        let files = [("m/src/leaf.rs", ""), ("m/src/leaf/tests.rs", "use crate::pool::Pool;")];
-        assert!(check_rules(&tree(&files), &RULE).is_empty());
+        assert!(problems("m/src/leaf/tests.rs", "use crate::pool::Pool;").is_empty());
+    }
+
+    #[test]
+    fn a_circle_is_found_however_long_it_is() {
+        let files = [
+            ("m/src/lib.rs", "use crate::a::A;"),
+            ("m/src/a/mod.rs", "use super::b::B;"),
+            ("m/src/b.rs", "\nuse crate::c::C;"),
+            ("m/src/c/part.rs", "use crate::{a::A, d::D};"),
+            ("m/src/d.rs", "use crate::E;"),
+        ];
+        let found = check_circles(&tree(&files), "m/src");
+        let found: Vec<String> = found.into_iter().map(|problem| problem.to_string()).collect();
+        assert_eq!(
+            found,
+            [
+                "m/src/a/mod.rs:1: modules a and b import each other",
+                "m/src/b.rs:2: modules b and c import each other",
+                "m/src/c/part.rs:1: modules c and a import each other",
+            ]
+        );
+        assert!(check_circles(&tree(&files[..3]), "m/src").is_empty());
     }
 }

@@ -1,119 +1,15 @@
 //! Queries of a pool: its space, its volumes, and the consistency of its accounts.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::format::catalogue::VolumeKind;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
-use crate::space::VolumeSettings;
 use crate::sync::Ordering;
-use crate::units::{Epoch, LeafId, Lsn, PhysicalExtent, VolumeId, WallTime};
+use crate::units::{Epoch, LeafId, PhysicalExtent};
+use crate::volume::{Volume, VolumeSummary};
 
 use super::Engine;
-
-/// A volume or snapshot, and its space.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct VolumeInfo {
-    /// Identity.
-    pub id: VolumeId,
-    /// Name, unique in the pool.
-    pub name: String,
-    /// Volume or snapshot.
-    pub kind: VolumeKind,
-    /// First ancestor: volumes with the same lineage were made from one another.
-    pub lineage: VolumeId,
-    /// The volume that it was made from; 0 for none.
-    pub origin: VolumeId,
-    /// Bytes a client sees.
-    pub size: u64,
-    /// Logical block in bytes.
-    pub block_size: u32,
-    /// Bytes of mapped extents.
-    pub mapped: u64,
-    /// Bytes of valid sub-blocks.
-    pub valid: u64,
-    /// Bytes of extents that no other volume refers to.
-    pub exclusive: u64,
-    /// Bytes of extents that others refer to as well.
-    pub shared: u64,
-    /// Bytes granted and not used yet.
-    pub reserved: u64,
-    /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
-    pub created: Lsn,
-    /// When that was; 0 where it isn't known.
-    pub made: WallTime,
-    /// Its settings.
-    pub settings: VolumeSettings,
-    /// A write of it waits for an extent, and none is on its way.
-    pub out_of_space: bool,
-}
-
-/// The properties of a volume or snapshot, without its space.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct VolumeSummary {
-    /// Identity.
-    pub id: VolumeId,
-    /// Name, unique in the pool.
-    pub name: String,
-    /// Volume or snapshot.
-    pub kind: VolumeKind,
-    /// First ancestor: volumes with the same family can be compared.
-    pub lineage: VolumeId,
-    /// The volume that it was made from; 0 for none.
-    pub origin: VolumeId,
-    /// LSN of the change that made it. Snapshots of one group have the same, and no others do.
-    pub created: Lsn,
-    /// Bytes a client sees.
-    pub size: u64,
-    /// Logical block in bytes.
-    pub block_size: u32,
-    /// Bytes of mapped extents.
-    pub mapped: u64,
-    /// Bytes of valid sub-blocks.
-    pub valid: u64,
-    /// Bytes granted and not used yet.
-    pub reserved: u64,
-    /// When that was; 0 where it isn't known.
-    pub made: WallTime,
-    /// Its settings.
-    pub settings: VolumeSettings,
-    /// Bytes that are set aside for it and that it doesn't have yet.
-    pub unmet: u64,
-    /// A write of it waits for an extent, and none is on its way.
-    pub out_of_space: bool,
-    /// How often extents were granted to it, since the pool was opened.
-    pub grants: u64,
-    /// How often its granted extents were used up, and writes waited for more.
-    pub grant_waits: u64,
-    /// How often there was something left after all: no write waits while a reserve lasts.
-    pub passed_reserves: u64,
-}
-
-impl VolumeSummary {
-    /// Adds the counted bytes that no other volume refers to.
-    #[must_use]
-    pub fn with_exclusive(self, exclusive: u64) -> VolumeInfo {
-        let exclusive = exclusive.min(self.mapped);
-        VolumeInfo {
-            id: self.id,
-            name: self.name,
-            kind: self.kind,
-            lineage: self.lineage,
-            origin: self.origin,
-            size: self.size,
-            block_size: self.block_size,
-            mapped: self.mapped,
-            valid: self.valid,
-            exclusive,
-            shared: self.mapped - exclusive,
-            reserved: self.reserved,
-            created: self.created,
-            made: self.made,
-            settings: self.settings,
-            out_of_space: self.out_of_space,
-        }
-    }
-}
 
 impl Pool {
     /// Bytes that a volume is granted at a time, where there is enough.
@@ -134,27 +30,7 @@ impl Pool {
         // Counting takes locks of each volume; creating or deleting a volume does not wait for
         // that.
         let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
-        let summary = |volume: &std::sync::Arc<crate::volume::Volume>| VolumeSummary {
-            id: volume.identity.id,
-            name: volume.identity.name.as_str().to_owned(),
-            kind: volume.identity.kind,
-            lineage: volume.identity.lineage,
-            origin: volume.identity.origin,
-            created: volume.identity.created,
-            size: volume.size.load(Ordering::Acquire),
-            block_size: volume.identity.block_size,
-            mapped: volume.mapped.load(Ordering::Relaxed) * self.geometry.extent_size(),
-            valid: volume.valid.load(Ordering::Relaxed) * self.geometry.sub_block_size(),
-            reserved: volume.reserved() * self.geometry.extent_size(),
-            made: volume.identity.made,
-            settings: *volume.settings.lock(),
-            unmet: volume.unmet() * self.geometry.extent_size(),
-            out_of_space: volume.out_of_space.load(Ordering::Acquire),
-            grants: volume.grants.load(Ordering::Relaxed),
-            grant_waits: volume.grant_waits.load(Ordering::Relaxed),
-            passed_reserves: volume.passed_reserves.load(Ordering::Relaxed),
-        };
-        volumes.iter().map(summary).collect()
+        volumes.iter().map(|volume| volume.summary(self.geometry)).collect()
     }
 }
 
@@ -209,39 +85,23 @@ impl Engine {
     /// and shared are counted, not kept. Where others wait for this thread, [`Pool::summaries`] and
     /// [`Engine::account`] are for that.
     #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeInfo> {
+    pub fn volumes(&self) -> Vec<VolumeSummary> {
         let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
-        let extent = self.pool.geometry.extent_size();
-        let info = |volume: &std::sync::Arc<crate::volume::Volume>| {
-            let mapped = volume.mapped.load(Ordering::Relaxed) * extent;
+        let counted = |volume: &Arc<Volume>| {
+            let summary = volume.summary(self.pool.geometry);
             let lineage = volume.identity.lineage;
             let family = volumes.iter().filter(|other| other.identity.lineage == lineage).count();
             // A volume without relatives shares nothing.
-            let alone = family == 1;
-            let exclusive = if alone { mapped } else { self.exclusive_extents(volume) * extent };
-            VolumeInfo {
-                id: volume.identity.id,
-                name: volume.identity.name.as_str().to_owned(),
-                kind: volume.identity.kind,
-                lineage,
-                origin: volume.identity.origin,
-                size: volume.size.load(Ordering::Acquire),
-                block_size: volume.identity.block_size,
-                mapped,
-                valid: volume.valid.load(Ordering::Relaxed) * self.pool.geometry.sub_block_size(),
-                exclusive,
-                shared: mapped.saturating_sub(exclusive),
-                reserved: volume.reserved() * extent,
-                created: volume.identity.created,
-                made: volume.identity.made,
-                settings: *volume.settings.lock(),
-                out_of_space: volume.out_of_space.load(Ordering::Acquire),
-            }
+            let exclusive = match family {
+                1 => summary.mapped,
+                _ => self.exclusive_extents(volume) * self.pool.geometry.extent_size(),
+            };
+            VolumeSummary { exclusive: Some(exclusive), ..summary }
         };
-        volumes.iter().map(info).collect()
+        volumes.iter().map(counted).collect()
     }
 
-    fn exclusive_extents(&self, volume: &crate::volume::Volume) -> u64 {
+    fn exclusive_extents(&self, volume: &Volume) -> u64 {
         let directory = volume.directory.load();
         let mut count = 0;
         for (_, leaf) in directory.iter() {
@@ -363,7 +223,7 @@ struct Recount {
     extents: BTreeMap<PhysicalExtent, u32>,
 }
 
-fn held_extents(volume: &crate::volume::Volume) -> Vec<PhysicalExtent> {
+fn held_extents(volume: &Volume) -> Vec<PhysicalExtent> {
     let mut held = Vec::new();
     volume.for_each_reserved(|extent| held.push(extent));
     held
@@ -372,17 +232,18 @@ fn held_extents(volume: &crate::volume::Volume) -> Vec<PhysicalExtent> {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
     use crate::arena::Arena;
     use crate::directory::Directory;
     use crate::format::VolumeName;
+    use crate::format::catalogue::VolumeKind;
     use crate::geometry::{Geometry, MAX_DEVICES};
     use crate::pool::{PoolParts, Tuning};
     use crate::ring::{DeltaRing, VecRingMemory};
-    use crate::volume::{Identity, Volume};
+    use crate::units::{Lsn, VolumeId, WallTime};
+    use crate::volume::Identity;
 
     #[test]
     fn listing_volumes_does_not_wait_for_their_accounting() {

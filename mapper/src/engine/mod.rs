@@ -28,12 +28,13 @@ use std::sync::Arc;
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
 pub use grow::GROWTH_ALLOWED;
-pub use info::{VolumeInfo, VolumeSummary, fixed_extents};
+pub use info::fixed_extents;
 pub use keep::{Kept, Shortage};
 pub use release::Releasing;
 pub use usage::{Use, UsedExtent};
 
 pub use crate::diff::{DiffPart, DiffRange, DiffRequest, RangeState};
+pub use crate::volume::VolumeSummary;
 
 use crate::change::Spares;
 use crate::error::MapperError;

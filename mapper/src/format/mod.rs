@@ -20,7 +20,7 @@ pub mod superblock;
 pub mod wal;
 
 pub use error::{FormatError, Place, Problem, Structure};
-pub use name::VolumeName;
+pub use name::{InvalidName, VolumeName};
 
 use crate::geometry::{Geometry, MAX_PHYSICAL_EXTENTS, PAGE_SIZE};
 use crate::units::{PageAddress, PhysicalExtent};

@@ -2,8 +2,17 @@
 
 use std::fmt;
 
-use crate::error::MapperError;
 use crate::geometry::MAX_NAME;
+
+/// A name that breaks a rule.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("volume name {name:?}: {problem}")]
+pub struct InvalidName {
+    /// The name as given.
+    pub name: String,
+    /// The rule it breaks.
+    pub problem: &'static str,
+}
 
 /// A name that keeps the rules: 1 to 128 bytes of UTF-8 without '/' and control characters,
 /// neither "." nor "..", and not beginning with "node-".
@@ -16,9 +25,9 @@ pub struct VolumeName {
 
 impl VolumeName {
     /// Checks a name.
-    pub fn new(name: &str) -> Result<Self, MapperError> {
+    pub fn new(name: &str) -> Result<Self, InvalidName> {
         Self::from_bytes(name.as_bytes())
-            .map_err(|problem| MapperError::Name { name: name.to_owned(), problem })
+            .map_err(|problem| InvalidName { name: name.to_owned(), problem })
     }
 
     /// The name.

@@ -10,7 +10,7 @@ use crate::format::{
     FORMAT_MAJOR, FormatError, Limits, MAX_LEVELS, PageRef, Place, PoolId, Problem, Structure,
     as_page, capacity_of, check_reserved,
 };
-use crate::geometry::{Geometry, MAX_PHYSICAL_EXTENTS, PAGE_BYTES, PAGE_SIZE};
+use crate::geometry::{EXTENT_SIZES, Geometry, MAX_PHYSICAL_EXTENTS, PAGE_BYTES, PAGE_SIZE};
 use crate::io::Page;
 use crate::units::{DeviceIndex, Epoch, Lsn, PhysicalExtent};
 
@@ -260,7 +260,7 @@ impl Superblock {
     fn geometry(&self) -> Result<Geometry, Problem> {
         Geometry::new(self.extent_size).map_err(|_| {
             let found = u64::from(self.extent_size);
-            Problem::field("extent size", found, "a power of two from 65536 to 1048576 bytes")
+            Problem::field("extent size", found, EXTENT_SIZES)
         })
     }
 

@@ -4,7 +4,10 @@
 #[doc(hidden)]
 pub mod find;
 mod load;
+mod options;
 mod replay;
+mod ring;
+mod take_over;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,95 +16,25 @@ use crate::arena::Arena;
 use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
-use crate::format::record::MAX_SINGLE_UNITS;
-use crate::format::superblock::{CLAIM_PAGE, Superblock};
+use crate::format::superblock::Superblock;
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::mutation::{Mutation, active};
-use crate::pool::{FreeSpace, MAX_WORKERS, Pool, PoolParts, Tuning};
-use crate::ring::{DeltaRing, RingMemory, RingProblem, VecRingMemory};
+use crate::pool::{FreeSpace, MAX_WORKERS, Pool, PoolParts};
 use crate::sync::Ordering;
-use crate::units::{DeviceIndex, Epoch, Lsn};
+use crate::units::{DeviceIndex, Lsn};
 
 use find::{Copies, Found};
 use load::{Batch, Loader};
 use replay::Replay;
+use take_over::check_numbers;
+
+pub use options::{OpenMode, OpenOptions, OpenReport, Opened, PresentDevice};
 
 /// Reads that are out at once while the trees are loaded.
 const READS_OUT: usize = 4;
 /// Pages of one read: 256 KiB.
 const READ_PAGES: usize = 64;
-/// Records per worker of a ring in private memory, for pools whose caller keeps none.
-const PRIVATE_RING: u64 = 4096;
-
-/// A device that the caller has at hand.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PresentDevice {
-    /// The caller's name for it, for messages.
-    pub name: String,
-    /// Bytes.
-    pub size: u64,
-    /// Its logical block in bytes.
-    pub block_size: u32,
-}
-
-/// The purpose of opening a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OpenMode {
-    /// To serve: the pool is this process's own from now on.
-    ReadWrite,
-    /// To read: nothing is written, to the media or to the ring. The changes in the ring are shown
-    /// all the same, from a copy of it; they reach the media only when the pool is opened to serve.
-    ReadOnly,
-}
-
-/// How a pool is opened.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// The pool's devices, in any order: commands name them by their place here.
-    pub devices: Vec<PresentDevice>,
-    /// To serve or to look.
-    pub mode: OpenMode,
-    /// Shared memory that outlives this process, if the caller keeps any.
-    pub ring: Option<Arc<dyn RingMemory>>,
-    /// Identity of the host's boot: shared memory of another one says nothing.
-    pub boot_id: [u8; 16],
-    /// Random and not 0: identity of this open (R14).
-    pub open_id: u64,
-    /// Open although answered writes that were not flushed may be lost; to look, although they
-    /// are not shown.
-    pub accept_loss: bool,
-    /// The node that opens it.
-    pub node: u32,
-    /// Settings.
-    pub tuning: Tuning,
-}
-
-/// The report of an opening.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct OpenReport {
-    /// The pool had been closed in order.
-    pub was_clean: bool,
-    /// Log blocks replayed.
-    pub log_blocks: u64,
-    /// Changes replayed from the log.
-    pub log_changes: u64,
-    /// Changes replayed from the delta ring: answered, and not yet durable.
-    pub ring_changes: u64,
-    /// Why the ring of a pool that was not closed was not used.
-    pub ring_problem: Option<String>,
-}
-
-/// A pool that is ready.
-#[derive(Debug)]
-pub struct Opened {
-    /// For workers.
-    pub pool: Arc<Pool>,
-    /// For the pool thread.
-    pub engine: Engine,
-    /// The report.
-    pub report: OpenReport,
-}
 
 #[derive(Debug)]
 enum Stage {
@@ -386,29 +319,6 @@ impl Opening {
         Ok(())
     }
 
-    /// Refuses a ring that isn't the one of the pool's last open, before anything is flushed: a
-    /// flush that fails may drop data that that ring calls valid, and only a ring that is present
-    /// can be marked so (R8). Otherwise it would be trusted when it comes back.
-    fn refuse_other_ring(&mut self) -> Result<(), MapperError> {
-        let found = self.copies.choose(&self.options.devices)?;
-        let superblock = &found.superblock;
-        let says_nothing = superblock.clean || superblock.boot_id != self.options.boot_id;
-        if says_nothing || self.options.accept_loss || active(Mutation::NoStamp) {
-            return Ok(());
-        }
-        let Some(memory) = &self.options.ring else {
-            return self.lost(NO_RING.to_owned());
-        };
-        let reported = crate::ring::names(&**memory, superblock.open_id)
-            && crate::ring::poison_was_reported(&**memory);
-        let slots = self.options.tuning.workers + 1;
-        match find_ring(memory, superblock, &self.options.boot_id, slots) {
-            Ok(_) => Ok(()),
-            Err(RingUse::Poisoned) if reported => Ok(()),
-            Err(problem) => self.lost(problem.to_string()),
-        }
-    }
-
     fn begin_trees(&mut self) -> Result<(), MapperError> {
         let found = self.copies.choose(&self.options.devices)?;
         let superblock = &found.superblock;
@@ -437,67 +347,6 @@ impl Opening {
         self.loader = Some(Loader::new(&pool, superblock)?);
         self.pool = Some(Arc::new(pool));
         self.found = Some(found);
-        Ok(())
-    }
-
-    /// Decides whether the ring belongs to the state on the media (R14, R8).
-    fn take_ring(&mut self, superblock: &Superblock) -> Result<DeltaRing, MapperError> {
-        let slots = self.options.tuning.workers + 1;
-        let boot_id = self.options.boot_id;
-        let fresh = |memory: Arc<dyn RingMemory>| {
-            let capacity = largest_capacity(memory.words().len(), slots);
-            // A group of snapshots that is longer is refused when it is asked for.
-            if capacity < MAX_SINGLE_UNITS as u64 {
-                return Err(MapperError::Invalid {
-                    field: "ring records per slot",
-                    value: capacity,
-                    allowed: "enough for the longest change but a group's, 7",
-                });
-            }
-            DeltaRing::format(memory, &superblock.pool_id, &boot_id, slots, capacity)
-        };
-        let private =
-            || -> Arc<dyn RingMemory> { Arc::new(VecRingMemory::new(slots, PRIVATE_RING)) };
-        let same_boot = superblock.boot_id == self.options.boot_id;
-        let memory = match (&self.options.ring, self.options.mode) {
-            (Some(memory), OpenMode::ReadOnly) => {
-                let copy: Arc<dyn RingMemory> = Arc::new(VecRingMemory::copy_of(&**memory));
-                Some(copy)
-            }
-            (memory, _) => memory.clone(),
-        };
-        let Some(memory) = memory else {
-            if !superblock.clean && same_boot {
-                self.lost(NO_RING.to_owned())?;
-            }
-            return fresh(private());
-        };
-        if superblock.clean || (!same_boot && !active(Mutation::NoStamp)) {
-            return fresh(memory);
-        }
-        match adopt(&memory, superblock, &self.options.boot_id, slots) {
-            Ok(ring) => Ok(ring),
-            // R8: the device may have dropped data that the ring calls valid. Clients received
-            // errors.
-            Err(problem @ RingUse::Poisoned)
-                if crate::ring::names(&*memory, superblock.open_id)
-                    && crate::ring::poison_was_reported(&*memory) =>
-            {
-                self.report.ring_problem = Some(problem.to_string());
-                fresh(memory)
-            }
-            Err(problem) => {
-                self.lost(problem.to_string())?;
-                fresh(memory)
-            }
-        }
-    }
-
-    fn lost(&mut self, problem: String) -> Result<(), MapperError> {
-        if !self.options.accept_loss {
-            return Err(MapperError::RingLost { problem });
-        }
-        self.report.ring_problem = Some(problem);
         Ok(())
     }
 
@@ -554,161 +403,6 @@ impl Opening {
         }
         Ok(true)
     }
-
-    /// A crash has left copies behind. They catch up before the next generation is written: else
-    /// one crash after the other could leave a device two behind, where it counts as stale.
-    fn begin_repair(&mut self, mut engine: Engine) {
-        engine.repeat_superblock();
-        self.engine = Some(engine);
-        self.stage = Stage::Repair;
-    }
-
-    fn after_repair(&mut self) -> Result<bool, MapperError> {
-        let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
-        if !engine.superblock_written() {
-            return Ok(false);
-        }
-        if let Some(engine) = self.engine.take() {
-            self.begin_super(engine);
-        }
-        Ok(true)
-    }
-
-    /// R14, R15: the ring learns the next id, then the superblock with it and the new epoch is
-    /// durable, then the ring's id is that one. No log block of the epoch before.
-    fn begin_super(&mut self, mut engine: Engine) {
-        if self.options.mode == OpenMode::ReadOnly {
-            self.engine = Some(engine);
-            self.stage = Stage::Done;
-            return;
-        }
-        if active(Mutation::RingEmptiedAtReplay) {
-            engine.forget_ring();
-        }
-        if !active(Mutation::NextNotWritten) {
-            engine.pool().ring.set_next(self.options.open_id);
-        }
-        let present = engine.superblock.clone();
-        engine.superblock.epoch = Epoch(present.epoch.0 + 1);
-        let claimed = if self.options.tuning.claimed { CLAIM_PAGE } else { 0 };
-        let next = Superblock {
-            compat: present.compat | claimed,
-            epoch: Epoch(present.epoch.0 + 1),
-            clean: false,
-            open_id: self.options.open_id,
-            boot_id: self.options.boot_id,
-            node: self.options.node,
-            ..present
-        };
-        engine.write_superblock(next);
-        engine.opened = active(Mutation::EpochLate);
-        if engine.opened {
-            engine.pool().want_commit();
-        }
-        self.engine = Some(engine);
-        self.stage = Stage::Super;
-    }
-
-    fn after_super(&mut self) -> Result<bool, MapperError> {
-        let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
-        if !engine.superblock_written() {
-            return Ok(false);
-        }
-        engine.pool().ring.set_current(self.options.open_id);
-        engine.opened = true;
-        engine.pool().want_commit();
-        self.stage = Stage::Commit;
-        Ok(true)
-    }
-
-    /// R13: the changes from the ring are committed like any others, before the first request.
-    fn after_commit(&mut self) -> Result<bool, MapperError> {
-        let engine = self.engine.as_mut().ok_or(MapperError::Internal("no engine"))?;
-        if engine.is_recovered() {
-            if self.report.log_changes + self.report.ring_changes > 0 {
-                // The log is written into the trees soon, while the pool serves.
-                engine.want_checkpoint();
-            }
-            self.stage = Stage::Done;
-        }
-        Ok(false)
-    }
-}
-
-/// Numbers that only rise. Larger ids are not the result of normal use: a billion of them a second
-/// would take three centuries. Counting on would be met by an overflow.
-const MAX_NUMBER: u64 = 1 << 63;
-
-fn check_numbers(superblock: &Superblock) -> Result<(), MapperError> {
-    for (what, number) in [
-        ("generation of the superblock", superblock.generation),
-        ("epoch", superblock.epoch.0),
-        ("sequence of the log", superblock.wal_tail_sequence),
-        ("LSN of the checkpoint", superblock.checkpoint_lsn.0),
-    ] {
-        if number > MAX_NUMBER {
-            return Err(MapperError::Limit { what, limit: MAX_NUMBER });
-        }
-    }
-    Ok(())
-}
-
-/// Why a ring is not used.
-#[derive(Debug, thiserror::Error)]
-enum RingUse {
-    #[error("delta ring is poisoned by a failed flush")]
-    Poisoned,
-    #[error("delta ring belongs to another open of the pool")]
-    Stale,
-    #[error("delta ring has {0} slots, {1} are needed")]
-    Slots(usize, usize),
-    #[error(transparent)]
-    Problem(RingProblem),
-}
-
-const NO_RING: &str = "no delta ring was given";
-
-fn adopt(
-    memory: &Arc<dyn RingMemory>,
-    superblock: &Superblock,
-    boot_id: &[u8; 16],
-    slots: usize,
-) -> Result<DeltaRing, RingUse> {
-    let ring = find_ring(memory, superblock, boot_id, slots)?;
-    let id = superblock.open_id;
-    if ring.current() != id && ring.next() == id && !active(Mutation::NoRestamp) {
-        // Restamped before a new next is written: two kills in a row must not lose the ring.
-        ring.set_current(id);
-    }
-    Ok(ring)
-}
-
-/// The ring of the pool's last open, as it is.
-fn find_ring(
-    memory: &Arc<dyn RingMemory>,
-    superblock: &Superblock,
-    boot_id: &[u8; 16],
-    slots: usize,
-) -> Result<DeltaRing, RingUse> {
-    let ring = match DeltaRing::adopt(Arc::clone(memory), &superblock.pool_id, boot_id) {
-        Ok(ring) => ring,
-        Err(RingProblem::Poisoned) => return Err(RingUse::Poisoned),
-        Err(problem) => return Err(RingUse::Problem(problem)),
-    };
-    let id = superblock.open_id;
-    if ring.current() != id && ring.next() != id && !active(Mutation::NoStamp) {
-        return Err(RingUse::Stale);
-    }
-    if ring.slots() < slots {
-        return Err(RingUse::Slots(ring.slots(), slots));
-    }
-    Ok(ring)
-}
-
-/// Records per slot that fit into the memory.
-fn largest_capacity(words: usize, slots: usize) -> u64 {
-    let fixed = crate::ring::words_needed(slots, 0);
-    (words.saturating_sub(fixed) / (8 * slots.max(1))) as u64
 }
 
 /// The engine over the loaded trees; replay goes on into it.

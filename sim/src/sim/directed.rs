@@ -1,6 +1,8 @@
 //! Scripts that show the absence of rules which chance shows too seldom. Each is a history like any
 //! other: with all rules in place it has to be clean, and normal runs contain it now and then.
 
+mod sharing;
+
 use blockd_mapper::mutation::Mutation;
 
 use super::core::Class;
@@ -9,6 +11,11 @@ use super::oracle::Violation;
 use super::profile::Profile;
 use super::world::script::BLOCK;
 use super::world::{Crash, World};
+
+use sharing::{
+    cut_under_checkpoint, exclusive_too_early, family, group_at_a_block_end, group_under_writes,
+    shared_by_another, snapshot_under_write, unshare_after_write, write_under_copy,
+};
 
 /// One of the scripts.
 #[derive(Debug)]
@@ -248,14 +255,6 @@ fn discard_without_leaf_under_first_write(world: &mut World) -> Result<(), Viola
     world.expect_unmapped(volume)
 }
 
-/// R7: a leaf with a change that is not durable is shared, and a write gives each side its own.
-fn unshare_after_write(world: &mut World) -> Result<(), Violation> {
-    let (volume, clone) = family(world)?;
-    world.write(volume, 2, 0)?;
-    world.write(clone, 2, 0)?;
-    world.flush(volume)
-}
-
 /// R14: the process dies in two recoveries. In the first its superblock is durable already, in the
 /// second it is not sent yet.
 fn killed_in_two_recoveries(world: &mut World) -> Result<(), Violation> {
@@ -324,50 +323,6 @@ fn stale_successor(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// A volume with data and a clone of it, both durable.
-fn family(world: &mut World) -> Result<(u32, u32), Violation> {
-    let volume = world.volume(4)?;
-    for (extent, block) in [(0, 0), (0, 1), (0, 2), (1, 0)] {
-        world.write(volume, extent, block)?;
-    }
-    world.flush(volume)?;
-    let snapshot = world.copy(volume, true)?.unwrap_or(volume);
-    let clone = world.copy(snapshot, false)?.unwrap_or(volume);
-    world.delete(snapshot)?;
-    Ok((volume, clone))
-}
-
-/// R10: a clone takes an extent for its own while power loss would bring it back to its source.
-fn exclusive_too_early(world: &mut World) -> Result<(), Violation> {
-    let (volume, clone) = family(world)?;
-    world.hold(&[Class::Log]);
-    world.write(volume, 0, 0)?;
-    world.write(clone, 0, 1)?;
-    world.write(clone, 0, 2)?;
-    world.lose_power_keeping_caches();
-    world.open()
-}
-
-/// R10c: an in-place write to a range that a copy in flight has read already.
-fn write_under_copy(world: &mut World) -> Result<(), Violation> {
-    let (volume, clone) = family(world)?;
-    // Both have leaves of their own.
-    world.write(volume, 2, 0)?;
-    // A reader keeps the dropped reference from counting, until the clone has begun its copy.
-    world.hold(&[Class::Read]);
-    world.read(volume, 1, 0)?;
-    world.hold(&[]);
-    world.write(volume, 0, 0)?;
-    world.flush(volume)?;
-    world.hold(&[Class::Write]);
-    world.write(clone, 0, 1)?;
-    world.hold(&[]);
-    world.release(Class::Read)?;
-    world.write(clone, 0, 2)?;
-    world.release(Class::Write)?;
-    world.read(clone, 0, 2)
-}
-
 /// R12: replayed changes are in the device's cache, and a flush is answered for them.
 fn log_in_the_cache(world: &mut World) -> Result<(), Violation> {
     let volume = world.volume(4)?;
@@ -402,100 +357,6 @@ fn power_lost_at_the_superblock(world: &mut World) -> Result<(), Violation> {
     world.kill_process();
     world.hold(&[Class::Super]);
     world.open_until_held()?;
-    world.lose_power_keeping_caches();
-    world.open()
-}
-
-/// R16: a write in place lands after the snapshot was taken and read.
-fn snapshot_under_write(world: &mut World) -> Result<(), Violation> {
-    let volume = world.volume(4)?;
-    world.write(volume, 0, 0)?;
-    world.flush(volume)?;
-    world.hold(&[Class::Write]);
-    world.write(volume, 0, 0)?;
-    world.hold(&[]);
-    if let Some(snapshot) = world.copy(volume, true)? {
-        world.read(snapshot, 0, 0)?;
-        world.release(Class::Write)?;
-        world.read(snapshot, 0, 0)?;
-    }
-    world.release(Class::Write)
-}
-
-/// R16: while a write keeps the second volume of a group from being cut, the first is written and
-/// then the second again.
-fn group_under_writes(world: &mut World) -> Result<(), Violation> {
-    let (first, second) = (world.volume(4)?, world.volume(4)?);
-    for volume in [first, second] {
-        world.write(volume, 0, 0)?;
-        world.write(volume, 1, 0)?;
-        world.flush(volume)?;
-    }
-    world.hold(&[Class::Write]);
-    world.write(second, 0, 0)?;
-    world.hold(&[]);
-    world.group(&[first, second])?;
-    world.write(first, 1, 0)?;
-    world.write(second, 1, 0)?;
-    world.release(Class::Write)?;
-    world.group(&[first])?;
-    world.kill_process();
-    world.open()
-}
-
-/// R6: a group is recorded where a block of the log ends, and only that block reaches the media.
-fn group_at_a_block_end(world: &mut World) -> Result<(), Violation> {
-    let (first, second) = (world.volume(130)?, world.volume(1)?);
-    world.flush(first)?;
-    for extent in 0..124 {
-        world.write(first, extent, 0)?;
-    }
-    world.hold(&[Class::Log]);
-    world.group(&[first, second])?;
-    world.lose_power_keeping(&Keep::Until(BLOCK));
-    world.open()?;
-    // As a whole, then, and asked for again.
-    let name = |source| (source, format!("again-{source}"));
-    let members = vec![name(first), name(second)];
-    world.ask_group(members.clone())?;
-    world.ask_group(members)?;
-    world.lose_power_keeping(&Keep::Nothing);
-    world.open()
-}
-
-/// A leaf that a volume shares with its last snapshot and not with the one before, over extents of
-/// which some are shared by all three.
-fn shared_by_another(world: &mut World) -> Result<(), Violation> {
-    let volume = world.volume(4)?;
-    world.write(volume, 0, 0)?;
-    world.write(volume, 1, 0)?;
-    world.copy(volume, true)?;
-    world.write(volume, 0, 1)?;
-    world.copy(volume, true)?;
-    world.write(volume, 2, 1)?;
-    world.copy(volume, true)?;
-    world.flush(volume)
-}
-
-/// R17a: a volume shrinks while a checkpoint has still to write the leaf that is cut, and power is
-/// lost before the new size is durable.
-fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
-    let leaf = 256;
-    let volume = world.volume(8 * leaf)?;
-    for number in 0..8 {
-        world.write(volume, number * leaf, 0)?;
-    }
-    world.write(volume, 7 * leaf + 3, 0)?;
-    world.flush(volume)?;
-    // More than half of the log is used, and a checkpoint begins.
-    world.hold(&[Class::Page]);
-    for block in 1..10 {
-        world.write(volume, 0, block)?;
-        world.flush(volume)?;
-    }
-    world.hold(&[Class::Log]);
-    world.resize(volume, (7 * leaf + 1) * world.extent_units())?;
-    world.release(Class::Page)?;
     world.lose_power_keeping_caches();
     world.open()
 }

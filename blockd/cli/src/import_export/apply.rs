@@ -4,16 +4,17 @@
 //! snapshot that was copied: so it is known as long as the copy exists, whichever daemon serves it.
 //! The difference to that snapshot shows whether the copy was written since.
 
+mod find;
+
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
 use blockd_api::v1::{
-    AttachVolumeRequest, CreateSnapshotsRequest, CreateVolumeRequest, DeleteVolumeRequest,
-    DetachVolumeRequest, DiffVolumeRequest, FrontEnd, GetPoolRequest, GetVolumeRequest,
-    ListVolumesRequest, RangeState, ResizeVolumeRequest, RollbackVolumeRequest, SnapshotMember,
-    Volume, VolumeKind,
+    AttachVolumeRequest, CreateSnapshotsRequest, DeleteVolumeRequest, DetachVolumeRequest,
+    DiffVolumeRequest, FrontEnd, GetPoolRequest, GetVolumeRequest, RangeState, ResizeVolumeRequest,
+    RollbackVolumeRequest, SnapshotMember, Volume, VolumeKind,
 };
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
@@ -22,8 +23,8 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::{Import, address, blocking, interruptible, pool_id, settled, with_note};
+use crate::answers;
 use crate::client::Client;
-use crate::shapes::{self, VolumeShape};
 use crate::transfer::Stop;
 use crate::transfer::awaited::Awaited;
 use crate::transfer::import::{self, Imported, Source};
@@ -31,6 +32,8 @@ use crate::transfer::increment::{Header, Identity, Reader, Record};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::{Context, amount};
+
+use find::Found;
 
 /// The size of a read of the file.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -49,7 +52,7 @@ struct Answer {
     marker: Option<String>,
     written_bytes: u64,
     seconds: f64,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 type Input = Reader<Box<dyn Read + Send>>;
@@ -81,7 +84,7 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
     let mut apply = Apply { asked, client: context.client().await?, header, pool_id: [0; 16] };
     let clock = Clock::start();
     let pool = GetPoolRequest { name: asked.pool.clone() };
-    apply.pool_id = pool_id(&shapes::pool(apply.client.get_pool(pool).await?.pool)?)?;
+    apply.pool_id = pool_id(&answers::pool(apply.client.get_pool(pool).await?.pool)?)?;
     let marker = apply.marker(&apply.header.snapshot);
     if let Err(allowed) = check_name(&marker) {
         return Err(Error::invalid(
@@ -91,12 +94,12 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
         ));
     }
     let answer = match apply.find().await? {
-        Found::Done(volume, marker) => apply.answer(&volume, Some(marker), &clock),
+        Found::Done(volume, marker) => apply.answer(volume, Some(marker), &clock),
         Found::Place(place) => {
             let created = place.created;
             let (volume, marker, written_bytes) =
                 apply.change(place, backup, context, &stop).await?;
-            let answer = apply.answer(&volume, marker, &clock);
+            let answer = apply.answer(volume, marker, &clock);
             Answer { changed: true, created, written_bytes, ..answer }
         }
     };
@@ -145,13 +148,6 @@ fn begun(input: Awaited, name: &str, stop: &Stop) -> Result<Backup, Error> {
     Ok(Backup { input: begun?, named_bytes: None })
 }
 
-/// The state of the volume before the import.
-enum Found {
-    /// The volume has the file's content already, as this snapshot of it records.
-    Done(Volume, String),
-    Place(Place),
-}
-
 struct Apply<'a> {
     asked: &'a Import,
     client: Client,
@@ -185,117 +181,8 @@ impl Apply<'_> {
         format!(".{pool}-{}", of.id)
     }
 
-    /// Whether a snapshot has such a name. A backup of version 1 knows no time, and left none.
-    fn is_marked(&self, name: &str, of: &Identity) -> bool {
-        let begin = self.mark_without_time(of);
-        let Some(rest) = name.rfind(&begin).and_then(|at| name.get(at + begin.len()..)) else {
-            return false;
-        };
-        let time = rest.strip_prefix('-').and_then(|time| u64::from_str_radix(time, 16).ok());
-        rest.is_empty() || time.is_some_and(|time| of.fits_time(time))
-    }
-
     fn what(&self) -> String {
         format!("volume {}", shown(&self.asked.name))
-    }
-
-    /// Finds the volume and what it holds, or makes it. Refuses one that the file is not for.
-    async fn find(&mut self) -> Result<Found, Error> {
-        let request =
-            GetVolumeRequest { name: self.asked.name.clone(), pool: self.asked.pool.clone() };
-        let volume = match self.client.get_volume(request).await {
-            Ok(answer) => shapes::volume(answer.volume)?,
-            Err(error) if error.kind() == ErrorKind::NotFound && self.header.base.is_none() => {
-                let volume = self.create().await?;
-                return Ok(Found::Place(Place { volume, created: true, known: None }));
-            }
-            Err(error) => return Err(error),
-        };
-        if volume.kind() == VolumeKind::Snapshot {
-            return Err(Error::in_use(self.what(), "is a snapshot, which never changes"));
-        }
-        if volume.front_end() == FrontEnd::Ublk {
-            let problem = "is a block device now: detach it first";
-            return Err(Error::in_use(self.what(), problem));
-        }
-        if volume.connections > 0 {
-            return Err(Error::in_use(self.what(), "has clients that are connected"));
-        }
-        if volume.block_size > self.header.block_bytes {
-            let allowed = format!("at least the {} of {}", volume.block_size, self.what());
-            return Err(Error::invalid("the backup's block", self.header.block_bytes, allowed));
-        }
-        let list = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
-        let all = self.client.list_volumes(list).await?.volumes;
-        let after = self.header.snapshot.clone();
-        if let Some((marker, 0)) = self.copies(&volume, &after, &all).await? {
-            return Ok(Found::Done(volume, marker));
-        }
-        let known = match self.check_base(&volume, &all).await {
-            Ok(known) => known,
-            Err(_) if self.asked.force => None,
-            Err(error) => return Err(error),
-        };
-        Ok(Found::Place(Place { volume, created: false, known }))
-    }
-
-    async fn create(&mut self) -> Result<Volume, Error> {
-        let request = CreateVolumeRequest {
-            name: self.asked.name.clone(),
-            pool: self.asked.pool.clone(),
-            size_bytes: units::to_wire(self.header.snapshot.size_bytes),
-            block_size: self.header.block_bytes,
-            ..Default::default()
-        };
-        shapes::volume(self.client.create_volume(request).await?.volume)
-    }
-
-    /// Checks that the volume has the content of the file's base. Returns the snapshot that records
-    /// this.
-    async fn check_base(
-        &mut self,
-        volume: &Volume,
-        all: &[Volume],
-    ) -> Result<Option<String>, Error> {
-        let Some(base) = self.header.base.clone() else {
-            if volume.valid_bytes == 0 {
-                return Ok(None);
-            }
-            let problem = "holds data, and the backup begins with an empty volume: choose another \
-                           name, or --force";
-            return Err(Error::in_use(self.what(), problem));
-        };
-        let begins = format!("the backup begins with {}", shown(&base.name));
-        match self.copies(volume, &base, all).await? {
-            Some((known, 0)) => Ok(Some(known)),
-            Some((known, changed)) => {
-                let known = shown(&known);
-                let problem = format!(
-                    "was written since it held {known}, in {changed} bytes, and {begins}: \
-                     `blockd rollback` it to that first, or --force",
-                );
-                Err(Error::in_use(self.what(), problem))
-            }
-            None => {
-                let own = all
-                    .iter()
-                    .filter(|one| one.kind() == VolumeKind::Snapshot && one.origin == volume.name);
-                let newest = own.max_by_key(|one| one.id).map(|one| shown(&one.name));
-                let newest = newest.unwrap_or_else(|| "none".to_owned());
-                let pool: String =
-                    self.header.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
-                let made = match base.made_unix_ms {
-                    0 => String::new(),
-                    made => format!(" made {}", shapes::date(units::to_wire(made))),
-                };
-                let problem = format!(
-                    "is no copy of what the backup begins with: its newest snapshot is {newest}, \
-                     and {begins}, id {} of pool {pool}{made}; --force applies it nevertheless",
-                    base.id
-                );
-                Err(Error::in_use(self.what(), problem))
-            }
-        }
     }
 
     /// The snapshot by which the volume is a copy of something, and in how many bytes it differs
@@ -378,7 +265,7 @@ impl Apply<'_> {
         let marker =
             if is_copy && !self.is_forced(&place) { Some(self.mark(&volume).await?) } else { None };
         let request = GetVolumeRequest { name: volume.name, pool: volume.pool };
-        let volume = shapes::volume(self.client.get_volume(request).await?.volume)?;
+        let volume = answers::volume(self.client.get_volume(request).await?.volume)?;
         Ok((volume, marker, done.written_bytes))
     }
 
@@ -412,7 +299,7 @@ impl Apply<'_> {
             front_end: FrontEnd::Nbd.into(),
             ..Default::default()
         };
-        let volume = shapes::volume(self.client.attach_volume(request).await?.volume)?;
+        let volume = answers::volume(self.client.attach_volume(request).await?.volume)?;
         let target = Target::new(address(&volume)?, size_bytes);
         let block_bytes = usize::try_from(volume.block_size).unwrap_or(512).max(512);
         let total = backup.named_bytes.unwrap_or(size_bytes);
@@ -480,7 +367,7 @@ impl Apply<'_> {
     }
 
     /// The answer that nothing was to be done, with the time that the check took.
-    fn answer(&self, volume: &Volume, marker: Option<String>, clock: &Clock) -> Answer {
+    fn answer(&self, volume: Volume, marker: Option<String>, clock: &Clock) -> Answer {
         Answer {
             changed: false,
             created: false,
@@ -489,7 +376,7 @@ impl Apply<'_> {
             marker,
             written_bytes: 0,
             seconds: clock.elapsed().as_secs_f64(),
-            volume: VolumeShape::from(volume),
+            volume,
         }
     }
 }

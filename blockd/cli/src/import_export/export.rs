@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use super::output::Output;
 use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note};
-use crate::args::duration;
+use crate::answers;
 use crate::client::Client;
-use crate::shapes;
+use crate::duration::duration;
 use crate::transfer::export::{self, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Writer};
@@ -93,7 +93,7 @@ impl Export {
         }
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
-        let mut volume = shapes::volume(client.get_volume(request).await?.volume)?;
+        let mut volume = answers::volume(client.get_volume(request).await?.volume)?;
         if volume.front_end() == FrontEnd::Ublk {
             let device = &volume.device_path;
             let problem = format!("is a block device now: copy {device}, or detach it first");
@@ -115,7 +115,7 @@ impl Export {
                 front_end: FrontEnd::Nbd.into(),
                 ..Default::default()
             };
-            volume = shapes::volume(client.attach_volume(request).await?.volume)?;
+            volume = answers::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
         let copied = match self.copy(context, &volume, &output, header.clone()).await {
@@ -161,7 +161,7 @@ impl Export {
                     return Err(Error::invalid("since", shown(since), "another snapshot"));
                 }
                 let request = GetVolumeRequest { name: since.clone(), pool: self.pool.clone() };
-                let base = shapes::volume(client.get_volume(request).await?.volume)?;
+                let base = answers::volume(client.get_volume(request).await?.volume)?;
                 if base.kind() != VolumeKind::Snapshot {
                     let problem = "is not a snapshot: an incremental export needs one as its base";
                     return Err(Error::in_use(what(&base), problem));
@@ -178,7 +178,7 @@ impl Export {
             }
         };
         let pool = GetPoolRequest { name: self.pool.clone() };
-        let pool = shapes::pool(client.get_pool(pool).await?.pool)?;
+        let pool = answers::pool(client.get_pool(pool).await?.pool)?;
         Ok(Header {
             pool_id: pool_id(&pool)?,
             block_bytes: volume.block_size,
@@ -198,7 +198,7 @@ impl Export {
         for Identity { id, name, .. } in [Some(volume), base].into_iter().flatten() {
             let request = GetVolumeRequest { name: name.clone(), pool: self.pool.clone() };
             let now = match client.get_volume(request).await {
-                Ok(answer) => Some(shapes::volume(answer.volume)?.id),
+                Ok(answer) => Some(answers::volume(answer.volume)?.id),
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             };

@@ -14,9 +14,9 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
-use crate::args::duration;
+use crate::answers;
 use crate::client::Client;
-use crate::shapes::{self, VolumeShape};
+use crate::duration::duration;
 use crate::transfer::format::{ImageFormat, WantedFormat};
 use crate::transfer::image::{self, Gated};
 use crate::transfer::import::{self, Imported, Source};
@@ -105,7 +105,7 @@ struct Answer {
     /// Zeroes after the image's end, to a whole block.
     padded_bytes: u64,
     seconds: f64,
-    volume: VolumeShape,
+    volume: Volume,
 }
 
 /// The image, opened.
@@ -153,7 +153,7 @@ impl Import {
         let answer = Answer {
             changed: true,
             created: place.created,
-            uri: shapes::place(&volume).to_owned(),
+            uri: answers::place(&volume).to_owned(),
             format: format.name(),
             format_detected: self.format == WantedFormat::Auto && self.file.as_os_str() != "-",
             other_files,
@@ -161,9 +161,9 @@ impl Import {
             written_bytes,
             padded_bytes: if rounded { rest_bytes } else { 0 },
             seconds: clock.elapsed().as_secs_f64(),
-            volume: VolumeShape::from(&volume),
+            volume,
         };
-        context.output.either(&answer, || human(&answer, &volume, context))
+        context.output.either(&answer, || human(&answer, context))
     }
 
     fn open(&self) -> Result<Image, Error> {
@@ -199,7 +199,7 @@ impl Import {
     /// The smallest block that a volume of the pool can have.
     async fn block_bytes(&self, client: &mut Client) -> Result<u64, Error> {
         let request = GetPoolRequest { name: self.pool.clone() };
-        let pool = shapes::pool(client.get_pool(request).await?.pool)?;
+        let pool = answers::pool(client.get_pool(request).await?.pool)?;
         let largest = pool.devices.iter().map(|device| device.block_size).max();
         Ok(u64::from(largest.unwrap_or(0)).max(MIN_BLOCK_BYTES))
     }
@@ -226,7 +226,7 @@ impl Import {
     async fn place(&self, client: &mut Client, size_bytes: u64) -> Result<Place, Error> {
         let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
         let existing = match client.get_volume(request).await {
-            Ok(answer) => Some(shapes::volume(answer.volume)?),
+            Ok(answer) => Some(answers::volume(answer.volume)?),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
@@ -249,7 +249,8 @@ impl Import {
             front_end: FrontEnd::Nbd.into(),
             ..Default::default()
         };
-        match client.attach_volume(request).await.and_then(|answer| shapes::volume(answer.volume)) {
+        let attached = client.attach_volume(request).await;
+        match attached.and_then(|answer| answers::volume(answer.volume)) {
             Ok(volume) => Ok(Place { volume, created }),
             Err(error) => {
                 let volume = Volume {
@@ -347,7 +348,8 @@ async fn give_up(client: &mut Client, place: &Place, error: &Error) -> Error {
     }
 }
 
-fn human(answer: &Answer, volume: &Volume, context: &Context) -> String {
+fn human(answer: &Answer, context: &Context) -> String {
+    let volume = &answer.volume;
     let size = |bytes| context.output.size(bytes);
     let padded = match answer.padded_bytes {
         0 => String::new(),

@@ -17,7 +17,7 @@ use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline, PoolError};
 use serde::Serialize;
 
-use crate::args::duration;
+use crate::duration::duration;
 
 pub(crate) use check::Check;
 pub(crate) use downgrade::Downgrade;

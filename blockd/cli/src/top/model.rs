@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use blockd_api::v1::{self, Operation, Stage};
 use serde::Serialize;
 
+use crate::amount;
 use crate::holds::{self, Held};
-use crate::{amount, shapes};
 
 /// The stages in the order that a request goes through them.
 pub(crate) const STAGES: [(Stage, &str); 5] = [
@@ -226,7 +226,7 @@ fn pool_row(pool: &v1::Pool, volumes: &[VolumeRow]) -> PoolRow {
     let free_bytes = amount(pool.free_bytes);
     PoolRow {
         name: pool.name.clone(),
-        state: crate::pool::state_name(pool),
+        state: pool.state().word(),
         size_bytes,
         used_bytes: size_bytes.saturating_sub(free_bytes),
         free_bytes,
@@ -234,7 +234,7 @@ fn pool_row(pool: &v1::Pool, volumes: &[VolumeRow]) -> PoolRow {
         volume_count: pool.volume_count,
         snapshot_count: pool.snapshot_count,
         releasing_bytes: amount(pool.releasing_bytes),
-        space_state: shapes::space_state(pool),
+        space_state: pool.space_state().word(),
         low_bytes: amount(pool.low_bytes),
         very_low_bytes: amount(pool.very_low_bytes),
         write_rate_bytes: amount(pool.write_rate_bytes),

@@ -26,7 +26,7 @@ pub(super) const GROWS: &str = "it grows, and its new end is overwritten first";
 /// A growth to be finished.
 struct Begun<'a> {
     record: Record,
-    /// Of what may be another's.
+    /// Overwrites the part that may hold another volume's data.
     zeroing: Option<Zeroing>,
     held: Held<'a>,
 }

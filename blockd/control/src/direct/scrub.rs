@@ -39,7 +39,7 @@ struct Shared {
     /// Opened already when they were deleted, so that no user could open them in between.
     held: BTreeMap<String, Zeroing>,
     done: BTreeMap<String, u64>,
-    /// Since the last look at what failed.
+    /// Started when failed work was last retried.
     looked: Option<Clock>,
 }
 

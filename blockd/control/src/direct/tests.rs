@@ -7,7 +7,7 @@ use blockd_media::error::{Error, ErrorKind};
 use blockd_pmem::media::{Domain, Durability};
 use blockd_pmem::platform::provision::NamespaceSpec;
 use blockd_pmem::platform::step::{HUGE_PAGE, Rule};
-use blockd_pmem::platform::testing::{FakeHost, FakeSpec, Shown};
+use blockd_pmem::platform::testing::{FakeHost, FakeSpec};
 use blockd_pmem::platform::{Kernel, Mode, PageMap, RegionKey, Uuid};
 
 use super::*;
@@ -15,6 +15,8 @@ use crate::services::testing::{Folder, folder};
 
 mod bare;
 mod growth;
+mod region;
+mod scrub;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -318,53 +320,6 @@ fn a_volume_in_use_is_not_deleted() {
     pool.close();
 }
 
-/// Row: P45.
-#[test]
-fn a_deleted_volume_is_overwritten_before_its_space_is_free() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    for erases in [true, false] {
-        let wish = CreateWish { erase_after: erases, ..wish("a", 128 * MIB) };
-        pool.create(&wish).unwrap();
-        let file = rig.device(&pool, "a");
-        file.write_all_at(b"secret", 64 * MIB).unwrap();
-        let deleted = pool.delete("a").unwrap().unwrap();
-        let expected = if erases { State::Scrubbing } else { State::Deleting };
-        assert_eq!(deleted.state, expected);
-        until(|| rig.available() == GIB);
-        let mut found = [0; 6];
-        file.read_exact_at(&mut found, 64 * MIB).unwrap();
-        assert_eq!(&found == b"secret", !erases);
-    }
-    pool.close();
-}
-
-#[test]
-fn a_disabled_namespace_is_enabled_to_be_overwritten_or_stays() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    pool.create(&wish("a", 128 * MIB)).unwrap();
-    let file = rig.device(&pool, "a");
-    file.write_all_at(b"secret", 64 * MIB).unwrap();
-    rig.disable("pfn0.0");
-    rig.host.refuse("nd_pmem/bind", libc::ENOMEM);
-    let journal = std::fs::read(rig.dir().join("direct-direct.journal")).unwrap();
-    let error = pool.delete("a").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse);
-    let text = error.to_string();
-    let expected = "volume a is not enabled, so that it can't be overwritten: ";
-    assert!(text.starts_with(expected), "{text}");
-    assert_eq!(std::fs::read(rig.dir().join("direct-direct.journal")).unwrap(), journal);
-    assert_eq!(rig.available(), GIB - 144 * MIB);
-    rig.host.accept();
-    pool.delete("a").unwrap().unwrap();
-    until(|| rig.available() == GIB);
-    let mut found = [1; 6];
-    file.read_exact_at(&mut found, 64 * MIB).unwrap();
-    assert_eq!(found, [0; 6]);
-    pool.close();
-}
-
 /// The daemon dies at each write while a volume grows: after its start the volume has its device.
 #[test]
 fn growing_that_was_cut_short_leaves_no_volume_without_its_device() {
@@ -385,123 +340,6 @@ fn growing_that_was_cut_short_leaves_no_volume_without_its_device() {
         pool.close();
     }
     assert!(had_none);
-}
-
-/// A namespace is removed with other tools: its content was not overwritten.
-///
-/// Row: P45.
-#[test]
-fn a_namespace_that_others_removed_counts_as_not_overwritten() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    pool.create(&CreateWish { erase_after: true, ..wish("a", 62 * MIB) }).unwrap();
-    let uuid = pool.records(&[journal::Intent::Ready])[0].uuid.parse().unwrap();
-    assert!(!pool.content().has_remains);
-    assert!(rig.host.platform().destroy(&RegionKey::Cookie(1), uuid).unwrap());
-    pool.delete("a").unwrap();
-    assert!(pool.content().has_remains);
-    pool.close();
-}
-
-/// A sector device keeps old blocks where no read of it comes: the bytes below are looked at. The
-/// daemon dies at each write of it, and the host goes on or starts anew.
-///
-/// Row: P45.
-#[test]
-fn old_blocks_of_a_file_io_volume_are_overwritten_after_a_crash_at_every_step() {
-    for reboots in [false, true] {
-        let mut steps = 1;
-        loop {
-            let rig = Rig::new(GIB);
-            let pool = rig.open();
-            let wish = CreateWish { usage: Usage::FileIo, ..wish("a", 64 * MIB) };
-            pool.create(&wish).unwrap();
-            let media = rig.host.root().join("media/1-0");
-            let file =
-                File::options().create(true).truncate(false).read(true).write(true).open(media);
-            let file = file.unwrap();
-            file.write_all_at(b"secret", 66 * MIB).unwrap();
-            let begin = rig.host.writes();
-            rig.host.stop_after(steps);
-            pool.delete("a").unwrap();
-            until(|| rig.host.writes() >= begin + steps || pool.list().is_empty());
-            let was_whole = rig.host.writes() < begin + steps;
-            pool.close();
-            if reboots {
-                rig.host.reboot()
-            } else {
-                rig.host.restart()
-            }
-            let pool = rig.open();
-            until(|| rig.available() == GIB && pool.list().is_empty());
-            let mut found = [1; 6];
-            file.read_exact_at(&mut found, 66 * MIB).unwrap();
-            assert_eq!(found, [0; 6], "step {steps}");
-            pool.close();
-            if was_whole {
-                break;
-            }
-            steps += 1;
-        }
-        assert!(steps >= 8, "{steps} steps");
-    }
-}
-
-#[test]
-fn one_that_can_not_be_overwritten_does_not_keep_others_from_it() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    for name in ["a", "b", "c"] {
-        pool.create(&wish(name, 64 * MIB)).unwrap();
-    }
-    pool.close();
-    pool.change(|content| {
-        for record in content.records.iter_mut().take(2) {
-            record.intent = journal::Intent::Scrubbing;
-        }
-    })
-    .unwrap();
-    drop(pool);
-    rig.host.mount("pmem0", Some("/mnt/a"));
-    let pool = rig.open();
-    let names = || pool.list().into_iter().map(|one| one.name).collect::<Vec<_>>();
-    until(|| names() == ["a", "c"]);
-    pool.delete("c").unwrap();
-    until(|| names() == ["a"]);
-    assert_eq!(pool.get("a").unwrap().state, State::Scrubbing);
-    rig.host.mount("pmem0", None);
-    pool.close();
-    let pool = rig.open();
-    until(|| pool.list().is_empty());
-    pool.close();
-}
-
-#[test]
-fn data_left_without_overwriting_is_not_there_for_the_next_volume() {
-    let rig = Rig::new(GIB);
-    let config = || DirectConfig { page_map: PageMap::Memory, ..config() };
-    let pool = rig.open_as(config()).unwrap();
-    let keep = CreateWish { erase_after: false, ..wish("a", 256 * MIB) };
-    pool.create(&keep).unwrap();
-    let file = rig.device(&pool, "a");
-    for at in [32, 200] {
-        file.write_all_at(b"secret", at * MIB).unwrap();
-    }
-    pool.delete("a").unwrap();
-    pool.close();
-    let pool = rig.open_as(config()).unwrap();
-    pool.create(&wish("b", 126 * MIB)).unwrap();
-    let media = File::options().write(true).read(true).open(rig.host.root().join("media/1-0"));
-    let read = |at: u64| {
-        let mut found = [1; 6];
-        media.as_ref().unwrap().read_exact_at(&mut found, at * MIB).map(|()| found).unwrap()
-    };
-    assert_eq!(read(32), [0; 6]);
-    // The fake's memory was cut to the smaller device.
-    media.as_ref().unwrap().write_all_at(b"secret", 200 * MIB).unwrap();
-    pool.resize("b", 254 * MIB).unwrap();
-    assert_eq!(read(200), [0; 6]);
-    pool.close();
 }
 
 /// Row: P51.
@@ -595,131 +433,6 @@ fn deleting_goes_on_after_a_crash_at_every_step() {
             pool.close();
         }
     }
-}
-
-#[test]
-fn a_scrub_goes_on_where_it_was() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    pool.create(&wish("a", 128 * MIB)).unwrap();
-    // It was begun by a daemon that then ended.
-    pool.close();
-    pool.change(|content| {
-        content.records[0].intent = journal::Intent::Scrubbing;
-        content.records[0].scrubbed_bytes = 64 * MIB;
-    })
-    .unwrap();
-    let view = pool.describe();
-    assert_eq!((view.scrubbing, view.volumes), (view.charged, 0));
-    let deleted = pool.get("a").unwrap();
-    assert_eq!(
-        (deleted.state, deleted.scrubbed, deleted.device),
-        (State::Scrubbing, 64 * MIB, None)
-    );
-    assert!(pool.delete("a").unwrap().is_none());
-    // The name is free.
-    pool.create(&wish("a", 64 * MIB)).unwrap();
-    assert_eq!(pool.get("a").unwrap().state, State::Ready);
-    assert_eq!(pool.list().len(), 2);
-    drop(pool);
-    let pool = rig.open();
-    until(|| pool.list().len() == 1);
-    assert_eq!(pool.get("a").unwrap().state, State::Ready);
-    pool.close();
-}
-
-#[test]
-fn a_region_that_vanishes_fails_the_pool_and_forgets_nothing() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    pool.create(&wish("a", 64 * MIB)).unwrap();
-    assert_eq!(pool.failure(), None);
-    rig.host.remove_region(1);
-    let expected = "pool direct has failed: its region 0x1 is not there";
-    assert_eq!(pool.failure().as_deref(), Some(expected));
-    assert_eq!(pool.describe().space, None);
-    let view = pool.get("a").unwrap();
-    assert_eq!((view.device, view.problem.as_deref()), (None, Some("region 0x1 is not there")));
-    for error in [pool.create(&wish("b", MIB)).unwrap_err(), pool.delete("a").unwrap_err()] {
-        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InUse, expected));
-    }
-    pool.close();
-    // Also after a start without it.
-    let pool = rig.open();
-    assert_eq!(pool.list().len(), 1);
-    assert!(pool.failure().is_some());
-    pool.close();
-}
-
-#[test]
-fn a_region_that_is_not_enabled_or_lost_its_labels_forgets_nothing() {
-    let cases =
-        [(Shown::NotEnabled, "is not enabled"), (Shown::WithoutLabels, "has no labels now")];
-    for (shown, why) in cases {
-        let rig = Rig::new(GIB);
-        let pool = rig.open();
-        for name in ["a", "begun", "ended", "erased"] {
-            pool.create(&wish(name, 64 * MIB)).unwrap();
-        }
-        let file = rig.device(&pool, "erased");
-        file.write_all_at(b"secret", 32 * MIB).unwrap();
-        pool.close();
-        pool.change(|content| {
-            content.records[1].intent = journal::Intent::Creating;
-            content.records[2].intent = journal::Intent::Deleting;
-            content.records[3].intent = journal::Intent::Scrubbing;
-        })
-        .unwrap();
-        rig.host.show_region_as(1, shown);
-        let pool = rig.open();
-        let expected = format!("pool direct has failed: its region 0x1 {why}");
-        assert_eq!(pool.failure(), Some(expected.clone()));
-        let problem = pool.get("a").unwrap().problem;
-        assert_eq!(problem, Some(format!("region 0x1 {why}")));
-        let scrubbing = pool.records(&[journal::Intent::Scrubbing]).remove(0);
-        let errors = [
-            pool.delete("a").unwrap_err(),
-            pool.delete("begun").unwrap_err(),
-            pool.create(&wish("b", MIB)).unwrap_err(),
-            scrub::scrub(&pool, &scrubbing).unwrap_err(),
-        ];
-        for error in errors {
-            assert_eq!((error.kind(), error.to_string()), (ErrorKind::InUse, expected.clone()));
-        }
-        pool.close();
-        assert_eq!(pool.list().len(), 4);
-        rig.host.show_region_as(1, Shown::Whole);
-        let pool = rig.open();
-        until(|| pool.list().len() == 1);
-        assert_eq!(pool.get("a").unwrap().state, State::Ready);
-        assert_eq!(rig.available(), GIB - 80 * MIB);
-        let mut found = [1; 6];
-        file.read_exact_at(&mut found, 32 * MIB).unwrap();
-        assert_eq!(found, [0; 6]);
-        pool.close();
-    }
-}
-
-#[test]
-fn an_unreadable_region_fails_the_start_and_deletes_nothing() {
-    let rig = Rig::new(GIB);
-    let pool = rig.open();
-    pool.create(&wish("a", 64 * MIB)).unwrap();
-    pool.close();
-    let file = rig.host.places().sys.join("bus/nd/devices/region0/mappings");
-    std::fs::remove_file(&file).unwrap();
-    let journal = std::fs::read(rig.dir().join("direct-direct.journal")).unwrap();
-    let error = rig.open_as(config()).unwrap_err();
-    assert!(error.to_string().contains("region0/mappings"), "{error}");
-    assert_eq!(std::fs::read(rig.dir().join("direct-direct.journal")).unwrap(), journal);
-    std::fs::write(&file, "1\n").unwrap();
-    let pool = rig.open();
-    assert_eq!(pool.get("a").unwrap().state, State::Ready);
-    pool.close();
-    // Another region is configured while there are volumes in this one.
-    let other = DirectConfig { region: RegionKey::Cookie(2), ..config() };
-    let error = rig.open_as(other).unwrap_err();
-    assert!(error.to_string().contains("has 1 volumes in region 0x1"), "{error}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
+use blockd_serve::worker::ConnectionInfo;
 
 /// A future of a trait that has to be an object.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -23,40 +24,11 @@ pub trait DataPath: Send + Sync + 'static {
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize>;
 
     /// Clients that are connected now.
-    fn connections(&self) -> Vec<Connection>;
+    fn connections(&self) -> Vec<ConnectionInfo>;
 
     /// Counters of each worker and volume since the start.
     fn volume_stats(&self) -> Vec<Arc<VolumeStats>>;
 
     /// Counters of each worker.
     fn worker_stats(&self) -> Vec<Arc<WorkerStats>>;
-}
-
-/// A client that is connected.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Connection {
-    /// Unique since the start.
-    pub id: u64,
-    /// The pool's identity.
-    pub pool: [u8; 16],
-    /// Which of the pool's volumes.
-    pub volume: VolumeId,
-    /// The export's name.
-    pub export: String,
-    /// The peer's address, for logs and lists.
-    pub peer: String,
-    /// Whether it is encrypted.
-    pub tls: bool,
-    /// Whether it is read-only.
-    pub read_only: bool,
-    /// Replies are structured.
-    pub structured: bool,
-    /// Headers are extended.
-    pub extended: bool,
-    /// The worker that serves it.
-    pub worker: usize,
-    /// The size of the volume in bytes, as the client knows it.
-    pub size: u64,
-    /// Requests of its that are being worked on.
-    pub in_flight: u64,
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_api::v1;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
@@ -15,7 +16,7 @@ use crate::config::MAX_UBLK_DEPTH;
 
 use super::attachments::{Record, UblkRecord};
 use super::state_file::StateFile;
-use super::volumes::{Described, find};
+use super::volumes::find;
 use super::{Control, EventKind, blocking};
 
 /// How clients are to reach a volume.
@@ -339,10 +340,10 @@ impl Control {
         &self,
         pool: &str,
         name: &str,
-    ) -> Result<Vec<Described>, Error> {
+    ) -> Result<Vec<v1::Volume>, Error> {
         let all = self.list_volumes(pool, false).await?;
-        let is_meant = |one: &Described| {
-            one.front_end == Some(FrontEnd::Ublk) && (name.is_empty() || one.info.name == name)
+        let is_meant = |one: &v1::Volume| {
+            one.front_end() == v1::FrontEnd::Ublk && (name.is_empty() || one.name == name)
         };
         Ok(all.into_iter().filter(is_meant).collect())
     }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use blockd_api::v1;
 use blockd_media::clock::wall_ms;
 use blockd_media::error::{Error, shown};
-use blockd_media::units::{GIB, from_wire, human, to_wire, to_wire_gb};
+use blockd_media::units::{from_wire, human};
 use blockd_pmem::media::Durability;
 use blockd_pmem::platform::Platform;
 use parking_lot::RwLock;
 
 use super::errors::failed_pool;
-use super::messages::size_of_request;
+use super::messages::{self, size_of_request};
 use super::{Control, EventKind, blocking};
 use crate::direct::{
     CreateWish, DirectConfig, DirectPool, PoolView, SizeRule, State, Usage, VolumeView,
@@ -127,24 +127,12 @@ impl Control {
         Err(refused(&format!("pool {}", self.pool_name(pool)), problem))
     }
 
-    /// A volume that is a namespace is not attached: it has its device.
-    pub(super) async fn not_attached(&self, pool: &str, name: &str) -> Result<(), Error> {
-        if !self.is_direct(pool) {
-            return Ok(());
+    /// Refuses a name that no pool has, of either kind.
+    pub(super) fn check_pool(&self, pool: &str) -> Result<(), Error> {
+        if !pool.is_empty() && !self.is_direct(pool) {
+            self.known(pool)?;
         }
-        let volume = self.get_direct(pool, name).await?;
-        let what = format!("volume {}", shown(name));
-        let problem = if volume.device_path.is_empty() {
-            let why = match volume.device_problem.as_str() {
-                "" => "it is being removed",
-                problem => problem,
-            };
-            format!("is a namespace of its own, and has no device now: {why}")
-        } else {
-            let path = volume.device_path;
-            format!("is a namespace of its own, there is nothing to attach: use {path}")
-        };
-        Err(refused(&what, problem))
+        Ok(())
     }
 
     /// The health of pools of namespaces and their volumes. The daemon does no IO on them that it
@@ -234,7 +222,7 @@ impl Control {
     pub(super) async fn describe_direct(&self, pool: Option<&str>) -> Result<Vec<v1::Pool>, Error> {
         let default = self.0.options.default_pool.clone();
         let views = self.direct_views(pool).await?;
-        Ok(views.into_iter().map(|view| pool_message(view, &default)).collect())
+        Ok(views.into_iter().map(|view| messages::pool_of_namespaces(view, &default)).collect())
     }
 
     /// The same pools and volumes as in metrics.
@@ -282,7 +270,7 @@ impl Control {
                 format!("volume {} was created with {}", shown(&made.name), human(made.usable));
             self.events().publish(EventKind::VolumeCreated, &name, &made.name, text);
         }
-        Ok((changed, volume_message(&name, made, durability)))
+        Ok((changed, messages::namespace(&name, made, durability)))
     }
 
     async fn durability_of(&self, pool: &DirectPool) -> Result<Durability, Error> {
@@ -303,7 +291,7 @@ impl Control {
         let Some(deleted) = deleted else { return Ok(None) };
         let text = deleted_text(&deleted);
         self.events().publish(EventKind::VolumeDeleted, &name, volume, text);
-        Ok(Some(volume_message(&name, deleted, durability)))
+        Ok(Some(messages::namespace(&name, deleted, durability)))
     }
 
     /// Makes a volume larger, where that is possible: whether it was, and its size before.
@@ -323,7 +311,7 @@ impl Control {
             let text = format!("volume {} was resized from {from} to {to}", shown(volume));
             self.events().publish(EventKind::VolumeResized, &name, volume, text);
         }
-        Ok((changed, before, volume_message(&name, now, durability)))
+        Ok((changed, before, messages::namespace(&name, now, durability)))
     }
 
     /// One volume.
@@ -332,7 +320,7 @@ impl Control {
         let (pool, wanted) = (found.name().to_owned(), name.to_owned());
         let durability = self.durability_of(&found).await?;
         let view = blocking(move || found.get(&wanted)).await?;
-        Ok(volume_message(&pool, view, durability))
+        Ok(messages::namespace(&pool, view, durability))
     }
 
     /// Volumes of that pool, or of all that are made of namespaces.
@@ -349,7 +337,7 @@ impl Control {
             let durability = self.durability_of(&pool).await?;
             let name = pool.name().to_owned();
             let list = blocking(move || Ok(pool.list())).await?;
-            volumes.extend(list.into_iter().map(|one| volume_message(&name, one, durability)));
+            volumes.extend(list.into_iter().map(|one| messages::namespace(&name, one, durability)));
         }
         Ok(volumes)
     }
@@ -400,96 +388,6 @@ fn deleted_text(view: &VolumeView) -> String {
     }
 }
 
-const fn durability_message(durability: Durability) -> v1::Durability {
-    match durability {
-        Durability::PowerSafe => v1::Durability::PowerSafe,
-        Durability::RestartSafe => v1::Durability::RestartSafe,
-        Durability::Volatile => v1::Durability::Volatile,
-    }
-}
-
-#[expect(deprecated, reason = "older clients read size_gb and free_gb")]
-fn pool_message(view: PoolView, default: &str) -> v1::Pool {
-    let is_default = view.name == default;
-    let id: String = view.id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let common = v1::Pool {
-        name: view.name,
-        is_default,
-        kind: v1::PoolKind::PmemDirect.into(),
-        region: view.region,
-        backing_free_bytes: -1,
-        seconds_to_full: -1,
-        numa_node: -1,
-        promised_bytes: to_wire(view.promised),
-        volume_count: u32::try_from(view.volumes).unwrap_or(u32::MAX),
-        scrubbing_bytes: to_wire(view.scrubbing),
-        mapped_bytes: to_wire(view.charged),
-        ..v1::Pool::default()
-    };
-    let (Some(space), None) = (view.space, &view.failure) else {
-        let failure = view.failure.unwrap_or_default();
-        return v1::Pool { state: v1::PoolState::Failed.into(), failure, ..common };
-    };
-    v1::Pool {
-        id,
-        state: v1::PoolState::Open.into(),
-        size_gb: to_wire_gb(space.total),
-        size_bytes: to_wire(space.total),
-        free_gb: space.available / GIB,
-        free_bytes: to_wire(space.available),
-        durability: durability_message(view.durability).into(),
-        // The kernel's block devices say that they have one.
-        write_cache: true,
-        largest_volume_bytes: to_wire(space.largest_volume),
-        volume_step_bytes: to_wire(space.step),
-        minimum_volume_bytes: to_wire(space.smallest_volume),
-        numa_node: space.numa_node.and_then(|node| i32::try_from(node).ok()).unwrap_or(-1),
-        space_state: v1::SpaceState::Normal.into(),
-        ..common
-    }
-}
-
-#[expect(deprecated, reason = "older clients read size_gb")]
-fn volume_message(pool: &str, view: VolumeView, durability: Durability) -> v1::Volume {
-    let path = view.device.as_ref().map(|device| device.path()).unwrap_or_default();
-    let (device_major, device_minor) = view.device.map(|one| one.numbers).unwrap_or_default();
-    let is_mapped = view.usage == Usage::AppDirect;
-    v1::Volume {
-        name: view.name,
-        pool: pool.to_owned(),
-        id: view.id,
-        kind: v1::VolumeKind::Volume.into(),
-        size_gb: to_wire_gb(view.usable),
-        size_bytes: to_wire(view.usable),
-        block_size: if is_mapped { 512 } else { 4096 },
-        mapped_bytes: to_wire(view.charged),
-        valid_bytes: to_wire(view.usable),
-        // Of one that is overwritten, nothing is given back yet.
-        exclusive_bytes: to_wire(if view.state == State::Scrubbing { 0 } else { view.charged }),
-        device_path: path,
-        device_major,
-        device_minor,
-        device_problem: view.problem.unwrap_or_default(),
-        made_unix_ms: view.made_unix_ms,
-        usage: if is_mapped { v1::PmemUsage::AppDirect } else { v1::PmemUsage::FileIo }.into(),
-        charged_bytes: to_wire(view.charged),
-        erase_after: view.erase_after,
-        durability: durability_message(durability).into(),
-        state: match view.state {
-            State::Ready => v1::VolumeState::Ready,
-            State::Creating => v1::VolumeState::Creating,
-            State::Scrubbing => v1::VolumeState::Scrubbing,
-            State::Deleting => v1::VolumeState::Deleting,
-        }
-        .into(),
-        scrubbed_bytes: to_wire(view.scrubbed),
-        dax: is_mapped,
-        write_cache: is_mapped,
-        settings: Some(v1::VolumeSettings::default()),
-        ..v1::Volume::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -515,7 +413,7 @@ mod tests {
             (State::Deleting, "16 MiB came free", 16 << 20),
         ] {
             assert_eq!(deleted_text(&view(state)), format!("volume a was deleted, {text}"));
-            let message = volume_message("p", view(state), Durability::PowerSafe);
+            let message = messages::namespace("p", view(state), Durability::PowerSafe);
             assert_eq!(message.exclusive_bytes, freed);
         }
     }

@@ -7,12 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_engine::pool::PoolHandle;
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::units::human;
 use blockd_nbd::{ALLOCATED, Describes, ExportError, ExportInfo, MetaContext};
 use blockd_serve::nbd::{Exports, Opened};
+use blockd_serve::worker::Target;
 
 use super::attachments::Attachment;
 use super::{Control, volumes};
@@ -75,22 +76,17 @@ fn percent_encoded(bytes: &[u8]) -> String {
     text
 }
 
-/// A volume that a client has asked for, on its way to a worker.
+/// A volume that a client has opened, on its way to a worker.
 #[derive(Clone, Debug)]
-pub struct Target {
-    /// Its pool.
-    pub pool: PoolHandle,
-    /// Which of the pool.
-    pub volume: VolumeId,
-    /// Its name.
-    pub name: String,
+pub struct Exported {
+    target: Target,
     attachment: Arc<Attachment>,
 }
 
-impl Target {
-    /// Hands a connection over, unless the volume was detached since the client asked for it.
-    pub fn if_attached(&self, connect: impl FnOnce()) {
-        self.attachment.if_attached(connect);
+impl Exported {
+    /// Connects a client, unless the volume was detached since the client opened it.
+    pub fn if_attached(self, connect: impl FnOnce(Target)) {
+        self.attachment.if_attached(|| connect(self.target));
     }
 }
 
@@ -151,7 +147,7 @@ impl Control {
 }
 
 impl Exports for Control {
-    type Volume = Target;
+    type Volume = Exported;
 
     async fn list(&self) -> Vec<ExportInfo> {
         let mut list = Vec::new();
@@ -163,7 +159,7 @@ impl Exports for Control {
         list
     }
 
-    async fn open(&self, name: &str) -> Result<Opened<Target>, ExportError> {
+    async fn open(&self, name: &str) -> Result<Opened<Exported>, ExportError> {
         let attachment = self.by_export_name(name).ok_or(ExportError::Unknown)?;
         let Some((pool, volume)) = self.attached(&attachment) else {
             let pool = &attachment.record.pool;
@@ -174,11 +170,12 @@ impl Exports for Control {
             return Err(ExportError::Refused(problem));
         };
         let info = self.export_info(&pool, &volume, &attachment);
-        let (volume, name) = (volume.id, volume.name);
-        Ok(Opened { info, volume: Target { pool, volume, name, attachment } })
+        let target = Target { pool, volume: volume.id, name: volume.name };
+        Ok(Opened { info, volume: Exported { target, attachment } })
     }
 
-    async fn contexts(&self, target: &Target) -> Vec<MetaContext> {
+    async fn contexts(&self, exported: &Exported) -> Vec<MetaContext> {
+        let target = &exported.target;
         let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
         let mut contexts = vec![allocated];
         // By id, and so by age.

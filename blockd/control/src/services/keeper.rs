@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_engine::pool::{Policy, PoolHandle, PoolSpace, SpaceChange, SpaceState};
+use blockd_engine::pool::{Policy, PoolHandle, SpaceChange, SpaceState};
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::human;
-use tokio::sync::mpsc;
+use futures_channel::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::config::{PoolConfig, SpaceConfig};
 use crate::hook;
+use crate::pool::{self, PoolSpace};
 
 use super::{Control, EventKind, pool_error};
 
@@ -65,7 +66,8 @@ impl Control {
         size: Option<u64>,
     ) -> Result<u64, Error> {
         let handle = self.pool(pool)?;
-        let gained = handle.grow(device, size).await;
+        let _one = self.0.growing_pools.lock(handle.name()).await;
+        let gained = pool::grow(&handle, device, size).await;
         let gained = gained.map_err(|error| pool_error(handle.name(), error))?;
         if gained > 0 {
             let text = format!("pool {} has grown by {}", shown(handle.name()), human(gained));
@@ -93,9 +95,9 @@ impl Keeper {
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
-                    Some(change) => self.changed(&change),
+                    Ok(change) => self.changed(&change),
                     // The pool's thread has ended.
-                    None => return,
+                    Err(_) => return,
                 },
                 found = ended(&mut self.finding) => {
                     self.gave_up = (!found).then(Instant::now);
@@ -200,7 +202,7 @@ impl Finder {
     async fn find(&self) -> bool {
         loop {
             // A reported shortage may be over by now.
-            match self.handle.space().await {
+            match pool::space(&self.handle).await {
                 Ok(space) if space.now.state != SpaceState::Normal => {
                     let clock = Clock::start();
                     if !(self.grow(&space).await
@@ -262,21 +264,22 @@ impl Finder {
     }
 
     async fn add_spare(&self) -> bool {
-        let pool = self.handle.name();
-        match self.handle.add_spare().await {
+        let name = self.handle.name();
+        let _one = self.control.0.growing_pools.lock(name).await;
+        match pool::add_spare(&self.handle).await {
             Ok(Some((path, gained))) => {
                 let text = format!(
                     "pool {} has grown by {}: {} has joined it",
-                    shown(pool),
+                    shown(name),
                     human(gained),
                     path.display()
                 );
-                self.control.events().publish(EventKind::PoolGrown, pool, "", text);
+                self.control.events().publish(EventKind::PoolGrown, name, "", text);
                 gained > 0
             }
             Ok(None) => false,
             Err(error) => {
-                tracing::error!(pool, %error, "the pool is low and its spare device can't join it");
+                tracing::error!(pool = name, %error, "the pool is low and its spare device can't join it");
                 false
             }
         }

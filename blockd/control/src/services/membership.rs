@@ -20,9 +20,10 @@ use crate::config::{DeviceKind, NodeConfig, PoolConfig};
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
 
+use super::opening::{Remembered, config_of};
+use super::pool_error;
 use super::pools::spec;
 use super::state_file::StateFile;
-use super::{Remembered, config_of, pool_error};
 
 /// How long the lock of a pool's last owner is waited for: the IO of a process that has died ends
 /// within that, and one that lives keeps it.

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use blockd_api::v1;
 use blockd_engine::pool::{PoolHandle, SpaceState, Use, VolumeId};
+use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::Error;
 use blockd_media::pool::{Medium, PmemInfo};
 use blockd_media::units::{GIB, from_wire, to_wire, to_wire_gb};
 use blockd_media::{DeviceInfo, DeviceKind, Durability};
+use blockd_serve::ublk::control::DeviceView;
 
 use super::devices::{AttachWish, FrontEnd};
-use super::releases::Release;
-use super::settings;
-use super::volumes::{self, Described};
-use super::{Control, Known, pool_error};
+use super::{Control, Known, pool_error, settings, volumes};
+use crate::direct::{PoolView, State, Usage, VolumeView};
+use crate::pool;
 
 /// Runs of extents in one message: some 100 KiB.
 const RUNS_IN_MESSAGE: usize = 2048;
@@ -27,74 +28,16 @@ pub(super) fn size_of_request(size_bytes: i64, size_gb: u64) -> Result<u64, Erro
     }
 }
 
-#[expect(deprecated, reason = "older clients read size_gb")]
-pub(super) fn volume(described: Described) -> v1::Volume {
-    let (info, device) = (described.info, described.device);
-    let (device_major, device_minor) = device.numbers.unwrap_or_default();
-    v1::Volume {
-        name: info.name,
-        size_gb: to_wire_gb(info.size),
-        pool: described.pool,
-        block_size: info.block_size,
-        id: info.id.0,
-        size_bytes: to_wire(info.size),
-        kind: match info.kind {
-            VolumeKind::Volume => v1::VolumeKind::Volume,
-            VolumeKind::Snapshot => v1::VolumeKind::Snapshot,
-        }
-        .into(),
-        origin: described.origin,
-        attached: described.attached,
-        read_only: described.read_only,
-        device_path: device.path.map(|path| path.display().to_string()).unwrap_or_default(),
-        device_major,
-        device_minor,
-        nbd_uri: described.uris.first().cloned().unwrap_or_default(),
-        connections: count(described.connections),
-        mapped_bytes: to_wire(info.mapped),
-        valid_bytes: to_wire(info.valid),
-        exclusive_bytes: to_wire(info.exclusive),
-        shared_bytes: to_wire(info.shared),
-        reserved_bytes: to_wire(info.reserved),
-        nbd_uris: described.uris,
-        front_end: match described.front_end {
-            None => v1::FrontEnd::Unspecified,
-            Some(FrontEnd::Ublk) => v1::FrontEnd::Ublk,
-            Some(FrontEnd::Nbd) => v1::FrontEnd::Nbd,
-        }
-        .into(),
-        queue_count: device.queues.into(),
-        queue_depth: device.depth.into(),
-        zero_copy: device.zero_copy,
-        device_problem: device.problem.unwrap_or_default(),
-        device_features_asked: device.asked,
-        device_features_granted: device.granted,
-        made_unix_ms: to_wire(info.made.0),
-        settings: Some(settings::to_message(&info.settings)),
-        out_of_space: info.out_of_space,
-        origin_id: info.origin.0,
-        family_id: info.lineage.0,
-        durability: durability(described.durability).into(),
-        state: v1::VolumeState::Ready.into(),
-        write_cache: described.write_cache,
-        usage: match described.is_pmem {
-            true => v1::PmemUsage::FileIo,
-            false => v1::PmemUsage::Unspecified,
-        }
-        .into(),
-        charged_bytes: if described.is_pmem { to_wire(info.size) } else { 0 },
-        erase_after: described.erases,
-        ..v1::Volume::default()
+pub(super) const fn kind(kind: VolumeKind) -> v1::VolumeKind {
+    match kind {
+        VolumeKind::Volume => v1::VolumeKind::Volume,
+        VolumeKind::Snapshot => v1::VolumeKind::Snapshot,
     }
 }
 
-pub(super) fn releasing(release: Release) -> v1::Releasing {
-    v1::Releasing {
-        pool: release.pool,
-        name: release.name,
-        total_bytes: to_wire(release.total),
-        left_bytes: to_wire(release.left),
-    }
+/// The durability of answered writes: that of the least durable device.
+fn of_devices(pool: &PoolHandle) -> Durability {
+    Durability::worst(pool.devices().iter().map(DeviceInfo::durability))
 }
 
 /// The attachment that a request asks for.
@@ -149,7 +92,7 @@ fn pmem_device(info: &PmemInfo, level: v1::Durability) -> v1::PmemDevice {
         }
         .into(),
         region: region(info),
-        numa_node: numa_node(info),
+        numa_node: numa_node(info.site.numa_node),
         durability: level.into(),
         atomicity: atomicity.into(),
         persistence_domain: info.site.persistence_domain.clone(),
@@ -165,8 +108,8 @@ fn region(info: &PmemInfo) -> String {
     }
 }
 
-fn numa_node(info: &PmemInfo) -> i32 {
-    info.site.numa_node.and_then(|node| i32::try_from(node).ok()).unwrap_or(-1)
+fn numa_node(node: Option<u32>) -> i32 {
+    node.and_then(|node| i32::try_from(node).ok()).unwrap_or(-1)
 }
 
 pub(super) fn durability(level: Durability) -> v1::Durability {
@@ -197,6 +140,98 @@ impl Known {
 }
 
 impl Control {
+    /// Volumes of a pool with what the daemon knows of them: origins by name, attachments, clients.
+    pub(super) fn describe_volumes(
+        &self,
+        pool: &PoolHandle,
+        volumes: Vec<VolumeSummary>,
+    ) -> Vec<v1::Volume> {
+        let summaries = pool.mapper().summaries();
+        let names: BTreeMap<VolumeId, String> =
+            summaries.into_iter().map(|volume| (volume.id, volume.name)).collect();
+        let mut clients: BTreeMap<VolumeId, u32> = BTreeMap::new();
+        for one in self.0.data_path.connections() {
+            if one.pool == pool.id() {
+                *clients.entry(one.volume).or_default() += 1;
+            }
+        }
+        let level = durability(of_devices(pool));
+        let describe = |volume: VolumeSummary| v1::Volume {
+            durability: level.into(),
+            origin: names.get(&volume.origin).cloned().unwrap_or_default(),
+            connections: clients.get(&volume.id).copied().unwrap_or(0),
+            ..self.describe_volume(pool, volume)
+        };
+        volumes.into_iter().map(describe).collect()
+    }
+
+    #[expect(deprecated, reason = "older clients read size_gb")]
+    fn describe_volume(&self, pool: &PoolHandle, volume: VolumeSummary) -> v1::Volume {
+        let attachment = self.0.attachments.get(pool.name(), &volume.name);
+        let attachment = attachment.filter(|present| present.record.is_of(pool, volume.id));
+        let (front_end, device, nbd_uris) = match &attachment {
+            None => (v1::FrontEnd::Unspecified, DeviceView::default(), Vec::new()),
+            Some(present) if present.record.ublk.is_some() => {
+                let device = self.described_device(&pool.id(), volume.id);
+                (v1::FrontEnd::Ublk, device, Vec::new())
+            }
+            Some(_) => {
+                let export = self.export_name(pool.name(), &volume.name);
+                let addresses = self.0.nbd.read();
+                let uris = addresses.iter().map(|address| address.uri(&export)).collect();
+                (v1::FrontEnd::Nbd, DeviceView::default(), uris)
+            }
+        };
+        let (device_major, device_minor) = device.numbers.unwrap_or_default();
+        let is_snapshot = volume.kind == VolumeKind::Snapshot;
+        let exclusive = volume.exclusive.unwrap_or(0);
+        v1::Volume {
+            pool: pool.name().to_owned(),
+            id: volume.id.0,
+            kind: kind(volume.kind).into(),
+            size_gb: to_wire_gb(volume.size),
+            size_bytes: to_wire(volume.size),
+            block_size: volume.block_size,
+            attached: attachment.is_some(),
+            read_only: is_snapshot
+                || pool.is_read_only()
+                || attachment.is_some_and(|present| present.record.read_only),
+            front_end: front_end.into(),
+            device_path: device.path.map(|path| path.display().to_string()).unwrap_or_default(),
+            device_major,
+            device_minor,
+            device_problem: device.problem.unwrap_or_default(),
+            device_features_asked: device.asked,
+            device_features_granted: device.granted,
+            queue_count: device.queues.into(),
+            queue_depth: device.depth.into(),
+            zero_copy: device.zero_copy,
+            nbd_uri: nbd_uris.first().cloned().unwrap_or_default(),
+            nbd_uris,
+            mapped_bytes: to_wire(volume.mapped),
+            valid_bytes: to_wire(volume.valid),
+            exclusive_bytes: to_wire(exclusive),
+            shared_bytes: to_wire(volume.mapped.saturating_sub(exclusive)),
+            reserved_bytes: to_wire(volume.reserved),
+            made_unix_ms: to_wire(volume.made.0),
+            settings: Some(settings::to_message(&volume.settings)),
+            out_of_space: volume.out_of_space,
+            origin_id: volume.origin.0,
+            family_id: volume.lineage.0,
+            state: v1::VolumeState::Ready.into(),
+            write_cache: !pool.is_write_through(),
+            usage: match pool.is_pmem() {
+                true => v1::PmemUsage::FileIo,
+                false => v1::PmemUsage::Unspecified,
+            }
+            .into(),
+            charged_bytes: if pool.is_pmem() { to_wire(volume.size) } else { 0 },
+            erase_after: pool.erases(),
+            name: volume.name,
+            ..v1::Volume::default()
+        }
+    }
+
     /// A pool with its space; one that has failed without.
     pub(super) async fn describe_pool(&self, known: &Known) -> Result<v1::Pool, Error> {
         let name = known.config.name.clone();
@@ -224,7 +259,7 @@ impl Control {
         is_default: bool,
         handle: &PoolHandle,
     ) -> Result<v1::Pool, Error> {
-        let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
+        let space = pool::space(handle).await.map_err(|error| pool_error(&name, error))?;
         let now = space.now;
         let stats = self.data_path().volume_stats();
         let here = stats.iter().filter(|one| one.pool == name);
@@ -234,7 +269,6 @@ impl Control {
         let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
         let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
         let devices = handle.devices();
-        let level = Durability::worst(devices.iter().map(DeviceInfo::durability));
         let pmem: Vec<PmemInfo> = devices.iter().filter_map(|one| one.pmem.clone()).collect();
         let step = volumes::step(handle);
         let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -270,14 +304,14 @@ impl Control {
             set_aside_bytes: to_wire(set_aside),
             blocked_writes,
             kind: v1::PoolKind::Mapped.into(),
-            durability: durability(level).into(),
+            durability: durability(of_devices(handle)).into(),
             write_cache: !handle.is_write_through(),
             largest_volume_bytes: to_wire(space.free() / step * step),
             volume_step_bytes: to_wire(if handle.is_pmem() { step } else { 0 }),
             minimum_volume_bytes: to_wire(if handle.is_pmem() { step } else { 0 }),
             scrubbing_bytes: if handle.erases() { to_wire(space.pool.pending) } else { 0 },
             region: pmem.first().map(region).unwrap_or_default(),
-            numa_node: pmem.first().map_or(-1, numa_node),
+            numa_node: numa_node(pmem.first().and_then(|info| info.site.numa_node)),
         })
     }
 
@@ -288,7 +322,7 @@ impl Control {
     ) -> Result<Vec<v1::PoolExtentsResponse>, Error> {
         let names: BTreeMap<VolumeId, String> =
             handle.mapper().summaries().into_iter().map(|one| (one.id, one.name)).collect();
-        let runs = handle.extents().await.map_err(|error| pool_error(handle.name(), error))?;
+        let runs = pool::extents(handle).await.map_err(|error| pool_error(handle.name(), error))?;
         let total_count = runs.iter().map(|run| run.count).sum();
         let extent_size = u32::try_from(handle.extent_size()).unwrap_or(u32::MAX);
         let run = |run: &blockd_engine::pool::ExtentRun| {
@@ -316,5 +350,89 @@ impl Control {
             return Ok(vec![message(&[])]);
         }
         Ok(runs.chunks(RUNS_IN_MESSAGE).map(message).collect())
+    }
+}
+
+/// A pool whose volumes are namespaces.
+#[expect(deprecated, reason = "older clients read size_gb and free_gb")]
+pub(super) fn pool_of_namespaces(view: PoolView, default: &str) -> v1::Pool {
+    let is_default = view.name == default;
+    let id: String = view.id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let common = v1::Pool {
+        name: view.name,
+        is_default,
+        kind: v1::PoolKind::PmemDirect.into(),
+        region: view.region,
+        backing_free_bytes: -1,
+        seconds_to_full: -1,
+        numa_node: -1,
+        promised_bytes: to_wire(view.promised),
+        volume_count: count(view.volumes),
+        scrubbing_bytes: to_wire(view.scrubbing),
+        mapped_bytes: to_wire(view.charged),
+        ..v1::Pool::default()
+    };
+    let (Some(space), None) = (view.space, &view.failure) else {
+        let failure = view.failure.unwrap_or_default();
+        return v1::Pool { state: v1::PoolState::Failed.into(), failure, ..common };
+    };
+    v1::Pool {
+        id,
+        state: v1::PoolState::Open.into(),
+        size_gb: to_wire_gb(space.total),
+        size_bytes: to_wire(space.total),
+        free_gb: space.available / GIB,
+        free_bytes: to_wire(space.available),
+        durability: durability(view.durability).into(),
+        // The kernel's block devices say that they have one.
+        write_cache: true,
+        largest_volume_bytes: to_wire(space.largest_volume),
+        volume_step_bytes: to_wire(space.step),
+        minimum_volume_bytes: to_wire(space.smallest_volume),
+        numa_node: numa_node(space.numa_node),
+        space_state: v1::SpaceState::Normal.into(),
+        ..common
+    }
+}
+
+/// A volume that is a namespace.
+#[expect(deprecated, reason = "older clients read size_gb")]
+pub(super) fn namespace(pool: &str, view: VolumeView, level: Durability) -> v1::Volume {
+    let path = view.device.as_ref().map(|device| device.path()).unwrap_or_default();
+    let (device_major, device_minor) = view.device.map(|one| one.numbers).unwrap_or_default();
+    let is_mapped = view.usage == Usage::AppDirect;
+    v1::Volume {
+        name: view.name,
+        pool: pool.to_owned(),
+        id: view.id,
+        kind: v1::VolumeKind::Volume.into(),
+        size_gb: to_wire_gb(view.usable),
+        size_bytes: to_wire(view.usable),
+        block_size: if is_mapped { 512 } else { 4096 },
+        mapped_bytes: to_wire(view.charged),
+        valid_bytes: to_wire(view.usable),
+        // Of one that is overwritten, nothing is given back yet.
+        exclusive_bytes: to_wire(if view.state == State::Scrubbing { 0 } else { view.charged }),
+        device_path: path,
+        device_major,
+        device_minor,
+        device_problem: view.problem.unwrap_or_default(),
+        made_unix_ms: view.made_unix_ms,
+        usage: if is_mapped { v1::PmemUsage::AppDirect } else { v1::PmemUsage::FileIo }.into(),
+        charged_bytes: to_wire(view.charged),
+        erase_after: view.erase_after,
+        durability: durability(level).into(),
+        state: match view.state {
+            State::Ready => v1::VolumeState::Ready,
+            State::Creating => v1::VolumeState::Creating,
+            State::Scrubbing => v1::VolumeState::Scrubbing,
+            State::Deleting => v1::VolumeState::Deleting,
+        }
+        .into(),
+        scrubbed_bytes: to_wire(view.scrubbed),
+        dax: is_mapped,
+        write_cache: is_mapped,
+        settings: Some(v1::VolumeSettings::default()),
+        ..v1::Volume::default()
     }
 }

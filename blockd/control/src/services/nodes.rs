@@ -1,7 +1,6 @@
 //! Descriptions of nodes: the known ones, and this node's parts of its pools.
 
 use blockd_api::v1;
-use blockd_engine::pool::PoolSpace;
 use blockd_engine::stats::VolumeStats;
 use blockd_media::clock::wall_ms;
 use blockd_media::error::Error;
@@ -9,6 +8,7 @@ use blockd_media::units::to_wire;
 
 use crate::config::PoolConfig;
 use crate::node::NodeId;
+use crate::pool::{self, PoolSpace};
 
 use super::extend::Waiting;
 use super::membership::{DeadNode, LastOwner, NodeName, dead_nodes, last_owner};
@@ -87,7 +87,7 @@ impl Control {
                 ..Default::default()
             });
         };
-        let space = handle.space().await.map_err(|error| pool_error(&name, error))?;
+        let space = pool::space(handle).await.map_err(|error| pool_error(&name, error))?;
         let stats = self.data_path().volume_stats();
         let mine = || stats.iter().filter(|one| one.pool == name);
         let sum = |of: &dyn Fn(&VolumeStats) -> u64| {

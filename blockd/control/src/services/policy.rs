@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(*rig.control.0.space_of_new_pools.read(), quantum(1 << 20));
         let granted = |name| rig.control.pool(name).unwrap().mapper().quantum_bytes();
         // Each thread handles its messages in order.
-        rig.control.pool("default").unwrap().space().await.unwrap();
+        rig.control.pool("default").unwrap().own_space().await.unwrap();
         assert_eq!((granted("default"), granted("other")), (1 << 20, 16 << 20));
     }
 

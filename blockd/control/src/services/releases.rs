@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use blockd_api::v1;
 use blockd_engine::pool::{PoolHandle, Releasing, VolumeId};
 use blockd_media::error::shown;
 use blockd_media::pool::PoolError;
+use blockd_media::units::to_wire;
 use parking_lot::Mutex;
 
 use super::{Control, EventKind};
@@ -68,18 +70,6 @@ impl Names {
 #[derive(Debug, Default)]
 pub(super) struct Releases(Mutex<BTreeMap<[u8; 16], Names>>);
 
-/// A volume whose extents are being let go.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Release {
-    pub(super) pool: String,
-    /// The volume's name; empty where it is no longer known.
-    pub(super) name: String,
-    /// Bytes that it mapped, shared ones as well.
-    pub(super) total: u64,
-    /// Of these, those that are still to be looked at.
-    pub(super) left: u64,
-}
-
 impl Control {
     /// Stores the name, and reports the end of the reclaim. One task looks for all of a pool.
     pub(super) fn watch_release(&self, pool: &PoolHandle, volume: VolumeId, name: &str) {
@@ -118,17 +108,17 @@ impl Control {
     }
 
     /// The volumes whose extents are being reclaimed in some pools.
-    pub(super) async fn releases(&self, pools: &[PoolHandle]) -> Vec<Release> {
+    pub(super) async fn releases(&self, pools: &[PoolHandle]) -> Vec<v1::Releasing> {
         let mut all = Vec::new();
         for pool in pools {
             let Ok(releasing) = pool.releasing().await else { continue };
             let releases = self.0.releases.0.lock();
             let names = releases.get(&pool.id());
-            all.extend(releasing.into_iter().map(|one| Release {
+            all.extend(releasing.into_iter().map(|one| v1::Releasing {
                 pool: pool.name().to_owned(),
                 name: names.and_then(|names| names.name(one.volume)).cloned().unwrap_or_default(),
-                total: one.extents * pool.extent_size(),
-                left: one.left * pool.extent_size(),
+                total_bytes: to_wire(one.extents * pool.extent_size()),
+                left_bytes: to_wire(one.left * pool.extent_size()),
             }));
         }
         all

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::config::PoolConfig;
 
 use super::attachments::Record;
+use super::hex;
+use super::opening::Remembered;
 use super::places::{is_in_memory, resolved, would_be_in_memory};
 use super::pools::Unopened;
 use super::state_file::StateFile;
-use super::{Remembered, hex};
 
 /// Why a pool is not open that was served before.
 pub(super) const MISSING: &str = "missing";

@@ -1,26 +1,22 @@
 //! The edge to gRPC: requests are checked and carried out here, and errors become statuses.
 
+mod requests;
+
 use std::future::Future;
-use std::path::PathBuf;
 use std::pin::Pin;
 
 use blockd_api::v1;
 use blockd_api::v1::control_server::Control as Calls;
-use blockd_engine::pool::PoolHandle;
-use blockd_media::error::{Error, shown};
-use blockd_media::pool::PmemOptions;
-use blockd_media::units::{from_wire, to_wire, to_wire_gb};
+use blockd_media::error::Error;
+use blockd_media::units::{from_wire, to_wire};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
-
 use super::Control;
-use super::messages::{count, releasing, size_of_request, volume, wish};
-use super::snapshots::Member;
-use super::volumes::checked_name;
+
+use requests::{known_pool, wanted_pool};
 
 /// Messages that wait for a client of a stream. Further messages wait in the hub.
 const STREAM_DEPTH: usize = 16;
@@ -78,12 +74,8 @@ impl Calls for Control {
     async fn get_pool(&self, asked: Request<v1::GetPoolRequest>) -> Answer<v1::GetPoolResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            if control.is_direct(&asked.name) {
-                let pool = control.describe_direct(Some(&asked.name)).await?.pop();
-                return Ok(v1::GetPoolResponse { pool });
-            }
-            let pool = control.describe_pool(&control.known(&asked.name)?).await?;
-            Ok(v1::GetPoolResponse { pool: Some(pool) })
+            let pool = Some(control.kind(&asked.name).describe(&asked.name).await?);
+            Ok(v1::GetPoolResponse { pool })
         })
         .await
     }
@@ -111,10 +103,7 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let changed = control.reopen_pool(&asked.name).await?;
-            let pool = match control.is_direct(&asked.name) {
-                true => control.describe_direct(Some(&asked.name)).await?.pop(),
-                false => Some(control.describe_pool(&control.known(&asked.name)?).await?),
-            };
+            let pool = Some(control.kind(&asked.name).describe(&asked.name).await?);
             Ok(v1::OpenPoolResponse { changed, pool })
         })
         .await
@@ -150,32 +139,18 @@ impl Calls for Control {
     ) -> Answer<v1::ConfigureVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let (changed, described) = control.configure_volume(&asked).await?;
-            Ok(v1::ConfigureVolumeResponse { changed, volume: Some(volume(described)) })
+            let (changed, volume) = control.configure_volume(&asked).await?;
+            Ok(v1::ConfigureVolumeResponse { changed, volume: Some(volume) })
         })
         .await
     }
 
-    #[expect(deprecated, reason = "older clients send size_gb")]
     async fn create_volume(
         &self,
         asked: Request<v1::CreateVolumeRequest>,
     ) -> Answer<v1::CreateVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move {
-            if control.is_direct(&asked.pool) {
-                let (changed, volume) = control.create_direct(asked).await?;
-                return Ok(v1::CreateVolumeResponse { changed, volume: Some(volume) });
-            }
-            let size = size_of_request(asked.size_bytes, asked.size_gb)?;
-            let block_size = (asked.block_size != 0).then_some(asked.block_size);
-            let limit = from_wire(asked.limit_bytes, 0)?;
-            check_usage(&control.pool(&asked.pool)?, &asked)?;
-            let made = control.create_volume(&asked.pool, &asked.name, size, limit, block_size);
-            let (changed, described) = made.await?;
-            Ok(v1::CreateVolumeResponse { changed, volume: Some(volume(described)) })
-        })
-        .await
+        whole(async move { control.kind(&asked.pool).create_volume(asked).await }).await
     }
 
     async fn delete_volume(
@@ -183,21 +158,7 @@ impl Calls for Control {
         asked: Request<v1::DeleteVolumeRequest>,
     ) -> Answer<v1::DeleteVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move {
-            if control.is_direct(&asked.pool) {
-                let volume = control.delete_direct(&asked.pool, &asked.name).await?;
-                let changed = volume.is_some();
-                return Ok(v1::DeleteVolumeResponse { changed, volume, ..Default::default() });
-            }
-            let deleted = control.delete_volume(&asked.pool, &asked.name, asked.force).await?;
-            Ok(deleted.map_or_else(Default::default, |deleted| v1::DeleteVolumeResponse {
-                changed: true,
-                detached: deleted.detached,
-                closed_connections: count(deleted.closed_connections),
-                volume: Some(volume(deleted.volume)),
-            }))
-        })
-        .await
+        whole(async move { control.kind(&asked.pool).delete_volume(asked).await }).await
     }
 
     async fn get_volume(
@@ -206,12 +167,8 @@ impl Calls for Control {
     ) -> Answer<v1::GetVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            if control.is_direct(&asked.pool) {
-                let volume = control.get_direct(&asked.pool, &asked.name).await?;
-                return Ok(v1::GetVolumeResponse { volume: Some(volume) });
-            }
-            let described = control.get_volume(&asked.pool, &asked.name).await?;
-            Ok(v1::GetVolumeResponse { volume: Some(volume(described)) })
+            let volume = Some(control.kind(&asked.pool).get_volume(asked).await?);
+            Ok(v1::GetVolumeResponse { volume })
         })
         .await
     }
@@ -222,46 +179,26 @@ impl Calls for Control {
     ) -> Answer<v1::ListVolumesResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let is_named = !asked.pool.is_empty();
-            if is_named && control.is_direct(&asked.pool) {
-                let volumes = control.list_direct(&asked.pool).await?;
-                return Ok(v1::ListVolumesResponse { volumes, ..Default::default() });
+            if !asked.pool.is_empty() {
+                return control.kind(&asked.pool).list_volumes(&asked).await;
             }
-            let volumes = control.list_volumes(&asked.pool, asked.brief).await?;
-            let direct = if is_named { Vec::new() } else { control.list_direct("").await? };
-            let releases = control.releases(&control.serving(&asked.pool)?).await;
-            Ok(v1::ListVolumesResponse {
-                volumes: volumes.into_iter().map(volume).chain(direct).collect(),
-                releasing: releases.into_iter().map(releasing).collect(),
-            })
+            let mut all = v1::ListVolumesResponse::default();
+            for kind in control.kinds() {
+                let of_kind = kind.list_volumes(&asked).await?;
+                all.volumes.extend(of_kind.volumes);
+                all.releasing.extend(of_kind.releasing);
+            }
+            Ok(all)
         })
         .await
     }
 
-    #[expect(deprecated, reason = "older clients send and read size_gb")]
     async fn resize_volume(
         &self,
         asked: Request<v1::ResizeVolumeRequest>,
     ) -> Answer<v1::ResizeVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move {
-            let size = size_of_request(asked.size_bytes, asked.size_gb)?;
-            if control.is_direct(&asked.pool) {
-                return resized_direct(&control, &asked, size).await;
-            }
-            let resized =
-                control.resize_volume(&asked.pool, &asked.name, size, asked.shrink).await?;
-            let connections = if resized.changed { resized.volume.connections } else { 0 };
-            Ok(v1::ResizeVolumeResponse {
-                changed: resized.changed,
-                previous_size_gb: to_wire_gb(resized.previous),
-                volume: Some(volume(resized.volume)),
-                connections_with_old_size: count(connections),
-                previous_size_bytes: to_wire(resized.previous),
-                device_has_old_size: resized.device_has_old_size,
-            })
-        })
-        .await
+        whole(async move { control.kind(&asked.pool).resize_volume(asked).await }).await
     }
 
     async fn create_snapshots(
@@ -270,10 +207,8 @@ impl Calls for Control {
     ) -> Answer<v1::CreateSnapshotsResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let member = |one: v1::SnapshotMember| Member { volume: one.volume, name: one.name };
-            let members: Vec<Member> = asked.members.into_iter().map(member).collect();
-            let (changed, made) = control.create_snapshots(&asked.pool, &members).await?;
-            let snapshots = made.into_iter().map(volume).collect();
+            let (changed, snapshots) =
+                control.create_snapshots(&asked.pool, &asked.members).await?;
             Ok(v1::CreateSnapshotsResponse { changed, snapshots })
         })
         .await
@@ -288,9 +223,9 @@ impl Calls for Control {
         whole(async move {
             let size = from_wire(asked.size_bytes, asked.size_gb)?;
             let size = (size != 0).then_some(size);
-            let (changed, made) =
+            let (changed, volume) =
                 control.clone_volume(&asked.pool, &asked.snapshot, &asked.name, size).await?;
-            Ok(v1::CloneVolumeResponse { changed, volume: Some(volume(made)) })
+            Ok(v1::CloneVolumeResponse { changed, volume: Some(volume) })
         })
         .await
     }
@@ -302,11 +237,7 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let v1::RollbackVolumeRequest { name, pool, snapshot, force } = asked;
-            let done = control.rollback_volume(&pool, &name, &snapshot, force).await?;
-            Ok(v1::RollbackVolumeResponse {
-                volume: Some(volume(done.volume)),
-                previous_size_bytes: to_wire(done.previous),
-            })
+            control.rollback_volume(&pool, &name, &snapshot, force).await
         })
         .await
     }
@@ -330,13 +261,7 @@ impl Calls for Control {
         asked: Request<v1::AttachVolumeRequest>,
     ) -> Answer<v1::AttachVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move {
-            control.not_attached(&asked.pool, &asked.name).await?;
-            let (changed, described) =
-                control.attach_volume(&asked.pool, &asked.name, wish(&asked)).await?;
-            Ok(v1::AttachVolumeResponse { changed, volume: Some(volume(described)) })
-        })
-        .await
+        whole(async move { control.kind(&asked.pool).attach_volume(asked).await }).await
     }
 
     async fn detach_volume(
@@ -344,18 +269,7 @@ impl Calls for Control {
         asked: Request<v1::DetachVolumeRequest>,
     ) -> Answer<v1::DetachVolumeResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
-        whole(async move {
-            if control.is_direct(&asked.pool) {
-                let volume = Some(control.get_direct(&asked.pool, &asked.name).await?);
-                return Ok(v1::DetachVolumeResponse { volume, ..Default::default() });
-            }
-            let (changed, closed, described) =
-                control.detach_volume(&asked.pool, &asked.name, asked.force).await?;
-            let closed_connections = count(closed);
-            let volume = Some(volume(described));
-            Ok(v1::DetachVolumeResponse { changed, closed_connections, volume })
-        })
-        .await
+        whole(async move { control.kind(&asked.pool).detach_volume(asked).await }).await
     }
 
     async fn recover_devices(
@@ -371,8 +285,7 @@ impl Calls for Control {
                 control.get_volume(&asked.pool, &asked.name).await?;
             }
             let changed = control.recover(&asked.pool, &asked.name).await? > 0;
-            let described = control.with_device(&asked.pool, &asked.name).await?;
-            let volumes = described.into_iter().map(volume).collect();
+            let volumes = control.with_device(&asked.pool, &asked.name).await?;
             Ok(v1::RecoverDevicesResponse { changed, volumes })
         })
         .await
@@ -383,9 +296,7 @@ impl Calls for Control {
         asked: Request<v1::ListConnectionsRequest>,
     ) -> Answer<v1::ListConnectionsResponse> {
         let asked = asked.into_inner();
-        if !asked.pool.is_empty() && !self.is_direct(&asked.pool) {
-            self.known(&asked.pool)?;
-        }
+        self.check_pool(&asked.pool)?;
         let connections = self.describe_connections(&asked.pool, &asked.volume);
         Ok(Response::new(v1::ListConnectionsResponse { connections }))
     }
@@ -412,17 +323,16 @@ impl Calls for Control {
     async fn health(&self, asked: Request<v1::HealthRequest>) -> Answer<v1::HealthResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let of_all = asked.pool.is_empty() && asked.volume.is_empty();
-            if !of_all && control.is_direct(&asked.pool) {
-                return control.health_of_direct(&asked).await;
+            if !asked.pool.is_empty() || !asked.volume.is_empty() {
+                return control.kind(&asked.pool).health(&asked).await;
             }
-            let mut answer = control.describe_health(&asked)?;
-            if of_all {
-                let direct = control.health_of_direct(&asked).await?;
-                answer.pools.extend(direct.pools);
-                answer.volumes.extend(direct.volumes);
+            let mut all = v1::HealthResponse::default();
+            for kind in control.kinds() {
+                let of_kind = kind.health(&asked).await?;
+                all.pools.extend(of_kind.pools);
+                all.volumes.extend(of_kind.volumes);
             }
-            Ok(answer)
+            Ok(all)
         })
         .await
     }
@@ -441,9 +351,7 @@ impl Calls for Control {
 
     async fn events(&self, asked: Request<v1::EventsRequest>) -> Answer<Self::EventsStream> {
         let asked = asked.into_inner();
-        if !asked.pool.is_empty() && !self.is_direct(&asked.pool) {
-            self.known(&asked.pool)?;
-        }
+        self.check_pool(&asked.pool)?;
         let mut reader = self.events().reader(asked.replay, asked.pool);
         let (send, receive) = mpsc::channel(STREAM_DEPTH);
         tokio::spawn(async move {
@@ -461,137 +369,4 @@ impl Calls for Control {
         let stream: Self::EventsStream = Box::pin(ReceiverStream::new(receive));
         Ok(Response::new(stream))
     }
-}
-
-/// Refuses uses of a volume that its pool isn't for.
-fn check_usage(pool: &PoolHandle, asked: &v1::CreateVolumeRequest) -> Result<(), Error> {
-    if asked.usage() == v1::PmemUsage::AppDirect {
-        let allowed = "FILE_IO: what a pool of extents serves can't be mapped by applications";
-        return Err(Error::invalid("usage", "APP_DIRECT", allowed));
-    }
-    if asked.erase_after == Some(true) && !pool.erases() {
-        let allowed = "left out: what is freed in this pool is not overwritten";
-        return Err(Error::invalid("erase_after", true, allowed));
-    }
-    Ok(())
-}
-
-/// Refuses what is said of persistent memory where the pool isn't in that.
-fn check_pmem_fields(asked: &v1::CreatePoolRequest) -> Result<(), Error> {
-    if asked.kind() == v1::DeviceKind::Pmem {
-        return Ok(());
-    }
-    let allowed = "left out unless kind is pmem";
-    if asked.power_safe {
-        return Err(Error::invalid("power_safe", true, allowed));
-    }
-    if asked.atomicity() != v1::Atomicity::Unspecified {
-        return Err(Error::invalid("atomicity", asked.atomicity().as_str_name(), allowed));
-    }
-    asked.erase.map_or(Ok(()), |erase| Err(Error::invalid("erase", erase, allowed)))
-}
-
-/// A volume that is a namespace, with another size.
-#[expect(deprecated, reason = "older clients read size_gb")]
-async fn resized_direct(
-    control: &Control,
-    asked: &v1::ResizeVolumeRequest,
-    size: u64,
-) -> Result<v1::ResizeVolumeResponse, Error> {
-    let (changed, before, volume) = control.resize_direct(&asked.pool, &asked.name, size).await?;
-    Ok(v1::ResizeVolumeResponse {
-        changed,
-        previous_size_gb: to_wire_gb(before),
-        previous_size_bytes: to_wire(before),
-        volume: Some(volume),
-        ..Default::default()
-    })
-}
-
-/// A pool that is configured or was created, and is to be started anew as it was. The fields of the
-/// request have to be the same.
-#[expect(deprecated, reason = "older clients send size_gb")]
-fn known_pool(known: PoolConfig, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
-    let size = from_wire(asked.size_bytes, asked.size_gb)?;
-    let first = &known.devices[0];
-    let own_size = match first.size {
-        SizeWish::Bytes(bytes) => bytes.to_string(),
-        SizeWish::OfFree(percent) => format!("{percent} % of what is free"),
-        SizeWish::Existing => "that of the device".to_owned(),
-    };
-    let is_memory = |is: bool| if is { "memory" } else { "a file or device" }.to_owned();
-    let (was_memory, in_memory) =
-        (first.kind == DeviceKind::Memory, asked.kind() == v1::DeviceKind::Memory);
-    let stated = [
-        ("path", !asked.path.is_empty(), first.path.display().to_string(), asked.path.clone()),
-        ("size in bytes", size != 0, own_size, size.to_string()),
-        (
-            "extent size",
-            asked.extent_size != 0,
-            known.extent_size.to_string(),
-            asked.extent_size.to_string(),
-        ),
-        ("kind", in_memory, is_memory(was_memory), is_memory(in_memory)),
-    ];
-    for (field, is_stated, existing, wanted) in stated {
-        if is_stated && existing != wanted {
-            let (name, field) = (shown(&known.name), field.to_owned());
-            return Err(Error::Exists { what: "pool", name, field, existing, asked: wanted });
-        }
-    }
-    Ok(known)
-}
-
-/// The pool that a request describes.
-#[expect(deprecated, reason = "older clients send size_gb")]
-fn wanted_pool(control: &Control, asked: &v1::CreatePoolRequest) -> Result<PoolConfig, Error> {
-    checked_name(&asked.name)?;
-    let size = from_wire(asked.size_bytes, asked.size_gb)?;
-    let in_memory = asked.kind() == v1::DeviceKind::Memory;
-    let path = PathBuf::from(&asked.path);
-    if in_memory && !asked.path.is_empty() {
-        return Err(Error::invalid("path", &asked.path, "empty for a pool in memory"));
-    }
-    if !in_memory && (!path.is_absolute() || asked.path.contains('\0')) {
-        return Err(Error::invalid("path", &asked.path, "an absolute path"));
-    }
-    if in_memory && size == 0 {
-        return Err(Error::invalid("size_bytes", 0, "more than 0 for a pool in memory"));
-    }
-    let kind = match asked.kind() {
-        v1::DeviceKind::Unspecified => DeviceKind::Auto,
-        v1::DeviceKind::File => DeviceKind::File,
-        v1::DeviceKind::Disk => DeviceKind::Disk,
-        v1::DeviceKind::Memory => DeviceKind::Memory,
-        v1::DeviceKind::Pmem => DeviceKind::Pmem(PmemOptions {
-            power_safe: asked.power_safe,
-            whole_blocks: asked.atomicity() != v1::Atomicity::None,
-            erase: asked.erase.unwrap_or(true),
-        }),
-    };
-    check_pmem_fields(asked)?;
-    let template = &control.0.options.template;
-    let extent_size = if asked.extent_size == 0 { 256 << 10 } else { asked.extent_size };
-    if !extent_size.is_power_of_two() || !((64 << 10)..=(1 << 20)).contains(&extent_size) {
-        let allowed = "a power of two from 65536 to 1048576";
-        return Err(Error::invalid("extent_size", extent_size, allowed));
-    }
-    Ok(PoolConfig {
-        name: asked.name.clone(),
-        devices: vec![DeviceConfig {
-            path,
-            kind,
-            size: if size == 0 { SizeWish::Existing } else { SizeWish::Bytes(size) },
-            preallocate: asked.preallocate,
-            direct: !asked.buffered,
-        }],
-        spares: Vec::new(),
-        region: None,
-        volatile: asked.volatile,
-        extent_size,
-        extend_socket: None,
-        accept_loss: false,
-        space: control.0.space_of_new_pools.read().clone(),
-        ..template.clone()
-    })
 }

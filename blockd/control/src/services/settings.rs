@@ -6,7 +6,7 @@ use blockd_engine::pool::{Control as Command, OnFull, Outcome, PoolHandle, Volum
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, human, to_wire};
 
-use super::volumes::{Described, existing, of};
+use super::volumes::{existing, of};
 use super::{Control, EventKind};
 
 /// The requested changes; settings that are not named stay.
@@ -17,7 +17,7 @@ impl Control {
     pub(super) async fn configure_volume(
         &self,
         wanted: &Wanted,
-    ) -> Result<(bool, Described), Error> {
+    ) -> Result<(bool, v1::Volume), Error> {
         let handle = self.pool(&wanted.pool)?;
         let name = &wanted.name;
         let _guard = self.lock(&wanted.pool, name).await;

@@ -2,37 +2,24 @@
 
 use std::collections::BTreeSet;
 
+use blockd_api::v1::{self, SnapshotMember};
 use blockd_engine::pool::{Control as Command, Outcome, PoolHandle};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_GROUP;
 use blockd_media::error::{Error, shown};
-use blockd_media::units::human;
+use blockd_media::units::{human, to_wire};
 use tokio::sync::MutexGuard;
 
-use super::volumes::{Described, checked_name, checked_size, existing, find, of};
+use super::volumes::{checked_name, checked_size, existing, find, of};
 use super::{Control, EventKind, LOCKS};
-
-/// A snapshot to be made: of which volume, and its name.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Member {
-    pub(super) volume: String,
-    pub(super) name: String,
-}
-
-/// A volume that holds what a snapshot holds.
-#[derive(Clone, Debug)]
-pub(super) struct RolledBack {
-    pub(super) previous: u64,
-    pub(super) volume: Described,
-}
 
 impl Control {
     /// Takes snapshots at one moment. True if they are new.
     pub(super) async fn create_snapshots(
         &self,
         pool: &str,
-        members: &[Member],
-    ) -> Result<(bool, Vec<Described>), Error> {
+        members: &[SnapshotMember],
+    ) -> Result<(bool, Vec<v1::Volume>), Error> {
         checked_members(members)?;
         let handle = self.pool(pool)?;
         let names = members.iter().flat_map(|member| [&member.volume, &member.name]);
@@ -49,7 +36,7 @@ impl Control {
                 1 => String::new(),
                 count => format!(", one of {count} taken together"),
             };
-            for Member { volume, name } in members {
+            for SnapshotMember { volume, name } in members {
                 let text =
                     format!("snapshot {} of {} was taken{together}", shown(name), shown(volume));
                 self.events().publish(EventKind::SnapshotCreated, handle.name(), name, text);
@@ -69,7 +56,7 @@ impl Control {
         snapshot: &str,
         name: &str,
         size: Option<u64>,
-    ) -> Result<(bool, Described), Error> {
+    ) -> Result<(bool, v1::Volume), Error> {
         checked_name(name)?;
         let handle = self.pool(pool)?;
         let _guards = self.lock_all(pool, [snapshot, name]).await;
@@ -94,7 +81,7 @@ impl Control {
         name: &str,
         snapshot: &str,
         force: bool,
-    ) -> Result<RolledBack, Error> {
+    ) -> Result<v1::RollbackVolumeResponse, Error> {
         let handle = self.pool(pool)?;
         let _guards = self.lock_all(pool, [snapshot, name]).await;
         let volume = existing(&handle, name)?;
@@ -117,7 +104,10 @@ impl Control {
         if source.size != volume.size {
             self.resize_device(&handle, volume.id, source.size).await?;
         }
-        Ok(RolledBack { previous: volume.size, volume: self.describe(&handle, name).await? })
+        Ok(v1::RollbackVolumeResponse {
+            volume: Some(self.describe(&handle, name).await?),
+            previous_size_bytes: to_wire(volume.size),
+        })
     }
 
     /// Keeps others from doing something with these names meanwhile. The locks are taken in one
@@ -137,13 +127,13 @@ impl Control {
     }
 }
 
-fn checked_members(members: &[Member]) -> Result<(), Error> {
+fn checked_members(members: &[SnapshotMember]) -> Result<(), Error> {
     if !(1..=MAX_GROUP).contains(&members.len()) {
         let allowed = format!("from 1 to {MAX_GROUP} volumes");
         return Err(Error::invalid("members", members.len(), allowed));
     }
     let (mut volumes, mut names) = (BTreeSet::new(), BTreeSet::new());
-    for Member { volume, name } in members {
+    for SnapshotMember { volume, name } in members {
         checked_name(volume)?;
         checked_name(name)?;
         for (field, value, is_new) in [

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use blockd_api::v1;
 use blockd_engine::pool::{Figures, VolumeId};
 use blockd_mapper::engine::{MAX_ACCOUNTED, VolumeSummary};
-use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::Error;
 use blockd_media::units::to_wire;
 
 use super::Control;
+use super::messages::kind;
 use super::volumes::{existing, of};
 
 impl Control {
@@ -54,11 +54,7 @@ impl Control {
                 Err(error) => return Err(of(&handle, error)),
             };
             volumes.push(v1::VolumeSpace {
-                kind: match one.kind {
-                    VolumeKind::Volume => v1::VolumeKind::Volume,
-                    VolumeKind::Snapshot => v1::VolumeKind::Snapshot,
-                }
-                .into(),
+                kind: kind(one.kind).into(),
                 origin: origins.get(&one.origin).cloned().unwrap_or_default(),
                 name: one.name,
                 space: Some(message(&figures)),

@@ -8,6 +8,7 @@ use blockd_api::v1;
 use blockd_engine::schedule::Hold;
 use blockd_engine::stats::{Histogram, Op, Stage, VolumeStats};
 use blockd_media::error::Error;
+use blockd_media::units::to_wire;
 
 use super::Control;
 use super::messages::count;
@@ -86,18 +87,18 @@ impl Control {
                 continue;
             }
             list.push(v1::Connection {
-                id: one.id,
+                id: one.number(),
                 pool: name.0,
                 volume: name.1,
                 export: one.export,
                 peer: one.peer,
-                tls: one.tls,
-                read_only: one.read_only,
-                structured_replies: one.structured,
-                extended_headers: one.extended,
+                tls: one.agreed.tls,
+                read_only: one.agreed.read_only,
+                structured_replies: one.agreed.structured,
+                extended_headers: one.agreed.extended,
                 worker: count(one.worker),
-                in_flight: u32::try_from(one.in_flight).unwrap_or(u32::MAX),
-                negotiated_bytes: blockd_media::units::to_wire(one.size),
+                in_flight: u32::try_from(one.in_flight.get()).unwrap_or(u32::MAX),
+                negotiated_bytes: to_wire(one.agreed.size),
             });
         }
         list

@@ -9,11 +9,12 @@ use blockd_api::v1::control_client::ControlClient;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
+use blockd_serve::worker::ConnectionInfo;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tonic::transport::{Channel, Endpoint};
 
-use super::{Answer, Connection, Control, ControlOptions, DataPath, NbdAddress, NbdPlace, bind};
+use super::{Answer, Control, ControlOptions, DataPath, NbdAddress, NbdPlace, bind};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::node::NodeId;
 
@@ -49,7 +50,7 @@ impl Drop for Folder {
 /// Workers without threads: connections are what a test says.
 #[derive(Debug, Default)]
 pub(crate) struct FakeDataPath {
-    pub(crate) connections: Mutex<Vec<Connection>>,
+    pub(crate) connections: Mutex<Vec<ConnectionInfo>>,
     /// Why no pool can be added.
     pub(crate) refuses_pools: Mutex<Option<String>>,
     pub(crate) volumes: Mutex<Vec<Arc<VolumeStats>>>,
@@ -74,7 +75,7 @@ impl DataPath for FakeDataPath {
         Box::pin(async move { closed })
     }
 
-    fn connections(&self) -> Vec<Connection> {
+    fn connections(&self) -> Vec<ConnectionInfo> {
         self.connections.lock().clone()
     }
 
@@ -166,6 +167,7 @@ impl Rig {
     pub(crate) fn connect(&self, volume: u32) {
         let pool = self.control.pool("").unwrap().id();
         let volume = VolumeId(volume);
-        self.data_path.connections.lock().push(Connection { pool, volume, ..Default::default() });
+        let connection = ConnectionInfo { pool, volume, ..Default::default() };
+        self.data_path.connections.lock().push(connection);
     }
 }

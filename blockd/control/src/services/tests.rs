@@ -295,7 +295,7 @@ async fn clients_find_attached_volumes_and_no_others() {
     assert_eq!(names, ["a", "other/a"]);
     let target = control.open("a").await.unwrap().volume;
     rig.client.detach_volume(detach("a", false)).await.unwrap();
-    target.if_attached(|| panic!("a client came after the volume was detached"));
+    target.if_attached(|_| panic!("a client came after the volume was detached"));
     assert_eq!(control.open("a").await.unwrap_err(), ExportError::Unknown);
 }
 

@@ -1,68 +1,22 @@
 //! Calls on volumes. Each call can be repeated, and reports its changes.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use blockd_engine::pool::{Control as Command, Outcome, PoolHandle, VolumeId, VolumeInfo};
+use blockd_api::v1;
+use blockd_engine::pool::{Control as Command, Outcome, PoolHandle, VolumeId};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
 use blockd_media::error::{Error, shown};
 use blockd_media::names::check_name;
 use blockd_media::pool::PoolError;
-use blockd_media::units::human;
-use blockd_media::{DeviceInfo, Durability};
-use blockd_serve::ublk::control::DeviceView;
+use blockd_media::units::{human, to_wire, to_wire_gb};
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
 use super::hex;
+use super::messages::count;
 use super::{Control, EventKind, pool_error};
-
-/// A volume, with what is known of its clients.
-#[derive(Clone, Debug)]
-pub(super) struct Described {
-    pub(super) pool: String,
-    pub(super) info: VolumeInfo,
-    /// The name of what it was made from; empty for nothing.
-    pub(super) origin: String,
-    pub(super) attached: bool,
-    pub(super) read_only: bool,
-    pub(super) connections: usize,
-    /// Where clients of NBD find it, when it is attached so.
-    pub(super) uris: Vec<String>,
-    /// How it is attached.
-    pub(super) front_end: Option<FrontEnd>,
-    /// Its block device, when it is attached so.
-    pub(super) device: DeviceView,
-    /// The durability of its answered writes.
-    pub(super) durability: Durability,
-    /// They may have to be flushed for that.
-    pub(super) write_cache: bool,
-    /// Whether it is in persistent memory.
-    pub(super) is_pmem: bool,
-    /// Whether its freed space is overwritten with zeroes.
-    pub(super) erases: bool,
-}
-
-/// A volume that is gone.
-#[derive(Clone, Debug)]
-pub(super) struct Deleted {
-    pub(super) detached: bool,
-    pub(super) closed_connections: usize,
-    /// As it was.
-    pub(super) volume: Described,
-}
-
-/// A volume with another size.
-#[derive(Clone, Debug)]
-pub(super) struct Resized {
-    pub(super) changed: bool,
-    pub(super) previous: u64,
-    /// A block device can't show it yet.
-    pub(super) device_has_old_size: bool,
-    pub(super) volume: Described,
-}
 
 /// The volume of that name.
 pub(super) fn find(pool: &PoolHandle, name: &str) -> Option<VolumeSummary> {
@@ -78,7 +32,7 @@ impl Control {
         size: u64,
         limit: u64,
         block_size: Option<u32>,
-    ) -> Result<(bool, Described), Error> {
+    ) -> Result<(bool, v1::Volume), Error> {
         checked_name(name)?;
         let handle = self.pool(pool)?;
         let size = rounded(&handle, size, limit)?;
@@ -103,17 +57,17 @@ impl Control {
         Ok((changed, self.describe(&handle, name).await?))
     }
 
-    /// Removes a volume; `None` if there was none.
+    /// Removes a volume, if there is one.
     pub(super) async fn delete_volume(
         &self,
         pool: &str,
         name: &str,
         force: bool,
-    ) -> Result<Option<Deleted>, Error> {
+    ) -> Result<v1::DeleteVolumeResponse, Error> {
         checked_name(name)?;
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
-        let Some(volume) = find(&handle, name) else { return Ok(None) };
+        let Some(volume) = find(&handle, name) else { return Ok(Default::default()) };
         let before = self.describe(&handle, name).await?;
         if before.attached && !force {
             let problem = "is attached: detach it first, or use force";
@@ -122,21 +76,28 @@ impl Control {
         let (detached, closed_connections) = self.disconnect(&handle, &volume, force).await?;
         let command = Command::Delete { volume: volume.id };
         handle.control(command).await.map_err(|error| of(&handle, error))?;
-        let freed = human(before.info.exclusive.saturating_add(before.info.reserved));
+        let freed = before.exclusive_bytes.saturating_add(before.reserved_bytes);
+        let freed = human(freed.unsigned_abs());
         let text = format!("volume {} was deleted, {freed} come free", shown(name));
         self.events().publish(EventKind::VolumeDeleted, handle.name(), name, text);
         self.watch_release(&handle, volume.id, name);
-        Ok(Some(Deleted { detached, closed_connections, volume: before }))
+        Ok(v1::DeleteVolumeResponse {
+            changed: true,
+            detached,
+            closed_connections: count(closed_connections),
+            volume: Some(before),
+        })
     }
 
     /// Changes a volume's size.
+    #[expect(deprecated, reason = "older clients read size_gb")]
     pub(super) async fn resize_volume(
         &self,
         pool: &str,
         name: &str,
         size: u64,
         shrink: bool,
-    ) -> Result<Resized, Error> {
+    ) -> Result<v1::ResizeVolumeResponse, Error> {
         let handle = self.pool(pool)?;
         let size = rounded(&handle, size, 0)?;
         let _guard = self.lock(pool, name).await;
@@ -181,7 +142,14 @@ impl Control {
             is_shown = self.resize_device(&handle, volume.id, size).await?;
         }
         let volume = self.describe(&handle, name).await?;
-        Ok(Resized { changed, previous, device_has_old_size: !is_shown, volume })
+        Ok(v1::ResizeVolumeResponse {
+            changed,
+            previous_size_gb: to_wire_gb(previous),
+            previous_size_bytes: to_wire(previous),
+            connections_with_old_size: if changed { volume.connections } else { 0 },
+            device_has_old_size: !is_shown,
+            volume: Some(volume),
+        })
     }
 
     /// Lets clients reach a volume. True if they could not before.
@@ -190,7 +158,7 @@ impl Control {
         pool: &str,
         name: &str,
         wish: AttachWish,
-    ) -> Result<(bool, Described), Error> {
+    ) -> Result<(bool, v1::Volume), Error> {
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
         let volume = existing(&handle, name)?;
@@ -225,7 +193,7 @@ impl Control {
         pool: &str,
         name: &str,
         force: bool,
-    ) -> Result<(bool, usize, Described), Error> {
+    ) -> Result<(bool, usize, v1::Volume), Error> {
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
         let volume = existing(&handle, name)?;
@@ -273,7 +241,7 @@ impl Control {
     }
 
     /// One volume.
-    pub(super) async fn get_volume(&self, pool: &str, name: &str) -> Result<Described, Error> {
+    pub(super) async fn get_volume(&self, pool: &str, name: &str) -> Result<v1::Volume, Error> {
         checked_name(name)?;
         self.describe(&self.pool(pool)?, name).await
     }
@@ -283,7 +251,7 @@ impl Control {
         &self,
         pool: &str,
         brief: bool,
-    ) -> Result<Vec<Described>, Error> {
+    ) -> Result<Vec<v1::Volume>, Error> {
         let mut list = Vec::new();
         for handle in self.serving(pool)? {
             list.extend(self.describe_all(&handle, brief).await?);
@@ -303,71 +271,25 @@ impl Control {
         Ok(self.known_pools().into_iter().filter_map(serves).collect())
     }
 
-    pub(super) async fn describe(&self, pool: &PoolHandle, name: &str) -> Result<Described, Error> {
+    pub(super) async fn describe(
+        &self,
+        pool: &PoolHandle,
+        name: &str,
+    ) -> Result<v1::Volume, Error> {
         let found = pool.volume(name).await.map_err(|error| of(pool, error))?;
         let found = found.ok_or_else(|| Error::not_found("volume", name))?;
-        let described = self.described(pool, vec![found]).pop();
+        let described = self.describe_volumes(pool, vec![found]).pop();
         described.ok_or_else(|| Error::not_found("volume", name))
     }
 
     /// All volumes; with `brief`, nothing is counted of what they share.
-    async fn describe_all(&self, pool: &PoolHandle, brief: bool) -> Result<Vec<Described>, Error> {
-        let mut volumes = if brief {
-            let all = pool.mapper().summaries().into_iter();
-            all.map(|one| one.with_exclusive(0)).collect()
-        } else {
-            pool.volumes().await.map_err(|error| of(pool, error))?
+    async fn describe_all(&self, pool: &PoolHandle, brief: bool) -> Result<Vec<v1::Volume>, Error> {
+        let mut volumes = match brief {
+            true => pool.mapper().summaries(),
+            false => pool.volumes().await.map_err(|error| of(pool, error))?,
         };
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(self.described(pool, volumes))
-    }
-
-    fn described(&self, pool: &PoolHandle, volumes: Vec<VolumeInfo>) -> Vec<Described> {
-        let summaries = pool.mapper().summaries();
-        let names: BTreeMap<VolumeId, String> =
-            summaries.into_iter().map(|volume| (volume.id, volume.name)).collect();
-        let mut clients: BTreeMap<VolumeId, usize> = BTreeMap::new();
-        for one in self.0.data_path.connections() {
-            if one.pool == pool.id() {
-                *clients.entry(one.volume).or_default() += 1;
-            }
-        }
-        let durability = Durability::worst(pool.devices().iter().map(DeviceInfo::durability));
-        let describe = |info: VolumeInfo| {
-            let attachment = self.0.attachments.get(pool.name(), &info.name);
-            let attachment = attachment.filter(|present| present.record.is_of(pool, info.id));
-            let export = self.export_name(pool.name(), &info.name);
-            let addresses = self.0.nbd.read();
-            let uris = addresses.iter().map(|address| address.uri(&export));
-            let front_end = attachment.as_ref().map(|present| match present.record.ublk {
-                Some(_) => FrontEnd::Ublk,
-                None => FrontEnd::Nbd,
-            });
-            let is_exported = front_end == Some(FrontEnd::Nbd);
-            let uris = if is_exported { uris.collect() } else { Vec::new() };
-            let device = match front_end {
-                Some(FrontEnd::Ublk) => self.described_device(&pool.id(), info.id),
-                Some(FrontEnd::Nbd) | None => DeviceView::default(),
-            };
-            Described {
-                pool: pool.name().to_owned(),
-                origin: names.get(&info.origin).cloned().unwrap_or_default(),
-                attached: attachment.is_some(),
-                read_only: info.kind == VolumeKind::Snapshot
-                    || pool.is_read_only()
-                    || attachment.is_some_and(|present| present.record.read_only),
-                connections: clients.get(&info.id).copied().unwrap_or(0),
-                uris,
-                front_end,
-                device,
-                durability,
-                write_cache: !pool.is_write_through(),
-                is_pmem: pool.is_pmem(),
-                erases: pool.erases(),
-                info,
-            }
-        };
-        volumes.into_iter().map(describe).collect()
+        Ok(self.describe_volumes(pool, volumes))
     }
 
     /// Forgets attachments of volumes that are gone from pools that are open, as after a crash in

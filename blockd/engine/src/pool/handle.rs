@@ -1,13 +1,12 @@
 //! The handle of an open pool, for other threads.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
-    Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Kept, Outcome, Releasing,
-    Use, UsedExtent, VolumeInfo, VolumeSummary,
+    Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Outcome, Releasing, Use,
+    UsedExtent, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -15,47 +14,16 @@ use blockd_mapper::space::{Marks, SpaceChange, SpaceState};
 use blockd_mapper::units::VolumeId;
 use blockd_media::pool::{MAX_WORKERS, PoolError};
 use blockd_media::{Device, DeviceInfo, Doorbell};
+use futures_channel::{mpsc, oneshot};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
 
+use super::keep::Keep;
 use crate::mailbox::{Mailbox, Undelivered};
 use crate::schedule::{VolumeShare, Window};
 use crate::stats::MediaStats;
 
 /// Commands that may wait for a pool's thread: more come only from a client gone wild.
 pub(super) const MAX_WAITING: usize = 1024;
-
-/// Space of a pool, and of what is below it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PoolSpace {
-    /// The space as the pool itself counts it.
-    pub pool: Space,
-    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
-    pub backing_free: Option<u64>,
-    /// The state of the space policy.
-    pub now: SpaceNow,
-    /// Volumes that are gone and whose extents are still being let go.
-    pub releasing_volumes: u64,
-    /// Bytes of these extents.
-    pub releasing: u64,
-}
-
-impl PoolSpace {
-    /// Bytes that can still be written for the first time: the pool's free space, or what is left
-    /// below it if that is less.
-    #[must_use]
-    pub fn free(&self) -> u64 {
-        self.pool.free.min(self.backing_free.unwrap_or(u64::MAX))
-    }
-}
-
-impl PoolSpace {
-    /// The same without what is set aside for single volumes.
-    #[must_use]
-    pub fn available(&self) -> u64 {
-        self.now.available.min(self.free())
-    }
-}
 
 /// Adjacent extents of one device with one use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,8 +77,6 @@ pub(super) struct Shared {
     pub(super) stats: PoolStats,
     /// The changes of space, until a receiver takes them.
     pub(super) space_changes: Mutex<Option<mpsc::Receiver<SpaceChange>>>,
-    /// Held while a device is made longer.
-    pub(super) growing: tokio::sync::Mutex<()>,
     /// Of volumes that are served.
     pub(super) shares: Mutex<BTreeMap<VolumeId, Weak<VolumeShare>>>,
     /// The media queue, divided among them.
@@ -119,7 +85,40 @@ pub(super) struct Shared {
     pub(super) media: Mutex<Vec<Arc<MediaStats>>>,
     /// The closed pool was given up, so others may take it; or its discards take long, and it is
     /// given up when they have ended.
-    pub(super) released: watch::Sender<bool>,
+    pub(super) released: Released,
+}
+
+/// Whether a pool's thread has given the pool up, and who waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Released(Mutex<(bool, Vec<oneshot::Sender<()>>)>);
+
+impl Released {
+    pub(super) fn is_set(&self) -> bool {
+        self.0.lock().0
+    }
+
+    pub(super) fn set(&self) {
+        let mut released = self.0.lock();
+        released.0 = true;
+        for waiting in released.1.drain(..) {
+            // A receiver that is gone waits no more.
+            let _ = waiting.send(());
+        }
+    }
+
+    async fn wait(&self) {
+        let receive = {
+            let mut released = self.0.lock();
+            if released.0 {
+                return;
+            }
+            let (send, receive) = oneshot::channel();
+            released.1.push(send);
+            receive
+        };
+        // It fails only without a sender, and a released pool keeps none waiting.
+        let _ = receive.await;
+    }
 }
 
 /// A command to a pool's thread.
@@ -133,7 +132,7 @@ pub(super) enum Ask {
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
     /// Keeps up to this many extents for a volume.
-    Keep(VolumeId, u64, oneshot::Sender<Result<Kept, PoolError>>),
+    Keep(PoolHandle, VolumeId, u64, oneshot::Sender<Result<Keep, PoolError>>),
     /// Keeps this many extents less.
     ReleaseKept(VolumeId, u64),
 }
@@ -317,30 +316,11 @@ impl PoolHandle {
         self.shared.devices.len() - self.joined().count()
     }
 
-    /// Takes the next spare device into the pool. Gives its path and the bytes gained; `None` where
-    /// there is none. A device that holds anything at its front is refused.
-    pub async fn add_spare(&self) -> Result<Option<(PathBuf, u64)>, PoolError> {
-        let _one = self.shared.growing.lock().await;
+    /// The next device that may join the pool, and the index by which the mapper would know it.
+    #[must_use]
+    pub fn next_spare(&self) -> Option<(u8, Arc<Device>)> {
         let at = self.joined().count();
-        let (Some(spare), Ok(handle)) = (self.shared.devices.get(at).cloned(), u8::try_from(at))
-        else {
-            return Ok(None);
-        };
-        let path = spare.info().path.clone();
-        let looked_at = Arc::clone(&spare);
-        let empty = tokio::task::spawn_blocking(move || looked_at.is_empty_at_front()).await;
-        let empty = empty.map_err(|_| PoolError::Gone)?.map_err(PoolError::io("read", &path))?;
-        if !empty {
-            let problem = "it holds something in its first MiB, and joins no pool like that";
-            let (name, problem) = (path.display().to_string(), problem.to_owned());
-            return Err(MapperError::Device { name, problem }.into());
-        }
-        let device = super::open::new_device(&spare);
-        let done = self.control(Control::AddDevice { handle, device }).await?;
-        Ok(match done {
-            Outcome::Grown { extents } => Some((path, extents * self.shared.extent_size)),
-            _ => None,
-        })
+        Some((u8::try_from(at).ok()?, self.shared.devices.get(at).cloned()?))
     }
 
     /// The smallest logical block that its volumes can have, in bytes.
@@ -391,13 +371,13 @@ impl PoolHandle {
         receive.await.unwrap_or(Err(PoolError::Gone))
     }
 
-    /// All volumes and snapshots.
-    pub async fn volumes(&self) -> Result<Vec<VolumeInfo>, PoolError> {
+    /// All volumes and snapshots, with their exclusive space.
+    pub async fn volumes(&self) -> Result<Vec<VolumeSummary>, PoolError> {
         self.counted(self.shared.pool.summaries(), |_| true).await
     }
 
     /// The volume of that name.
-    pub async fn volume(&self, name: &str) -> Result<Option<VolumeInfo>, PoolError> {
+    pub async fn volume(&self, name: &str) -> Result<Option<VolumeSummary>, PoolError> {
         let all = self.shared.pool.summaries();
         Ok(self.counted(all, |one| one.name == name).await?.pop())
     }
@@ -408,7 +388,7 @@ impl PoolHandle {
         &self,
         all: Vec<VolumeSummary>,
         wanted: impl Fn(&VolumeSummary) -> bool,
-    ) -> Result<Vec<VolumeInfo>, PoolError> {
+    ) -> Result<Vec<VolumeSummary>, PoolError> {
         let mut family: BTreeMap<VolumeId, usize> = BTreeMap::new();
         for one in &all {
             *family.entry(one.lineage).or_default() += 1;
@@ -418,14 +398,15 @@ impl PoolHandle {
             if family.get(&one.lineage).is_some_and(|count| *count > 1) {
                 related.push(one);
             } else {
-                let mapped = one.mapped;
-                infos.push(one.with_exclusive(mapped));
+                infos.push(VolumeSummary { exclusive: Some(one.mapped), ..one });
             }
         }
         let sets = related.iter().map(|one| vec![one.id]).collect();
         for (one, figures) in related.into_iter().zip(self.figures(sets).await?) {
             // Volumes that are gone by now are left out.
-            infos.extend(figures.ok().map(|figures| one.with_exclusive(figures.exclusive)));
+            let Ok(figures) = figures else { continue };
+            let exclusive = Some(figures.exclusive.min(one.mapped));
+            infos.push(VolumeSummary { exclusive, ..one });
         }
         infos.sort_unstable_by_key(|one| one.id);
         Ok(infos)
@@ -470,24 +451,6 @@ impl PoolHandle {
         receive.await.map_err(|_| PoolError::Gone)
     }
 
-    /// Space of the pool.
-    pub async fn space(&self) -> Result<PoolSpace, PoolError> {
-        let (pool, now) = self.own_space().await?;
-        let devices = self.clone();
-        // A file system that does not answer must not block other callers.
-        let below = tokio::task::spawn_blocking(move || devices.free_below()).await;
-        let below = below.map_err(|_| PoolError::Gone)?;
-        let releasing = self.releasing().await?;
-        let left: u64 = releasing.iter().map(|one| one.left).sum();
-        Ok(PoolSpace {
-            pool,
-            now,
-            backing_free: below,
-            releasing_volumes: releasing.len() as u64,
-            releasing: left * self.shared.extent_size,
-        })
-    }
-
     /// Bytes free in the file systems below sparse files; `None` where nothing is sparse. Blocks.
     #[must_use]
     pub fn free_below(&self) -> Option<u64> {
@@ -506,27 +469,33 @@ impl PoolHandle {
         self.shared.space_changes.lock().take()
     }
 
-    /// The uses of the extents, in order, without gaps.
-    pub async fn extents(&self) -> Result<Vec<ExtentRun>, PoolError> {
+    /// The extents that hold metadata, as the pool's thread knows them.
+    pub async fn metadata_extents(&self) -> Result<Vec<UsedExtent>, PoolError> {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Metadata(send))?;
-        let metadata = receive.await.map_err(|_| PoolError::Gone)?;
-        let shared = Arc::clone(&self.shared);
-        let walk = move || {
-            let mut used = shared.pool.volume_extents();
-            used.extend(metadata);
-            used.sort_unstable();
-            runs(&used, &shared)
-        };
-        tokio::task::spawn_blocking(walk).await.map_err(|_| PoolError::Gone)
+        receive.await.map_err(|_| PoolError::Gone)
     }
 
-    /// Extends a device, or takes up space by which it was extended. Returns the bytes gained. A
-    /// refused call changes nothing.
-    pub async fn grow(&self, device: usize, size: Option<u64>) -> Result<u64, PoolError> {
-        // Two calls at once would each compute its gain from the size that the other one started
-        // with.
-        let _one = self.shared.growing.lock().await;
+    /// The uses of all extents, in order, without gaps: those of `metadata` and of the volumes.
+    /// Takes time with the size of the map.
+    #[must_use]
+    pub fn extents(&self, metadata: Vec<UsedExtent>) -> Vec<ExtentRun> {
+        let mut used = self.shared.pool.volume_extents();
+        used.extend(metadata);
+        used.sort_unstable();
+        runs(&used, &self.shared)
+    }
+
+    /// A device that is to be extended to `size` bytes, or by whatever it has become longer, and
+    /// its position in the pool.
+    ///
+    /// # Errors
+    /// If the pool has no such device, or it cannot have that size.
+    pub fn growable(
+        &self,
+        device: usize,
+        size: Option<u64>,
+    ) -> Result<(Arc<Device>, u8), PoolError> {
         let wanted = size.unwrap_or(0);
         let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
         let handle = u8::try_from(device).ok();
@@ -536,43 +505,20 @@ impl PoolHandle {
             let allowed = "the position of one of the pool's devices";
             return Ok(invalid("device", device as u64, allowed)?);
         };
-        let before = found.size();
-        if size.is_some_and(|size| size < before) {
+        if size.is_some_and(|size| size < found.size()) {
             return Ok(invalid("size", wanted, "no smaller than the device is")?);
         }
         if wanted > self.shared.pool.largest_size(position).unwrap_or(0) {
             return Ok(invalid("size", wanted, GROWTH_ALLOWED)?);
         }
-        let refuse = |problem| {
-            let name = found.info().path.display().to_string();
-            Err(PoolError::from(MapperError::Device { name, problem }))
-        };
-        if found.memory().is_some() {
-            return refuse("it is in memory, and stays as long as it is".to_owned());
-        }
-        let growing = Arc::clone(&found);
-        let grown = tokio::task::spawn_blocking(move || growing.grow(size)).await;
-        let path = found.info().path.clone();
-        let grown = grown.map_err(|_| PoolError::Gone)?.map_err(PoolError::io("grow", &path))?;
-        if grown < wanted {
-            return refuse(format!("it has {grown} bytes, and can't be made {wanted}"));
-        }
-        let done = self.control(Control::GrowDevice { device: position, size: grown }).await?;
-        found.note_size(grown);
-        // The pool may not know by how much the file was extended: so the bytes that it gains
-        // count.
-        Ok(match done {
-            Outcome::Grown { extents } => extents * self.shared.extent_size,
-            _ => 0,
-        })
+        Ok((found, position))
     }
 
     /// Takes no more requests, waits for those in flight, leaves the pool clean, ends its thread,
     /// and gives up its locks and its claim.
     pub async fn close(&self) -> Result<(), PoolError> {
         self.control(Control::Close).await?;
-        // It fails only without a sender, and this handle has one.
-        let _ = self.shared.released.subscribe().wait_for(|&released| released).await;
+        self.shared.released.wait().await;
         Ok(())
     }
 

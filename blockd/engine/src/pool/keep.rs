@@ -1,9 +1,9 @@
 //! Space that is kept for a volume on request.
 
-use blockd_mapper::engine::Shortage;
+use blockd_mapper::engine::{Kept, Shortage};
 use blockd_mapper::units::VolumeId;
 use blockd_media::pool::PoolError;
-use tokio::sync::oneshot;
+use futures_channel::oneshot;
 
 use super::PoolHandle;
 use super::handle::Ask;
@@ -20,6 +20,11 @@ pub struct Keep {
 }
 
 impl Keep {
+    /// By the pool's thread. If the asker is gone, so is this, which gives the extents back.
+    pub(super) const fn new(handle: PoolHandle, volume: VolumeId, kept: Kept) -> Self {
+        Self { handle, volume, added: kept.added, shortage: kept.shortage }
+    }
+
     /// The reason, if the volume was granted nothing and has less than was asked for.
     #[must_use]
     pub const fn shortage(&self) -> Option<Shortage> {
@@ -50,16 +55,10 @@ impl PoolHandle {
     /// # Errors
     /// If there is no such volume, or the pool does not serve.
     pub async fn keep(&self, volume: VolumeId, most: u64) -> Result<Keep, PoolError> {
-        let handle = self.clone();
-        let keep = async move {
-            let (send, receive) = oneshot::channel();
-            let most = most.div_ceil(handle.extent_size().max(1));
-            handle.ask(Ask::Keep(volume, most, send))?;
-            let kept = receive.await.unwrap_or(Err(PoolError::Gone))?;
-            Ok(Keep { handle, volume, added: kept.added, shortage: kept.shortage })
-        };
-        // A task of its own: if the caller is cancelled, what was kept is dropped, and given back.
-        tokio::spawn(keep).await.unwrap_or(Err(PoolError::Gone))
+        let (send, receive) = oneshot::channel();
+        let most = most.div_ceil(self.extent_size().max(1));
+        self.ask(Ask::Keep(self.clone(), volume, most, send))?;
+        receive.await.unwrap_or(Err(PoolError::Gone))
     }
 
     /// Gives back all that is kept for a volume.

@@ -1,17 +1,26 @@
 //! An open pool: its thread, and the handle that others have of it.
 
+mod create;
+mod devices;
 mod discard;
+mod driver;
 mod handle;
 mod keep;
+mod lock;
 mod open;
+mod own;
 mod thread;
 mod watch;
 
-pub use handle::{ExtentRun, Policy, PoolHandle, PoolSpace, PoolStats, SpaceNow};
+pub use create::{Created, create};
+pub use devices::new_device;
+pub use handle::{ExtentRun, Policy, PoolHandle, PoolStats, SpaceNow};
 pub use keep::Keep;
-pub use open::{Created, create, open, open_created};
+pub use open::{open, open_created};
 
-pub use blockd_mapper::engine::{Control, Figures, Outcome, Releasing, Shortage, Use, VolumeInfo};
+pub use blockd_mapper::engine::{
+    Control, Figures, Outcome, Releasing, Shortage, Use, VolumeSummary,
+};
 pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
 pub use blockd_mapper::units::VolumeId;

@@ -1,6 +1,9 @@
 //! A pool's thread: drives the engine, and nothing else. It allocates nothing while it commits,
 //! since what it commits may be what memory is waiting for.
 
+mod asks;
+mod commands;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,27 +12,23 @@ use std::time::Duration;
 
 use blockd_mapper::engine::{ControlId, Engine, Outcome};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::io::{IoCommand, IoError, IoOp};
+use blockd_mapper::io::{IoCommand, IoError};
 use blockd_mapper::pool::Pool;
 use blockd_mapper::space::{SpaceChange, SpaceState};
-use blockd_mapper::units::WallTime;
 use blockd_media::clock::Clock;
 use blockd_media::pool::ownership::Ownership;
 use blockd_media::pool::{PoolError, PoolSpec, storage};
-use blockd_media::{Doorbell, Gate, io_error};
+use blockd_media::{Doorbell, Gate};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tokio::sync::{mpsc, oneshot, watch};
+use futures_channel::{mpsc, oneshot};
 
 use super::discard::Discarder;
-use super::handle::{Ask, Count, MAX_WAITING, Policy, PoolHandle, PoolStats, Shared, SpaceNow};
-use super::open::{Begun, Served, at_once};
+use super::driver::Served;
+use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Released, Shared};
 use crate::backing::{Ended, Ring};
 use crate::mailbox::{Inbox, mailbox};
-use crate::stats::{MediaOp, MediaStats};
+use crate::stats::MediaStats;
 
-/// How long the thread counts what volumes take before it looks for something else to do. The
-/// mapper's own steps are about as long.
-const COUNT_NS: u64 = 1_000_000;
 /// How long the end of a closed pool waits for discards. Beyond it the thread waits alone, and the
 /// pool stays locked and claimed until they have ended.
 const DISCARD_LIMIT: Duration = Duration::from_secs(2);
@@ -123,11 +122,10 @@ impl PoolThread {
             committing: AtomicU64::new(0),
             stats: PoolStats::default(),
             space_changes: parking_lot::Mutex::new(Some(changes)),
-            growing: tokio::sync::Mutex::default(),
             shares: parking_lot::Mutex::default(),
             window: Arc::default(),
             media: parking_lot::Mutex::new(vec![Arc::clone(&seen)]),
-            released: watch::Sender::new(false),
+            released: Released::default(),
         });
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
@@ -200,7 +198,7 @@ impl PoolThread {
                 device.unlock();
             }
         }
-        self.shared.released.send_replace(true);
+        self.shared.released.set();
     }
 
     /// Waits for discards that the closed pool has left under way: the next owner may write where
@@ -209,7 +207,7 @@ impl PoolThread {
     fn end_discards(&mut self) {
         let clock = Clock::start();
         while self.closed && self.under_way > 0 {
-            let is_late = *self.shared.released.borrow();
+            let is_late = self.shared.released.is_set();
             let left = if is_late { Duration::MAX } else { DISCARD_LIMIT };
             match self.discarded.recv_timeout(left.saturating_sub(clock.elapsed())) {
                 Ok((command, result)) => {
@@ -220,7 +218,7 @@ impl PoolThread {
                     let pool = &self.shared.name;
                     tracing::warn!(%pool, "discards have not ended: stays locked until they have");
                     self.skips_discards.store(true, Ordering::Relaxed);
-                    self.shared.released.send_replace(true);
+                    self.shared.released.set();
                 }
                 Err(_) => return,
             }
@@ -304,232 +302,6 @@ impl PoolThread {
         Ok(())
     }
 
-    fn begin(&mut self, mut command: IoCommand) {
-        self.count_command(&command.op);
-        let Some(one) = self.served.get(usize::from(command.device.0)) else {
-            self.engine.complete(command, Err(IoError::Gone));
-            return;
-        };
-        if matches!(command.op, IoOp::Fence) {
-            // Taken when the pool was opened.
-            self.engine.complete(command, Ok(()));
-            return;
-        }
-        let writes = matches!(command.op, IoOp::Write { .. } | IoOp::Discard { .. });
-        if writes && !one.device.may_write() {
-            self.hold_back(command);
-            return;
-        }
-        let begun = at_once(&one.device, &mut command.op);
-        if let Begun::Ended(result) = begun {
-            if let Err(IoError::Media) = result {
-                self.count_failure(&command, &std::io::Error::from_raw_os_error(libc::EIO));
-            }
-            self.has_result(command, result);
-        } else if matches!(command.op, IoOp::Discard { .. }) {
-            match self.to_discard.try_send(command) {
-                Ok(()) => self.under_way += 1,
-                Err(error) => self.engine.complete(error.into_inner(), Err(IoError::Gone)),
-            }
-        } else {
-            let (id, device) = (command.id, command.device.0);
-            let started = match begun {
-                Begun::Synced => self.ring.sync_command(one.slot, command),
-                _ => self.ring.command(one.slot, command),
-            };
-            match started {
-                Ok(()) => {
-                    self.under_way += 1;
-                    self.watch(id, device);
-                }
-                // The gate was closed meanwhile.
-                Err(command) if writes && !one.device.may_write() => self.hold_back(command),
-                Err(command) => self.engine.complete(command, Err(IoError::Media)),
-            }
-        }
-    }
-
-    /// The pool's claim has lapsed: the command is tried again when it may have been renewed.
-    fn hold_back(&mut self, command: IoCommand) {
-        self.late.push_back(command);
-        self.retry_at = self.clock.ns() + SPACE_PAUSE_NS;
-    }
-
-    /// Marks an IO as in flight. A mark is the id plus one, as 0 stands for none.
-    fn watch(&mut self, id: u64, device: u8) {
-        if let Some(place) = self.watched.iter().position(|&other| other == 0) {
-            self.watched[place] = id.wrapping_add(1);
-            self.seen.begin(place, device, self.now);
-        }
-    }
-
-    fn watch_ended(&mut self, id: u64) {
-        let id = id.wrapping_add(1);
-        if let Some(place) = self.watched.iter().position(|&other| other == id) {
-            self.watched[place] = 0;
-            self.seen.end(place, self.clock.ns());
-        }
-    }
-
-    fn count_command(&self, op: &IoOp) {
-        let stats = &self.shared.stats;
-        match op {
-            IoOp::Flush => count(&stats.flushes, 1),
-            IoOp::Write { buffer, .. } => {
-                count(&stats.writes, 1);
-                count(&stats.written_bytes, buffer.as_bytes().len() as u64);
-            }
-            IoOp::Discard { .. } => count(&stats.discards, 1),
-            IoOp::Fence | IoOp::Read { .. } => {}
-        }
-    }
-
-    fn command_ended(&mut self, command: IoCommand, result: std::io::Result<()>) {
-        self.under_way -= 1;
-        self.watch_ended(command.id);
-        if result.as_ref().is_err_and(Gate::refused) {
-            self.hold_back(command);
-            return;
-        }
-        let result = result.map_err(|error| {
-            let device = self.shared.devices.get(usize::from(command.device.0));
-            let mapped = device.map_or_else(|| io_error(&error), |one| one.meaning(&error));
-            if mapped != IoError::NoSpace {
-                self.count_failure(&command, &error);
-            }
-            mapped
-        });
-        self.has_result(command, result);
-    }
-
-    fn count_failure(&self, command: &IoCommand, error: &std::io::Error) {
-        count(&self.shared.stats.io_errors, 1);
-        let op = match command.op {
-            IoOp::Read { .. } => MediaOp::Read,
-            IoOp::Flush => MediaOp::Flush,
-            IoOp::Write { .. } | IoOp::Discard { .. } | IoOp::Fence => MediaOp::Write,
-        };
-        self.seen.failed(command.device.0, op, error.raw_os_error().unwrap_or(libc::EIO));
-        let (pool, operation) = (&self.shared.name, command.op.name());
-        let device = self.shared.devices.get(usize::from(command.device.0));
-        let device = device.map(|one| tracing::field::display(one.info().path.display()));
-        tracing::error!(%pool, device, operation, %error, "pool IO failed");
-    }
-
-    fn has_result(&mut self, command: IoCommand, result: Result<(), IoError>) {
-        let write = match command.op {
-            // Through a page cache the error may be about an earlier write: see `ends_its_writes`.
-            IoOp::Write { fua: true, .. } => {
-                let device = self.shared.devices.get(usize::from(command.device.0));
-                device.is_some_and(|device| device.ends_its_writes())
-            }
-            IoOp::Write { .. } => true,
-            _ => false,
-        };
-        if result == Err(IoError::NoSpace) && write && !self.has_failed() {
-            // Nothing was written, so trying again is not the retry that R8 forbids.
-            if self.starved.is_empty() {
-                tracing::warn!(pool = %self.shared.name, "no space below the pool: waiting for it");
-            }
-            self.starved.push_back(command);
-            self.retry_at = self.clock.ns() + SPACE_PAUSE_NS;
-            let waiting = self.starved.len() as u64;
-            self.shared.stats.waiting_for_space.store(waiting, Ordering::Relaxed);
-            return;
-        }
-        self.shared.stats.waiting_for_space.store(self.starved.len() as u64, Ordering::Relaxed);
-        self.engine.complete(command, result);
-    }
-
-    fn take_discarded(&mut self) {
-        while let Ok((command, result)) = self.discarded.try_recv() {
-            self.under_way -= 1;
-            self.engine.complete(command, result);
-        }
-    }
-
-    /// One walk in each turn: with any number of requests for walks, commits get theirs in between.
-    fn take_asks(&mut self) {
-        let mut walked = false;
-        while let Some(ask) = self.held.take().or_else(|| self.asks.take()) {
-            let walks = matches!(ask, Ask::Count(..) | Ask::Diff(..));
-            if walks && walked {
-                self.held = Some(ask);
-                return;
-            }
-            walked |= walks;
-            match ask {
-                Ask::Control(control, answer) => {
-                    let now = u64::try_from(blockd_media::clock::wall_ms()).unwrap_or(0);
-                    self.engine.set_wall_time(WallTime::from_ms(now));
-                    let id = self.engine.submit(control);
-                    self.answers.insert(id, answer);
-                }
-                Ask::Space(answer) => {
-                    let now = space_now(&self.engine);
-                    let _ = answer.send((self.engine.space(), now));
-                }
-                Ask::Policy(Policy::Marks(marks)) => self.engine.set_marks(marks),
-                Ask::Policy(Policy::Quantum(bytes)) => {
-                    self.engine.set_quantum(bytes.div_ceil(self.shared.extent_size.max(1)));
-                }
-                Ask::Policy(Policy::FreeBelow(free)) => self.engine.set_free_below(free),
-                Ask::Policy(Policy::Extended(ns)) => self.engine.note_extension(ns),
-                Ask::Releasing(answer) => drop(answer.send(self.engine.releasing())),
-                Ask::Count(mut count, answer) => {
-                    self.count(&mut count);
-                    let _ = answer.send(*count);
-                }
-                Ask::Diff(request, answer) => {
-                    let part = self.engine.diff(&request).map_err(PoolError::from);
-                    let _ = answer.send(part);
-                }
-                Ask::Keep(volume, most, answer) => {
-                    let kept = self.engine.keep_reserve(volume, most).map_err(PoolError::from);
-                    let _ = answer.send(kept);
-                }
-                Ask::ReleaseKept(volume, extents) => self.engine.release_kept(volume, extents),
-                Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
-            }
-        }
-    }
-
-    /// Counts for a moment: other calls to the engine wait meanwhile.
-    fn count(&self, count: &mut Count) {
-        let until = self.clock.ns() + COUNT_NS;
-        while !count.is_done() {
-            let begun = match (count.walk.take(), count.todo.pop()) {
-                (Some(walk), last) => {
-                    count.todo.extend(last);
-                    Ok(walk)
-                }
-                (None, Some(set)) => self.engine.begin_account(&set),
-                (None, None) => return,
-            };
-            let counted = begun.and_then(|mut walk| {
-                let figures = self.engine.account(&mut walk)?;
-                Ok((walk, figures))
-            });
-            match counted {
-                Ok((walk, None)) => count.walk = Some(walk),
-                Ok((_, Some(figures))) => count.done.push(Ok(figures)),
-                Err(error) => count.done.push(Err(error.into())),
-            }
-            if self.clock.ns() >= until {
-                return;
-            }
-        }
-    }
-
-    fn answer(&mut self) {
-        while let Some((id, outcome)) = self.engine.take_outcome() {
-            self.closed |= outcome == Ok(Outcome::Closed);
-            if let Some(answer) = self.answers.remove(&id) {
-                let _ = answer.send(outcome.map_err(PoolError::from));
-            }
-        }
-    }
-
     /// Wakes the workers that can go on.
     fn wake(&mut self) {
         let pool = &self.shared.pool;
@@ -564,21 +336,6 @@ impl PoolThread {
         };
         let sleep = at.map_or(longest, |at| at.saturating_sub(self.clock.ns()));
         Duration::from_nanos(sleep.clamp(1000, longest))
-    }
-}
-
-fn space_now(engine: &Engine) -> SpaceNow {
-    let watch = engine.space_watch();
-    let (very_low, low) = watch.marks_in_bytes();
-    SpaceNow {
-        state: watch.state(),
-        rate: watch.rate(),
-        average: watch.average(),
-        seconds_to_full: watch.seconds_to_full(),
-        low,
-        very_low,
-        horizon_ns: watch.horizon_ns(),
-        available: engine.available(),
     }
 }
 

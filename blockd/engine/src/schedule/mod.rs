@@ -19,7 +19,9 @@
 mod demand;
 mod flow;
 mod memory;
+mod next;
 mod refund;
+mod sweep;
 #[cfg(test)]
 mod tests_of_holds;
 #[cfg(test)]
@@ -31,11 +33,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::stats::VolumeStats;
-pub use demand::{Capacity, Defences, Demand, FlowId, Hold, Owner, TenantId, cost};
+
 use flow::{Flow, Tenant};
 use memory::Memory;
-pub use memory::{LEAST_PIECE, PAGE};
 use window::Latency;
+
+pub use demand::{Capacity, Defences, Demand, FlowId, Hold, Owner, TenantId, cost};
+pub use memory::{LEAST_PIECE, PAGE};
 pub use window::{VolumeShare, WINDOW_COST, Window};
 
 /// The weight of a volume that has no other.
@@ -120,11 +124,6 @@ impl Scheduler {
             granted: None,
             defences,
         }
-    }
-
-    /// Takes memory out of what is divided, for good.
-    pub fn reserve_memory(&mut self, bytes: u64) {
-        self.memory.reserve(bytes);
     }
 
     /// Serves a volume of a pool with this window.
@@ -428,98 +427,6 @@ impl Scheduler {
         }
     }
 
-    /// The owner of the next flow that may retry, in order of service.
-    pub fn next_runnable(&mut self) -> Option<Owner> {
-        self.end_grant();
-        self.open_limits();
-        for _ in 0..self.ring.len() {
-            let tenant_at = self.ring.pop_front()?;
-            let waits = |one: &Tenant| !one.queue.is_empty() && one.limited_until == 0;
-            if !self.tenants[tenant_at].as_ref().is_some_and(waits) {
-                if let Some(one) = self.tenants[tenant_at].as_mut() {
-                    one.is_in_ring = false;
-                }
-                continue;
-            }
-            self.ring.push_back(tenant_at);
-            if !self.is_runnable(tenant_at, false) {
-                continue;
-            }
-            let Some(tenant) = self.tenants[tenant_at].as_mut() else { continue };
-            let Some(at) = tenant.queue.pop_front() else { continue };
-            let Some(flow) = self.flows[at].as_mut() else { continue };
-            if tenant.end_hold(flow, self.now) {
-                self.holds -= 1;
-            }
-            self.granted = Some((at, 0));
-            return Some(flow.owner);
-        }
-        None
-    }
-
-    /// The flow that was named last has gone on.
-    pub fn end_grant(&mut self) {
-        let Some((at, 0)) = self.granted.take() else { return };
-        // It took nothing, though it should have been able to: not again in this turn.
-        let Some(flow) = self.flows[at].as_ref().filter(|flow| flow.hold.is_some()) else { return };
-        if let Some(tenant) = self.tenants[flow.tenant].as_mut() {
-            tenant.stuck_in = self.turn;
-        }
-    }
-
-    /// Whether [`Self::next_runnable`] will name a flow in the next turn.
-    #[must_use]
-    pub fn has_runnable(&mut self) -> bool {
-        self.open_limits();
-        (0..self.ring.len()).any(|at| {
-            let tenant = self.ring[at];
-            let waits = |one: &Tenant| !one.queue.is_empty() && one.limited_until == 0;
-            self.tenants[tenant].as_ref().is_some_and(waits) && self.is_runnable(tenant, true)
-        })
-    }
-
-    /// Whether the first flow of a tenant may retry, in this turn or with the resources of the next
-    /// one.
-    fn is_runnable(&mut self, tenant_at: usize, in_next_turn: bool) -> bool {
-        let contended = self.active > 1 && self.defences.turns && !in_next_turn;
-        if in_next_turn && !self.bring_untried_to_front(tenant_at) {
-            return false;
-        }
-        let Some(tenant) = self.tenants[tenant_at].as_mut() else { return false };
-        if tenant.turn != self.turn {
-            tenant.begin_turn(self.turn, QUANTUM * tenant.weight / DEFAULT_WEIGHT);
-        }
-        let Some(&at) = tenant.queue.front() else { return false };
-        let Some(flow) = self.flows[at].as_ref() else { return true };
-        let demand = flow.demand;
-        if tenant.stuck_in == self.turn && !in_next_turn {
-            return false;
-        }
-        if !tenant.is_free {
-            if contended && tenant.deficit <= 0 {
-                return false;
-            }
-            let is_within = tenant.is_within_share(&self.medias[tenant.media], cost(demand.bytes));
-            if self.defences.media && !is_within && !self.may_borrow(tenant_at, &demand) {
-                return false;
-            }
-        }
-        if self.check_memory(at, tenant_at, &demand).is_ok() {
-            return true;
-        }
-        // Another flow of the volume may hold less.
-        if let Some(tenant) = self.tenants[tenant_at].as_mut() {
-            tenant.queue.rotate_left(1);
-        }
-        false
-    }
-
-    /// Whether the limits of some volume hold back a flow.
-    #[must_use]
-    pub fn has_limited(&self) -> bool {
-        !self.limited.is_empty()
-    }
-
     /// Whether a tenant may use more of the media queue than its share: others leave it, and none
     /// of them waits.
     fn may_borrow(&self, tenant: usize, demand: &Demand) -> bool {
@@ -528,36 +435,6 @@ impl Scheduler {
         let others = self.ring.iter().filter(|&&at| at != tenant);
         self.medias[media].window.has_room(cost(demand.bytes))
             && !others.into_iter().any(|&at| self.tenants[at].as_ref().is_some_and(waits))
-    }
-
-    /// When a limit lets a flow go on at the earliest.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<u64> {
-        let until = |&at: &usize| self.tenants[at].as_ref().map(|one| one.share.limiter.open_at());
-        self.limited.iter().filter_map(until).min()
-    }
-
-    fn open_limits(&mut self) {
-        let mut next = 0;
-        while let Some(&at) = self.limited.get(next) {
-            // Asked of the limiter, as the limits may have been changed meanwhile.
-            let until = self.tenants[at].as_ref().map_or(0, |one| one.share.limiter.open_at());
-            if until > self.now {
-                next += 1;
-            } else {
-                self.open_limit(at);
-            }
-        }
-    }
-
-    fn open_limit(&mut self, tenant: usize) {
-        self.limited.retain(|&other| other != tenant);
-        if let Some(one) = self.tenants[tenant].as_mut() {
-            one.limited_until = 0;
-            if !one.queue.is_empty() {
-                self.enter_ring(tenant);
-            }
-        }
     }
 
     /// An admitted request has ended.
@@ -599,30 +476,6 @@ impl Scheduler {
         media.window.publish(self.worker, media.in_flight);
     }
 
-    /// Records a request's time on the media. The time of a volume with little in flight decides
-    /// how long the queue of the others may be.
-    #[inline(never)]
-    pub fn observe_media(&mut self, flow: FlowId, is_write: bool, ns: u64) {
-        let Some(flow) = self.flows[flow.at].as_ref() else { return };
-        let Some(tenant) = self.tenants[flow.tenant].as_ref() else { return };
-        let media = &mut self.medias[tenant.media];
-        // One that is held back would have more in flight if it could.
-        let has_little = tenant.in_flight <= LITTLE_COST && tenant.queue.is_empty();
-        if self.defences.latency && has_little && media.window.is_shared() {
-            media.latency.observe(&media.window, self.now, is_write, ns);
-        }
-    }
-
-    /// Whether [`Self::observe_media`] is worth calling: several volumes of some pool are active.
-    #[must_use]
-    pub const fn observes_media(&self) -> bool {
-        self.observes_media
-    }
-
-    fn note_shared(&mut self) {
-        self.observes_media = self.medias.iter().any(|media| media.window.is_shared());
-    }
-
     /// Copies that a volume may have under way at a time, each of this cost, besides one.
     #[must_use]
     pub fn copies(&self, tenant: TenantId, cost: u64) -> u64 {
@@ -639,78 +492,6 @@ impl Scheduler {
             tenant.memory = tenant.memory.saturating_sub(bytes);
         }
         self.memory.give_back(bytes);
-    }
-
-    fn activate(&mut self, at: usize) {
-        let Some(tenant) = self.tenants[at].as_mut() else { return };
-        tenant.is_active = true;
-        tenant.deficit = i64::try_from(QUANTUM * tenant.weight / DEFAULT_WEIGHT).unwrap_or(0);
-        tenant.turn = self.turn;
-        tenant.note_plain();
-        self.active += 1;
-        self.medias[tenant.media].window.join(&tenant.share, tenant.weight);
-        self.note_shared();
-    }
-
-    fn deactivate(&mut self, at: usize) {
-        let Some(tenant) = self.tenants[at].as_mut() else { return };
-        if std::mem::replace(&mut tenant.is_active, false) {
-            tenant.note_plain();
-            self.active -= 1;
-            self.medias[tenant.media].window.leave(&tenant.share, tenant.weight);
-        }
-    }
-
-    /// Finds volumes that have not asked for a while: others get their shares. To be called about
-    /// once a second.
-    pub fn sweep(&mut self) {
-        for media in self.medias.iter_mut().filter(|media| media.tenants > 0) {
-            media.latency.sweep(&media.window);
-        }
-        for at in 0..self.tenants.len() {
-            let is_idle = |one: &Tenant| {
-                let quiet = one.in_flight == 0 && one.queue.is_empty();
-                quiet && self.now.saturating_sub(one.asked_at) > ACTIVE_NS
-            };
-            if self.tenants[at].as_ref().is_some_and(is_idle) {
-                self.deactivate(at);
-            }
-        }
-        self.note_shared();
-    }
-
-    /// Counts the holds that last, so that they are seen before they end. To be called several
-    /// times a second while there are any.
-    pub fn count_holds(&mut self) {
-        for flow in self.flows.iter_mut().flatten().filter(|flow| flow.hold.is_some()) {
-            if let Some(tenant) = &self.tenants[flow.tenant] {
-                tenant.count_hold(flow, self.now);
-            }
-        }
-    }
-
-    /// Whether some flow is held back, whatever for, or its client sends no more.
-    #[must_use]
-    pub const fn has_holds(&self) -> bool {
-        self.holds > 0
-    }
-
-    /// Volumes that have asked lately.
-    #[must_use]
-    pub const fn active(&self) -> usize {
-        self.active
-    }
-
-    /// Bytes of payload memory that a volume holds.
-    #[must_use]
-    pub fn memory_of(&self, tenant: TenantId) -> u64 {
-        self.tenants[tenant.0].as_ref().map_or(0, |one| one.memory)
-    }
-
-    /// Bytes of payload memory that are free.
-    #[must_use]
-    pub const fn free(&self) -> u64 {
-        self.memory.free()
     }
 }
 

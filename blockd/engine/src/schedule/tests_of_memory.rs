@@ -10,9 +10,9 @@ use super::{
 
 const MS: u64 = 1_000_000;
 const CAPACITY: Capacity = Capacity { memory: 16 << 20, requests: 8192 };
-/// A read of 1 MiB that has to be answered in one piece.
 const MIB: u64 = 1 << 20;
 
+/// A read of 1 MiB that has to be answered in one piece.
 fn whole() -> Demand {
     Demand::new(MIB, true, false).with_memory(MIB, true)
 }

@@ -181,7 +181,7 @@ impl Executor {
         }
         let direction =
             if copy.writing { IoDirection::Write { dsync: false } } else { IoDirection::Read };
-        let token = (1 << 32) | job as u64;
+        let token = super::Token::Copy { job }.encode();
         let started = ring.io(token, direction, media.file, offset, &copy.buffer, 0, len);
         started.map_err(|error| {
             self.slots[copy.at].is_late |= Gate::refused(&error);

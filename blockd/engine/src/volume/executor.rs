@@ -10,19 +10,17 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{Answer, CommitTicket, ParkReason, Step};
 use blockd_mapper::space::{OnFull, VolumeSettings};
-use blockd_mapper::units::VolumeId;
-use blockd_mapper::worker::{Attachment, DiffRange, Look, Stretch, Worker};
-use blockd_media::Device;
+use blockd_mapper::worker::Attachment;
 use blockd_media::clock::Clock;
 
 use super::copy::Copies;
+use super::pools::PoolPart;
 use super::slot::{Slot, State};
 use super::waiting::MAX_SLOWED_NS;
-use crate::backing::{FileSlot, Ring};
+use crate::backing::Ring;
 use crate::block::{BlockError, Completion, Operation, Request};
-use crate::pool::PoolHandle;
 use crate::schedule::{Capacity, Defences, Scheduler, TenantId, VolumeShare};
-use crate::stats::{MediaStats, Op, Stage, VolumeStats};
+use crate::stats::{Op, Stage, VolumeStats};
 
 /// Calls of the mapper for one request before others get their turn.
 const STEPS_PER_TURN: usize = 2;
@@ -30,10 +28,10 @@ const STEPS_PER_TURN: usize = 2;
 const SAMPLE: u64 = 64;
 /// Requests that an executor has places for from the start, and of connections at the most: the
 /// scheduler divides these. Places are made when they are needed; one takes 5 KiB.
-const FIRST_SLOTS: usize = 256;
+pub(super) const FIRST_SLOTS: usize = 256;
 const MAX_REQUESTS: u64 = 8192;
 /// Requests whose time on the media can be seen while they are there.
-const MARKED_REQUESTS: usize = 4096;
+pub(super) const MARKED_REQUESTS: usize = 4096;
 /// How long requests that are done in many steps may take of a turn: alone, and while others wait.
 const LONG_WORK_NS: u64 = 250_000;
 const SHARED_WORK_NS: u64 = 20_000;
@@ -43,55 +41,6 @@ const SPACE_PAUSE_NS: u64 = 250_000_000;
 /// Names a volume that an executor serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeRef(pub(super) usize);
-
-/// A device as this thread's ring knows it.
-#[derive(Debug)]
-pub(super) struct Media {
-    pub(super) device: Arc<Device>,
-    pub(super) file: FileSlot,
-}
-
-/// A pool as this thread uses it.
-#[derive(Debug)]
-pub(super) struct PoolPart {
-    pub(super) handle: PoolHandle,
-    pub(super) worker: Worker,
-    /// Set if clients do not flush: every change is durable when it is answered.
-    pub(super) through: bool,
-    pub(super) media: Vec<Media>,
-    pub(super) seen: Arc<MediaStats>,
-    /// Slots that wait for the pool, in order.
-    pub(super) parked: VecDeque<usize>,
-    /// The pool's events before the first of them was tried.
-    pub(super) events: u64,
-    /// When one of them has waited for long enough.
-    pub(super) patience: Option<u64>,
-    /// Slots that wait for a commit.
-    committing: Vec<usize>,
-    /// Commits that were finished when those were looked at.
-    commits: u64,
-}
-
-impl PoolPart {
-    /// The lane of this thread on the pool's devices.
-    pub(super) const fn lane(&self) -> usize {
-        self.worker.slot()
-    }
-
-    /// Whether something that a slot waits for may have happened since it was looked at.
-    fn moved(&self) -> bool {
-        let mapper = self.handle.mapper();
-        if !self.parked.is_empty() && mapper.events() != self.events {
-            return true;
-        }
-        if self.committing.is_empty() {
-            return false;
-        }
-        // Before the look: a commit that ends after it wakes this thread.
-        self.handle.await_commit(self.worker.slot());
-        mapper.commits_finished() != self.commits || mapper.failure().is_some()
-    }
-}
 
 /// A volume as this thread serves it.
 #[derive(Debug)]
@@ -130,7 +79,7 @@ pub struct Executor {
     retry_at: u64,
     pub(super) copies: Copies,
     pub(super) done: VecDeque<Completion>,
-    clock: Clock,
+    pub(super) clock: Clock,
     pub(super) now: u64,
     planned: u64,
     /// Volumes that have been refused space in the present round of tries, or looks.
@@ -170,93 +119,6 @@ impl Executor {
         }
     }
 
-    /// Serves a pool from now on: takes one of its workers, and makes its devices known to the
-    /// ring. Gives the worker's slot.
-    pub fn add_pool(&mut self, handle: &PoolHandle, ring: &mut Ring) -> Result<usize, MapperError> {
-        if let Some(part) = self.pools.iter().find(|part| part.handle.id() == handle.id()) {
-            return Ok(part.worker.slot());
-        }
-        let worker = handle.mapper().worker()?;
-        let slot = worker.slot();
-        let mut media = Vec::new();
-        for device in handle.open_devices() {
-            let file = ring.add_device(device);
-            let file = file.map_err(|_| MapperError::Limit { what: "files", limit: 4096 })?;
-            media.push(Media { device: Arc::clone(device), file });
-        }
-        let reserved = self.copies.reserve(ring);
-        self.scheduler.reserve_memory(reserved);
-        let requests = MARKED_REQUESTS;
-        let seen = Arc::new(MediaStats::new(media.len(), requests, self.clock));
-        handle.add_media_stats(&seen);
-        self.pools.push(PoolPart {
-            through: handle.is_write_through(),
-            handle: handle.clone(),
-            worker,
-            media,
-            seen,
-            parked: VecDeque::with_capacity(FIRST_SLOTS),
-            events: 0,
-            patience: None,
-            committing: Vec::with_capacity(FIRST_SLOTS),
-            commits: 0,
-        });
-        Ok(slot)
-    }
-
-    /// Ends the service of pools that have been closed.
-    #[inline]
-    pub fn drop_pools(&mut self) {
-        if self.volumes.iter().all(Option::is_none) {
-            self.pools.clear();
-        }
-    }
-
-    /// Ends the service of a pool: its devices leave the ring, and its worker is free. False as
-    /// long as a volume of it is served.
-    pub fn remove_pool(&mut self, pool: [u8; 16], ring: &mut Ring) -> bool {
-        let Some(at) = self.pools.iter().position(|part| part.handle.id() == pool) else {
-            return true;
-        };
-        let is_served = self.volumes.iter().flatten().any(|volume| volume.pool == at);
-        if is_served || self.unfenced.is_some() {
-            return false;
-        }
-        for media in self.pools.remove(at).media {
-            ring.remove(media.file);
-        }
-        // Volumes name their pool by its place.
-        for volume in self.volumes.iter_mut().flatten().filter(|volume| volume.pool > at) {
-            volume.pool -= 1;
-        }
-        true
-    }
-
-    /// A pool's name.
-    #[must_use]
-    #[inline]
-    pub fn pool_name(&self, pool: [u8; 16]) -> Option<&str> {
-        let part = self.pools.iter().find(|part| part.handle.id() == pool);
-        part.map(|part| part.handle.name())
-    }
-
-    /// Whether some device of a volume's pool is memory of this process, so that requests need
-    /// memory that it can reach.
-    #[must_use]
-    #[inline]
-    pub fn is_mapped(&self, volume: VolumeRef) -> bool {
-        let attached = self.volumes.get(volume.0).and_then(Option::as_ref);
-        let pool = attached.and_then(|attached| self.pools.get(attached.pool));
-        pool.is_some_and(|part| part.media.iter().any(|media| media.device.memory().is_some()))
-    }
-
-    /// Bytes of a volume at present.
-    #[must_use]
-    #[inline]
-    pub fn size(&self, volume: VolumeRef) -> u64 {
-        self.volumes[volume.0].as_ref().map_or(0, |attached| attached.attachment.size())
-    }
-
     /// The time, from now on.
     #[inline]
     pub fn set_now(&mut self, now: u64) {
@@ -269,35 +131,6 @@ impl Executor {
     #[inline]
     pub const fn now(&self) -> u64 {
         self.now
-    }
-
-    /// Describes a range of a volume; see [`Worker::stretches`].
-    pub fn stretches(
-        &mut self,
-        volume: VolumeRef,
-        offset: u64,
-        len: u64,
-        limit: usize,
-        out: &mut Vec<Stretch>,
-    ) -> Result<(), BlockError> {
-        let Some(attached) = &self.volumes[volume.0] else { return Err(BlockError::Gone) };
-        let worker = &mut self.pools[attached.pool].worker;
-        let result = worker.stretches(&attached.attachment, offset, len, limit, out);
-        result.map_err(|error| BlockError::from(&error))
-    }
-
-    /// Describes a range of a volume beside a snapshot; see [`Worker::changes`].
-    pub fn changes(
-        &mut self,
-        volume: VolumeRef,
-        since: Option<VolumeId>,
-        look: &Look,
-        out: &mut Vec<DiffRange>,
-    ) -> Result<bool, BlockError> {
-        let Some(attached) = &self.volumes[volume.0] else { return Err(BlockError::Gone) };
-        let worker = &mut self.pools[attached.pool].worker;
-        let result = worker.changes(&attached.attachment, since, look, out);
-        result.map_err(|error| BlockError::from(&error))
     }
 
     /// The next request that has ended.

@@ -4,14 +4,11 @@ use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
 use blockd_media::{Device, Gate, io_error};
 
+use super::Token;
 use super::executor::Executor;
 use crate::backing::{Ended, IoDirection, Ring};
 use crate::block::{Buffer, Operation};
 use crate::stats::MediaOp;
-
-/// Where in a token the device's index is; below is the slot, of which there are far fewer.
-const DEVICE_SHIFT: u32 = 24;
-const PLACE_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
 
 /// A slot, a device, and what was done to it, where that is not what the request is.
 pub(super) type Failed = (usize, u8, Option<MediaOp>);
@@ -226,7 +223,7 @@ impl Executor {
         let gone = || std::io::Error::other("the volume is gone");
         let pool = self.pool_of(at).ok_or_else(gone)?;
         let file = self.pools[pool].media[usize::from(op.device.0)].file;
-        let token = at as u64 | u64::from(op.device.0) << DEVICE_SHIFT;
+        let token = Token::Slot { at, device: op.device.0 }.encode();
         let request = self.slots[at].request.as_ref();
         let buffer = request.and_then(|request| request.buffer());
         let io = |ring: &mut Ring, direction| {
@@ -260,15 +257,29 @@ impl Executor {
     /// Takes what the ring has ended, if it is the executor's.
     pub fn ended(&mut self, ended: Ended, ring: &mut Ring) -> Option<Ended> {
         let Ended::Io(token, result) = ended else { return Some(ended) };
-        if token >= super::FIRST_FREE_TOKEN {
-            return Some(Ended::Io(token, result));
+        match Token::decode(token) {
+            Token::Slot { at, device } => {
+                let result = self.io_result(Some((at, device, None)), result);
+                self.operation_ended(at, result, ring);
+            }
+            Token::Copy { job } => {
+                let result = self.io_result(self.half_of(job), result);
+                self.copy_ended(job, result, ring);
+            }
+            Token::Connection { .. } | Token::Queue { .. } => {
+                return Some(Ended::Io(token, result));
+            }
         }
-        let is_copy = token > u64::from(u32::MAX);
-        let place = if is_copy { token & u64::from(u32::MAX) } else { token & PLACE_MASK };
-        let at = usize::try_from(place).unwrap_or(usize::MAX);
-        let result = result.map_err(|error| {
-            let device = u8::try_from((token >> DEVICE_SHIFT) & 0xff).unwrap_or(0);
-            let of = if is_copy { self.half_of(at) } else { Some((at, device, None)) };
+        None
+    }
+
+    /// The result of an operation as the mapper takes it. A failure is counted.
+    fn io_result(
+        &mut self,
+        of: Option<Failed>,
+        result: std::io::Result<()>,
+    ) -> Result<(), IoError> {
+        result.map_err(|error| {
             if let Some((at, _, _)) = of {
                 self.slots[at].is_late |= Gate::refused(&error);
             }
@@ -278,13 +289,7 @@ impl Executor {
                 self.failed(of, &error);
             }
             mapped
-        });
-        if is_copy {
-            self.copy_ended(at, result, ring);
-        } else {
-            self.operation_ended(at, result, ring);
-        }
-        None
+        })
     }
 
     /// Counts IO that failed, and says which: a slot's on a device, of a kind where it is not the

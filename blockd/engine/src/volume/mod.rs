@@ -4,11 +4,11 @@ mod admission;
 mod copy;
 mod executor;
 mod media;
+mod pools;
 mod slot;
 mod states;
+mod token;
 mod waiting;
 
 pub use executor::{Executor, VolumeRef};
-
-/// Tokens of the executor's operations in a ring are below this; a front-end uses those above.
-pub const FIRST_FREE_TOKEN: u64 = 1 << 40;
+pub use token::{Step, Token};

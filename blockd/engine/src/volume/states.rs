@@ -51,7 +51,8 @@ impl Executor {
         }
     }
 
-    /// A planned request goes to the media: [`Self::change_state`] without what can't be.
+    /// A planned request goes to the media: [`Self::change_state`] without the cases that cannot
+    /// occur.
     pub(super) fn begin_media(&mut self, at: usize) {
         let slot = &mut self.slots[at];
         if slot.state != State::Ready {
@@ -63,7 +64,8 @@ impl Executor {
         self.mark_media(at);
     }
 
-    /// The media has ended a request's operations: [`Self::change_state`] without what can't be.
+    /// The media has ended a request's operations: [`Self::change_state`] without the cases that
+    /// cannot occur.
     pub(super) fn end_media(&mut self, at: usize) {
         self.count_media(at);
         let slot = &mut self.slots[at];

@@ -142,7 +142,7 @@ impl Executor {
 
     /// Changes when what waits should be looked at: with the pools' events, and each second.
     fn looks_wanted(&self) -> (u64, u64) {
-        let waits = |part: &super::executor::PoolPart| !part.parked.is_empty();
+        let waits = |part: &crate::volume::pools::PoolPart| !part.parked.is_empty();
         let events = self.pools.iter().filter(|part| waits(part)).map(|part| part.events).sum();
         (events, self.now / LOOK_NS)
     }

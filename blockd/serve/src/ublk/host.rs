@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockd_engine::pool::VolumeId;
 
-use crate::worker::FrontendError;
+use crate::FrontendError;
 
 /// A queue of a device that was added and not started yet (or is being recovered).
 #[derive(Clone, Debug)]

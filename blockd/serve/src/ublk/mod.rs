@@ -13,4 +13,4 @@ mod queue;
 mod request;
 
 pub use host::{QueueHost, QueueSpec};
-pub use queue::{Queue, QueueContext, QueueToken};
+pub use queue::Queue;

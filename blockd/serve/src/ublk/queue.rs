@@ -4,69 +4,15 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 
-use blockd_engine::backing::{AreaId, QueueTag, Ring};
+use blockd_engine::backing::{AreaId, QueueTag};
 use blockd_engine::block::{BlockError, Buffer, Completion, Operation, Request};
 use blockd_engine::schedule::{FlowId, Owner};
-use blockd_engine::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
+use blockd_engine::volume::{Executor, Step, Token, VolumeRef};
 
 use super::descriptor::Descriptors;
 use super::host::QueueSpec;
 use super::request::{Wanted, answer};
-
-/// The bit that distinguishes tokens of queues from those of connections.
-const QUEUE: u64 = FIRST_FREE_TOKEN << 1;
-/// Which command a token names.
-const STEP_AT: u32 = 44;
-
-/// The step of a request for which a command was sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
-    /// To fetch it.
-    Fetch,
-    /// To make its pages known to the ring.
-    Register,
-    /// To take them out again.
-    Unregister,
-}
-
-/// How operations and requests name the queue they belong to.
-#[derive(Debug)]
-pub struct QueueToken;
-
-impl QueueToken {
-    const fn of(queue: usize, tag: u16, step: Step) -> u64 {
-        let step = (step as u64) << STEP_AT;
-        FIRST_FREE_TOKEN | QUEUE | step | ((queue as u64) << 16) | tag as u64
-    }
-
-    /// The place of the queue that a token names, if it names one.
-    #[must_use]
-    pub fn queue(token: u64) -> Option<usize> {
-        let at = (token & (FIRST_FREE_TOKEN - 1)) >> 16;
-        (token & QUEUE != 0).then(|| usize::try_from(at).unwrap_or(usize::MAX))
-    }
-
-    fn tag(token: u64) -> usize {
-        (token & 0xffff) as usize
-    }
-
-    const fn step(token: u64) -> Step {
-        match (token >> STEP_AT) & 3 {
-            0 => Step::Fetch,
-            1 => Step::Register,
-            _ => Step::Unregister,
-        }
-    }
-}
-
-/// The parts of a worker that a queue works with.
-#[derive(Debug)]
-pub struct QueueContext<'a> {
-    /// The worker's ring.
-    pub ring: &'a mut Ring,
-    /// The worker's requests.
-    pub executor: &'a mut Executor,
-}
+use crate::Context;
 
 /// One of a queue's requests.
 #[derive(Debug)]
@@ -110,7 +56,7 @@ impl Queue {
         spec: QueueSpec,
         at: usize,
         volume: VolumeRef,
-        context: &mut QueueContext<'_>,
+        context: &mut Context<'_>,
     ) -> std::io::Result<Self> {
         let ring = &mut *context.ring;
         let area = ring.add_area(spec.depth, spec.max_bytes, !spec.zero_copy)?;
@@ -182,8 +128,8 @@ impl Queue {
     }
 
     /// Fetches a request, after answering the one before.
-    fn fetch(&mut self, tag: u16, answer: Option<i32>, context: &mut QueueContext<'_>) {
-        let token = QueueToken::of(self.at, tag, Step::Fetch);
+    fn fetch(&mut self, tag: u16, answer: Option<i32>, context: &mut Context<'_>) {
+        let token = Token::Queue { at: self.at, tag, step: Step::Fetch }.encode();
         let at = self.queue_tag(tag);
         let Some(buffer) = &self.tags[usize::from(tag)].buffer else {
             tracing::error!(device = self.spec.device, tag, "a request has lost its memory");
@@ -196,11 +142,10 @@ impl Queue {
         }
     }
 
-    /// A command of a request has ended.
-    pub fn ended(&mut self, token: u64, result: i32, context: &mut QueueContext<'_>) {
-        let at = QueueToken::tag(token);
-        let Ok(tag) = u16::try_from(at) else { return };
-        match QueueToken::step(token) {
+    /// A command of the request with this tag has ended.
+    pub fn ended(&mut self, tag: u16, step: Step, result: i32, context: &mut Context<'_>) {
+        let at = usize::from(tag);
+        match step {
             Step::Fetch => {
                 self.fetching -= 1;
                 if result < 0 {
@@ -224,7 +169,7 @@ impl Queue {
     }
 
     /// Serves a request that has been fetched.
-    fn take(&mut self, tag: u16, context: &mut QueueContext<'_>) {
+    fn take(&mut self, tag: u16, context: &mut Context<'_>) {
         let Some(descriptor) = self.descriptors.get(tag) else { return };
         let wanted = match Wanted::of(descriptor, self.spec.max_bytes) {
             Ok(wanted) => wanted,
@@ -244,15 +189,15 @@ impl Queue {
             self.held.push_back(tag);
             return;
         }
-        let token = QueueToken::of(self.at, tag, Step::Fetch);
+        let token = Token::Queue { at: self.at, tag, step: Step::Fetch }.encode();
         let buffer = self.tags[at].buffer.take();
         let Wanted { operation, offset, len, .. } = wanted;
         let request = Request::new(operation, offset, len, token, buffer);
         context.executor.begin(self.volume, self.flow, request, context.ring);
     }
 
-    fn register(&mut self, tag: u16, step: Step, context: &mut QueueContext<'_>) {
-        let token = QueueToken::of(self.at, tag, step);
+    fn register(&mut self, tag: u16, step: Step, context: &mut Context<'_>) {
+        let token = Token::Queue { at: self.at, tag, step }.encode();
         let at = self.queue_tag(tag);
         let Some(buffer) = &self.tags[usize::from(tag)].buffer else { return };
         let started = context.ring.register_pages(token, at, buffer, step == Step::Register);
@@ -263,11 +208,9 @@ impl Queue {
         }
     }
 
-    /// A request has been carried out.
-    pub fn answered(&mut self, completion: Completion, context: &mut QueueContext<'_>) {
-        let at = QueueToken::tag(completion.tag);
-        let Ok(tag) = u16::try_from(at) else { return };
-        self.tags[at].buffer = completion.buffer;
+    /// The request with this tag has been carried out.
+    pub fn answered(&mut self, tag: u16, completion: Completion, context: &mut Context<'_>) {
+        self.tags[usize::from(tag)].buffer = completion.buffer;
         if self.draining && completion.result == Err(BlockError::Gone) {
             // It waited, for space perhaps, and goes on to wait for the next process.
             self.in_flight -= 1;
@@ -277,7 +220,7 @@ impl Queue {
         self.answer(tag, result, context);
     }
 
-    fn answer(&mut self, tag: u16, answer: i32, context: &mut QueueContext<'_>) {
+    fn answer(&mut self, tag: u16, answer: i32, context: &mut Context<'_>) {
         let state = &mut self.tags[usize::from(tag)];
         if state.registered {
             state.answer = answer;
@@ -289,7 +232,7 @@ impl Queue {
     }
 
     /// Goes on with requests that were held back, until one is again.
-    pub fn resume(&mut self, context: &mut QueueContext<'_>) {
+    pub fn resume(&mut self, context: &mut Context<'_>) {
         let mut waiting = std::mem::take(&mut self.held);
         while let Some(tag) = waiting.pop_front() {
             self.take(tag, context);
@@ -302,28 +245,9 @@ impl Queue {
     }
 
     /// Gives everything back, when it has ended.
-    pub fn release(self, context: &mut QueueContext<'_>) {
+    pub fn release(self, context: &mut Context<'_>) {
         context.ring.remove_area(self.area, self.spec.depth);
         context.executor.remove_flow(self.flow);
         context.executor.detach(self.volume);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_name_queue_tag_and_step() {
-        for (queue, tag, step) in
-            [(0, 0, Step::Fetch), (7, 4095, Step::Register), (1 << 20, 9, Step::Unregister)]
-        {
-            let token = QueueToken::of(queue, tag, step);
-            assert_eq!(QueueToken::queue(token), Some(queue));
-            assert_eq!(QueueToken::tag(token), usize::from(tag));
-            assert_eq!(QueueToken::step(token), step);
-            assert!(token >= FIRST_FREE_TOKEN);
-        }
-        assert_eq!(QueueToken::queue(FIRST_FREE_TOKEN | 3 << 16), None);
     }
 }

@@ -31,7 +31,7 @@ pub(super) async fn displace(threads: &[Shared], listener: u64, idle: Duration) 
     let idle = u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX);
     for _ in 0..TRIES {
         let Some(Chosen { worker, info }) = choose(threads, listener, idle) else { return false };
-        if info.chosen.swap(true, Ordering::Relaxed) {
+        if info.idle.chosen.swap(true, Ordering::Relaxed) {
             // Another newcomer has chosen it at the same time.
             continue;
         }
@@ -45,7 +45,7 @@ pub(super) async fn displace(threads: &[Shared], listener: u64, idle: Duration) 
             );
             return true;
         }
-        info.chosen.store(false, Ordering::Relaxed);
+        info.idle.chosen.store(false, Ordering::Relaxed);
     }
     false
 }
@@ -62,10 +62,10 @@ fn choose(threads: &[Shared], listener: u64, idle: u64) -> Option<Chosen> {
             }
             let of_peer = peers.entry(info.origin.peer).or_default();
             of_peer.count += 1;
-            let since = now.saturating_sub(info.idle_since.get());
+            let since = now.saturating_sub(info.idle.since.get());
             let is_idle = info.in_flight.get() == 0 && since >= idle;
             let is_idlest = of_peer.idlest.as_ref().is_none_or(|(most, _)| since > *most);
-            if is_idle && is_idlest && !info.chosen.load(Ordering::Relaxed) {
+            if is_idle && is_idlest && !info.idle.chosen.load(Ordering::Relaxed) {
                 of_peer.idlest = Some((since, Chosen { worker, info: info.clone() }));
             }
         }

@@ -22,6 +22,7 @@ use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::FrontendError;
 use super::nbd;
 use super::ublk::{QueueHost, QueueSpec};
 use balance::{Load, Moves, Moving, SATURATED};
@@ -67,36 +68,6 @@ impl Default for WorkerOptions {
     }
 }
 
-/// Why workers could not be started, or a pool not be served.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FrontendError {
-    /// A setting is outside what is allowed.
-    #[error("{field} is {value}: must be {allowed}")]
-    Invalid {
-        /// Its name.
-        field: &'static str,
-        /// The invalid value.
-        value: usize,
-        /// The allowed values.
-        allowed: &'static str,
-    },
-    /// The operating system refuses.
-    #[error("{what}: {source}")]
-    Io {
-        /// The failed step.
-        what: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The mapper refuses.
-    #[error(transparent)]
-    Mapper(#[from] blockd_mapper::error::MapperError),
-    /// The workers have ended.
-    #[error("the workers have ended")]
-    Gone,
-}
-
 /// The volume that a session serves.
 #[derive(Clone, Debug)]
 pub struct Target {
@@ -109,7 +80,7 @@ pub struct Target {
 }
 
 /// A connection as others see it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ConnectionInfo {
     /// Unique among those of its worker.
     pub id: u64,
@@ -129,8 +100,23 @@ pub struct ConnectionInfo {
     pub agreed: blockd_nbd::Negotiated,
     /// Requests of its that are being worked on.
     pub in_flight: Arc<Counter>,
+    /// Whether it can give way to another.
+    pub idle: Idle,
+}
+
+impl ConnectionInfo {
+    /// Its number, unique since the start: workers count their own connections.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        ((self.worker as u64) << 48) | self.id
+    }
+}
+
+/// Whether a connection can give way to another.
+#[derive(Clone, Debug, Default)]
+pub struct Idle {
     /// When it sent something last, by its worker's clock; [`u64::MAX`] in the middle of a request.
-    idle_since: Arc<Counter>,
+    since: Arc<Counter>,
     /// Set if it is about to be closed, to make room for another.
     chosen: Arc<AtomicBool>,
 }

@@ -1,13 +1,13 @@
 //! The queues of block devices that a worker serves.
 
 use blockd_engine::block::Completion;
-use blockd_engine::volume::{Executor, VolumeRef};
+use blockd_engine::volume::{Executor, Step, VolumeRef};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::FrontendError;
 use super::balance::Load;
-use crate::ublk::{Queue, QueueContext, QueueSpec, QueueToken};
+use crate::ublk::{Queue, QueueSpec};
+use crate::{Context, FrontendError};
 
 type Started = oneshot::Sender<Result<(), FrontendError>>;
 
@@ -29,7 +29,7 @@ impl Queues {
         volume: VolumeRef,
         answer: Started,
         (shown, load): (&Mutex<Vec<u32>>, &Load),
-        context: &mut QueueContext<'_>,
+        context: &mut Context<'_>,
     ) {
         let device = spec.device;
         let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
@@ -55,34 +55,42 @@ impl Queues {
         }
     }
 
-    fn get(&mut self, token: u64) -> Option<(usize, &mut Queue)> {
-        let at = QueueToken::queue(token)?;
-        let queue = self.all.get_mut(at).and_then(Option::as_mut)?;
-        Some((at, queue))
+    fn get(&mut self, at: usize) -> Option<&mut Queue> {
+        self.all.get_mut(at).and_then(Option::as_mut)
     }
 
-    /// A command of a queue has ended.
-    pub(super) fn ended(&mut self, token: u64, result: i32, context: &mut QueueContext<'_>) {
-        let Some((at, queue)) = self.get(token) else {
-            tracing::error!(token, "a command has ended that belongs to no queue");
+    /// A command of a request has ended.
+    pub(super) fn ended(
+        &mut self,
+        (at, tag, step): (usize, u16, Step),
+        result: i32,
+        context: &mut Context<'_>,
+    ) {
+        let Some(queue) = self.get(at) else {
+            tracing::error!(at, "a command has ended that belongs to no queue");
             return;
         };
-        queue.ended(token, result, context);
+        queue.ended(tag, step, result, context);
         if queue.has_ended() {
             self.ended.push(at);
         }
     }
 
     /// A request has been carried out.
-    pub(super) fn answered(&mut self, completion: Completion, context: &mut QueueContext<'_>) {
-        if let Some((_, queue)) = self.get(completion.tag) {
-            queue.answered(completion, context);
+    pub(super) fn answered(
+        &mut self,
+        (at, tag): (usize, u16),
+        completion: Completion,
+        context: &mut Context<'_>,
+    ) {
+        if let Some(queue) = self.get(at) {
+            queue.answered(tag, completion, context);
         }
     }
 
     /// Goes on with a queue that was held back.
-    pub(super) fn resume(&mut self, at: usize, context: &mut QueueContext<'_>) {
-        if let Some(queue) = self.all.get_mut(at).and_then(Option::as_mut) {
+    pub(super) fn resume(&mut self, at: usize, context: &mut Context<'_>) {
+        if let Some(queue) = self.get(at) {
             queue.resume(context);
         }
     }
@@ -97,7 +105,7 @@ impl Queues {
     pub(super) fn after_turn(
         &mut self,
         (shown, load): (&Mutex<Vec<u32>>, &Load),
-        context: &mut QueueContext<'_>,
+        context: &mut Context<'_>,
     ) {
         for (at, answer) in self.starting.drain(..) {
             let refused = self.all[at].as_ref().and_then(Queue::refused);

@@ -1,14 +1,16 @@
 //! A worker's thread: one loop, one system call in each turn of it.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+mod mail;
+
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_engine::backing::{Ended, Ring, RingOptions};
-use blockd_engine::mailbox::{Inbox, Undelivered};
+use blockd_engine::mailbox::Inbox;
 use blockd_engine::schedule::Owner;
 use blockd_engine::stats::{VolumeStats, WorkerStats};
-use blockd_engine::volume::Executor;
+use blockd_engine::volume::{Executor, Token};
 use blockd_mapper::units::VolumeId;
 use blockd_media::Doorbell;
 use blockd_media::clock::{Clock, thread_cpu_ns};
@@ -18,10 +20,9 @@ use tokio::sync::oneshot;
 
 use super::balance::{Load, Moves};
 use super::queues::Queues;
-use super::{ConnectionInfo, FrontendError, Mail, Target, WorkerOptions};
-use crate::nbd::Session;
-use crate::nbd::session::{Connection, Context, Deadlines, Overdue, Token};
-use crate::ublk::{QueueContext, QueueSpec, QueueToken};
+use super::{ConnectionInfo, Mail, Target, WorkerOptions};
+use crate::Context;
+use crate::nbd::session::{Connection, Deadlines, Overdue};
 
 /// Operations of a ring that can be out at once.
 const OPERATIONS: u32 = 16384;
@@ -182,7 +183,7 @@ impl WorkerThread {
                 self.take_ended(ended);
             }
         }
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         let (queues, load) = (&self.shown.queues, &self.parts.load);
         self.queues.after_turn((queues, load), &mut context);
         self.count();
@@ -225,15 +226,9 @@ impl WorkerThread {
     }
 
     fn take_ended(&mut self, ended: Ended) {
-        let (token, at) = match &ended {
-            Ended::Received(token, _) | Ended::Sent(token, _, _) => {
-                (*token, Token::connection(*token))
-            }
-            &Ended::Fetched(token, result) => {
-                let mut context =
-                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-                self.queues.ended(token, result, &mut context);
-                return;
+        let token = match &ended {
+            Ended::Received(token, _) | Ended::Sent(token, _, _) | Ended::Fetched(token, _) => {
+                *token
             }
             Ended::Rung => {
                 self.parts.stats.wakeups.add(1);
@@ -241,11 +236,19 @@ impl WorkerThread {
             }
             _ => return,
         };
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        let at = match (Token::decode(token), &ended) {
+            (Token::Queue { at, tag, step }, &Ended::Fetched(_, result)) => {
+                self.queues.ended((at, tag, step), result, &mut context);
+                return;
+            }
+            (Token::Connection { at, .. }, _) => at,
+            _ => usize::MAX,
+        };
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
             tracing::error!(token, "something has ended that belongs to no connection");
             return;
         };
-        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         match ended {
             Ended::Received(_, result) => connection.received(result, &mut context),
             Ended::Sent(_, result, message) => connection.sent(result, message, &mut context),
@@ -269,18 +272,19 @@ impl WorkerThread {
     /// Gives answers to the connections that wait for them.
     fn deliver(&mut self) {
         while let Some(completion) = self.executor.take_done() {
-            if QueueToken::queue(completion.tag).is_some() {
-                let mut context =
-                    QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-                self.queues.answered(completion, &mut context);
-                continue;
-            }
-            let at = Token::connection(completion.tag);
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            let at = match Token::decode(completion.tag) {
+                Token::Queue { at, tag, .. } => {
+                    self.queues.answered((at, tag), completion, &mut context);
+                    continue;
+                }
+                Token::Connection { at, .. } => at,
+                Token::Slot { .. } | Token::Copy { .. } => usize::MAX,
+            };
             let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else {
                 completion.buffer.into_iter().for_each(|buffer| self.ring.free(buffer));
                 continue;
             };
-            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
             connection.answered(completion, &mut context);
             self.note(at);
         }
@@ -295,7 +299,7 @@ impl WorkerThread {
             match owner {
                 Owner::Queue(at) => {
                     let mut context =
-                        QueueContext { ring: &mut self.ring, executor: &mut self.executor };
+                        Context { ring: &mut self.ring, executor: &mut self.executor };
                     self.queues.resume(at, &mut context);
                 }
                 Owner::Connection(at) => {
@@ -412,220 +416,6 @@ impl WorkerThread {
         if let (Some(to), Some(connection)) = (to, self.connections[at].as_mut()) {
             connection.move_to(to);
         }
-    }
-
-    /// Gives a connection to another worker, between two of its requests.
-    fn hand_over(&mut self, at: usize, to: usize) {
-        let (Some(threads), Some(moving)) = (self.parts.moves.threads(), self.parts.moves.start())
-        else {
-            return;
-        };
-        let Some(thread) = threads.get(to) else { return };
-        let Some(connection) = self.connections[at].as_mut() else { return };
-        let Ok(stream) = connection.duplicate() else { return };
-        let id = connection.id;
-        let shown = self.shown.connections.lock();
-        let info = shown.iter().find(|(other, _)| *other == id).map(|(_, info)| info.clone());
-        drop(shown);
-        let (Some(info), Some(target)) = (info, self.targets[at].clone()) else { return };
-        let Some(mut connection) = self.connections[at].take() else { return };
-        let guard = connection.take_guard();
-        self.stalled.retain(|&other| other != at);
-        self.forget(at, id);
-        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
-        connection.release(&mut context);
-        let session = Session {
-            volume: target,
-            export: info.export,
-            negotiated: info.agreed,
-            peer: info.peer,
-            origin: info.origin,
-            guard,
-        };
-        tracing::debug!(peer = session.peer, export = session.export, to, "moved connection");
-        self.parts.stats.moved.add(1);
-        thread.load.place();
-        let mail = Mail::Connect(stream, Box::new(session), Some(moving));
-        match thread.mail.send(mail) {
-            Ok(()) => thread.doorbell.ring(),
-            // It stays, as if it were new.
-            Err(Undelivered::Full(Mail::Connect(stream, session, _))) => {
-                thread.load.end();
-                self.parts.load.place();
-                self.connect(stream, *session);
-            }
-            Err(_) => {
-                thread.load.end();
-                tracing::warn!("a worker has ended: a connection is dropped");
-            }
-        }
-    }
-
-    fn take_mail(&mut self) {
-        while let Some(mail) = self.parts.inbox.take() {
-            match mail {
-                Mail::AddPool(pool, answer) => {
-                    let added = self.executor.add_pool(&pool, &mut self.ring);
-                    let added = added.map(|slot| pool.add_worker(slot, &self.parts.doorbell));
-                    let _ = answer.send(added.map_err(FrontendError::from));
-                }
-                Mail::RemovePool(pool, answer) => {
-                    let _ = answer.send(self.executor.remove_pool(pool, &mut self.ring));
-                }
-                Mail::Connect(stream, session, moving) => {
-                    self.connect(stream, *session);
-                    drop(moving);
-                }
-                Mail::CloseVolume(pool, volume, answer) => self.close_volume(pool, volume, answer),
-                Mail::CloseIdle(id, idle, answer) => {
-                    let mut all = self.connections.iter_mut().flatten();
-                    let found = all.find(|connection| connection.id == id);
-                    let closed = found.is_some_and(|one| one.close_idle(self.now, idle));
-                    let _ = answer.send(closed);
-                }
-                Mail::Drain(limit, answer) => {
-                    let limit = duration_ns(limit);
-                    self.draining = Some((self.now.saturating_add(limit), answer));
-                    self.hang_up(|_| true);
-                    self.queues.drain(&mut self.executor);
-                }
-                Mail::StartQueue(spec, answer) => self.start_queue(*spec, answer),
-                Mail::FailWaiting(device) => self.queues.fail_waiting(device, &mut self.executor),
-                Mail::StayOn(cpus) => drop(blockd_media::hardening::stay_on(&cpus)),
-            }
-        }
-    }
-
-    fn start_queue(&mut self, spec: QueueSpec, answer: oneshot::Sender<Result<(), FrontendError>>) {
-        if self.draining.is_some() {
-            self.parts.load.end();
-            let _ = answer.send(Err(FrontendError::Gone));
-            return;
-        }
-        let (worker, volumes) = (self.parts.worker, &self.shown.volumes);
-        let pool = self.executor.pool_name(spec.pool).unwrap_or_default().to_owned();
-        let stats = || stats_of(volumes, &pool, &spec.name, worker);
-        let volume = match self.executor.attach(spec.pool, spec.volume, stats) {
-            Ok(volume) => volume,
-            Err(error) => {
-                self.parts.load.end();
-                let _ = answer.send(Err(error.into()));
-                return;
-            }
-        };
-        self.shown.queues.lock().push(spec.device);
-        let mut context = QueueContext { ring: &mut self.ring, executor: &mut self.executor };
-        let (queues, load) = (&self.shown.queues, &self.parts.load);
-        self.queues.start(spec, volume, answer, (queues, load), &mut context);
-    }
-
-    fn connect(&mut self, stream: OwnedFd, session: Session<Target>) {
-        let Session { volume: target, export, negotiated, peer, origin, guard } = session;
-        if self.draining.is_some() {
-            self.parts.load.end();
-            return;
-        }
-        let worker = self.parts.worker;
-        let (pool, volume) = (target.pool.id(), target.volume);
-        let volumes = &self.shown.volumes;
-        let stats = || stats_of(volumes, target.pool.name(), &target.name, worker);
-        let attached = match self.executor.attach(pool, volume, stats) {
-            Ok(attached) => attached,
-            Err(error) => {
-                tracing::warn!(%error, %peer, %export, "volume detached before the connection was served");
-                self.parts.load.end();
-                return;
-            }
-        };
-        let id = self.next_id;
-        self.next_id += 1;
-        let free = self.connections.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.connections.len());
-        if at == self.connections.len() {
-            self.connections.push(None);
-            self.targets.push(None);
-        }
-        let agreed = negotiated.clone();
-        let requests = self.parts.options.max_requests;
-        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
-        match Connection::new(id, at, stream, negotiated, attached, requests, guard, &mut context) {
-            Ok(connection) => {
-                let in_flight = Arc::clone(&connection.shown);
-                let idle_since = Arc::clone(&connection.idle_since);
-                let info = ConnectionInfo {
-                    id,
-                    peer,
-                    origin,
-                    export,
-                    pool,
-                    volume,
-                    worker,
-                    agreed,
-                    in_flight,
-                    idle_since,
-                    chosen: Arc::default(),
-                };
-                self.shown.connections.lock().push((id, info));
-                self.connections[at] = Some(connection);
-                self.targets[at] = Some(target);
-                self.parts.stats.connections.add(1);
-                self.note(at);
-            }
-            Err(error) => {
-                self.executor.detach(attached);
-                self.parts.load.end();
-                tracing::warn!(%error, %peer, %export, "a connection can't be served");
-            }
-        }
-    }
-
-    fn close_volume(&mut self, pool: [u8; 16], volume: VolumeId, answer: oneshot::Sender<usize>) {
-        let mut ids: Vec<u64> = Vec::new();
-        for (id, info) in self.shown.connections.lock().iter() {
-            if (info.pool, info.volume) == (pool, volume) {
-                ids.push(*id);
-            }
-        }
-        self.hang_up(|connection| ids.contains(&connection.id));
-        self.closing.push(Closing { pool, volume, count: ids.len(), answer });
-    }
-
-    /// Takes no more requests from some connections.
-    fn hang_up(&mut self, which: impl Fn(&Connection) -> bool) {
-        for at in 0..self.connections.len() {
-            let Some(connection) = self.connections[at].as_mut() else { continue };
-            if which(connection) {
-                let volume = connection.volume;
-                connection.hang_up();
-                self.executor.cancel_parked(volume);
-                self.note(at);
-            }
-        }
-    }
-
-    /// Notifies the callers that wait for connections to end.
-    fn end_closing(&mut self) {
-        if self.closing.is_empty() {
-            return;
-        }
-        let shown = self.shown.connections.lock();
-        let mut still = Vec::new();
-        for one in self.closing.drain(..) {
-            let key = (one.pool, one.volume);
-            if shown.iter().any(|(_, info)| (info.pool, info.volume) == key) {
-                still.push(one);
-            } else {
-                let _ = one.answer.send(one.count);
-            }
-        }
-        drop(shown);
-        self.closing = still;
-    }
-
-    fn is_drained(&self) -> bool {
-        let Some((deadline, _)) = &self.draining else { return false };
-        let quiet = self.connections.iter().all(Option::is_none) && self.queues.busy() == 0;
-        quiet || self.now >= *deadline
     }
 }
 

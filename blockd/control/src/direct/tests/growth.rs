@@ -1,5 +1,7 @@
 //! Growth over what others left.
 
+use blockd_pmem::platform::testing::Shown;
+
 use super::*;
 use crate::direct::busy::Busy;
 

@@ -4,34 +4,29 @@
 //! pools' threads report it, and sysfs. No thread waits for it, and it waits for none for long: a
 //! pool that does not answer is reported as late.
 
+mod pages;
+
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockd_engine::pool::{PoolHandle, SpaceNow, VolumeId};
-use blockd_engine::stats::{Counter, VolumeStats};
 use blockd_mapper::engine::VolumeSummary;
-use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
-use blockd_mapper::units::DeviceIndex;
 use blockd_media::clock::{Clock, wall_ms};
 use blockd_media::error::{Error, shown};
-use blockd_media::finding::{Code, Finding, Severity};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use crate::config::HealthConfig;
-use crate::health::{
-    BadBlocks, Latencies, Ledger, Moment, Notice, Rules, SlowWatch, Subject, Tally,
-};
-
 use super::super::attachments::Record;
-use super::super::pools::reason;
 use super::super::{Control, EventKind, Known};
 use super::device::{DeviceLook, SYSFS, look_at};
-use super::find::{self, SpaceSeen};
+use crate::config::HealthConfig;
+use crate::health::{BadBlocks, Ledger, Moment, Notice, Rules, SlowWatch, Subject, Tally};
+
+use pages::{meet, sums};
+pub(super) use pages::{touches, wire};
 
 /// How long a look waits for pools' threads and the operating system. A thread that takes longer is
 /// looked at the next time.
@@ -44,9 +39,6 @@ const LEAST_LATE: Duration = Duration::from_secs(15);
 const BAD_BLOCKS_PAUSE: Duration = Duration::from_secs(60);
 /// The beginning of a cause that comes and goes is reported no more often.
 const NOTIFY: Duration = Duration::from_secs(60);
-/// Volumes of which IO errors are remembered beyond those that there are: more were deleted, and
-/// their counters are gone.
-const MAX_TALLIES: usize = 1 << 16;
 
 /// All that is known of what is wrong.
 pub(in super::super) struct Book {
@@ -123,7 +115,7 @@ impl Book {
         Self { options: *options, clock: Clock::start(), pages: Mutex::new(pages) }
     }
 
-    pub(super) fn now(&self) -> Moment {
+    fn now(&self) -> Moment {
         Moment { ns: self.clock.ns(), unix_ms: wall_ms() }
     }
 
@@ -352,335 +344,4 @@ impl Control {
         self.publish_health(notices);
         Ok(changed)
     }
-}
-
-impl Present {
-    fn name(&self) -> &str {
-        &self.known.config.name
-    }
-
-    /// The pool that serves, or why none does: the event, its kind, and whether it was open before.
-    /// `None` when it was closed in order.
-    fn served(&self) -> Option<Result<&PoolHandle, (String, &'static str, bool)>> {
-        match &self.known.state {
-            Err(failure) => Some(Err((failure.clone(), self.known.reason, false))),
-            Ok(handle) => match handle.mapper().failure() {
-                None => Some(Ok(handle)),
-                Some(MapperError::Closed) => None,
-                Some(error) => Some(Err((error.to_string(), reason(&error), true))),
-            },
-        }
-    }
-}
-
-impl Pages {
-    fn look(
-        &mut self,
-        book: &Book,
-        now: Moment,
-        present: &Present,
-        sums: &BTreeMap<(String, String), VolumeSum>,
-        notices: &mut Vec<Notice>,
-    ) {
-        let pool = present.name();
-        if present.known.is_closed() {
-            // On request: nothing is wrong with it, and its volumes are not looked at.
-            let attached = present.attached.iter().map(|record| record.volume.as_str());
-            for subject in std::iter::once("").chain(attached) {
-                self.note(now, pool, subject, Vec::new(), notices);
-            }
-            return;
-        }
-        let Some(served) = present.served() else { return };
-        let mut found = Vec::new();
-        match &served {
-            Err((failure, reason, was_open)) => {
-                found.push(find::failed(pool, failure, reason, *was_open));
-            }
-            Ok(handle) => found.extend(self.of_pool(book, now, handle)),
-        }
-        // After a failure it is the devices that say why.
-        if let Ok(handle) = &present.known.state {
-            found.extend(self.of_devices(book, now, handle));
-        }
-        let mine = sums.iter().filter(|((name, _), _)| name == pool).map(|(_, sum)| sum);
-        let (writes, ns) = mine.fold((0_u64, 0), |(writes, ns), sum| {
-            (writes.saturating_add(sum.blocked), sum.blocked_ns.max(ns))
-        });
-        if writes > 0 {
-            let what = format!("pool {}", shown(pool));
-            found.push(find::blocked(&what, writes, ns / 1_000_000_000));
-        }
-        self.note(now, pool, "", found, notices);
-        for volume in &present.summaries {
-            let found = self.of_volume(now, present, volume, sums);
-            self.note(now, pool, &volume.name, found, notices);
-        }
-        let is_there = |record: &Record| {
-            let same = |one: &&VolumeSummary| one.name == record.volume;
-            present.summaries.iter().find(same).map(|one| one.id.0 == record.id)
-        };
-        for record in &present.attached {
-            let (here, is_open) = (is_there(record), present.known.state.is_ok());
-            // Nothing else is known of a pool that is not open.
-            if here.is_none() {
-                let missing = is_open.then(|| find::missing(pool, &record.volume));
-                let found = missing.into_iter().collect();
-                self.note(now, pool, &record.volume, found, notices);
-            }
-        }
-    }
-
-    fn note(
-        &mut self,
-        now: Moment,
-        pool: &str,
-        volume: &str,
-        found: Vec<Finding>,
-        notices: &mut Vec<Notice>,
-    ) {
-        for one in &found {
-            let (code, severity) = (one.code.name(), one.severity.name());
-            tracing::debug!(pool, volume, code, severity, device = one.device, "found");
-        }
-        let subject = Subject { pool: pool.to_owned(), volume: volume.to_owned() };
-        self.ledger.look(now, &subject, found, notices);
-    }
-
-    /// The findings about an open pool, without those about its devices.
-    fn of_pool(&self, book: &Book, now: Moment, handle: &PoolHandle) -> Vec<Finding> {
-        let (pool, mut found) = (handle.name(), Vec::new());
-        if handle.is_read_only() {
-            found.push(find::read_only(pool));
-        }
-        if handle.is_claim_late() {
-            found.push(find::claim_late(pool));
-        }
-        let Some(seen) = self.seen.get(pool) else { return found };
-        let (late_ns, age) = (book.late_ns(), |then: u64| now.ns.saturating_sub(then));
-        for (who, then) in [("pool-thread", seen.heard_ns), ("devices", seen.looked_ns)] {
-            if age(then) > late_ns {
-                found.push(find::late(pool, who, age(then) / 1_000_000_000));
-                // Two of one code are one.
-                break;
-            }
-        }
-        if let Some((own, space)) = seen.space {
-            let metadata_waiting = handle.stats().waiting_for_space.load(Ordering::Relaxed);
-            let seen = SpaceSeen { own, now: space, below: seen.below, metadata_waiting };
-            found.extend(find::of_space(pool, &seen));
-        }
-        found
-    }
-
-    fn of_devices(&mut self, book: &Book, now: Moment, handle: &PoolHandle) -> Vec<Finding> {
-        let (pool, media, mut found) = (handle.name(), handle.media_stats(), Vec::new());
-        let threshold = book.options.slow_io;
-        let threshold = u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX);
-        for (at, device) in handle.open_devices().iter().enumerate() {
-            let path = device.info().path.display().to_string();
-            let look = self.seen.get(pool).and_then(|seen| seen.devices.get(at));
-            if let Some((reason, problem)) = look.and_then(|look| look.gone.as_ref()) {
-                found.push(find::device_gone(&path, reason, problem));
-            }
-            let bad = look.map_or(0, |look| look.bad.sectors());
-            if bad > 0 {
-                found.push(find::device_bad_blocks(&path, bad));
-            }
-            let (mut errors, mut last) = ([0_u64; 3], 0);
-            let (mut latencies, mut oldest) = (Latencies::new(), 0);
-            for (seen, stats) in media.iter().filter_map(|one| Some((one, one.device(at)?))) {
-                for (sum, counter) in errors.iter_mut().zip(&stats.errors) {
-                    *sum = sum.saturating_add(counter.get());
-                }
-                last = if stats.last_errno.get() != 0 { stats.last_errno.get() } else { last };
-                oldest = seen.oldest_ns(at).max(oldest);
-                for (upper, count) in stats.latency.buckets().filter(|bucket| bucket.1 > 0) {
-                    *latencies.entry(upper).or_default() += count;
-                }
-            }
-            let goes_on = self.holds(pool, "", Code::DeviceErrors, &path);
-            let key = (pool.to_owned(), at);
-            let tally = self.devices.entry(key.clone()).or_default();
-            if let Some(errors) = tally.look(errors, goes_on) {
-                found.push(find::device_errors(&path, errors, last));
-            }
-            let watch = self.slow.entry(key).or_default();
-            if threshold > 0
-                && let Some((ns, is_stuck)) = watch.look(now.ns, &latencies, oldest, threshold)
-            {
-                found.push(find::device_slow(&path, ns, is_stuck, threshold));
-            }
-        }
-        found
-    }
-
-    /// Whether a cause is there already.
-    fn holds(&self, pool: &str, volume: &str, code: Code, device: &str) -> bool {
-        let subject = Subject { pool: pool.to_owned(), volume: volume.to_owned() };
-        self.ledger.state(&subject).is_some_and(|state| state.has(code, device))
-    }
-
-    fn of_volume(
-        &mut self,
-        now: Moment,
-        present: &Present,
-        volume: &VolumeSummary,
-        sums: &BTreeMap<(String, String), VolumeSum>,
-    ) -> Vec<Finding> {
-        let (pool, name) = (present.name(), &volume.name);
-        let mut found = Vec::new();
-        if let Some(problem) = present.problems.get(&volume.id) {
-            found.push(find::not_served(name, problem));
-        }
-        let key = (pool.to_owned(), name.clone());
-        let sum = sums.get(&key).copied().unwrap_or_default();
-        let goes_on = self.holds(pool, name, Code::IoErrors, "");
-        let (id, tally) =
-            self.volumes.entry(key).or_insert_with(|| (volume.id.0, Tally::default()));
-        if *id != volume.id.0 {
-            // The counters are by name: those of another volume that had it are not its own.
-            *id = volume.id.0;
-            tally.forget();
-        }
-        if let Some(faults) = tally.look(sum.faults, goes_on) {
-            found.push(find::io_errors(name, faults));
-        }
-        if let Ok(handle) = &present.known.state {
-            found.extend(find::quota(volume, handle.extent_size()));
-        }
-        // The same figure as `blockd_blocked_writes`: the mapper's mark of a volume that ran out of
-        // space stays when the write that waited has ended otherwise.
-        let writes = sum.blocked;
-        if writes > 0 {
-            let what = format!("volume {}", shown(name));
-            found.push(find::blocked(&what, writes, sum.blocked_ns / 1_000_000_000));
-        }
-        let met = self.seen.get(pool).map(|seen| seen.met.as_slice()).unwrap_or_default();
-        if let Some((_, extents)) = met.iter().find(|(id, _)| *id == volume.id) {
-            found.push(find::volume_bad_blocks(name, *extents));
-        }
-        tracing::trace!(pool, volume = name, id = volume.id.0, at = now.unix_ms, "looked at");
-        found
-    }
-
-    /// Forgets volumes that are gone.
-    fn forget(&mut self, present: &[Present], sums: &BTreeMap<(String, String), VolumeSum>) {
-        let mut there = std::collections::BTreeSet::new();
-        for one in present {
-            let pool = one.name();
-            there.insert((pool, ""));
-            there.extend(one.summaries.iter().map(|summary| (pool, summary.name.as_str())));
-            there.extend(one.attached.iter().map(|record| (pool, record.volume.as_str())));
-        }
-        self.ledger.retain(|one| there.contains(&(one.pool.as_str(), one.volume.as_str())));
-        let is_counted = |key: &(String, String)| sums.contains_key(key);
-        let many = self.volumes.len() > MAX_TALLIES;
-        self.volumes.retain(|key, _| {
-            there.contains(&(key.0.as_str(), key.1.as_str())) || (is_counted(key) && !many)
-        });
-    }
-
-    fn acknowledge(
-        &mut self,
-        now: Moment,
-        present: &Present,
-        volume: &str,
-        sums: &BTreeMap<(String, String), VolumeSum>,
-        notices: &mut Vec<Notice>,
-    ) -> bool {
-        let pool = present.name();
-        let mut changed = false;
-        if volume.is_empty()
-            && let Ok(handle) = &present.known.state
-        {
-            for at in 0..handle.open_devices().len() {
-                let tally = self.devices.entry((pool.to_owned(), at)).or_default();
-                tally.acknowledge(errors_of(handle, at));
-            }
-        }
-        let names = present.summaries.iter().map(|one| (one.name.as_str(), one.id.0));
-        let names: Vec<_> = names.filter(|one| volume.is_empty() || one.0 == volume).collect();
-        for &(name, id) in &names {
-            let key = (pool.to_owned(), name.to_owned());
-            let faults = sums.get(&key).map_or([0; 2], |sum| sum.faults);
-            let tally = self.volumes.entry(key).or_insert_with(|| (id, Tally::default()));
-            tally.1.acknowledge(faults);
-        }
-        let own = volume.is_empty().then_some("");
-        for name in own.into_iter().chain(names.iter().map(|one| one.0)) {
-            let subject = Subject { pool: pool.to_owned(), volume: name.to_owned() };
-            changed |= self.ledger.acknowledge(now, &subject, notices);
-        }
-        changed
-    }
-}
-
-/// Errors of a device that were counted by all threads.
-pub(super) fn errors_of(handle: &PoolHandle, device: usize) -> [u64; 3] {
-    let mut errors = [0_u64; 3];
-    for media in handle.media_stats() {
-        let Some(stats) = media.device(device) else { continue };
-        for (sum, counter) in errors.iter_mut().zip(&stats.errors) {
-            *sum = sum.saturating_add(counter.get());
-        }
-    }
-    errors
-}
-
-/// How many extents of which volumes the bad blocks of devices meet: found out anew when that was
-/// long ago.
-fn meet(
-    pool: &PoolHandle,
-    devices: &[DeviceLook],
-    now: u64,
-    met: Vec<(VolumeId, u64)>,
-    met_ns: u64,
-) -> (Vec<(VolumeId, u64)>, u64) {
-    if devices.iter().all(|look| look.bad.runs.is_empty()) {
-        return (Vec::new(), 0);
-    }
-    if met_ns > 0 && Duration::from_nanos(now.saturating_sub(met_ns)) < BAD_BLOCKS_PAUSE {
-        return (met, met_ns);
-    }
-    let mut places = Vec::new();
-    for (at, look) in devices.iter().enumerate() {
-        let Ok(at) = u8::try_from(at) else { break };
-        let extents = look.bad.extents(pool.extent_size());
-        places.extend(extents.into_iter().map(|(first, count)| (DeviceIndex(at), first, count)));
-    }
-    (pool.mapper().who_maps(&places), now)
-}
-
-fn sums(all: &[Arc<VolumeStats>]) -> BTreeMap<(String, String), VolumeSum> {
-    let mut sums: BTreeMap<(String, String), VolumeSum> = BTreeMap::new();
-    for stats in all {
-        let sum = sums.entry((stats.pool.clone(), stats.volume.clone())).or_default();
-        let faults = stats.faults.each_ref().map(Counter::get);
-        sum.faults = std::array::from_fn(|at| sum.faults[at].saturating_add(faults[at]));
-        sum.blocked = sum.blocked.saturating_add(stats.blocked.get());
-        sum.blocked_ns = sum.blocked_ns.max(stats.blocked_ns.get());
-    }
-    sums
-}
-
-/// Whether a pool's cause is one of a volume's as well. A volume that has all of its space, or
-/// needs none, is not affected by a lack of it.
-pub(super) fn touches(code: Code, volume: &VolumeSummary) -> bool {
-    use blockd_mapper::format::catalogue::VolumeKind;
-    let is_volume = volume.kind == VolumeKind::Volume;
-    match code {
-        Code::SpaceLow | Code::SpaceVeryLow | Code::SpaceFull => {
-            is_volume && volume.settings.set_aside(volume.size) < volume.size
-        }
-        Code::PoolReadOnly | Code::MetadataLow => is_volume,
-        // These are reported for each volume that they are about.
-        Code::WritesBlocked | Code::BadBlocks => false,
-        _ => true,
-    }
-}
-
-/// The severity as it is sent; 0 for healthy.
-pub(super) fn wire(severity: Option<Severity>) -> i32 {
-    severity.map_or(0, |severity| severity.wire().into())
 }

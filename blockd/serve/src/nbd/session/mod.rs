@@ -17,12 +17,14 @@ use blockd_engine::backing::{Chunk, FileSlot, Message, Ring};
 use blockd_engine::block::{Buffer, Completion, Operation};
 use blockd_engine::schedule::{Demand, FlowId, Owner, PAGE};
 use blockd_engine::stats::Counter;
-use blockd_engine::volume::{Executor, FIRST_FREE_TOKEN, VolumeRef};
+use blockd_engine::volume::{Executor, Token, VolumeRef};
 use blockd_mapper::worker::{DiffRange, Stretch};
 use blockd_nbd::Negotiated;
 use blockd_nbd::codec::request::{EXTENDED_HEADER_BYTES, HEADER_BYTES};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Shutdown, shutdown};
+
+use crate::Context;
 
 pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
@@ -36,36 +38,15 @@ const DIRECT: usize = 16 << 10;
 const DIRECT_MOST: usize = 256 << 10;
 /// As much as a chunk takes.
 const ANY: usize = 64 << 10;
-/// The low bits of a token that names no job.
+/// In place of a job, the operation that a token names.
 const RECEIVE: u16 = 0;
 const SEND: u16 = 1;
 
-/// The parts of a worker that a connection works with.
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// The worker's ring.
-    pub ring: &'a mut Ring,
-    /// The worker's requests.
-    pub executor: &'a mut Executor,
-}
-
-/// How operations and requests name the connection they belong to.
-#[derive(Debug)]
-pub struct Token;
-
-impl Token {
-    const fn of(connection: usize, low: u16) -> u64 {
-        FIRST_FREE_TOKEN | ((connection as u64) << 16) | low as u64
-    }
-
-    /// The connection's place.
-    #[must_use]
-    pub fn connection(token: u64) -> usize {
-        usize::try_from((token & (FIRST_FREE_TOKEN - 1)) >> 16).unwrap_or(usize::MAX)
-    }
-
-    fn job(token: u64) -> u16 {
-        u16::try_from(token & 0xffff).unwrap_or(u16::MAX)
+/// The job that a request of a connection belongs to.
+fn job_of(completion: &Completion) -> u16 {
+    match Token::decode(completion.tag) {
+        Token::Connection { job, .. } => job,
+        _ => u16::MAX,
     }
 }
 
@@ -352,7 +333,7 @@ impl Connection {
             && context.ring.spare() > 0
             && let Some(message) = self.message.take_if(|message| !message.is_empty())
         {
-            let token = Token::of(self.at, SEND);
+            let token = Token::Connection { at: self.at, job: SEND }.encode();
             self.sending = context.ring.send(token, self.file, message).is_ok();
             self.sending_since = now;
             if !self.sending {
@@ -370,7 +351,7 @@ impl Connection {
     }
 
     fn receive(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
-        let token = Token::of(self.at, RECEIVE);
+        let token = Token::Connection { at: self.at, job: RECEIVE }.encode();
         if let Some(Payload { buffer: Some(buffer), piece, filled, .. }) = &self.payload
             && piece - filled >= DIRECT
         {

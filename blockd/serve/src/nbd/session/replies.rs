@@ -33,7 +33,7 @@ impl Connection {
             self.drop_answer(completion, context);
             return;
         }
-        let job = super::Token::job(completion.tag);
+        let job = super::job_of(&completion);
         let interrupted = self.exclusive.is_some_and(|other| other != job);
         if interrupted || !self.backlog.is_empty() || !self.has_room(context) {
             self.backlog.push_back(completion);
@@ -46,7 +46,7 @@ impl Connection {
     pub(super) fn answer_backlog(&mut self, context: &mut Context<'_>) {
         let mut at = 0;
         while at < self.backlog.len() && self.has_room(context) {
-            let job = super::Token::job(self.backlog[at].tag);
+            let job = super::job_of(&self.backlog[at]);
             if self.phase != Phase::Dead && self.exclusive.is_some_and(|other| other != job) {
                 at += 1;
                 continue;
@@ -79,7 +79,7 @@ impl Connection {
     }
 
     fn answer(&mut self, completion: Completion, context: &mut Context<'_>) {
-        let job = super::Token::job(completion.tag);
+        let job = super::job_of(&completion);
         let state = &mut self.jobs[usize::from(job)];
         state.in_flight -= 1;
         if let Err(error) = completion.result {

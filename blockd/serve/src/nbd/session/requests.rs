@@ -212,7 +212,8 @@ impl Connection {
         state.issued += len;
         state.in_flight += 1;
         self.in_flight += 1;
-        let request = Request::new(operation, offset, len, Token::of(self.at, job), buffer);
+        let token = Token::Connection { at: self.at, job }.encode();
+        let request = Request::new(operation, offset, len, token, buffer);
         context.executor.begin(self.volume, self.flow, request, context.ring);
     }
 

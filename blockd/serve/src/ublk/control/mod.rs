@@ -29,8 +29,8 @@ pub use params::Params;
 pub use recovery::Recovered;
 pub use users::User;
 
-use super::super::worker::FrontendError;
 use super::host::QueueHost;
+use crate::FrontendError;
 
 /// Why something was not done with a device.
 #[derive(Debug, thiserror::Error)]

@@ -19,8 +19,8 @@ use super::links::Links;
 use super::mark::Mark;
 use super::users::Places;
 use super::{DeviceError, DeviceOptions, DeviceSpec, Devices, Recovered};
+use crate::FrontendError;
 use crate::ublk::{QueueHost, QueueSpec};
-use crate::worker::FrontendError;
 
 /// A kernel: its devices, and the commands sent to it.
 #[derive(Debug, Default)]

@@ -1,25 +1,26 @@
 //! Tools that read a pool without opening it.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../../tests/common/mod.rs"]
 mod common;
+mod repair;
+#[path = "../tools/mod.rs"]
 mod tools;
 
 use blockd_inspect::check::{Severity, check, check_checkpoint};
-use blockd_inspect::dump::Lost;
-use blockd_inspect::repair::{RepairOptions, repair};
+use blockd_inspect::repair::RepairOptions;
 use blockd_inspect::thin_xml::thin_xml;
 use blockd_inspect::{DumpError, Reader};
 use blockd_mapper::engine::Control;
-use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoError, Page};
-use blockd_mapper::units::{DeviceIndex, Epoch, VolumeId};
+use blockd_mapper::units::DeviceIndex;
+
 use common::{Media, Rig};
 use tools::{
-    Cut, Image, MIB, PAGE, SPAN, Target, WRITTEN, checked, closed, contents, dumped, family, found,
-    made, repaired, restored, scanned,
+    Image, MIB, PAGE, SPAN, WRITTEN, checked, closed, contents, dumped, family, found, made,
+    repaired, restored, scanned,
 };
 
 #[test]
@@ -365,17 +366,6 @@ fn a_dump_that_makes_no_pool_is_refused_by_line() {
 }
 
 #[test]
-fn repair_of_a_sound_pool_does_nothing_and_reports_that() {
-    let rig = family(&[16 * MIB], 100 << 20);
-    for mut media in [rig.media.clone(), closed(rig)] {
-        let before = media.devices.clone();
-        let report = repaired(&mut media, RepairOptions::default());
-        assert!(!report.damaged && !report.changed && report.volumes == 3, "{report:?}");
-        assert!(media.devices == before);
-    }
-}
-
-#[test]
 fn the_xml_for_dm_thin_names_every_mapping_of_every_volume() {
     let rig = family(&[12 * MIB, 8 * MIB], 100 << 20);
     let mapped: Vec<_> = rig.engine.volumes().iter().map(|v| (v.id, v.mapped >> 16)).collect();
@@ -423,226 +413,4 @@ fn differences(a: &[(String, u64, Vec<u8>)], b: &[(String, u64, Vec<u8>)]) -> Ve
         differences.extend(differ.map(|(at, _)| (name.clone(), place((at * PAGE) as u64))));
     }
     differences
-}
-
-#[test]
-fn repair_keeps_sound_structures_and_names_lost_ones() {
-    let mut losses = [0, 0];
-    for size in [100 << 20, 66 << 30] {
-        let rig = family(&[16 * MIB], size);
-        for media in [rig.media.clone(), closed(rig)] {
-            let expected = contents(media.clone());
-            for spot in found(&media, b"BDpg") {
-                for strict in [false, true] {
-                    let mut bad = media.clone();
-                    bad.devices[spot.0][spot.1 + 200] ^= 1;
-                    if !checked(&bad).damaged {
-                        continue;
-                    }
-                    let dry = RepairOptions { dry_run: true, strict };
-                    let before = bad.devices.clone();
-                    let would = repaired(&mut bad, dry);
-                    assert!(bad.devices == before, "a dry run writes nothing");
-                    let options = RepairOptions { dry_run: false, strict };
-                    let report = repaired(&mut bad, options);
-                    assert!(report.changed, "{report:?}");
-                    assert_eq!((&report.lost, &report.salvaged), (&would.lost, &would.salvaged));
-                    let after = checked(&bad);
-                    assert!(after.findings.is_empty() && after.clean, "{after:?}");
-                    let found = contents(bad);
-                    for (name, at) in differences(&expected, &found) {
-                        losses[usize::from(strict)] += 1;
-                        let reported = report.lost.iter().chain(&report.salvaged);
-                        let named = |part: &Lost| {
-                            let volume = name.starts_with(&format!("{} ", part.name));
-                            part.volume.0 == 0 || (volume && part.range.contains(&at))
-                        };
-                        assert!(reported.clone().any(named), "{spot:?} {name} {at}: {report:?}");
-                    }
-                }
-            }
-        }
-    }
-    assert!(losses[0] < losses[1], "looking for pages brings something back: {losses:?}");
-}
-
-#[test]
-fn repair_follows_the_log_as_far_as_it_goes() {
-    let media = family(&[16 * MIB], 100 << 20).kill();
-    let mut repairs = 0;
-    for spot in found(&media, b"BDwl") {
-        let mut bad = media.clone();
-        bad.devices[spot.0][spot.1 + 90] ^= 1;
-        if checked(&bad).damaged {
-            let report = repaired(&mut bad, RepairOptions::default());
-            assert_eq!(report.lost.len(), 1, "{report:?}");
-            assert!(report.lost[0].text.ends_with("changes behind it"), "{report:?}");
-            assert!(checked(&bad).findings.is_empty());
-            assert_eq!(contents(bad).len(), 3);
-            repairs += 1;
-        }
-    }
-    assert!(repairs > 0);
-}
-
-#[test]
-fn a_device_without_a_superblock_is_identified_by_elimination() {
-    let mut media = closed(family(&[12 * MIB, 8 * MIB], 100 << 20));
-    let expected = contents(media.clone());
-    for (device, at) in found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1) {
-        media.devices[device][at..at + PAGE].fill(0);
-    }
-    assert!(Rig::open(media.clone()).is_err());
-    let report = repaired(&mut media, RepairOptions::default());
-    assert!(report.changed && report.lost.is_empty(), "{report:?}");
-    assert!(checked(&media).findings.is_empty());
-    assert!(contents(media) == expected);
-}
-
-#[test]
-fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
-    let media = closed(family(&[16 * MIB], 100 << 20));
-    let expected = contents(media.clone());
-    let spot = *found(&media, b"BLOCKDsb").first().unwrap();
-    let mut bad = media;
-    bad.devices[spot.0][spot.1 + 700] ^= 1;
-    for writes in 0.. {
-        let mut cut = bad.clone();
-        let devices = cut.open_options().devices;
-        let mut target = Cut { media: &mut cut, left: writes };
-        let done = repair(&mut target, &devices, RepairOptions::default(), &mut |_| {}).is_ok();
-        assert!(contents(cut) == expected, "after {writes} writes");
-        if done {
-            assert!(writes > 4);
-            return;
-        }
-    }
-}
-
-#[test]
-fn a_superblock_whose_numbers_are_at_their_end_is_not_repaired_to_a_wrong_one() {
-    let ends: [fn(&mut Superblock); 3] = [
-        |last| last.generation = u64::MAX,
-        |last| last.epoch = Epoch(u64::MAX),
-        |last| last.wal_tail_sequence = u64::MAX,
-    ];
-    for end in ends {
-        let mut media = closed(family(&[16 * MIB], 100 << 20));
-        for (device, at) in found(&media, b"BLOCKDsb") {
-            let bytes = &mut media.devices[device][at..at + PAGE];
-            let mut superblock = Superblock::decode(bytes, Place::Memory).unwrap();
-            end(&mut superblock);
-            let mut page = Page::zeroed();
-            superblock.encode(&mut page);
-            bytes.copy_from_slice(&page.0);
-        }
-        for (device, at) in found(&media, b"BDpg\x01") {
-            media.devices[device][at + 100] ^= 1;
-        }
-        assert!(checked(&media).damaged);
-        let before = media.devices.clone();
-        let devices = media.open_options().devices;
-        let done = repair(&mut Target(&mut media), &devices, RepairOptions::default(), &mut |_| {});
-        assert!(matches!(done, Err(MapperError::Limit { limit: u64::MAX, .. })), "{done:?}");
-        let opened = Rig::open(media.clone()).unwrap_err();
-        assert!(matches!(opened, MapperError::Limit { .. }), "{opened}");
-        assert!(media.devices == before, "something was written");
-    }
-}
-
-/// Random volumes, snapshots, clones and operations.
-fn random_tree(seed: u64) -> Rig {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut rig = Rig::new(&[24 * MIB, 12 * MIB]);
-    let mut volumes = vec![rig.create("v0", 40 << 20)];
-    let mut snapshots: Vec<(VolumeId, VolumeId)> = Vec::new();
-    for step in 1..30 {
-        let volume = volumes[random.usize(..volumes.len())];
-        let name = format!("v{step}");
-        match random.u8(..10) {
-            0 => volumes.push(rig.create(&name, random.u64(1..80) << 19)),
-            1 | 2 => {
-                snapshots
-                    .push((made(&mut rig, Control::Snapshot { source: volume, name }), volume));
-            }
-            3 if !snapshots.is_empty() => {
-                let (source, _) = snapshots[random.usize(..snapshots.len())];
-                volumes.push(made(&mut rig, Control::Clone { source, name, size: None }));
-            }
-            4 if !snapshots.is_empty() => {
-                let (snapshot, _) = snapshots.swap_remove(random.usize(..snapshots.len()));
-                rig.control(Control::Delete { volume: snapshot }).unwrap();
-            }
-            5 => {
-                if let Some((snapshot, of)) = snapshots.iter().find(|(_, of)| *of == volume) {
-                    let (volume, snapshot) = (*of, *snapshot);
-                    rig.control(Control::Rollback { volume, snapshot }).unwrap();
-                }
-            }
-            6 => {
-                let size = random.u64(1..90) << 19;
-                rig.control(Control::Resize { volume, size }).unwrap();
-            }
-            7 => drop(rig.control(Control::Checkpoint).unwrap()),
-            _ => {}
-        }
-        let attached = rig.attach(volume);
-        let size = rig.engine.volumes().iter().find(|v| v.id == volume).unwrap().size;
-        for _ in 0..3 {
-            let at = random.u64(..size / 4096 - 4) * 4096;
-            let (len, byte) = (random.usize(1..4) * PAGE, random.u8(1..));
-            if random.u8(..5) == 0 {
-                rig.discard(&attached, at, len);
-            } else {
-                rig.write(&attached, at, &vec![byte; len]).unwrap();
-            }
-        }
-        if random.u8(..3) == 0 {
-            rig.flush(&attached).unwrap();
-        }
-        rig.worker.detach(attached);
-    }
-    rig
-}
-
-fn whole(media: Media) -> Vec<(String, u64, Vec<u8>)> {
-    let mut rig = Rig::open(media).unwrap();
-    rig.check();
-    let mut all = Vec::new();
-    for volume in rig.engine.volumes() {
-        let attached = rig.attach(volume.id);
-        let data = rig.read(&attached, 0, usize::try_from(volume.size).unwrap());
-        all.push((format!("{} {:?}", volume.name, volume.origin), volume.size, data));
-        rig.worker.detach(attached);
-    }
-    all
-}
-
-#[test]
-fn random_trees_are_sound_and_come_back_from_their_dump() {
-    let mut snapshots = 0;
-    for seed in 0..12 {
-        let rig = random_tree(seed);
-        for media in [rig.media.clone(), closed(rig)] {
-            let report = checked(&media);
-            assert!(report.findings.is_empty(), "seed {seed}: {report:?}");
-            snapshots += report.snapshots;
-            let expected = whole(media.clone());
-            let (text, _) = dumped(&media);
-            let mut bad = media;
-            for (device, at) in found(&bad, b"BDpg") {
-                bad.devices[device][at..at + PAGE].fill(0xA5);
-            }
-            restored(&mut bad, &text);
-            let again = checked(&bad);
-            assert!(again.findings.is_empty(), "seed {seed}: {again:?}");
-            let same = (again.volumes, again.snapshots, again.leaves, again.account.data);
-            assert_eq!(
-                same,
-                (report.volumes, report.snapshots, report.leaves, report.account.data)
-            );
-            assert!(whole(bad) == expected, "seed {seed}");
-        }
-    }
-    assert!(snapshots > 20, "{snapshots}");
 }

@@ -1,15 +1,19 @@
 //! The space policy in the real mapper: reservations, refusals and waiting writes.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod filling;
 
-use blockd_mapper::engine::{Control, Outcome, VolumeSummary};
+use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
-use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
+use blockd_mapper::space::{Mark, Marks, OnFull, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Attachment;
-use common::{Media, Rig};
+
+use common::Rig;
+use filling::summary;
 
 const MIB: usize = 1 << 20;
 const EXTENT: u64 = 64 << 10;
@@ -333,184 +337,6 @@ fn fill_some(rig: &mut Rig, volume: &Attachment, count: u64) -> u64 {
     written
 }
 
-/// A writer with one write at a time, each of a new extent.
-struct Writer {
-    volume: Attachment,
-    next: u64,
-    since: Option<u64>,
-    slept: u64,
-    longest: u64,
-}
-
-impl Writer {
-    /// Writes until it is parked, at most `most` extents.
-    fn run(&mut self, rig: &mut Rig, most: u64) -> u64 {
-        for written in 0..most {
-            let hurry = self.since.is_some_and(|since| rig.now - since >= CAP);
-            match try_write(rig, &self.volume, self.next, hurry) {
-                None => {
-                    self.next += 1;
-                    let waited = self.since.take().map_or(0, |since| rig.now - since);
-                    self.longest = self.longest.max(waited);
-                    self.slept += waited;
-                }
-                Some(reason) => {
-                    if reason == ParkReason::Slowed {
-                        self.since.get_or_insert(rig.now);
-                    } else {
-                        // The wait for more space counts from its own beginning.
-                        self.since = None;
-                    }
-                    return written;
-                }
-            }
-        }
-        most
-    }
-}
-
-fn slow_pool(seed: u64, writers: usize, size: usize) -> (Rig, Vec<Writer>) {
-    let mut media = Media::new(&[size]);
-    media.create();
-    let mut options = media.open_options();
-    options.tuning.marks = Some(Marks { low: Mark::Seconds(20), very_low: Mark::Seconds(5) });
-    options.tuning.quantum = 8;
-    let mut rig = Rig::open_with(media, options).unwrap();
-    let writers = (0..writers)
-        .map(|n| {
-            let id = rig.create(&format!("w{seed}-{n}"), 1 << 40);
-            Writer { volume: rig.attach(id), next: 0, since: None, slept: 0, longest: 0 }
-        })
-        .collect();
-    (rig, writers)
-}
-
-#[test]
-fn sixteen_writers_have_equal_shares_of_the_free_space() {
-    let (mut rig, mut writers) = slow_pool(0, 16, 512 * MIB);
-    // They differ by a factor of sixteen in their demand.
-    let mut slow_from = None;
-    for _ in 0..60_000 {
-        rig.now += 10_000_000;
-        rig.settle();
-        for (n, writer) in writers.iter_mut().enumerate() {
-            writer.run(&mut rig, if slow_from.is_some() { n as u64 + 1 } else { 1 });
-        }
-        if slow_from.is_none() && rig.pool.slows_down() {
-            slow_from = Some(writers.iter().map(|one| one.next).collect::<Vec<_>>());
-        }
-        if rig.engine.space().free < 32 * EXTENT {
-            break;
-        }
-    }
-    let from = slow_from.expect("it was slowed down");
-    let shares: Vec<u64> = writers.iter().zip(&from).map(|(one, from)| one.next - from).collect();
-    let mean = shares.iter().sum::<u64>() / 16;
-    assert!(mean > 20, "too few writes for a comparison: {shares:?}");
-    let fair = |share: &u64| share.abs_diff(mean) * 5 <= mean;
-    assert!(shares.iter().all(fair), "{shares:?} beside {mean}");
-    rig.check();
-}
-
-/// Writes until the pool has been full for a while. Returns the reported changes of state.
-fn until_full(rig: &mut Rig, writers: &mut [Writer], rng: &mut fastrand::Rng) -> Vec<SpaceChange> {
-    let (mut changes, mut limit_before, mut full_for) = (Vec::new(), u64::MAX, 0);
-    let speed = rng.u64(1..6);
-    while full_for < 50 {
-        rig.now += rng.u64(5_000_000..50_000_000);
-        rig.settle();
-        for writer in writers.iter_mut() {
-            writer.run(rig, rng.u64(..=speed));
-        }
-        rig.settle();
-        changes.extend(std::iter::from_fn(|| rig.engine.take_space_change()));
-        let watch = rig.engine.space_watch();
-        // While nothing comes back, it only becomes slower.
-        match watch.limit() {
-            Some(limit) => {
-                assert!(limit <= limit_before, "{limit} after {limit_before}");
-                limit_before = limit;
-            }
-            None => limit_before = u64::MAX,
-        }
-        full_for = if watch.state() == SpaceState::Full { full_for + 1 } else { 0 };
-    }
-    changes
-}
-
-/// Finds space in one of three ways.
-fn find_space(rig: &mut Rig, writers: &mut Vec<Writer>, way: u8, rng: &mut fastrand::Rng) {
-    let at = rng.usize(..writers.len());
-    match way {
-        0 => {
-            let writer = &writers[at];
-            rig.discard(&writer.volume, 0, usize::try_from(writer.next * EXTENT).unwrap());
-            rig.flush(&writer.volume).unwrap();
-        }
-        1 if writers.len() > 1 => {
-            let gone = writers.swap_remove(at);
-            let id = gone.volume.id();
-            rig.worker.detach(gone.volume);
-            rig.control(Control::Delete { volume: id }).unwrap();
-        }
-        _ => {
-            let device = &mut rig.media.devices[0];
-            let size = device.len() + 16 * MIB;
-            device.resize(size, 0xEE);
-            let control = Control::GrowDevice { device: 0, size: size as u64 };
-            assert!(matches!(rig.control(control), Ok(Outcome::Grown { .. })));
-        }
-    }
-}
-
-/// Fills a pool with random writers until it is full, and sets it going again in one way after
-/// the other.
-fn story(seed: u64) {
-    let mut rng = fastrand::Rng::with_seed(seed);
-    let (count, size) = (rng.usize(1..6), rng.usize(48..128) * MIB);
-    let (mut rig, mut writers) = slow_pool(seed, count, size);
-    for round in 0..4 {
-        let changes = until_full(&mut rig, &mut writers, &mut rng);
-        assert_eq!(changes.last().unwrap().to, SpaceState::Full, "round {round}");
-        let longest = writers.iter().map(|one| one.longest).max().unwrap();
-        assert!(longest <= CAP + 100_000_000, "delayed by {longest}");
-        assert!(writers.iter().any(|one| one.volume.is_out_of_space()));
-        find_space(&mut rig, &mut writers, round, &mut rng);
-        let before: u64 = writers.iter().map(|one| one.next).sum();
-        for _ in 0..200 {
-            rig.now += 10_000_000;
-            rig.settle();
-            for writer in &mut writers {
-                writer.run(&mut rig, 1);
-            }
-        }
-        let after: u64 = writers.iter().map(|one| one.next).sum();
-        assert!(after > before, "round {round}: no write continued");
-    }
-    for writer in writers {
-        rig.worker.detach(writer.volume);
-    }
-    rig.check();
-    // All of it is there after the power fails, and the pool is unchanged.
-    let mapped = |rig: &Rig| rig.engine.volumes().iter().map(|one| one.mapped).collect::<Vec<_>>();
-    rig.control(Control::Commit).unwrap();
-    let again = Rig::open(rig.media.clone()).unwrap();
-    assert_eq!(mapped(&again), mapped(&rig));
-}
-
-#[test]
-fn pools_fill_slow_down_wait_and_go_on() {
-    for seed in 0..40 {
-        println!("seed {seed}");
-        story(seed);
-    }
-}
-
-/// Returns the summary of the only volume, or of the first.
-fn summary(rig: &Rig) -> VolumeSummary {
-    rig.pool.summaries().remove(0)
-}
-
 #[test]
 fn no_write_waits_while_its_volume_has_a_reserve() {
     let mut rig = Rig::new(&[64 * MIB]);
@@ -617,108 +443,6 @@ fn writes_continue_from_the_reserve_without_grants() {
     rig.settle();
     for volume in &volumes {
         assert_eq!(try_write(&mut rig, volume, 1000, false), None);
-    }
-    rig.check();
-}
-
-/// A writer of 20 extents a second that begins at `next`, until the pool has this state. Fails if
-/// one of its writes can't go on at once, or if it takes longer than `seconds`.
-fn write_until(
-    rig: &mut Rig,
-    volume: &Attachment,
-    next: &mut u64,
-    seconds: u64,
-    until: impl Fn(&Rig) -> bool,
-) -> u64 {
-    let begun = rig.now;
-    loop {
-        assert!(rig.now - begun < seconds * SECOND, "{:?}", rig.engine.space_watch());
-        rig.now += 100_000_000;
-        rig.settle();
-        if until(rig) {
-            return (rig.now - begun) / SECOND;
-        }
-        for _ in 0..2 {
-            assert_eq!(try_write(rig, volume, *next, false), None, "extent {next}");
-            *next += 1;
-        }
-    }
-}
-
-#[test]
-fn an_outage_that_the_marks_were_made_for_is_lived_through() {
-    // As `blockd tune` proposes them for an outage of ten seconds.
-    const OUTAGE: u64 = 10;
-    let marks = Marks { low: Mark::Seconds(40), very_low: Mark::Seconds(10) };
-    let mut media = Media::new(&[192 * MIB]);
-    media.create();
-    let mut options = media.open_options();
-    options.tuning.marks = Some(marks);
-    let mut rig = Rig::open_with(media, options).unwrap();
-    let id = rig.create("a", 1 << 40);
-    let volume = rig.attach(id);
-    let mut next = fill_some(&mut rig, &volume, 1);
-    let state = |rig: &Rig| rig.engine.space_watch().state();
-    for round in 0..2 {
-        write_until(&mut rig, &volume, &mut next, 300, |rig| state(rig) == SpaceState::Low);
-        // Now the engine runs again at the very end of the outage.
-        let back = rig.now + OUTAGE * SECOND;
-        write_until(&mut rig, &volume, &mut next, 2 * OUTAGE, |rig| rig.now >= back);
-        assert_eq!(state(&rig), SpaceState::Low, "round {round}");
-        let device = &mut rig.media.devices[0];
-        let size = device.len() + 96 * MIB;
-        device.resize(size, 0xEE);
-        rig.control(Control::GrowDevice { device: 0, size: size as u64 }).unwrap();
-        write_until(&mut rig, &volume, &mut next, 1, |rig| state(rig) == SpaceState::Normal);
-    }
-    assert_eq!(summary(&rig).grant_waits, 1);
-    // The third time the engine does not run: the reserve covers three more outages.
-    write_until(&mut rig, &volume, &mut next, 300, |rig| state(rig) == SpaceState::Low);
-    let late = |rig: &Rig| state(rig) == SpaceState::VeryLow;
-    let passed = write_until(&mut rig, &volume, &mut next, 300, late);
-    assert!((2 * OUTAGE..=4 * OUTAGE).contains(&passed), "{passed} s");
-    rig.check();
-}
-
-#[test]
-fn free_space_below_the_pool_counts_if_it_is_less() {
-    let (mut rig, _) = slow_pool(0, 0, 64 * MIB);
-    let marks = Marks { low: Mark::Bytes(8 << 20), very_low: Mark::Bytes(2 << 20) };
-    rig.engine.set_marks(Some(marks));
-    use SpaceState::{Full, Low, Normal, VeryLow};
-    let below = [(Some(1 << 40), Normal), (Some(4 << 20), Low), (Some(1 << 20), VeryLow)];
-    for (free, state) in below.into_iter().chain([(Some(0), Full), (None, Normal)]) {
-        rig.engine.set_free_below(free);
-        rig.now += SECOND;
-        rig.settle();
-        assert_eq!(rig.engine.space_watch().state(), state, "{free:?}");
-    }
-    let reported = std::iter::from_fn(|| rig.engine.take_space_change());
-    assert_eq!(reported.map(|change| change.to).collect::<Vec<_>>(), [Low, VeryLow, Full, Normal]);
-}
-
-#[test]
-fn marks_and_quantum_can_be_changed_while_it_runs() {
-    let (mut rig, _) = slow_pool(0, 0, 64 * MIB);
-    let look = |rig: &mut Rig| {
-        rig.now += SECOND;
-        rig.settle();
-        rig.engine.space_watch().state()
-    };
-    assert_eq!(look(&mut rig), SpaceState::Normal);
-    let marks = Marks { low: Mark::Percent(100), very_low: Mark::Percent(1) };
-    rig.engine.set_marks(Some(marks));
-    assert_eq!(look(&mut rig), SpaceState::Low);
-    rig.engine.set_marks(None);
-    assert_eq!(look(&mut rig), SpaceState::Normal);
-    for (name, quantum) in [("a", 3), ("b", 20)] {
-        rig.engine.set_quantum(quantum);
-        assert_eq!(rig.pool.quantum_bytes(), quantum * EXTENT);
-        let id = rig.create(name, 1 << 30);
-        let volume = rig.attach(id);
-        assert_eq!(fill_some(&mut rig, &volume, 1), 1);
-        let summary = rig.pool.summaries().into_iter().find(|one| one.name == name).unwrap();
-        assert_eq!(summary.reserved, (quantum - 1) * EXTENT, "{name}");
     }
     rig.check();
 }

@@ -1,0 +1,129 @@
+//! The volume that a backup is applied to, and whether the backup fits it.
+
+use blockd_api::v1::{
+    CreateVolumeRequest, FrontEnd, GetVolumeRequest, ListVolumesRequest, Volume, VolumeKind,
+};
+use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::units;
+
+use super::{Apply, Place};
+use crate::answers;
+use crate::transfer::increment::Identity;
+
+/// The state of the volume before the import.
+pub(super) enum Found {
+    /// The volume has the file's content already, as this snapshot of it records.
+    Done(Volume, String),
+    Place(Place),
+}
+
+impl Apply<'_> {
+    /// Whether a snapshot has such a name. A backup of version 1 knows no time, and left none.
+    pub(super) fn is_marked(&self, name: &str, of: &Identity) -> bool {
+        let begin = self.mark_without_time(of);
+        let Some(rest) = name.rfind(&begin).and_then(|at| name.get(at + begin.len()..)) else {
+            return false;
+        };
+        let time = rest.strip_prefix('-').and_then(|time| u64::from_str_radix(time, 16).ok());
+        rest.is_empty() || time.is_some_and(|time| of.fits_time(time))
+    }
+
+    /// Finds the volume and what it holds, or makes it. Refuses one that the file is not for.
+    pub(super) async fn find(&mut self) -> Result<Found, Error> {
+        let request =
+            GetVolumeRequest { name: self.asked.name.clone(), pool: self.asked.pool.clone() };
+        let volume = match self.client.get_volume(request).await {
+            Ok(answer) => answers::volume(answer.volume)?,
+            Err(error) if error.kind() == ErrorKind::NotFound && self.header.base.is_none() => {
+                let volume = self.create().await?;
+                return Ok(Found::Place(Place { volume, created: true, known: None }));
+            }
+            Err(error) => return Err(error),
+        };
+        if volume.kind() == VolumeKind::Snapshot {
+            return Err(Error::in_use(self.what(), "is a snapshot, which never changes"));
+        }
+        if volume.front_end() == FrontEnd::Ublk {
+            let problem = "is a block device now: detach it first";
+            return Err(Error::in_use(self.what(), problem));
+        }
+        if volume.connections > 0 {
+            return Err(Error::in_use(self.what(), "has clients that are connected"));
+        }
+        if volume.block_size > self.header.block_bytes {
+            let allowed = format!("at least the {} of {}", volume.block_size, self.what());
+            return Err(Error::invalid("the backup's block", self.header.block_bytes, allowed));
+        }
+        let list = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
+        let all = self.client.list_volumes(list).await?.volumes;
+        let after = self.header.snapshot.clone();
+        if let Some((marker, 0)) = self.copies(&volume, &after, &all).await? {
+            return Ok(Found::Done(volume, marker));
+        }
+        let known = match self.check_base(&volume, &all).await {
+            Ok(known) => known,
+            Err(_) if self.asked.force => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Found::Place(Place { volume, created: false, known }))
+    }
+
+    async fn create(&mut self) -> Result<Volume, Error> {
+        let request = CreateVolumeRequest {
+            name: self.asked.name.clone(),
+            pool: self.asked.pool.clone(),
+            size_bytes: units::to_wire(self.header.snapshot.size_bytes),
+            block_size: self.header.block_bytes,
+            ..Default::default()
+        };
+        answers::volume(self.client.create_volume(request).await?.volume)
+    }
+
+    /// Checks that the volume has the content of the file's base. Returns the snapshot that records
+    /// this.
+    async fn check_base(
+        &mut self,
+        volume: &Volume,
+        all: &[Volume],
+    ) -> Result<Option<String>, Error> {
+        let Some(base) = self.header.base.clone() else {
+            if volume.valid_bytes == 0 {
+                return Ok(None);
+            }
+            let problem = "holds data, and the backup begins with an empty volume: choose another \
+                           name, or --force";
+            return Err(Error::in_use(self.what(), problem));
+        };
+        let begins = format!("the backup begins with {}", shown(&base.name));
+        match self.copies(volume, &base, all).await? {
+            Some((known, 0)) => Ok(Some(known)),
+            Some((known, changed)) => {
+                let known = shown(&known);
+                let problem = format!(
+                    "was written since it held {known}, in {changed} bytes, and {begins}: \
+                     `blockd rollback` it to that first, or --force",
+                );
+                Err(Error::in_use(self.what(), problem))
+            }
+            None => {
+                let own = all
+                    .iter()
+                    .filter(|one| one.kind() == VolumeKind::Snapshot && one.origin == volume.name);
+                let newest = own.max_by_key(|one| one.id).map(|one| shown(&one.name));
+                let newest = newest.unwrap_or_else(|| "none".to_owned());
+                let pool: String =
+                    self.header.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let made = match base.made_unix_ms {
+                    0 => String::new(),
+                    made => format!(" made {}", answers::date(units::to_wire(made))),
+                };
+                let problem = format!(
+                    "is no copy of what the backup begins with: its newest snapshot is {newest}, \
+                     and {begins}, id {} of pool {pool}{made}; --force applies it nevertheless",
+                    base.id
+                );
+                Err(Error::in_use(self.what(), problem))
+            }
+        }
+    }
+}

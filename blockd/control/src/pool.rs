@@ -1,0 +1,136 @@
+//! Calls about an open pool that take more than its thread: those that block on the files below it,
+//! and walks through the whole map.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blockd_engine::pool::{Control, ExtentRun, Outcome, PoolHandle, SpaceNow, new_device};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::pool::Space;
+use blockd_media::pool::PoolError;
+
+/// Space of a pool, and of what is below it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolSpace {
+    /// The space as the pool itself counts it.
+    pub pool: Space,
+    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
+    pub backing_free: Option<u64>,
+    /// The state of the space policy.
+    pub now: SpaceNow,
+    /// Volumes that are gone and whose extents are still being let go.
+    pub releasing_volumes: u64,
+    /// Bytes of these extents.
+    pub releasing: u64,
+}
+
+impl PoolSpace {
+    /// Bytes that can still be written for the first time: the pool's free space, or what is left
+    /// below it if that is less.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.pool.free.min(self.backing_free.unwrap_or(u64::MAX))
+    }
+
+    /// The same without what is set aside for single volumes.
+    #[must_use]
+    pub fn available(&self) -> u64 {
+        self.now.available.min(self.free())
+    }
+}
+
+/// Runs a call that blocks on a thread where that does no harm.
+async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, PoolError> {
+    tokio::task::spawn_blocking(call).await.map_err(|_| PoolError::Gone)
+}
+
+/// Space of a pool.
+///
+/// # Errors
+/// If the pool does not serve.
+pub async fn space(handle: &PoolHandle) -> Result<PoolSpace, PoolError> {
+    let (pool, now) = handle.own_space().await?;
+    let devices = handle.clone();
+    // A file system that does not answer must not block other callers.
+    let below = blocking(move || devices.free_below()).await?;
+    let releasing = handle.releasing().await?;
+    let left: u64 = releasing.iter().map(|one| one.left).sum();
+    Ok(PoolSpace {
+        pool,
+        now,
+        backing_free: below,
+        releasing_volumes: releasing.len() as u64,
+        releasing: left * handle.extent_size(),
+    })
+}
+
+/// The uses of a pool's extents, in order, without gaps.
+///
+/// # Errors
+/// If the pool does not serve.
+pub async fn extents(handle: &PoolHandle) -> Result<Vec<ExtentRun>, PoolError> {
+    let metadata = handle.metadata_extents().await?;
+    let walked = handle.clone();
+    blocking(move || walked.extents(metadata)).await
+}
+
+/// Extends a device, or takes up space by which it was extended. Returns the bytes gained. Two
+/// calls at once would each compute its gain from the size that the other one started with.
+///
+/// # Errors
+/// If the pool or its device refuses; then nothing has changed.
+pub(crate) async fn grow(
+    handle: &PoolHandle,
+    device: usize,
+    size: Option<u64>,
+) -> Result<u64, PoolError> {
+    let (found, position) = handle.growable(device, size)?;
+    let path = found.info().path.clone();
+    let refuse = |problem| {
+        let name = path.display().to_string();
+        Err(PoolError::from(MapperError::Device { name, problem }))
+    };
+    if found.memory().is_some() {
+        return refuse("it is in memory, and stays as long as it is".to_owned());
+    }
+    let growing = Arc::clone(&found);
+    let grown =
+        blocking(move || growing.grow(size)).await?.map_err(PoolError::io("grow", &path))?;
+    let wanted = size.unwrap_or(0);
+    if grown < wanted {
+        return refuse(format!("it has {grown} bytes, and can't be made {wanted}"));
+    }
+    let done = handle.control(Control::GrowDevice { device: position, size: grown }).await?;
+    found.note_size(grown);
+    // The pool may not know by how much the file was extended: so the bytes that it gains count.
+    Ok(gained(handle, &done))
+}
+
+/// Takes the next spare device into a pool. Gives its path and the bytes gained; `None` where there
+/// is none. Not to be called while the pool is extended otherwise.
+///
+/// # Errors
+/// If the device holds anything at its front, or the pool refuses.
+pub(crate) async fn add_spare(handle: &PoolHandle) -> Result<Option<(PathBuf, u64)>, PoolError> {
+    let Some((at, spare)) = handle.next_spare() else { return Ok(None) };
+    let path = spare.info().path.clone();
+    let looked_at = Arc::clone(&spare);
+    let empty = blocking(move || looked_at.is_empty_at_front()).await?;
+    if !empty.map_err(PoolError::io("read", &path))? {
+        let problem = "it holds something in its first MiB, and joins no pool like that";
+        let (name, problem) = (path.display().to_string(), problem.to_owned());
+        return Err(MapperError::Device { name, problem }.into());
+    }
+    let device = new_device(&spare);
+    let done = handle.control(Control::AddDevice { handle: at, device }).await?;
+    Ok(matches!(done, Outcome::Grown { .. }).then(|| (path, gained(handle, &done))))
+}
+
+fn gained(handle: &PoolHandle, done: &Outcome) -> u64 {
+    match done {
+        Outcome::Grown { extents } => extents * handle.extent_size(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,346 @@
+//! Making pools at run time, opening pools, and remembering those that were made.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockd_engine::pool::PoolHandle;
+use blockd_media::Device;
+use blockd_media::clock::wall_seconds;
+use blockd_media::error::{Error, shown};
+use blockd_media::pool::PmemOptions;
+use blockd_pmem::platform::Platform;
+use serde::{Deserialize, Serialize};
+
+use super::pools::Unopened;
+use super::{Control, EventKind, Known, blocking, errors, pools, regions, served};
+use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+use crate::node::NodeId;
+
+/// A pool made at run time, as it is remembered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Remembered {
+    pub(super) name: String,
+    path: PathBuf,
+    size: u64,
+    extent_size: u32,
+    preallocate: bool,
+    direct: bool,
+    /// Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    volatile: bool,
+    /// Of one in persistent memory. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pmem: Option<RememberedPmem>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct RememberedPmem {
+    power_safe: bool,
+    whole_blocks: bool,
+    erase: bool,
+}
+
+/// A pool made at run time, as it is opened.
+pub(super) fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
+    PoolConfig {
+        name: one.name,
+        devices: vec![DeviceConfig {
+            path: one.path,
+            kind: one.pmem.map_or(DeviceKind::Auto, |pmem| {
+                let RememberedPmem { power_safe, whole_blocks, erase } = pmem;
+                DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase })
+            }),
+            size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
+            preallocate: one.preallocate,
+            direct: one.direct,
+        }],
+        spares: Vec::new(),
+        region: None,
+        volatile: one.volatile,
+        extent_size: one.extent_size,
+        accept_loss: false,
+        extend_socket: None,
+        ..template.clone()
+    }
+}
+
+/// Refuses another pool of the same name.
+fn same_pool(existing: &PoolConfig, asked: &PoolConfig) -> Result<(), Error> {
+    let paths = |pool: &PoolConfig| {
+        pool.devices.iter().map(|one| one.path.display().to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let size = |pool: &PoolConfig| match pool.devices.first().map(|one| one.size) {
+        Some(SizeWish::Bytes(bytes)) => bytes.to_string(),
+        _ => "0".to_owned(),
+    };
+    let rows = [
+        ("path", paths(existing), paths(asked)),
+        ("size in bytes", size(existing), size(asked)),
+        ("extent size", existing.extent_size.to_string(), asked.extent_size.to_string()),
+    ];
+    for (field, existing, wanted) in rows {
+        if existing != wanted {
+            let (name, field) = (shown(&asked.name), field.to_owned());
+            return Err(Error::Exists { what: "pool", name, field, existing, asked: wanted });
+        }
+    }
+    Ok(())
+}
+
+impl Control {
+    /// Pools made at run time, to be opened with those of the configuration.
+    pub fn remembered_pools(&self) -> Result<Vec<PoolConfig>, Error> {
+        let list: Vec<Remembered> = self.0.remembered.read()?;
+        let template = &self.0.options.template;
+        Ok(list.into_iter().map(|one| config_of(one, template)).collect())
+    }
+
+    /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
+    /// with the reason.
+    pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
+        let result = self.try_open(config, false).await;
+        let (state, reason) = match &result {
+            Ok(handle) => (Ok(handle.clone()), ""),
+            Err(Unopened { error, reason }) => {
+                let text = format!("pool {} can't be opened: {error}", config.name);
+                self.events().publish(EventKind::PoolFailed, &config.name, "", text);
+                (Err(error.to_string()), *reason)
+            }
+        };
+        if let Ok(handle) = &state {
+            self.keep_space(handle, config);
+        }
+        let opened = state.clone();
+        let known = Known { config: config.clone(), state, reason };
+        self.0.pools.write().insert(config.name.clone(), known);
+        // The pools that were known when the daemon began to stop are closed by that.
+        if self.0.stopping.load(Ordering::SeqCst)
+            && let Ok(handle) = opened
+        {
+            let _ = handle.close().await;
+        }
+        result.map(|_| ()).map_err(|failed| *failed.error)
+    }
+
+    async fn try_open(
+        &self,
+        config: &PoolConfig,
+        replace_missing: bool,
+    ) -> Result<PoolHandle, Unopened> {
+        let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
+        let node = self.0.options.node.map_or(0, NodeId::number);
+        let others = self.devices_of_others(&config.name);
+        let (book, served) = (Arc::clone(&self.0.regions), Arc::clone(&self.0.served));
+        let open = move || {
+            let is_other = pools::refuse_aliases(&wanted, others).map_err(Unopened::from);
+            Ok(is_other.and_then(|()| {
+                regions::open(&wanted, &runtime_dir, node, &book, &served, replace_missing)
+            }))
+        };
+        let opened = blocking(open).await??;
+        let handle = &opened.handle;
+        if opened.permit.is_for_another(&handle.id()) {
+            let _ = handle.close().await;
+            return Err(served::changed_meanwhile(&config.name, &config.devices[0].path));
+        }
+        // Before a volume of it is served: a pool that is not remembered could be made anew.
+        if let Err(error) = self.note_served(handle, opened.created).await {
+            let _ = handle.close().await;
+            return Err(error.into());
+        }
+        self.0.data_path.add_pool(&opened.handle).await?;
+        let (name, report) = (&config.name, &opened.report);
+        if opened.created {
+            let text = format!("pool {name} was created");
+            self.events().publish(EventKind::PoolCreated, name, "", text);
+        }
+        let how = if report.was_clean {
+            "it had been closed in order".to_owned()
+        } else {
+            let (log, ring) = (report.log_changes, report.ring_changes);
+            format!("recovered {log} changes from its log and {ring} from its delta ring")
+        };
+        if let Some(problem) = &report.ring_problem {
+            tracing::warn!(pool = name, problem, "the delta ring was not used");
+        }
+        let only = match opened.handle.is_read_only() {
+            true => ", to be read only: nothing of that is written to the media",
+            false => "",
+        };
+        let text = format!("pool {name} is open: {how}{only}");
+        self.events().publish(EventKind::PoolOpened, name, "", text);
+        Ok(opened.handle)
+    }
+
+    /// Makes a pool at run time, and remembers it. True if it is new.
+    pub(super) async fn create_pool(
+        &self,
+        mut config: PoolConfig,
+        replace_missing: bool,
+    ) -> Result<bool, Error> {
+        let in_memory = config.devices.iter().all(|device| device.kind == DeviceKind::Memory);
+        let _name = self.0.making_pools.lock(&config.name).await;
+        let existing = self.0.pools.read().get(&config.name).cloned();
+        let is_known = existing.is_some();
+        if let Some(existing) = existing {
+            same_pool(&existing.config, &config)?;
+            if existing.state.is_ok() {
+                return Ok(false);
+            }
+            if existing.is_closed() {
+                let problem = "was closed on request: open it with `blockd pool open`";
+                return Err(Error::in_use(format!("pool {}", shown(&config.name)), problem));
+            }
+            // Fields that a request leaves out are as they were configured or created.
+            config = existing.config;
+        }
+        let places = config.devices.iter().filter(|device| device.path.is_absolute());
+        let places = places.map(|device| device.path.display().to_string()).collect();
+        let _places = self.0.making_pools.lock_all(places).await;
+        let device = config.devices[0].clone();
+        let taken = self.known_pools().into_iter().find(|known| {
+            let is_ours = |one: &DeviceConfig| {
+                one.path.is_absolute() && config.devices.iter().any(|own| own.path == one.path)
+            };
+            !in_memory
+                && known.config.name != config.name
+                && known.config.devices.iter().any(is_ours)
+        });
+        let taken = match taken {
+            Some(other) => Some(other.config.name),
+            None if !in_memory => self.owner(&config).await?,
+            None => None,
+        };
+        if let Some(other) = taken {
+            let problem = format!("belongs to pool {}", shown(&other));
+            return Err(Error::in_use(device.path.display().to_string(), problem));
+        }
+        let opened = self.try_open(&config, replace_missing).await;
+        let handle = opened.map_err(|failed| *failed.error)?;
+        self.keep_space(&handle, &config);
+        let name = config.name.clone();
+        let known = Known { config: config.clone(), state: Ok(handle), reason: "" };
+        self.0.pools.write().insert(name, known);
+        // One that is known already is in the configuration, or remembered.
+        if !in_memory && !is_known {
+            self.remember(config).await?;
+        }
+        if replace_missing {
+            self.forget_attachments_of_missing_volumes().await?;
+        }
+        Ok(true)
+    }
+
+    /// Opens a pool that could not be opened before, or was closed, and serves what was attached of
+    /// it. False if it is open.
+    pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
+        let name = self.pool_name(name);
+        let _name = self.0.making_pools.lock(name).await;
+        self.kind(name).reopen(name).await
+    }
+
+    /// Opens a pool of extents. False if it is open.
+    pub(super) async fn reopen_extents(&self, name: &str) -> Result<bool, Error> {
+        let known = self.known(name)?;
+        if known.state.is_ok() {
+            return match known.failure() {
+                Some(failure) => Err(errors::failed_pool(&known.config.name, &failure)),
+                None => Ok(false),
+            };
+        }
+        self.0.attachments.renew(&known.config.name).await;
+        self.open_pool(&known.config).await?;
+        self.forget_attachments_of_missing_volumes().await?;
+        self.recover(&known.config.name, "").await?;
+        if let Err(error) = self.serve_extend_again(&known.config.name) {
+            tracing::error!(pool = known.config.name, %error, "the extend socket is not served");
+        }
+        Ok(true)
+    }
+
+    /// Tries again to open the pools that could not be opened, side by side; those that were closed
+    /// on request stay closed. A remaining error is logged as at the start.
+    pub async fn reopen_pools(&self) {
+        let failed = |known: &Known| known.state.is_err() && !known.is_closed();
+        let unopened = self.known_pools().into_iter().filter(failed);
+        let names = unopened.map(|known| known.config.name).chain(self.unopened_direct());
+        let mut opening = tokio::task::JoinSet::new();
+        for name in names {
+            let control = self.clone();
+            opening.spawn(async move {
+                match control.reopen_pool(&name).await {
+                    Ok(_) => tracing::info!(pool = name, "the pool is open now"),
+                    Err(error) => tracing::warn!(pool = name, %error, "the pool is still not open"),
+                }
+            });
+        }
+        opening.join_all().await;
+    }
+
+    /// Whether a pool is missing that was served before.
+    #[must_use]
+    pub fn has_missing_pools(&self) -> bool {
+        self.0.pools.read().values().any(Known::is_missing)
+    }
+
+    pub(super) async fn note_served(
+        &self,
+        handle: &PoolHandle,
+        created: bool,
+    ) -> Result<(), Error> {
+        let (served, handle) = (Arc::clone(&self.0.served), handle.clone());
+        blocking(move || served.note(&handle, created, wall_seconds())).await
+    }
+
+    /// Devices of the pools with other names that are open.
+    fn devices_of_others(&self, name: &str) -> Vec<(String, Vec<Arc<Device>>)> {
+        let others = self.known_pools().into_iter().filter(|known| known.config.name != name);
+        let serving = others.filter_map(|known| {
+            let handle = known.state.ok().filter(|handle| handle.failure().is_none())?;
+            Some((known.config.name, handle.open_devices().to_vec()))
+        });
+        serving.collect()
+    }
+
+    /// Which other pool the namespace is left to that a new one is to be made of.
+    async fn owner(&self, config: &PoolConfig) -> Result<Option<String>, Error> {
+        let device = config.devices[0].clone();
+        if !matches!(device.kind, DeviceKind::Pmem(_)) {
+            return Ok(None);
+        }
+        let known = self.known_pools().into_iter().map(|known| known.config);
+        let others: Vec<_> = known.filter(|other| other.name != config.name).collect();
+        let platform = Platform::default();
+        blocking(move || regions::owner(&device.path, &others, &platform)).await
+    }
+
+    async fn remember(&self, config: PoolConfig) -> Result<(), Error> {
+        let file = self.0.remembered.clone();
+        blocking(move || {
+            let mut list: Vec<Remembered> = file.read()?;
+            list.retain(|one| one.name != config.name);
+            let device = &config.devices[0];
+            list.push(Remembered {
+                name: config.name.clone(),
+                path: device.path.clone(),
+                size: match device.size {
+                    SizeWish::Bytes(bytes) => bytes,
+                    SizeWish::Existing | SizeWish::OfFree(_) => 0,
+                },
+                extent_size: config.extent_size,
+                preallocate: device.preallocate,
+                direct: device.direct,
+                volatile: config.volatile,
+                pmem: match device.kind {
+                    DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
+                        Some(RememberedPmem { power_safe, whole_blocks, erase })
+                    }
+                    _ => None,
+                },
+            });
+            file.write(list)
+        })
+        .await
+    }
+}

@@ -1,0 +1,273 @@
+//! The pages of a checkpoint: leaves, index pages, catalogue.
+
+use super::super::queue::{MAX_WRITES_OUT, Purpose};
+use super::super::{Engine, NO_MEMORY};
+use super::{Pending, Phase};
+use crate::format::PageRef;
+use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
+use crate::format::leaf_page::encode_leaf;
+use crate::format::page::PageStamp;
+use crate::io::{IoBuffer, IoOp, Page};
+use crate::leaf::Leaf;
+use crate::mutation::{Mutation, active};
+use crate::sync::Ordering;
+use crate::units::{DeviceIndex, LeafId, PageAddress};
+
+/// Pages that lie in a row, being filled.
+#[derive(Debug)]
+pub(super) struct Batch {
+    first: PageAddress,
+    count: u64,
+    filled: usize,
+    buffer: IoBuffer,
+}
+
+impl Engine {
+    fn stamp(&self) -> PageStamp {
+        PageStamp {
+            pool_id: self.pool.pool_id,
+            tree: 0,
+            node: self.superblock.node,
+            index: 0,
+            lsn: self.checkpoint.lsn,
+            epoch: self.superblock.epoch,
+        }
+    }
+
+    /// The next page to fill; `None` while enough is out.
+    fn next_page(&mut self) -> Option<PageAddress> {
+        if self.checkpoint.batch.as_ref().is_some_and(|b| b.filled as u64 == b.count) {
+            self.send_batch();
+        }
+        if self.checkpoint.batch.is_none() {
+            if self.io.out_for(|p| *p == Purpose::CheckpointPages) >= MAX_WRITES_OUT {
+                return None;
+            }
+            let max = self.pool.tuning.commit_blocks.max(1);
+            if self.pages.free_pages() == 0 && !self.add_page_extent() {
+                self.pool.fail(crate::error::MapperError::Internal("no page for a checkpoint"));
+                return None;
+            }
+            let Some(buffer) = self.io.buffer(max) else {
+                self.pool.fail(NO_MEMORY);
+                return None;
+            };
+            let (first, count) = self.pages.allocate(max as u64)?;
+            self.checkpoint.batch = Some(Batch { first, count, filled: 0, buffer });
+        }
+        self.checkpoint.batch.as_ref().map(|b| PageAddress(b.first.0 + b.filled as u64))
+    }
+
+    /// Fills the page that [`Self::next_page`] named.
+    fn fill_page<R>(&mut self, fill: impl FnOnce(&mut Self, &mut Page) -> R) -> Option<R> {
+        let mut batch = self.checkpoint.batch.take()?;
+        let filled = batch.filled;
+        let result = batch.buffer.pages_mut().get_mut(filled).map(|page| fill(self, page));
+        self.checkpoint.batch = Some(batch);
+        result
+    }
+
+    fn keep_page(&mut self) {
+        if let Some(batch) = &mut self.checkpoint.batch {
+            batch.filled += 1;
+        }
+    }
+
+    fn send_batch(&mut self) {
+        let Some(mut batch) = self.checkpoint.batch.take() else { return };
+        let unused = batch.count - batch.filled as u64;
+        self.pages.free_run(PageAddress(batch.first.0 + batch.filled as u64), unused);
+        if batch.filled == 0 {
+            self.io.return_buffer(batch.buffer);
+            return;
+        }
+        batch.buffer.set_pages(batch.filled);
+        let (device, offset) = self.page_offset(batch.first);
+        let op = IoOp::Write { offset, buffer: batch.buffer, fua: false };
+        self.io.push(device, op, Purpose::CheckpointPages);
+    }
+
+    fn page_offset(&self, address: PageAddress) -> (DeviceIndex, u64) {
+        let (extent, page) = self.pool.geometry.page_place(address);
+        let (device, base) = self.pool.place(extent);
+        (device, base + page * crate::geometry::PAGE_BYTES)
+    }
+
+    pub(super) fn write_leaves(&mut self) -> bool {
+        while self.checkpoint.next < self.checkpoint.pending.len() {
+            let Some(address) = self.next_page() else { return false };
+            let pending = self.checkpoint.pending[self.checkpoint.next];
+            let reference = self.leaf_reference(pending, address);
+            if let Some(tree) = self.trees.get_mut(&pending.volume) {
+                tree.tree.set(u64::from(pending.slot.0), reference);
+            }
+            self.checkpoint.next += 1;
+        }
+        self.checkpoint.pending.clear();
+        (self.checkpoint.next, self.checkpoint.tree_at, self.checkpoint.cursor) = (0, 0, (0, 0));
+        self.checkpoint.phase = Phase::Index;
+        true
+    }
+
+    /// Writes a leaf as it was at the cut, unless another volume that shares it came first.
+    fn leaf_reference(&mut self, pending: Pending, address: PageAddress) -> PageRef {
+        let pool = std::sync::Arc::clone(&self.pool);
+        let _stripe = pool.stripes[pending.stripe].lock();
+        let meta = pool.arena.meta(pending.leaf);
+        let live = meta.capture_pending.load(Ordering::Relaxed);
+        let present = PageRef {
+            address: PageAddress(meta.page.load(Ordering::Relaxed)),
+            sum: meta.page_sum.load(Ordering::Relaxed),
+        };
+        let shadow = if live { None } else { self.take_shadow(pending.leaf) };
+        if !live && shadow.is_none() {
+            return present;
+        }
+        let source = pool.arena.leaf(shadow.unwrap_or(pending.leaf));
+        let in_place = active(Mutation::PagesInPlace) && !present.is_none();
+        let sum = if in_place {
+            self.write_in_place(pending, source, present.address)
+        } else {
+            let stamp = self.leaf_stamp(pending);
+            let sum = self.fill_page(|_, page| encode_leaf(page, &stamp, |i| source.load(i)));
+            self.keep_page();
+            sum.unwrap_or(0)
+        };
+        let own = PageRef { address: if in_place { present.address } else { address }, sum };
+        if !present.is_none() && !in_place {
+            self.checkpoint.dead.push(present.address);
+        }
+        meta.page.store(own.address.0, Ordering::Relaxed);
+        meta.page_sum.store(own.sum, Ordering::Relaxed);
+        meta.clean.store(live, Ordering::Relaxed);
+        meta.capture_pending.store(false, Ordering::Relaxed);
+        if let Some(shadow) = shadow {
+            pool.arena.give_back(shadow);
+        }
+        own
+    }
+
+    fn leaf_stamp(&self, pending: Pending) -> PageStamp {
+        PageStamp { tree: pending.volume.0, index: u64::from(pending.slot.0), ..self.stamp() }
+    }
+
+    fn take_shadow(&self, leaf: LeafId) -> Option<LeafId> {
+        let mut shadows = self.pool.shadows.lock();
+        let at = shadows.iter().position(|(of, _)| *of == leaf)?;
+        Some(shadows.swap_remove(at).1)
+    }
+
+    /// The rule taken out: a page that the present superblock refers to is written over (R17c).
+    fn write_in_place(&mut self, pending: Pending, source: &Leaf, address: PageAddress) -> u64 {
+        let stamp = self.leaf_stamp(pending);
+        let Some(mut buffer) = self.io.buffer(1) else {
+            self.pool.fail(NO_MEMORY);
+            return 0;
+        };
+        let sum = encode_leaf(&mut buffer.pages_mut()[0], &stamp, |i| source.load(i));
+        let (device, offset) = self.page_offset(address);
+        self.io.push(device, IoOp::Write { offset, buffer, fua: false }, Purpose::CheckpointPages);
+        sum
+    }
+
+    pub(super) fn write_index(&mut self) -> bool {
+        while let Some(&id) = self.checkpoint.trees.get(self.checkpoint.tree_at) {
+            let Some(address) = self.next_page() else { return false };
+            let stamp = self.stamp();
+            let wrote = self.fill_page(|engine, page| {
+                let checkpoint = &mut engine.checkpoint;
+                let tree = engine.trees.get_mut(&id)?;
+                let before = tree.tree.root();
+                let wrote = tree.tree.write_next(
+                    &mut checkpoint.cursor,
+                    address,
+                    &stamp,
+                    page,
+                    &mut checkpoint.dead,
+                );
+                if wrote || before != tree.tree.root() {
+                    let at = tree.place / usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
+                    engine.catalogue.dirty[at] = true;
+                }
+                Some(wrote)
+            });
+            if wrote.flatten() == Some(true) {
+                self.keep_page();
+            } else {
+                self.checkpoint.tree_at += 1;
+                self.checkpoint.cursor = (0, 0);
+            }
+        }
+        self.checkpoint.trees.clear();
+        self.checkpoint.phase = Phase::Catalogue;
+        true
+    }
+
+    pub(super) fn write_catalogue(&mut self) -> bool {
+        while let Some(at) = self.catalogue.dirty.iter().position(|dirty| *dirty) {
+            let Some(address) = self.next_page() else { return false };
+            let stamp = PageStamp { index: at as u64, ..self.stamp() };
+            let sum = self.fill_page(|engine, page| {
+                encode_catalogue(page, &stamp, |index| engine.record(at, index))
+            });
+            self.keep_page();
+            let old = self.catalogue.tree.get(at as u64);
+            if !old.is_none() {
+                self.checkpoint.dead.push(old.address);
+            }
+            self.catalogue.tree.set(at as u64, PageRef { address, sum: sum.unwrap_or(0) });
+            self.catalogue.dirty[at] = false;
+        }
+        self.checkpoint.phase = Phase::CatalogueIndex;
+        true
+    }
+
+    /// Returns the catalogue's record of the volume at a place of a page.
+    fn record(&self, page: usize, index: usize) -> Option<VolumeRecord> {
+        let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
+        let id = (*self.catalogue.places.get(page * per_page + index)?)?;
+        let tree = &self.trees.get(&id)?.tree;
+        let volume = self.pool.volume(id).ok()?;
+        let identity = volume.identity;
+        Some(VolumeRecord {
+            id,
+            lineage: identity.lineage,
+            origin: identity.origin,
+            kind: identity.kind,
+            block_size: identity.block_size,
+            size: volume.size.load(Ordering::Acquire),
+            created_lsn: identity.created,
+            made: identity.made,
+            root: tree.root(),
+            levels: tree.stored_levels(),
+            name: identity.name,
+            settings: *volume.settings.lock(),
+        })
+    }
+
+    pub(super) fn write_catalogue_index(&mut self) -> bool {
+        loop {
+            let Some(address) = self.next_page() else { return false };
+            let stamp = self.stamp();
+            let wrote = self.fill_page(|engine, page| {
+                let checkpoint = &mut engine.checkpoint;
+                let cursor = &mut checkpoint.cursor;
+                engine.catalogue.tree.write_next(
+                    cursor,
+                    address,
+                    &stamp,
+                    page,
+                    &mut checkpoint.dead,
+                )
+            });
+            if wrote != Some(true) {
+                break;
+            }
+            self.keep_page();
+        }
+        self.checkpoint.cursor = (0, 0);
+        self.send_batch();
+        self.checkpoint.phase = Phase::Written;
+        true
+    }
+}

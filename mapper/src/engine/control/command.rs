@@ -1,0 +1,137 @@
+//! Commands to a pool, and their results.
+
+use crate::space::VolumeSettings;
+use crate::units::VolumeId;
+
+/// Names a command given to [`Engine::submit`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ControlId(pub u64);
+
+/// A command to a pool. Each can be given again without harm: it returns the changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Control {
+    /// A new, empty volume.
+    Create {
+        /// 1 to 128 bytes; see [`VolumeName::new`].
+        name: String,
+        /// Bytes, a multiple of the block size.
+        size: u64,
+        /// Logical block in bytes: 512 to 4096, a power of two.
+        block_size: u32,
+    },
+    /// Removes a volume or snapshot. Moves no data.
+    Delete {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// Changes a volume's size. Data beyond a smaller size is lost for good.
+    Resize {
+        /// Which.
+        volume: VolumeId,
+        /// Bytes: whole blocks to grow, whole sub-blocks to shrink.
+        size: u64,
+    },
+    /// A read-only image of a volume as it is now.
+    Snapshot {
+        /// The source volume.
+        source: VolumeId,
+        /// The snapshot's name.
+        name: String,
+    },
+    /// Read-only images of several volumes, all as they are at one moment: a write that was sent
+    /// after another one to any of them was answered is not in the set without that other one.
+    /// After a crash the set is there as a whole or not at all.
+    ///
+    /// Given again with the same sources and names it is [`Outcome::ExistingGroup`]. Where only
+    /// some of the names exist, or all but from different moments, it is refused.
+    SnapshotGroup {
+        /// Volumes, each once, and the names of their snapshots: 1 to
+        /// [`MAX_GROUP`](crate::geometry::MAX_GROUP).
+        members: Vec<(VolumeId, String)>,
+    },
+    /// A writable volume that begins as a snapshot's content.
+    Clone {
+        /// The snapshot.
+        source: VolumeId,
+        /// The clone's name.
+        name: String,
+        /// Bytes, no fewer than the snapshot's; its size by default.
+        size: Option<u64>,
+    },
+    /// Rolls a volume back to a snapshot of its family.
+    Rollback {
+        /// Which volume.
+        volume: VolumeId,
+        /// The snapshot.
+        snapshot: VolumeId,
+    },
+    /// Changes the settings of a volume.
+    Configure {
+        /// Which.
+        volume: VolumeId,
+        /// All of it.
+        settings: VolumeSettings,
+    },
+    /// Makes everything answered so far durable.
+    Commit,
+    /// Writes the map out, so that the log is empty.
+    Checkpoint,
+    /// Makes a device that has grown below give its new extents.
+    GrowDevice {
+        /// Position in the pool's device table.
+        device: u8,
+        /// Bytes it has now.
+        size: u64,
+    },
+    /// Adds a device to the pool. The caller holds its owner lock.
+    AddDevice {
+        /// The caller's index for it.
+        handle: u8,
+        /// Its identity.
+        device: crate::create::NewDevice,
+    },
+    /// Takes no more requests, waits for those in flight, and leaves the pool clean.
+    Close,
+}
+
+/// The result of a command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The volume, snapshot or clone is new.
+    Created(VolumeId),
+    /// The volume existed already, with the requested properties.
+    Existing(VolumeId),
+    /// The snapshots of the group are new, in the order in which they were asked for.
+    CreatedGroup(Vec<VolumeId>),
+    /// The snapshots existed already, all of one cut.
+    ExistingGroup(Vec<VolumeId>),
+    /// The volume was deleted.
+    Deleted,
+    /// The volume did not exist.
+    AlreadyDeleted,
+    /// The size was changed from this one, in bytes.
+    Resized {
+        /// Bytes before.
+        from: u64,
+    },
+    /// The volume has other settings from now on.
+    Configured {
+        /// The former settings.
+        before: VolumeSettings,
+    },
+    /// The command changed nothing.
+    Unchanged,
+    /// The volume has the content of the snapshot.
+    RolledBack,
+    /// Everything answered before is durable.
+    Committed,
+    /// The map is written.
+    Checkpointed,
+    /// The number of extents by which the pool has grown.
+    Grown {
+        /// Extents gained.
+        extents: u64,
+    },
+    /// The pool is clean and takes nothing more.
+    Closed,
+}
