@@ -8,10 +8,19 @@ use super::metadata::Metadata;
 const BANNED: &[(&str, &[&str])] = &[
     // It does no IO, and everything else is above it.
     ("blockd-mapper", &["blockd-"]),
-    // The command line and the plugin know the daemon by its API alone.
-    ("blockd-cli", &["blockd-engine", "blockd-serve", "blockd-control"]),
-    ("blockd-csi", &["blockd-engine", "blockd-serve", "blockd-control"]),
+    // Each stands alone: a protocol, a server, what the plugins share.
+    ("blockd-nbd", &["blockd-"]),
+    ("blockd-http", &["blockd-"]),
+    ("blockd-csi-base", &["blockd-"]),
+    // The command line and the plugins know the daemon by its API alone.
+    ("blockd-cli", DAEMON),
+    ("blockd-csi", DAEMON),
+    ("blockd-extender", DAEMON),
+    ("blockd-kata", DAEMON),
 ];
+
+/// What only the daemon itself may use.
+const DAEMON: &[&str] = &["blockd-engine", "blockd-serve", "blockd-control"];
 
 /// Every dependency that is banned.
 pub(super) fn check(metadata: &Metadata) -> Vec<Problem> {
