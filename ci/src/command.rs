@@ -57,13 +57,21 @@ pub(crate) fn in_ci() -> bool {
 /// for lints.
 #[must_use]
 pub(crate) fn linting(root: &Path) -> Option<[(&'static str, OsString); 2]> {
-    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    let sysroot = output(rustc.current_dir(root).args(["--print", "sysroot"])).ok()?;
-    let driver = Path::new(sysroot.trim()).join("bin").join("clippy-driver");
+    let driver = sysroot(root).ok()?.join("bin").join("clippy-driver");
     let arguments = ["-D", "warnings", ""].join("__CLIPPY_HACKERY__");
     driver.is_file().then(|| {
         [("RUSTC_WORKSPACE_WRAPPER", driver.into_os_string()), ("CLIPPY_ARGS", arguments.into())]
     })
+}
+
+/// Where the toolchain is installed.
+///
+/// # Errors
+/// When the compiler cannot be started.
+pub(crate) fn sysroot(root: &Path) -> Result<PathBuf> {
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let sysroot = output(rustc.current_dir(root).args(["--print", "sysroot"]))?;
+    Ok(PathBuf::from(sysroot.trim()))
 }
 
 /// The workspace root, as cargo sees it from the current directory.

@@ -16,6 +16,7 @@ mod messages;
 mod package;
 mod requirements;
 mod rules;
+mod rustdoc;
 mod setup;
 mod steps;
 mod test;
@@ -205,6 +206,9 @@ struct Forwarded {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = rustdoc::called() {
+        return code;
+    }
     let arguments = Arguments::parse();
     match run(&arguments.action) {
         Ok(true) => ExitCode::SUCCESS,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::steps::{Outcome, Steps};
-use crate::{built, command, docs, setup};
+use crate::{built, command, docs, rustdoc, setup};
 
 /// Printed without miri, which needs a nightly toolchain; this project does not require one.
 const NO_MIRI: &str = "miri is not part of this toolchain";
@@ -61,7 +61,11 @@ fn workspace(root: &Path) -> Result<Outcome> {
     if tests_passed(&binaries::run(root, &environment)?) == 0 {
         bail!("no test ran");
     }
-    command::run(tests_cargo(root).args(["--workspace", "--doc"]))?;
+    let mut examples = tests_cargo(root);
+    if command::in_ci() {
+        examples.envs(rustdoc::environment(root)?);
+    }
+    command::run(examples.args(["--workspace", "--doc"]))?;
     Ok(Outcome::Passed)
 }
 
