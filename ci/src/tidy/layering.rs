@@ -12,6 +12,9 @@ const BANNED: &[(&str, &[&str])] = &[
     ("blockd-nbd", &["blockd-"]),
     ("blockd-http", &["blockd-"]),
     ("blockd-csi-base", &["blockd-"]),
+    // The data path has threads of its own, and knows nothing of messages or tools.
+    ("blockd-engine", &["tokio", "blockd-api", "blockd-inspect", "blockd-pmem"]),
+    ("blockd-serve", &["blockd-api", "blockd-inspect", "blockd-pmem"]),
     // The command line and the plugins know the daemon by its API alone.
     ("blockd-cli", DAEMON),
     ("blockd-csi", DAEMON),
@@ -19,7 +22,7 @@ const BANNED: &[(&str, &[&str])] = &[
     ("blockd-kata", DAEMON),
 ];
 
-/// What only the daemon itself may use.
+/// Packages that only the daemon itself may use.
 const DAEMON: &[&str] = &["blockd-engine", "blockd-serve", "blockd-control"];
 
 /// Every dependency that is banned.

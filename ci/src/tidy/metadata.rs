@@ -11,7 +11,8 @@ use crate::command;
 #[derive(Debug, Clone)]
 pub(super) struct Package {
     pub(super) name: String,
-    /// Names of the workspace's packages it depends on, in whatever way.
+    /// Names of the workspace's packages it depends on, in whatever way, and of others that are
+    /// part of what it builds.
     pub(super) imports: Vec<String>,
     /// Sources of its library, its binaries and its build script, relative to the root.
     pub(super) roots: Vec<String>,
@@ -42,8 +43,9 @@ impl Metadata {
                 roots: Vec::new(),
             };
             for dependency in array(package, "dependencies")? {
-                // Only a package of ours is named by a path.
-                if dependency["path"].is_string() {
+                // Only a package of ours is named by a path, and what only tests or build scripts
+                // use has a kind.
+                if dependency["path"].is_string() || dependency["kind"].is_null() {
                     found.imports.push(string(dependency, "name")?.to_owned());
                 }
             }
@@ -77,11 +79,12 @@ mod tests {
     #[test]
     fn dependencies_and_roots_are_read() {
         let text = r#"{"workspace_root": "/r", "packages": [{"name": "a",
-            "dependencies": [{"name": "b", "path": "/r/b"}, {"name": "clap", "path": null}],
+            "dependencies": [{"name": "b", "path": "/r/b"}, {"name": "clap", "path": null},
+                {"name": "proptest", "path": null, "kind": "dev"}],
             "targets": [{"kind": ["lib"], "src_path": "/r/a/src/lib.rs"},
                         {"kind": ["test"], "src_path": "/r/a/tests/t.rs"}]}]}"#;
         let metadata = Metadata::parse(text).unwrap();
-        assert_eq!(metadata.packages[0].imports, ["b"]);
+        assert_eq!(metadata.packages[0].imports, ["b", "clap"]);
         assert_eq!(metadata.packages[0].roots, ["a/src/lib.rs"]);
     }
 

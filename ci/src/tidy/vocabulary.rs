@@ -22,7 +22,18 @@ const WORDS: [&str; 9] = [
 const PAIR: [&str; 2] = [concat!("s", "o"), concat!("ma", "ny")];
 
 /// Pronouns that begin no doc comment, whatever follows.
-const PRONOUNS: [&str; 6] = ["What", "Who", "Whose", concat!("Who", "ever"), "That", "It"];
+const PRONOUNS: [&str; 10] = [
+    "What",
+    "Who",
+    "Whose",
+    concat!("Who", "ever"),
+    "That",
+    "It",
+    "Those",
+    "These",
+    "They",
+    "Them",
+];
 
 /// Verbs after which `This` is a bare pronoun, too.
 const VERBS: [&str; 16] = [
