@@ -141,7 +141,7 @@ fn fills_up_and_goes_on(small: &Small, space: u64) {
     let control = Arc::new(Control::default());
     let load = Load::start(daemon.connect("greedy").unwrap(), &greedy, &control, 16, 1).unwrap();
     let answered = || control.counts.answered.load(Ordering::Relaxed);
-    let stuck = wait_until("the file system to be full", Duration::from_secs(60), || {
+    let stuck = wait_until("the file system to be full", Duration::from_secs(180), || {
         let before = answered();
         std::thread::sleep(Duration::from_millis(700));
         (answered() == before && before > 0).then_some(before)
