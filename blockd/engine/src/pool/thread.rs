@@ -1,5 +1,5 @@
-//! A pool's thread: drives the engine, and nothing else. It allocates nothing while it commits,
-//! since what it commits may be what memory is waiting for.
+//! A pool's thread: drives the engine, and nothing else. While it commits it allocates no more than
+//! a few bytes for news of space, since what it commits may be what memory is waiting for.
 
 mod asks;
 mod commands;

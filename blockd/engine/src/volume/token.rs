@@ -120,4 +120,13 @@ mod tests {
             assert_eq!(Token::decode(token.encode()), token);
         }
     }
+
+    #[test]
+    fn each_part_of_a_token_has_its_place() {
+        assert_eq!(Token::Slot { at: 5, device: 3 }.encode(), 0x0300_0005);
+        assert_eq!(Token::Copy { job: 7 }.encode(), 0x1_0000_0007);
+        assert_eq!(Token::Connection { at: 0x12, job: 0x3456 }.encode(), 0x100_0012_3456);
+        let queue = Token::Queue { at: 0x12, tag: 0x3456, step: Step::Unregister };
+        assert_eq!(queue.encode(), 0x2300_0012_3456);
+    }
 }
