@@ -31,7 +31,7 @@ pub const BLOCK: usize = 4096;
 /// A request that changes a volume.
 #[derive(Clone, Copy, Debug)]
 pub enum Request<'a> {
-    /// These bytes.
+    /// To write bytes.
     Write {
         /// The bytes.
         data: &'a [u8],

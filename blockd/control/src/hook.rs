@@ -1,7 +1,7 @@
 //! Scripts of the administrator's that are run at certain moments: each within a time limit, with
 //! what they print kept for the log.
 //!
-//! They run as the user of this process, so only files that no other user can write are run.
+//! Scripts run as the user of this process, so only files that no other user can write are run.
 
 use std::fs::Metadata;
 use std::io::{self, Read as _};

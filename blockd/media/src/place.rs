@@ -17,7 +17,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Those of the user of this process.
+    /// The places of the user of this process.
     #[must_use]
     pub fn of_process() -> Self {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
@@ -26,7 +26,7 @@ impl Places {
         Self { workers, ..places }
     }
 
-    /// Those of root.
+    /// The places of root.
     #[must_use]
     pub fn of_root() -> Self {
         Self {

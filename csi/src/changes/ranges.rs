@@ -11,7 +11,7 @@ pub(super) const MAX_RESULTS: usize = 1024;
 /// Selects which ranges are returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wanted {
-    /// Those with data.
+    /// Ranges with data.
     Data,
     /// Ranges that differ from the base: data, and zeroes in place of the base's data. A backup
     /// without the zeroes would keep the old data.

@@ -105,7 +105,7 @@ pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     }
 }
 
-/// A path that nothing of ours was ever mounted at.
+/// Refuses a path at which something else is mounted.
 fn refuse_foreign(table: &Table, request: &Request<'_>, volume: &Volume) -> Result<()> {
     let ours = volume.device.as_ref().is_some_and(|device| table.shows(request.path, device));
     if request.spec.is_some() && table.at(request.path).is_some() && !ours {

@@ -141,7 +141,8 @@ pub fn refused(record: &Record, spec: &FileSystemSpec, what: &str) -> Error {
     Error::in_use(format_args!("volume {}", record.volume), problem)
 }
 
-/// A tool that a killed process of ours left behind may still write to the device.
+/// Refuses a device that an earlier tool still has open: one that a killed process of ours left
+/// behind may still write to it.
 fn free(world: &World<'_>, record: &Record, device: &Device) -> Result<()> {
     if world.machine.is_free(device)? {
         return Ok(());
@@ -176,6 +177,7 @@ pub fn grow(world: &World<'_>, device: &Device, path: &Path) -> Result<()> {
 
 /// Removes all mounts at a path. A mount of a device's node is removed even while a process has it
 /// open through this path: the device stays until that process closes it.
+///
 /// # Errors
 /// When it is in use.
 pub fn unmount(world: &World<'_>, path: &Path) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::volume::Volume;
 
 use super::{OpenReport, READ_PAGES};
 
-/// Blocks read and not yet wanted again.
+/// A replay under way: the log, then the ring.
 #[derive(Debug)]
 pub(super) struct Replay {
     engine: Engine,

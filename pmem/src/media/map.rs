@@ -152,7 +152,7 @@ impl Mapping {
         synced.map_err(MediaError::os("sync it"))
     }
 
-    /// These ranges are not touched from now on; those that were not before may be again.
+    /// Sets the ranges that are not touched from now on; others may be again.
     pub fn set_bad(&self, bad: Vec<Range<u64>>) {
         let has_bad = !bad.is_empty();
         // In this order a reader that sees no bad range has one on its way at most.

@@ -10,7 +10,7 @@ use blockd_testkit::clock::Clock;
 use blockd_tests::neighbours::{self, Attack, Options, Table, Transport, Victim};
 use clap::{Parser, ValueEnum};
 
-/// Those that the short form measures, all at the same time.
+/// The victims that the short form measures, all at the same time.
 const SHORT: [Victim; 4] = [Victim::Read, Victim::Write, Victim::Connect, Victim::Metrics];
 
 /// Measures what clients of one volume get beside a well-behaved neighbour and beside an attacker:

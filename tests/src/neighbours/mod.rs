@@ -202,7 +202,7 @@ impl Matrix<'_> {
         Ok(all)
     }
 
-    /// Those that are measured at the same time.
+    /// The victims in groups that are measured at the same time.
     fn groups<'v>(&self, victims: &'v [Victim]) -> std::slice::Chunks<'v, Victim> {
         victims.chunks(if self.options.together { victims.len().max(1) } else { 1 })
     }

@@ -125,8 +125,8 @@ impl Kernel {
         Ok(Some(Self { release, image, modules }))
     }
 
-    /// These modules and all that they need, in the order in which they can be loaded. Those
-    /// that are built into the kernel are left out.
+    /// The modules and all that they need, in the order in which they can be loaded. What is
+    /// built into the kernel is left out.
     ///
     /// # Errors
     /// When the kernel has no module of a name, built in or not.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Those of a pool.
+/// The namespaces of a pool that are being worked on.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
     /// By uuid: whether the holder has to give up.

@@ -283,7 +283,7 @@ fn note(state: &mut State, finding: Finding, at: Moment) {
     }
 }
 
-/// Those that are kept of what one look has found: the worst, where there are too many.
+/// Limits what one look has found to the worst, where there is too much.
 fn worst_of(mut found: Vec<Finding>) -> Vec<Finding> {
     if found.len() > MAX_CAUSES {
         found.sort_by_key(|one| (Reverse(one.severity), one.code));

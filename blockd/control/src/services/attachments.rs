@@ -91,7 +91,7 @@ pub(super) struct Attachments {
 }
 
 impl Attachments {
-    /// Those that are remembered.
+    /// Reads the attachments that the state directory remembers.
     pub(super) fn read(state_dir: &Path) -> Result<Self, Error> {
         let file = StateFile::new(state_dir, "attachments.json");
         let records: Vec<Record> = file.read()?;

@@ -302,7 +302,7 @@ impl PoolHandle {
         self.joined().map(|device| device.present()).collect()
     }
 
-    /// Those of its open devices that belong to it: the others are spares, which come last.
+    /// The open devices that belong to the pool: the others are spares, which come last.
     pub(super) fn joined(&self) -> impl Iterator<Item = &Arc<Device>> {
         let known =
             |at: usize| u8::try_from(at).ok().and_then(|at| self.shared.pool.position_of(at));

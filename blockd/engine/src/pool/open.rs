@@ -20,6 +20,7 @@ use super::handle::PoolHandle;
 use super::own::own_ring;
 use super::thread;
 use crate::backing::Ring;
+
 /// Opens a pool and starts its thread. A pool in memory is made first.
 pub fn open(spec: &PoolSpec) -> Result<(PoolHandle, OpenReport), PoolError> {
     open_with(spec, None)

@@ -23,8 +23,8 @@ pub(super) struct OwnRing {
     pub(super) problem: Option<String>,
 }
 
-/// The ring's file may be grown to the dimensions of this start, so it is opened only by the owner:
-/// the locks and the claim come first.
+/// Takes the locks and the claim of the pool's devices, then opens the delta ring: its file may be
+/// grown to the dimensions of this start, which only the owner may do.
 pub(super) fn own_ring(
     spec: &PoolSpec,
     served: &[Served],

@@ -40,7 +40,7 @@ pub(super) struct Copies {
     /// Operations that wait for room in the ring, in order, with their slots.
     pub(super) waiting: VecDeque<(usize, PlanOp)>,
     /// Copies that wait for a buffer: of each volume in order, and the volumes in order of service.
-    /// They keep no other operation waiting.
+    /// No other operation waits for them.
     pub(super) queued: VecDeque<(usize, VecDeque<(usize, PlanOp)>)>,
 }
 

@@ -149,7 +149,7 @@ impl Executor {
         }
     }
 
-    /// Notes the end of an operation. Gives whether it was the last.
+    /// Notes the end of an operation.
     pub(super) fn note(&mut self, at: usize, result: Result<(), IoError>) {
         let slot = &mut self.slots[at];
         if let Err(error) = result {

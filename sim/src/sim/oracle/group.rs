@@ -46,7 +46,7 @@ impl Volume {
 }
 
 impl Oracle {
-    /// These snapshots were taken in one cut.
+    /// Notes snapshots that were taken in one cut.
     pub(super) fn note_group(
         &mut self,
         since: Time,

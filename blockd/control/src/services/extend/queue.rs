@@ -89,12 +89,12 @@ impl Queue {
         self.list.lock().waiters.is_empty()
     }
 
-    /// Those that wait, the first first.
+    /// The requests that wait, the oldest first.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
         self.list.lock().waiters.iter().map(|waiter| waiter.waiting.clone()).collect()
     }
 
-    /// Those that wait with their numbers, the first first.
+    /// The requests that wait with their numbers, the oldest first.
     pub(super) fn entries(&self) -> Vec<(u64, Waiting)> {
         let list = self.list.lock();
         list.waiters.iter().map(|waiter| (waiter.id, waiter.waiting.clone())).collect()
