@@ -31,8 +31,8 @@ impl BadBlocks {
         Self { runs: joined }
     }
 
-    /// The bad blocks of a part of the device, which begins at its byte `start` and has `len` bytes,
-    /// in bytes of the part.
+    /// The bad blocks of a part of the device, which begins at its byte `start` and has `len`
+    /// bytes, in bytes of the part.
     #[must_use]
     pub fn within(&self, start: u64, len: u64) -> Self {
         let end = start.saturating_add(len);
