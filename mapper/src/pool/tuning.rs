@@ -5,7 +5,7 @@ use crate::space::Marks;
 /// Settings of an open pool that its format doesn't fix.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// Workers that may be made, 1 to [`MAX_WORKERS`].
+    /// Workers that may be made, 1 to [`MAX_WORKERS`](super::MAX_WORKERS).
     pub workers: usize,
     /// Extents granted to a volume at a time.
     pub quantum: u64,

@@ -3,7 +3,7 @@
 use crate::space::VolumeSettings;
 use crate::units::VolumeId;
 
-/// Names a command given to [`Engine::submit`].
+/// Names a command given to [`Engine::submit`](crate::engine::Engine::submit).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ControlId(pub u64);
 
@@ -12,7 +12,7 @@ pub struct ControlId(pub u64);
 pub enum Control {
     /// A new, empty volume.
     Create {
-        /// 1 to 128 bytes; see [`VolumeName::new`].
+        /// 1 to 128 bytes; see [`VolumeName::new`](crate::format::name::VolumeName::new).
         name: String,
         /// Bytes, a multiple of the block size.
         size: u64,
