@@ -86,8 +86,10 @@ fn both(
     disks: [Disk; 2],
 ) -> Result<Option<([Daemon; 2], Devices)>> {
     let start = |number: usize, name: &str| {
-        let pool = Pool { name: "mapped", disk: disks[number], extent: 256 << 10 };
-        let folder = bench.jobs.scratch.join(format!("before-{name}-{mode:?}"));
+        let disk = disks[number];
+        let pool = Pool { name: "mapped", disk, extent: 256 << 10 };
+        // A daemon that knows a pool from another disk would miss it on this one.
+        let folder = bench.jobs.scratch.join(format!("before-{name}-{mode:?}-{disk:?}"));
         let daemon = Daemon::start(programs[number], &folder, mode, &[pool])?;
         let (mut device, real) = daemon.add("mapped", "data", BYTES)?;
         device.name = name.to_owned();
@@ -118,7 +120,7 @@ fn first_touches(
         let start = |program: &Path, name: &str, disk: Disk| {
             disk.warm(first_touch::taken(bench) / 2 * 3)?;
             let pool = Pool { name: "touched", disk, extent: chunk };
-            let folder = bench.jobs.scratch.join(format!("touch-{name}-{chunk}-{depth}"));
+            let folder = bench.jobs.scratch.join(format!("touch-{name}-{chunk}-{depth}-{disk:?}"));
             Daemon::start(program, &folder, Mode::ZeroCopy, &[pool])
         };
         let now = start(now, "now", disks[0])?;
