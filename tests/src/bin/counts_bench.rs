@@ -53,9 +53,9 @@ const ENDED: &str = "@@counts ";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 /// How many more instructions a row of 4 KiB may have than before.
 const MOST: f64 = 1.02;
-/// How often a row with too many is counted in all, in boots with different seeds: the median counts.
-/// The program's own share of two boots differs by a tenth of the margin at most, the kernel's can
-/// differ by half of it.
+/// How often a row with too many is counted in all, in boots with different seeds: the median
+/// counts. The program's own share of two boots differs by a tenth of the margin at most, the
+/// kernel's can differ by half of it.
 const COUNTS: usize = 3;
 /// In the names of rows that are held to [`MOST`].
 const HELD: &str = " 4k,";

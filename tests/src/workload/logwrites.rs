@@ -33,8 +33,8 @@ const ID: u32 = 1;
 const MADE: &str = "made";
 /// Requests of the thread that sets marks, far from those of the load.
 const MARKS: u64 = 1 << 40;
-/// The fewest marks: a slow machine sets few in the time of the short form, which looks at each tenth
-/// flush only.
+/// The fewest marks: a slow machine sets few in the time of the short form, which looks at each
+/// tenth flush only.
 const LEAST_MARKS: u64 = 40;
 
 /// The host's half.
