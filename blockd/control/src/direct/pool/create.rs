@@ -193,7 +193,7 @@ impl DirectPool {
         format!("{}-{tail}", &whole[..room])
     }
 
-    /// One that is there already, if it is what is wished for.
+    /// Compares an existing volume with the request; the error names the first difference.
     fn same(
         &self,
         wish: &CreateWish,

@@ -13,7 +13,7 @@ use super::super::journal::{Intent, Record};
 use super::{DirectPool, length_of, uuid_of};
 
 impl DirectPool {
-    /// A volume; one that is being removed counts where there is no other of the name.
+    /// Finds a volume by name; one that is being removed counts only if no other has the name.
     pub fn get(&self, name: &str) -> Result<VolumeView, Error> {
         let all = [Intent::Ready, Intent::Creating, Intent::Scrubbing, Intent::Deleting];
         let found = all.iter().find_map(|intent| self.named(name, &[*intent]));
