@@ -247,11 +247,11 @@ fn impatient() -> ConnectOptions {
     ConnectOptions { timeout: Duration::from_secs(10), ..forms()[0].clone() }
 }
 
-/// Clients of two volumes, on two workers that both serve both volumes, so that each gives away a
-/// connection every second.
+/// Clients of three volumes on two workers: wherever the connections have moved, one of the workers
+/// serves two volumes, and gives away a connection every second.
 struct Movers {
     server: Server,
-    other: Other,
+    others: [Other; 2],
     clients: Vec<Client>,
     round: u8,
 }
@@ -259,10 +259,10 @@ struct Movers {
 impl Movers {
     fn new(name: &str) -> Self {
         let server = Server::start(name, Place::Tmpfs);
-        let other = Other::new(&server, "w");
+        let others = ["w", "x"].map(|name| Other::new(&server, name));
         let mut clients = vec![server.connect(impatient()), server.connect(impatient())];
-        clients.extend([other.connect(), other.connect()]);
-        Self { server, other, clients, round: 0 }
+        clients.extend(others.iter().flat_map(|other| [other.connect(), other.connect()]));
+        Self { server, others, clients, round: 0 }
     }
 
     fn moved(&self) -> u64 {
@@ -301,14 +301,16 @@ impl Movers {
             std::thread::sleep(Duration::from_millis(u64::from(self.round) * 37 % 200));
         }
         assert!(self.moved() >= 4, "{} moves", self.moved());
-        assert_eq!(self.server.workers.connections().len(), 4);
+        assert_eq!(self.server.workers.connections().len(), self.clients.len());
     }
 
     fn stop(self) {
         for client in self.clients {
             client.disconnect().expect("a goodbye");
         }
-        self.server.runtime.block_on(self.other.listener.stop());
+        for other in self.others {
+            self.server.runtime.block_on(other.listener.stop());
+        }
         self.server.stop();
     }
 }
@@ -323,7 +325,8 @@ fn connections_move_between_workers_and_lose_nothing() {
 #[test]
 fn a_connection_moves_only_when_limits_hold_back_none_of_its_requests() {
     let mut movers = Movers::new("held");
-    for volume in [movers.server.volume, movers.other.volume] {
+    let others = movers.others.each_ref().map(|other| other.volume);
+    for volume in [movers.server.volume].into_iter().chain(others) {
         let settings = VolumeSettings { iops: 60, ..VolumeSettings::default() };
         let control = Control::Configure { volume, settings };
         movers.server.runtime.block_on(movers.server.pool.control(control)).expect("a limit");
@@ -337,17 +340,17 @@ fn a_connection_moves_only_when_limits_hold_back_none_of_its_requests() {
 #[test]
 fn a_connection_that_can_not_move_is_served_where_it_is() {
     let mut movers = Movers::new("stay");
-    let third = Other::new(&movers.server, "x");
+    let closed = Other::new(&movers.server, "closed");
     for _ in 0..2 {
         // No connection moves while a volume is being closed, which takes 2 s as this client reads
         // one reply only.
-        let mut unread = third.connect();
+        let mut unread = closed.connect();
         for _ in 0..32 {
             unread.send(Request::Read { offset: 0, len: 1 << 20 }).expect("a request");
         }
         assert_eq!(unread.receive().expect("an answer").result, Ok(()));
         let (workers, id) = (movers.server.workers.clone(), movers.server.pool.id());
-        let volume = third.volume;
+        let volume = closed.volume;
         let close = async move { workers.close_volume(id, volume).await };
         let closing = movers.server.runtime.spawn(close);
         let clock = blockd_media::clock::Clock::start();
@@ -359,7 +362,7 @@ fn a_connection_that_can_not_move_is_served_where_it_is() {
         assert!(clock.elapsed() > Duration::from_millis(1500), "{:?}", clock.elapsed());
     }
     movers.step(4);
-    movers.server.runtime.block_on(third.listener.stop());
+    movers.server.runtime.block_on(closed.listener.stop());
     movers.stop();
 }
 
